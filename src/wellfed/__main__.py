@@ -1,0 +1,10 @@
+"""``python -m wellfed <command>``."""
+
+from __future__ import annotations
+
+import sys
+
+from wellfed.app.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,83 @@
+"""What an exception means for a run: its status, the kind of its error, the exit code."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from dataclasses import dataclass
+
+from wellfed.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING_RUN,
+    EXIT_OK,
+    EXIT_OUT_OF_MEMORY,
+    EXIT_TERMINATED,
+    ConfigError,
+    DataError,
+    OutOfMemoryExhausted,
+    WellfedError,
+)
+from wellfed.lit.callbacks.stop import Stopped
+from wellfed.lit.module import NonFiniteLoss
+from wellfed.memory import oom
+from wellfed.record import ErrorKind, Status
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    status: Status
+    exit_code: int
+    kind: ErrorKind | None = None
+    message: str = ""
+    advice: str = ""
+    is_expected: bool = True
+    """The message is all a user needs; False = a traceback helps."""
+
+
+OK = Outcome("ok", EXIT_OK)
+
+
+def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
+    """The outcome of a run that this exception ended.
+
+    Args:
+        has_trained: the first batch was asked for; before that nothing was run.
+    """
+    failed = EXIT_FAILED if has_trained else EXIT_NOTHING_RUN
+    if isinstance(error, (Stopped, KeyboardInterrupt)):
+        signum = error.signum if isinstance(error, Stopped) else signal.SIGINT
+        code = EXIT_TERMINATED if signum == signal.SIGTERM else EXIT_INTERRUPTED
+        return Outcome("interrupted", code, None, str(error), "resume=auto goes on from the last checkpoint.")
+    if isinstance(error, OutOfMemoryExhausted):
+        return Outcome("oom", EXIT_OUT_OF_MEMORY, "device_oom", str(error))
+    memory = oom.classify(error)
+    if memory is not None:
+        return Outcome(
+            "oom",
+            EXIT_OUT_OF_MEMORY,
+            memory.kind,
+            memory.message,
+            "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model.",
+        )
+    if isinstance(error, NonFiniteLoss):
+        return Outcome("failed", EXIT_FAILED, "code", str(error))
+    if isinstance(error, (ConfigError, DataError)):
+        return Outcome("failed", failed, "config" if isinstance(error, ConfigError) else "data", str(error))
+    if isinstance(error, WellfedError):
+        return Outcome("failed", failed, "code", str(error))
+    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+        return Outcome(
+            "failed",
+            failed,
+            "worker",
+            str(error).splitlines()[0],
+            "A worker was killed, mostly for want of host memory or /dev/shm: fewer loader.num_workers, a smaller "
+            "loader.prefetch_factor, or loader.backend=inline to see its error.",
+        )
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return Outcome("failed", failed, "disk", str(error), "Free space, or set paths.log_dir and paths.cache_dir.")
+    text = f"{type(error).__name__}: {error}"
+    return Outcome("failed", failed, "code", text, is_expected=False)

@@ -1,0 +1,84 @@
+"""The folder of a run: created once, exclusively, somewhere that can be written."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import tempfile
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from wellfed import record
+from wellfed.errors import ConfigError, Fault
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run writes."""
+
+    path: Path
+    is_new: bool
+    """Created for this run: removed again if nothing was run."""
+    warning: str | None = None
+
+
+def create(log_dir: Path, workload: str) -> RunFolder:
+    """A new ``<log_dir>/<workload>/runs/<YYYY-mm-dd_HH-MM-SS>_<4 hex>``; under the temporary directory if that can't
+    be written."""
+    runs = log_dir / workload / "runs"
+    try:
+        return RunFolder(_create_in(runs), is_new=True)
+    except OSError as error:
+        fallback = Path(tempfile.gettempdir()) / f"wellfed-{_user()}" / workload / "runs"
+        path = _create_in(fallback)
+        return RunFolder(
+            path,
+            is_new=True,
+            warning=f"paths.log_dir={log_dir} can't be written ({error.strerror or error}); this run goes to {path}. "
+            "Set paths.log_dir to a folder that can be written.",
+        )
+
+
+def open_given(path: Path, *, resume: bool) -> RunFolder:
+    """The folder the user named (hydra.run.dir), the job's of a multirun, or the one to resume in.
+
+    Raises:
+        ConfigError: it holds another run already, or can't be created.
+    """
+    if resume:
+        return RunFolder(path, is_new=False)
+    if (path / record.FILE_NAME).exists():
+        raise ConfigError(
+            [
+                Fault(
+                    f"hydra.run.dir={path}",
+                    "holds a run already.",
+                    f"Name another folder, or go on with that run: resume={path}",
+                )
+            ]
+        )
+    is_new = not path.exists()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            [Fault(f"hydra.run.dir={path}", f"can't be created: {error.strerror}.", "Name another folder.")]
+        ) from error
+    return RunFolder(path, is_new)
+
+
+def _create_in(runs: Path) -> Path:
+    runs.mkdir(parents=True, exist_ok=True)
+    while True:
+        path = runs / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(2)}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        return path
+
+
+def _user() -> str:
+    """Keeps users apart in a shared temporary directory."""
+    return str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")

@@ -1,0 +1,48 @@
+"""What a run shows on the terminal: the plan at its start, where the time went at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from wellfed.diagnosis import report
+from wellfed.planning.plan import RunPlan
+from wellfed.units import show_bytes, show_duration
+
+
+def show_plan(console: Console, workload: str, plan: RunPlan, folder: Path) -> None:
+    """Every number with its reason."""
+    table = Table(title=f"Plan: {workload} on {plan.device_name}", title_justify="left", box=None, pad_edge=False)
+    for name in ("knob", "value", "because"):
+        table.add_column(name, overflow="fold")
+    for knob, planned in plan.knobs.items():
+        table.add_row(knob, report.show_value(planned.value), planned.because)
+    console.print(table, markup=False)
+    known = ", ".join(f"{name} {show_bytes(size)}" for name, size in plan.parts.items() if size)
+    console.print(f"Device memory before activations: {known}", markup=False)
+    console.print(f"Run folder: {folder}\n", markup=False, soft_wrap=True)
+
+
+def show_end(console: Console, record: Mapping[str, Any], folder: Path) -> None:
+    """Throughput, where time went, memory, metrics, files."""
+    console.print(
+        f"\n{record['status']}: {record['steps']} steps in {show_duration(record['duration_s'])}", markup=False
+    )
+    for line in report.time_lines(record) + report.memory_lines(record):
+        console.print(line, markup=False)
+    if record["metrics"]:
+        console.print("  ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items()), markup=False)
+    warnings = [event for event in record["events"] if event["kind"] not in ("checkpoint", "resume")]
+    for event in warnings[:5]:
+        facts = ", ".join(f"{key}={value}" for key, value in event.items() if key not in ("kind", "time_s"))
+        console.print(f"event {event['kind']}: {facts}", markup=False)
+    wandb = record["wandb"]
+    if wandb and wandb["mode"] == "offline":
+        console.print(f"wandb (offline): wandb sync {' '.join(wandb['parts'])}", markup=False, soft_wrap=True)
+    console.print(
+        f"Files: {folder} (run.json, report.md, steps.csv, metrics.csv, checkpoints/)", markup=False, soft_wrap=True
+    )

@@ -1,0 +1,142 @@
+"""One run from a checked configuration to its record: plan, train, test, ceiling, report."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from wellfed import record
+from wellfed.app import resume, run_folder
+from wellfed.config.compose import Composed
+from wellfed.config.schema import Allocator, RunConfig
+from wellfed.errors import EXIT_NOTHING_RUN, WellfedError
+
+_LOG = logging.getLogger("wellfed")
+
+
+def train(composed: Composed[RunConfig]) -> int:
+    """Run it; the exit code. Whatever happens, the run's folder tells, or (exit 2) there is none."""
+    try:
+        return _train(composed)
+    except WellfedError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        print(error, file=sys.stderr)
+        return EXIT_NOTHING_RUN
+
+
+def _train(composed: Composed[RunConfig]) -> int:
+    config = composed.config
+    rank = launched_rank()
+    target = resume.locate(Path(config.resume), may_run=rank > 0) if config.resume else None
+    if target and target.earlier:
+        resume.check_unchanged(composed, target.earlier)
+    if rank > 0:  # rank 0 writes down what all of them do
+        folder = run_folder.RunFolder(Path(tempfile.mkdtemp(prefix="wellfed-rank-")), is_new=True)
+    elif composed.run_dir is not None:
+        folder = run_folder.open_given(composed.run_dir, resume=target is not None and target.in_place)
+    else:
+        folder = run_folder.create(Path(config.paths.log_dir), config.workload.name)
+    if config.trainer.devices > 1 and rank == 0:
+        # Lightning starts the other ranks with this command line: resume=auto must mean the same run there.
+        sys.argv[1:] = list(composed.overrides)
+    if config.gpu.allocator is Allocator.expandable:
+        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # read when CUDA starts
+    before = read_bytes(folder.path / record.FILE_NAME)
+    run_record = begin_record(composed, folder, target)
+    try:
+        if rank == 0:
+            composed.write_hydra_files(folder.path)
+            run_record.write(folder.path)
+        with log_file(folder.path / "train.log"):
+            if folder.warning:
+                _LOG.warning(folder.warning)
+            from wellfed.app.run import Run  # torch and Lightning from here on
+
+            exit_code = Run(composed, folder.path, run_record, target, rank=rank).go()
+    except BaseException:
+        undo(folder, before)
+        raise
+    if exit_code == EXIT_NOTHING_RUN or rank > 0:
+        undo(folder, before)
+    return exit_code
+
+
+def launched_rank() -> int:
+    """The rank this process was started as by Lightning, torchrun or Slurm; 0 where none of them did."""
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+def begin_record(
+    composed: Composed[RunConfig], folder: run_folder.RunFolder, target: resume.Target | None
+) -> record.RunRecord:
+    """The record of a run that starts now, or goes on in its own folder."""
+    run_record = record.RunRecord.start(folder.path.name)
+    run_record.seed = composed.config.seed
+    run_record.workload = composed.config.workload.name
+    run_record.overrides = [text for text in composed.overrides if not text.startswith(("resume=", "rerun="))]
+    run_record.config = composed.resolved
+    run_record.git = record.git_state(Path(__file__).parent)
+    if target is not None:
+        run_record.resumed_from = str(target.checkpoint)
+        if target.in_place and target.earlier is not None:
+            earlier = target.earlier
+            run_record.started_at = earlier["started_at"]
+            run_record.events = list(earlier["events"])
+            run_record.wandb = earlier["wandb"]
+            run_record.duration_s = earlier["duration_s"]
+    return run_record
+
+
+@contextmanager
+def log_file(path: Path) -> Iterator[None]:
+    """Everything logged, and Python's warnings, go to the file; warnings of ours to the terminal too."""
+    root, package = logging.getLogger(), logging.getLogger("wellfed")
+    handlers: list[logging.Handler] = []
+    try:
+        handlers.append(logging.FileHandler(path, encoding="utf-8"))
+    except OSError as error:
+        print(f"{path} can't be written ({error.strerror}); the log goes to the terminal alone.", file=sys.stderr)
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root.addHandler(handler)
+    terminal = logging.StreamHandler(sys.stderr)
+    terminal.setLevel(logging.WARNING)
+    terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    package.addHandler(terminal)
+    level, root.level = root.level, logging.INFO
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.setLevel(level)
+        package.removeHandler(terminal)
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()
+
+
+def read_bytes(path: Path) -> bytes | None:
+    """The file's content, None if there is none."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def undo(folder: run_folder.RunFolder, record_before: bytes | None) -> None:
+    """Nothing was run: a new folder goes, an old one has its record back."""
+    if folder.is_new:
+        shutil.rmtree(folder.path, ignore_errors=True)
+    elif record_before is not None:
+        (folder.path / record.FILE_NAME).write_bytes(record_before)

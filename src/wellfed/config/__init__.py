@@ -1,0 +1,6 @@
+"""Configuration: from what was typed to one checked `RunConfig`, before torch is imported.
+
+Knows Hydra, OmegaConf, the schema and its rules. Must not know torch, Lightning, the hardware or the plan: what
+depends on the machine is judged later. Every fault of a configuration is found and told at once, as a `ConfigError`.
+Start from `compose.compose` (overrides -> `Composed`) and `entry.main` (the door of the entry scripts).
+"""

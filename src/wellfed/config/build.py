@@ -1,0 +1,91 @@
+"""Makes the objects that a configuration names; imports them on the way (torch included)."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from wellfed.errors import ConfigError, Fault
+
+TARGET = "_target_"
+POSITIONAL = "_args_"
+PARTIAL = "_partial_"
+
+
+def locate(target: str) -> Any:
+    """The object that a dotted name stands for; imports its module.
+
+    Raises:
+        ImportError: no such module or attribute, or the module itself fails to import; names which.
+    """
+    first, *rest = target.split(".")
+    found: Any = importlib.import_module(first)
+    name = first
+    for part in rest:
+        name = f"{name}.{part}"
+        if hasattr(found, part):
+            found = getattr(found, part)
+        elif isinstance(found, ModuleType):
+            found = importlib.import_module(name)
+        else:
+            raise ImportError(f"{name.rpartition('.')[0]} has no {part}")
+    return found
+
+
+def build(node: Mapping[str, Any], where: str, /, *args: Any, **runtime: Any) -> Any:
+    """The object that ``node`` describes: its `_target_` called with its other entries, nested nodes first.
+
+    Not ``hydra.utils.instantiate``: that copies each argument deeply and takes dataclasses for configurations,
+    which datasets and tensors do not survive. Arguments given here reach the target as they are.
+
+    Args:
+        node: plain values; ``_args_`` (a list) and ``_partial_: true`` mean what they mean in Hydra.
+        where: dotted name of the node, for the message.
+        args: handed over first, before ``_args_``.
+        runtime: win over entries of the same name.
+
+    Raises:
+        ConfigError: the target can't be imported, or refuses its arguments (ValueError, TypeError).
+    """
+    target = node.get(TARGET)
+    if not isinstance(target, str):
+        raise ConfigError([Fault(where, "names nothing to build.", f"Set {where}.{TARGET}=<module>.<name>.")])
+    positional = [_value(item, f"{where}.{POSITIONAL}[{i}]") for i, item in enumerate(node.get(POSITIONAL, ()))]
+    named = {
+        key: _value(value, f"{where}.{key}")
+        for key, value in node.items()
+        if key not in (TARGET, POSITIONAL, PARTIAL) and key not in runtime
+    }
+    try:
+        make = locate(target)
+    except ImportError as error:
+        raise ConfigError([import_fault(where, target, error)]) from error
+    if node.get(PARTIAL):
+        return functools.partial(make, *args, *positional, **named, **runtime)
+    try:
+        return make(*args, *positional, **named, **runtime)
+    except (ValueError, TypeError) as error:
+        raise ConfigError([Fault(where, f"{target} refuses its arguments: {error}", f"Change {where}.*")]) from error
+
+
+def import_fault(where: str, target: str, error: ImportError) -> Fault:
+    """What a failed import of ``target`` tells the user, with the package to install where one is missing."""
+    missing = getattr(error, "name", None)
+    if isinstance(error, ModuleNotFoundError) and missing and not target.startswith(missing):
+        return Fault(f"{where}.{TARGET}={target}", f"needs the package {missing}.", f"pip install {missing}")
+    return Fault(
+        f"{where}.{TARGET}={target}", f"can't be imported: {error}.", "Name a class or function of a module on the path."
+    )
+
+
+def _value(value: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        if TARGET in value:
+            return build(value, where)
+        return {key: _value(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_value(item, f"{where}[{i}]") for i, item in enumerate(value)]
+    return value

@@ -1,0 +1,176 @@
+"""Holds each `_target_` and its arguments against the code: allowlist, signature, plain types.
+
+Stage 1 (`check_static`) reads source files and imports nothing; stage 2 (`check_imported`) imports what stage 1 could
+not read. Ranges are the target's own: its constructor raises ValueError.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from inspect import Parameter, Signature
+from typing import Any
+
+from wellfed.config.annotation import misfit
+from wellfed.config.build import PARTIAL, POSITIONAL, TARGET, import_fault, locate
+from wellfed.config.knobs import nearest
+from wellfed.config.schema import RunConfig
+from wellfed.config.source import NotThere, Unread
+from wellfed.config.static_signature import signature_of
+from wellfed.errors import Fault
+
+_HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
+"""Which required arguments come at run time: the model's from the data (`Datasets.model_args`), the optimizer's
+parameters."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What stage 1 found about one configuration."""
+
+    faults: list[Fault] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    """Dotted names of nodes whose signature ast can't tell; stage 2 imports them."""
+
+
+def check_static(config: RunConfig) -> list[Fault]:
+    """Faults of all targets that the source files show; imports nothing, a few ms a target."""
+    return check_nodes(config).faults
+
+
+def check_nodes(config: RunConfig) -> Checked:
+    """`check_static` with what it could not read."""
+    checked = Checked()
+    allowed = config.config.allow_targets
+
+    def read(target: str) -> Signature:
+        return signature_of(target, allowed)
+
+    for where, node in _nodes(config, checked.faults):
+        try:
+            checked.faults.extend(_judge(where, node, allowed, read))
+        except Unread:
+            checked.unread.append(where)
+    return checked
+
+
+def check_imported(config: RunConfig) -> list[Fault]:
+    """Faults of the targets that stage 1 could not read; imports those (torch included)."""
+    allowed = config.config.allow_targets
+    unread = set(check_nodes(config).unread)
+    faults: list[Fault] = []
+    for where, node in _nodes(config, []):
+        if where in unread:
+            try:
+                faults += _judge(where, node, allowed, _signature_of_imported)
+            except ImportError as error:
+                faults.append(import_fault(where, node[TARGET], error))
+            except Unread:
+                continue  # a C function without a signature: its constructor will tell
+    return faults
+
+
+def _signature_of_imported(target: str) -> Signature:
+    try:
+        return inspect.signature(locate(target))
+    except (ValueError, TypeError) as error:
+        raise Unread(str(error)) from error
+
+
+def _nodes(config: RunConfig, faults: list[Fault]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every `_target_` node with its dotted name, outer ones first."""
+    for name in ("model", "data", "optimizer"):
+        where, node = f"workload.{name}", getattr(config.workload, name)
+        if node is None and name == "optimizer":
+            continue
+        if not isinstance(node, Mapping) or TARGET not in node:
+            way_out = f"Set {where}.{TARGET}=<package>.<module>.<name>."
+            faults.append(Fault(where, f"names nothing to build: it has no {TARGET}.", way_out))
+        yield from _targets(where, node)
+
+
+def _targets(where: str, node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    if isinstance(node, Mapping):
+        if TARGET in node:
+            yield where, node
+        for key, value in node.items():
+            yield from _targets(f"{where}.{key}", value)
+    elif isinstance(node, (list, tuple)):
+        for index, value in enumerate(node):
+            yield from _targets(f"{where}[{index}]", value)
+
+
+def _judge(
+    where: str, node: Mapping[str, Any], allowed: Sequence[str], read: Callable[[str], Signature]
+) -> Iterator[Fault]:
+    target = node[TARGET]
+    typed = f"{where}.{TARGET}={target}"
+    if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
+        yield Fault(typed, "is not a dotted name.", f"Set {where}.{TARGET}=<package>.<module>.<name>.")
+        return
+    if not any(target.startswith(f"{package}.") for package in allowed):
+        yield _not_allowed(typed, target.partition(".")[0], allowed)
+        return
+    try:
+        signature = read(target)
+    except NotThere as missing:
+        near = nearest(missing.name, missing.names)
+        meant = ".".join(near if part == missing.name and near else part for part in target.split("."))
+        way_out = f"Did you mean {where}.{TARGET}={meant}?" if near else "Name a class or function of a module on the path."
+        yield Fault(typed, f"{missing}.", way_out)
+    except PermissionError as error:
+        yield _not_allowed(typed, str(error), allowed)
+    except (SyntaxError, UnicodeDecodeError) as error:
+        line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
+        yield Fault(typed, f"{getattr(error, 'filename', '')}{line} is not Python: {error}.", "Mend the file.")
+    else:
+        yield from bind(where, node, signature)
+
+
+def _not_allowed(typed: str, package: str, allowed: Sequence[str]) -> Fault:
+    return Fault(
+        typed,
+        f"{package} is not among the packages that a configuration may name ({', '.join(allowed)}).",
+        f"If you trust it: config.allow_targets=[{','.join([*allowed, package])}]",
+    )
+
+
+def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Fault]:
+    """Unknown, missing and mistyped arguments of one node; ``signature`` as `signature_of` or inspect give it."""
+    target = node[TARGET]
+    given = {key: value for key, value in node.items() if key not in (TARGET, POSITIONAL, PARTIAL)}
+    handed_over = "any" if node.get(PARTIAL) else _HANDED_OVER.get(where, "none")
+    parameters = dict(signature.parameters)
+    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    count = len(node.get(POSITIONAL, ())) + (handed_over == "first")
+    taken = {parameter.name for parameter in positional[:count]}
+    accepted = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
+    faults = []
+    if count > len(positional) and not any(p.kind is Parameter.VAR_POSITIONAL for p in parameters.values()):
+        faults.append(Fault(f"{where}.{POSITIONAL}", f"{target} takes {len(positional)}, not {count}.", "Leave some out."))
+    for name, value in given.items():
+        typed = f"{where}.{name}={value}"
+        if name in taken and name in accepted:
+            faults.append(Fault(typed, f"{target} is handed {name} already.", f"Take it away: ~{where}.{name}"))
+        elif name in accepted:
+            wrong = misfit(value, parameters[name])
+            if wrong:
+                faults.append(Fault(typed, wrong, f"Change {where}.{name}."))
+        elif not takes_any:
+            near = nearest(name, [other for other in accepted if other not in given])
+            way_out = f"Did you mean {where}.{near}={value}?" if near else f"It takes: {', '.join(accepted)}."
+            faults.append(Fault(typed, f"{target} has no argument {name}.", way_out))
+    for parameter in parameters.values():
+        if handed_over != "any" and _is_needed(parameter) and parameter.name not in {*given, *taken}:
+            way_out = f"Add +{where}.{parameter.name}=<value>"
+            faults.append(Fault(where, f"{target} needs the argument {parameter.name}.", way_out))
+    return faults
+
+
+def _is_needed(parameter: Parameter) -> bool:
+    return parameter.default is Parameter.empty and parameter.kind not in (
+        Parameter.VAR_POSITIONAL,
+        Parameter.VAR_KEYWORD,
+    )

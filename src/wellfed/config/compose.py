@@ -1,0 +1,132 @@
+"""From overrides to one typed, checked configuration: what every command starts with."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from wellfed.config.examine import examine
+from wellfed.config.session import COMPOSE_ERRORS, open_hydra
+from wellfed.errors import ConfigError
+
+C = TypeVar("C")
+
+_SECRET = re.compile(r"(^|[_\-])(key|token|password|passwd|secret|credentials?)$|password|secret", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Composed(Generic[C]):
+    """A configuration that passed stage 1: schema, cross-field rules, allowlist, signatures that ast can read."""
+
+    config: C
+    """The schema's dataclasses, e.g. `RunConfig`; ``workload.model``, ``data``, ``optimizer`` as plain dicts."""
+    resolved: dict[str, Any]
+    """The same as plain values: interpolations resolved, enums as their names, secrets as ``***``."""
+    choices: dict[str, str]
+    """Group -> option, e.g. ``{"gpu": "24gb"}``; groups without a choice are absent."""
+    overrides: tuple[str, ...]
+    """As typed and in order, without ``hydra.*``."""
+    run_dir: Path | None
+    """Where the run was told to write: ``hydra.run.dir`` as typed, or the job's folder of a multirun. None = choose."""
+    _unresolved: DictConfig = field(repr=False, compare=False)
+    _hydra: DictConfig = field(repr=False, compare=False)
+
+    def write_hydra_files(self, folder: Path) -> None:
+        """Write ``.hydra/{config,hydra,overrides}.yaml`` into ``folder``, as Hydra does (interpolations kept)."""
+        target = folder / ".hydra"
+        target.mkdir(parents=True, exist_ok=True)
+        config = OmegaConf.create(_masked(OmegaConf.to_container(self._unresolved, enum_to_str=True)))
+        hydra = OmegaConf.create({"hydra": self._hydra})
+        for name, node in (("config", config), ("hydra", hydra), ("overrides", OmegaConf.create([*self.overrides]))):
+            (target / f"{name}.yaml").write_text(OmegaConf.to_yaml(node), encoding="utf-8")
+
+
+def compose(
+    overrides: Sequence[str] = (),
+    config_name: str = "train",
+    *,
+    config_dir: Path | None = None,
+    extra_dirs: Sequence[str | Path] = (),
+) -> Composed[Any]:
+    """The checked configuration that ``overrides`` stand for; about 0.15 s, imports neither torch nor numpy.
+
+    Args:
+        overrides: as typed on the command line, without quotes of the shell.
+        config_name: primary config, and through it the schema.
+        config_dir: where the groups are; None = the project's ``configs/``.
+        extra_dirs: searched after ``config_dir``, like Hydra's ``--config-dir``.
+
+    Raises:
+        ConfigError: carries every fault of files, overrides, rules and signatures, not the first.
+    """
+    hydra = open_hydra(config_dir, extra_dirs, job_name=config_name)
+    try:
+        cfg = hydra.compose_config(config_name, list(overrides), RunMode.RUN, validate_sweep_overrides=True)
+    except COMPOSE_ERRORS as error:
+        from wellfed.config.faults import find_faults  # only on failure: it costs a few ms to import
+
+        raise ConfigError(find_faults(hydra.config_loader, config_name, overrides, error)) from error
+    if any(text.startswith("~") for text in overrides):  # Hydra lets a group be taken away that no run can do without
+        from wellfed.config.faults import find_faults
+
+        faults = find_faults(hydra.config_loader, config_name, overrides, None)
+        if faults:
+            raise ConfigError(faults)
+    typed_run_dir = any(text.lstrip("+").startswith("hydra.run.dir=") for text in overrides)
+    return composed_from(cfg, run_dir_key="hydra.run.dir" if typed_run_dir else None)
+
+
+def composed_from(cfg: DictConfig, *, run_dir_key: str | None = None) -> Composed[Any]:
+    """The same from what Hydra composed itself, its ``hydra`` node included (a job of a multirun).
+
+    Args:
+        cfg: left as it is.
+        run_dir_key: where ``cfg`` holds the run folder; None = no folder was asked for.
+
+    Raises:
+        ConfigError: rules, missing values, interpolations, signatures.
+    """
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(cfg)  # for ${hydra:...}
+    try:
+        job = copy.copy(cfg)
+        with open_dict(job):
+            del job["hydra"]
+        run_dir = OmegaConf.select(cfg, run_dir_key) if run_dir_key else None
+        examined = examine(job)
+        if examined.faults:
+            raise ConfigError(examined.faults)
+        resolved = OmegaConf.to_container(job, resolve=True, enum_to_str=True)
+    finally:
+        HydraConfig.instance().cfg = before
+    choices = OmegaConf.to_container(cfg.hydra.runtime.choices)
+    assert isinstance(choices, dict)
+    return Composed(
+        config=examined.config,
+        resolved=_masked(resolved),
+        choices={str(group): option for group, option in choices.items() if option and "hydra" not in str(group)},
+        overrides=tuple(cfg.hydra.overrides.task),
+        run_dir=Path(run_dir) if run_dir else None,
+        _unresolved=job,
+        _hydra=cfg.hydra,
+    )
+
+
+def _masked(tree: Any) -> Any:
+    """Texts under keys that look like secrets become ``***``; interpolations such as ``${oc.env:KEY}`` stay."""
+    if isinstance(tree, list):
+        return [_masked(item) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    return {
+        key: "***" if isinstance(value, str) and value and _SECRET.search(str(key)) and "${" not in value else _masked(value)
+        for key, value in tree.items()
+    }

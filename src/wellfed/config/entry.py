@@ -1,0 +1,161 @@
+"""The one door of the entry scripts: reads the command line, composes and checks, then calls the job."""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from hydra._internal.utils import _run_hydra, get_args_parser
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn
+
+from wellfed.config.compose import Composed, compose, composed_from
+from wellfed.config.session import COMPOSE_ERRORS, default_config_dir, open_hydra
+from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
+
+Job = Callable[[Composed[Any]], int]
+
+
+def main(
+    config_name: str,
+    job: Job,
+    argv: list[str] | None = None,
+    expand: Callable[[list[str]], list[str]] | None = None,
+) -> int:
+    """Run ``job`` on what the command line says; the exit code for ``sys.exit``.
+
+    A faulty configuration ends in one message on stderr and 2, before torch is imported and with nothing written;
+    HYDRA_FULL_ERROR=1 adds the traceback. Hydra's flags keep their meaning; with ``-m`` the code is 0 if any job
+    returned 0, else 1.
+
+    Args:
+        config_name: primary config, unless ``--config-name`` says otherwise.
+        job: called once, or once a point with ``-m``; imports the app itself, late.
+        argv: None = ``sys.argv[1:]``.
+        expand: rewrites the overrides before they are composed (resume, rerun).
+    """
+    parser = get_args_parser()
+    args = parser.parse_intermixed_args(argv)
+    if args.config_name is not None:
+        config_name = args.config_name
+    try:
+        if args.multirun:
+            return _multirun(args, config_name, job)
+        if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion or args.resolve:
+            return _show(args, parser, config_name)
+        overrides = expand(args.overrides) if expand else args.overrides
+        composed = _compose(args, config_name, overrides)
+    except ConfigError as error:
+        return _refuse(error)
+    return job(composed)
+
+
+def _compose(args: Namespace, config_name: str, overrides: Sequence[str]) -> Composed[Any]:
+    composed = compose(overrides, config_name, config_dir=_config_dir(args), extra_dirs=_extra_dirs(args))
+    if sweep := composed.choices.get("sweep"):
+        way_out = f"Add -m: python {sys.argv[0]} -m sweep={sweep}"
+        raise ConfigError([Fault(f"sweep={sweep}", "is for many runs, and this is one.", way_out)])
+    return composed
+
+
+def _show(args: Namespace, parser: Any, config_name: str) -> int:
+    """Hydra's own flags, answered by Hydra; what it would refuse is told in our words."""
+
+    def never_run(cfg: Any) -> None:
+        raise AssertionError(f"a flag that only shows ran a job: {cfg}")
+
+    never_run.__module__ = config_name  # Hydra takes the job's name from here
+    if args.cfg:
+        _compose(args, config_name, args.overrides)  # all faults, not Hydra's first
+    try:
+        with _full_errors():
+            _run_hydra(args, parser, never_run, str(_config_dir(args) or default_config_dir()), config_name)
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    except COMPOSE_ERRORS as error:
+        compose(args.overrides, config_name, config_dir=_config_dir(args), extra_dirs=_extra_dirs(args))
+        raise ConfigError([Fault("command line", f"{error}.", "See --hydra-help.")]) from error
+    return EXIT_OK
+
+
+def _multirun(args: Namespace, config_name: str, job: Job) -> int:
+    if args.cfg or args.info or args.run or args.shell_completion:
+        raise ConfigError([Fault("--multirun", "goes with none of --run, --cfg, --info.", "Leave one of them out.")])
+    codes: list[int] = []
+
+    def one_job(cfg: Any) -> int:
+        code = _job_of_multirun(job)
+        codes.append(code)
+        return code
+
+    hydra = open_hydra(_config_dir(args), _extra_dirs(args), job_name=config_name)
+    GlobalHydra.instance().clear()
+    GlobalHydra.instance().initialize(hydra)
+    try:
+        returned = hydra.multirun(config_name, one_job, [*args.overrides, "hydra.mode=MULTIRUN"])
+    except COMPOSE_ERRORS as error:
+        from wellfed.config.faults import find_faults
+
+        faults = find_faults(hydra.config_loader, config_name, args.overrides, error, multirun=True)
+        raise ConfigError(faults) from error
+    finally:
+        GlobalHydra.instance().clear()
+    # A launcher that runs jobs in other processes hands their codes back as return values.
+    codes += [result._return_value for result in _job_returns(returned) if isinstance(result._return_value, int)]
+    return EXIT_OK if EXIT_OK in codes else EXIT_FAILED
+
+
+def _job_of_multirun(job: Job) -> int:
+    cfg = HydraConfig.instance().cfg
+    assert cfg is not None
+    try:
+        return job(composed_from(cfg, run_dir_key="hydra.runtime.output_dir"))
+    except WellfedError as error:
+        return _refuse(error)
+
+
+def _job_returns(returned: Any) -> Iterator[JobReturn]:
+    if isinstance(returned, JobReturn):
+        yield returned
+    elif isinstance(returned, (list, tuple)):
+        for item in returned:
+            yield from _job_returns(item)
+
+
+def _refuse(error: WellfedError) -> int:
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        import traceback
+
+        traceback.print_exception(error)
+    else:
+        print(error, file=sys.stderr)
+    return EXIT_NOTHING_RUN
+
+
+def _config_dir(args: Namespace) -> Any:
+    from pathlib import Path
+
+    return None if args.config_path is None else Path(args.config_path)
+
+
+def _extra_dirs(args: Namespace) -> list[str]:
+    return [] if args.config_dir is None else [args.config_dir]
+
+
+@contextmanager
+def _full_errors() -> Iterator[None]:
+    """Hydra raises instead of printing and exiting with 1; the environment is as before afterwards."""
+    before = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = before

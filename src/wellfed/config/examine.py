@@ -1,0 +1,113 @@
+"""Judges a composed configuration: missing values, broken interpolations, rules, signatures. Needs no torch."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from wellfed.config.check import check_static
+from wellfed.config.docs import help_of
+from wellfed.config.explain import explain
+from wellfed.config.knobs import knob_type, stand_in
+from wellfed.config.rules import rule_faults
+from wellfed.config.schema import RunConfig
+from wellfed.errors import Fault
+
+_DOTTED = re.compile(r"\w+(?:\.\w+)*")
+
+
+@dataclass(frozen=True)
+class Examined:
+    """What an examination found."""
+
+    config: Any
+    """The schema's dataclasses; only of use where there is no fault."""
+    faults: list[Fault]
+
+
+@dataclass(frozen=True)
+class _Hole:
+    """An entry without a value that could be used."""
+
+    dotted: str
+    fault: Fault
+    known: bool = True
+    """Whether the schema has such a knob; one that it has not (``+gpu.foo=1``) is taken away, not filled."""
+
+
+def examine(job: DictConfig, uncertain: Collection[str] = ()) -> Examined:
+    """All faults of a composed configuration (without its ``hydra`` node), or its typed form.
+
+    Args:
+        job: typed by a schema; left as it is.
+        uncertain: knobs whose value is known to be wrong already: faults that mention them are not told.
+    """
+    schema_type = OmegaConf.get_type(job)
+    holes = list(_holes(job, schema_type))
+    doubted = {*uncertain, *(hole.dotted for hole in holes)}
+    if holes:
+        job = copy.deepcopy(job)
+    for hole in holes:
+        _fill(job, hole, schema_type)
+    config: Any = OmegaConf.to_object(job)
+    later = rule_faults(config)
+    if isinstance(config, RunConfig):
+        later += check_static(config)
+    faults = [hole.fault for hole in holes if not _mentions(hole.fault, uncertain)]
+    return Examined(config, faults + [fault for fault in later if not _mentions(fault, doubted)])
+
+
+def _mentions(fault: Fault, names: Collection[str]) -> bool:
+    mentioned = _DOTTED.findall(str(fault))
+    return any(word == name or word.startswith(f"{name}.") for word in mentioned for name in names)
+
+
+def _fill(job: DictConfig, hole: _Hole, schema_type: type) -> None:
+    if hole.known:
+        OmegaConf.update(job, hole.dotted, stand_in(schema_type, hole.dotted), merge=False)
+        return
+    group, _, name = hole.dotted.rpartition(".")
+    owner = OmegaConf.select(job, group) if group else job
+    with open_dict(job):
+        owner.__dict__["_content"].pop(name)  # a typed node lets no key be deleted, not even a stranger
+
+
+def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -> Iterator[_Hole]:
+    if node._is_none() or node._is_missing():
+        return
+    is_list = isinstance(node, ListConfig)
+    for key in range(len(node)) if is_list else list(node.keys()):
+        dotted = f"{prefix}[{key}]" if is_list else f"{prefix}.{key}" if prefix else str(key)
+        child: Any = node._get_node(key)
+        if not is_list and OmegaConf.get_type(node) is not dict and knob_type(schema_type, dotted) is None:
+            if "[" not in prefix:  # entries of a list have their own class, which refuses strangers itself
+                problem, way_out = explain(schema_type, dotted)
+                yield _Hole(dotted, Fault(f"{dotted}={child._value()}", problem, way_out), known=False)
+                continue
+        if child._is_interpolation():
+            reason = _why_unresolved(node, key)
+            if reason:
+                raw = child._value()
+                yield _Hole(dotted, Fault(f"{dotted}={raw}", f"can't be resolved: {reason}.", "Name a knob that is set."))
+        elif child._is_missing():
+            meaning = help_of(dotted, schema_type)
+            way_out = f"Set {dotted}=<value>" + (f": {meaning}" if meaning else ".")
+            yield _Hole(dotted, Fault(dotted, "has no value (???), and must have one.", way_out))
+        elif isinstance(child, (DictConfig, ListConfig)):
+            yield from _holes(child, schema_type, dotted)
+
+
+def _why_unresolved(node: Any, key: Any) -> str:
+    try:
+        node[key]
+    except RecursionError:
+        return "it refers to itself"
+    except (OmegaConfBaseException, ValueError) as error:
+        return str(error).splitlines()[0].rstrip(".")
+    return ""

@@ -1,0 +1,17 @@
+"""The schemas that the yaml files of ``configs/`` are typed by."""
+
+from __future__ import annotations
+
+from hydra.core.config_store import ConfigStore
+
+from wellfed.config.schema import EvaluateConfig, RunConfig
+
+
+def register_schemas() -> None:
+    """Make ``run_schema`` and ``evaluate_schema`` known to Hydra; may be called again.
+
+    A primary config lists its schema first in its defaults: all that follows is then typed, files and command line.
+    """
+    store = ConfigStore.instance()
+    store.store(name="run_schema", node=RunConfig, provider="wellfed")
+    store.store(name="evaluate_schema", node=EvaluateConfig, provider="wellfed")

@@ -1,0 +1,276 @@
+"""Rules between knobs. Pure functions of the configuration: no torch, no machine.
+
+Each says: the value in hand, the rule it breaks, something to type. A rule that needs the hardware is the plan's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from math import ceil
+from typing import Any
+
+from wellfed.config.ranges import range_faults
+from wellfed.config.schema import Accelerator, Backend, EvaluateConfig, FeatureMode, RunConfig, ScheduleName, Strategy
+from wellfed.errors import Fault
+
+Rule = Callable[[RunConfig], Iterator[Fault]]
+
+_FOLDER_NAME = re.compile(r"\w[\w.-]*")
+_PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+
+
+def rule_faults(config: Any) -> list[Fault]:
+    """What is out of range or contradicts itself; empty for a configuration that can be planned."""
+    if isinstance(config, EvaluateConfig):
+        return list(_texts_of_evaluation(config))
+    if not isinstance(config, RunConfig):
+        return []
+    out_of_range = list(range_faults(config))
+    # A number out of range breaks other rules too; one fault for it is enough.
+    known = {fault.where.partition("=")[0] for fault in out_of_range}
+    between = [fault for rule in RULES for fault in rule(config)]
+    return out_of_range + [fault for fault in between if not any(name in str(fault) for name in known)]
+
+
+def workers(config: RunConfig) -> Iterator[Fault]:
+    """num_workers against the backend that would run them."""
+    backend, count = config.loader.backend, config.loader.num_workers
+    if backend is Backend.inline and count:
+        yield Fault(
+            f"loader.num_workers={count}",
+            "has no effect with loader.backend=inline, which builds batches in the training process.",
+            "Set loader.num_workers=0, or loader.backend=threads.",
+        )
+    if backend in (Backend.threads, Backend.processes) and count == 0:
+        yield Fault(
+            "loader.num_workers=0",
+            f"leaves loader.backend={backend.name} without workers.",
+            "Set loader.num_workers=1 or more, or loader.backend=inline.",
+        )
+
+
+def needs_workers(config: RunConfig) -> Iterator[Fault]:
+    """What only workers do, where there are none."""
+    loader = config.loader
+    if loader.backend is Backend.inline:
+        without, way_out = "loader.backend=inline", "Set loader.backend=auto"
+    elif loader.num_workers == 0:
+        without, way_out = "loader.num_workers=0", "Set loader.num_workers>=1"
+    else:
+        return
+    if loader.prefetch_factor is not None:
+        yield Fault(
+            f"loader.prefetch_factor={loader.prefetch_factor}",
+            f"has no effect without worker processes ({without}).",
+            f"{way_out}, or loader.prefetch_factor=null.",
+        )
+    if loader.persistent_workers:
+        yield Fault(
+            "loader.persistent_workers=true",
+            f"has no effect without worker processes ({without}).",
+            f"{way_out}, or loader.persistent_workers=null.",
+        )
+
+
+def batch_split(config: RunConfig) -> Iterator[Fault]:
+    """effective_batch_size = micro-batches x ranks, exactly."""
+    effective, world, memory = config.workload.effective_batch_size, config.trainer.devices, config.memory
+    if min(effective, world, memory.micro_batch or 1) < 1:
+        return  # told by the ranges
+    if effective < world:
+        yield Fault(
+            f"workload.effective_batch_size={effective}",
+            f"is less than one sample for each of trainer.devices={world}.",
+            f"Set trainer.devices={max(effective, 1)}; a larger workload.effective_batch_size changes what is learned.",
+        )
+        return
+    share = ceil(effective / world)
+    of_what = f"the {share} samples of a device (workload.effective_batch_size={effective}, trainer.devices={world})"
+    if memory.micro_batch is not None and memory.micro_batch > share:
+        yield Fault(
+            f"memory.micro_batch={memory.micro_batch}",
+            f"is more than {of_what}.",
+            f"Set memory.micro_batch={share} or less, or memory.micro_batch=null.",
+        )
+    elif memory.accumulate is not None and memory.accumulate > share:
+        yield Fault(
+            f"memory.accumulate={memory.accumulate}",
+            f"would split {of_what} into empty parts.",
+            f"Set memory.accumulate={share} or less, or memory.accumulate=null.",
+        )
+    elif memory.micro_batch is not None and memory.accumulate is not None:
+        needed = ceil(effective / (world * memory.micro_batch))
+        if memory.accumulate != needed:
+            yield Fault(
+                f"memory.accumulate={memory.accumulate}",
+                f"contradicts memory.micro_batch={memory.micro_batch}, which needs {needed} of {of_what}.",
+                "Set one of them: memory.accumulate=null, or memory.micro_batch=null.",
+            )
+
+
+def encoder(config: RunConfig) -> Iterator[Fault]:
+    """Only features computed per batch pass gradients on to an encoder."""
+    model, memory = config.workload.model, config.memory
+    if not (isinstance(model, dict) and model.get("train_encoder") is True):
+        return
+    modes = [stage.features for stage in memory.stages] if memory.stages else [memory.features]
+    if None in modes or FeatureMode.dynamic in modes:
+        return
+    held = "memory.stages" if memory.stages else f"memory.features={memory.features.name if memory.features else None}"
+    yield Fault(
+        "workload.model.train_encoder=true",
+        f"can't train from stored features ({held}): only dynamic computes them anew.",
+        "Set memory=dynamic, or workload.model.train_encoder=false.",
+    )
+
+
+def stages(config: RunConfig) -> Iterator[Fault]:
+    """memory.stages: from epoch 0, in order, each another mode."""
+    memory = config.memory
+    if memory.stages is None:
+        return
+    epochs = [stage.from_epoch for stage in memory.stages]
+    example = "memory.stages=[{from_epoch:0,features:cache},{from_epoch:3,features:dynamic}]"
+    if not epochs or epochs[0] != 0 or any(later <= earlier for earlier, later in zip(epochs, epochs[1:], strict=False)):
+        yield Fault(
+            "memory.stages",
+            f"from_epoch is {epochs}; it must start at 0 and rise.",
+            f"Write e.g. {example}, or memory.stages=null.",
+        )
+    elif memory.features is not None and memory.features is not memory.stages[0].features:
+        yield Fault(
+            f"memory.features={memory.features.name}",
+            f"contradicts memory.stages, which starts with {memory.stages[0].features.name}.",
+            "Set memory.features=null, or memory.stages=null.",
+        )
+
+
+def step_down(config: RunConfig) -> Iterator[Fault]:
+    """memory.micro_batch_steps goes down."""
+    steps = config.memory.micro_batch_steps
+    if steps is None:
+        return
+    if not steps or any(later >= earlier for earlier, later in zip(steps, steps[1:], strict=False)):
+        shown = str(steps).replace(" ", "")
+        yield Fault(
+            f"memory.micro_batch_steps={shown}",
+            "must fall from entry to entry, and have one.",
+            f"Set memory.micro_batch_steps={str(sorted(set(steps), reverse=True) or [32, 16]).replace(' ', '')}.",
+        )
+
+
+def length(config: RunConfig) -> Iterator[Fault]:
+    """A run must end, and cosine must know where."""
+    trainer = config.trainer
+    if trainer.max_epochs is None and trainer.max_steps is None and trainer.max_time_s is None:
+        yield Fault(
+            "trainer.max_epochs=null",
+            "leaves the run without an end: trainer.max_steps and trainer.max_time_s are null too.",
+            "Set trainer.max_epochs=10.",
+        )
+    elif config.workload.schedule.name is ScheduleName.cosine and trainer.max_epochs is trainer.max_steps is None:
+        yield Fault(
+            "workload.schedule.name=cosine",
+            "needs the number of the last step, and trainer.max_time_s alone does not give it.",
+            "Set trainer.max_steps=1000 or trainer.max_epochs=10, or workload.schedule.name=constant.",
+        )
+
+
+def strategy(config: RunConfig) -> Iterator[Fault]:
+    """Ways of sharing the work against devices."""
+    trainer = config.trainer
+    if trainer.strategy is Strategy.fsdp and trainer.accelerator is Accelerator.cpu:
+        yield Fault(
+            "trainer.strategy=fsdp",
+            "shards over CUDA devices only, and trainer.accelerator=cpu.",
+            "Set trainer.strategy=ddp, or trainer.accelerator=gpu.",
+        )
+    if trainer.deterministic and config.gpu.cudnn_benchmark:
+        yield Fault(
+            "gpu.cudnn_benchmark=true",
+            "picks kernels by the clock, which trainer.deterministic=true forbids.",
+            "Set gpu.cudnn_benchmark=false, or trainer.deterministic=false.",
+        )
+
+
+def best(config: RunConfig) -> Iterator[Fault]:
+    """A metric without its direction, or the other way round."""
+    metric, mode = config.trainer.best_metric, config.trainer.best_mode
+    if metric is not None and mode is None:
+        yield Fault(
+            f"trainer.best_metric={metric}",
+            "does not say whether more is better.",
+            "Add trainer.best_mode=max or trainer.best_mode=min.",
+        )
+    if mode is not None and metric is None:
+        yield Fault(
+            f"trainer.best_mode={mode.name}",
+            "has no metric to apply to.",
+            "Add trainer.best_metric=<name>, or set trainer.best_mode=null.",
+        )
+
+
+def continuing(config: RunConfig) -> Iterator[Fault]:
+    """Going on and doing again are two things."""
+    if config.resume is not None and config.rerun is not None:
+        yield Fault(
+            f"resume={config.resume}",
+            f"goes on with a run, rerun={config.rerun} starts one anew: not both.",
+            "Leave one of them out.",
+        )
+
+
+def texts(config: RunConfig) -> Iterator[Fault]:
+    """Names that become folders, and texts that must not be empty."""
+    name = config.workload.name
+    if not _FOLDER_NAME.fullmatch(name):
+        yield Fault(
+            f"workload.name={name}",
+            "becomes a folder: letters, digits, '_', '-' and '.', the first a letter, digit or '_'.",
+            f"Set workload.name={re.sub(r'[^0-9A-Za-z]+', '_', name).strip('_') or 'my_workload'}.",
+        )
+    for dotted, text, example in (
+        ("workload.sample_unit", config.workload.sample_unit, "samples"),
+        ("logger.project", config.logger.project, "wellfed"),
+        ("paths.log_dir", config.paths.log_dir, "logs"),
+        ("paths.cache_dir", config.paths.cache_dir, ".cache"),
+    ):
+        if not text.strip():
+            yield _empty(dotted, example)
+    for dotted, optional in (
+        ("resume", config.resume),
+        ("rerun", config.rerun),
+        ("logger.entity", config.logger.entity),
+        ("logger.group", config.logger.group),
+        ("trainer.best_metric", config.trainer.best_metric),
+    ):
+        if optional is not None and not optional.strip():
+            yield _empty(dotted, "null")
+
+
+def packages(config: RunConfig) -> Iterator[Fault]:
+    """config.allow_targets holds names of packages."""
+    for entry in config.config.allow_targets:
+        if not _PACKAGE.fullmatch(entry):
+            yield Fault(
+                f"config.allow_targets={entry}",
+                "is not the name of a package.",
+                "Set config.allow_targets=[torch,wellfed,workloads,my_package].",
+            )
+
+
+def _texts_of_evaluation(config: EvaluateConfig) -> Iterator[Fault]:
+    if not config.checkpoint.strip():
+        yield _empty("checkpoint", "logs/<workload>/runs/<run>/checkpoints/best.ckpt")
+    if not config.paths.log_dir.strip():
+        yield _empty("paths.log_dir", "logs")
+
+
+def _empty(dotted: str, example: str) -> Fault:
+    return Fault(f"{dotted}=", "must not be empty.", f"Set {dotted}={example}.")
+
+
+RULES: tuple[Rule, ...] = (
+    workers, needs_workers, batch_split, encoder, stages, step_down, length, strategy, best, continuing, texts, packages,
+)  # fmt: skip

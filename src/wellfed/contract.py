@@ -1,0 +1,130 @@
+"""What a workload offers the engine, in plain PyTorch: two files and one yaml.
+
+``model.py`` holds an ``nn.Module`` with ``loss(batch) -> LossOutput``; ``data.py`` holds
+``datasets(...) -> Datasets``. Nothing of Lightning, devices, workers or logging is needed in either.
+This file knows no torch at run time (annotations only), so that anyone may import it early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from wellfed.sample_rng import SampleRng
+
+Batch = Any
+"""A tensor, or nested tuple/list/dict/dataclass of tensors that share their first dimension."""
+
+
+@dataclass
+class LossOutput:
+    """What ``model.loss(batch)`` returns."""
+
+    loss: Tensor
+    """Scalar, the mean over exactly the batch's weight (default: its first dimension)."""
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)
+    """Scalars, means over the same weight; on the device, no ``.item()``: the engine detaches and averages them."""
+    num_samples: int | None = None
+    """Samples in the batch for samples/s; None = the first dimension."""
+
+
+class FeatureSource(Protocol):
+    """Rows of precomputed or computed features; what ``on_device`` and evaluations are handed as ``features``."""
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Float rows ``[len(indices), dim]`` on the device of ``indices``."""
+        ...
+
+
+@dataclass(frozen=True)
+class Features:
+    """Inputs that are the same in every epoch and dear to compute: the engine may keep them in GPU or host memory.
+
+    ``memory.features`` decides: ``cache`` and ``cache_host`` call ``rows`` once over all indices and hold the
+    result; ``dynamic`` calls it for every batch. The numbers are the same within 1e-5 (fp32).
+    """
+
+    num_rows: int
+    bytes: int
+    """Size of the whole table as it would be held."""
+    rows: Callable[[Tensor], Tensor]
+    """Long indices ``[n]`` (on any device) to float rows ``[n, dim]`` on the model's device."""
+    trainable: bool = False
+    """True if gradients flow through ``rows``: then only ``dynamic`` is right."""
+    part_of_model: bool = True
+    """True if ``rows`` uses parameters of the model (an encoder), which must be on the device first."""
+
+
+@runtime_checkable
+class TrainData(Protocol):
+    """A map-style training set. Optional methods are looked up by name; see ``docs/workloads.md``.
+
+    - ``fetch(indices, rng) -> batch``: a whole batch at once (``indices``: long tensor on the CPU).
+    - ``on_device(batch, rng)``: augmentation and float conversion on the device; with features,
+      ``on_device(batch, rng, features)``. Called once per micro-batch.
+    - ``split(batch, sizes) -> list[batch]`` and ``weight(batch) -> int``: for layouts whose parts do not share the
+      first dimension. ``weight`` is asked before the forward pass.
+    """
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> Any: ...
+
+
+class FetchData(TrainData, Protocol):
+    """Training data that hands out whole batches."""
+
+    def fetch(self, indices: Tensor, rng: SampleRng) -> Batch:
+        """CPU tensors for ``indices``; randomness only through ``rng``."""
+        ...
+
+
+class Evaluation(Protocol):
+    """Turns model outputs on a split into numbers. Additive: splitting a batch must not change the result.
+
+    With features, ``update`` is handed them as a third argument.
+    """
+
+    best_metric: str
+    """Key of ``compute()`` that decides which checkpoint is ``best``."""
+    best_mode: Literal["max", "min"]
+
+    def reset(self) -> None:
+        """Forget everything; called before each pass."""
+        ...
+
+    def update(self, model: torch.nn.Module, batch: Batch, /, *features: FeatureSource) -> None:
+        """Take one batch in; stays on the device, no synchronisation."""
+        ...
+
+    def compute(self) -> dict[str, float]:
+        """The metrics over all batches since ``reset``; one transfer to the host."""
+        ...
+
+    def artifacts(self, folder: Path) -> dict[str, Path]:
+        """Files worth keeping (plots, tables), written into ``folder``; name -> path. May be empty."""
+        ...
+
+
+@dataclass(frozen=True)
+class Datasets:
+    """What ``datasets(...)`` returns."""
+
+    train: Any
+    """Map-style (see `TrainData`), or an iterable with ``__len__`` (number of batches)."""
+    val: Any | None = None
+    test: Any | None = None
+    collate: Callable[[list[Any]], Batch] | None = None
+    """For data with ``__getitem__`` only; None = torch's default collate."""
+    evaluation: Evaluation | None = None
+    """None = the mean of ``model.loss`` over the split, best = lowest."""
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    """Constructor arguments of the model that only the data knows (vocabulary sizes, tables)."""
+    notes: tuple[str, ...] = ()
+    """What the reader noticed (skipped lines, dropped users); shown once and kept in the log."""

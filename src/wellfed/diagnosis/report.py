@@ -1,0 +1,109 @@
+"""report.md: what a run did, in the order a reader asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from wellfed.units import show_count, show_duration, show_percent
+
+
+def to_markdown(record: Mapping[str, Any]) -> str:
+    """The report of a run record."""
+    parts = [
+        f"# {record['workload']}: {record['run_id']}",
+        _headline(record),
+        *_error(record),
+        "## Where the time went",
+        *time_lines(record),
+        "## Metrics",
+        *_table(("metric", "value"), [(name, f"{value:.5g}") for name, value in record["metrics"].items()]),
+        "## Memory",
+        *memory_lines(record),
+        "## Plan",
+        *_table(
+            ("knob", "value", "source", "because"),
+            [(knob, show_value(item["value"]), item["source"], item["because"]) for knob, item in record["plan"].items()],
+        ),
+        "## Events",
+        *_table(
+            ("step", "event", "facts"),
+            [
+                (event["step"], event["kind"], ", ".join(f"{k}={v}" for k, v in event.items() if k not in ("kind", "step")))
+                for event in record["events"]
+            ],
+        ),
+        "## Started with",
+        f"`{' '.join(record['overrides']) or '(no overrides)'}`, seed {record['seed']}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def speed_lines(record: Mapping[str, Any]) -> list[str]:
+    """Throughput, readiness and ceiling, one line each; what was not measured is left out."""
+    throughput, lines = record["throughput"], []
+    if throughput:
+        unit = throughput["sample_unit"]
+        line = f"{show_count(throughput['samples_per_s'])} {unit}/s"
+        if throughput["ci95"]:
+            low, high = throughput["ci95"]
+            line += f" (95 % interval {show_count(low)} to {show_count(high)})"
+        lines.append(f"{line} over {throughput['steps']} steps after {throughput['warmup_steps']} of warm-up")
+    if record["readiness_frac"] is not None:
+        lines.append(f"readiness {show_percent(record['readiness_frac'])}: steps whose batch was waiting when asked for")
+    if record["ceiling"] and throughput:
+        ceiling = record["ceiling"]["samples_per_s"]
+        lines.append(
+            f"ceiling {show_count(ceiling)} {throughput['sample_unit']}/s with batches already on the device: "
+            f"this run reached {show_percent(throughput['samples_per_s'] / ceiling)} of it"
+        )
+    return lines
+
+
+def time_lines(record: Mapping[str, Any]) -> list[str]:
+    """Speed and shares of a step."""
+    lines = [f"- {line}" for line in speed_lines(record)]
+    time = record["time"]
+    if time:
+        names = {"wait_frac": "wait", "copy_frac": "copy", "compute_frac": "compute", "host_frac": "host"}
+        shares = [f"{name} {show_percent(time[key])}" for key, name in names.items() if time[key] is not None]
+        lines.append(f"- a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {', '.join(shares)}")
+    return ["\n".join(lines)] if lines else ["No step was timed."]
+
+
+def memory_lines(record: Mapping[str, Any]) -> list[str]:
+    """Measured against the budget."""
+    memory = record["memory"]
+    if not memory:
+        return ["Nothing was measured."]
+    budget = "no budget" if memory["budget_gib"] is None else f"budget {memory['budget_gib']:.1f} GiB"
+    return [f"{memory['device']}: peak {memory['measured_peak_gib']:.2f} GiB, {budget}"]
+
+
+def _headline(record: Mapping[str, Any]) -> str:
+    return (
+        f"Status **{record['status']}** after {record['steps']} steps, {record['epochs']:.2f} epochs, "
+        f"{show_count(record['samples'])} samples, {show_duration(record['duration_s'])}."
+    )
+
+
+def _error(record: Mapping[str, Any]) -> list[str]:
+    error = record["error"]
+    return [f"> {error['kind']}: {error['message']} {error['advice']}".replace("\n", "\n> ")] if error else []
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[str]:
+    if not rows:
+        return ["None."]
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join(str(cell).replace('|', '/').replace(chr(10), ' ') for cell in row)} |" for row in rows]
+    return ["\n".join(lines)]
+
+
+def show_value(value: Any) -> str:
+    """A value as it would be typed."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

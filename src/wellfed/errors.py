@@ -1,0 +1,72 @@
+"""The errors a user can cause or meet, each with the exit code it ends the run with.
+
+A message has three parts: the value in hand, the rule it breaks, the way out as something to type.
+Entry points print the message alone; a traceback appears only under HYDRA_FULL_ERROR=1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+"""The run failed after the first batch was asked for."""
+EXIT_NOTHING_RUN = 2
+"""Configuration, plan, missing or unreadable input, wrong command line: no run folder is left."""
+EXIT_OUT_OF_MEMORY = 3
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class WellfedError(Exception):
+    """Base of all errors whose message is written for the user."""
+
+    kind = "code"
+    """`error.kind` of the run record."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing wrong with a configuration."""
+
+    where: str
+    """Dotted name of the knob, or the override as typed."""
+    problem: str
+    """The value in hand and the rule it breaks."""
+    way_out: str
+    """Something to type or to change."""
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.problem}"
+        return f"{text} {self.way_out}" if self.way_out else text
+
+
+class ConfigError(WellfedError):
+    """A configuration that can't be run; carries every fault found, not the first."""
+
+    kind = "config"
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = tuple(faults)
+        count = len(self.faults)
+        head = "1 fault in the configuration" if count == 1 else f"{count} faults in the configuration"
+        super().__init__("\n".join([f"{head}; nothing was run.", *(f"  - {fault}" for fault in self.faults)]))
+
+
+class DataError(WellfedError):
+    """Input that is missing, unreadable or not what it claims to be: names file, line and way out."""
+
+    kind = "data"
+
+
+class HardwareError(WellfedError):
+    """The machine can't do what was explicitly asked of it."""
+
+    kind = "config"
+
+
+class OutOfMemoryExhausted(WellfedError):
+    """Memory ran out and no step down was left; the message lists what was tried."""
+
+    kind = "device_oom"

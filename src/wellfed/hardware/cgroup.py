@@ -1,0 +1,98 @@
+"""CPU and memory limits that a container or job scheduler set: cgroup v1, v2 and both mounted together.
+
+Files: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max, memory.max, memory.current) and
+https://docs.kernel.org/scheduler/sched-bwc.html (cpu.cfs_quota_us).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class CgroupLimits:
+    """The tightest limits over this process's group and all groups above it; None = unlimited or no cgroups."""
+
+    cpu_cores: float | None = None
+    memory_bytes: int | None = None
+    memory_room_bytes: int | None = None
+    """What may still be allocated: limit less usage, where cache that the kernel can drop does not count as used."""
+
+
+def cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
+    """The limits on this process.
+
+    Args:
+        root: folder that holds proc/self/cgroup and sys/fs/cgroup.
+    """
+    cores: list[float] = []
+    limits: list[int] = []
+    rooms: list[int] = []
+    for folder in _folders(root):
+        if (quota := _cpu_cores(folder)) is not None:
+            cores.append(quota)
+        if (limit := _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")) is not None:
+            limits.append(limit)
+            rooms.append(max(0, limit - _unreclaimable(folder)))
+    return CgroupLimits(min(cores, default=None), min(limits, default=None), min(rooms, default=None))
+
+
+def _folders(root: Path) -> Iterator[Path]:
+    """Every folder whose limits bind this process, deepest first within a hierarchy."""
+    mount = root / "sys/fs/cgroup"
+    for line in _lines(root / "proc/self/cgroup"):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        # v2 has no controller names and is mounted at the top, or in unified/ where v1 is mounted too.
+        names = [*dict.fromkeys([controllers, *controllers.split(",")])] if controllers else ["", "unified"]
+        for name in names:
+            base = mount / name
+            # In a container the path may be the host's and lead nowhere here; then the mount itself is our group.
+            inner = Path(path.lstrip("/"))
+            parts = () if ".." in inner.parts else inner.parts
+            for depth in range(len(parts), -1, -1):
+                folder = base.joinpath(*parts[:depth])
+                if folder.is_dir():
+                    yield folder
+
+
+def _cpu_cores(folder: Path) -> float | None:
+    words = (_text(folder / "cpu.max") or "").split()  # "150000 100000" or "max 100000"
+    if len(words) == 2:
+        quota, period = _as_int(words[0]), _as_int(words[1])
+    else:
+        quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+    # v1 writes -1 for unlimited
+    return quota / period if quota and period and quota > 0 and period > 0 else None
+
+
+def _unreclaimable(folder: Path) -> int:
+    used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
+    stat = dict(line.split()[:2] for line in _lines(folder / "memory.stat") if len(line.split()) >= 2)
+    # v1 counts the group alone in inactive_file and the whole subtree, as usage does, in total_inactive_file.
+    cache = _as_int(stat.get("total_inactive_file", stat.get("inactive_file", "0"))) or 0
+    return max(0, used - cache)
+
+
+def _number(path: Path) -> int | None:
+    return _as_int(_text(path) or "")
+
+
+def _as_int(word: str) -> int | None:
+    try:
+        return int(word)
+    except ValueError:
+        return None  # "max", or no such file
+
+
+def _lines(path: Path) -> list[str]:
+    return (_text(path) or "").splitlines()
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return None  # no cgroups here, or not readable: no limit is known

@@ -1,0 +1,192 @@
+"""Asking this machine what it is. Never raises for what is missing: the facts say so instead."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from wellfed import __version__
+from wellfed.hardware.cgroup import CgroupLimits, cgroup_limits
+from wellfed.hardware.facts import GpuFacts, MachineFacts
+from wellfed.hardware.torch_cuda import TorchCuda, TorchDevice
+from wellfed.nvml.devices import Device, Devices, list_devices
+from wellfed.nvml.session import NvmlError, NvmlSession
+from wellfed.nvml.visible import same_uuid, visible_devices
+from wellfed.units import gib
+
+_DISTRIBUTIONS = (
+    "torch",
+    "lightning",
+    "hydra-core",
+    "omegaconf",
+    "wandb",
+    "nvidia-ml-py",
+    "psutil",
+    "numpy",
+    "transformers",
+    "peft",
+    "torchmetrics",
+)
+
+
+def machine(
+    torch_cuda: TorchCuda | None = None,
+    *,
+    nvml: NvmlSession | None = None,
+    environ: Mapping[str, str] | None = None,
+    root: Path = Path("/"),
+) -> MachineFacts:
+    """This machine. Takes some milliseconds; reads files and NVML, starts nothing.
+
+    Args:
+        torch_cuda: torch's view, from ``torch_cuda.torch_cuda()``; None = torch is not asked and NVML's cards count.
+        nvml: a session not yet entered; None = the real one.
+        environ: where CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are read; None = this process's.
+        root: folder that holds proc, sys and dev.
+    """
+    environ = os.environ if environ is None else environ
+    cards, nvml_problem = _nvml_cards(nvml or NvmlSession(), environ, torch_cuda)
+    gpus = _merged(cards.devices, torch_cuda)
+    warnings = [f"NVML: {note}" for note in cards.notes]
+    if torch_cuda is not None:
+        warnings += torch_cuda.notes
+        if torch_cuda.devices and nvml_problem is not None:
+            warnings.append(
+                f"NVML: {nvml_problem}. Memory is torch's; utilisation, power and clocks are absent. In a container, "
+                "NVIDIA_DRIVER_CAPABILITIES=compute,utility passes NVML through."
+            )
+    limits = cgroup_limits(root)
+    shm = _shm(root)
+    host = psutil.virtual_memory()
+    return MachineFacts(
+        cpu=_cpu_name(root),
+        cpu_quota_cores=cpu_quota_cores(limits, _affinity_cores()),
+        ram_gib=gib(min(host.total, _or(limits.memory_bytes, host.total))),
+        ram_available_gib=gib(min(host.available, _or(limits.memory_room_bytes, host.available))),
+        shm_gib=None if shm is None else gib(shm[0]),
+        shm_free_gib=None if shm is None else gib(shm[1]),
+        gpus=gpus,
+        nvml_problem=nvml_problem,
+        torch_problem=None if torch_cuda is None else torch_cuda.problem,
+        warnings=tuple(warnings),
+        versions=_versions(cards.devices, torch_cuda),
+        host=platform.node(),
+        os=platform.platform(),
+    )
+
+
+def cpu_quota_cores(limits: CgroupLimits, affinity_cores: int) -> float:
+    """Cores that this process may keep busy: the smaller of the cgroup quota and the cores it may run on."""
+    return float(min(affinity_cores, _or(limits.cpu_cores, affinity_cores)))
+
+
+def _affinity_cores() -> int:
+    # os.cpu_count() is the host's number, whatever a container or taskset leaves of it.
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return psutil.cpu_count(logical=True) or 1  # macOS, Windows
+
+
+def _nvml_cards(
+    session: NvmlSession, environ: Mapping[str, str], torch: TorchCuda | None
+) -> tuple[Devices, str | None]:
+    """The visible cards in CUDA's order, and why there are none."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    try:
+        with session as nvml:
+            found = list_devices(nvml)
+    except NvmlError as error:
+        return Devices(()), error.reason
+    uuids = [device.uuid for device in torch.devices if device.uuid is not None] if torch else []
+    # Without a full list of torch's UUIDs the environment variables decide.
+    complete = torch is not None and bool(torch.devices) and len(uuids) == len(torch.devices)
+    cards = visible_devices(
+        found, visible=visible, order=environ.get("CUDA_DEVICE_ORDER"), torch_uuids=uuids if complete else None
+    )
+    if cards.devices:
+        return cards, None
+    if found.devices:
+        return cards, f"none of {len(found.devices)} is visible (CUDA_VISIBLE_DEVICES={visible!r})"
+    return cards, "no card found"
+
+
+def _merged(cards: tuple[Device, ...], torch: TorchCuda | None) -> tuple[GpuFacts, ...]:
+    """Torch's devices where torch has any, each with what NVML adds; else NVML's."""
+    if torch is None or not torch.devices:
+        return tuple(_gpu(card.index or 0, card, None, None) for card in cards)
+    gpus = []
+    for index, device in enumerate(torch.devices):
+        card = _card_of(index, device, cards)
+        free_bytes = card.memory_free_bytes if card is not None else None
+        gpus.append(_gpu(index, card, device, torch.free_bytes(index) if free_bytes is None else free_bytes))
+    return tuple(gpus)
+
+
+def _card_of(index: int, device: TorchDevice, cards: tuple[Device, ...]) -> Device | None:
+    for card in cards:
+        if card.index == index and (device.uuid is None or same_uuid(card.uuid, device.uuid)):
+            return card
+    return None
+
+
+def _gpu(index: int, card: Device | None, torch: TorchDevice | None, free_bytes: int | None) -> GpuFacts:
+    total_bytes = torch.memory_total_bytes if torch else card.memory_total_bytes if card else None
+    free_bytes = card.memory_free_bytes if free_bytes is None and card else free_bytes
+    capability = torch.capability if torch else card.capability if card else None
+    if free_bytes is not None and total_bytes is not None:
+        free_bytes = min(free_bytes, total_bytes)
+    return GpuFacts(
+        index=index,
+        uuid=card.uuid if card else torch.uuid if torch else None,
+        name=torch.name if torch else card.name if card else "GPU",
+        memory_gib=None if total_bytes is None else gib(total_bytes),
+        capability=None if capability is None else f"{capability[0]}.{capability[1]}",
+        free_gib=None if free_bytes is None else gib(free_bytes),
+        nvml_index=card.nvml_index if card else None,
+        is_mig=card.is_mig if card else False,
+    )
+
+
+def _shm(root: Path) -> tuple[int, int] | None:
+    """Size and free bytes of /dev/shm."""
+    if not hasattr(os, "statvfs"):
+        return None  # Windows
+    try:
+        status = os.statvfs(root / "dev/shm")
+    except OSError:
+        return None  # macOS
+    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+
+
+def _cpu_name(root: Path) -> str:
+    try:
+        lines = (root / "proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    # ARM kernels write no model name.
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def _versions(cards: tuple[Device, ...], torch: TorchCuda | None) -> dict[str, str]:
+    versions = {"python": platform.python_version(), "wellfed": __version__}
+    for name in _DISTRIBUTIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    driver = next((card.driver_version for card in cards if card.driver_version), None)
+    if driver:
+        versions["driver"] = driver
+    if torch is not None and torch.cuda:
+        versions["cuda"] = torch.cuda
+    return versions
+
+
+def _or(value: float | None, otherwise: float) -> float:
+    return otherwise if value is None else value

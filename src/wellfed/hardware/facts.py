@@ -1,0 +1,85 @@
+"""What is known of a machine, as plain values that go into run.json and come back from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class GpuFacts:
+    """One card or MIG instance; None where nothing on this machine tells."""
+
+    index: int
+    """CUDA-visible number: torch's ``cuda:<index>``."""
+    uuid: str | None
+    """As NVML writes it, ``GPU-...`` or ``MIG-...``."""
+    name: str
+    memory_gib: float | None
+    """What programs can have: torch's total where torch sees the card, else NVML's total less the driver's reserve."""
+    capability: str | None
+    """CUDA compute capability, e.g. "9.0"."""
+    free_gib: float | None = None
+    """Not held by any process when asked, at most ``memory_gib``."""
+    nvml_index: int | None = None
+    """None where NVML does not know the card: no utilisation, power or temperature."""
+    is_mig: bool = False
+
+    @property
+    def others_gib(self) -> float:
+        """Held by other processes when asked; 0 where unknown."""
+        if self.memory_gib is None or self.free_gib is None:
+            return 0.0
+        return max(0.0, self.memory_gib - self.free_gib)
+
+    def describe(self) -> str:
+        """Name and size for messages, e.g. ``NVIDIA H200 (139.8 GiB)``."""
+        return self.name if self.memory_gib is None else f"{self.name} ({self.memory_gib:.1f} GiB)"
+
+
+@dataclass(frozen=True)
+class MachineFacts:
+    """One machine at one moment."""
+
+    cpu: str
+    cpu_quota_cores: float
+    """What this process may use: the smallest of affinity and every cgroup limit above it. May be a fraction."""
+    ram_gib: float
+    """The host's memory or the smallest cgroup limit."""
+    ram_available_gib: float
+    shm_gib: float | None = None
+    """Size of /dev/shm; None where the system has none."""
+    shm_free_gib: float | None = None
+    gpus: tuple[GpuFacts, ...] = ()
+    """In CUDA's order. NVML's view where torch was not asked or can't use them."""
+    nvml_problem: str | None = None
+    """Why NVML shows no card, short: "driver not loaded"; None when it does."""
+    torch_problem: str | None = None
+    """Why torch can't use a GPU; None when it can, or was not asked."""
+    warnings: tuple[str, ...] = ()
+    """To be shown once: what could not be read, or is not certain."""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    host: str = ""
+    os: str = ""
+
+    @property
+    def training_gpus(self) -> tuple[GpuFacts, ...]:
+        """The cards that training can run on: none when torch can't use them, whatever NVML shows."""
+        return () if self.torch_problem is not None else self.gpus
+
+    def to_dict(self) -> dict[str, Any]:
+        """The same as JSON-able dicts and lists."""
+        return {**asdict(self), "gpus": [asdict(gpu) for gpu in self.gpus], "warnings": list(self.warnings)}
+
+    @classmethod
+    def from_dict(cls, recorded: Mapping[str, Any]) -> MachineFacts:
+        """The facts that :meth:`to_dict` wrote.
+
+        Raises:
+            TypeError: a field is missing, or is not one of this version.
+        """
+        fields = dict(recorded)
+        fields["gpus"] = tuple(GpuFacts(**gpu) for gpu in fields.get("gpus", ()))
+        fields["warnings"] = tuple(fields.get("warnings", ()))
+        return cls(**fields)

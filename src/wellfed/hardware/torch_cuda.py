@@ -1,0 +1,93 @@
+"""Torch's view of the GPUs. The only function of this room that imports torch, and only when called."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+IMPORT_FAILED = "torch can't be imported"
+"""How ``TorchCuda.problem`` begins when there is no torch at all, GPU or not."""
+
+
+@dataclass(frozen=True)
+class TorchDevice:
+    """One ``cuda:<index>`` as torch reports it."""
+
+    uuid: str | None
+    """Without ``GPU-``; None in builds that do not report it."""
+    name: str
+    memory_total_bytes: int
+    capability: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class TorchCuda:
+    """What torch can do with this machine's GPUs."""
+
+    devices: tuple[TorchDevice, ...] = ()
+    problem: str | None = None
+    """Why there are no devices, without a full stop: it goes into other messages."""
+    cuda: str | None = None
+    """What torch was built for: ``CUDA 12.8`` or ``ROCm 6.4``."""
+    notes: tuple[str, ...] = ()
+    """What torch warned of while looking, e.g. a card that this build has no kernels for."""
+    free_bytes: Callable[[int], int | None] = field(default=lambda index: None, compare=False)
+    """Free memory of a device; creates a CUDA context (0.3-0.5 GiB), so it is asked only where NVML can't tell."""
+
+
+def torch_cuda() -> TorchCuda:
+    """Torch's devices. Imports torch (seconds) and initialises CUDA: never call it in a process that will fork."""
+    try:
+        import torch
+    except (ImportError, OSError) as error:  # OSError: a CUDA library that torch links is missing
+        return TorchCuda(problem=f"{IMPORT_FAILED} ({_first_line(error)})")
+    built_for = (
+        f"ROCm {torch.version.hip}" if torch.version.hip else torch.version.cuda and f"CUDA {torch.version.cuda}"
+    )
+    if built_for is None:
+        return TorchCuda(problem=f"torch {torch.__version__} is built without CUDA")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            devices = tuple(_device(index) for index in range(torch.cuda.device_count() if _usable() else 0))
+        except (RuntimeError, AssertionError) as error:
+            return TorchCuda(problem=_first_line(error), cuda=built_for)
+    notes = tuple(dict.fromkeys(_first_line(warning.message) for warning in caught))
+    if not devices:
+        reason = notes[0] if notes else f"torch {torch.__version__} ({built_for}) finds no usable GPU"
+        return TorchCuda(problem=reason, cuda=built_for)
+    return TorchCuda(devices=devices, cuda=built_for, notes=notes, free_bytes=_free_bytes)
+
+
+def _usable() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _device(index: int) -> TorchDevice:
+    import torch
+
+    properties = torch.cuda.get_device_properties(index)
+    uuid = getattr(properties, "uuid", None)
+    return TorchDevice(
+        uuid=None if uuid is None else str(uuid),
+        name=properties.name,
+        memory_total_bytes=properties.total_memory,
+        capability=(properties.major, properties.minor),
+    )
+
+
+def _free_bytes(index: int) -> int | None:
+    import torch
+
+    try:
+        return int(torch.cuda.mem_get_info(index)[0])
+    except RuntimeError:
+        return None  # another process holds all of it, or the card is in exclusive mode
+
+
+def _first_line(error: object) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(". ") if lines else type(error).__name__

@@ -1,0 +1,123 @@
+"""Keeps ``last.ckpt`` (and the ones before it) and ``best.ckpt``; a full disk costs a checkpoint, not the run."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+
+LAST, BEST = "last.ckpt", "best.ckpt"
+
+
+class Checkpoints(pl.Callback):
+    """Saves every n steps, every so many minutes, and after each epoch where no step count is given.
+
+    Files: ``last.ckpt``, before it ``last-1.ckpt`` and so on up to ``keep_last``, and ``best.ckpt``. A file is
+    written beside and renamed, so none is ever half written.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        every_steps: int | None,
+        minutes: float | None,
+        keep_last: int,
+        best_metric: str,
+        best_mode: Literal["max", "min"],
+        metrics: Mapping[str, float],
+        on_saved: Callable[[int], None],
+        on_disk_error: Callable[[BaseException, int], None],
+    ) -> None:
+        """
+        Args:
+            metrics: the latest figures, ``val/<name>`` among them; read when a validation ends.
+        """
+        self._folder, self._every_steps, self._minutes, self._keep = folder, every_steps, minutes, keep_last
+        self._best_metric, self._best_mode, self._metrics = best_metric, best_mode, metrics
+        self._on_saved, self._on_disk_error = on_saved, on_disk_error
+        self._saved_at_s, self._saved_step = time.monotonic(), -1
+        self.best_value: float | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best value so far."""
+        return {"best_value": self.best_value}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on comparing with the best value so far."""
+        self.best_value = state_dict["best_value"]
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        due = self._every_steps is not None and trainer.global_step % self._every_steps == 0
+        if self._minutes is not None and time.monotonic() - self._saved_at_s >= 60 * self._minutes:
+            due = True
+        if due:
+            self.save_last(trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
+        value = self._metrics.get(f"val/{self._best_metric}")
+        if value is None or math.isnan(value) or trainer.sanity_checking:
+            return
+        is_better = self.best_value is None or (
+            value > self.best_value if self._best_mode == "max" else value < self.best_value
+        )
+        if is_better:
+            before, self.best_value = self.best_value, value
+            if not self._save(trainer, BEST):
+                self.best_value = before
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        if self._every_steps is None:
+            self.save_last(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self.save_last(trainer)
+
+    def save_last(self, trainer: pl.Trainer) -> None:
+        """Write ``last.ckpt`` for the steps done so far, unless it is there already."""
+        if self._saved_step == trainer.global_step:
+            return
+        self._saved_at_s = time.monotonic()
+        if self._save(trainer, LAST):
+            self._saved_step = trainer.global_step
+
+    def _save(self, trainer: pl.Trainer, name: str) -> bool:
+        temporary = self._folder / f".{name}.tmp"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            trainer.save_checkpoint(temporary)
+            if trainer.is_global_zero:
+                if name == LAST:
+                    self._rotate()
+                temporary.replace(self._folder / name)
+        except (OSError, RuntimeError) as error:
+            if not is_disk_error(error):
+                raise
+            if trainer.is_global_zero:
+                temporary.unlink(missing_ok=True)
+            self._on_disk_error(error, trainer.global_step)
+            return False
+        if trainer.is_global_zero:
+            self._on_saved(trainer.global_step)
+        return True
+
+    def _rotate(self) -> None:
+        """last -> last-1 -> last-2 ..., the oldest goes."""
+        names = [self._folder / LAST, *(self._folder / f"last-{age}.ckpt" for age in range(1, self._keep))]
+        for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
+            if newer.exists():
+                newer.replace(older)
+
+
+def is_disk_error(error: BaseException) -> bool:
+    """Whether an error of a save means that the file could not be written. torch's writer hides the errno."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) or "PytorchStreamWriter failed" in str(seen) or "inline_container" in str(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

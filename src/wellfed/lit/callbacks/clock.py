@@ -1,0 +1,90 @@
+"""Sets the marks of the step clock and writes finished steps down."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import lightning.pytorch as pl
+
+from wellfed.loading import batches
+from wellfed.loading.build import Delivery
+from wellfed.timing.clock import StepClock
+from wellfed.timing.phases import StepRow
+
+WARMUP_STEPS = 3
+"""First steps of a process: allocator, thread pools and caches fill."""
+
+
+class TimedLoader:
+    """A loader that tells the clock when it is asked for a batch and when it has it."""
+
+    def __init__(self, loader: Any, clock: StepClock) -> None:
+        self._loader, self._clock = loader, clock
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def state_dict(self) -> dict[str, int]:
+        """The loader's position."""
+        return self._loader.state_dict()  # type: ignore[no-any-return]
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on at a position."""
+        self._loader.load_state_dict(state)
+
+    def __iter__(self) -> Iterator[Any]:
+        batches_of_epoch = iter(self._loader)
+        while True:
+            self._clock.ask()
+            try:
+                batch = next(batches_of_epoch)
+            except StopIteration:
+                return
+            self._clock.got()
+            self._clock.copy_begins(batch.epoch if isinstance(batch, Delivery) else self._loader.epoch)
+            yield batch
+
+
+class Clock(pl.Callback):
+    """Must be the first callback: what the others do in their hooks is host time."""
+
+    def __init__(
+        self, clock: StepClock, take: Callable[[Iterable[StepRow]], None], *, warmup_steps: int = WARMUP_STEPS
+    ) -> None:
+        self.clock, self._take, self._warmup_left = clock, take, warmup_steps
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        self.clock.copied()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        disturbed = getattr(module, "was_disturbed", False)
+        if disturbed:
+            module.was_disturbed = False
+        samples = batches.batch_size(batch.batch if isinstance(batch, Delivery) else batch)
+        micro = getattr(module, "micro", None)
+        self.clock.end(
+            step=trainer.global_step,
+            samples=0 if isinstance(batch, Delivery) and batch.is_padding else samples,
+            micro_batch=min(micro.size, samples) if micro else samples,
+            num_micro=getattr(module, "micro_batches_done", 1),
+            warmup=disturbed or self._warmup_left > 0,
+        )
+        self._warmup_left = max(0, self._warmup_left - 1)
+        self._take(self.clock.rows())
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self.clock.interrupt()
+
+    def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self.clock.interrupt()
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        self.clock.interrupt()
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        if module.device.type == "cuda":
+            import torch
+
+            torch.cuda.synchronize(module.device)
+        self._take(self.clock.rows(wait=True))

@@ -1,0 +1,61 @@
+"""A bar on the terminal, redrawn by the clock and not by the step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+REDRAW_S = 0.25
+
+
+class ProgressBar(pl.Callback):
+    """Steps, rate, time left and the latest figures; nothing where the terminal is none."""
+
+    def __init__(
+        self,
+        console: Console,
+        *,
+        total_steps: int | None,
+        latest: Mapping[str, float],
+        rate: Callable[[], float | None],
+        unit: str,
+    ) -> None:
+        self._latest, self._rate, self._unit, self._total = latest, rate, unit, total_steps
+        self._progress = Progress(
+            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TimeRemainingColumn(), TextColumn("{task.fields[figures]}"),
+            console=console, auto_refresh=False, transient=True, disable=not console.is_terminal,
+        )
+        self._redrawn_at_s = 0.0
+        self._task: Any = None
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._progress.start()
+        self._task = self._progress.add_task("training", total=self._total, figures="", completed=trainer.global_step)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._redraw("training", trainer.global_step)
+
+    def on_validation_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        self._redraw("validating", trainer.global_step)
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._progress.stop()
+
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+        self._progress.stop()
+
+    def _redraw(self, what: str, step: int) -> None:
+        now_s = time.monotonic()
+        if self._task is None or self._progress.disable or now_s - self._redrawn_at_s < REDRAW_S:
+            return
+        self._redrawn_at_s = now_s
+        rate = self._rate()
+        parts = [f"{rate:,.0f} {self._unit}/s"] if rate else []
+        parts += [f"{name} {value:.4g}" for name, value in self._latest.items() if not name.startswith("test/")][:4]
+        self._progress.update(self._task, description=what, completed=step, figures="  ".join(parts), refresh=True)

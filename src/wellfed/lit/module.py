@@ -1,0 +1,311 @@
+"""One optimizer step over any number of micro-batches, inside Lightning's automatic optimisation.
+
+The scheme needs three hooks. `training_step` zeroes the gradients, runs backward for all micro-batches but the last
+through the strategy (so that a gradient scaler sees them) and returns the last one's weighted loss;
+`optimizer_zero_grad` does nothing, since Lightning calls it between the two; `optimizer_step` catches an
+out-of-memory error around the closure, which may be called again. Mixed precision and clipping stay Lightning's.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from wellfed.contract import Batch, Evaluation, Features, FeatureSource
+from wellfed.errors import OutOfMemoryExhausted
+from wellfed.lit.step import Loss, Preparation, Totals, log_values
+from wellfed.loading import batches
+from wellfed.loading.build import Delivery
+from wellfed.memory import features as feature_room
+from wellfed.memory import oom
+from wellfed.memory.ladder import MicroBatches
+
+_RNG_KEY = "wellfed_rng"
+
+
+class NonFiniteLoss(ArithmeticError):
+    """The loss is not a finite number, and trainer.on_nan=raise."""
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """How a step is done; every field is decided."""
+
+    seed: int
+    feature_mode: Literal["cache", "cache_host", "dynamic"] | None = None
+    compile_mode: str = "none"
+    retry_on_oom: bool = True
+    on_nan: Literal["raise", "skip", "halve_lr"] = "raise"
+
+
+class StepModule(pl.LightningModule):
+    """Runs a plain ``nn.Module`` that offers ``loss(batch)`` (see `wellfed.contract`)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        train_data: Any,
+        evaluation: Evaluation | None,
+        eval_data: Mapping[str, Any],
+        features: Features | None,
+        micro: MicroBatches,
+        options: StepOptions,
+        make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
+        lr_factor: Callable[[int], float],
+        on_event: Callable[..., None],
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.micro, self.options, self.totals = micro, options, Totals()
+        self.micro_batches_done = 0
+        self.was_disturbed = False
+        """The step compiled or was done again: its time is no figure."""
+        self._train = Preparation(train_data, options.seed)
+        self._eval = {split: Preparation(data, options.seed) for split, data in eval_data.items()}
+        self.evaluation = evaluation or MeanLoss()
+        self._features, self._source = features, None if features is None else _NotHeld()
+        self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
+        self._make_optimizer, self._lr_factor, self._on_event = make_optimizer, lr_factor, on_event
+        self._rng_state: dict[str, Any] | None = None
+
+    # -- set-up ---------------------------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> dict[str, Any]:
+        """The workload's optimizer, with its schedule counted in optimizer steps."""
+        optimizer = self._make_optimizer(self.model)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self._lr_factor)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def hold_features(self) -> None:
+        """Fill the feature table, once; the model is on its device and has its weights."""
+        if self._features is not None and isinstance(self._source, _NotHeld):
+            was_training = self.model.training
+            self.model.eval()
+            mode = self.options.feature_mode or "dynamic"
+            self._source = feature_room.hold(self._features, mode, self.device)
+            self.model.train(was_training)
+
+    def on_fit_start(self) -> None:
+        self.hold_features()
+
+    def on_validation_start(self) -> None:
+        self.hold_features()
+
+    def on_test_start(self) -> None:
+        self.hold_features()
+
+    def on_train_epoch_start(self) -> None:
+        if self._rng_state is not None:
+            _restore_rng(self._rng_state)
+            self._rng_state = None
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """Our own walk over the batch: Lightning's copies a dataclass deeply before it moves it."""
+        if isinstance(batch, Delivery) and device.type != "cpu":
+            batch.batch = batches.to_device(batch.batch, device)
+        return batch
+
+    # -- the step -------------------------------------------------------------------------------------------------
+
+    def training_step(self, delivery: Delivery, batch_idx: int) -> Tensor:
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        parts = self._train.split(delivery.batch, self.micro.sizes(batches.batch_size(delivery.batch)))
+        weights = [0 if delivery.is_padding else self._train.weight(part) for part in parts]
+        total = self._total_weight(delivery, sum(weights))
+        self.micro_batches_done = len(parts)
+        for number, (part, weight) in enumerate(zip(parts[:-1], weights[:-1], strict=True)):
+            loss = self._micro_loss(part, delivery, number, weight / total)
+            self.trainer.strategy.backward(loss, None)
+            del loss
+        return self._micro_loss(parts[-1], delivery, len(parts) - 1, weights[-1] / total)
+
+    def _micro_loss(self, part: Batch, delivery: Delivery, number: int, share: float) -> Tensor:
+        place = number * self.trainer.world_size + self.trainer.global_rank
+        output = self._loss(self._train(part, delivery, place, self._source))
+        # Ranks' gradients are averaged, so a rank's share of the step counts world_size times here.
+        self.totals.add("loss", output.loss, share * self.trainer.world_size)
+        for name, value in output.metrics.items():
+            self.totals.add(name, value, share * self.trainer.world_size)
+        return output.loss * (share * self.trainer.world_size)
+
+    def _total_weight(self, delivery: Delivery, own: int) -> float:
+        """Weight of the whole step over all ranks."""
+        if self.trainer.world_size == 1:
+            return max(1, own)
+        if not self._train.has_own_weight:
+            return delivery.total
+        total = torch.tensor(float(own), device=self.device)
+        torch.distributed.all_reduce(total)
+        return max(1.0, float(total))
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
+        """Nothing: `training_step` has zeroed them, and holds the earlier micro-batches' gradients by now."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        def closure() -> Any:
+            rng = _torch_rng() if self.options.retry_on_oom else None
+            while True:
+                failure: oom.MemoryFailure | None = None
+                try:
+                    loss = optimizer_closure()
+                except Exception as error:
+                    failure = oom.classify(error)
+                    if failure is None:
+                        raise
+                if failure is None:
+                    break
+                # Outside the handler: its traceback would keep the failed step's tensors alive.
+                self._step_down(failure, rng)
+            if self.options.on_nan != "raise" and not math.isfinite(float(loss.detach())):
+                self._leave_out_step(optimizer)
+            self.totals.commit()
+            return loss
+
+        optimizer.step(closure=closure)
+
+    def _step_down(self, failure: oom.MemoryFailure, rng: dict[str, Any] | None) -> None:
+        """Free what the failed step held and go on with smaller micro-batches."""
+        self.totals.drop()
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        step, before = self.trainer.global_step, self.micro.size
+        self._on_event(failure.kind.removeprefix("device_").removeprefix("host_"), step=step, message=failure.message)
+        smaller = self.micro.step_down() if rng is not None else None
+        if smaller is None or rng is None:
+            tried = " -> ".join(map(str, self.micro.tried))
+            raise OutOfMemoryExhausted(
+                f"Out of memory with micro-batches of {tried}: {failure.message} "
+                "Next: a smaller workload.model, memory.features=dynamic, or a card with more memory (gpu=...)."
+            )
+        self._on_event("step_down", step=step, micro_batch=smaller, before=before)
+        _restore_torch_rng(rng)
+        self.was_disturbed = True
+
+    def _leave_out_step(self, optimizer: Any) -> None:
+        """A step with a non-finite loss changes nothing; with halve_lr the rate goes down from here on."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        self.totals.drop()
+        step = self.trainer.global_step
+        if self.options.on_nan == "halve_lr":
+            for scheduler in self.trainer.lr_scheduler_configs:
+                scheduler.scheduler.base_lrs = [rate / 2 for rate in scheduler.scheduler.base_lrs]
+            for group in optimizer.param_groups:
+                group["lr"] /= 2
+        self._on_event("nan", step=step, action=self.options.on_nan)
+
+    # -- evaluation -----------------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        self.evaluation.reset()
+
+    def on_test_epoch_start(self) -> None:
+        self.evaluation.reset()
+
+    def validation_step(self, delivery: Delivery, batch_idx: int) -> None:
+        self._evaluate("val", delivery)
+
+    def test_step(self, delivery: Delivery, batch_idx: int) -> None:
+        self._evaluate("test", delivery)
+
+    def _evaluate(self, split: str, delivery: Delivery) -> None:
+        batch = self._eval[split](delivery.batch, delivery, 0, self._source)
+        if self._source is None:
+            self.evaluation.update(self.model, batch)
+        else:
+            self.evaluation.update(self.model, batch, self._source)
+
+    def evaluated(self) -> dict[str, float]:
+        """The metrics of the pass that has just ended."""
+        return log_values(self.evaluation.compute())
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[_RNG_KEY] = _rng_state()
+        checkpoint["wellfed_micro_batch"] = self.micro.size
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._rng_state = checkpoint.get(_RNG_KEY)
+
+
+class MeanLoss:
+    """The evaluation of a workload that brings none: the mean loss over the split."""
+
+    best_metric = "loss"
+    best_mode: Literal["max", "min"] = "min"
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._sum: Tensor | None = None
+        self._weight = 0
+
+    def update(self, model: nn.Module, batch: Batch, /, *features: FeatureSource) -> None:
+        """Add a batch's loss, weighted by its size."""
+        weight = batches.batch_size(batch)
+        loss = model.loss(batch).loss.detach().double() * weight  # type: ignore[operator]
+        self._sum = loss if self._sum is None else self._sum + loss
+        self._weight += weight
+
+    def compute(self) -> dict[str, float]:
+        """``loss``."""
+        return {} if self._sum is None else {"loss": float(self._sum) / self._weight}
+
+    def artifacts(self, folder: Any) -> dict[str, Any]:
+        """None."""
+        return {}
+
+
+class _NotHeld:
+    """Stands for features until the model is on its device."""
+
+    def rows(self, indices: Tensor) -> Tensor:
+        raise RuntimeError("features are asked for before training or evaluation has started")
+
+
+def _rng_state() -> dict[str, Any]:
+    """All generators as tensors and ints, which a weights-only load accepts."""
+    name, keys, place, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
+    version, numbers, gauss_next = random.getstate()
+    return {
+        **_torch_rng(),
+        "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(place), int(has_gauss), float(gauss)],
+        "python": [version, list(numbers), gauss_next],
+    }
+
+
+def _restore_rng(state: dict[str, Any]) -> None:
+    _restore_torch_rng(state)
+    name, keys, place, has_gauss, gauss = state["numpy"]
+    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), place, has_gauss, gauss))  # noqa: NPY002
+    version, numbers, gauss_next = state["python"]
+    random.setstate((version, tuple(numbers), gauss_next))
+
+
+def _torch_rng() -> dict[str, Any]:
+    """torch's own generators: all that a step done again needs."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    return {"torch": torch.get_rng_state(), "cuda": cuda}
+
+
+def _restore_torch_rng(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"].cpu())
+    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([tensor.cpu() for tensor in state["cuda"]])

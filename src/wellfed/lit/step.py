@@ -1,0 +1,138 @@
+"""The numbers of one optimizer step: micro-batches, their weights, and what they report."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellfed.contract import Batch, FeatureSource, LossOutput
+from wellfed.loading import batches
+from wellfed.loading.build import Delivery
+from wellfed.sample_rng import SampleRng
+
+_LOG = logging.getLogger(__name__)
+
+
+class Totals:
+    """Weighted sums of metrics on the device; handed over in one transfer.
+
+    ``pending`` holds the current step's until it is known to have succeeded, so that a step done again after an
+    out-of-memory error counts once.
+    """
+
+    def __init__(self) -> None:
+        self._sums: dict[str, Tensor] = {}
+        self._pending: list[tuple[str, Tensor]] = []
+        self.count = 0
+
+    def add(self, name: str, value: Tensor, share: float) -> None:
+        """A micro-batch's mean with its share of the step, 0..1."""
+        self._pending.append((name, value.detach().float() * share))
+
+    def drop(self) -> None:
+        """The step failed and will be done again."""
+        self._pending.clear()
+
+    def commit(self) -> None:
+        """The step succeeded."""
+        for name, value in self._pending:
+            self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._pending.clear()
+        self.count += 1
+
+    def take(self) -> dict[str, float]:
+        """Means over the steps since the last call; waits for the device once."""
+        if not self._sums or not self.count:
+            return {}
+        values = (torch.stack([value.reshape(()) for value in self._sums.values()]) / self.count).tolist()
+        means = dict(zip(self._sums, values, strict=True))
+        self._sums, self.count = {}, 0
+        return means
+
+
+class Preparation:
+    """What happens to a micro-batch on the device before the model sees it: the data's ``on_device``, if it has one."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self._seed = seed
+        self._on_device: Callable[..., Batch] | None = getattr(dataset, "on_device", None)
+        self._weight: Callable[[Batch], int] = getattr(dataset, "weight", batches.batch_size)
+        self._split: Callable[[Batch, list[int]], list[Batch]] = getattr(dataset, "split", batches.split)
+        self.has_own_weight = hasattr(dataset, "weight")
+
+    def split(self, batch: Batch, sizes: list[int]) -> list[Batch]:
+        """Successive parts of a batch."""
+        return [batch] if len(sizes) == 1 else self._split(batch, sizes)
+
+    def weight(self, batch: Batch) -> int:
+        """What the batch counts; its loss is a mean over exactly this."""
+        return int(self._weight(batch))
+
+    def __call__(self, batch: Batch, delivery: Delivery, part: int, features: FeatureSource | None) -> Batch:
+        if self._on_device is None:
+            return batch
+        device = next(batches.tensors(batch)).device
+        rng = SampleRng(self._seed, delivery.epoch, delivery.index, part, device=device)
+        return self._on_device(batch, rng) if features is None else self._on_device(batch, rng, features)
+
+
+class Loss:
+    """``model.loss``, compiled where asked; a compile that fails is given up for good."""
+
+    def __init__(self, model: nn.Module, compile_mode: str, on_failure: Callable[[str], None]) -> None:
+        self._model, self._on_failure = model, on_failure
+        self._compiled: Callable[[Batch], LossOutput] | None = None
+        if compile_mode != "none":
+            self._compiled = torch.compile(model.loss, mode=compile_mode.replace("_", "-"))  # type: ignore[arg-type]
+
+    def __call__(self, batch: Batch) -> LossOutput:
+        if self._compiled is not None:
+            try:
+                return self._check(self._compiled(batch))
+            except compile_errors() as error:
+                self._compiled = None
+                first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+                _LOG.warning("gpu.compile failed (%s); going on without it.", first)
+                self._on_failure(first)
+        return self._check(self._model.loss(batch))  # type: ignore[operator]
+
+    def _check(self, output: Any) -> LossOutput:
+        if not isinstance(output, LossOutput):
+            raise TypeError(f"{type(self._model).__name__}.loss returned {type(output).__name__}, not a LossOutput.")
+        return output
+
+
+def compile_errors() -> tuple[type[Exception], ...]:
+    """What torch.compile raises when it can't compile, whatever the reason."""
+    from torch._dynamo import exc
+    from torch._inductor import exc as inductor
+
+    found: list[type[Exception]] = [exc.TorchDynamoException]
+    found += [error for name in ("InductorError", "CppCompileError") if (error := getattr(inductor, name, None))]
+    return tuple(found)
+
+
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """``model.param_groups()`` where the model has it, else one group of all trainable parameters."""
+    offered = getattr(model, "param_groups", None)
+    if callable(offered):
+        return list(offered())
+    return [{"params": [parameter for parameter in model.parameters() if parameter.requires_grad]}]
+
+
+def takes_argument(function: Callable[..., Any], name: str) -> bool:
+    """Whether a callable has a parameter of this name."""
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
+def log_values(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics as plain floats, whatever number type they came in."""
+    return {name: float(value) for name, value in metrics.items()}

@@ -1,0 +1,169 @@
+"""Lightning's Trainer with our callbacks, and the passes of a run: fit, test, ceiling."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+import torch
+
+from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
+from wellfed.lit.module import StepModule
+from wellfed.loading import batches
+from wellfed.timing.clock import StepClock
+from wellfed.timing.phases import StepRow
+from wellfed.timing.readiness import StepSummary, summarise
+
+CEILING_BATCHES = 4
+"""Distinct batches that the ceiling run takes in turn; caches must not make them cheaper than real ones."""
+
+
+@dataclass(frozen=True)
+class TrainerOptions:
+    """How long and where; every field is decided."""
+
+    accelerator: Literal["cpu", "gpu"]
+    devices: int
+    strategy: Literal["auto", "ddp", "fsdp"]
+    precision: str
+    max_epochs: int | None
+    max_steps: int | None
+    max_time_s: float | None
+    gradient_clip: float | None
+    validate_every_steps: int | None
+    deterministic: bool
+    channels_last: bool = False
+    tf32: bool = False
+    cudnn_benchmark: bool = False
+
+
+def set_backend_flags(options: TrainerOptions) -> None:
+    """TF32 and cuDNN, once a process. The older API alone: torch 2.13 raises when both are used, and Lightning reads
+    this one."""
+    torch.set_float32_matmul_precision("high" if options.tf32 else "highest")
+    if options.accelerator == "gpu":
+        torch.backends.cudnn.allow_tf32 = options.tf32
+        torch.backends.cudnn.benchmark = options.cudnn_benchmark
+
+
+def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], folder: Path) -> pl.Trainer:
+    """A Trainer that logs nothing, saves nothing and shows nothing by itself: the callbacks do."""
+    quiet_lightning()
+    return pl.Trainer(
+        accelerator=options.accelerator,
+        devices=options.devices,
+        strategy=options.strategy,
+        precision=options.precision,
+        max_epochs=-1 if options.max_epochs is None else options.max_epochs,
+        max_steps=-1 if options.max_steps is None else options.max_steps,
+        max_time=None if options.max_time_s is None else timedelta(seconds=options.max_time_s),
+        gradient_clip_val=options.gradient_clip,
+        check_val_every_n_epoch=None if options.validate_every_steps else 1,
+        val_check_interval=options.validate_every_steps,
+        deterministic=options.deterministic or None,
+        callbacks=list(callbacks),
+        default_root_dir=str(folder),
+        use_distributed_sampler=False,
+        num_sanity_val_steps=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def quiet_lightning() -> None:
+    """Lightning's notes go to our log file; tips about its own products go nowhere."""
+    for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    # Said of the inline loader, which needs no workers; about our loaders Lightning knows nothing.
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
+    warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\).*before.*optimizer.step.*")
+
+
+def total_steps(options: TrainerOptions, steps_per_epoch: int) -> int | None:
+    """Optimizer steps of the whole run; None if only time limits it."""
+    limits = []
+    if options.max_epochs is not None:
+        limits.append(options.max_epochs * steps_per_epoch)
+    if options.max_steps is not None:
+        limits.append(options.max_steps)
+    return min(limits) if limits else None
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Factor on the learning rate by step; picklable, unlike a closure."""
+
+    name: Literal["constant", "cosine"]
+    warmup_steps: int
+    min_lr_frac: float
+    total_steps: int | None
+
+    def __call__(self, step: int) -> float:
+        """The factor for the step after ``step`` finished ones."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        if self.name == "constant" or self.total_steps is None:
+            return 1.0
+        length = max(1, self.total_steps - self.warmup_steps)
+        done = min(1.0, (step - self.warmup_steps) / length)
+        return self.min_lr_frac + (1 - self.min_lr_frac) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+class CachedBatches:
+    """A few batches already on the device, again and again: what training would be if data cost nothing."""
+
+    def __init__(self, deliveries: Sequence[Any], length: int) -> None:
+        self._deliveries, self._length, self.epoch = deliveries, length, 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Any]:
+        for number in range(self._length):
+            yield copy.copy(self._deliveries[number % len(self._deliveries)])
+
+
+def run_ceiling(module: StepModule, loader: Any, options: TrainerOptions, steps: int, folder: Path) -> StepSummary | None:
+    """Time the same steps on batches that are already on the device.
+
+    Changes the weights: run it when nothing needs them any more.
+    """
+    deliveries = []
+    for delivery, _ in zip(loader, range(CEILING_BATCHES), strict=False):
+        delivery.batch = batches.to_device(delivery.batch, module.device)
+        deliveries.append(delivery)
+    if hasattr(loader, "close"):
+        loader.close()
+    if not deliveries:
+        return None
+    rows: list[StepRow] = []
+    clock = StepClock(new_event=new_event_factory(module.device))
+    limited = TrainerOptions(**{**vars(options), "max_epochs": 1, "max_steps": None, "max_time_s": None})
+    limited = TrainerOptions(**{**vars(limited), "validate_every_steps": None})
+    trainer = make_trainer(limited, [Clock(clock, rows.extend)], folder)
+    trainer.fit(module, TimedLoader(CachedBatches(deliveries, steps + WARMUP_STEPS), clock))
+    return summarise(rows)
+
+
+def new_event_factory(device: torch.device) -> Callable[[], Any] | None:
+    """Timing events of the device, None where the host's clock is the truth."""
+    if device.type != "cuda":
+        return None
+    return lambda: torch.cuda.Event(enable_timing=True)
+
+
+def load_weights(module: pl.LightningModule, checkpoint: Path) -> None:
+    """Put a checkpoint's weights into the module. Loads weights-only."""
+    state: Mapping[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
+    module.load_state_dict(state["state_dict"])

@@ -1,0 +1,84 @@
+"""Batches as nested tuples, lists, dicts, NamedTuples and dataclasses of tensors that share their first dimension."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellfed.contract import Batch
+
+
+def map_tensors(batch: Batch, apply: Callable[[Tensor], Tensor]) -> Batch:
+    """The same structure with every tensor replaced; anything that is no tensor stays as it is."""
+    if isinstance(batch, Tensor):
+        return apply(batch)
+    if isinstance(batch, Mapping):
+        mapped = {key: map_tensors(item, apply) for key, item in batch.items()}
+        return mapped if type(batch) is dict else type(batch)(mapped)  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(map_tensors(item, apply) for item in batch))
+    if isinstance(batch, (tuple, list)):
+        return type(batch)(map_tensors(item, apply) for item in batch)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        fields = [spec.name for spec in dataclasses.fields(batch) if spec.init]
+        return dataclasses.replace(batch, **{name: map_tensors(getattr(batch, name), apply) for name in fields})
+    return batch
+
+
+def tensors(batch: Batch) -> Iterator[Tensor]:
+    """All tensors of the batch, depth first."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        for item in batch.values():
+            yield from tensors(item)
+    elif isinstance(batch, (tuple, list)):
+        for item in batch:
+            yield from tensors(item)
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        for spec in dataclasses.fields(batch):
+            yield from tensors(getattr(batch, spec.name))
+
+
+def batch_size(batch: Batch) -> int:
+    """Length of the first dimension that the tensors share.
+
+    Raises:
+        TypeError: there is no tensor, or the first dimensions differ.
+    """
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors(batch)}
+    if len(sizes) != 1 or None in sizes:
+        found = ", ".join(str(tuple(tensor.shape)) for tensor in tensors(batch)) or "no tensors"
+        raise TypeError(
+            f"A batch needs tensors that share their first dimension; this one has {found}. "
+            "Give the training data split(batch, sizes) and weight(batch) for another layout."
+        )
+    return int(next(iter(sizes)))  # type: ignore[arg-type]
+
+
+def num_bytes(batch: Batch) -> int:
+    """Bytes of all tensors of the batch."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch))
+
+
+def split(batch: Batch, sizes: list[int]) -> list[Batch]:
+    """Views of successive parts along the first dimension; nothing is copied."""
+    parts, start = [], 0
+    for size in sizes:
+        parts.append(map_tensors(batch, lambda tensor, start=start, size=size: tensor.narrow(0, start, size)))  # type: ignore[misc]
+        start += size
+    return parts
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """The batch on the device; copies from pinned memory don't block the host."""
+    return map_tensors(batch, lambda tensor: tensor.to(device, non_blocking=True))
+
+
+def pin(batch: Batch) -> Batch:
+    """The batch in page-locked memory, from which copies to a GPU run beside the host."""
+    return map_tensors(batch, lambda tensor: tensor.pin_memory())

@@ -1,0 +1,75 @@
+"""Where a workload's feature rows come from: a table on the device, a table in host memory, or computed each time."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from wellfed.contract import Features, FeatureSource
+
+Mode = Literal["cache", "cache_host", "dynamic"]
+CHUNK_ROWS = 256
+"""Rows computed at a time while a table is filled: a GPT-2 base over 64 tokens needs about 0.3 GiB for them."""
+
+
+class DeviceTable:
+    """All rows on the training device."""
+
+    def __init__(self, table: Tensor) -> None:
+        self._table = table
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """A gather on the device."""
+        return self._table.index_select(0, indices)
+
+
+class HostTable:
+    """All rows in host memory, page-locked where a GPU is there; each request is gathered there and copied."""
+
+    def __init__(self, table: Tensor, device: torch.device) -> None:
+        self._device = device
+        self._table = table.pin_memory() if device.type == "cuda" else table
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Gathered on the host. On a GPU this waits for ``indices`` to arrive there first."""
+        return self._table.index_select(0, indices.cpu()).to(self._device, non_blocking=True)
+
+
+class Computed:
+    """Rows computed at each request; gradients flow where the features are trainable."""
+
+    def __init__(self, features: Features) -> None:
+        self._features = features
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """One forward pass of the encoder over ``indices``."""
+        if self._features.trainable:
+            return self._features.rows(indices)
+        with torch.no_grad():
+            return self._features.rows(indices)
+
+
+def hold(features: Features, mode: Mode, device: torch.device) -> FeatureSource:
+    """The source of rows for a mode. ``cache`` and ``cache_host`` compute all rows now, in float32.
+
+    Raises:
+        ValueError: trainable features asked to be kept: they would never change.
+    """
+    if mode == "dynamic":
+        return Computed(features)
+    if features.trainable:
+        raise ValueError(f"memory.features={mode} would freeze features that are trained; only dynamic can train them.")
+    home = device if mode == "cache" else torch.device("cpu")
+    table: Tensor | None = None
+    with torch.no_grad():
+        for start in range(0, features.num_rows, CHUNK_ROWS):
+            indices = torch.arange(start, min(start + CHUNK_ROWS, features.num_rows), device=device)
+            chunk = features.rows(indices)
+            if table is None:
+                table = torch.empty((features.num_rows, *chunk.shape[1:]), dtype=chunk.dtype, device=home)
+            table[start : start + len(indices)] = chunk
+    if table is None:
+        raise ValueError("A workload offers features of 0 rows.")
+    return DeviceTable(table) if mode == "cache" else HostTable(table, device)

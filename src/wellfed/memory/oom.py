@@ -1,0 +1,45 @@
+"""Tells memory errors from others, by type where torch gives one and by text where it does not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Kind = Literal["device_oom", "host_oom"]
+
+_DEVICE_TEXTS = (
+    "CUDA out of memory",
+    "CUDA error: out of memory",
+    "HIP out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "ncclUnhandledCudaError: Call to CUDA function failed. out of memory",
+)
+_HOST_TEXTS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
+
+
+@dataclass(frozen=True)
+class MemoryFailure:
+    """What is kept of a memory error: no traceback, which would pin the tensors of the failed step."""
+
+    kind: Kind
+    message: str
+
+
+def classify(error: BaseException) -> MemoryFailure | None:
+    """The memory failure an exception means, or None if it is something else."""
+    text = str(error)
+    first_line = text.splitlines()[0] if text else type(error).__name__
+    if isinstance(error, torch.OutOfMemoryError):
+        return MemoryFailure("device_oom", first_line)
+    if isinstance(error, MemoryError):
+        return MemoryFailure("host_oom", first_line)
+    if isinstance(error, RuntimeError):
+        if any(part in text for part in _DEVICE_TEXTS):
+            return MemoryFailure("device_oom", first_line)
+        if any(part in text for part in _HOST_TEXTS):
+            return MemoryFailure("host_oom", first_line)
+    return None

@@ -1,0 +1,143 @@
+"""The cards NVML reports, as snapshots: physical cards and MIG instances, in NVML's (PCI bus) order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from wellfed.nvml.session import NotFoundError, NvmlAbsentError, NvmlError, NvmlSession
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One card or MIG instance as it was when asked; None where this device does not say."""
+
+    nvml_index: int
+    """Number of the (parent) card in NVML's order."""
+    uuid: str
+    """``GPU-...`` or ``MIG-...``."""
+    name: str
+    memory_total_bytes: int | None
+    """What programs can have: physical memory less the driver's own reserve, close to what torch reports."""
+    memory_used_bytes: int | None
+    """Held by all processes, without the driver's reserve."""
+    memory_free_bytes: int | None
+    capability: tuple[int, int] | None
+    """CUDA compute capability (major, minor)."""
+    driver_version: str | None
+    is_mig: bool = False
+    """This is an instance of a split card."""
+    has_mig_mode: bool = False
+    """A physical card in MIG mode: CUDA shows its instances in its place."""
+    index: int | None = None
+    """CUDA-visible number; None until mapped, or where CUDA does not see it."""
+
+
+@dataclass(frozen=True)
+class Devices:
+    """Devices in an order that the function giving them names."""
+
+    devices: tuple[Device, ...]
+    notes: tuple[str, ...] = ()
+    """What could not be read or is not certain, one sentence each."""
+
+
+def list_devices(nvml: NvmlSession) -> Devices:
+    """Every card in NVML's order, each followed by its MIG instances.
+
+    A card that is lost or refuses is left out with a note.
+
+    Raises:
+        NvmlError: the cards can't even be counted.
+    """
+    driver = _offered(lambda: _text(nvml.ask("nvmlSystemGetDriverVersion")))
+    found: list[Device] = []
+    notes: list[str] = []
+    for nvml_index in range(nvml.ask("nvmlDeviceGetCount")):
+        try:
+            handle = nvml.ask("nvmlDeviceGetHandleByIndex", nvml_index)
+            card = _snapshot(nvml, handle, nvml_index, driver)
+            found += [card, *_mig_instances(nvml, handle, card)]
+        except NvmlError as error:
+            notes.append(f"card {nvml_index} is left out ({error}).")
+    return Devices(tuple(found), tuple(notes))
+
+
+def device_handle(nvml: NvmlSession, device: Device) -> Any:
+    """The NVML handle for calls on this device; found by UUID, so it is right whatever CUDA's numbering is.
+
+    Raises:
+        NotFoundError: the device is no longer there.
+    """
+    return nvml.ask("nvmlDeviceGetHandleByUUID", device.uuid)
+
+
+def _snapshot(nvml: NvmlSession, handle: Any, nvml_index: int, driver: str | None) -> Device:
+    total, used, free = _memory(nvml, handle)
+    mode = _offered(lambda: nvml.ask("nvmlDeviceGetMigMode", handle))
+    capability = _offered(lambda: nvml.ask("nvmlDeviceGetCudaComputeCapability", handle))
+    return Device(
+        nvml_index=nvml_index,
+        uuid=_text(nvml.ask("nvmlDeviceGetUUID", handle)),
+        name=_offered(lambda: _text(nvml.ask("nvmlDeviceGetName", handle))) or "NVIDIA GPU",
+        memory_total_bytes=total,
+        memory_used_bytes=used,
+        memory_free_bytes=free,
+        capability=None if capability is None else (int(capability[0]), int(capability[1])),
+        driver_version=driver,
+        has_mig_mode=mode is not None and mode[0] == 1,
+    )
+
+
+def _mig_instances(nvml: NvmlSession, handle: Any, card: Device) -> list[Device]:
+    if not card.has_mig_mode:
+        return []
+    instances = []
+    for slot in range(_offered(lambda: nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle)) or 0):
+        try:
+            mig = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
+        except NotFoundError:
+            continue  # an empty slot; later ones may be filled
+        total, used, free = _memory(nvml, mig)
+        instances.append(
+            Device(
+                nvml_index=card.nvml_index,
+                uuid=_text(nvml.ask("nvmlDeviceGetUUID", mig)),
+                name=_mig_name(nvml, mig, card),
+                memory_total_bytes=total,
+                memory_used_bytes=used,
+                memory_free_bytes=free,
+                capability=card.capability,  # NVML answers this for the parent only
+                driver_version=card.driver_version,
+                is_mig=True,
+            )
+        )
+    return instances
+
+
+def _mig_name(nvml: NvmlSession, mig: Any, card: Device) -> str:
+    return _offered(lambda: _text(nvml.ask("nvmlDeviceGetName", mig))) or f"{card.name} MIG"
+
+
+def _memory(nvml: NvmlSession, handle: Any) -> tuple[int | None, int | None, int | None]:
+    """Total without the driver's reserve, used and free, in bytes; all None on cards that share the host's memory."""
+    info = _offered(lambda: nvml.ask("nvmlDeviceGetMemoryInfo", handle, version=nvml.constant("nvmlMemory_v2")))
+    if info is not None:
+        return int(info.total) - int(info.reserved), int(info.used), int(info.free)
+    # Drivers before 510 know version 1 only, where `used` includes the reserve.
+    info = _offered(lambda: nvml.ask("nvmlDeviceGetMemoryInfo", handle))
+    return (None, None, None) if info is None else (int(info.total), int(info.used), int(info.free))
+
+
+def _offered(ask: Callable[[], Answer]) -> Answer | None:
+    try:
+        return ask()
+    except NvmlAbsentError:
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

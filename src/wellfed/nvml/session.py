@@ -1,0 +1,212 @@
+"""Opening and closing NVML, and its error codes as exception types."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.metadata
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, TracebackType
+from typing import Any, Self
+
+from wellfed.errors import WellfedError
+
+
+class NvmlError(WellfedError):
+    """NVML refused or failed; ``reason`` is the short text that goes into other messages."""
+
+    reason = "failed"
+
+    def __init__(self, call: str, reason: str | None = None) -> None:
+        self.call = call
+        if reason is not None:
+            self.reason = reason
+        super().__init__(f"NVML {call}: {self.reason}")
+
+
+class NvmlAbsentError(NvmlError):
+    """What was asked for does not exist here: the figure is absent, not zero, and nothing is broken."""
+
+    reason = "not offered"
+
+
+class NotSupportedError(NvmlAbsentError):
+    """This card or MIG instance has no such figure."""
+
+    reason = "not supported by this device"
+
+
+class NoPermissionError(NvmlAbsentError):
+    """The figure exists, this user may not read it."""
+
+    reason = "no permission"
+
+
+class FunctionNotFoundError(NvmlAbsentError):
+    """The driver, or the pynvml module, is older than the function."""
+
+    reason = "function not found in this driver"
+
+
+class LibraryNotFoundError(NvmlAbsentError):
+    """No NVML library: no NVIDIA driver is installed, or the container does not pass it through."""
+
+    reason = "library not found"
+
+
+class DriverNotLoadedError(NvmlAbsentError):
+    """The library is there, the kernel module is not."""
+
+    reason = "driver not loaded"
+
+
+class DriverMismatchError(NvmlAbsentError):
+    """Library and kernel module are of different versions: an upgrade that waits for a reboot."""
+
+    reason = "driver and library versions differ, reboot to load the new driver"
+
+
+class NoDataError(NvmlAbsentError):
+    """The driver has no sample yet."""
+
+    reason = "no data"
+
+
+class VersionMismatchError(NvmlAbsentError):
+    """The driver does not know this version of the call's argument structure."""
+
+    reason = "argument version not known to this driver"
+
+
+class PynvmlMissingError(NvmlAbsentError):
+    """The Python module is not installed, or is not NVIDIA's."""
+
+    reason = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
+
+
+class GpuLostError(NvmlError):
+    """The card fell off the bus or needs a reset; it does not come back within this process."""
+
+    reason = "GPU is lost"
+
+
+class NotFoundError(NvmlError):
+    """No card, MIG slot or process of that name or number."""
+
+    reason = "not found"
+
+
+ERROR_TYPES: Mapping[int, type[NvmlError]] = MappingProxyType(
+    {  # nvmlReturn_t, https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
+        3: NotSupportedError,
+        4: NoPermissionError,
+        6: NotFoundError,
+        9: DriverNotLoadedError,
+        12: LibraryNotFoundError,
+        13: FunctionNotFoundError,
+        15: GpuLostError,
+        16: GpuLostError,  # RESET_REQUIRED: as lost to this process as a card off the bus
+        18: DriverMismatchError,
+        21: NoDataError,
+        25: VersionMismatchError,
+        28: NotFoundError,
+    }
+)
+
+
+def load_pynvml() -> Any:
+    """NVIDIA's ``pynvml`` module; the one place in the code that imports it.
+
+    Raises:
+        PynvmlMissingError: not installed, or the module of that name is not NVIDIA's.
+    """
+    try:
+        module = importlib.import_module("pynvml")
+    except ImportError as cause:
+        raise PynvmlMissingError("import") from cause
+    # The unofficial module has the same name and other signatures; this private function is only in NVIDIA's.
+    if not hasattr(module, "_nvmlGetFunctionPointer"):
+        raise PynvmlMissingError("import", unofficial_pynvml() or "the module named pynvml is not nvidia-ml-py's")
+    return module
+
+
+def unofficial_pynvml(version_of: Callable[[str], str] = importlib.metadata.version) -> str | None:
+    """What to say when the deprecated distribution ``pynvml`` is installed; None when it is not."""
+    try:
+        version = version_of("pynvml")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    return (
+        f"the unofficial distribution pynvml {version} is installed; it shadows the module of nvidia-ml-py or makes "
+        "torch warn. Run: pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py"
+    )
+
+
+class NvmlSession:
+    """NVML while the ``with`` block lasts.
+
+    NVML counts its users, so sessions may overlap in threads of one process. A forked child opens its own.
+
+    Raises on entering:
+        NvmlAbsentError: no library, no driver, no permission, no pynvml.
+        NvmlError: NVML is there and failed.
+    """
+
+    def __init__(self, load: Callable[[], Any] = load_pynvml) -> None:
+        self._load = load
+        self._library: Any = None
+
+    def __enter__(self) -> Self:
+        library = self._load()
+        self._library = library
+        try:
+            self.ask("nvmlInit")
+        except NvmlError:
+            self._library = None
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        library, self._library = self._library, None
+        # A lost card makes the shutdown fail too; that must not hide how the block ended.
+        with contextlib.suppress(library.NVMLError):
+            library.nvmlShutdown()
+
+    def ask(self, function: str, *args: Any, **kwargs: Any) -> Any:
+        """The answer of the pynvml function of that name. Blocks for as long as the driver takes.
+
+        Raises:
+            NvmlAbsentError: there is no such figure here.
+            GpuLostError: the card is gone.
+            NvmlError: any other NVML error.
+        """
+        call = getattr(self._opened(), function, None)
+        if call is None:
+            raise FunctionNotFoundError(function, "function not found in this nvidia-ml-py")
+        try:
+            return call(*args, **kwargs)
+        except self._library.NVMLError as cause:
+            raise _named(function, cause) from cause
+
+    def constant(self, name: str) -> Any:
+        """A constant of pynvml, e.g. ``NVML_TEMPERATURE_GPU``.
+
+        Raises:
+            FunctionNotFoundError: the installed nvidia-ml-py is older than it.
+        """
+        value = getattr(self._opened(), name, None)
+        if value is None:
+            raise FunctionNotFoundError(name, "constant not found in this nvidia-ml-py")
+        return value
+
+    def _opened(self) -> Any:
+        if self._library is None:
+            raise RuntimeError("NVML was asked outside its session. Write: with NvmlSession() as nvml: ...")
+        return self._library
+
+
+def _named(function: str, cause: Any) -> NvmlError:
+    known = ERROR_TYPES.get(cause.value)
+    return NvmlError(function, str(cause).rstrip(".").lower()) if known is None else known(function)

@@ -1,0 +1,130 @@
+"""Which NVML device CUDA calls 0, 1, ...: the rules of CUDA_VISIBLE_DEVICES, without asking CUDA.
+
+Rules: https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html and, for what that
+page leaves open (repeated or malformed entries), torch.cuda._parse_visible_devices of torch 2.13.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from wellfed.nvml.devices import Device, Devices
+
+_LEADING_INTEGER = re.compile(r"[+-]?\d+")
+
+
+def visible_devices(
+    found: Devices,
+    *,
+    visible: str | None,
+    order: str | None,
+    torch_uuids: Sequence[str] | None = None,
+) -> Devices:
+    """The devices that CUDA shows this process, in CUDA's order, with ``index`` filled in.
+
+    Args:
+        found: all devices in NVML's order.
+        visible: the value of CUDA_VISIBLE_DEVICES; None when it is not set, "" hides all.
+        order: the value of CUDA_DEVICE_ORDER; None when it is not set.
+        torch_uuids: ``torch.cuda.get_device_properties(i).uuid`` as text, by torch's index. Where given they decide,
+            and the two environment variables are not looked at.
+    """
+    if torch_uuids is not None:
+        return _by_torch(found, torch_uuids)
+    ordinals = _ordinals(found.devices)
+    if visible is None:
+        chosen = list(ordinals)
+    elif visible.startswith(("GPU-", "MIG-")):
+        chosen = _by_uuid(found.devices, visible)
+    else:
+        chosen = _by_number(ordinals, visible)
+    notes = list(found.notes)
+    by_number = visible is None or not visible.startswith(("GPU-", "MIG-"))
+    if by_number and chosen and order != "PCI_BUS_ID" and len({card.name for card in ordinals}) > 1:
+        names = ", ".join(dict.fromkeys(card.name for card in ordinals))
+        notes.append(
+            f"the cards differ ({names}) and CUDA_DEVICE_ORDER={order or '(not set)'} numbers the fastest first, so "
+            "NVML's order may not be CUDA's. Run: export CUDA_DEVICE_ORDER=PCI_BUS_ID"
+        )
+    return Devices(_numbered(_one_mig(chosen)), tuple(notes))
+
+
+def same_uuid(left: str, right: str) -> bool:
+    """Whether two UUIDs name one device; torch leaves out the ``GPU-`` that NVML writes."""
+    return _bare(left) == _bare(right)
+
+
+def _bare(uuid: str) -> str:
+    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
+
+
+def _by_torch(found: Devices, torch_uuids: Sequence[str]) -> Devices:
+    # A card split into instances shows up as the card in torch builds that do not report the instance's UUID.
+    devices: list[Device] = []
+    notes = list(found.notes)
+    for index, uuid in enumerate(torch_uuids):
+        match = next((device for device in found.devices if same_uuid(device.uuid, uuid)), None)
+        if match is None:
+            notes.append(f"torch's device {index} ({uuid}) is not among NVML's; its figures are absent.")
+        else:
+            devices.append(replace(match, index=index))
+    return Devices(tuple(devices), tuple(notes))
+
+
+def _ordinals(devices: Sequence[Device]) -> list[Device]:
+    """What a plain number counts: the physical cards, one in MIG mode replaced by its first instance."""
+    counted = []
+    for device in devices:
+        if device.is_mig:
+            continue
+        if not device.has_mig_mode:
+            counted.append(device)
+            continue
+        instances = (other for other in devices if other.is_mig and other.nvml_index == device.nvml_index)
+        # A split card without instances is no CUDA device.
+        counted.extend(list(instances)[:1])
+    return counted
+
+
+def _by_number(ordinals: Sequence[Device], visible: str) -> list[Device]:
+    numbers: list[int] = []
+    for entry in visible.split(","):
+        match = _LEADING_INTEGER.match(entry.strip())  # CUDA reads with strtoul: "1gpu" is 1
+        number = int(match.group()) if match else -1
+        if number in numbers:
+            return []  # a repeated entry hides all
+        if not 0 <= number < len(ordinals):
+            break  # the first invalid entry ends the list
+        numbers.append(number)
+    return [ordinals[number] for number in numbers]
+
+
+def _by_uuid(devices: Sequence[Device], visible: str) -> list[Device]:
+    prefix = visible[:4]
+    chosen: list[Device] = []
+    for entry in visible.split(","):
+        if not entry.startswith(prefix):
+            break  # kinds can't be mixed
+        matches = [device for device in devices if device.uuid.startswith(entry)]
+        if len(matches) != 1 or matches[0].has_mig_mode:
+            break  # unknown, ambiguous, or a split card that only its instances stand for
+        if matches[0] in chosen:
+            return []
+        chosen.append(matches[0])
+    return chosen
+
+
+def _one_mig(chosen: Sequence[Device]) -> list[Device]:
+    # A process gets one MIG instance whatever it names:
+    # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html (CUDA Device Enumeration)
+    kept: list[Device] = []
+    for device in chosen:
+        if not (device.is_mig and any(other.is_mig for other in kept)):
+            kept.append(device)
+    return kept
+
+
+def _numbered(devices: Sequence[Device]) -> tuple[Device, ...]:
+    return tuple(replace(device, index=index) for index, device in enumerate(devices))

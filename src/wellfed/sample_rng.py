@@ -1,0 +1,72 @@
+"""Randomness as a function of (seed, epoch, index), so that who loads a sample, and when, changes nothing.
+
+`SampleRng` is an ordinary ``torch.Generator`` seeded for one batch, with two methods whose values belong to the
+sample's index alone: these stay the same over every backend, number of workers, number of ranks and resume.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_MIX_1 = 0xBF58476D1CE4E5B9
+_MIX_2 = 0x94D049BB133111EB
+_MASK = (1 << 64) - 1
+
+
+def mix(*parts: int) -> int:
+    """A 63-bit seed from integers; any change of any part gives an unrelated seed (splitmix64 finaliser)."""
+    state = 0
+    for part in parts:
+        state = (state + _GOLDEN + (part & _MASK)) & _MASK
+        state = ((state ^ (state >> 30)) * _MIX_1) & _MASK
+        state = ((state ^ (state >> 27)) * _MIX_2) & _MASK
+        state ^= state >> 31
+    return state >> 1
+
+
+def _signed(value: int) -> int:
+    """The two's complement int64 with the same 64 bits, which is what torch multiplies by."""
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shift(values: Tensor, bits: int) -> Tensor:
+    """Logical right shift; torch's ``>>`` on int64 keeps the sign."""
+    return (values >> bits) & ((1 << (64 - bits)) - 1)
+
+
+class SampleRng(torch.Generator):
+    """A generator for one batch: draws in sequence belong to the batch, ``*_at`` draws belong to the index."""
+
+    epoch_seed: int
+
+    def __new__(
+        cls, seed: int, epoch: int, batch: int = 0, part: int = 0, *, device: torch.device | str = "cpu"
+    ) -> SampleRng:
+        """A generator on the device; ``part`` is the rank's or micro-batch's number."""
+        return super().__new__(cls, device=device)
+
+    def __init__(
+        self, seed: int, epoch: int, batch: int = 0, part: int = 0, *, device: torch.device | str = "cpu"
+    ) -> None:
+        self.epoch_seed = mix(seed, epoch)
+        self.manual_seed(mix(seed, epoch, batch, part))
+
+    def bits_at(self, indices: Tensor, draw: int = 0) -> Tensor:
+        """63 random bits for each index, int64 >= 0, same shape and device as ``indices``."""
+        state = indices * _signed(_GOLDEN) + _signed(mix(self.epoch_seed, draw))
+        state = (state ^ _shift(state, 30)) * _signed(_MIX_1)
+        state = (state ^ _shift(state, 27)) * _signed(_MIX_2)
+        return _shift(state ^ _shift(state, 31), 1)
+
+    def randint_at(self, indices: Tensor, high: int | Tensor, draw: int = 0) -> Tensor:
+        """Integers in [0, high), one for each index; ``high`` may differ by element.
+
+        The modulo's bias is below high / 2**63.
+        """
+        return self.bits_at(indices, draw) % high
+
+    def uniform_at(self, indices: Tensor, draw: int = 0) -> Tensor:
+        """Float32 in [0, 1), one for each index."""
+        return (self.bits_at(indices, draw) >> 39).to(torch.float32) * (1.0 / (1 << 24))

@@ -1,0 +1,163 @@
+"""Marks set by the training loop become one row a step, also where the device works asynchronously.
+
+On a CPU the host's clock is the truth. On a GPU the host only launches work, so three events a step are recorded on
+the compute stream and read when the device has passed them, which is some steps later: nothing waits for them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from wellfed.timing.phases import StepRow
+
+
+class DeviceEvent(Protocol):
+    """What `torch.cuda.Event(enable_timing=True)` offers."""
+
+    def record(self) -> None:
+        """Put a mark on the current stream."""
+        ...
+
+    def query(self) -> bool:
+        """Whether the device has passed the mark."""
+        ...
+
+    def elapsed_time(self, end_event: DeviceEvent, /) -> float:
+        """Milliseconds from this mark to another; both passed."""
+        ...
+
+
+@dataclass
+class _Marks:
+    """What is known of a step while the device may still be at work on it."""
+
+    epoch: int
+    asked_s: float
+    got_s: float
+    copied_s: float
+    begin: DeviceEvent | None
+    copied: DeviceEvent | None
+    end_s: float = 0.0
+    end: DeviceEvent | None = None
+    step: int = 0
+    samples: int = 0
+    micro_batch: int = 0
+    num_micro: int = 0
+    warmup: bool = False
+
+
+class StepClock:
+    """Collects the marks of each step: ``ask -> got -> copied -> end``, in this order, once a step.
+
+    Between `end` of one step and `ask` of the next lies host time; a gap in training (validation, a checkpoint) is
+    announced with `interrupt`, and the following step is timed from its own `ask`.
+    """
+
+    def __init__(
+        self,
+        *,
+        origin_s: float | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+        new_event: Callable[[], DeviceEvent] | None = None,
+    ) -> None:
+        self._now_s = now_s
+        self._new_event = new_event
+        self._origin_s = now_s() if origin_s is None else origin_s
+        self._last_end_s: float | None = None
+        self._last_end: DeviceEvent | None = None
+        self._open: _Marks | None = None
+        self._asked_s = 0.0
+        self._got_s = 0.0
+        self._pending: deque[tuple[_Marks, float, DeviceEvent | None]] = deque()
+
+    def time_s(self) -> float:
+        """Seconds since the run first started."""
+        return self._now_s() - self._origin_s
+
+    def ask(self) -> None:
+        """The loop asks for the next batch."""
+        self._asked_s = self._now_s()
+
+    def got(self) -> None:
+        """The loop has the batch on the host."""
+        self._got_s = self._now_s()
+
+    def copy_begins(self, epoch: int) -> None:
+        """The copy to the device is about to be launched."""
+        self._open = _Marks(epoch, self._asked_s, self._got_s, 0.0, self._mark(), None)
+
+    def copied(self) -> None:
+        """The copy is launched (GPU) or done (CPU); compute follows."""
+        if self._open is not None:
+            self._open.copied_s = self._now_s()
+            self._open.copied = self._mark()
+
+    def end(self, *, step: int, samples: int, micro_batch: int, num_micro: int, warmup: bool = False) -> None:
+        """The optimizer step is launched (GPU) or done (CPU)."""
+        marks, self._open = self._open, None
+        if marks is None:
+            return
+        marks.end_s, marks.end = self._now_s(), self._mark()
+        marks.step, marks.samples, marks.micro_batch, marks.num_micro = step, samples, micro_batch, num_micro
+        marks.warmup = warmup
+        begin_s = marks.asked_s if self._last_end_s is None else self._last_end_s
+        self._pending.append((marks, begin_s, self._last_end))
+        self._last_end_s, self._last_end = marks.end_s, marks.end
+
+    def interrupt(self) -> None:
+        """Something that is not training comes between two steps; it belongs to neither."""
+        self._last_end_s, self._last_end = None, None
+
+    def rows(self, *, wait: bool = False) -> Iterator[StepRow]:
+        """The steps that are finished on the device, oldest first, each once.
+
+        Args:
+            wait: the device is known to be idle; take all that is left.
+        """
+        while self._pending:
+            marks, begin_s, previous = self._pending[0]
+            if marks.end is not None and not wait and not marks.end.query():
+                return
+            self._pending.popleft()
+            yield self._row(marks, begin_s, previous)
+
+    def _mark(self) -> DeviceEvent | None:
+        if self._new_event is None:
+            return None
+        event = self._new_event()
+        event.record()
+        return event
+
+    def _row(self, marks: _Marks, begin_s: float, previous: DeviceEvent | None) -> StepRow:
+        asked_wait_ms = 1e3 * (marks.got_s - marks.asked_s)
+        copy_ms: float | None
+        if marks.begin is None or marks.copied is None or marks.end is None:
+            wait_ms, copy_ms = asked_wait_ms, None
+            compute_ms = 1e3 * (marks.end_s - marks.copied_s)
+            host_ms = max(0.0, 1e3 * (marks.end_s - begin_s) - wait_ms - compute_ms)
+        else:
+            # The device's own time line: between two steps it stood idle for `gap`. What of it the loop spent
+            # waiting for a batch is wait; the rest of the gap the host was late.
+            gap_ms = asked_wait_ms if previous is None else max(0.0, previous.elapsed_time(marks.begin))
+            wait_ms = min(gap_ms, asked_wait_ms)
+            host_ms = gap_ms - wait_ms
+            copy_ms = marks.begin.elapsed_time(marks.copied)
+            compute_ms = marks.copied.elapsed_time(marks.end)
+        return StepRow(
+            step=marks.step,
+            time_s=marks.end_s - self._origin_s,
+            epoch=marks.epoch,
+            samples=marks.samples,
+            micro_batch=marks.micro_batch,
+            num_micro=marks.num_micro,
+            wait_ms=wait_ms,
+            copy_ms=copy_ms,
+            compute_ms=compute_ms,
+            host_ms=host_ms,
+            asked_wait_ms=asked_wait_ms,
+            warmup=marks.warmup,
+        )

@@ -1,0 +1,28 @@
+"""Where figures go beside the files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+
+class Sink(Protocol):
+    """Takes rows of figures; must not raise for its own troubles."""
+
+    def log(self, row: Mapping[str, float | int | None]) -> None:
+        """One row; it carries its own axis (``step`` or ``telemetry/time_s``) among its keys."""
+        ...
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """No more rows come."""
+        ...
+
+
+class NoSink:
+    """Files only."""
+
+    def log(self, row: Mapping[str, float | int | None]) -> None:
+        """Nothing to do."""
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """Nothing to do."""

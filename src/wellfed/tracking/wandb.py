@@ -1,0 +1,116 @@
+"""The only door to wandb: one run a job, offline unless logged in or asked for, finished whatever happens."""
+
+from __future__ import annotations
+
+import logging
+import netrc
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_LOG = logging.getLogger(__name__)
+_INIT_TIMEOUT_S = 30
+
+
+def is_logged_in() -> bool:
+    """Whether a key for wandb is at hand: WANDB_API_KEY, or an entry of the netrc file. No network is asked."""
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai").split("://")[-1].split("/")[0]
+    for path in (os.environ.get("NETRC"), Path.home() / ".netrc", Path.home() / "_netrc"):
+        try:
+            if path and netrc.netrc(str(path)).authenticators(host):
+                return True
+        except (OSError, netrc.NetrcParseError):
+            continue
+    return False
+
+
+def decide_mode(asked: str) -> str:
+    """``online``, ``offline`` or ``disabled`` for logger.mode; auto obeys WANDB_MODE, then looks for a login."""
+    if asked != "auto":
+        return asked
+    from_environment = os.environ.get("WANDB_MODE", "")
+    if from_environment in ("online", "offline", "disabled"):
+        return from_environment
+    return "online" if is_logged_in() else "offline"
+
+
+class WandbSink:
+    """An open wandb run. Rows carry their own axes, so that wandb's own step counter means nothing here."""
+
+    def __init__(self, run: Any, mode: str) -> None:
+        self._run, self.mode = run, mode
+        self._lost = False
+
+    @property
+    def id(self) -> str:
+        """wandb's id of the run; the same over resumes."""
+        return str(self._run.id)
+
+    @property
+    def folder(self) -> Path:
+        """Where this part of the run is stored."""
+        return Path(self._run.dir).parent
+
+    def log(self, row: Mapping[str, float | int | None]) -> None:
+        """Hand a row to wandb; what it can't take is noted once."""
+        self._guard(lambda: self._run.log({key: value for key, value in row.items() if value is not None}))
+
+    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
+        """Write the summary and close the run."""
+        self._guard(lambda: self._run.summary.update(dict(summary)))
+        self._guard(lambda: self._run.finish(exit_code=exit_code))
+
+    def _guard(self, call: Any) -> None:
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  a dead logger must not kill a run
+            if not self._lost:
+                self._lost = True
+                _LOG.warning("wandb can't be written (%s); training goes on, the files have every figure.", error)
+
+
+def open_run(
+    folder: Path,
+    *,
+    mode: str,
+    project: str,
+    entity: str | None,
+    group: str | None,
+    name: str,
+    run_id: str | None,
+    config: Mapping[str, Any],
+) -> WandbSink:
+    """Open a run in ``folder``; online falls back to offline where wandb can't be reached.
+
+    Args:
+        mode: online or offline.
+        run_id: continue the run of this id; None = a new one.
+
+    Raises:
+        RuntimeError: wandb can't even be started offline.
+    """
+    os.environ.setdefault("WANDB_SILENT", "true")
+    import wandb
+
+    options: dict[str, Any] = {
+        "project": project, "entity": entity, "group": group, "name": name, "id": run_id, "dir": str(folder),
+        "config": dict(config), "resume": "allow" if run_id else None, "reinit": "finish_previous",
+    }
+    settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
+    try:
+        run = wandb.init(mode=mode, settings=settings, **options)
+    except Exception as error:
+        if mode != "online":
+            raise RuntimeError(f"wandb can't be started: {error}") from error
+        _LOG.warning("wandb can't be reached (%s); going on offline.", error)
+        mode = "offline"
+        try:
+            run = wandb.init(mode=mode, settings=settings, **options)
+        except Exception as second:
+            raise RuntimeError(f"wandb can't be started: {second}") from second
+    for pattern in ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"):
+        run.define_metric(pattern, step_metric="step")
+    return WandbSink(run, mode)

@@ -1,0 +1,44 @@
+"""Conversions and number formats. The only place where GiB, ms and percent are computed for show."""
+
+from __future__ import annotations
+
+GIB = 2**30
+MIB = 2**20
+
+
+def gib(num_bytes: float) -> float:
+    """Bytes as GiB (2**30 bytes)."""
+    return num_bytes / GIB
+
+
+def show_bytes(num_bytes: float) -> str:
+    """A byte count in the largest binary unit that keeps it above 1, e.g. ``3.2 MiB``."""
+    value = float(num_bytes)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
+
+
+def show_count(number: float) -> str:
+    """A count with thousands separators; decimals only below 100."""
+    return f"{number:,.0f}" if abs(number) >= 100 else f"{number:,.2f}".rstrip("0").rstrip(".")
+
+
+def show_duration(seconds: float) -> str:
+    """A length of time for people: ``850 ms``, ``42.0 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def show_percent(fraction: float) -> str:
+    """A fraction 0..1 as a percentage."""
+    return f"{100 * fraction:.1f} %"

@@ -1,0 +1,68 @@
+"""Files of lines, some of which may be damaged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from wellfed.errors import DataError
+from wellfed.units import show_count
+
+
+class BadLines:
+    """Lines that were skipped: counted, the first one kept, an error beyond ``limit`` over all files."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.count = 0
+        self._first = ""
+
+    def add(self, file: Path, number: int, line: bytes, reason: str) -> None:
+        """Take note of line ``number`` (from 1).
+
+        Raises:
+            DataError: there are more than ``limit`` now.
+        """
+        self.count += 1
+        if self.count == 1:
+            shown = line[:80].decode("latin-1").rstrip("\r\n")
+            self._first = f"{file}, line {number}: {reason}: {shown!r}"
+        if self.count > self.limit:
+            raise DataError(
+                f"More than workload.data.max_bad_lines={self.limit} bad lines; the first is {self._first}. "
+                "Correct the file, fetch it again (python -m workloads.recsys.download), or raise the limit."
+            )
+
+    def notes(self) -> tuple[str, ...]:
+        """One sentence if lines were skipped."""
+        if self.count == 0:
+            return ()
+        return (f"{show_count(self.count)} bad lines skipped, the first: {self._first}",)
+
+
+def read_file(file: Path) -> bytes:
+    """The bytes of a file in an 8-bit encoding; a UTF-8 byte order mark is dropped.
+
+    Raises:
+        DataError: unreadable, empty, or UTF-16/32.
+    """
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise DataError(f"{file} can't be read: {error.strerror}. Check workload.data.path and its rights.") from error
+    content = content.removeprefix(b"\xef\xbb\xbf")
+    if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:4096]:
+        raise DataError(
+            f"{file}, line 1: UTF-16 or binary, not the 8-bit text of MovieLens. "
+            f"Fetch the file again, or convert it: iconv -f UTF-16 -t UTF-8 {file.name}"
+        )
+    if not content.strip():
+        raise DataError(f"{file} is empty. Fetch it again: python -m workloads.recsys.download")
+    return content
+
+
+def decode(line: bytes) -> str:
+    """Text of a line: UTF-8 where it is valid, else latin-1, in which MovieLens is written."""
+    try:
+        return line.decode("utf-8")
+    except UnicodeDecodeError:
+        return line.decode("latin-1")

@@ -1,0 +1,101 @@
+"""What users did with items, as arrays, and its split by time. Every reader and the synthetic set end here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellfed.errors import DataError
+from wellfed.units import show_count
+
+Ints = NDArray[np.int64]
+
+MIN_EVALUATED = 3
+"""Interactions a user needs to be evaluated: one each for training, validation and test."""
+
+
+@dataclass(frozen=True)
+class Interactions:
+    """Ratings in file order with the metadata of their users and items."""
+
+    users: Ints
+    """Row of the user, 0..U-1, [N]."""
+    items: Ints
+    """Row of the item, 0..I-1, [N]."""
+    ratings: Ints
+    """Stars, 1..5, [N]."""
+    times: Ints
+    """Seconds since 1970; only the order is used."""
+    user_texts: list[str]
+    """One sentence a user, U of them."""
+    item_texts: list[str]
+    """One sentence an item, I of them."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LeaveLastOut:
+    """Per user the last interaction is the test item, the one before it the validation item, the rest is training."""
+
+    users: Ints
+    """Training pairs, sorted by user, then time."""
+    items: Ints
+    evaluated_users: Ints
+    """Users with a validation and a test item, ascending."""
+    val_items: Ints
+    """One for each of `evaluated_users`, as are `test_items`."""
+    test_items: Ints
+    notes: tuple[str, ...]
+
+
+def leave_last_out(interactions: Interactions, min_rating: int | None) -> LeaveLastOut:
+    """Split by time; equal times are ordered by their place in the file.
+
+    A pair that occurs twice counts once, at its latest time. Users with fewer than three interactions stay in
+    training and are not evaluated.
+
+    Raises:
+        DataError: no user has three interactions.
+    """
+    notes = []
+    chosen = np.arange(len(interactions.users))
+    if min_rating is not None:
+        chosen = chosen[interactions.ratings >= min_rating]
+        notes.append(f"{show_count(len(chosen))} of {show_count(len(interactions.users))} ratings are >= {min_rating}")
+    chosen = chosen[np.lexsort((chosen, interactions.times[chosen], interactions.users[chosen]))]
+    latest = _last_of_each_pair(interactions, chosen)
+    if len(latest) < len(chosen):
+        notes.append(f"{show_count(len(chosen) - len(latest))} repeated (user, item) pairs: the latest of each is kept")
+    user_N, item_N = interactions.users[latest], interactions.items[latest]
+
+    count_U = np.bincount(user_N, minlength=len(interactions.user_texts))
+    evaluated_E = np.flatnonzero(count_U >= MIN_EVALUATED)
+    if len(evaluated_E) == 0:
+        rule = f"no user has {MIN_EVALUATED} interactions ({show_count(len(user_N))} interactions in all)"
+        lower = "" if min_rating is None else f", or lower workload.data.min_rating={min_rating}"
+        raise DataError(f"{rule}, so nobody can be evaluated. Point workload.data.path at a larger set{lower}.")
+    few = int(((count_U > 0) & (count_U < MIN_EVALUATED)).sum())
+    if few:
+        notes.append(f"{show_count(few)} users have fewer than {MIN_EVALUATED} interactions: trained on, not evaluated")
+
+    end_E = np.cumsum(count_U)[evaluated_E]
+    held_out = np.zeros(len(user_N), dtype=bool)
+    held_out[end_E - 1] = held_out[end_E - 2] = True
+    return LeaveLastOut(
+        users=user_N[~held_out],
+        items=item_N[~held_out],
+        evaluated_users=evaluated_E,
+        val_items=item_N[end_E - 2],
+        test_items=item_N[end_E - 1],
+        notes=tuple(notes),
+    )
+
+
+def _last_of_each_pair(interactions: Interactions, ordered: Ints) -> Ints:
+    """The entries of ``ordered`` (by user, then time) that no later one repeats, in the same order."""
+    pair = interactions.users[ordered] * len(interactions.item_texts) + interactions.items[ordered]
+    _, first_from_end = np.unique(pair[::-1], return_index=True)
+    last: Ints = ordered[np.sort(len(ordered) - 1 - first_from_end)]
+    return last

@@ -1,0 +1,188 @@
+"""Two towers over ids and text, compared by a dot product, so that the whole catalogue is one matmul.
+
+Shapes: B samples, U users, I items, D width of the towers, E width of the text rows.
+Loss: Rendle et al., BPR: Bayesian Personalized Ranking from Implicit Feedback, UAI 2009, https://arxiv.org/abs/1205.2618
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.nn.functional import gelu, softplus
+
+from wellfed.contract import Features, LossOutput
+from wellfed.errors import ConfigError, Fault
+from workloads.recsys.encoder import GPT2Shape, TextEncoder, pretrained_encoder, small_encoder
+
+TripletBatch = dict[str, Tensor]
+"""``user``, ``pos``, ``neg``: rows [B]; with text also ``user_text``, ``pos_text``, ``neg_text``: float [B, E]."""
+
+
+class TwoTowerRecommender(nn.Module):
+    """Score = user vector . item vector + item bias; a vector = id embedding + MLP of the text row.
+
+    Args:
+        texts: sentences of the U users, then of the I items; not looked at with ``text="none"``.
+        dim: D, width of both towers.
+        text: ``none`` leaves matrix factorisation.
+        pretrained: folder or hub name of a GPT-2; None = a small random one over the words of ``texts``.
+        train_encoder: let gradients into the encoder; text rows can then not be cached.
+        lora_rank: rank of LoRA matrices when the encoder is trained; 0 or None trains all of it.
+        encoder_layers: of the small encoder, as are ``encoder_heads`` and ``encoder_dim``.
+        max_tokens: longer texts lose their end.
+        mlp_hidden: width of the hidden layer between text row and tower.
+        dropout: share of the hidden layer dropped in training.
+        init_std: spread of fresh id embeddings.
+        l2: weight of the squared length of the three vectors of a triplet, per sample, as in BPR.
+    """
+
+    def __init__(
+        self,
+        num_users: int,
+        num_items: int,
+        texts: Sequence[str] = (),
+        *,
+        dim: int = 64,
+        text: Literal["gpt2", "none"] = "gpt2",
+        pretrained: str | None = None,
+        train_encoder: bool = False,
+        lora_rank: int | None = 8,
+        encoder_layers: int = 2,
+        encoder_heads: int = 4,
+        encoder_dim: int = 128,
+        max_tokens: int = 32,
+        mlp_hidden: int = 128,
+        dropout: float = 0.0,
+        init_std: float = 0.05,
+        l2: float = 0.0,
+    ) -> None:
+        super().__init__()
+        sizes = {
+            "dim": dim,
+            "lora_rank": lora_rank or 0,
+            "encoder_layers": encoder_layers,
+            "encoder_heads": encoder_heads,
+            "encoder_dim": encoder_dim,
+            "max_tokens": max_tokens,
+            "mlp_hidden": mlp_hidden,
+        }
+        _check(text, pretrained, train_encoder, sizes)
+        self.num_users, self.num_items, self.l2 = num_users, num_items, l2
+        self.user_embedding = nn.Embedding(num_users, dim)
+        self.item_embedding = nn.Embedding(num_items, dim)
+        self.item_bias = nn.Embedding(num_items, 1)
+        nn.init.normal_(self.user_embedding.weight, std=init_std)
+        nn.init.normal_(self.item_embedding.weight, std=init_std)
+        nn.init.zeros_(self.item_bias.weight)
+        self.encoder: TextEncoder | None = None
+        if text == "gpt2":
+            rank = lora_rank or 0
+            if pretrained is None:
+                shape = GPT2Shape(encoder_layers, encoder_heads, encoder_dim)
+                self.encoder = small_encoder(texts, max_tokens, shape, train=train_encoder, lora_rank=rank)
+            else:
+                self.encoder = pretrained_encoder(texts, max_tokens, pretrained, train=train_encoder, lora_rank=rank)
+            self.user_mlp = TextMlp(self.encoder.dim, mlp_hidden, dim, dropout)
+            self.item_mlp = TextMlp(self.encoder.dim, mlp_hidden, dim, dropout)
+
+    def train(self, mode: bool = True) -> TwoTowerRecommender:
+        """As `nn.Module.train`; a frozen encoder stays in evaluation mode."""
+        super().train(mode)
+        if self.encoder is not None and not self.encoder.trainable:
+            self.encoder.eval()
+        return self
+
+    def features(self) -> Features | None:
+        """The text rows: users at 0..U-1, items at U..U+I-1; None without text."""
+        if self.encoder is None:
+            return None
+        return Features(
+            num_rows=self.encoder.num_rows,
+            bytes=self.encoder.num_rows * self.encoder.dim * 4,
+            rows=self.encoder.rows,
+            trainable=self.encoder.trainable,
+        )
+
+    def user_vectors(self, user_B: Tensor, text_BE: Tensor | None = None) -> Tensor:
+        """[B, D]."""
+        vector_BD: Tensor = self.user_embedding(user_B)
+        return vector_BD if self._lacks_text(text_BE) else vector_BD + self.user_mlp(text_BE)
+
+    def item_vectors(self, item_B: Tensor, text_BE: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """[B, D] and biases [B]."""
+        vector_BD = self.item_embedding(item_B)
+        if not self._lacks_text(text_BE):
+            vector_BD = vector_BD + self.item_mlp(text_BE)
+        return vector_BD, self.item_bias(item_B).squeeze(1)
+
+    def forward(self, batch: TripletBatch) -> tuple[Tensor, Tensor]:
+        """Scores of the positive and of the negative items, [B] each."""
+        pos_B, neg_B, _ = self._score(batch)
+        return pos_B, neg_B
+
+    def loss(self, batch: TripletBatch) -> LossOutput:
+        """BPR: the positive item should score above the negative one; ``auc`` is the share that does."""
+        pos_B, neg_B, squares_B = self._score(batch)
+        margin_B = (pos_B - neg_B).float()
+        loss = (softplus(-margin_B) + self.l2 * squares_B).mean()
+        return LossOutput(loss, {"auc": (margin_B.detach() > 0).float().mean()}, num_samples=len(margin_B))
+
+    def _lacks_text(self, text_BE: Tensor | None) -> bool:
+        """True for a model without text; text rows that were forgotten are an error, not a smaller model."""
+        if (text_BE is None) != (self.encoder is None):
+            raise ValueError(
+                f"text rows {'missing' if text_BE is None else 'given'}: pass `features().rows` accordingly"
+            )
+        return text_BE is None
+
+    def _score(self, batch: TripletBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Both scores and the summed squared lengths of the three vectors, [B] each."""
+        user_BD = self.user_vectors(batch["user"], batch.get("user_text"))
+        pos_BD, pos_bias_B = self.item_vectors(batch["pos"], batch.get("pos_text"))
+        neg_BD, neg_bias_B = self.item_vectors(batch["neg"], batch.get("neg_text"))
+        squares_B = user_BD.float().square().sum(1)
+        squares_B = squares_B + pos_BD.float().square().sum(1) + neg_BD.float().square().sum(1)
+        return (user_BD * pos_BD).sum(1) + pos_bias_B, (user_BD * neg_BD).sum(1) + neg_bias_B, squares_B
+
+
+class TextMlp(nn.Module):
+    """From a text row to a tower's vector; the norm takes out the encoder's own scale."""
+
+    def __init__(self, text_dim: int, hidden: int, dim: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(text_dim)
+        self.first = nn.Linear(text_dim, hidden)
+        self.dropout = nn.Dropout(dropout)
+        self.second = nn.Linear(hidden, dim)
+
+    def forward(self, text_BE: Tensor) -> Tensor:
+        """[B, D], in the parameters' dtype: text rows are float32 even where the model is bfloat16 throughout."""
+        hidden_BH = gelu(self.first(self.norm(text_BE.to(self.first.weight.dtype))))
+        vector_BD: Tensor = self.second(self.dropout(hidden_BH))
+        return vector_BD
+
+
+def _check(text: str, pretrained: str | None, train_encoder: bool, sizes: dict[str, int]) -> None:
+    """All faults of the arguments in one ConfigError."""
+    faults = []
+
+    def fault(name: str, problem: str, way_out: str) -> None:
+        faults.append(Fault(f"workload.model.{name}", problem, way_out))
+
+    if text not in ("gpt2", "none"):
+        fault("text", f"{text!r} is neither gpt2 nor none.", "Write text=gpt2 or text=none.")
+    if text == "none" and train_encoder:
+        fault("train_encoder", "true, but text=none has no encoder.", "Write text=gpt2 or train_encoder=false.")
+    if text == "none" and pretrained is not None:
+        fault("pretrained", f"{pretrained}, but text=none has no encoder.", "Write text=gpt2 or pretrained=null.")
+    for name, value in sizes.items():
+        lowest = 0 if name == "lora_rank" else 1
+        if value < lowest:
+            fault(name, f"{value} is below {lowest}.", f"Write {name}=8 or so.")
+    heads = sizes["encoder_heads"]
+    if heads > 0 and sizes["encoder_dim"] % heads:
+        fault("encoder_dim", f"{sizes['encoder_dim']} is no multiple of encoder_heads={heads}.", "Make it one.")
+    if faults:
+        raise ConfigError(faults)

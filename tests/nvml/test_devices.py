@@ -1,0 +1,95 @@
+import pytest
+from tests.fake_nvml.scripted import FUNCTION_NOT_FOUND, GIB, GPU_IS_LOST, NOT_SUPPORTED, Card, ScriptedNvml
+
+from wellfed.nvml.devices import device_handle, list_devices
+from wellfed.nvml.session import NotFoundError, NvmlError, NvmlSession
+
+RESERVE = 512 * 2**20
+
+
+def devices_of(*cards, **library):
+    with NvmlSession(lambda: ScriptedNvml(*cards, **library)) as nvml:
+        return list_devices(nvml)
+
+
+def test_a_card_is_read_whole():
+    card = Card("GPU-1", "NVIDIA H200", 140 * GIB, 5 * GIB, RESERVE, (9, 0))
+    (device,) = devices_of(card, driver="580.65").devices
+    assert (device.nvml_index, device.uuid, device.name) == (0, "GPU-1", "NVIDIA H200")
+    assert device.memory_total_bytes == 140 * GIB - RESERVE
+    assert device.memory_used_bytes == 5 * GIB
+    assert device.memory_free_bytes == 135 * GIB - RESERVE
+    assert (device.capability, device.driver_version) == ((9, 0), "580.65")
+    assert (device.is_mig, device.index) == (False, None)
+
+
+def test_an_old_driver_counts_the_reserve_as_used():
+    card = Card(total_bytes=8 * GIB, used_bytes=GIB, reserved_bytes=RESERVE)
+    card.errors["nvmlDeviceGetMemoryInfo_v2"] = FUNCTION_NOT_FOUND
+    (device,) = devices_of(card).devices
+    assert device.memory_total_bytes == 8 * GIB
+    assert device.memory_used_bytes == GIB + RESERVE
+    assert device.memory_free_bytes == 7 * GIB - RESERVE
+
+
+def test_what_a_card_refuses_is_absent():
+    refused = ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetName"]
+    (device,) = devices_of(
+        Card(errors=dict.fromkeys([*refused, "nvmlDeviceGetMigMode"], NOT_SUPPORTED)),
+        errors={"nvmlSystemGetDriverVersion": NOT_SUPPORTED},
+    ).devices
+    assert device.memory_total_bytes is device.memory_used_bytes is device.memory_free_bytes is None
+    assert device.capability is device.driver_version is None
+    assert device.name == "NVIDIA GPU"
+    assert not device.has_mig_mode
+
+
+def test_a_lost_card_leaves_the_others():
+    lost = Card("GPU-lost", errors={"nvmlDeviceGetHandleByIndex": GPU_IS_LOST})
+    found = devices_of(lost, Card("GPU-well"))
+    assert [(device.nvml_index, device.uuid) for device in found.devices] == [(1, "GPU-well")]
+    assert found.notes == ("card 0 is left out (NVML nvmlDeviceGetHandleByIndex: GPU is lost).",)
+
+
+def test_cards_that_cannot_be_counted_are_an_error():
+    with pytest.raises(NvmlError, match="nvmlDeviceGetCount"):
+        devices_of(errors={"nvmlDeviceGetCount": GPU_IS_LOST})
+
+
+def test_names_from_an_old_module_are_bytes():
+    card = Card()
+    card.name, card.uuid = b"Tesla T4", b"GPU-old"
+    (device,) = devices_of(card).devices
+    assert (device.name, device.uuid) == ("Tesla T4", "GPU-old")
+
+
+def test_mig_instances_follow_their_card():
+    first = Card("MIG-1", "NVIDIA A100 MIG 1g.5gb", 5 * GIB, GIB)
+    second = Card("MIG-2", "NVIDIA A100 MIG 3g.20gb", 20 * GIB)
+    split = Card("GPU-split", "NVIDIA A100", 40 * GIB, capability=(8, 0), slots=[first, None, second])
+    found = devices_of(Card("GPU-whole"), split).devices
+    assert [device.uuid for device in found] == ["GPU-whole", "GPU-split", "MIG-1", "MIG-2"]
+    assert [device.is_mig for device in found] == [False, False, True, True]
+    assert [device.has_mig_mode for device in found] == [False, True, False, False]
+    assert [device.nvml_index for device in found] == [0, 1, 1, 1]
+    assert found[2].memory_total_bytes == 5 * GIB
+    assert found[2].memory_free_bytes == 4 * GIB
+    assert found[3].capability == (8, 0)
+    assert found[3].name == "NVIDIA A100 MIG 3g.20gb"
+
+
+def test_a_handle_is_found_by_uuid_not_by_number():
+    cards = [Card("GPU-1"), Card("GPU-2")]
+    with NvmlSession(lambda: ScriptedNvml(*cards)) as nvml:
+        second = list_devices(nvml).devices[1]
+        cards.clear()
+        assert device_handle(nvml, second).uuid == "GPU-2"
+
+
+def test_a_device_that_went_away_has_no_handle():
+    library = ScriptedNvml(Card("GPU-1"))
+    with NvmlSession(lambda: library) as nvml:
+        (device,) = list_devices(nvml).devices
+        library.cards.clear()
+        with pytest.raises(NotFoundError):
+            device_handle(nvml, device)

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wellfed.errors import DataError
+from workloads.recsys.bad_lines import BadLines
+from workloads.recsys.movielens import _parse_clean, _parse_lines, read_movielens, read_ratings
+
+IDS = np.array([1, 2, 3], dtype=np.int64)
+
+
+def test_both_layouts_give_the_same_interactions(ml_1m: Path, ml_100k: Path):
+    for folder in (ml_1m, ml_100k):
+        read = read_movielens(folder, 0)
+        assert read.users.tolist() == [0, 0, 0, 1, 1, 1]
+        assert read.items.tolist() == [0, 1, 2, 2, 0, 1]
+        assert read.ratings.tolist() == [5, 3, 4, 1, 2, 5]
+        assert read.times.tolist() == [100, 101, 102, 50, 60, 70]
+        assert read.user_texts == ["female, age group 25, programmer", "male, age group 56, other"]
+        assert read.item_texts == [
+            "Heat, 1990s. Action, Crime",
+            "Les Misérables, 1990s. Drama",
+            "The American President, 1990s. Comedy",
+        ]
+        assert read.notes == ()
+
+
+def test_a_title_in_utf_8_is_read_as_such(ml_1m: Path):
+    file = ml_1m / "movies.dat"
+    file.write_bytes(file.read_bytes().decode("latin-1").encode("utf-8"))
+    assert read_movielens(ml_1m, 0).item_texts[1] == "Les Misérables, 1990s. Drama"
+
+
+@pytest.mark.parametrize("change", [lambda c: b"\xef\xbb\xbf" + c, lambda c: c.replace(b"\n", b"\r\n"), bytes.rstrip])
+@pytest.mark.parametrize("name", ["u.data", "u.user", "u.item"])
+def test_byte_order_mark_windows_line_ends_and_a_missing_last_line_end_are_harmless(ml_100k: Path, name: str, change):
+    expected = read_movielens(ml_100k, 0)
+    file = ml_100k / name
+    file.write_bytes(change(file.read_bytes()))
+    read = read_movielens(ml_100k, 0)
+    assert np.array_equal(read.users, expected.users)
+    assert (read.user_texts, read.item_texts) == (expected.user_texts, expected.item_texts)
+
+
+BAD_RATINGS = [
+    ("1\t10\t5", "3 fields instead of 4"),
+    ("1\t10\t5\t1\t1", "5 fields instead of 4"),
+    ("1\t10\tx\t1", "a field is no whole number"),
+    ("1\t10\t-1\t1", "a field is no whole number"),
+    ("1\t10\t5\t" + "9" * 30, "a field is no whole number"),
+    ("9\t10\t5\t1", "unknown user id"),
+    ("1\t99\t5\t1", "unknown item id"),
+    ("1\t10\t6\t1", "rating outside 1..5"),
+    ("1\t10\t0\t1", "rating outside 1..5"),
+]
+
+
+@pytest.mark.parametrize(("line", "reason"), BAD_RATINGS)
+def test_a_bad_rating_is_skipped_with_a_note_of_its_place(ml_100k: Path, line: str, reason: str):
+    file = ml_100k / "u.data"
+    lines = file.read_text().splitlines()
+    file.write_text("\n".join([*lines[:2], line, *lines[2:]]) + "\n")
+    read = read_movielens(ml_100k, 1)
+    assert len(read.users) == 6
+    assert read.notes == (f"1 bad lines skipped, the first: {file}, line 3: {reason}: {line[:80]!r}",)
+
+
+BAD_PEOPLE_AND_FILMS = [
+    ("u.user", "3|x|F|other|1", "age 'x' is no whole number"),
+    ("u.user", "3|20|Q|other|1", "gender 'Q' is neither M nor F"),
+    ("u.user", "3|20|F", "3 fields instead of 5"),
+    ("u.user", "1|20|F|other|1", "id 1 occurs twice"),
+    ("u.item", "40|Film|||", "5 fields instead of 24"),
+    ("u.item", "40|Film||||" + "|".join("2" * 19), "a genre flag is neither 0 nor 1"),
+]
+
+
+@pytest.mark.parametrize(("name", "line", "reason"), BAD_PEOPLE_AND_FILMS)
+def test_a_bad_user_or_film_is_skipped_with_a_note(ml_100k: Path, name: str, line: str, reason: str):
+    file = ml_100k / name
+    number = len(file.read_bytes().splitlines()) + 1
+    file.write_bytes(file.read_bytes() + line.encode() + b"\n")
+    read = read_movielens(ml_100k, 1)
+    assert (len(read.user_texts), len(read.item_texts)) == (2, 3)
+    assert f"{file}, line {number}: {reason}" in read.notes[0]
+
+
+def test_occupation_codes_of_1m_are_checked(ml_1m: Path):
+    (ml_1m / "users.dat").write_text("1::F::25::12::5\n2::M::25::21::5\n")
+    with pytest.raises(DataError, match=r"users\.dat, line 2: occupation 21 is above 20"):
+        read_movielens(ml_1m, 0)
+
+
+def test_too_many_bad_lines_stop_the_reading_and_name_the_first(ml_100k: Path):
+    file = ml_100k / "u.data"
+    file.write_text(file.read_text() + "first bad\n" + "bad\n" * 2)
+    assert read_movielens(ml_100k, 3).notes[0].startswith("3 bad lines")
+    with pytest.raises(DataError) as caught:
+        read_movielens(ml_100k, 2)
+    assert "max_bad_lines=2" in str(caught.value)
+    assert f"{file}, line 7: 1 fields instead of 4: 'first bad'" in str(caught.value)
+
+
+def test_bad_lines_are_counted_over_all_files(ml_100k: Path):
+    for name in ("u.data", "u.user"):
+        (ml_100k / name).write_text((ml_100k / name).read_text() + "bad\n")
+    with pytest.raises(DataError, match="u.user, line 3"):
+        read_movielens(ml_100k, 1)
+
+
+def _missing(folder: Path) -> None:
+    for file in folder.iterdir():
+        file.unlink()
+    folder.rmdir()
+
+
+def _other_content(folder: Path) -> None:
+    for file in list(folder.iterdir()):
+        file.unlink()
+    (folder / "photo.png").write_text("x")
+
+
+def _nested(folder: Path) -> None:
+    inner = folder / "ml-100k"
+    inner.mkdir()
+    for file in list(folder.glob("u.*")):
+        file.rename(inner / file.name)
+
+
+FOLDER_FAULTS = [
+    (_missing, "no such folder"),
+    (_other_content, "found photo.png; expected ratings.dat, users.dat, movies.dat (MovieLens-1M) or u.data"),
+    (_nested, "in ml-100k/. Write workload.data.path="),
+    (lambda f: (f / "u.user").unlink(), "u.user missing for MovieLens-100K"),
+    (lambda f: [(f / n).unlink() for n in ("u.user", "u.item")], "u.user, u.item missing for MovieLens-100K"),
+    (lambda f: (f / "u.item").write_text(""), "u.item is empty"),
+    (lambda f: (f / "u.data").write_text(" \n\n"), "u.data is empty"),
+    (lambda f: (f / "u.data").write_text("1\t10\t5\t1\n", encoding="utf-16"), "u.data, line 1: UTF-16"),
+    (lambda f: (f / "u.item").write_text("10|x\n", encoding="utf-16-le"), "u.item, line 1: UTF-16"),
+    (lambda f: (f / "u.data").write_text("9\t9\t5\t1\n"), "u.data holds no readable rating"),
+]
+
+
+@pytest.mark.parametrize(("damage", "message"), FOLDER_FAULTS)
+def test_a_folder_that_cannot_be_read_says_why_and_what_to_do(ml_100k: Path, damage, message: str):
+    damage(ml_100k)
+    with pytest.raises(DataError) as caught:
+        read_movielens(ml_100k, 100)
+    assert message in str(caught.value)
+    assert str(ml_100k) in str(caught.value)
+
+
+def test_a_file_in_place_of_the_folder_is_named(ml_100k: Path):
+    with pytest.raises(DataError, match=r"u\.data: is a file; name the folder that holds it"):
+        read_movielens(ml_100k / "u.data", 100)
+
+
+field = st.one_of(st.integers(0, 10**6).map(str), st.sampled_from(["", "x", "-1", "1 ", "٣", "1.5", "9" * 25]))
+lines = st.lists(st.lists(field, min_size=3, max_size=5).map("\t".join), max_size=8)
+clean_lines = st.lists(st.lists(st.integers(0, 10**17).map(str), min_size=4, max_size=4).map("\t".join), min_size=1)
+
+
+@given(rows=lines | clean_lines, end=st.sampled_from(["\n", "\r\n"]), last=st.booleans())
+def test_the_fast_reader_agrees_with_the_slow_one_or_declines(rows: list[str], end: str, last: bool):
+    content = (end.join(rows) + (end if last else "")).encode()
+    bad = BadLines(1000)
+    slow, _ = _parse_lines(Path("u.data"), content, b"\t", bad)
+    fast = _parse_clean(content)
+    if fast is None:
+        assert bad.count or not rows or rows == [""]
+    else:
+        assert bad.count == 0
+        assert np.array_equal(fast, slow)
+
+
+@given(content=st.binary(max_size=200) | lines.map(lambda rows: "\n".join(rows).replace("\t", "::").encode()))
+def test_any_bytes_give_ratings_or_a_readable_error(tmp_path_factory: pytest.TempPathFactory, content: bytes):
+    file = tmp_path_factory.getbasetemp() / "ratings.dat"
+    file.write_bytes(content)
+    try:
+        ratings = read_ratings(file, b"::", IDS, IDS, BadLines(3))
+    except DataError as error:
+        assert "ratings.dat" in str(error)
+    else:
+        assert ratings.shape[1] == 4
+        assert np.isin(ratings[:, :2], IDS).all()
+        assert ((ratings[:, 2] >= 1) & (ratings[:, 2] <= 5)).all()

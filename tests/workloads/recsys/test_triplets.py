@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wellfed.errors import DataError
+from wellfed.sample_rng import SampleRng
+from workloads.recsys.triplets import NegativeSampler, TripletData
+
+
+class Given(SampleRng):
+    """Hands out the index itself as its random integer, and notes the bound."""
+
+    def randint_at(self, indices, high, draw=0):
+        assert (indices < high).all()
+        return indices.clone()
+
+
+chosen_by_user = st.lists(st.sets(st.integers(0, 6)), min_size=1, max_size=5)
+
+
+@given(chosen=chosen_by_user, table_cells=st.sampled_from([0, 1000]))
+def test_every_item_not_chosen_is_drawn_by_exactly_one_random_number(chosen: list[set[int]], table_cells: int):
+    pairs = np.array([(u, i) for u, items in enumerate(chosen) for i in items], dtype=np.int64).reshape(-1, 2)
+    sampler = NegativeSampler(*pairs.T, num_users=len(chosen), num_items=7, table_cells=table_cells)
+    assert sampler.num_free_U.tolist() == [7 - len(items) for items in chosen]
+    for user, items in enumerate(chosen):
+        numbers = torch.arange(7 - len(items))
+        drawn = sampler.draw(torch.full_like(numbers, user), numbers, Given(0, 0))
+        assert drawn.tolist() == sorted(set(range(7)) - items)
+
+
+def test_wide_catalogues_fit_the_table():
+    sampler = NegativeSampler(np.array([0]), np.array([5]), num_users=1, num_items=40_000)
+    drawn = sampler.draw(torch.tensor([0]), torch.tensor([39_998]), Given(0, 0))
+    assert drawn.tolist() == [39_999]
+
+
+@pytest.fixture
+def data() -> TripletData:
+    rng = np.random.default_rng(0)
+    pair = rng.choice(20 * 30, size=200, replace=False)
+    return TripletData(pair // 30, pair % 30, num_users=20, num_items=30)
+
+
+def test_a_negative_is_a_function_of_seed_epoch_and_index(data: TripletData):
+    everything = data.fetch(torch.arange(200), SampleRng(1, 2))
+    some = torch.tensor([150, 3, 77])
+    batch = data.fetch(some, SampleRng(1, 2, batch=9, rank=3))
+    for name in ("user", "pos", "neg"):
+        assert torch.equal(batch[name], everything[name][some])
+    for other in (SampleRng(1, 3), SampleRng(2, 2)):
+        assert (data.fetch(torch.arange(200), other)["neg"] != everything["neg"]).float().mean() > 0.8
+
+
+def test_one_sample_equals_the_row_of_a_batch(data: TripletData):
+    batch = data.fetch(torch.arange(200), SampleRng(1, 2))
+    for index in (0, 199, -1):
+        sample = data.__getitem__(index, SampleRng(1, 2))
+        assert {name: int(value) for name, value in sample.items()} == {n: int(v[index]) for n, v in batch.items()}
+        assert all(value.ndim == 0 for value in data[index].values())
+    with pytest.raises(IndexError):
+        data[200]
+
+
+def test_users_who_chose_everything_are_left_out_with_a_note():
+    user, item = np.array([0, 0, 0, 1]), np.array([0, 1, 2, 1])
+    data = TripletData(user, item, num_users=2, num_items=3)
+    assert len(data) == 1
+    assert data.fetch(torch.tensor([0]), SampleRng(0, 0))["user"].tolist() == [1]
+    assert data.notes[0].startswith("3 interactions of users who chose every item")
+    with pytest.raises(DataError, match="All 3 training interactions are of users who chose every one of the 3 items"):
+        TripletData(user[:3], item[:3], num_users=1, num_items=3)
+
+
+class Rows:
+    def rows(self, indices):
+        return indices.float().unsqueeze(1)
+
+
+def test_text_rows_of_items_follow_those_of_users(data: TripletData):
+    batch = data.fetch(torch.arange(5), SampleRng(0, 0))
+    assert data.on_device(batch, SampleRng(0, 0)) is batch
+    with_text = data.on_device(batch, SampleRng(0, 0), Rows())
+    assert with_text["user_text"].flatten().tolist() == batch["user"].tolist()
+    assert with_text["pos_text"].flatten().tolist() == (batch["pos"] + 20).tolist()
+    assert with_text["neg_text"].flatten().tolist() == (batch["neg"] + 20).tolist()
