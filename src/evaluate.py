@@ -1,4 +1,4 @@
-"""Metrics on the test split: ``python src/evaluate.py checkpoint=<file>``; the run's configuration is read beside it."""
+"""Metrics on the test split: ``python src/evaluate.py checkpoint=<file>``; ``--help`` tells the rest."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from wellfed.app.resume import expand
 from wellfed.config.compose import Composed
 from wellfed.config.entry import main
 from wellfed.config.schema import RunConfig
@@ -20,4 +21,4 @@ def job(composed: Composed[RunConfig]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main("train", job))
+    sys.exit(main("train", job, expand=expand))

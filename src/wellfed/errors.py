@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+ErrorKind = Literal["config", "data", "device_oom", "host_oom", "worker", "disk", "code"]
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -22,7 +25,7 @@ EXIT_TERMINATED = 143
 class WellfedError(Exception):
     """Base of all errors whose message is written for the user."""
 
-    kind = "code"
+    kind: ClassVar[ErrorKind] = "code"
     """`error.kind` of the run record."""
 
 

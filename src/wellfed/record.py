@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import numbers
 import os
 import platform
 import socket
@@ -18,11 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from wellfed.errors import ErrorKind as ErrorKind
+
 SCHEMA = 1
 FILE_NAME = "run.json"
 
 Status = Literal["running", "ok", "oom", "failed", "killed", "timeout", "interrupted", "invalid", "infeasible"]
-ErrorKind = Literal["config", "data", "device_oom", "host_oom", "worker", "disk", "code"]
 
 
 @dataclass
@@ -77,7 +79,7 @@ class RunRecord:
 
     def to_json(self) -> str:
         """Strict JSON: what is not a finite number is null."""
-        return json.dumps(_plain(asdict(self)), indent=1, allow_nan=False) + "\n"
+        return json.dumps(plain(asdict(self)), indent=1, allow_nan=False) + "\n"
 
     def write(self, folder: Path) -> None:
         """Replace ``run.json`` in ``folder`` as a whole; a reader sees the old or the new one.
@@ -97,7 +99,7 @@ def write_atomically(path: Path, text: str) -> None:
             stream.flush()
             os.fsync(stream.fileno())
         temporary.replace(path)
-    except OSError:
+    except BaseException:  # a signal's too
         temporary.unlink(missing_ok=True)
         raise
 
@@ -171,21 +173,23 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
     try:
         commit = git("rev-parse", "HEAD").strip()
-        diff = git("diff", "HEAD", "--no-color")
-        untracked = git("ls-files", "--others", "--exclude-standard")
+        diff = git("diff", "HEAD", "--no-color", "--no-ext-diff")
+        untracked = git("ls-files", "--others", "--exclude-standard", ":/")  # of the whole checkout, as diff
     except (OSError, subprocess.SubprocessError):
         return None
     return {"commit": commit, "dirty": bool(diff.strip() or untracked.strip()), "diff": diff[:200_000]}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """The value with everything JSON can't hold turned into what it means."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    if isinstance(value, (str, int, bool)) or value is None:
+    if isinstance(value, (str, bool)) or value is None:
         return value
+    if isinstance(value, numbers.Integral):  # numpy's too
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
     return str(value)

@@ -45,7 +45,7 @@ class SampleRng(torch.Generator):
         cls, seed: int, epoch: int, batch: int = 0, part: int = 0, *, device: torch.device | str = "cpu"
     ) -> SampleRng:
         """A generator on the device; ``part`` is the rank's or micro-batch's number."""
-        return super().__new__(cls, device=device)
+        return super().__new__(cls, device=device)  # type: ignore[call-arg]  # torch describes no __new__
 
     def __init__(
         self, seed: int, epoch: int, batch: int = 0, part: int = 0, *, device: torch.device | str = "cpu"
@@ -55,7 +55,7 @@ class SampleRng(torch.Generator):
 
     def bits_at(self, indices: Tensor, draw: int = 0) -> Tensor:
         """63 random bits for each index, int64 >= 0, same shape and device as ``indices``."""
-        state = indices * _signed(_GOLDEN) + _signed(mix(self.epoch_seed, draw))
+        state = indices.to(torch.int64) * _signed(_GOLDEN) + _signed(mix(self.epoch_seed, draw))
         state = (state ^ _shift(state, 30)) * _signed(_MIX_1)
         state = (state ^ _shift(state, 27)) * _signed(_MIX_2)
         return _shift(state ^ _shift(state, 31), 1)

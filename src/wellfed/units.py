@@ -15,8 +15,9 @@ def show_bytes(num_bytes: float) -> str:
     """A byte count in the largest binary unit that keeps it above 1, e.g. ``3.2 MiB``."""
     value = float(num_bytes)
     for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        text = f"{value:.0f}" if unit == "B" else f"{value:.1f}"
+        if abs(float(text)) < 1024:  # asked of the rounded figure, or 1023.99 KiB would show as 1024.0 KiB
+            return f"{text} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
 
@@ -28,9 +29,9 @@ def show_count(number: float) -> str:
 
 def show_duration(seconds: float) -> str:
     """A length of time for people: ``850 ms``, ``42.0 s``, ``3 min 05 s``, ``2 h 10 min``."""
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
+    if seconds < 59.95:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60:

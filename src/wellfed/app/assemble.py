@@ -14,6 +14,7 @@ from wellfed.config.build import build
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
 from wellfed.errors import ConfigError, DataError, Fault
+from wellfed.lit import trainer as lit
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.build import EvalLoader, IterableLoader, TrainLoader, train_loader
 from wellfed.planning.plan import DataFacts, ModelFacts, RunPlan
@@ -26,6 +27,7 @@ class Parts:
     data: Datasets
     model: nn.Module
     features: Features | None
+    is_lightning_module: bool = False
 
 
 def make_parts(config: RunConfig) -> Parts:
@@ -48,7 +50,19 @@ def make_parts(config: RunConfig) -> Parts:
             ]
         )
     model = build(workload.model, "workload.model", **data.model_args)
+    if lit.is_lightning_module(model):
+        return Parts(data, model, None, is_lightning_module=True)
     _check_model(model, workload.model.get("_target_"))
+    if workload.optimizer is None:
+        raise ConfigError(
+            [
+                Fault(
+                    "workload.optimizer",
+                    "null leaves nothing to train with; only a LightningModule brings its own.",
+                    "Set workload.optimizer._target_=torch.optim.AdamW.",
+                )
+            ]
+        )
     offered = getattr(model, "features", None)
     features = offered() if callable(offered) else None
     return Parts(data, model, features)
@@ -95,9 +109,11 @@ def model_facts(parts: Parts, config: RunConfig) -> ModelFacts:
         parameter_bytes=sum(p.numel() * p.element_size() for p in parts.model.parameters())
         + sum(b.numel() * b.element_size() for b in parts.model.buffers()),
         trainable_bytes=sum(p.numel() * p.element_size() for p in trainable),
-        optimizer_state_bytes=_states_per_parameter(config.workload.optimizer)
-        * sum(p.numel() * p.element_size() for p in trainable),
+        optimizer_state_bytes=0
+        if config.workload.optimizer is None
+        else _states_per_parameter(config.workload.optimizer) * sum(p.numel() * p.element_size() for p in trainable),
         has_batch_norm=any(isinstance(module, batch_norm) for module in parts.model.modules()),
+        is_lightning_module=parts.is_lightning_module,
     )
 
 
@@ -107,7 +123,7 @@ def _states_per_parameter(optimizer: Mapping[str, Any]) -> int:
     probe.grad = torch.zeros(2, 3)
     made = build(optimizer, "workload.optimizer", [probe])
     if "closure" in inspect.signature(made.step).parameters and type(made).__name__ == "LBFGS":
-        return 2 * made.defaults["history_size"]
+        return 2 * int(made.defaults["history_size"])
     made.step()
     return sum(value.shape == probe.shape for value in made.state[probe].values() if isinstance(value, torch.Tensor))
 

@@ -126,7 +126,7 @@ def is_readable(checkpoint: Path) -> bool:
 
 def find_latest(overrides: Sequence[str]) -> Path | None:
     """The newest run of the workload that these overrides mean which did not end well and has a checkpoint."""
-    config = compose(overrides).config
+    config: RunConfig = compose(overrides).config
     runs = Path(config.paths.log_dir) / config.workload.name / "runs"
     for folder in sorted(runs.glob("*"), reverse=True):
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,8 @@ from wellfed.planning.plan import RunPlan
 from wellfed.units import show_bytes, show_duration
 
 
-def show_plan(console: Console, workload: str, plan: RunPlan, folder: Path) -> None:
-    """Every number with its reason."""
+def show_plan(console: Console, workload: str, plan: RunPlan, notes: Sequence[str], folder: Path) -> None:
+    """Every number with its reason, and what the reader of the data noticed."""
     table = Table(title=f"Plan: {workload} on {plan.device_name}", title_justify="left", box=None, pad_edge=False)
     for name in ("knob", "value", "because"):
         table.add_column(name, overflow="fold")
@@ -24,7 +24,17 @@ def show_plan(console: Console, workload: str, plan: RunPlan, folder: Path) -> N
     console.print(table, markup=False)
     known = ", ".join(f"{name} {show_bytes(size)}" for name, size in plan.parts.items() if size)
     console.print(f"Device memory before activations: {known}", markup=False)
+    for note in notes:
+        console.print(f"Data: {note}", markup=False, soft_wrap=True)
     console.print(f"Run folder: {folder}\n", markup=False, soft_wrap=True)
+
+
+def show_differences(console: Console, name: str, found: Sequence[tuple[str, Any, Any]]) -> None:
+    """What is not as it was in the run that is run again."""
+    console.print(f"Differs from {name}:" if found else f"Nothing differs from {name}.", markup=False)
+    for dotted, old, new in found:
+        if dotted != "git.diff":
+            console.print(f"  {dotted}: {old} -> {new}", markup=False, soft_wrap=True)
 
 
 def show_end(console: Console, record: Mapping[str, Any], folder: Path) -> None:

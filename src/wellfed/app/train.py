@@ -15,7 +15,7 @@ from wellfed import record
 from wellfed.app import resume, run_folder
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Allocator, RunConfig
-from wellfed.errors import EXIT_NOTHING_RUN, WellfedError
+from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, Fault, WellfedError
 
 _LOG = logging.getLogger("wellfed")
 
@@ -52,8 +52,7 @@ def _train(composed: Composed[RunConfig]) -> int:
     run_record = begin_record(composed, folder, target)
     try:
         if rank == 0:
-            composed.write_hydra_files(folder.path)
-            run_record.write(folder.path)
+            _write_first(composed, folder.path, run_record)
         with log_file(folder.path / "train.log"):
             if folder.warning:
                 _LOG.warning(folder.warning)
@@ -66,6 +65,20 @@ def _train(composed: Composed[RunConfig]) -> int:
     if exit_code == EXIT_NOTHING_RUN or rank > 0:
         undo(folder, before)
     return exit_code
+
+
+def _write_first(composed: Composed[RunConfig], folder: Path, run_record: record.RunRecord) -> None:
+    """From here on the run has a record.
+
+    Raises:
+        ConfigError: not even that fits on the disk.
+    """
+    try:
+        composed.write_hydra_files(folder)
+        run_record.write(folder)
+    except OSError as error:
+        problem = f"nothing can be written to {folder}: {error.strerror}."
+        raise ConfigError([Fault("paths.log_dir", problem, "Free space, or name a folder on another disk.")]) from error
 
 
 def launched_rank() -> int:

@@ -22,7 +22,7 @@ Shape = tuple[str, Any]
 
 
 def misfit(value: Any, parameter: Parameter) -> str:
-    """What is wrong with ``value`` for ``parameter``, whose annotation is an ast node or a type; empty if it may fit."""
+    """What is wrong with ``value`` for ``parameter`` (annotated by an ast node or a type); empty if it may fit."""
     annotation = parameter.annotation
     if annotation is Parameter.empty or isinstance(value, Mapping):
         return ""

@@ -77,7 +77,9 @@ def import_fault(where: str, target: str, error: ImportError) -> Fault:
     if isinstance(error, ModuleNotFoundError) and missing and not target.startswith(missing):
         return Fault(f"{where}.{TARGET}={target}", f"needs the package {missing}.", f"pip install {missing}")
     return Fault(
-        f"{where}.{TARGET}={target}", f"can't be imported: {error}.", "Name a class or function of a module on the path."
+        f"{where}.{TARGET}={target}",
+        f"can't be imported: {error}.",
+        "Name a class or function of a module on the path.",
     )
 
 

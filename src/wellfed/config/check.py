@@ -117,7 +117,9 @@ def _judge(
     except NotThere as missing:
         near = nearest(missing.name, missing.names)
         meant = ".".join(near if part == missing.name and near else part for part in target.split("."))
-        way_out = f"Did you mean {where}.{TARGET}={meant}?" if near else "Name a class or function of a module on the path."
+        way_out = (
+            f"Did you mean {where}.{TARGET}={meant}?" if near else "Name a class or function of a module on the path."
+        )
         yield Fault(typed, f"{missing}.", way_out)
     except PermissionError as error:
         yield _not_allowed(typed, str(error), allowed)
@@ -149,7 +151,9 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
     takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
     faults = []
     if count > len(positional) and not any(p.kind is Parameter.VAR_POSITIONAL for p in parameters.values()):
-        faults.append(Fault(f"{where}.{POSITIONAL}", f"{target} takes {len(positional)}, not {count}.", "Leave some out."))
+        faults.append(
+            Fault(f"{where}.{POSITIONAL}", f"{target} takes {len(positional)}, not {count}.", "Leave some out.")
+        )
     for name, value in given.items():
         typed = f"{where}.{name}={value}"
         if name in taken and name in accepted:

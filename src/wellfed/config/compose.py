@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from wellfed.config.examine import examine
+from wellfed.config.faults import find_faults
 from wellfed.config.session import COMPOSE_ERRORS, open_hydra
 from wellfed.errors import ConfigError
 
@@ -38,6 +40,10 @@ class Composed(Generic[C]):
     """Where the run was told to write: ``hydra.run.dir`` as typed, or the job's folder of a multirun. None = choose."""
     _unresolved: DictConfig = field(repr=False, compare=False)
     _hydra: DictConfig = field(repr=False, compare=False)
+
+    def yaml(self, *, resolve: bool = False) -> str:
+        """What ``--cfg job`` shows: nothing planned, null where the plan decides."""
+        return OmegaConf.to_yaml(self._unresolved, resolve=resolve)
 
     def write_hydra_files(self, folder: Path) -> None:
         """Write ``.hydra/{config,hydra,overrides}.yaml`` into ``folder``, as Hydra does (interpolations kept)."""
@@ -67,56 +73,60 @@ def compose(
     Raises:
         ConfigError: carries every fault of files, overrides, rules and signatures, not the first.
     """
-    hydra = open_hydra(config_dir, extra_dirs, job_name=config_name)
-    try:
-        cfg = hydra.compose_config(config_name, list(overrides), RunMode.RUN, validate_sweep_overrides=True)
-    except COMPOSE_ERRORS as error:
-        from wellfed.config.faults import find_faults  # only on failure: it costs a few ms to import
-
-        raise ConfigError(find_faults(hydra.config_loader, config_name, overrides, error)) from error
-    if any(text.startswith("~") for text in overrides):  # Hydra lets a group be taken away that no run can do without
-        from wellfed.config.faults import find_faults
-
-        faults = find_faults(hydra.config_loader, config_name, overrides, None)
-        if faults:
-            raise ConfigError(faults)
+    cfg = compose_raw(open_hydra(config_dir, extra_dirs, job_name=config_name), config_name, overrides)
     typed_run_dir = any(text.lstrip("+").startswith("hydra.run.dir=") for text in overrides)
-    return composed_from(cfg, run_dir_key="hydra.run.dir" if typed_run_dir else None)
-
-
-def composed_from(cfg: DictConfig, *, run_dir_key: str | None = None) -> Composed[Any]:
-    """The same from what Hydra composed itself, its ``hydra`` node included (a job of a multirun).
-
-    Args:
-        cfg: left as it is.
-        run_dir_key: where ``cfg`` holds the run folder; None = no folder was asked for.
-
-    Raises:
-        ConfigError: rules, missing values, interpolations, signatures.
-    """
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(cfg)  # for ${hydra:...}
     try:
         job = copy.copy(cfg)
         with open_dict(job):
             del job["hydra"]
-        run_dir = OmegaConf.select(cfg, run_dir_key) if run_dir_key else None
-        examined = examine(job)
-        if examined.faults:
-            raise ConfigError(examined.faults)
-        resolved = OmegaConf.to_container(job, resolve=True, enum_to_str=True)
+        return composed_from(job, cfg.hydra, run_dir=cfg.hydra.run.dir if typed_run_dir else None)
     finally:
         HydraConfig.instance().cfg = before
-    choices = OmegaConf.to_container(cfg.hydra.runtime.choices)
+
+
+def compose_raw(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> DictConfig:
+    """What Hydra composes, its ``hydra`` node included; typed, but no rule is checked.
+
+    Raises:
+        ConfigError: all faults where it does not compose, rules too.
+    """
+    try:
+        cfg = hydra.compose_config(config_name, list(overrides), RunMode.RUN)
+    except COMPOSE_ERRORS as error:
+        raise ConfigError(find_faults(hydra.config_loader, config_name, overrides, error)) from error
+    if any(text.startswith("~") for text in overrides):  # Hydra lets a group be taken away that no run can do without
+        faults = find_faults(hydra.config_loader, config_name, overrides, None)
+        if faults:
+            raise ConfigError(faults)
+    return cfg
+
+
+def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None) -> Composed[Any]:
+    """The same from what Hydra composed itself (a job of a multirun); ``HydraConfig`` must be set.
+
+    Args:
+        job: typed by its schema, without a ``hydra`` node; left as it is.
+        hydra: the ``hydra`` node.
+        run_dir: where the run was told to write.
+
+    Raises:
+        ConfigError: rules, missing values, interpolations, signatures.
+    """
+    examined = examine(job)
+    if examined.faults:
+        raise ConfigError(examined.faults)
+    choices = OmegaConf.to_container(hydra.runtime.choices)
     assert isinstance(choices, dict)
     return Composed(
         config=examined.config,
-        resolved=_masked(resolved),
+        resolved=_masked(OmegaConf.to_container(job, resolve=True, enum_to_str=True)),
         choices={str(group): option for group, option in choices.items() if option and "hydra" not in str(group)},
-        overrides=tuple(cfg.hydra.overrides.task),
+        overrides=tuple(hydra.overrides.task),
         run_dir=Path(run_dir) if run_dir else None,
         _unresolved=job,
-        _hydra=cfg.hydra,
+        _hydra=hydra,
     )
 
 
@@ -126,7 +136,8 @@ def _masked(tree: Any) -> Any:
         return [_masked(item) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    return {
-        key: "***" if isinstance(value, str) and value and _SECRET.search(str(key)) and "${" not in value else _masked(value)
-        for key, value in tree.items()
-    }
+    return {key: "***" if _is_secret(str(key), value) else _masked(value) for key, value in tree.items()}
+
+
+def _is_secret(key: str, value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and "${" not in value and bool(_SECRET.search(key))

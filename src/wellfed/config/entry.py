@@ -7,14 +7,17 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
+from omegaconf import DictConfig
 
 from wellfed.config.compose import Composed, compose, composed_from
+from wellfed.config.help_text import help_text
 from wellfed.config.session import COMPOSE_ERRORS, default_config_dir, open_hydra
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
 
@@ -44,6 +47,8 @@ def main(
     if args.config_name is not None:
         config_name = args.config_name
     try:
+        if args.experimental_rerun is not None:
+            raise ConfigError([Fault("--experimental-rerun", "is not offered.", "Write rerun=<run folder>.")])
         if args.multirun:
             return _multirun(args, config_name, job)
         if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion or args.resolve:
@@ -64,14 +69,24 @@ def _compose(args: Namespace, config_name: str, overrides: Sequence[str]) -> Com
 
 
 def _show(args: Namespace, parser: Any, config_name: str) -> int:
-    """Hydra's own flags, answered by Hydra; what it would refuse is told in our words."""
+    """Hydra's flags that show something and run nothing; what it would refuse is told in our words."""
+    if args.help:
+        print(help_text(open_hydra(_config_dir(args), _extra_dirs(args), config_name), config_name, args.overrides))
+        return EXIT_OK
+    if args.cfg:
+        composed = _compose(args, config_name, args.overrides)  # all faults, not Hydra's first
+        if args.cfg == "job" and not args.package:
+            print(composed.yaml(resolve=args.resolve), end="")
+            return EXIT_OK
+    return _hand_over(args, parser, config_name)
 
+
+def _hand_over(args: Namespace, parser: Any, config_name: str) -> int:
     def never_run(cfg: Any) -> None:
         raise AssertionError(f"a flag that only shows ran a job: {cfg}")
 
     never_run.__module__ = config_name  # Hydra takes the job's name from here
-    if args.cfg:
-        _compose(args, config_name, args.overrides)  # all faults, not Hydra's first
+    open_hydra(_config_dir(args), _extra_dirs(args), config_name)  # registers the schemas, checks the folders
     try:
         with _full_errors():
             _run_hydra(args, parser, never_run, str(_config_dir(args) or default_config_dir()), config_name)
@@ -88,8 +103,8 @@ def _multirun(args: Namespace, config_name: str, job: Job) -> int:
         raise ConfigError([Fault("--multirun", "goes with none of --run, --cfg, --info.", "Leave one of them out.")])
     codes: list[int] = []
 
-    def one_job(cfg: Any) -> int:
-        code = _job_of_multirun(job)
+    def one_job(cfg: DictConfig) -> int:
+        code = _job_of_multirun(cfg, job)
         codes.append(code)
         return code
 
@@ -110,11 +125,10 @@ def _multirun(args: Namespace, config_name: str, job: Job) -> int:
     return EXIT_OK if EXIT_OK in codes else EXIT_FAILED
 
 
-def _job_of_multirun(job: Job) -> int:
-    cfg = HydraConfig.instance().cfg
-    assert cfg is not None
+def _job_of_multirun(cfg: DictConfig, job: Job) -> int:
+    hydra: Any = HydraConfig.get()
     try:
-        return job(composed_from(cfg, run_dir_key="hydra.runtime.output_dir"))
+        return job(composed_from(cfg, hydra, run_dir=hydra.runtime.output_dir))
     except WellfedError as error:
         return _refuse(error)
 
@@ -137,10 +151,9 @@ def _refuse(error: WellfedError) -> int:
     return EXIT_NOTHING_RUN
 
 
-def _config_dir(args: Namespace) -> Any:
-    from pathlib import Path
-
-    return None if args.config_path is None else Path(args.config_path)
+def _config_dir(args: Namespace) -> Path | None:
+    """``--config-path``, relative to the entry script as in Hydra."""
+    return None if args.config_path is None else default_config_dir().with_name("src") / args.config_path
 
 
 def _extra_dirs(args: Namespace) -> list[str]:

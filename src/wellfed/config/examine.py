@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
@@ -49,6 +49,9 @@ def examine(job: DictConfig, uncertain: Collection[str] = ()) -> Examined:
         uncertain: knobs whose value is known to be wrong already: faults that mention them are not told.
     """
     schema_type = OmegaConf.get_type(job)
+    if schema_type is None or not is_dataclass(schema_type):
+        way_out = "List '- run_schema' first in the defaults of the primary config."
+        return Examined(None, [Fault("configuration", "has no schema.", way_out)])
     holes = list(_holes(job, schema_type))
     doubted = {*uncertain, *(hole.dotted for hole in holes)}
     if holes:
@@ -85,16 +88,19 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
     for key in range(len(node)) if is_list else list(node.keys()):
         dotted = f"{prefix}[{key}]" if is_list else f"{prefix}.{key}" if prefix else str(key)
         child: Any = node._get_node(key)
-        if not is_list and OmegaConf.get_type(node) is not dict and knob_type(schema_type, dotted) is None:
-            if "[" not in prefix:  # entries of a list have their own class, which refuses strangers itself
-                problem, way_out = explain(schema_type, dotted)
-                yield _Hole(dotted, Fault(f"{dotted}={child._value()}", problem, way_out), known=False)
-                continue
+        # Entries of a list have a class of their own, which refuses strangers itself.
+        closed = not is_list and "[" not in prefix and OmegaConf.get_type(node) is not dict
+        if closed and knob_type(schema_type, dotted) is None:
+            problem, way_out = explain(schema_type, dotted)
+            yield _Hole(dotted, Fault(f"{dotted}={child._value()}", problem, way_out), known=False)
+            continue
         if child._is_interpolation():
             reason = _why_unresolved(node, key)
             if reason:
                 raw = child._value()
-                yield _Hole(dotted, Fault(f"{dotted}={raw}", f"can't be resolved: {reason}.", "Name a knob that is set."))
+                yield _Hole(
+                    dotted, Fault(f"{dotted}={raw}", f"can't be resolved: {reason}.", "Name a knob that is set.")
+                )
         elif child._is_missing():
             meaning = help_of(dotted, schema_type)
             way_out = f"Set {dotted}=<value>" + (f": {meaning}" if meaning else ".")

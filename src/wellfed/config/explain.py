@@ -11,7 +11,7 @@ from wellfed.config.knobs import FREE_NODES, in_words, is_enum, is_optional, kno
 
 def explain(schema_type: type, dotted: str, error: Exception | None = None) -> tuple[str, str]:
     """(problem, way out) for a knob that could not be set; ``dotted`` without ``+`` or ``~``."""
-    dotted = dotted.split("[")[0]
+    dotted = dotted.split("[", maxsplit=1)[0]
     reason = str((error and error.__cause__) or error).splitlines()[0].rstrip(".")
     if any(dotted == node or dotted.startswith(f"{node}.") for node in FREE_NODES) and error is not None:
         return f"does not fit: {reason}.", ""

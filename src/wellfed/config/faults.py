@@ -6,13 +6,13 @@ right, then set each value alone on that base, and last judge what came out (`ex
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import fields, is_dataclass
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import DefaultsList, create_defaults_list
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.default_element import GroupDefault
+from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -24,9 +24,6 @@ from wellfed.config.override_faults import Typed, choice_fault, is_choice, read_
 from wellfed.config.schema import RunConfig
 from wellfed.config.session import COMPOSE_ERRORS
 from wellfed.errors import Fault
-
-# The primary config and the schema's file name give no type before they are merged; rules about groups need it sooner.
-_SCHEMA: type = RunConfig
 
 
 def find_faults(
@@ -71,12 +68,25 @@ class _Search:
         self.repo = repo
         self.config_name = config_name
         self.typed = typed
+        primary = repo.load_config(config_name)
+        self.defaults: list[InputDefault] = (primary.defaults_list or []) if primary else []
+        self.schema = self._schema()
         self.told: list[tuple[int, Fault]] = []
         self.from_files: list[Fault] = []
         self.needs_hydra = any(one.parsed is not None and one.parsed.is_hydra_override() for one in typed)
         """Whether Hydra's own files matter for what was found."""
         self.doubted: set[str] = set()
         """Knobs whose value is not what the user meant: rules about them would tell what is not so."""
+
+    def _schema(self) -> type:
+        """The dataclass behind ``- run_schema``; choices are judged by it before anything is merged."""
+        for default in self.defaults:
+            if isinstance(default, ConfigDefault) and str(default.path).endswith("_schema"):
+                loaded = self.repo.load_config(str(default.path))
+                schema = OmegaConf.get_type(loaded.config) if loaded is not None else None
+                if schema is not None and is_dataclass(schema):
+                    return schema
+        return RunConfig
 
     def run(self) -> list[Fault]:
         self.told = [(index, one.fault) for index, one in enumerate(self.typed) if one.fault]
@@ -102,10 +112,9 @@ class _Search:
         ]
 
     def _check_choices(self) -> None:
-        primary = self.repo.load_config(self.config_name)
-        defaults = primary.defaults_list if primary and primary.defaults_list else []
-        declared = {default.group for default in defaults if isinstance(default, GroupDefault) and default.group}
-        required = {entry.name for entry in fields(_SCHEMA) if is_dataclass(type_of(_SCHEMA, entry.name))} & declared
+        declared = {default.group for default in self.defaults if isinstance(default, GroupDefault) and default.group}
+        grouped = {entry.name for entry in fields(self.schema) if is_dataclass(type_of(self.schema, entry.name))}
+        required = grouped & declared
         for index, parsed in self._usable(choices=True):
             fault = choice_fault(self.typed[index], self.repo, required, declared)
             if fault:
@@ -113,14 +122,14 @@ class _Search:
                 self._doubt(parsed.key_or_group)
         for index, parsed in self._usable(choices=False):
             group = parsed.key_or_group
-            if group in declared and "." not in group and knob_type(_SCHEMA, group) is None:
+            if group in declared and "." not in group and knob_type(self.schema, group) is None:
                 fault = Fault(self.typed[index].text, f"{group} has no options.", f"No folder {group}/ is searched.")
                 self.told.append((index, fault))
 
     def _compose_files(self) -> DictConfig:
         chosen = self._usable(choices=True)
         try:
-            listed = self._defaults([parsed for _, parsed in chosen])
+            listed: DefaultsList | None = self._defaults([parsed for _, parsed in chosen])
         except COMPOSE_ERRORS:
             self.needs_hydra = True  # a file may pick a launcher or sweeper
             listed = self._defaults_one_by_one(chosen)
@@ -165,9 +174,7 @@ class _Search:
     def _set_values(self, cfg: DictConfig, schema_type: type) -> list[tuple[int, str]]:
         """Set each value alone; returns new arguments of free nodes that lack a ``+``."""
         added = []
-        for index, parsed in self._usable(choices=False):
-            if parsed.is_sweep_override():
-                continue
+        for index, parsed in self._single_values():
             dotted = parsed.key_or_group
             try:
                 self.loader._apply_overrides_to_config([parsed], cfg)
@@ -182,8 +189,17 @@ class _Search:
                 self.doubted.discard(dotted)
         return added
 
+    def _single_values(self) -> Iterator[tuple[int, Override]]:
+        """Each value to set, those of a multirun's axes one by one."""
+        for index, parsed in self._usable(choices=False):
+            if not parsed.is_sweep_override():
+                yield index, parsed
+            elif parsed.is_discrete_sweep():
+                texts = [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]
+                yield from ((index, one.parsed) for one in read_overrides(texts, multirun=False) if one.parsed)
+
     def _tell_value(self, index: int, parsed: Override, schema_type: type, error: Exception) -> None:
-        text, dotted = self.typed[index].text, parsed.key_or_group
+        text, dotted = parsed.input_line or self.typed[index].text, parsed.key_or_group
         if parsed.is_delete():
             problem, way_out = explain_delete(schema_type, dotted)
         else:
@@ -195,7 +211,7 @@ class _Search:
         if meant is None:
             self.doubted.add(dotted)
         elif meant not in self._typed_names():
-            self._doubt(meant) if is_dataclass(type_of(schema_type, meant)) else self.doubted.add(meant)
+            self.doubted |= self._inside(meant) - self._typed_names()
 
     def _explain_added(self, added: list[tuple[int, str]], examined: Collection[Fault]) -> None:
         for index, dotted in added:
@@ -213,7 +229,8 @@ class _Search:
 
     def _doubt(self, group: str) -> None:
         """What ``group`` would have set is unknown; of a group outside the schema (experiment) that is anything."""
-        names = set(all_knobs(_SCHEMA))
-        inside = {name for name in names if name.startswith(f"{group}.")}
-        self.doubted |= (inside or names) - self._typed_names()
+        self.doubted |= (self._inside(group) or set(all_knobs(self.schema))) - self._typed_names()
 
+    def _inside(self, name: str) -> set[str]:
+        """The knobs of a group, or the knob itself."""
+        return {knob for knob in all_knobs(self.schema) if knob == name or knob.startswith(f"{name}.")}

@@ -43,7 +43,12 @@ class ForgivingRepository(CachingConfigRepository):
 
     def _empty(self, config_path: str) -> ConfigResult:
         empty = ConfigResult(
-            provider="unreadable", path="", config=OmegaConf.create(), header={"package": None}, defaults_list=[]
+            provider="empty",
+            path="",
+            config=OmegaConf.create(),
+            header={"package": None},
+            defaults_list=[],
+            is_schema_source=True,  # or Hydra looks for a schema of the same name
         )
         self.cache[f"config_path={config_path}"] = empty
         return empty
@@ -77,7 +82,7 @@ def merge_files(
             path = str(default.config_path)
             refused.append((path, Fault(show_file(repo.file_of(path)), f"{error}".splitlines()[0], "")))
             continue
-        if not repo.with_hydra and isinstance(config, DictConfig):
+        if not repo.with_hydra and OmegaConf.get_type(config) is dict:
             config.pop("hydra", None)
         try:
             cfg.merge_with(config)
@@ -87,7 +92,7 @@ def merge_files(
 
 
 def _merge_by_key(cfg: DictConfig, config: Any, file: Path, package: str) -> Iterator[tuple[str, Fault]]:
-    schema_type = OmegaConf.get_type(cfg)
+    schema_type = OmegaConf.get_type(cfg) or dict
     lines = _key_lines(file, "" if package == "_global_" else package)
     for dotted, value in _leaves(config):
         try:
@@ -101,7 +106,8 @@ def _merge_by_key(cfg: DictConfig, config: Any, file: Path, package: str) -> Ite
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(node, DictConfig) and not node._is_none() and len(node) > 0:
         for key in node:
-            yield from _leaves(node._get_node(key), f"{prefix}.{key}" if prefix else str(key))
+            name = str(key)
+            yield from _leaves(node._get_node(key), f"{prefix}.{name}" if prefix else name)
     else:
         yield prefix, OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
 
@@ -131,7 +137,9 @@ def _unreadable(file: Path, error: Exception) -> Fault:
         where = f"{where}:{mark.line + 1}"
         problem = f"is not yaml at column {mark.column + 1}: {error.problem}."
         tab = "\\t" in f"{error.problem}"
-        return Fault(where, problem, "Indent with blanks, never tabs." if tab else "Check indentation and colons there.")
+        return Fault(
+            where, problem, "Indent with blanks, never tabs." if tab else "Check indentation and colons there."
+        )
     if isinstance(error, UnicodeDecodeError):
         return Fault(where, "is not UTF-8 text.", "Save it as UTF-8.")
     if isinstance(error, OSError):

@@ -97,14 +97,18 @@ def stand_in(schema_type: type, dotted: str) -> Any:
                 return entry.default_factory()
             if entry.default != MISSING:
                 return entry.default
-            return {int: 1, float: 1.0, str: "unknown"}.get(type_of(owner, name))  # type: ignore[arg-type]
+            return {int: 1, float: 1.0, str: "unknown"}.get(type_of(owner, name))
     return None
 
 
 def in_order(names: Iterable[str]) -> list[str]:
     """Names as a reader counts them: 8gb before 16gb, numbers before words."""
-    return sorted(names, key=lambda name: [(0, int(part), "") if part.isdigit() else (1, 0, part)
-                                           for part in re.findall(r"\d+|\D+", name)])
+    return sorted(
+        names,
+        key=lambda name: [
+            (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"\d+|\D+", name)
+        ],
+    )
 
 
 def nearest(name: str, candidates: Iterable[str]) -> str | None:

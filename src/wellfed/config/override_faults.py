@@ -45,7 +45,9 @@ def read_overrides(overrides: Sequence[str], *, multirun: bool) -> list[Typed]:
         if parsed.is_sweep_override() and not multirun:
             name = parsed.key_or_group
             values = text.partition("=")[2]
-            way_out = f"Add -m to run them all, or write {name}=[{values}] for a list, {_quoted(name, values)} for a text."
+            way_out = (
+                f"Add -m to run them all, or write {name}=[{values}] for a list, {_quoted(name, values)} for a text."
+            )
             fault = Fault(text, "names several values, and this is one run.", way_out)
         typed.append(Typed(text, parsed, fault))
     return typed
@@ -60,7 +62,9 @@ def _grammar_fault(parser: OverridesParser, text: str, error: Exception) -> Faul
     for opening, closing in _BRACKETS.items():
         if value.count(opening) != value.count(closing):
             missing = closing if value.count(opening) > value.count(closing) else opening
-            return Fault(text, f"can't be read: a '{missing}' is missing.", f"Close it, or quote: {_quoted(name, value)}")
+            return Fault(
+                text, f"can't be read: a '{missing}' is missing.", f"Close it, or quote: {_quoted(name, value)}"
+            )
     quoted = _quoted(name, value)
     try:
         parser.parse_override(shlex.split(quoted)[0])
@@ -113,10 +117,9 @@ def choice_fault(
 
 def _values(parsed: Override) -> Iterator[Any]:
     if parsed.is_sweep_override():
-        items = list(parsed.sweep_iterator()) if parsed.is_discrete_sweep() else []
+        items: list[Any] = list(parsed.sweep_iterator()) if parsed.is_discrete_sweep() else []
     else:
-        value = parsed.value()
+        value: Any = parsed.value()
         items = value if isinstance(value, list) else [value]
     for item in items:
         yield item.text if isinstance(item, QuotedString) else item
-

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from math import ceil
 from typing import Any
 
@@ -76,7 +77,7 @@ def needs_workers(config: RunConfig) -> Iterator[Fault]:
 def batch_split(config: RunConfig) -> Iterator[Fault]:
     """effective_batch_size = micro-batches x ranks, exactly."""
     effective, world, memory = config.workload.effective_batch_size, config.trainer.devices, config.memory
-    if min(effective, world, memory.micro_batch or 1) < 1:
+    if min(effective, world, 1 if memory.micro_batch is None else memory.micro_batch) < 1:
         return  # told by the ranges
     if effective < world:
         yield Fault(
@@ -132,7 +133,7 @@ def stages(config: RunConfig) -> Iterator[Fault]:
         return
     epochs = [stage.from_epoch for stage in memory.stages]
     example = "memory.stages=[{from_epoch:0,features:cache},{from_epoch:3,features:dynamic}]"
-    if not epochs or epochs[0] != 0 or any(later <= earlier for earlier, later in zip(epochs, epochs[1:], strict=False)):
+    if not epochs or epochs[0] != 0 or any(later <= earlier for earlier, later in pairwise(epochs)):
         yield Fault(
             "memory.stages",
             f"from_epoch is {epochs}; it must start at 0 and rise.",
@@ -151,7 +152,7 @@ def step_down(config: RunConfig) -> Iterator[Fault]:
     steps = config.memory.micro_batch_steps
     if steps is None:
         return
-    if not steps or any(later >= earlier for earlier, later in zip(steps, steps[1:], strict=False)):
+    if not steps or any(later >= earlier for earlier, later in pairwise(steps)):
         shown = str(steps).replace(" ", "")
         yield Fault(
             f"memory.micro_batch_steps={shown}",
@@ -272,5 +273,16 @@ def _empty(dotted: str, example: str) -> Fault:
 
 
 RULES: tuple[Rule, ...] = (
-    workers, needs_workers, batch_split, encoder, stages, step_down, length, strategy, best, continuing, texts, packages,
-)  # fmt: skip
+    workers,
+    needs_workers,
+    batch_split,
+    encoder,
+    stages,
+    step_down,
+    length,
+    strategy,
+    best,
+    continuing,
+    texts,
+    packages,
+)

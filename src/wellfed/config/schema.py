@@ -1,6 +1,6 @@
 """Every knob: its type, default, unit, range and when to change it.
 
-One dataclass a group; the string literal under a field is its help text (`wellfed.config.schema.help_of`).
+One dataclass a group; the string literal under a field is its help text (`wellfed.config.docs.help_of`).
 Yaml files hold values only. ``null`` in a numeric knob means that the plan decides and says why.
 """
 
@@ -157,7 +157,7 @@ class LoaderConfig:
     pin_memory: Optional[bool] = None
     """Batches in page-locked host memory, so that copies overlap. null = on CUDA only."""
     skip_ids: list[int] = field(default_factory=list)
-    """Indices of training samples never asked for: known bad ones."""
+    """Indices of training samples, >= 0, never asked for: known bad ones."""
     max_skipped: int = 0
     """Samples that may fail to load, and are then left out and named, before the run stops. >= 0."""
 
@@ -190,7 +190,7 @@ class MemoryConfig:
     on_oom: OnOom = OnOom.retry
     """retry (halve the micro-batch and do the same batch again) or fail."""
     micro_batch_steps: Optional[list[int]] = None
-    """Micro-batches to step down through on out-of-memory, descending. null = halve."""
+    """Micro-batches to step down through on out-of-memory, >= 1, descending. null = halve."""
     stages: Optional[list[StageConfig]] = None
     """Feature modes by epoch, e.g. cache first, then dynamic. null = one mode throughout."""
 
@@ -282,7 +282,7 @@ class TelemetryConfig:
     interval_s: float = 0.5
     """Seconds between samples, >= 0.1."""
     ceiling_steps: int = 20
-    """Steps run at the end on batches already on the device, to tell how fast the run could be. 0 = leave it out."""
+    """Steps run at the end on batches already on the device, to tell how fast the run could be, >= 0; 0 = leave it out."""
 
 
 @dataclass

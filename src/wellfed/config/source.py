@@ -16,11 +16,11 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 
 
-class Unread(Exception):  # noqa: N818 - not an error: stage 2 imports it and looks again
+class Unread(Exception):
     """The source does not say; the reason is the message."""
 
 
-class NotThere(Exception):  # noqa: N818 - becomes a fault, with the names that are there
+class NotThere(Exception):
     """The source says that there is no such module or name."""
 
     def __init__(self, owner: str, name: str, names: Sequence[str] = ()) -> None:

@@ -25,7 +25,17 @@ from wellfed.config.source import (
 )
 
 _SAME_SIGNATURE = frozenset(
-    {"staticmethod", "override", "final", "cache", "lru_cache", "no_grad", "inference_mode", "record", "runtime_checkable"}
+    {
+        "staticmethod",
+        "override",
+        "final",
+        "cache",
+        "lru_cache",
+        "no_grad",
+        "inference_mode",
+        "record",
+        "runtime_checkable",
+    }
 )
 """Decorators (last word of their name) that leave the signature as written."""
 _PLAIN_BASES = frozenset({"object", "ABC", "Generic", "Protocol"})

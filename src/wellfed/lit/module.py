@@ -29,8 +29,6 @@ from wellfed.memory import features as feature_room
 from wellfed.memory import oom
 from wellfed.memory.ladder import MicroBatches
 
-_RNG_KEY = "wellfed_rng"
-
 
 class NonFiniteLoss(ArithmeticError):
     """The loss is not a finite number, and trainer.on_nan=raise."""
@@ -236,11 +234,14 @@ class StepModule(pl.LightningModule):
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[_RNG_KEY] = _rng_state()
-        checkpoint["wellfed_micro_batch"] = self.micro.size
+        checkpoint["rng"] = _rng_state()
+        checkpoint["micro_batch"] = self.micro.size
+        loader = self.trainer.train_dataloader
+        if hasattr(loader, "state_dict"):
+            checkpoint["position"] = loader.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._rng_state = checkpoint.get(_RNG_KEY)
+        self._rng_state = checkpoint.get("rng")
 
 
 class MeanLoss:
@@ -286,7 +287,13 @@ def _rng_state() -> dict[str, Any]:
     version, numbers, gauss_next = random.getstate()
     return {
         **_torch_rng(),
-        "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(place), int(has_gauss), float(gauss)],
+        "numpy": [
+            str(name),
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(place),
+            int(has_gauss),
+            float(gauss),
+        ],
         "python": [version, list(numbers), gauss_next],
     }
 

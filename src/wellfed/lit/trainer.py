@@ -7,7 +7,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -80,6 +80,16 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
     )
 
 
+def seed_everything(seed: int) -> None:
+    """Seed python, numpy and torch for this process, and the processes it starts."""
+    pl.seed_everything(seed % 2**32, verbose=False)
+
+
+def is_lightning_module(model: Any) -> bool:
+    """Whether the user brings a finished LightningModule, which runs its own step."""
+    return isinstance(model, pl.LightningModule)
+
+
 def quiet_lightning() -> None:
     """Lightning's notes go to our log file; tips about its own products go nowhere."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):
@@ -88,6 +98,10 @@ def quiet_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\).*before.*optimizer.step.*")
+    # The ceiling run has nothing to validate; frozen encoders stay in eval mode on purpose; torch's own deprecation.
+    warnings.filterwarnings("ignore", message=".*You defined a `validation_step` but have no.*")
+    warnings.filterwarnings("ignore", message=".*module\\(s\\) in eval mode at the start of training.*")
+    warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
 
 
 def total_steps(options: TrainerOptions, steps_per_epoch: int) -> int | None:
@@ -124,7 +138,7 @@ class CachedBatches:
     """A few batches already on the device, again and again: what training would be if data cost nothing."""
 
     def __init__(self, deliveries: Sequence[Any], length: int) -> None:
-        self._deliveries, self._length, self.epoch = deliveries, length, 0
+        self._deliveries, self._length = deliveries, length
 
     def __len__(self) -> int:
         return self._length
@@ -134,7 +148,9 @@ class CachedBatches:
             yield copy.copy(self._deliveries[number % len(self._deliveries)])
 
 
-def run_ceiling(module: StepModule, loader: Any, options: TrainerOptions, steps: int, folder: Path) -> StepSummary | None:
+def run_ceiling(
+    module: pl.LightningModule, loader: Any, options: TrainerOptions, steps: int, folder: Path
+) -> StepSummary | None:
     """Time the same steps on batches that are already on the device.
 
     Changes the weights: run it when nothing needs them any more.
@@ -149,10 +165,10 @@ def run_ceiling(module: StepModule, loader: Any, options: TrainerOptions, steps:
         return None
     rows: list[StepRow] = []
     clock = StepClock(new_event=new_event_factory(module.device))
-    limited = TrainerOptions(**{**vars(options), "max_epochs": 1, "max_steps": None, "max_time_s": None})
-    limited = TrainerOptions(**{**vars(limited), "validate_every_steps": None})
+    limited = replace(options, max_epochs=1, max_steps=None, max_time_s=None, validate_every_steps=None)
     trainer = make_trainer(limited, [Clock(clock, rows.extend)], folder)
-    trainer.fit(module, TimedLoader(CachedBatches(deliveries, steps + WARMUP_STEPS), clock))
+    cached = CachedBatches(deliveries, steps + WARMUP_STEPS)
+    trainer.fit(module, TimedLoader(cached, clock, unwrap=not isinstance(module, StepModule)))
     return summarise(rows)
 
 
@@ -161,6 +177,17 @@ def new_event_factory(device: torch.device) -> Callable[[], Any] | None:
     if device.type != "cuda":
         return None
     return lambda: torch.cuda.Event(enable_timing=True)
+
+
+def fit(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, val_loader: Any, checkpoint: Path | None) -> None:
+    """Train; go on from a checkpoint if there is one. Checkpoints are loaded weights-only."""
+    trainer.fit(module, loader, val_loader, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
+
+
+def has_step(module: pl.LightningModule, split: str) -> bool:
+    """Whether a user's LightningModule evaluates this split."""
+    name = {"val": "validation_step", "test": "test_step"}[split]
+    return getattr(type(module), name) is not getattr(pl.LightningModule, name)
 
 
 def load_weights(module: pl.LightningModule, checkpoint: Path) -> None:

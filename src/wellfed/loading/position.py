@@ -48,7 +48,7 @@ class EpochOrder:
     ) -> None:
         self.batch_size = batch_size
         self._seed, self._rank, self._world_size, self._shuffle = seed, rank, world_size, shuffle
-        self._num_samples, self._skip = num_samples, frozenset(i for i in skip_ids if i < num_samples)
+        self._num_samples, self._skip = num_samples, frozenset(i for i in skip_ids if 0 <= i < num_samples)
         kept = num_samples - len(self._skip)
         num_batches = kept // batch_size if drop_last else -(-kept // batch_size)
         self.num_batches = num_batches if limit_batches is None else min(num_batches, limit_batches)

@@ -35,5 +35,5 @@ def checkpoint_blocks(model: nn.Module) -> int:
                 return _forward(*arguments, **named)
             return checkpoint(_forward, *arguments, use_reentrant=False, **named)
 
-        block.forward = recomputing  # type: ignore[method-assign]
+        block.forward = recomputing
     return len(found)

@@ -220,6 +220,8 @@ def plan_run(
 def _plan_micro_batch(config: RunConfig, model: ModelFacts, faults: list[Fault]) -> dict[str, Planned]:
     memory, effective, world = config.memory, config.workload.effective_batch_size, config.trainer.devices
     per_device = math.ceil(effective / world)
+    if model.is_lightning_module:
+        return _whole_batches(config, per_device, faults)
     share = f"{effective} samples a step" + (f" over {world} devices" if world > 1 else "")
     if memory.micro_batch is not None:
         micro = Planned(memory.micro_batch, f"memory.micro_batch={memory.micro_batch}", "set")
@@ -252,6 +254,29 @@ def _plan_micro_batch(config: RunConfig, model: ModelFacts, faults: list[Fault])
         ),
     }
     return knobs
+
+
+def _whole_batches(config: RunConfig, per_device: int, faults: list[Fault]) -> dict[str, Planned]:
+    """A LightningModule runs its own step on what it is handed."""
+    memory, why = config.memory, "a LightningModule runs its own step on whole batches"
+    asked = {"micro_batch": memory.micro_batch, "accumulate": memory.accumulate}
+    for name, value in asked.items():
+        if value not in (None, per_device if name == "micro_batch" else 1):
+            faults.append(
+                Fault(
+                    f"memory.{name}",
+                    f"{value} would split a step, and {why}.",
+                    f"Set memory.{name}=null, or bring a plain nn.Module with loss(batch).",
+                )
+            )
+    return {
+        "workload.effective_batch_size": Planned(config.workload.effective_batch_size, "the workload's", "set"),
+        "memory.micro_batch": Planned(per_device, why, "predicted"),
+        "memory.accumulate": Planned(1, why, "predicted"),
+        "memory.checkpoint_activations": _planned(
+            bool(memory.checkpoint_activations), "as set", memory.checkpoint_activations is not None
+        ),
+    }
 
 
 def _plan_features(

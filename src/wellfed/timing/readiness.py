@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import NormalDist, fmean, stdev
 
 from wellfed.timing.phases import StepRow
@@ -20,7 +21,7 @@ class StepSummary:
     warmup_steps: int
     samples_per_s: float
     ci95: tuple[float, float] | None
-    """95 % interval of samples_per_s from block means, which forgives steps that follow one another alike; None
+    """95 % interval of samples_per_s from blocks of steps, which forgives steps that follow one another alike; None
     with fewer than 2 blocks of 5 steps."""
     readiness_frac: float
     wait_frac: float
@@ -56,20 +57,24 @@ def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
 
 
 def rate_interval(rows: Sequence[StepRow]) -> tuple[float, float] | None:
-    """95 % interval of samples/s from the means of up to 20 blocks of at least 5 successive steps."""
+    """95 % interval of samples/s from up to 20 blocks of at least 5 successive steps.
+
+    The rate is a ratio of two sums, so its error is that of the blocks' samples about rate x time: the mean of the
+    blocks' own rates would give a stalled block the weight of a fast one, and may leave the rate out of its interval.
+    """
     num_blocks = min(_NUM_BLOCKS, len(rows) // 5)
     if num_blocks < 2:
         return None
     edges = [round(block * len(rows) / num_blocks) for block in range(num_blocks + 1)]
-    rates = []
-    for low, high in zip(edges, edges[1:], strict=False):
-        block_ms = sum(row.step_ms for row in rows[low:high])
-        if block_ms > 0:
-            rates.append(1e3 * sum(row.samples for row in rows[low:high]) / block_ms)
-    if len(rates) < 2:
+    blocks = [rows[low:high] for low, high in pairwise(edges)]
+    times_s = [sum(row.step_ms for row in block) / 1e3 for block in blocks]
+    samples = [sum(row.samples for row in block) for block in blocks]
+    if sum(times_s) <= 0:
         return None
-    half = student_t_975(len(rates) - 1) * stdev(rates) / math.sqrt(len(rates))
-    return fmean(rates) - half, fmean(rates) + half
+    rate = sum(samples) / sum(times_s)
+    errors = [count - rate * time_s for count, time_s in zip(samples, times_s, strict=True)]
+    half = student_t_975(num_blocks - 1) * stdev(errors) / math.sqrt(num_blocks) / fmean(times_s)
+    return max(0.0, rate - half), rate + half
 
 
 def student_t_975(degrees: int) -> float:

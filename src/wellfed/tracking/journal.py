@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,12 @@ class Journal:
     def summary(self) -> StepSummary | None:
         """The figures of the steps so far."""
         return summarise(self.rows)
+
+    def recent_rate(self) -> float | None:
+        """Samples/s over the last 50 steps."""
+        rows = list(islice(reversed(self.rows), 50))
+        total_ms = sum(row.step_ms for row in rows)
+        return 1e3 * sum(row.samples for row in rows) / total_ms if total_ms else None
 
     def save(self) -> None:
         """Bring the files up to date."""

@@ -96,19 +96,27 @@ def open_run(
     import wandb
 
     options: dict[str, Any] = {
-        "project": project, "entity": entity, "group": group, "name": name, "id": run_id, "dir": str(folder),
-        "config": dict(config), "resume": "allow" if run_id else None, "reinit": "finish_previous",
+        "mode": mode,
+        "project": project,
+        "entity": entity,
+        "group": group,
+        "name": name,
+        "id": run_id,
+        "dir": str(folder),
+        "config": dict(config),
+        "resume": "allow" if run_id else None,
+        "reinit": "finish_previous",
     }
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
     try:
-        run = wandb.init(mode=mode, settings=settings, **options)
+        run = wandb.init(settings=settings, **options)
     except Exception as error:
         if mode != "online":
             raise RuntimeError(f"wandb can't be started: {error}") from error
         _LOG.warning("wandb can't be reached (%s); going on offline.", error)
-        mode = "offline"
+        options["mode"] = mode = "offline"
         try:
-            run = wandb.init(mode=mode, settings=settings, **options)
+            run = wandb.init(settings=settings, **options)
         except Exception as second:
             raise RuntimeError(f"wandb can't be started: {second}") from second
     for pattern in ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"):

@@ -7,6 +7,7 @@ transformers costs about two seconds to import, so it is imported only where an 
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -185,5 +186,8 @@ def _adapt(gpt2: nn.Module, train: bool, lora_rank: int) -> nn.Module:
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules=["c_attn"], fan_in_fan_out=True)
-    adapted: nn.Module = get_peft_model(gpt2, config)
+    with warnings.catch_warnings():
+        # peft 0.21 reads a property that transformers 5.23 has renamed.
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+        adapted: nn.Module = get_peft_model(gpt2, config)
     return adapted

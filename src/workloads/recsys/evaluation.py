@@ -148,10 +148,11 @@ class Ranking:
 
     def compute(self) -> dict[str, float]:
         """Means over the users since `reset`; NaN if there were none."""
-        _, _, rank_E = self._gather()
-        if len(rank_E) == 0:
-            return {"recall_at_10": float("nan"), "ndcg_at_10": float("nan")}
-        return {name: float(values.mean()) for name, values in metrics_of_ranks(rank_E).items()}
+        return {name: float(v.mean()) if len(v) else float("nan") for name, v in self.per_user().items()}
+
+    def per_user(self) -> dict[str, Floats]:
+        """The metrics of each user ranked so far, [E]."""
+        return metrics_of_ranks(self._gather()[2])
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
         """``per_user_<split>.csv``: one row a user (place from 0), for paired comparisons between runs."""

@@ -51,12 +51,12 @@ class TwoTowerRecommender(nn.Module):
         lora_rank: int | None = 8,
         encoder_layers: int = 2,
         encoder_heads: int = 4,
-        encoder_dim: int = 128,
+        encoder_dim: int = 64,
         max_tokens: int = 32,
-        mlp_hidden: int = 128,
+        mlp_hidden: int = 64,
         dropout: float = 0.0,
         init_std: float = 0.05,
-        l2: float = 0.0,
+        l2: float = 0.005,
     ) -> None:
         super().__init__()
         sizes = {
@@ -132,9 +132,8 @@ class TwoTowerRecommender(nn.Module):
     def _lacks_text(self, text_BE: Tensor | None) -> bool:
         """True for a model without text; text rows that were forgotten are an error, not a smaller model."""
         if (text_BE is None) != (self.encoder is None):
-            raise ValueError(
-                f"text rows {'missing' if text_BE is None else 'given'}: pass `features().rows` accordingly"
-            )
+            wrong = "missing" if text_BE is None else "given to a model without text"
+            raise ValueError(f"text rows {wrong}; they come from on_device(batch, rng, features)")
         return text_BE is None
 
     def _score(self, batch: TripletBatch) -> tuple[Tensor, Tensor, Tensor]:

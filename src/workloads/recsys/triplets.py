@@ -71,10 +71,13 @@ class TripletData:
         num_users: int,
         num_items: int,
         avoid: tuple[Ints, Ints] | None = None,
+        table_cells: int = TABLE_CELLS,
     ) -> None:
         self.num_users = num_users
         avoid_user_M, avoid_item_M = (user_N, item_N) if avoid is None else avoid
-        self.sampler = NegativeSampler(avoid_user_M, avoid_item_M, num_users=num_users, num_items=num_items)
+        self.sampler = NegativeSampler(
+            avoid_user_M, avoid_item_M, num_users=num_users, num_items=num_items, table_cells=table_cells
+        )
         has_free_N = (self.sampler.num_free_U.numpy() > 0)[user_N]
         self.notes: tuple[str, ...] = ()
         """What was left out."""

@@ -26,7 +26,9 @@ def ml_1m(tmp_path: Path) -> Path:
     (folder / "ratings.dat").write_text("".join(f"{u}::{i}::{r}::{t}\n" for u, i, r, t in RATINGS))
     (folder / "users.dat").write_text("1::F::25::12::55455\n2::M::56::0::02138\n")
     (folder / "movies.dat").write_bytes(
-        b"10::Heat (1995)::Action|Crime\n20::Mis\xe9rables, Les (1998)::Drama\n30::American President, The (1995)::Comedy\n"
+        b"10::Heat (1995)::Action|Crime\n"
+        b"20::Mis\xe9rables, Les (1998)::Drama\n"
+        b"30::American President, The (1995)::Comedy\n"
     )
     return folder
 

@@ -109,7 +109,7 @@ def test_too_many_bad_lines_stop_the_reading_and_name_the_first(ml_100k: Path):
 def test_bad_lines_are_counted_over_all_files(ml_100k: Path):
     for name in ("u.data", "u.user"):
         (ml_100k / name).write_text((ml_100k / name).read_text() + "bad\n")
-    with pytest.raises(DataError, match="u.user, line 3"):
+    with pytest.raises(DataError, match=r"u\.user, line 3"):
         read_movielens(ml_100k, 1)
 
 
@@ -184,8 +184,9 @@ def test_any_bytes_give_ratings_or_a_readable_error(tmp_path_factory: pytest.Tem
     file.write_bytes(content)
     try:
         ratings = read_ratings(file, b"::", IDS, IDS, BadLines(3))
-    except DataError as error:
-        assert "ratings.dat" in str(error)
+    except DataError:
+        with pytest.raises(DataError, match=r"ratings\.dat"):
+            read_ratings(file, b"::", IDS, IDS, BadLines(3))
     else:
         assert ratings.shape[1] == 4
         assert np.isin(ratings[:, :2], IDS).all()

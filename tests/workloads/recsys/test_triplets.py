@@ -49,7 +49,7 @@ def data() -> TripletData:
 def test_a_negative_is_a_function_of_seed_epoch_and_index(data: TripletData):
     everything = data.fetch(torch.arange(200), SampleRng(1, 2))
     some = torch.tensor([150, 3, 77])
-    batch = data.fetch(some, SampleRng(1, 2, batch=9, rank=3))
+    batch = data.fetch(some, SampleRng(1, 2, 9, 3))
     for name in ("user", "pos", "neg"):
         assert torch.equal(batch[name], everything[name][some])
     for other in (SampleRng(1, 3), SampleRng(2, 2)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,16 +31,16 @@ class Checkpoints(pl.Callback):
         best_metric: str,
         best_mode: Literal["max", "min"],
         metrics: Mapping[str, float],
-        on_saved: Callable[[int], None],
         on_disk_error: Callable[[BaseException, int], None],
     ) -> None:
         """
         Args:
             metrics: the latest figures, ``val/<name>`` among them; read when a validation ends.
         """
-        self._folder, self._every_steps, self._minutes, self._keep = folder, every_steps, minutes, keep_last
+        self.folder, self._every_steps, self._minutes, self._keep = folder, every_steps, minutes, keep_last
         self._best_metric, self._best_mode, self._metrics = best_metric, best_mode, metrics
-        self._on_saved, self._on_disk_error = on_saved, on_disk_error
+        self._on_disk_error = on_disk_error
+        self.on_saved: Callable[[int], None] = lambda step: None
         self._saved_at_s, self._saved_step = time.monotonic(), -1
         self.best_value: float | None = None
 
@@ -60,15 +61,28 @@ class Checkpoints(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
         value = self._metrics.get(f"val/{self._best_metric}")
-        if value is None or math.isnan(value) or trainer.sanity_checking:
+        if value is None or not self._is_best(value):
             return
-        is_better = self.best_value is None or (
-            value > self.best_value if self._best_mode == "max" else value < self.best_value
-        )
-        if is_better:
-            before, self.best_value = self.best_value, value
-            if not self._save(trainer, BEST):
-                self.best_value = before
+        before, self.best_value = self.best_value, value
+        if not self._save(trainer, BEST):
+            self.best_value = before
+
+    def validated_at_end(self, value: float) -> None:
+        """A validation after the last step, whose weights are in ``last.ckpt``, gave this value."""
+        if self._is_best(value) and (self.folder / LAST).exists():
+            self.best_value = value
+            try:
+                shutil.copyfile(self.folder / LAST, self.folder / f".{BEST}.tmp")
+                (self.folder / f".{BEST}.tmp").replace(self.folder / BEST)
+            except OSError as error:
+                self._on_disk_error(error, self._saved_step)
+
+    def _is_best(self, value: float) -> bool:
+        if math.isnan(value):
+            return False
+        if self.best_value is None:
+            return True
+        return value > self.best_value if self._best_mode == "max" else value < self.best_value
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         if self._every_steps is None:
@@ -86,14 +100,14 @@ class Checkpoints(pl.Callback):
             self._saved_step = trainer.global_step
 
     def _save(self, trainer: pl.Trainer, name: str) -> bool:
-        temporary = self._folder / f".{name}.tmp"
+        temporary = self.folder / f".{name}.tmp"
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(parents=True, exist_ok=True)
             trainer.save_checkpoint(temporary)
             if trainer.is_global_zero:
                 if name == LAST:
                     self._rotate()
-                temporary.replace(self._folder / name)
+                temporary.replace(self.folder / name)
         except (OSError, RuntimeError) as error:
             if not is_disk_error(error):
                 raise
@@ -102,12 +116,12 @@ class Checkpoints(pl.Callback):
             self._on_disk_error(error, trainer.global_step)
             return False
         if trainer.is_global_zero:
-            self._on_saved(trainer.global_step)
+            self.on_saved(trainer.global_step)
         return True
 
     def _rotate(self) -> None:
         """last -> last-1 -> last-2 ..., the oldest goes."""
-        names = [self._folder / LAST, *(self._folder / f"last-{age}.ckpt" for age in range(1, self._keep))]
+        names = [self.folder / LAST, *(self.folder / f"last-{age}.ckpt" for age in range(1, self._keep))]
         for older, newer in zip(reversed(names), reversed(names[:-1]), strict=False):
             if newer.exists():
                 newer.replace(older)

@@ -19,8 +19,12 @@ WARMUP_STEPS = 3
 class TimedLoader:
     """A loader that tells the clock when it is asked for a batch and when it has it."""
 
-    def __init__(self, loader: Any, clock: StepClock) -> None:
-        self._loader, self._clock = loader, clock
+    def __init__(self, loader: Any, clock: StepClock, *, unwrap: bool = False) -> None:
+        """
+        Args:
+            unwrap: hand out the bare batch, which is what a user's own LightningModule expects.
+        """
+        self._loader, self._clock, self._unwrap = loader, clock, unwrap
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -42,8 +46,22 @@ class TimedLoader:
             except StopIteration:
                 return
             self._clock.got()
-            self._clock.copy_begins(batch.epoch if isinstance(batch, Delivery) else self._loader.epoch)
-            yield batch
+            self._clock.copy_begins(batch.epoch)
+            yield batch.batch if self._unwrap else batch
+
+
+class BareBatches:
+    """An evaluation loader without the deliveries around its batches, for a user's own LightningModule."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for delivery in self._loader:
+            yield delivery.batch
 
 
 class Clock(pl.Callback):

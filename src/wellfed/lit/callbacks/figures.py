@@ -18,55 +18,72 @@ class TakesMetrics(Protocol):
 
 
 class Figures(pl.Callback):
-    """Means since the last row; the device is waited for once a row, never in between."""
+    """Means since the last row; the device is waited for once a row, never in between.
+
+    Of a `StepModule` these are its own totals and evaluation; of a user's LightningModule what it logged.
+    """
 
     def __init__(
-        self, take: TakesMetrics, *, every: int, stop_on_nan: bool, more: Callable[[], Mapping[str, float]] | None = None
+        self,
+        take: TakesMetrics,
+        *,
+        every: int,
+        stop_on_nan: bool,
+        more: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         """
         Args:
             more: further figures for the sink with each training row, e.g. samples/s so far.
         """
         self._take, self._every, self._stop_on_nan, self._more = take, every, stop_on_nan, more
+        self._handed_over_step = 0
         self.latest: dict[str, float] = {}
+        self.validated_step: int | None = None
 
     def on_train_batch_end(
-        self, trainer: pl.Trainer, module: StepModule, outputs: Any, batch: Any, batch_idx: int
+        self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step % self._every == 0:
             self._hand_over(trainer, module)
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: StepModule) -> None:
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._hand_over(trainer, module)
 
-    def _hand_over(self, trainer: pl.Trainer, module: StepModule) -> None:
-        steps = module.totals.count
-        values = module.totals.take()
-        if not values:
+    def _hand_over(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        step = trainer.global_step
+        if step == self._handed_over_step:
             return
-        loss = values.get("loss", 0.0)
-        if self._stop_on_nan and not math.isfinite(loss):
+        values = module.totals.take() if isinstance(module, StepModule) else _logged(trainer, "train")
+        if self._stop_on_nan and not math.isfinite(loss := values.get("loss", 0.0)):
             raise NonFiniteLoss(
-                f"The training loss is {loss} within the {steps} steps up to step {trainer.global_step}. Usual causes: "
+                f"The training loss is {loss} within the steps {self._handed_over_step + 1} to {step}. Usual causes: "
                 "the learning rate (workload.optimizer.lr), no warm-up (workload.schedule.warmup_steps), no clipping "
                 "(trainer.gradient_clip=1.0). trainer.on_nan=skip or halve_lr leave such steps out."
             )
+        self._handed_over_step = step
         values["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])
-        self.latest.update({f"train/{name}": value for name, value in values.items()})
-        if trainer.is_global_zero:
-            self._take("train", values, step=trainer.global_step, epoch=trainer.current_epoch)
-            more = self._more() if self._more else {}
-            if more:
-                self._take("throughput", more, step=trainer.global_step, epoch=trainer.current_epoch)
+        self._tell("train", values, trainer)
+        if trainer.is_global_zero and self._more and (more := self._more()):
+            self._take("throughput", more, step=step, epoch=trainer.current_epoch)
 
-    def on_validation_epoch_end(self, trainer: pl.Trainer, module: StepModule) -> None:
-        self._evaluated("val", trainer, module)
+    def on_validation_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.validated_step = trainer.global_step
+        self._tell("val", module.evaluated() if isinstance(module, StepModule) else _logged(trainer, "val"), trainer)
 
-    def on_test_epoch_end(self, trainer: pl.Trainer, module: StepModule) -> None:
-        self._evaluated("test", trainer, module)
+    def on_test_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self._tell("test", module.evaluated() if isinstance(module, StepModule) else _logged(trainer, "test"), trainer)
 
-    def _evaluated(self, split: str, trainer: pl.Trainer, module: StepModule) -> None:
-        values = module.evaluated()
+    def _tell(self, split: str, values: Mapping[str, float], trainer: pl.Trainer) -> None:
         self.latest.update({f"{split}/{name}": value for name, value in values.items()})
         if trainer.is_global_zero:
             self._take(split, values, step=trainer.global_step, epoch=trainer.current_epoch)
+
+
+def _logged(trainer: pl.Trainer, split: str) -> dict[str, float]:
+    """What a LightningModule has logged for a split: ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``."""
+    values = {}
+    for name, value in trainer.callback_metrics.items():
+        for prefix in (f"{split}/", f"{split}_"):
+            if name.startswith(prefix):
+                values[name.removeprefix(prefix).removesuffix("_step")] = float(value)
+    return values

@@ -10,7 +10,29 @@ import lightning.pytorch as pl
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from wellfed.loading import batches
+from wellfed.loading.build import Delivery
+
 REDRAW_S = 0.25
+
+
+class Counts(pl.Callback):
+    """Tells how far training is, after every step and before anything is saved."""
+
+    def __init__(self, on_start: Callable[[], None], on_step: Callable[[int, float, int], None]) -> None:
+        """
+        Args:
+            on_step: takes steps done, epochs done (a fraction), samples of this step over all ranks.
+        """
+        self._on_start, self._on_step = on_start, on_step
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._on_start()
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        epochs = trainer.current_epoch + (batch_idx + 1) / trainer.num_training_batches
+        samples = batch.total if isinstance(batch, Delivery) else batches.batch_size(batch) * trainer.world_size
+        self._on_step(trainer.global_step, epochs, samples)
 
 
 class ProgressBar(pl.Callback):
@@ -27,9 +49,16 @@ class ProgressBar(pl.Callback):
     ) -> None:
         self._latest, self._rate, self._unit, self._total = latest, rate, unit, total_steps
         self._progress = Progress(
-            TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-            TimeRemainingColumn(), TextColumn("{task.fields[figures]}"),
-            console=console, auto_refresh=False, transient=True, disable=not console.is_terminal,
+            TextColumn("[bold]{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[figures]}"),
+            console=console,
+            auto_refresh=False,
+            transient=True,
+            disable=not console.is_terminal,
         )
         self._redrawn_at_s = 0.0
         self._task: Any = None

@@ -1,0 +1,79 @@
+# No activation is needed: every target uses $(VENV), which `make install` fills from constraints.txt.
+# W=, gpu=, loader=, memory= count on the command line only: a variable of the environment never changes a run.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+chosen = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
+OVERRIDES = $(strip $(call chosen,W,workload) $(call chosen,gpu,gpu) $(call chosen,loader,loader) \
+  $(call chosen,memory,memory) $(ARGS))
+
+# Two test processes with one thread each: torch would otherwise start a thread a core in both.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install train test test-all check format doctor constraints clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@echo
+	@echo 'make train W=recsys gpu=24gb loader=aggressive memory=cache ARGS="trainer.max_epochs=3 seed=2"'
+	@echo 'PYTHON=python3.12 chooses another Python (3.11 or newer).'
+
+install: $(STAMP) ## make .venv and install what the project needs, once
+
+train: $(STAMP) ## install if needed, then train: W= workload, gpu=, loader=, memory=, ARGS="any overrides"
+	$(BIN)/python src/train.py $(OVERRIDES)
+
+test: $(STAMP) ## install if needed, then run the tests, without the slow ones and those for a GPU
+	$(PYTEST) $(ARGS)
+
+test-all: $(STAMP) ## run the slow tests too, and those for a GPU where there is one
+	$(PYTEST) -m "slow or not slow" $(ARGS)
+
+check: $(STAMP) ## format, lint, types, layers: changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP) ## format the code and fix what the linter can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+doctor: $(STAMP) ## what this machine offers, and what is missing
+	$(BIN)/python -m wellfed doctor
+
+constraints: ## resolve pyproject.toml afresh, all extras too, and write constraints.txt
+	@$(CHECK_PYTHON)
+	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
+	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,slurm,ray]'
+	{ sed -n '/^#/p' constraints.txt; build/constraints/bin/python -m pip freeze --exclude-editable \
+	  | sed 's/+[a-z0-9.]*$$//' | LC_ALL=C sort -f; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt && rm -rf build/constraints
+
+clean: ## remove .venv, caches and builds; runs (logs/) and cached data (.cache/) stay
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist src/*.egg-info
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+define CHECK_PYTHON
+command -v "$(PYTHON)" >/dev/null 2>&1 || { \
+  echo 'make: there is no "$(PYTHON)" here. Install Python 3.11 or newer, or name one: make PYTHON=python3.12 ...' >&2; \
+  exit 2; }; \
+"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+  echo "make: $(PYTHON) is $$("$(PYTHON)" -V 2>&1); 3.11 or newer is needed. Name one: make PYTHON=python3.12 ..." >&2; \
+  exit 2; }; \
+"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+  echo 'make: $(PYTHON) comes without venv. On Debian or Ubuntu: apt-get install python3-venv' >&2; exit 2; }
+endef
+
+# The stamp is written last, so that an interrupted installation is done again.
+$(STAMP): pyproject.toml constraints.txt
+	@$(CHECK_PYTHON)
+	@rm -f "$@"
+	@"$(BIN)/python" -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear "$(VENV)"
+	@echo 'Installing into $(VENV); the first time downloads PyTorch, which takes minutes.'
+	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch "$@"

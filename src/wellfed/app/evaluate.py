@@ -1,0 +1,83 @@
+"""Metrics of a checkpoint on the test split, with the configuration of the run that wrote it."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from wellfed import record
+from wellfed.app.resume import is_readable, quoted
+from wellfed.config.compose import Composed, compose
+from wellfed.config.schema import EvaluateConfig, RunConfig
+from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
+
+RESULT = "evaluation.json"
+
+
+def evaluate(composed: Composed[EvaluateConfig]) -> int:
+    """Print the metrics, and leave them as ``evaluation.json`` in the run's folder; the exit code."""
+    try:
+        checkpoint = Path(composed.config.checkpoint)
+        run = run_of(checkpoint, composed.config)
+        metrics = _evaluate(run.config, run.choices, checkpoint)
+    except WellfedError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        print(error, file=sys.stderr)
+        return EXIT_NOTHING_RUN
+    for name, value in metrics.items():
+        print(f"test/{name} {value:.6g}")
+    return _write(checkpoint.parent.parent / RESULT, checkpoint, metrics)
+
+
+def run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
+    """The configuration of the run that wrote a checkpoint.
+
+    Raises:
+        ConfigError: no such checkpoint, or none that can be read, or no record beside it.
+    """
+    where, folder = f"checkpoint={checkpoint}", checkpoint.parent.parent
+    if not checkpoint.is_file():
+        raise ConfigError([Fault(where, "there is no such file.", "Name a file of a run's checkpoints folder.")])
+    if not is_readable(checkpoint):
+        raise ConfigError([Fault(where, "is not a checkpoint that can be read.", "Name another, e.g. last-1.ckpt.")])
+    try:
+        earlier = record.read(folder)
+    except (OSError, ValueError) as error:
+        way_out = "Keep checkpoints in their run folder: run.json there says what was trained."
+        raise ConfigError([Fault(where, f"has no run record beside it ({error}).", way_out)]) from error
+    accelerator = f"trainer.accelerator={asked.accelerator.value}"
+    kept = [quoted(text) for text in earlier["overrides"] if not text.startswith(("trainer.devices", "trainer.accelerator"))]
+    return compose([*kept, "trainer.devices=1", "trainer.strategy=auto", accelerator])
+
+
+def _evaluate(config: RunConfig, choices: Any, checkpoint: Path) -> dict[str, float]:
+    from wellfed.app import assemble
+    from wellfed.app.passes import evaluate_checkpoint
+    from wellfed.hardware.detect import machine
+    from wellfed.hardware.torch_cuda import torch_cuda
+    from wellfed.planning.plan import plan_device, plan_run
+
+    facts = machine(torch_cuda())
+    device = plan_device(config, choices, facts)
+    if isinstance(device, list):
+        raise ConfigError(device)
+    parts = assemble.make_parts(config)
+    data, model = assemble.data_facts(parts), assemble.model_facts(parts, config)
+    plan = plan_run(config, choices, facts, device, data, model)
+    if isinstance(plan, list):
+        raise ConfigError(plan)
+    return evaluate_checkpoint(config, parts, plan, checkpoint)
+
+
+def _write(path: Path, checkpoint: Path, metrics: dict[str, float]) -> int:
+    result = {"checkpoint": str(checkpoint), "metrics": {f"test/{name}": value for name, value in metrics.items()}}
+    try:
+        record.write_atomically(path, json.dumps(result, indent=1) + "\n")
+    except OSError as error:
+        print(f"{path} can't be written ({error.strerror}); the figures above are all there is.", file=sys.stderr)
+        return EXIT_FAILED
+    return EXIT_OK

@@ -1,0 +1,123 @@
+"""Entries of the run record that are measured by the process itself: rates, memory, host."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from wellfed.config.schema import RunConfig
+from wellfed.hardware.facts import MachineFacts
+from wellfed.planning.plan import RunPlan
+from wellfed.record import RunRecord
+from wellfed.timing.readiness import StepSummary
+from wellfed.units import gib
+
+_MACHINE_KEYS = (
+    "cpu",
+    "cpu_quota_cores",
+    "ram_gib",
+    "shm_gib",
+    "gpus",
+    "versions",
+    "os",
+    "nvml_problem",
+    "torch_problem",
+)
+_TIME_KEYS = ("wait_frac", "copy_frac", "compute_frac", "host_frac", "step_ms_p50", "step_ms_p95")
+
+
+class Usage:
+    """Memory and CPU time of training, from `start` to `stop` (or to now)."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._rss_before = self._cpu_before_s = self._began_s = 0.0
+        self._peak: float | None = None
+        self._host: dict[str, Any] | None = None
+        self._on_cuda = False
+
+    def start(self, plan: RunPlan) -> None:
+        """Training begins."""
+        self._on_cuda = plan["trainer.accelerator"] == "gpu"
+        self._rss_before = self._process.memory_info().rss
+        self._cpu_before_s, self._began_s = _cpu_s(self._process), _now_s()
+
+    def stop(self) -> None:
+        """Training is over: what comes after is not to be counted."""
+        self._peak, self._host = self._measured_peak(), self.host()
+
+    def memory(self, plan: RunPlan | None) -> dict[str, Any]:
+        """``memory`` of the record. On CUDA the peak is what the allocator reserved, else the growth of peak RSS."""
+        if plan is None or not self._began_s:
+            return {}
+        return {
+            "device": plan.device_name,
+            "budget_gib": plan.budget_gib,
+            "predicted_peak_gib": None,
+            "measured_peak_gib": gib(self._measured_peak() if self._peak is None else self._peak),
+        }
+
+    def host(self) -> dict[str, Any]:
+        """``host`` of the record: cpu_pct counts 100 for each core kept busy by this process and its workers."""
+        if self._host is not None:
+            return self._host
+        if not self._began_s:
+            return {}
+        shm = Path("/dev/shm")
+        return {
+            "cpu_pct": 100 * (_cpu_s(self._process) - self._cpu_before_s) / max(1e-9, _now_s() - self._began_s),
+            "rss_gib": gib(self._process.memory_info().rss),
+            "shm_gib": gib(psutil.disk_usage(str(shm)).used) if shm.is_dir() else None,
+        }
+
+    def _measured_peak(self) -> float:
+        if self._on_cuda:
+            return float(torch.cuda.max_memory_reserved())
+        return max(0.0, _peak_rss() - self._rss_before)
+
+
+def machine_entry(facts: MachineFacts) -> dict[str, Any]:
+    """``machine`` of the record."""
+    whole = facts.to_dict()
+    return {key: whole[key] for key in _MACHINE_KEYS}
+
+
+def fill_in(record: RunRecord, summary: StepSummary | None, config: RunConfig) -> None:
+    """``throughput``, ``time`` and ``readiness_frac`` of the record; rates count all ranks."""
+    if summary is None:
+        return
+    ranks = config.trainer.devices
+    record.throughput = {
+        "samples_per_s": summary.samples_per_s * ranks,
+        "ci95": [bound * ranks for bound in summary.ci95] if summary.ci95 else None,
+        "steps": summary.steps,
+        "warmup_steps": summary.warmup_steps,
+        "sample_unit": config.workload.sample_unit,
+    }
+    record.time = {name: getattr(summary, name) for name in _TIME_KEYS}
+    record.readiness_frac = summary.readiness_frac
+
+
+def _peak_rss() -> float:
+    """Bytes; Linux counts in KiB, macOS in bytes. Where there is no such counter, what is resident now."""
+    if sys.platform == "win32":
+        return float(psutil.Process().memory_info().rss)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of the process and its finished children."""
+    times = process.cpu_times()
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
+def _now_s() -> float:
+    return time.monotonic()

@@ -1,0 +1,242 @@
+"""The passes of a run over its data: training, validation, test, ceiling; each with its callbacks."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from wellfed.app import assemble
+from wellfed.app.assemble import Parts
+from wellfed.config.schema import RunConfig
+from wellfed.errors import ConfigError, Fault
+from wellfed.lit import trainer as lit
+from wellfed.lit.callbacks.checkpoints import BEST, Checkpoints
+from wellfed.lit.callbacks.clock import BareBatches, Clock, TimedLoader
+from wellfed.lit.callbacks.figures import Figures
+from wellfed.lit.callbacks.profile import Profile
+from wellfed.lit.callbacks.progress import Counts, ProgressBar
+from wellfed.lit.callbacks.stop import StopAtStepEnd, StopRequest
+from wellfed.lit.module import StepModule, StepOptions
+from wellfed.lit.step import parameter_groups
+from wellfed.memory.ladder import MicroBatches
+from wellfed.planning.plan import RunPlan
+from wellfed.record import RunRecord
+from wellfed.timing.clock import StepClock
+from wellfed.tracking.journal import Journal
+
+
+class Passes:
+    """Holds what the passes share: module, loader, options and the latest figures."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        parts: Parts,
+        plan: RunPlan,
+        journal: Journal,
+        *,
+        checkpoints: Path,
+        rank: int,
+        on_event: Callable[..., None],
+    ) -> None:
+        self._config, self._parts, self._plan, self._journal, self._rank = config, parts, plan, journal, rank
+        self.options = _trainer_options(config, plan)
+        lit.set_backend_flags(self.options)
+        self._loader = assemble.make_train_loader(config, plan, parts.data, rank=rank)
+        self._module = parts.model if parts.is_lightning_module else self._step_module(on_event)
+        self._figures = Figures(
+            journal.metrics,
+            every=config.trainer.log_every_steps,
+            stop_on_nan=config.trainer.on_nan.value == "raise",
+            more=self._throughput,
+        )
+        self._checkpoints = self._make_checkpoints(checkpoints)
+        self._folder = journal.folder
+
+    @property
+    def latest(self) -> Mapping[str, float]:
+        """The latest figure of each name, ``<split>/<metric>``."""
+        return self._figures.latest
+
+    @property
+    def on_saved(self) -> Callable[[int], None]:
+        """Called after each checkpoint with the steps done."""
+        return self._checkpoints.on_saved
+
+    @on_saved.setter
+    def on_saved(self, call: Callable[[int], None]) -> None:
+        self._checkpoints.on_saved = call
+
+    def fit(
+        self,
+        console: Console,
+        stop: StopRequest,
+        checkpoint: Path | None,
+        *,
+        on_start: Callable[[], None],
+        on_step: Callable[[int, float, int], None],
+    ) -> None:
+        """Train, with the validations in between; goes on from a checkpoint if there is one."""
+        config, device = self._config, torch.device("cuda" if self.options.accelerator == "gpu" else "cpu")
+        clock = StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
+        callbacks: list[Any] = [
+            Clock(clock, self._journal.steps),
+            Counts(on_start, on_step),
+            self._figures,
+            self._checkpoints,
+            ProgressBar(
+                console,
+                total_steps=lit.total_steps(self.options, len(self._loader)),
+                latest=self.latest,
+                rate=self._journal.recent_rate,
+                unit=config.workload.sample_unit,
+            ),
+            StopAtStepEnd(stop, self._checkpoints.save_last),
+        ]
+        if config.trainer.profile_steps:
+            callbacks.insert(1, Profile(self._folder / "profile.json", config.trainer.profile_steps))
+        loader = TimedLoader(self._loader, clock, unwrap=self._parts.is_lightning_module)
+        trainer = lit.make_trainer(self.options, callbacks, self._folder)
+        lit.fit(trainer, self._module, loader, self._eval_loader("val"), checkpoint)
+        self._loader.close()
+        self._validate_last_step(trainer.global_step)
+
+    def test(self) -> dict[str, Path]:
+        """Metrics on the test split with the best weights; the files that the evaluation wrote."""
+        if self._eval_loader("test") is None:
+            return {}
+        best = self._checkpoints.folder / BEST
+        self.evaluate(best if best.exists() else None)
+        if self._rank > 0 or not isinstance(self._module, StepModule):
+            return {}
+        return dict(self._module.evaluation.artifacts(self._folder))
+
+    def evaluate(self, checkpoint: Path | None) -> dict[str, float]:
+        """Metrics on the test split, with a checkpoint's weights or those at hand.
+
+        Raises:
+            ConfigError: the workload has no test split.
+        """
+        loader = self._eval_loader("test")
+        if loader is None:
+            raise ConfigError([Fault("workload.data", "has no test split.", "Return Datasets(..., test=...).")])
+        if checkpoint is not None:
+            lit.load_weights(self._module, checkpoint)
+        lit.make_trainer(self.options, [self._figures], self._folder).test(self._module, loader, verbose=False)
+        return {name.removeprefix("test/"): value for name, value in self.latest.items() if name.startswith("test/")}
+
+    def ceiling(self) -> float | None:
+        """Samples/s on batches already on the device; None if not asked for. Changes the weights: comes last."""
+        steps = self._config.telemetry.ceiling_steps
+        if steps == 0:
+            return None
+        summary = lit.run_ceiling(self._module, self._loader, self.options, steps, self._folder)
+        return None if summary is None else summary.samples_per_s * self._config.trainer.devices
+
+    def _validate_last_step(self, step: int) -> None:
+        """The run may have ended between two validations."""
+        loader = self._eval_loader("val")
+        if loader is None or self._figures.validated_step == step:
+            return
+        lit.make_trainer(self.options, [self._figures], self._folder).validate(self._module, loader, verbose=False)
+        value = self.latest.get(f"val/{self._best_metric()[0]}")
+        if value is not None and self._rank == 0:
+            self._checkpoints.validated_at_end(value)
+
+    def _eval_loader(self, split: str) -> Any:
+        loader = assemble.make_eval_loader(self._config, self._plan, self._parts.data, split)
+        if loader is None or not self._parts.is_lightning_module:
+            return loader
+        return BareBatches(loader) if lit.has_step(self._module, split) else None
+
+    def _step_module(self, on_event: Callable[..., None]) -> StepModule:
+        config, data, plan = self._config, self._parts.data, self._plan
+        schedule = config.workload.schedule
+        factor = lit.Schedule(
+            schedule.name.value,
+            schedule.warmup_steps,
+            schedule.min_lr_frac,
+            lit.total_steps(self.options, len(self._loader)),
+        )
+        return StepModule(
+            self._parts.model,
+            train_data=data.train,
+            evaluation=data.evaluation,
+            eval_data={"val": data.val, "test": data.test},
+            features=self._parts.features,
+            micro=MicroBatches(plan["memory.micro_batch"], config.memory.micro_batch_steps),
+            options=StepOptions(
+                seed=config.seed,
+                feature_mode=plan["memory.features"],
+                compile_mode=plan["gpu.compile"],
+                retry_on_oom=plan["memory.on_oom"] == "retry",
+                on_nan=config.trainer.on_nan.value,
+            ),
+            make_optimizer=lambda model: assemble.make_optimizer(config, plan, parameter_groups(model)),
+            lr_factor=factor,
+            on_event=on_event,
+        )
+
+    def _best_metric(self) -> tuple[str, Any]:
+        """Name and direction."""
+        name, mode = self._config.trainer.best_metric, self._config.trainer.best_mode
+        own = self._module.evaluation if isinstance(self._module, StepModule) else None
+        return (
+            name or (own.best_metric if own else "loss"),
+            mode.value if mode else own.best_mode if own else "min",
+        )
+
+    def _make_checkpoints(self, folder: Path) -> Checkpoints:
+        best_metric, best_mode = self._best_metric()
+        trainer = self._config.trainer
+        return Checkpoints(
+            folder,
+            every_steps=trainer.checkpoint_every_steps,
+            minutes=trainer.checkpoint_minutes,
+            keep_last=trainer.keep_last,
+            best_metric=best_metric,
+            best_mode=best_mode,
+            metrics=self._figures.latest,
+            on_disk_error=self._journal.disk_full,
+        )
+
+    def _throughput(self) -> Mapping[str, float]:
+        summary = self._journal.summary()
+        if summary is None:
+            return {}
+        return {"samples_per_s": summary.samples_per_s, "readiness_frac": summary.readiness_frac}
+
+
+def evaluate_checkpoint(config: RunConfig, parts: Parts, plan: RunPlan, checkpoint: Path) -> dict[str, float]:
+    """Metrics of a checkpoint on the test split; writes nothing.
+
+    Raises:
+        ConfigError: the workload has no test split.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        journal = Journal(RunRecord.start("evaluate"), Path(folder))
+        passes = Passes(config, parts, plan, journal, checkpoints=Path(folder), rank=0, on_event=journal.event)
+        return passes.evaluate(checkpoint)
+
+
+def _trainer_options(config: RunConfig, plan: RunPlan) -> lit.TrainerOptions:
+    trainer = config.trainer
+    return lit.TrainerOptions(
+        accelerator=plan["trainer.accelerator"],
+        devices=plan["trainer.devices"],
+        strategy=plan["trainer.strategy"],
+        precision=plan["gpu.precision"],
+        max_epochs=trainer.max_epochs,
+        max_steps=trainer.max_steps,
+        max_time_s=trainer.max_time_s,
+        gradient_clip=trainer.gradient_clip,
+        validate_every_steps=trainer.validate_every_steps,
+        deterministic=trainer.deterministic,
+        tf32=plan["gpu.tf32"],
+        cudnn_benchmark=config.gpu.cudnn_benchmark,
+    )

@@ -1,0 +1,83 @@
+"""The table of ranges against the schema: every number has one, and the help text says it."""
+
+from __future__ import annotations
+
+import math
+from typing import get_args
+
+import pytest
+
+from wellfed.config.docs import help_of
+from wellfed.config.knobs import all_knobs, knob_type, type_of
+from wellfed.config.ranges import RANGES, Range, range_faults, value_of
+from wellfed.config.schema import RunConfig
+
+
+def numbers() -> set[str]:
+    found = set()
+    for dotted in all_knobs(RunConfig):
+        annotation = knob_type(RunConfig, dotted)
+        types = {annotation, *get_args(annotation), *(inner for arg in get_args(annotation) for inner in get_args(arg))}
+        if types & {int, float}:
+            found.add(dotted)
+    return found
+
+
+def test_every_number_of_the_schema_has_a_range():
+    assert numbers() == set(RANGES)
+    assert len(RANGES) > 30
+
+
+@pytest.mark.parametrize("dotted", sorted(RANGES))
+def test_limits(make_config, dotted):
+    allowed = RANGES[dotted]
+    is_list = isinstance(value_of(make_config(), dotted), list) or dotted.endswith("_steps") and "micro" in dotted
+    good, bad = [], [math.nan, math.inf, -math.inf]
+    for limit, inclusive, step in (
+        (allowed.at_least, True, -1e-3),
+        (allowed.above, False, -1e-3),
+        (allowed.at_most, True, 1e-3),
+        (allowed.below, False, 1e4),
+    ):
+        if limit is not None:
+            (good if inclusive else bad).append(limit)
+            bad.append(limit + step)
+    assert len(bad) > 3
+    for value in bad:
+        (fault,) = range_faults(make_config({dotted: [value] if is_list else value}))
+        assert fault.where.startswith(f"{dotted}=")
+        assert str(allowed) in fault.problem
+        assert fault.way_out.startswith(f"Set {dotted}=")
+    for value in good:
+        assert not list(range_faults(make_config({dotted: [value] if is_list else value})))
+
+
+@pytest.mark.parametrize("dotted", sorted(RANGES))
+def test_the_way_out_is_in_range(make_config, dotted):
+    value = value_of(make_config(), dotted)
+    fault = next(range_faults(make_config({dotted: [math.nan] if isinstance(value, list) else math.nan})))
+    typed = fault.way_out.removeprefix(f"Set {dotted}=").removesuffix(".").strip("[]")
+    assert RANGES[dotted].holds(float(typed))
+
+
+@pytest.mark.parametrize("dotted", sorted(RANGES))
+def test_the_help_text_says_the_range(dotted):
+    allowed, text = RANGES[dotted], help_of(dotted)
+    if allowed.at_most is not None:
+        assert "0..1" in text
+    elif allowed.above is not None:
+        assert f"> {allowed.above:g}" in text
+    else:
+        assert f">= {allowed.at_least:g}" in text
+
+
+def test_null_passes_only_where_the_schema_has_it(make_config):
+    assert list(range_faults(make_config({"gpu.memory_gib": None}))) == []
+    assert type_of(RunConfig, "seed") is int
+
+
+def test_a_range_reads_as_it_is_checked():
+    assert str(Range(above=0, at_most=1)) == "> 0 and <= 1"
+    assert str(RANGES["seed"]) == ">= 0 and < 2**63"
+    assert not RANGES["seed"].holds(2**63)
+    assert RANGES["seed"].holds(2**63 - 1)

@@ -1,0 +1,41 @@
+"""What all tests share: programs that a machine may lack, and the GPU that it may lack."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.required_tools import find_tool
+
+
+@pytest.fixture(scope="session")
+def require_tool() -> Callable[[str], Path]:
+    """``require_tool("cc")`` is the program's path; without it the test is skipped with the way to install it.
+
+    A name in WELLFED_REQUIRE (``cc,chromium``; .ci/run sets it) turns the skip into a failure.
+    """
+    return lambda name: find_tool(name, os.environ.get("WELLFED_REQUIRE", ""))
+
+
+@pytest.fixture(scope="session")
+def cc(require_tool: Callable[[str], Path]) -> Path:
+    """A C compiler."""
+    return require_tool("cc")
+
+
+@pytest.fixture(scope="session")
+def chromium(require_tool: Callable[[str], Path]) -> Path:
+    """A browser that runs without a display."""
+    return require_tool("chromium")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Tests marked ``gpu`` are skipped where torch has no GPU."""
+    if item.get_closest_marker("gpu") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU that torch can use")

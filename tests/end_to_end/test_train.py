@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import csv
+import dataclasses
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import environment, only_folder, record_of, run, run_folders, start, train
+from wellfed.record import RunRecord
+
+NO_TRACEBACK = "Traceback (most recent call last)"
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def test_the_main_command_as_typed_leaves_the_whole_record(tmp_path: Path) -> None:
+    done = train("gpu=24gb", "loader=aggressive", "trainer.max_steps=30", "trainer.log_every_steps=10", cwd=tmp_path)
+    assert done.code == 0, done.text
+    if not torch.cuda.is_available():
+        assert "gpu=24gb: no NVIDIA GPU here" in done.err
+        assert "21.6 GiB budget is not enforced" in done.err or "24 GiB budget is not enforced" in done.err
+    assert "Plan: recsys" in done.out
+    assert "ceiling" in done.out
+    folder = only_folder(tmp_path)
+    record = record_of(folder)
+    assert set(record) == {field.name for field in dataclasses.fields(RunRecord)}
+    assert (record["status"], record["exit_code"], record["steps"]) == ("ok", 0, 30)
+    assert record["overrides"][-4:] == ["gpu=24gb", "loader=aggressive", "trainer.max_steps=30", "trainer.log_every_steps=10"]
+    assert {"test/ndcg_at_10", "val/ndcg_at_10", "train/loss"} <= set(record["metrics"])
+    shares = [record["time"][name] for name in ("wait_frac", "copy_frac", "compute_frac", "host_frac")]
+    assert sum(share or 0 for share in shares) == pytest.approx(1, abs=0.01)
+    assert record["throughput"]["samples_per_s"] > 0
+    assert record["ceiling"]["samples_per_s"] > 0
+    assert 0 <= record["readiness_frac"] <= 1
+    assert record["wandb"]["mode"] == "offline"
+    assert list((folder / "wandb").glob("offline-run-*/*.wandb"))
+    assert all(item["because"] and item["source"] in ("set", "predicted", "measured") for item in record["plan"].values())
+    assert record["plan"]["loader.backend"]["value"] == "threads"
+    steps = rows_of(folder / "steps.csv")
+    assert [int(row["step"]) for row in steps] == list(range(1, 31))
+    assert sum(int(row["samples"]) for row in steps) == record["samples"]
+    times = [float(row["time_s"]) for row in steps]
+    assert times == sorted(times)
+    names = {(row["split"], row["name"]) for row in rows_of(folder / "metrics.csv")}
+    assert {("train", "loss"), ("train", "lr"), ("val", "ndcg_at_10"), ("test", "recall_at_10")} <= names
+    for name in ("report.md", "train.log", ".hydra/config.yaml", ".hydra/overrides.yaml", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
+        assert (folder / name).stat().st_size > 0, name
+    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert state["global_step"] == 30
+
+
+def test_equal_seeds_give_equal_runs_whatever_the_loader(tmp_path: Path) -> None:
+    results = []
+    for loader in ("baseline", "aggressive", "auto"):
+        cwd = tmp_path / loader
+        cwd.mkdir()
+        done = train(f"loader={loader}", "trainer.max_steps=6", "logger=none", "telemetry=none", cwd=cwd)
+        assert done.code == 0, done.text
+        folder = only_folder(cwd)
+        state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        results.append((record_of(folder)["plan"]["loader.backend"]["value"], state))
+    assert [backend for backend, _ in results] == ["torch", "threads", "inline"]
+    for _, state in results[1:]:
+        assert all(torch.equal(value, results[0][1][name]) for name, value in state.items())
+
+
+def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:
+    states = []
+    for devices in (1, 2):
+        cwd = tmp_path / str(devices)
+        cwd.mkdir()
+        done = train(
+            f"trainer.devices={devices}", "workload.effective_batch_size=501", "trainer.max_epochs=1", "telemetry=none",
+            "logger=none", cwd=cwd,
+        )
+        assert done.code == 0, done.text
+        folder = only_folder(cwd)
+        record = record_of(folder)
+        assert record["steps"] > 5
+        states.append((record, torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]))
+    (one, alone), (two, together) = states
+    assert two["plan"]["trainer.strategy"]["value"] == "ddp"
+    assert two["samples"] == one["samples"]  # ragged tail included, no sample twice
+    for name, value in alone.items():
+        assert (value - together[name]).abs().max() < 1e-4, name
+    assert two["metrics"]["test/ndcg_at_10"] == pytest.approx(one["metrics"]["test/ndcg_at_10"], abs=5e-3)
+
+
+def interrupt(signum: int, cwd: Path, *arguments: str) -> tuple[int, str]:
+    """Start a long run and signal it once it has written a checkpoint."""
+    process = start(
+        "train.py", "workload.data.scale=0.02", "trainer.max_epochs=4000", "trainer.checkpoint_every_steps=5", *arguments, cwd=cwd
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        if list(cwd.glob("logs/recsys/runs/*/checkpoints/last-1.ckpt")):
+            break
+        time.sleep(0.05)
+    process.send_signal(signum)
+    out, err = process.communicate(timeout=120)
+    return process.returncode, out + err
+
+
+def test_an_interrupted_run_resumes_in_its_folder_and_its_wandb_run(tmp_path: Path) -> None:
+    code, text = interrupt(signal.SIGTERM, tmp_path)
+    assert code == 143, text
+    assert NO_TRACEBACK not in text
+    folder = only_folder(tmp_path)
+    first = record_of(folder)
+    assert first["status"] == "interrupted"
+    assert [event["kind"] for event in first["events"]][-1] == "signal"
+    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert state["global_step"] == first["steps"]  # nothing of what was reached is lost
+    goal = first["steps"] + 7
+    done = run("train.py", "resume=auto", "workload.data.scale=0.02", f"trainer.max_steps={goal}", "telemetry=none", cwd=tmp_path)
+    assert done.code == 0, done.text
+    assert only_folder(tmp_path) == folder
+    second = record_of(folder)
+    assert (second["status"], second["steps"]) == ("ok", goal)
+    assert second["wandb"]["id"] == first["wandb"]["id"]
+    assert len(second["wandb"]["parts"]) == 2
+    assert [int(row["step"]) for row in rows_of(folder / "steps.csv")] == list(range(1, goal + 1))
+    assert second["duration_s"] > first["duration_s"]
+    refused = run("train.py", f"resume={folder}", "seed=2", "workload.model.dim=32", cwd=tmp_path)
+    assert refused.code == 2
+    assert "seed: is 2 now and was 1" in refused.err
+    assert "workload.model.dim: is 32 now and was 64" in refused.err
+    assert record_of(folder) == second
+    rerun = run("train.py", f"rerun={folder}", "trainer.max_steps=3", "logger=none", "telemetry=none", cwd=tmp_path)
+    assert rerun.code == 0, rerun.text
+    assert f"trainer.max_steps: {goal} -> 3" in rerun.out
+    assert len(run_folders(tmp_path)) == 2
+
+
+def test_ctrl_c_is_130_and_a_kill_reads_as_killed(tmp_path: Path) -> None:
+    from wellfed.record import read
+
+    code, text = interrupt(signal.SIGINT, tmp_path, "logger=none")
+    assert code == 130, text
+    assert NO_TRACEBACK not in text
+    assert read(only_folder(tmp_path))["status"] == "interrupted"
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    code, _ = interrupt(signal.SIGKILL, killed, "logger=none")
+    assert code == -signal.SIGKILL
+    assert record_of(only_folder(killed))["status"] == "running"
+    assert read(only_folder(killed))["status"] == "killed"
+
+
+def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
+    # No file may grow beyond 600 KiB: the checkpoint does not fit, the tables and the record do.
+    code = (
+        "import resource, signal, runpy, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "sys.path.insert(0, sys.argv[1]); sys.argv = sys.argv[2:];"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (614400, 614400)); runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    source = Path(__file__).parents[2] / "src"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(source), str(source / "train.py"), "workload.data.scale=0.1", "logger=none",
+         "trainer.max_steps=8", "trainer.checkpoint_every_steps=2", "telemetry=none"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert NO_TRACEBACK not in done.stdout + done.stderr
+    record = record_of(only_folder(tmp_path))
+    assert record["status"] == "ok"
+    assert [event["kind"] for event in record["events"]] == ["disk_full"]
+    assert "can't be written" in done.stderr
+    assert not list((only_folder(tmp_path) / "checkpoints").glob("*"))
+
+
+def test_unwritable_logs_send_the_run_to_the_temporary_folder(tmp_path: Path) -> None:
+    (tmp_path / "logs").write_text("a file where the folder should be")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    done = train("trainer.max_steps=3", "logger=none", "telemetry=none", cwd=tmp_path, TMPDIR=str(temporary))
+    assert done.code == 0, done.text
+    (folder,) = temporary.glob("wellfed-*/recsys/runs/*")
+    assert record_of(folder)["status"] == "ok"
+    assert done.err.count("paths.log_dir=logs can't be written") == 1
+    assert str(folder) in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trainer.devices=99"], "trainer.devices"),
+        (["trainer.accelerator=gpu"], "trainer.accelerator"),
+        (["gpu.precision=16-mixed"], "gpu.precision"),
+        (["workload.data.path=no/such/folder"], "no/such/folder"),
+        (["resume=no/such/run"], "resume=no/such/run"),
+        (["workload.effective_batch_size=-3", "loader.num_workers=0", "loader.prefetch_factor=2"], "2 faults"),
+    ],
+)
+def test_what_can_not_run_is_exit_2_and_leaves_no_folder(tmp_path: Path, arguments: list[str], message: str) -> None:
+    if torch.cuda.is_available() and ("accelerator" in message or "precision" in message):
+        pytest.skip("a GPU can do it")
+    done = train(*arguments, "logger=none", cwd=tmp_path)
+    assert done.code == 2, done.text
+    assert message in done.err
+    assert NO_TRACEBACK not in done.text
+    assert not run_folders(tmp_path)
+
+
+def test_a_mistake_in_the_users_model_shows_where(tmp_path: Path) -> None:
+    package = tmp_path / "mine"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "broken.py").write_text(
+        "import torch\n"
+        "from workloads.recsys.model import TwoTowerRecommender\n"
+        "class Broken(TwoTowerRecommender):\n"
+        "    def loss(self, batch):\n"
+        "        return torch.zeros(2) @ torch.zeros(3)\n"
+    )
+    done = train(
+        "workload.model._target_=mine.broken.Broken", "config.allow_targets=[torch,wellfed,workloads,mine]",
+        "logger=none", "telemetry=none", cwd=tmp_path, PYTHONPATH=str(tmp_path),
+    )
+    assert done.code == 1, done.text
+    assert "broken.py" in done.err
+    record = record_of(only_folder(tmp_path))
+    assert record["status"] == "failed"
+    assert record["error"]["kind"] == "code"

@@ -1,0 +1,87 @@
+"""The doors to foreign libraries, for all of src: entry scripts, Hydra plugins and imports by name too.
+
+import-linter (make check) holds the same for static imports of ``wellfed`` and ``workloads``; it sees neither
+``importlib.import_module("pynvml")`` nor files outside these two packages.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+SRC = Path(__file__).parents[2] / "src"
+DOORS = {
+    "pynvml": ("wellfed/nvml/",),
+    "lightning": ("wellfed/lit/",),
+    "pytorch_lightning": (),
+    "lightning_fabric": (),
+    "wandb": ("wellfed/tracking/",),
+    "hydra": ("wellfed/config/", "hydra_plugins/"),
+    "omegaconf": ("wellfed/config/", "hydra_plugins/"),
+    "workloads": ("workloads/",),
+}
+BY_VARIABLE = {
+    "wellfed/config/build.py": "imports what a _target_ of the configuration names",
+    "wellfed/app/cli.py": "imports the commands of its own table",
+}
+"""Files that may call import_module with something else than a literal name, and why."""
+FILES = sorted(path.relative_to(SRC).as_posix() for path in SRC.rglob("*.py"))
+
+
+def imports(source: str) -> Iterator[str | None]:
+    """Every module that the source imports, by statement or by name; None = by a name that is not written there."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or "."
+        elif isinstance(node, ast.Call):
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            if name in ("import_module", "__import__"):
+                first = node.args[0] if node.args else None
+                yield first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else None
+
+
+def test_files_are_found():
+    assert len(FILES) > 80
+    assert {"train.py", "evaluate.py", "wellfed/nvml/session.py"} <= set(FILES)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_foreign_libraries_come_through_their_door(file: str):
+    for module in imports((SRC / file).read_text(encoding="utf-8")):
+        if module is None:
+            assert file in BY_VARIABLE, f"{file} imports a module by a name that can't be read here"
+            continue
+        package = module.partition(".")[0]
+        doors = DOORS.get(package, ("",))
+        assert file.startswith(doors or ("-",)), f"{file} imports {module}; only {doors or 'nobody'} may"
+
+
+def test_every_door_is_used():
+    """A door that nobody goes through is a leftover, or this test is blind."""
+    used = {
+        package
+        for file in FILES
+        for module in imports((SRC / file).read_text(encoding="utf-8"))
+        if module is not None and (package := module.partition(".")[0]) in DOORS
+    }
+    assert used == {package for package, doors in DOORS.items() if doors}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import pynvml", ["pynvml"]),
+        ("def f():\n    from lightning.pytorch import Trainer", ["lightning.pytorch"]),
+        ("importlib.import_module('wandb')", ["wandb"]),
+        ("import_module(name)", [None]),
+        ("__import__('hydra.core')", ["hydra.core"]),
+        ("if TYPE_CHECKING:\n    import lightning", ["lightning"]),
+    ],
+)
+def test_no_way_of_importing_is_missed(source: str, found: list[str | None]):
+    assert list(imports(source)) == found

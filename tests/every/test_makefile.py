@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TARGETS = re.findall(r"^([a-z][\w-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+
+
+def make(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["make", "--no-print-directory", *arguments],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "LC_ALL": "C", **environment},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def test_targets_are_found():
+    assert {"help", "install", "train", "test", "check"} <= set(TARGETS)
+
+
+@pytest.mark.parametrize("arguments", [[], ["help"]])
+def test_help_is_the_default_and_lists_every_target_once(arguments: list[str]):
+    done = make(*arguments)
+    assert done.returncode == 0
+    listed = re.findall(r"^  make ([\w-]+) +\S", done.stdout, flags=re.MULTILINE)
+    assert sorted(listed) == sorted(TARGETS)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_can_be_made(target: str):
+    done = make("-n", target)
+    assert done.returncode == 0, done.stderr
+
+
+def command_of_train(*arguments: str, **environment: str) -> str:
+    return make("-n", "train", *arguments, **environment).stdout.splitlines()[-1].strip()
+
+
+def test_choices_are_handed_on():
+    typed = command_of_train("W=recsys", "gpu=24gb", "loader=aggressive", "memory=cache", "ARGS=seed=2 +x.y=1")
+    assert typed.endswith("src/train.py workload=recsys gpu=24gb loader=aggressive memory=cache seed=2 +x.y=1")
+
+
+def test_choices_come_from_the_command_line_only():
+    assert command_of_train(gpu="24gb", memory="cache", W="recsys").endswith("src/train.py")
+
+
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [
+        ("no-such-python", 'there is no "no-such-python" here. Install Python 3.11 or newer'),
+        ("old-python", "is Python 3.8.0; 3.11 or newer is needed. Name one: make PYTHON="),
+        ("bare-python", "comes without venv. On Debian or Ubuntu: apt-get install python3-venv"),
+    ],
+)
+def test_a_python_that_will_not_do_is_told(tmp_path: Path, python: str, message: str):
+    script(tmp_path / "old-python", 'test "$1" = -V && echo Python 3.8.0; exit 1')
+    script(tmp_path / "bare-python", 'case "$2" in *venv*) exit 1;; esac')
+    name = python if python.startswith("no-") else str(tmp_path / python)
+    done = make("install", f"PYTHON={name}", f"VENV={tmp_path / 'venv'}")
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert not (tmp_path / "venv").exists()
+
+
+def script(path: Path, body: str) -> None:
+    path.write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    path.chmod(0o755)
+
+
+def test_an_interrupted_installation_is_done_again(tmp_path: Path):
+    """pip fails once, then works: the second `make` installs, the third has nothing to do."""
+    copy, calls = tmp_path / "project", tmp_path / "calls"
+    copy.mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, copy)
+    script(
+        tmp_path / "venv-python",
+        f'case "$*" in *"pip install"*) echo x >> {calls}; test "$(wc -l < {calls})" -gt 1;; esac',
+    )
+    script(
+        tmp_path / "python",
+        f'case "$*" in "-m venv"*) mkdir -p .venv/bin && cp {tmp_path}/venv-python .venv/bin/python;; '
+        f'*) exec {sys.executable} "$@";; esac',
+    )
+    codes = [
+        subprocess.run(
+            ["make", "install", f"PYTHON={tmp_path / 'python'}"], cwd=copy, capture_output=True, timeout=30
+        ).returncode
+        for _ in range(3)
+    ]
+    assert codes == [2, 0, 0]
+    assert calls.read_text().split() == ["x", "x"]
+    os.utime(copy / "constraints.txt")
+    stamp = copy / ".venv" / ".installed"
+    os.utime(stamp, (0, 0))
+    assert subprocess.run(["make", "install"], cwd=copy, capture_output=True, timeout=30).returncode == 0
+    assert len(calls.read_text().split()) == 3

@@ -1,0 +1,175 @@
+"""README.md is run: every command block in a copy of the project, the worked example for real, tables against yaml.
+
+Blocks are fenced as ``bash`` (run), ``text`` (what a command shows) or ``<language> <path>`` (a file of the example).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from wellfed import errors
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    language: str
+    path: str
+    text: str
+
+    @property
+    def is_make(self) -> bool:
+        """Its lines are make's. Each would install a .venv of its own, which takes minutes: .ci/run and CI do that."""
+        return self.language == "bash" and all(line.startswith(("make ", "#")) for line in self.text.splitlines())
+
+
+BLOCKS = [
+    Block(*match) for match in re.findall(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+]
+RUN = [block for block in BLOCKS if block.language == "bash" and not block.is_make]
+FILES = [block for block in BLOCKS if block.path]
+
+
+def test_every_block_is_of_a_known_kind():
+    assert README.count("\n```") == 2 * len(BLOCKS)
+    assert all(block.path or block.language in ("bash", "text") for block in BLOCKS)
+    assert [Path(block.path).name for block in FILES] == ["model.py", "data.py", "mine.yaml"]
+    assert len(RUN) >= 4
+    assert any(block.is_make for block in BLOCKS)
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A copy of the project as a clone would have it, with the files of the worked example."""
+    copy = tmp_path / "project"
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True
+    )
+    names = listed.stdout.splitlines() if listed.returncode == 0 else []
+    if names:
+        for name in names:
+            if (ROOT / name).is_file():  # a file may be deleted and not yet committed
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, copy / name)
+    else:
+        ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "logs", "build", "dist")
+        shutil.copytree(ROOT, copy, ignore=ignored)
+    for block in FILES:
+        target = copy / block.path
+        assert not target.exists(), f"the example must bring files of its own: {block.path}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(block.text, encoding="utf-8")
+    return copy
+
+
+def run(command: str, project: Path) -> subprocess.CompletedProcess[str]:
+    """The command as typed in the copy, where ``python`` is the Python of the tests."""
+    programs = project.parent / "bin"
+    programs.mkdir()
+    (programs / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
+    (programs / "python").chmod(0o755)
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "HYDRA_"))}
+    environment |= {
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(project / "src"),
+        "WANDB_MODE": "offline",
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", command],
+        cwd=project,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.mark.parametrize("block", RUN, ids=lambda block: block.text.splitlines()[0])
+def test_commands_run(block: Block, project: Path):
+    done = run(block.text, project)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    records = [json.loads(path.read_text()) for path in project.glob("logs/**/run.json")]
+    assert bool(records) == ("src/train.py" in block.text)
+    assert {record["status"] for record in records} <= {"ok"}
+    if "workload=mine" in block.text:
+        (record,) = records
+        assert (record["workload"], record["steps"], record["exit_code"]) == ("mine", 20, 0)
+        assert "test/loss" in record["metrics"]
+
+
+def test_make_commands_exist():
+    commands = [line for block in BLOCKS if block.is_make for line in block.text.splitlines()]
+    assert commands
+    for command in commands:
+        done = subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, text=True, timeout=30)
+        assert done.returncode == 0, done.stderr
+
+
+def rows(head: str) -> dict[str, list[str]]:
+    """The table whose first column is headed so: first cell -> the other cells, without backticks."""
+    found = re.search(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n)+)", README, flags=re.MULTILINE)
+    assert found, head
+    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in found[1].splitlines()]
+    return {row[0].strip("`"): row[1:] for row in cells}
+
+
+def options(group: str) -> dict[str, dict[str, object]]:
+    """Option name -> its yaml."""
+    return {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "configs" / group).glob("*.yaml")}
+
+
+def test_all_groups_and_options_are_listed():
+    listed = {group: set(re.findall(r"`(\w+)`", cells[1])) for group, cells in rows("group").items()}
+    groups = {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()} - {"hydra", "sweep"}
+    assert set(listed) == groups
+    for group in groups:
+        assert listed[group] == set(options(group)), group
+
+
+def test_the_first_option_is_the_default():
+    defaults = yaml.safe_load((ROOT / "configs" / "train.yaml").read_text())["defaults"]
+    chosen = {group: option for entry in defaults if isinstance(entry, dict) for group, option in entry.items()}
+    for group, cells in rows("group").items():
+        first = cells[1].partition(",")[0].partition(";")[0].partition(" (")[0].strip("`")
+        assert first == (chosen[group] or "none"), group
+
+
+def test_the_loader_table_is_what_the_yaml_says():
+    (head,) = re.findall(r"^\| loader \| (.*) \|$", README, flags=re.MULTILINE)
+    names = head.split(" | ")
+    table = {
+        option: dict(zip(names, map(yaml.safe_load, cells), strict=True)) for option, cells in rows("loader").items()
+    }
+    assert table == options("loader")
+
+
+def test_the_gpu_table_is_what_the_yaml_says():
+    budgets = {option: cells[0] for option, cells in rows("gpu").items() if option != "auto"}
+    assert {option: float(value) for option, value in budgets.items()} == {
+        option: value["memory_gib"] for option, value in options("gpu").items() if value["memory_gib"] is not None
+    }
+
+
+def test_the_memory_table_has_all_options():
+    assert set(re.findall(r"\w+", " ".join(rows("memory")))) == set(options("memory"))
+    assert options("memory")["accumulate"] == {"accumulate": 4}
+
+
+def test_all_exit_codes_are_listed():
+    listed = {int(code) for codes in rows("exit code") for code in codes.split(", ")}
+    assert listed == {value for name, value in vars(errors).items() if name.startswith("EXIT_")}

@@ -1,0 +1,151 @@
+"""A workload small enough to train hundreds of times, and a way to run it without the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from wellfed.contract import LossOutput
+from wellfed.lit import trainer as lit
+from wellfed.lit.callbacks.checkpoints import Checkpoints
+from wellfed.lit.module import StepModule, StepOptions
+from wellfed.loading.backends import LoaderPlan
+from wellfed.loading.build import EvalLoader, train_loader
+from wellfed.memory.ladder import MicroBatches
+from wellfed.sample_rng import SampleRng
+
+NUM_SAMPLES, WIDTH = 70, 6
+
+
+class TinyData:
+    """A linear target with noise that belongs to the index."""
+
+    def __init__(self, num_samples: int = NUM_SAMPLES) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.inputs = torch.randn(num_samples, WIDTH, generator=generator)
+        self.targets = self.inputs @ torch.linspace(-1, 1, WIDTH).unsqueeze(1)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"x": self.inputs[index], "y": self.targets[index]}
+
+    def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:
+        noise = rng.uniform_at(indices).unsqueeze(1)
+        return {"x": self.inputs.index_select(0, indices), "y": self.targets.index_select(0, indices) + 0.1 * noise}
+
+
+class TinyModel(nn.Module):
+    """An MLP with LayerNorm; ``fail`` may raise for a batch size and step."""
+
+    def __init__(self, dropout: float = 0.0, fail: Callable[[int, int], BaseException | None] | None = None) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(WIDTH, 16), nn.LayerNorm(16), nn.GELU(), nn.Dropout(dropout), nn.Linear(16, 1)
+        )
+        self.fail, self.calls, self.seen = fail, 0, []
+
+    def forward(self, batch: dict[str, Tensor]) -> Tensor:
+        return self.net(batch["x"])
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        self.calls += 1
+        size = len(batch["x"])
+        self.seen.append(size)
+        if self.fail is not None and (error := self.fail(size, self.calls)) is not None:
+            raise error
+        residual = (self(batch) - batch["y"]).square().mean()
+        return LossOutput(residual, {"rmse": residual.sqrt()})
+
+
+def options(**changes: Any) -> lit.TrainerOptions:
+    """CPU, one device, 20 steps."""
+    values = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "strategy": "auto",
+        "precision": "32-true",
+        "max_epochs": None,
+        "max_steps": 20,
+        "max_time_s": None,
+        "gradient_clip": None,
+        "validate_every_steps": None,
+        "deterministic": False,
+    }
+    return lit.TrainerOptions(**{**values, **changes})
+
+
+def module(
+    *,
+    micro: int = 32,
+    dropout: float = 0.0,
+    fail: Any = None,
+    on_event: Any = None,
+    lr: float = 0.01,
+    steps: Sequence[int] | None = None,
+    model: nn.Module | None = None,
+    **step: Any,
+) -> StepModule:
+    """A seeded module over `TinyData`."""
+    torch.manual_seed(3)
+    return StepModule(
+        model or TinyModel(dropout, fail),
+        train_data=TinyData(),
+        evaluation=None,
+        eval_data={"val": TinyData(), "test": TinyData()},
+        features=None,
+        micro=MicroBatches(micro, steps),
+        options=StepOptions(seed=1, **step),
+        make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=lr),
+        lr_factor=lit.Schedule("cosine", 3, 0.1, 20),
+        on_event=on_event or (lambda kind, **facts: None),
+    )
+
+
+def loader(batch_size: int = 32, data: Any = None, **more: Any) -> Any:
+    """Ragged: 70 samples in steps of 32."""
+    return train_loader(data or TinyData(), batch_size=batch_size, seed=1, plan=LoaderPlan(), **more)
+
+
+def eval_loader(batch_size: int = 32) -> EvalLoader:
+    """The same samples in order."""
+    return EvalLoader(TinyData(), batch_size, seed=1)
+
+
+def checkpoints(folder: Path, **changes: Any) -> Checkpoints:
+    """Saves when told."""
+    values = {
+        "every_steps": 1000,
+        "minutes": None,
+        "keep_last": 2,
+        "best_metric": "loss",
+        "best_mode": "min",
+        "metrics": {},
+        "on_disk_error": lambda error, step: None,
+    }
+    return Checkpoints(folder, **{**values, **changes})
+
+
+def fit(
+    module: StepModule,
+    tmp_path: Path,
+    callbacks: Sequence[pl.Callback] = (),
+    checkpoint: Path | None = None,
+    batches: Any = None,
+    **changes: Any,
+) -> pl.Trainer:
+    """Train it; the trainer afterwards."""
+    trainer = lit.make_trainer(options(**changes), list(callbacks), tmp_path)
+    lit.fit(trainer, module, batches or loader(), None, checkpoint)
+    return trainer
+
+
+def weights(module: pl.LightningModule) -> Tensor:
+    """All parameters in one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])

@@ -1,0 +1,26 @@
+"""Programs that some tests need and a machine may lack: skip with the way out, or fail where they are required."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+TOOLS = {
+    "cc": (("cc", "gcc", "clang"), "apt-get install gcc libc6-dev"),
+    "chromium": (("chromium", "chromium-browser", "google-chrome"), "apt-get install chromium"),
+}
+"""Name in WELLFED_REQUIRE -> (programs, any of which will do; how to get one)."""
+
+
+def find_tool(name: str, required: str) -> Path:
+    """The program, or the end of the test: a skip, or a failure if ``name`` is in the comma list ``required``."""
+    programs, install = TOOLS[name]
+    found = next(filter(None, map(shutil.which, programs)), None)
+    if found is not None:
+        return Path(found)
+    reason = f"needs {' or '.join(programs)}: {install}"
+    if name in [word.strip() for word in required.split(",")]:
+        pytest.fail(f"{reason} (WELLFED_REQUIRE={required} makes this a failure)", pytrace=False)
+    pytest.skip(reason)

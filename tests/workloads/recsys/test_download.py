@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import hashlib
+import threading
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from wellfed.errors import DataError
+from workloads.recsys.download import download, main
+
+FILES = {
+    "ml-100k/u.data": "1\t1\t5\t1\n",
+    "ml-100k/u.user": "1|1|M|x|1\n",
+    "ml-100k/u.item": "1|x\n",
+    "ml-100k/README": "r",
+}
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    path = tmp_path / "archive.zip"
+    with zipfile.ZipFile(path, "w") as opened:
+        for name, content in FILES.items():
+            opened.writestr(name, content)
+    return path
+
+
+def md5(path: Path) -> str:
+    return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+def test_an_archive_is_checked_and_unpacked(archive: Path, tmp_path: Path):
+    target = download("ml-100k", tmp_path / "data", url=archive.as_uri(), md5=md5(archive))
+    assert target == tmp_path / "data" / "ml-100k"
+    assert {path.name: path.read_text() for path in target.iterdir()} == {
+        name.removeprefix("ml-100k/"): text for name, text in FILES.items() if not name.endswith("README")
+    }
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["ml-100k"]
+
+
+def test_what_is_there_is_not_fetched_again(archive: Path, tmp_path: Path):
+    target = download("ml-100k", tmp_path, url=archive.as_uri(), md5=md5(archive))
+    archive.unlink()
+    assert download("ml-100k", tmp_path, url=archive.as_uri()) == target
+
+
+def test_a_wrong_checksum_leaves_nothing(archive: Path, tmp_path: Path):
+    with pytest.raises(DataError, match=f"MD5 is {md5(archive)}, expected 0e33842e24a9c977be4e0107933c0723"):
+        download("ml-100k", tmp_path / "data", url=archive.as_uri())
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_an_archive_without_the_files_is_refused(archive: Path, tmp_path: Path):
+    with pytest.raises(DataError, match=r"lacks ratings\.dat, users\.dat, movies\.dat"):
+        download("ml-1m", tmp_path / "data", url=archive.as_uri(), md5=md5(archive))
+    archive.write_bytes(b"no zip")
+    with pytest.raises(DataError, match="no readable zip"):
+        download("ml-1m", tmp_path / "data", url=archive.as_uri(), md5=md5(archive))
+
+
+def test_no_answer_and_an_unknown_release_are_named(tmp_path: Path):
+    with pytest.raises(DataError, match=r"can't be fetched: .* Check the network"):
+        download("ml-100k", tmp_path, url=(tmp_path / "none.zip").as_uri())
+    with pytest.raises(DataError, match=r"No release 'ml-20m'\. Known: ml-100k, ml-1m"):
+        download("ml-20m", tmp_path)
+
+
+def test_a_transfer_that_was_cut_is_named(archive: Path, tmp_path: Path):
+    content = archive.read_bytes()
+
+    class Cutting(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content[: len(content) // 2])
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Cutting) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            with pytest.raises(DataError, match=r"was cut|can't be fetched"):
+                download(
+                    "ml-100k", tmp_path / "data", url=f"http://127.0.0.1:{server.server_port}/x.zip", md5=md5(archive)
+                )
+        finally:
+            server.shutdown()
+            thread.join()
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_the_command_line_says_what_to_type_next(archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    download("ml-100k", tmp_path, url=archive.as_uri(), md5=md5(archive))
+    assert main(["ml-100k", str(tmp_path)]) == 0
+    assert f"workload.data.path={tmp_path / 'ml-100k'}" in capsys.readouterr().out
