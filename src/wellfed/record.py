@@ -19,8 +19,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from wellfed.errors import ErrorKind as ErrorKind
-
 SCHEMA = 1
 FILE_NAME = "run.json"
 

@@ -9,7 +9,7 @@ import pytest
 
 import wellfed
 from wellfed.app import doctor
-from wellfed.app.doctor import Surroundings, examine, has_wandb_login, show, surroundings
+from wellfed.app.doctor import Surroundings, examine, show, surroundings
 from wellfed.hardware.facts import GpuFacts, MachineFacts
 from wellfed.hardware.torch_cuda import TorchCuda
 
@@ -121,31 +121,9 @@ def test_main_prints_either_form(monkeypatch, capsys):
     assert "Missing:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("environ", "netrc", "expected"),
-    [
-        ({}, None, False),
-        ({"WANDB_API_KEY": "k"}, None, True),
-        ({"WANDB_API_KEY": ""}, None, False),
-        ({"WANDB_IDENTITY_TOKEN_FILE": "t"}, None, True),
-        ({}, "machine api.wandb.ai login user password k", True),
-        ({}, "machine example.org login user password k", False),
-        ({}, "default login user password k", False),
-        ({"WANDB_BASE_URL": "https://wandb.example.org"}, "machine wandb.example.org login u password k", True),
-        ({"WANDB_BASE_URL": "https://wandb.example.org"}, "machine api.wandb.ai login u password k", False),
-        ({}, "this is no netrc", False),
-    ],
-)
-def test_wandb_login(tmp_path, environ, netrc, expected):
-    if netrc is not None:
-        (tmp_path / ".netrc").write_text(netrc)
-    assert has_wandb_login(environ, tmp_path) is expected
-
-
-def test_wandb_login_in_a_named_file(tmp_path):
-    (tmp_path / "mine").write_text("machine api.wandb.ai login user password k")
-    assert has_wandb_login({"NETRC": str(tmp_path / "mine")}, tmp_path / "home")
-    assert not has_wandb_login({"NETRC": str(tmp_path / "other")}, tmp_path)
+def test_the_login_is_asked_of_the_environment_and_the_home_it_is_given(tmp_path):
+    assert not surroundings({"PATH": ""}, tmp_path).has_wandb_login
+    assert surroundings({"PATH": "", "WANDB_API_KEY": "k"}, tmp_path).has_wandb_login
 
 
 def test_the_compiler_is_looked_for_on_the_path(tmp_path):

@@ -39,7 +39,11 @@ def start(script: str, *arguments: str, cwd: Path, **more: str) -> subprocess.Po
     """Start a script of ``src/``."""
     return subprocess.Popen(
         [sys.executable, str(ROOT / "src" / script), *arguments],
-        cwd=cwd, env=environment(**more), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        cwd=cwd,
+        env=environment(**more),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 

@@ -35,7 +35,12 @@ def test_the_main_command_as_typed_leaves_the_whole_record(tmp_path: Path) -> No
     record = record_of(folder)
     assert set(record) == {field.name for field in dataclasses.fields(RunRecord)}
     assert (record["status"], record["exit_code"], record["steps"]) == ("ok", 0, 30)
-    assert record["overrides"][-4:] == ["gpu=24gb", "loader=aggressive", "trainer.max_steps=30", "trainer.log_every_steps=10"]
+    assert record["overrides"][-4:] == [
+        "gpu=24gb",
+        "loader=aggressive",
+        "trainer.max_steps=30",
+        "trainer.log_every_steps=10",
+    ]
     assert {"test/ndcg_at_10", "val/ndcg_at_10", "train/loss"} <= set(record["metrics"])
     shares = [record["time"][name] for name in ("wait_frac", "copy_frac", "compute_frac", "host_frac")]
     assert sum(share or 0 for share in shares) == pytest.approx(1, abs=0.01)
@@ -44,7 +49,9 @@ def test_the_main_command_as_typed_leaves_the_whole_record(tmp_path: Path) -> No
     assert 0 <= record["readiness_frac"] <= 1
     assert record["wandb"]["mode"] == "offline"
     assert list((folder / "wandb").glob("offline-run-*/*.wandb"))
-    assert all(item["because"] and item["source"] in ("set", "predicted", "measured") for item in record["plan"].values())
+    assert all(
+        item["because"] and item["source"] in ("set", "predicted", "measured") for item in record["plan"].values()
+    )
     assert record["plan"]["loader.backend"]["value"] == "threads"
     steps = rows_of(folder / "steps.csv")
     assert [int(row["step"]) for row in steps] == list(range(1, 31))
@@ -53,7 +60,14 @@ def test_the_main_command_as_typed_leaves_the_whole_record(tmp_path: Path) -> No
     assert times == sorted(times)
     names = {(row["split"], row["name"]) for row in rows_of(folder / "metrics.csv")}
     assert {("train", "loss"), ("train", "lr"), ("val", "ndcg_at_10"), ("test", "recall_at_10")} <= names
-    for name in ("report.md", "train.log", ".hydra/config.yaml", ".hydra/overrides.yaml", "checkpoints/last.ckpt", "checkpoints/best.ckpt"):
+    for name in (
+        "report.md",
+        "train.log",
+        ".hydra/config.yaml",
+        ".hydra/overrides.yaml",
+        "checkpoints/last.ckpt",
+        "checkpoints/best.ckpt",
+    ):
         assert (folder / name).stat().st_size > 0, name
     state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
     assert state["global_step"] == 30
@@ -80,8 +94,12 @@ def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:
         cwd = tmp_path / str(devices)
         cwd.mkdir()
         done = train(
-            f"trainer.devices={devices}", "workload.effective_batch_size=501", "trainer.max_epochs=1", "telemetry=none",
-            "logger=none", cwd=cwd,
+            f"trainer.devices={devices}",
+            "workload.effective_batch_size=501",
+            "trainer.max_epochs=1",
+            "telemetry=none",
+            "logger=none",
+            cwd=cwd,
         )
         assert done.code == 0, done.text
         folder = only_folder(cwd)
@@ -99,7 +117,12 @@ def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:
 def interrupt(signum: int, cwd: Path, *arguments: str) -> tuple[int, str]:
     """Start a long run and signal it once it has written a checkpoint."""
     process = start(
-        "train.py", "workload.data.scale=0.02", "trainer.max_epochs=4000", "trainer.checkpoint_every_steps=5", *arguments, cwd=cwd
+        "train.py",
+        "workload.data.scale=0.02",
+        "trainer.max_epochs=4000",
+        "trainer.checkpoint_every_steps=5",
+        *arguments,
+        cwd=cwd,
     )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
@@ -122,7 +145,14 @@ def test_an_interrupted_run_resumes_in_its_folder_and_its_wandb_run(tmp_path: Pa
     state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
     assert state["global_step"] == first["steps"]  # nothing of what was reached is lost
     goal = first["steps"] + 7
-    done = run("train.py", "resume=auto", "workload.data.scale=0.02", f"trainer.max_steps={goal}", "telemetry=none", cwd=tmp_path)
+    done = run(
+        "train.py",
+        "resume=auto",
+        "workload.data.scale=0.02",
+        f"trainer.max_steps={goal}",
+        "telemetry=none",
+        cwd=tmp_path,
+    )
     assert done.code == 0, done.text
     assert only_folder(tmp_path) == folder
     second = record_of(folder)
@@ -166,9 +196,23 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
     )
     source = Path(__file__).parents[2] / "src"
     done = subprocess.run(
-        [sys.executable, "-c", code, str(source), str(source / "train.py"), "workload.data.scale=0.1", "logger=none",
-         "trainer.max_steps=8", "trainer.checkpoint_every_steps=2", "telemetry=none"],
-        cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=200,
+        [
+            sys.executable,
+            "-c",
+            code,
+            str(source),
+            str(source / "train.py"),
+            "workload.data.scale=0.1",
+            "logger=none",
+            "trainer.max_steps=8",
+            "trainer.checkpoint_every_steps=2",
+            "telemetry=none",
+        ],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert NO_TRACEBACK not in done.stdout + done.stderr
@@ -224,8 +268,12 @@ def test_a_mistake_in_the_users_model_shows_where(tmp_path: Path) -> None:
         "        return torch.zeros(2) @ torch.zeros(3)\n"
     )
     done = train(
-        "workload.model._target_=mine.broken.Broken", "config.allow_targets=[torch,wellfed,workloads,mine]",
-        "logger=none", "telemetry=none", cwd=tmp_path, PYTHONPATH=str(tmp_path),
+        "workload.model._target_=mine.broken.Broken",
+        "config.allow_targets=[torch,wellfed,workloads,mine]",
+        "logger=none",
+        "telemetry=none",
+        cwd=tmp_path,
+        PYTHONPATH=str(tmp_path),
     )
     assert done.code == 1, done.text
     assert "broken.py" in done.err

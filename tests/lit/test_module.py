@@ -36,8 +36,15 @@ def test_splitting_under_a_gradient_scaler_leaves_the_weights_as_they_are(tmp_pa
         module = tiny.module(micro=micro)
         plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12))
         trainer = pl.Trainer(
-            plugins=[plugin], max_steps=20, gradient_clip_val=0.5, logger=False, enable_checkpointing=False,
-            enable_progress_bar=False, enable_model_summary=False, accelerator="cpu", default_root_dir=str(tmp_path),
+            plugins=[plugin],
+            max_steps=20,
+            gradient_clip_val=0.5,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            accelerator="cpu",
+            default_root_dir=str(tmp_path),
         )
         trainer.fit(module, tiny.loader())
         assert plugin.scaler.get_scale() > 1
@@ -50,7 +57,9 @@ def test_micro_losses_are_weighted_in_what_is_reported(tmp_path: Path) -> None:
     rows: dict[int, list[dict[str, float]]] = {}
     for micro in (32, 8):
         rows[micro] = []
-        figures = Figures(lambda split, values, micro=micro, **_: rows[micro].append(dict(values)), every=1, stop_on_nan=True)
+        figures = Figures(
+            lambda split, values, micro=micro, **_: rows[micro].append(dict(values)), every=1, stop_on_nan=True
+        )
         tiny.fit(tiny.module(micro=micro), tmp_path, [figures], max_steps=6)
     assert len(rows[32]) == 6
     for whole, split in zip(rows[32], rows[8], strict=True):
@@ -231,6 +240,8 @@ def test_evaluation_without_one_is_the_mean_loss_over_all_samples(tmp_path: Path
     results = []
     for batch_size in (70, 32, 9):
         figures = Figures(lambda *_, **__: None, every=1, stop_on_nan=False)
-        lit.make_trainer(tiny.options(), [figures], tmp_path).validate(module, tiny.eval_loader(batch_size), verbose=False)
+        lit.make_trainer(tiny.options(), [figures], tmp_path).validate(
+            module, tiny.eval_loader(batch_size), verbose=False
+        )
         results.append(figures.latest["val/loss"])
     assert results[0] == pytest.approx(results[1], rel=1e-6) == pytest.approx(results[2], rel=1e-6)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import netrc
 import os
 import shutil
 import sys
@@ -12,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
 
 from wellfed.errors import EXIT_OK, Fault
 from wellfed.hardware.detect import machine
@@ -20,6 +18,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.profiles import Budget, resolve_budget, resolve_precision
 from wellfed.hardware.torch_cuda import IMPORT_FAILED, torch_cuda
 from wellfed.nvml.session import unofficial_pynvml
+from wellfed.tracking.wandb import is_logged_in
 from wellfed.units import show_bytes
 
 SMALL_SHM_GIB = 1.0
@@ -92,27 +91,10 @@ def surroundings(environ: Mapping[str, str], home: Path) -> Surroundings:
     """Looks at the login, the compiler and the installed distributions."""
     compilers = [environ["CXX"]] if environ.get("CXX") else ["g++", "clang++", "cl"]
     return Surroundings(
-        has_wandb_login=has_wandb_login(environ, home),
+        has_wandb_login=is_logged_in(environ, home),
         has_compiler=any(shutil.which(name, path=environ.get("PATH")) for name in compilers),
         unofficial_pynvml=unofficial_pynvml(),
     )
-
-
-def has_wandb_login(environ: Mapping[str, str], home: Path) -> bool:
-    """Whether wandb would find a key without asking; looks where wandb 0.31 does, without importing it."""
-    if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
-    named = environ.get("NETRC")
-    for path in [Path(named).expanduser()] if named else [home / ".netrc", home / "_netrc"]:
-        try:
-            # `default` entries don't count: wandb asks for its own host.
-            return host in netrc.netrc(str(path)).hosts
-        except FileNotFoundError:
-            continue
-        except (OSError, netrc.NetrcParseError):
-            return False  # wandb warns of an unreadable file and goes on without it
-    return False
 
 
 def show(examination: Examination, stream: IO[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import signal
 from dataclasses import dataclass
 
@@ -13,15 +14,14 @@ from wellfed.errors import (
     EXIT_OK,
     EXIT_OUT_OF_MEMORY,
     EXIT_TERMINATED,
-    ConfigError,
-    DataError,
+    ErrorKind,
     OutOfMemoryExhausted,
     WellfedError,
 )
 from wellfed.lit.callbacks.stop import Stopped
 from wellfed.lit.module import NonFiniteLoss
 from wellfed.memory import oom
-from wellfed.record import ErrorKind, Status
+from wellfed.record import Status
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,12 @@ class Outcome:
     is_expected: bool = True
     """The message is all a user needs; False = a traceback helps."""
 
+
+# "DataLoader worker process 0" is another: an error of the data's own code that was caught there.
+_WORKER_DIED = re.compile(
+    r"^.*(DataLoader worker \(pid|unable to (mmap .* from|write to) file </torch_|unable to open shared memory).*$",
+    re.MULTILINE,
+)
 
 OK = Outcome("ok", EXIT_OK)
 
@@ -52,7 +58,7 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
         code = EXIT_TERMINATED if signum == signal.SIGTERM else EXIT_INTERRUPTED
         return Outcome("interrupted", code, None, str(error), "resume=auto goes on from the last checkpoint.")
     if isinstance(error, OutOfMemoryExhausted):
-        return Outcome("oom", EXIT_OUT_OF_MEMORY, "device_oom", str(error))
+        return Outcome("oom", EXIT_OUT_OF_MEMORY, error.kind, str(error))
     memory = oom.classify(error)
     if memory is not None:
         return Outcome(
@@ -64,20 +70,24 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
         )
     if isinstance(error, NonFiniteLoss):
         return Outcome("failed", EXIT_FAILED, "code", str(error))
-    if isinstance(error, (ConfigError, DataError)):
-        return Outcome("failed", failed, "config" if isinstance(error, ConfigError) else "data", str(error))
     if isinstance(error, WellfedError):
-        return Outcome("failed", failed, "code", str(error))
-    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+        return Outcome("failed", failed, error.kind, _with_notes(str(error), error))
+    died = _WORKER_DIED.search(str(error)) if isinstance(error, RuntimeError) else None
+    if died is not None:
         return Outcome(
             "failed",
             failed,
             "worker",
-            str(error).splitlines()[0],
+            died.group().strip(),
             "A worker was killed, mostly for want of host memory or /dev/shm: fewer loader.num_workers, a smaller "
             "loader.prefetch_factor, or loader.backend=inline to see its error.",
         )
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Outcome("failed", failed, "disk", str(error), "Free space, or set paths.log_dir and paths.cache_dir.")
-    text = f"{type(error).__name__}: {error}"
+    text = _with_notes(f"{type(error).__name__}: {error}", error)
     return Outcome("failed", failed, "code", text, is_expected=False)
+
+
+def _with_notes(text: str, error: BaseException) -> str:
+    """The notes say which sample or batch it was."""
+    return " ".join([text, *(f"({note})" for note in getattr(error, "__notes__", ()))])

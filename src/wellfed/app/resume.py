@@ -24,7 +24,10 @@ _PATH_KEYS = (
     "paths.cache_dir",
     "hydra.run.dir",
 )
-_PLAIN = re.compile(r"^[\w./~@%-]*$")
+# Read by Hydra as they stand; everything else is quoted, among it 1e3 and 2024_01, which are numbers to it.
+_PLAIN = re.compile(r"[A-Za-z/_.][A-Za-z0-9/_.@%-]*")
+_QUOTED = re.compile(r"""'([^'\\]|\\.)*'|"([^"\\]|\\.)*\"""", re.DOTALL)
+_NOT_TEXT = re.compile(r"true|false|nan|inf|\.[0-9].*", re.IGNORECASE)
 CHECKPOINTS = "checkpoints"
 
 
@@ -69,8 +72,8 @@ def expand(overrides: Sequence[str]) -> list[str]:
     target = locate(Path(resume), may_run=True)  # the run itself refuses one that is running
     before = list(target.earlier["overrides"]) if target.earlier else []
     merged = _merged(before, rest)
-    folder = [quoted(f"hydra.run.dir={Path(resume)}")] if target.in_place else []
-    return [*merged, *folder, quoted(f"resume={resume}")]
+    folder = [_assigned("hydra.run.dir", str(Path(resume)))] if target.in_place else []
+    return [*merged, *folder, _assigned("resume", resume)]
 
 
 def locate(path: Path, *, may_run: bool = False) -> Target:
@@ -111,8 +114,15 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest ``last*.ckpt`` of a run folder that is whole."""
-    places = [folder / CHECKPOINTS / "last.ckpt", *sorted((folder / CHECKPOINTS).glob("last-*.ckpt"))]
+    before = sorted((folder / CHECKPOINTS).glob("last-*.ckpt"), key=_age)
+    places = [folder / CHECKPOINTS / "last.ckpt", *before]
     return next((place for place in places if place.is_file() and is_readable(place)), None)
+
+
+def _age(checkpoint: Path) -> int:
+    """``last-10.ckpt`` is older than ``last-2.ckpt``."""
+    number = checkpoint.stem.removeprefix("last-")
+    return int(number) if number.isdecimal() else sys.maxsize
 
 
 def is_readable(checkpoint: Path) -> bool:
@@ -144,7 +154,7 @@ def check_unchanged(composed: Composed[RunConfig], earlier: Mapping[str, Any]) -
     Raises:
         ConfigError: another ``workload.*`` or ``seed``; lists both values of each.
     """
-    now, then = composed.resolved, earlier["config"]
+    now, then = record.plain(composed.resolved), earlier["config"]  # as the record writes it: inf is null there
     faults = [
         Fault(
             name,
@@ -173,10 +183,18 @@ def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]
 def quoted(text: str) -> str:
     """An override whose value is a path, quoted where Hydra's grammar would stumble over it."""
     key, value = _key_value(text)
-    if key not in _PATH_KEYS or value is None or _PLAIN.match(value) or value[:1] in "'\"" or value.startswith("$"):
+    if key not in _PATH_KEYS or value is None or _is_null(value) or "${" in value or _is_quoted(value):
         return text
-    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-    return f"{text[: text.index('=')]}='{escaped}'"
+    return _assigned(text[: text.index("=")], value)
+
+
+def _assigned(key: str, path: str) -> str:
+    """The override that gives ``key`` this path, whatever characters it has."""
+    if _PLAIN.fullmatch(path) and not _NOT_TEXT.fullmatch(path):
+        return f"{key}={path}"
+    # Hydra reads a backslash as an escape only before a quote, the closing one included.
+    escaped = re.sub(r"(\\*)('|\Z)", lambda run: run[1] * 2 + ("\\'" if run[2] else ""), path)
+    return f"{key}='{escaped}'"
 
 
 def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
@@ -202,9 +220,15 @@ def _key_value(text: str) -> tuple[str, str | None]:
 
 
 def _unquoted(value: str | None) -> str | None:
-    if value and len(value) >= 2 and value[0] == value[-1] and value[0] in "'\"":
-        return value[1:-1].replace(f"\\{value[0]}", value[0]).replace("\\\\", "\\")
-    return value
+    if value is None or not _is_quoted(value):
+        return value
+    quote, body = value[0], value[1:-1]
+    return re.sub(rf"(\\+)({quote}|\Z)", lambda run: run[1][: len(run[1]) // 2] + run[2], body)
+
+
+def _is_quoted(value: str) -> bool:
+    """In quotes from end to end, as Hydra reads them."""
+    return _QUOTED.fullmatch(value) is not None
 
 
 def _is_null(value: str | None) -> bool:

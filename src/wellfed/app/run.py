@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import sys
 import traceback
@@ -74,7 +75,7 @@ class Run:
         plan = self._make_plan(facts, device, parts)
         self._say_differences()
         self._open_sink()
-        _prepare_device(self._config, plan, parts)
+        _prepare_device(self._config, plan, parts, facts)
         passes = Passes(
             self._config,
             parts,
@@ -237,8 +238,10 @@ class Run:
             print(f"{outcome.message}\n{outcome.advice}".rstrip(), file=sys.stderr)
 
 
-def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> None:
+def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts, facts: MachineFacts) -> None:
     """What must hold before the model reaches its device."""
+    # torch counts the host's cores; more threads than the quota only take turns, and wait for one another.
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
     if plan.cap and plan.budget_gib is not None and torch.cuda.is_available():
         total = gib(torch.cuda.get_device_properties(0).total_memory)
         torch.cuda.set_per_process_memory_fraction(min(1.0, plan.budget_gib / total))

@@ -25,13 +25,29 @@ class RunFolder:
 
 def create(log_dir: Path, workload: str) -> RunFolder:
     """A new ``<log_dir>/<workload>/runs/<YYYY-mm-dd_HH-MM-SS>_<4 hex>``; under the temporary directory if that can't
-    be written."""
+    be written.
+
+    Raises:
+        ConfigError: neither can be written.
+    """
     runs = log_dir / workload / "runs"
     try:
         return RunFolder(_create_in(runs), is_new=True)
     except OSError as error:
         fallback = Path(tempfile.gettempdir()) / f"wellfed-{_user()}" / workload / "runs"
-        path = _create_in(fallback)
+        try:
+            path = _create_in(fallback)
+        except OSError as second:
+            raise ConfigError(
+                [
+                    Fault(
+                        f"paths.log_dir={log_dir}",
+                        f"can't be written ({error.strerror or error}), nor can {fallback} "
+                        f"({second.strerror or second}).",
+                        "Set paths.log_dir to a folder that can be written.",
+                    )
+                ]
+            ) from second
         return RunFolder(
             path,
             is_new=True,

@@ -109,7 +109,7 @@ def _judge(
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
         yield Fault(typed, "is not a dotted name.", f"Set {where}.{TARGET}=<package>.<module>.<name>.")
         return
-    if not any(target.startswith(f"{package}.") for package in allowed):
+    if not any(f"{target}.".startswith(f"{package}.") for package in allowed):
         yield _not_allowed(typed, target.partition(".")[0], allowed)
         return
     try:
@@ -163,11 +163,12 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
             if wrong:
                 faults.append(Fault(typed, wrong, f"Change {where}.{name}."))
         elif not takes_any:
-            near = nearest(name, [other for other in accepted if other not in given])
+            near = nearest(name, accepted)
             way_out = f"Did you mean {where}.{near}={value}?" if near else f"It takes: {', '.join(accepted)}."
             faults.append(Fault(typed, f"{target} has no argument {name}.", way_out))
     for parameter in parameters.values():
-        if handed_over != "any" and _is_needed(parameter) and parameter.name not in {*given, *taken}:
+        by_name = parameter.kind is not Parameter.POSITIONAL_ONLY and parameter.name in given
+        if handed_over != "any" and _is_needed(parameter) and not by_name and parameter.name not in taken:
             way_out = f"Add +{where}.{parameter.name}=<value>"
             faults.append(Fault(where, f"{target} needs the argument {parameter.name}.", way_out))
     return faults

@@ -117,13 +117,13 @@ def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None) ->
     examined = examine(job)
     if examined.faults:
         raise ConfigError(examined.faults)
-    choices = OmegaConf.to_container(hydra.runtime.choices)
-    assert isinstance(choices, dict)
+    choices: Any = OmegaConf.to_container(hydra.runtime.choices)
+    typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     return Composed(
         config=examined.config,
         resolved=_masked(OmegaConf.to_container(job, resolve=True, enum_to_str=True)),
         choices={str(group): option for group, option in choices.items() if option and "hydra" not in str(group)},
-        overrides=tuple(hydra.overrides.task),
+        overrides=tuple(typed),
         run_dir=Path(run_dir) if run_dir else None,
         _unresolved=job,
         _hydra=hydra,

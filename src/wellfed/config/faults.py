@@ -70,6 +70,7 @@ class _Search:
         self.typed = typed
         primary = repo.load_config(config_name)
         self.defaults: list[InputDefault] = (primary.defaults_list or []) if primary else []
+        self.declared = {one.group for one in self.defaults if isinstance(one, GroupDefault) and one.group}
         self.schema = self._schema()
         self.told: list[tuple[int, Fault]] = []
         self.from_files: list[Fault] = []
@@ -112,17 +113,16 @@ class _Search:
         ]
 
     def _check_choices(self) -> None:
-        declared = {default.group for default in self.defaults if isinstance(default, GroupDefault) and default.group}
         grouped = {entry.name for entry in fields(self.schema) if is_dataclass(type_of(self.schema, entry.name))}
-        required = grouped & declared
+        required = grouped & self.declared
         for index, parsed in self._usable(choices=True):
-            fault = choice_fault(self.typed[index], self.repo, required, declared)
+            fault = choice_fault(self.typed[index], self.repo, required, self.declared)
             if fault:
                 self.told.append((index, fault))
                 self._doubt(parsed.key_or_group)
         for index, parsed in self._usable(choices=False):
             group = parsed.key_or_group
-            if group in declared and "." not in group and knob_type(self.schema, group) is None:
+            if group in self.declared and "." not in group and knob_type(self.schema, group) is None:
                 fault = Fault(self.typed[index].text, f"{group} has no options.", f"No folder {group}/ is searched.")
                 self.told.append((index, fault))
 
@@ -159,7 +159,8 @@ class _Search:
                 listed = self._defaults([*kept, parsed])
             except COMPOSE_ERRORS as error:
                 self.told.append((index, self._fault_of_lists(error, self.typed[index].text)))
-                self._doubt(parsed.key_or_group)
+                if parsed.key_or_group in self.declared:
+                    self._doubt(parsed.key_or_group)
             else:
                 kept.append(parsed)
         return listed
@@ -177,6 +178,8 @@ class _Search:
         for index, parsed in self._single_values():
             dotted = parsed.key_or_group
             try:
+                if parsed.is_delete() and knob_type(schema_type, dotted) is not None:
+                    raise ValueError("Hydra takes away some knobs and not others")
                 self.loader._apply_overrides_to_config([parsed], cfg)
             except COMPOSE_ERRORS as error:
                 if dotted.startswith(tuple(f"{node}." for node in FREE_NODES)) and not parsed.is_delete():

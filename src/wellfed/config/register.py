@@ -13,5 +13,6 @@ def register_schemas() -> None:
     A primary config lists its schema first in its defaults: all that follows is then typed, files and command line.
     """
     store = ConfigStore.instance()
-    store.store(name="run_schema", node=RunConfig, provider="wellfed")
-    store.store(name="evaluate_schema", node=EvaluateConfig, provider="wellfed")
+    for name, schema_type in (("run_schema", RunConfig), ("evaluate_schema", EvaluateConfig)):
+        if f"{name}.yaml" not in store.repo:  # storing takes 10 ms, and compose may be called often
+            store.store(name=name, node=schema_type, provider="wellfed")

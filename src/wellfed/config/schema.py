@@ -282,7 +282,7 @@ class TelemetryConfig:
     interval_s: float = 0.5
     """Seconds between samples, >= 0.1."""
     ceiling_steps: int = 20
-    """Steps run at the end on batches already on the device, to tell how fast the run could be, >= 0; 0 = leave it out."""
+    """Steps run at the end on batches already on the device, to tell how fast the run could be, >= 0; 0 = none."""
 
 
 @dataclass

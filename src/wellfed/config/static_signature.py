@@ -56,7 +56,7 @@ def signature_of(target: str, allowed: Sequence[str]) -> Signature:
     """
     module, name = enter(target.split("."), allowed)
     if name is None:
-        raise NotThere("", f"that can be called: {target} is a module")
+        raise NotThere(target, "class or function named after it: it is a module")
     owner, node = definition(module, name, allowed, 0)
     return _signature(owner, node, allowed, 0)
 

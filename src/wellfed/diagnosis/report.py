@@ -17,19 +17,26 @@ def to_markdown(record: Mapping[str, Any]) -> str:
         "## Where the time went",
         *time_lines(record),
         "## Metrics",
-        *_table(("metric", "value"), [(name, f"{value:.5g}") for name, value in record["metrics"].items()]),
+        *_table(("metric", "value"), [(name, _figure(value)) for name, value in record["metrics"].items()]),
         "## Memory",
         *memory_lines(record),
         "## Plan",
         *_table(
             ("knob", "value", "source", "because"),
-            [(knob, show_value(item["value"]), item["source"], item["because"]) for knob, item in record["plan"].items()],
+            [
+                (knob, show_value(item["value"]), item["source"], item["because"])
+                for knob, item in record["plan"].items()
+            ],
         ),
         "## Events",
         *_table(
             ("step", "event", "facts"),
             [
-                (event["step"], event["kind"], ", ".join(f"{k}={v}" for k, v in event.items() if k not in ("kind", "step")))
+                (
+                    event["step"],
+                    event["kind"],
+                    ", ".join(f"{k}={v}" for k, v in event.items() if k not in ("kind", "step")),
+                )
                 for event in record["events"]
             ],
         ),
@@ -50,7 +57,9 @@ def speed_lines(record: Mapping[str, Any]) -> list[str]:
             line += f" (95 % interval {show_count(low)} to {show_count(high)})"
         lines.append(f"{line} over {throughput['steps']} steps after {throughput['warmup_steps']} of warm-up")
     if record["readiness_frac"] is not None:
-        lines.append(f"readiness {show_percent(record['readiness_frac'])}: steps whose batch was waiting when asked for")
+        lines.append(
+            f"readiness {show_percent(record['readiness_frac'])}: steps whose batch was waiting when asked for"
+        )
     if record["ceiling"] and throughput:
         ceiling = record["ceiling"]["samples_per_s"]
         lines.append(
@@ -67,7 +76,9 @@ def time_lines(record: Mapping[str, Any]) -> list[str]:
     if time:
         names = {"wait_frac": "wait", "copy_frac": "copy", "compute_frac": "compute", "host_frac": "host"}
         shares = [f"{name} {show_percent(time[key])}" for key, name in names.items() if time[key] is not None]
-        lines.append(f"- a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {', '.join(shares)}")
+        lines.append(
+            f"- a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {', '.join(shares)}"
+        )
     return ["\n".join(lines)] if lines else ["No step was timed."]
 
 
@@ -92,6 +103,11 @@ def _error(record: Mapping[str, Any]) -> list[str]:
     return [f"> {error['kind']}: {error['message']} {error['advice']}".replace("\n", "\n> ")] if error else []
 
 
+def _figure(value: float | None) -> str:
+    """A record read back has null where the figure was not finite."""
+    return "not finite" if value is None else f"{value:.5g}"
+
+
 def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[str]:
     if not rows:
         return ["None."]
@@ -106,4 +122,4 @@ def show_value(value: Any) -> str:
         return "null"
     if isinstance(value, bool):
         return str(value).lower()
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -156,7 +156,7 @@ def run_ceiling(
     Changes the weights: run it when nothing needs them any more.
     """
     deliveries = []
-    for delivery, _ in zip(loader, range(CEILING_BATCHES), strict=False):
+    for _, delivery in zip(range(CEILING_BATCHES), loader, strict=False):
         delivery.batch = batches.to_device(delivery.batch, module.device)
         deliveries.append(delivery)
     if hasattr(loader, "close"):

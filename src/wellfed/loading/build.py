@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +35,18 @@ class BatchBuilder:
     """Builds the batch of one (epoch, batch) key: by ``fetch`` where the data offers it, else item by item."""
 
     def __init__(
-        self, dataset: Any, order: EpochOrder, seed: int, rank: int, collate: Callable[[list[Any]], Batch] | None
+        self,
+        dataset: Any,
+        order: EpochOrder,
+        seed: int,
+        rank: int,
+        collate: Callable[[list[Any]], Batch] | None,
+        *,
+        what: str = "training",
     ) -> None:
-        self._dataset, self._order, self._seed, self._rank = dataset, order, seed, rank
-        self._collate = collate or default_collate
-        self.items = ItemBuilder(dataset, seed, takes_rng=takes_rng(dataset))
+        self._dataset, self._order, self._seed, self._rank, self._what = dataset, order, seed, rank, what
+        self.collate = collate or default_collate
+        self.items = ItemBuilder(dataset, seed, takes_rng=takes_rng(dataset), what=what)
         self.has_fetch = callable(getattr(dataset, "fetch", None))
 
     def __getitem__(self, key: Key) -> Batch:
@@ -47,14 +54,15 @@ class BatchBuilder:
         return self(key)
 
     def __call__(self, key: Key) -> Batch:
+        """The batch of this key."""
         epoch, batch = key
         share = self._order.share(epoch, batch)
         if not self.has_fetch:
-            return self._collate([self.items[epoch, int(index)] for index in share.indices])
+            return self.collate([self.items[epoch, int(index)] for index in share.indices])
         try:
             return self._dataset.fetch(share.indices, SampleRng(self._seed, epoch, batch, self._rank))
         except Exception as cause:
-            cause.add_note(f"while fetching training batch {batch} of epoch {epoch} ({len(share.indices)} samples)")
+            cause.add_note(f"while fetching {self._what} batch {batch} of epoch {epoch} ({len(share.indices)} samples)")
             raise
 
     def item_keys(self, key: Key) -> list[Key]:
@@ -81,7 +89,7 @@ class TrainLoader:
         self._builder, self._order, self._plan = builder, order, plan
         self._epoch, self._next_batch = 0, 0
         self._processes: ProcessBackend | None = None
-        self._running: Iterator[Batch] | None = None
+        self._running: Generator[Batch] | None = None
 
     def __len__(self) -> int:
         return self._order.num_batches
@@ -100,18 +108,21 @@ class TrainLoader:
         self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
 
     def __iter__(self) -> Iterator[Delivery]:
-        self.close()
+        self._stop_running()
         if self._next_batch >= len(self):
             self._epoch, self._next_batch = self._epoch + 1, 0
         epoch = self._epoch
         keys = [(epoch, batch) for batch in range(self._next_batch, len(self))]
-        self._running = self._batches(keys)
-        for (_, number), batch in zip(keys, self._running, strict=True):
-            share = self._order.share(epoch, number)
-            self._next_batch = number + 1
-            yield Delivery(batch, epoch, number, share.total, share.is_padding)
+        running = self._running = self._batches(keys)
+        try:
+            for (_, number), batch in zip(keys, running, strict=True):
+                share = self._order.share(epoch, number)
+                self._next_batch = number + 1
+                yield Delivery(batch, epoch, number, share.total, share.is_padding)
+        finally:
+            running.close()
 
-    def _batches(self, keys: list[Key]) -> Iterator[Batch]:
+    def _batches(self, keys: list[Key]) -> Generator[Batch]:
         plan = self._plan
         if plan.backend == "inline":
             return backends.inline(self._builder, keys, plan)
@@ -120,13 +131,17 @@ class TrainLoader:
         by_item = plan.backend == "torch"
         if self._processes is None:
             dataset: Any = self._builder.items if by_item else self._builder
-            self._processes = ProcessBackend(dataset, plan, by_item=by_item, collate=self._builder._collate)
+            self._processes = ProcessBackend(dataset, plan, by_item=by_item, collate=self._builder.collate)
         return self._processes([self._builder.item_keys(key) for key in keys] if by_item else keys)
 
     def close(self) -> None:
-        """Stop what builds ahead."""
+        """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew."""
+        self._stop_running()
+        self._processes = None
+
+    def _stop_running(self) -> None:
         running, self._running = self._running, None
-        if running is not None and hasattr(running, "close"):
+        if running is not None:
             running.close()
 
 
@@ -157,11 +172,17 @@ class IterableLoader:
     def __iter__(self) -> Iterator[Delivery]:
         if self._next_batch >= len(self):
             self._epoch, self._next_batch = self._epoch + 1, 0
+        number = -1
         for number, batch in zip(range(len(self)), self._dataset, strict=False):
             if number < self._next_batch:
                 continue
             self._next_batch = number + 1
             yield Delivery(batch, self._epoch, number, batches.batch_size(batch))
+        if number + 1 < len(self):
+            raise DataError(
+                f"{type(self._dataset).__name__} promised {len(self)} batches by its __len__ and gave {number + 1} in "
+                f"epoch {self._epoch}. Let __len__ return the number of batches that every pass gives."
+            )
 
     def close(self) -> None:
         """Nothing runs ahead here."""
@@ -180,7 +201,7 @@ class EvalLoader:
         limit_batches: int | None = None,
     ) -> None:
         self._order = EpochOrder(len(dataset), batch_size, seed=seed, shuffle=False, limit_batches=limit_batches)
-        self._builder = BatchBuilder(dataset, self._order, seed, 0, collate)
+        self._builder = BatchBuilder(dataset, self._order, seed, 0, collate, what="evaluation")
 
     def __len__(self) -> int:
         return self._order.num_batches
@@ -221,6 +242,8 @@ def train_loader(
                 f"{type(dataset).__name__} is an iterable, which every one of the {world_size} ranks would read whole. "
                 "Make it map-style with __getitem__, or set trainer.devices=1."
             )
+        if len(dataset) == 0:
+            raise DataError(f"{type(dataset).__name__} has no batches: its __len__ is 0. Check workload.data.")
         return IterableLoader(dataset, limit_batches)
     order = EpochOrder(
         len(dataset),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,11 +15,11 @@ def blocks(model: nn.Module) -> Iterator[nn.Module]:
 
     These are what models repeat; a member without trainable parameters saves nothing.
     """
+    if isinstance(model, (nn.ModuleList, nn.Sequential)):
+        yield from (member for member in model if any(p.requires_grad for p in member.parameters()))
+        return
     for child in model.children():
-        if isinstance(child, (nn.ModuleList, nn.Sequential)):
-            yield from (member for member in child if any(p.requires_grad for p in member.parameters()))
-        else:
-            yield from blocks(child)
+        yield from blocks(child)
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
@@ -28,12 +29,13 @@ def checkpoint_blocks(model: nn.Module) -> int:
     """
     found = list(blocks(model))
     for block in found:
-        forward = block.forward
-
-        def recomputing(*arguments: Any, _forward: Any = forward, _block: nn.Module = block, **named: Any) -> Any:
-            if not _block.training:
-                return _forward(*arguments, **named)
-            return checkpoint(_forward, *arguments, use_reentrant=False, **named)
-
-        block.forward = recomputing
+        # A bound method, not a closure over the block: a deep copy of the model must run its own parameters.
+        block.forward = types.MethodType(_recomputing, block)
     return len(found)
+
+
+def _recomputing(block: nn.Module, *arguments: Any, **named: Any) -> Any:
+    forward = type(block).forward
+    if not block.training:
+        return forward(block, *arguments, **named)
+    return checkpoint(forward, block, *arguments, use_reentrant=False, **named)

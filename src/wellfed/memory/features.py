@@ -52,7 +52,7 @@ class Computed:
 
 
 def hold(features: Features, mode: Mode, device: torch.device) -> FeatureSource:
-    """The source of rows for a mode. ``cache`` and ``cache_host`` compute all rows now, in float32.
+    """The source of rows for a mode. ``cache`` and ``cache_host`` compute all rows now, in the dtype of ``rows``.
 
     Raises:
         ValueError: trainable features asked to be kept: they would never change.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,12 +14,15 @@ Kind = Literal["device_oom", "host_oom"]
 _DEVICE_TEXTS = (
     "CUDA out of memory",
     "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
     "HIP out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
-    "ncclUnhandledCudaError: Call to CUDA function failed. out of memory",
 )
+# NCCL's last line: Cuda failure 2 'out of memory' (https://github.com/NVIDIA/nccl, checks.h; without the number before
+# 2.18).
+_NCCL_TEXT = re.compile(r"Cuda failure (\d+ )?'out of memory'")
 _HOST_TEXTS = ("DefaultCPUAllocator: can't allocate memory", "DefaultCPUAllocator: not enough memory")
 
 
@@ -35,10 +40,10 @@ def classify(error: BaseException) -> MemoryFailure | None:
     first_line = text.splitlines()[0] if text else type(error).__name__
     if isinstance(error, torch.OutOfMemoryError):
         return MemoryFailure("device_oom", first_line)
-    if isinstance(error, MemoryError):
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return MemoryFailure("host_oom", first_line)
     if isinstance(error, RuntimeError):
-        if any(part in text for part in _DEVICE_TEXTS):
+        if any(part in text for part in _DEVICE_TEXTS) or _NCCL_TEXT.search(text):
             return MemoryFailure("device_oom", first_line)
         if any(part in text for part in _HOST_TEXTS):
             return MemoryFailure("host_oom", first_line)

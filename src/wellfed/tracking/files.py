@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from wellfed.record import write_atomically
 
 FLUSH_S = 1.0
 
@@ -31,35 +34,49 @@ class CsvTable:
         if not self._rows:
             return
         try:
-            is_new = not self.path.exists() or self.path.stat().st_size == 0
-            with self.path.open("a", encoding="utf-8", newline="") as stream:
-                start = stream.tell()
-                try:
-                    stream.write((_line(self._columns) if is_new else "") + "".join(self._rows))
-                    stream.flush()
-                except OSError:
-                    # No half row may stay, or the next try would glue another to it.
-                    stream.truncate(start)
-                    raise
+            self._write()
         except OSError as error:
             self._on_error(error)
         else:
             self._rows.clear()
+
+    def _write(self) -> None:
+        # Without Python's buffers: they would hold on to what could not be written, and write it after all at close.
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
+        try:
+            start = os.fstat(descriptor).st_size
+            text = ("" if start else _line(self._columns)) + "".join(self._rows)
+            left = memoryview(text.encode())
+            try:
+                while left:
+                    left = left[os.write(descriptor, left) :]
+            except OSError:
+                # No half row may stay, or the next try would glue another to it.
+                os.ftruncate(descriptor, start)
+                raise
+        finally:
+            os.close(descriptor)
 
 
 def cut_after(path: Path, column: str, last: float) -> None:
     """Drop the rows whose ``column`` is above ``last`` (a resumed run writes them anew), and a torn last line."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8", newline="") as stream:
-        lines = list(csv.reader(stream))
+    text = path.read_bytes().decode("utf-8", errors="replace")
+    # Only a line with its end is whole: of a last figure some digits may be missing.
+    lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
     if not lines or column not in lines[0]:
         return
     place = lines[0].index(column)
-    kept = [line for line in lines[1:] if len(line) == len(lines[0]) and line[place] and float(line[place]) <= last]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(_line(line) for line in [lines[0], *kept]), encoding="utf-8", newline="")
-    temporary.replace(path)
+    kept = [line for line in lines[1:] if len(line) == len(lines[0]) and _is_within(line[place], last)]
+    write_atomically(path, "".join(_line(line) for line in [lines[0], *kept]))
+
+
+def _is_within(cell: str, last: float) -> bool:
+    try:
+        return float(cell) <= last
+    except ValueError:  # zeros that a power cut left, or no figure
+        return False
 
 
 def _line(cells: Sequence[str]) -> str:
@@ -74,5 +91,6 @@ def _cell(value: object) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, float):
-        return f"{value:.6g}" if abs(value) < 1e5 else f"{value:.3f}"
+        # Times need their milliseconds however long the run.
+        return f"{value:.6g}" if abs(value) < 1e3 else f"{value:.3f}"
     return str(value)

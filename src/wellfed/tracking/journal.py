@@ -18,7 +18,16 @@ from wellfed.tracking.sink import NoSink, Sink
 
 _LOG = logging.getLogger(__name__)
 STEP_COLUMNS = (
-    "step", "time_s", "epoch", "samples", "micro_batch", "num_micro", "wait_ms", "copy_ms", "compute_ms", "host_ms",
+    "step",
+    "time_s",
+    "epoch",
+    "samples",
+    "micro_batch",
+    "num_micro",
+    "wait_ms",
+    "copy_ms",
+    "compute_ms",
+    "host_ms",
     "ready",
 )
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")

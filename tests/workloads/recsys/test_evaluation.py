@@ -51,6 +51,7 @@ def places(data: RankedUsers, model: TwoTowerRecommender, size: int) -> tuple[Ra
 def test_metrics_agree_with_sorting_the_catalogue(interactions: Interactions):
     datasets = build(interactions)
     model = TwoTowerRecommender(40, 60, text="none", dim=8, init_std=1.0)
+    torch.nn.init.normal_(model.item_bias.weight, std=3.0)
     by_user = [
         interactions.items[interactions.users == u][np.argsort(interactions.times[interactions.users == u])]
         for u in range(40)
@@ -60,7 +61,8 @@ def test_metrics_agree_with_sorting_the_catalogue(interactions: Interactions):
         for user, items in enumerate(by_user):
             if len(items) < 3:
                 continue
-            scores = (model.user_embedding.weight[user] @ model.item_embedding.weight.T).detach().numpy()
+            scores = model.user_embedding.weight[user] @ model.item_embedding.weight.T + model.item_bias.weight[:, 0]
+            scores = scores.detach().numpy()
             scores[items[:-left_out]] = -np.inf
             place = np.argsort(-scores).tolist().index(items[-left_out])
             gains.append(1 / math.log2(place + 2) if place < 10 else 0.0)
@@ -102,11 +104,17 @@ def test_a_constant_score_is_no_better_than_chance(interactions: Interactions):
 
 
 def test_scores_stay_float32_under_autocast(interactions: Interactions):
+    """Scores that differ by less than bfloat16 can tell."""
     data = build(interactions).val
-    model = TwoTowerRecommender(40, 60, text="none", dim=8, init_std=1.0)
+    model = TwoTowerRecommender(40, 60, text="none", dim=8, init_std=1e-3)
+    with torch.no_grad():
+        model.user_embedding.weight.add_(1)
+        model.item_embedding.weight.add_(1)
+    expected = places(data, model, 40)[0].per_user()["ndcg_at_10"]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        _, low = places(data, model, 40)
-    assert low == places(data, model, 40)[1]
+        got = places(data, model, 40)[0].per_user()["ndcg_at_10"]
+    assert expected.max() > 0
+    assert np.array_equal(got, expected)
 
 
 def test_one_file_a_split_with_one_row_a_user(interactions: Interactions, tmp_path: Path):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from wellfed.errors import DataError
@@ -165,6 +165,7 @@ lines = st.lists(st.lists(field, min_size=3, max_size=5).map("\t".join), max_siz
 clean_lines = st.lists(st.lists(st.integers(0, 10**17).map(str), min_size=4, max_size=4).map("\t".join), min_size=1)
 
 
+@example(rows=["1\t\t1\t1"] * 4, end="\n", last=True)
 @given(rows=lines | clean_lines, end=st.sampled_from(["\n", "\r\n"]), last=st.booleans())
 def test_the_fast_reader_agrees_with_the_slow_one_or_declines(rows: list[str], end: str, last: bool):
     content = (end.join(rows) + (end if last else "")).encode()

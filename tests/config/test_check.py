@@ -1,0 +1,203 @@
+"""Targets and their arguments: allowlist, signature, plain types; read (stage 1) or imported (stage 2)."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+from wellfed.config.check import bind, check_imported, check_nodes, check_static
+
+DATACLASS = "wellfed.contract.Datasets"
+
+
+def data(**entries):
+    return {"workload.data": {"_target_": DATACLASS, "train": [], **entries}}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "where", "problem", "way_out"),
+    [
+        (data(vall=[]), "workload.data.vall=[]", f"{DATACLASS} has no argument vall.", "Did you mean workload.data.val="),
+        (data(zzz=3), "workload.data.zzz=3", "has no argument zzz.", "It takes: train, val, test"),
+        (
+            {"workload.data": {"_target_": DATACLASS}},
+            "workload.data",
+            f"{DATACLASS} needs the argument train.",
+            "Add +workload.data.train=<value>",
+        ),
+        (
+            {"workload.data": {"_target_": "os.system", "command": "true"}},
+            "workload.data._target_=os.system",
+            "os is not among the packages that a configuration may name (torch, wellfed, workloads).",
+            "config.allow_targets=[torch,wellfed,workloads,os]",
+        ),
+        ({"workload.data": {"_target_": "torch.os.system"}}, "workload.data._target_=torch.os.system", "os is not", ""),
+        ({"workload.data": {"_target_": "torchx.f"}}, "workload.data._target_=torchx.f", "torchx is not among", ""),
+        ({"workload.data": {"_target_": "torch"}}, "workload.data._target_=torch", "it is a module.", ""),
+        (
+            data(notes={"deep": [{"_target_": "builtins.exec"}]}),
+            "workload.data.notes.deep[0]._target_=builtins.exec",
+            "builtins is not",
+            "",
+        ),
+        (
+            {"workload.data": {"_target_": "wellfed.contract.Dataset"}},
+            "workload.data._target_=wellfed.contract.Dataset",
+            "wellfed.contract has no Dataset.",
+            "Did you mean workload.data._target_=wellfed.contract.Datasets?",
+        ),
+        (
+            {"workload.data": {"_target_": "wellfed.contrakt.Datasets"}},
+            "workload.data._target_=wellfed.contrakt.Datasets",
+            "wellfed has no contrakt.",
+            "Did you mean workload.data._target_=wellfed.contract.Datasets?",
+        ),
+        ({"workload.data": {"_target_": 3}}, "workload.data._target_=3", "is not a dotted name.", "Set "),
+        ({"workload.data": {"_target_": "torch..f"}}, "workload.data._target_=torch..f", "is not a dotted name.", ""),
+        ({"workload.data": 3}, "workload.data", "names nothing to build: it has no _target_.", "Set workload.data._tar"),
+        ({"workload.model": {}}, "workload.model", "names nothing to build", ""),
+        (
+            {"workload.optimizer": {"_target_": "torch.optim.AdamW", "lr": "fast"}},
+            "workload.optimizer.lr=fast",
+            "must be a number.",
+            "Change workload.optimizer.lr.",
+        ),
+        (
+            {"workload.optimizer": {"_target_": "torch.optim.AdamW", "params": 3}},
+            "workload.optimizer.params=3",
+            "is handed params already.",
+            "Take it away: ~workload.optimizer.params",
+        ),
+        (
+            {"workload.optimizer": {"_target_": "torch.optim.AdamW", "weight_decy": 0.1}},
+            "workload.optimizer.weight_decy=0.1",
+            "torch.optim.AdamW has no argument weight_decy.",
+            "Did you mean workload.optimizer.weight_decay=0.1?",
+        ),
+        (
+            {"workload.model": {"_target_": "torch.nn.Linear", "in_features": "abc"}},
+            "workload.model.in_features=abc",
+            "must be a whole number.",
+            "Change workload.model.in_features.",
+        ),
+        (
+            {"workload.data": {"_target_": DATACLASS, "_args_": list(range(9))}},
+            "workload.data._args_",
+            f"{DATACLASS} takes 7, not 9.",
+            "Leave some out.",
+        ),
+    ],
+)
+def test_static_faults(make_config, knobs, where, problem, way_out):
+    fault = check_static(make_config(knobs))[0]
+    assert fault.where == where
+    assert problem in fault.problem
+    assert way_out in fault.way_out
+
+
+def test_all_faults_of_all_nodes_at_once(make_config):
+    knobs = data(zzz=3, inner={"_target_": "os.system"}) | {
+        "workload.model": 3,
+        "workload.optimizer": {"_target_": "torch.optim.AdamW", "lr": "fast", "betas": 1},
+    }
+    wheres = {fault.where.partition("=")[0] for fault in check_static(make_config(knobs))}
+    assert wheres == {
+        "workload.model",
+        "workload.data.zzz",
+        "workload.data.inner",
+        "workload.data.inner._target_",
+        "workload.optimizer.lr",
+        "workload.optimizer.betas",
+    }
+
+
+@pytest.mark.parametrize(
+    "knobs",
+    [
+        {},
+        {"workload.optimizer": {"_target_": "torch.optim.AdamW", "lr": 1e-3, "betas": [0.9, 0.99], "fused": None}},
+        {"workload.optimizer": None},
+        {"workload.model": {"_target_": "torch.nn.Linear"}},  # the data may bring in_features
+        {"workload.data": {"_target_": DATACLASS, "_args_": [[]]}},
+        {"workload.data": {"_target_": DATACLASS, "_partial_": True}},
+        {"workload.data": {"_target_": "my_pkg.f"}, "config.allow_targets": ["torch", "wellfed", "my_pkg"]},
+    ],
+)
+def test_lets_through(make_config, monkeypatch, tmp_path, knobs):
+    (tmp_path / "my_pkg.py").write_text("def f(a=1): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert check_static(make_config(knobs)) == []
+
+
+def test_a_file_that_is_not_python_is_named(make_config, monkeypatch, tmp_path):
+    (tmp_path / "my_broken.py").write_text("x = 1\ndef f(:\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    knobs = {"workload.data": {"_target_": "my_broken.f"}, "config.allow_targets": ["my_broken", "wellfed"]}
+    (fault,) = check_static(make_config(knobs))
+    assert f"{tmp_path / 'my_broken.py'}:2 is not Python" in fault.problem
+
+
+STAGE_TWO = """
+import functools
+def deco(f):
+    @functools.wraps(f)
+    def inner(*args, **kwargs): return f(*args, **kwargs)
+    return inner
+@deco
+def f(path, size: int = 3): ...
+"""
+
+
+@pytest.fixture
+def decorated(make_config, monkeypatch, tmp_path):
+    (tmp_path / "my_decorated.py").write_text(STAGE_TWO)
+    (tmp_path / "my_importing.py").write_text("import no_such_package_at_all\ndef deco(f): return f\n@deco\ndef f(): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def make(**entries):
+        allowed = ["my_decorated", "my_importing", "wellfed", "torch"]
+        return make_config({"workload.data": entries, "config.allow_targets": allowed})
+
+    return make
+
+
+def test_stage_two_imports_what_could_not_be_read(decorated):
+    config = decorated(_target_="my_decorated.f", path="a", sizee="big", size="big")
+    assert check_nodes(config).unread == ["workload.data"]
+    assert check_static(config) == []
+    assert [fault.where for fault in check_imported(config)] == ["workload.data.sizee=big", "workload.data.size=big"]
+
+
+def test_stage_two_tells_what_is_missing(decorated):
+    (fault,) = check_imported(decorated(_target_="my_importing.f"))
+    assert fault.problem == "needs the package no_such_package_at_all."
+    assert fault.way_out == "pip install no_such_package_at_all"
+
+
+def test_stage_two_leaves_alone_what_stage_one_read(decorated):
+    assert check_imported(decorated(_target_=DATACLASS, zzz=3)) == []
+
+
+def test_stage_two_leaves_a_c_function_to_its_call(make_config):
+    assert check_imported(make_config({"workload.data": {"_target_": "torch.relu"}})) == []
+
+
+def test_the_same_for_an_imported_signature():
+    from wellfed.contract import Datasets
+
+    node = {"_target_": DATACLASS, "vall": 3}
+    assert len(bind("workload.data", node, inspect.signature(Datasets))) == 2
+
+
+def test_stage_one_imports_no_torch():
+    code = (
+        "import sys\nfrom wellfed.config.check import check_static\nfrom wellfed.config.schema import RunConfig\n"
+        "c = RunConfig()\nc.workload.model = {'_target_': 'torch.nn.Linear', 'in_features': 'x'}\n"
+        "c.workload.data = {'_target_': 'torch.os.system'}\nc.workload.optimizer = {'_target_': 'torch.optim.AdamW'}\n"
+        "assert len(check_static(c)) == 2\nassert not {'torch', 'numpy'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": "src"})
+    assert (done.returncode, done.stderr) == (0, "")

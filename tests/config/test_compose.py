@@ -1,0 +1,249 @@
+"""Composing the project's own configurations, and what a `Composed` says."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+from hydra.core.hydra_config import HydraConfig
+
+from wellfed.config.compose import Composed, compose
+from wellfed.config.rules import rule_faults
+from wellfed.config.schema import Backend, EvaluateConfig, FeatureMode, LoggerMode, RunConfig, Strategy
+from wellfed.config.session import default_config_dir
+from wellfed.errors import ConfigError
+
+CONFIGS = default_config_dir()
+
+
+def options(group: str) -> list[str]:
+    return sorted(file.stem for file in (CONFIGS / group).glob("*.yaml"))
+
+
+@cache
+def once(*overrides: str) -> Composed[RunConfig]:
+    """Composed once for all tests, none of which changes it."""
+    return compose(overrides)
+
+
+def test_typed_all_through():
+    composed = compose()
+    assert isinstance(composed.config, RunConfig)
+    assert composed.config.loader.backend is Backend.auto
+    assert composed.config.memory.features is None
+    assert composed.config.logger.mode is LoggerMode.auto
+    assert type(composed.config.workload.model) is dict
+    assert composed.choices["gpu"] == "auto"
+    assert "debug" not in composed.choices
+    assert not [group for group in composed.choices if "hydra" in group]
+    assert composed.run_dir is None
+
+
+def test_nothing_is_resolved_while_composing():
+    config = compose(["gpu=auto", "loader=auto", "memory=auto"]).config
+    planned = [config.gpu.memory_gib, config.gpu.enforce, config.loader.num_workers, config.memory.micro_batch]
+    assert planned == [None] * 4
+
+
+def test_overrides_as_typed_and_in_order():
+    typed = ["seed=3", "gpu=8gb", "hydra.run.dir=/tmp/x", "seed=4"]
+    composed = compose(typed)
+    assert composed.overrides == ("seed=3", "gpu=8gb", "seed=4")
+    assert composed.config.seed == 4
+    assert composed.run_dir == Path("/tmp/x")
+
+
+def test_the_last_choice_of_a_group_holds():
+    assert compose(["gpu=8gb", "gpu=16gb"]).choices["gpu"] == "16gb"
+
+
+def test_run_dir_may_be_an_interpolation():
+    composed = compose(["hydra.run.dir=${paths.log_dir}/${workload.name}/here"])
+    assert composed.run_dir == Path("logs/recsys/here")
+
+
+def test_hydra_values_can_be_used_and_leave_no_trace():
+    before = HydraConfig.instance().cfg
+    assert compose(["workload.name=${hydra:job.name}"]).config.workload.name == "train"
+    assert HydraConfig.instance().cfg is before
+
+
+def test_resolved_is_plain_and_hides_secrets(monkeypatch):
+    monkeypatch.setenv("MY_SECRET", "from-the-environment")
+    composed = compose(
+        [
+            "loader.backend=threads",
+            "+workload.data.api_key=abc",
+            "+workload.data.nested={hf_token: abc, password: abc, plain: abc, sort_keys: abc, token: 3}",
+            "+workload.data.client_secret=${oc.env:MY_SECRET}",
+            "+workload.model.max_tokens_name=abc",
+            "workload.data._target_=my_free_form.f",
+            "workload.model._target_=my_free_form.f",
+            "config.allow_targets=[torch,my_free_form]",
+        ],
+        extra_dirs=[],
+    )
+    assert composed.resolved["loader"]["backend"] == "threads"
+    data = composed.resolved["workload"]["data"]
+    assert data["api_key"] == "***"
+    assert data["client_secret"] == "***"
+    assert data["nested"] == {"hf_token": "***", "password": "***", "plain": "abc", "sort_keys": "abc", "token": 3}
+    assert composed.resolved["workload"]["model"]["max_tokens_name"] == "abc"
+    assert composed.config.workload.data["api_key"] == "abc"
+    yaml.safe_dump(composed.resolved)
+
+
+@pytest.fixture(autouse=True)
+def free_form(tmp_path, monkeypatch):
+    (tmp_path / "my_free_form.py").write_text("def f(**anything): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def test_hydra_files_are_hydras(tmp_path):
+    composed = compose(["seed=7", "gpu=8gb", "paths.cache_dir=${paths.log_dir}/c"])
+    composed.write_hydra_files(tmp_path)
+    assert sorted(file.name for file in (tmp_path / ".hydra").iterdir()) == [
+        "config.yaml",
+        "hydra.yaml",
+        "overrides.yaml",
+    ]
+    config, hydra, overrides = (
+        yaml.safe_load((tmp_path / ".hydra" / f"{name}.yaml").read_text()) for name in ("config", "hydra", "overrides")
+    )
+    assert config["seed"] == 7
+    assert config["paths"]["cache_dir"] == "${paths.log_dir}/c"
+    assert config["gpu"]["precision"] == "auto"
+    assert hydra["hydra"]["runtime"]["choices"]["gpu"] == "8gb"
+    assert overrides == ["seed=7", "gpu=8gb", "paths.cache_dir=${paths.log_dir}/c"]
+
+
+def test_yaml_is_what_cfg_job_shows():
+    text = compose(["seed=7", "paths.cache_dir=${paths.log_dir}/c"]).yaml()
+    assert yaml.safe_load(text)["gpu"]["memory_gib"] is None
+    assert "${paths.log_dir}/c" in text
+    assert "logs/c" in compose(["paths.cache_dir=${paths.log_dir}/c"]).yaml(resolve=True)
+
+
+def test_survives_pickling():
+    composed = compose(["seed=7"])
+    assert pickle.loads(pickle.dumps(composed)) == composed
+
+
+def test_evaluation_has_its_own_schema():
+    composed = compose(["checkpoint=best.ckpt"], "evaluate")
+    assert isinstance(composed.config, EvaluateConfig)
+    assert composed.config.checkpoint == "best.ckpt"
+
+
+def test_extra_folders_are_searched_after_ours(tmp_path):
+    (tmp_path / "gpu").mkdir()
+    (tmp_path / "gpu" / "mine.yaml").write_text("memory_gib: 5.5\n")
+    (tmp_path / "gpu" / "8gb.yaml").write_text("memory_gib: 1.0\n")
+    assert compose(["gpu=mine"], extra_dirs=[tmp_path]).config.gpu.memory_gib == 5.5
+    assert compose(["gpu=8gb"], extra_dirs=[tmp_path]).config.gpu.memory_gib == 7.2
+
+
+def test_another_config_dir(tmp_path):
+    (tmp_path / "train.yaml").write_text("defaults: [run_schema, _self_]\nseed: 9\nworkload: {name: x}\n")
+    with pytest.raises(ConfigError) as raised:
+        compose([], config_dir=tmp_path)
+    assert {"workload.data", "workload.model"} < {fault.where for fault in raised.value.faults}
+
+
+def test_every_gpu_loader_and_memory_go_together():
+    """Each option sets its own group only, so all 180 follow from composing each option once."""
+    base = once()
+    parts = {
+        group: {option: once(f"{group}={option}") for option in options(group)}
+        for group in ("gpu", "loader", "memory")
+    }
+    for group, composed in parts.items():
+        for option in composed.values():
+            assert {**option.resolved, group: None} == {**base.resolved, group: None}
+    combinations = list(product(*(parts[group] for group in parts)))
+    assert len(combinations) == 6 * 5 * 6
+    for combination in combinations:
+        chosen = {group: getattr(parts[group][one].config, group) for group, one in zip(parts, combination, strict=True)}
+        assert rule_faults(replace(base.config, **chosen)) == [], combination
+
+
+@pytest.mark.parametrize("index", range(6))
+def test_some_of_them_composed_in_full(index):
+    gpu, memory = options("gpu")[index], options("memory")[index]
+    loader = options("loader")[index % 5]
+    composed = once(f"gpu={gpu}", f"loader={loader}", f"memory={memory}")
+    assert composed.choices.items() >= {"gpu": gpu, "loader": loader, "memory": memory}.items()
+    assert composed.config.memory == once(f"memory={memory}").config.memory
+
+
+@pytest.mark.parametrize("group", ["workload", "trainer", "telemetry", "logger", "experiment", "debug", "paths"])
+def test_every_other_option_composes(group):
+    found = options(group)
+    assert found
+    for option in found:
+        assert once(f"{group}={option}").choices[group] == option
+
+
+def test_gpu_options_hold_nine_tenths_of_the_card():
+    budgets = {gpu: once(f"gpu={gpu}").config.gpu.memory_gib for gpu in options("gpu")}
+    nominal = {"8gb": 8, "16gb": 16, "24gb": 24, "80gb": 80}
+    assert budgets == {"auto": None, "cpu": None} | {
+        gpu: pytest.approx(0.9 * size, abs=1e-9) for gpu, size in nominal.items()
+    }
+
+
+# backend, num_workers, prefetch_factor, persistent_workers, pin_memory, timeout_s, device_prefetch, worker_threads
+LOADERS = {
+    "baseline": (Backend.torch, 0, None, False, False, 0, 0, None),
+    "conservative": (Backend.auto, 1, 2, True, True, 60, 1, 1),
+    "balanced": (Backend.auto, None, 4, True, True, 60, 2, 1),
+    "aggressive": (Backend.auto, None, 8, True, True, 60, 4, 1),
+    "auto": (Backend.auto, None, None, None, None, None, None, 1),
+}
+
+
+def test_loader_options():
+    assert sorted(LOADERS) == options("loader")
+    for name, expected in LOADERS.items():
+        loader = once(f"loader={name}").config.loader
+        got = (loader.backend, loader.num_workers, loader.prefetch_factor, loader.persistent_workers)
+        got += (loader.pin_memory, loader.timeout_s, loader.device_prefetch, loader.worker_threads)
+        assert got == expected, name
+
+
+def test_memory_options():
+    memory = {name: once(f"memory={name}").config.memory for name in options("memory")}
+    assert memory["cache"].features is FeatureMode.cache
+    assert memory["cache_host"].features is FeatureMode.cache_host
+    assert memory["dynamic"].features is FeatureMode.dynamic
+    assert memory["accumulate"].accumulate == 4
+    assert (memory["tight"].checkpoint_activations, memory["tight"].plateau_frac) == (True, 0.8)
+    assert memory["auto"] == type(memory["auto"])()
+
+
+def test_trainer_telemetry_and_logger_options():
+    trainers = {name: once(f"trainer={name}").config.trainer for name in options("trainer")}
+    assert all(trainer.max_steps is None and trainer.max_epochs for trainer in trainers.values())
+    assert (trainers["ddp"].strategy, trainers["fsdp"].strategy) == (Strategy.ddp, Strategy.fsdp)
+    assert once("telemetry=dense").config.telemetry.interval_s == 0.1
+    assert not once("telemetry=none").config.telemetry.enabled
+    assert once("logger=none").config.logger.mode is LoggerMode.disabled
+
+
+@pytest.mark.parametrize("group", ["gpu", "loader", "memory"])
+def test_speed_options_never_set_what_is_learned(group):
+    for file in (CONFIGS / group).glob("*.yaml"):
+        assert "_global_" not in file.read_text()
+        assert "workload" not in file.read_text()
+
+
+def test_no_option_is_named_like_a_yaml_value():
+    files = list(CONFIGS.rglob("*.yaml"))
+    assert len(files) > 30
+    for file in files:
+        assert isinstance(yaml.safe_load(file.stem), str), file

@@ -1,0 +1,174 @@
+"""The pages under docs/ against the code that they describe."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tomllib
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from wellfed import contract, errors, record
+from wellfed.sample_rng import SampleRng
+from wellfed.tracking import journal
+
+ROOT = Path(__file__).parents[2]
+ROOMS = {
+    path.stem
+    for path in (ROOT / "src" / "wellfed").iterdir()
+    if (path.is_dir() and path.name != "__pycache__") or (path.suffix == ".py" and path.stem != "__init__")
+}
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in (ROOT, ROOT / "docs", ROOT / "benchmarks")
+    for path in folder.glob("*.md")
+)
+
+
+def page(name: str) -> str:
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def table(name: str, head: str) -> dict[str, str]:
+    """The tables of a page whose first column is headed so: first cell -> the others."""
+    found = re.findall(rf"^\| {head} \|.*\n\|[-|]+\n((?:\|.*\n?)+)", page(name), flags=re.MULTILINE)
+    assert found, f"{name} has no table of {head}"
+    cells = [line.strip("| ").split(" | ", 1) for rows in found for line in rows.splitlines()]
+    return {row[0].strip(): row[1] for row in cells}
+
+
+def names(cells: Any) -> list[str]:
+    return [name for cell in cells for name in re.findall(r"`([\w.]+)`", cell)]
+
+
+def picture() -> list[list[str]]:
+    """The lines of the layers' picture, highest first."""
+    blocks = re.findall(r"^```\n(.*?)^```$", page("docs/architecture.md"), flags=re.MULTILINE | re.DOTALL)
+    (layers,) = [block for block in blocks if block.startswith("__main__")]
+    return [re.findall(r"\w+", line) for line in layers.splitlines()]
+
+
+def test_every_room_is_in_the_picture_and_in_the_table():
+    assert len(ROOMS) > 10
+    drawn = [room for line in picture() for room in line]
+    described = names(table("docs/architecture.md", "room"))
+    assert sorted(drawn) == sorted(ROOMS)
+    assert described == drawn
+
+
+def contracts(kind: str) -> list[dict[str, Any]]:
+    linter = tomllib.loads(page("pyproject.toml"))["tool"]["importlinter"]
+    return [entry for entry in linter["contracts"] if entry["type"] == kind]
+
+
+def test_the_picture_is_what_import_linter_holds():
+    (layers,) = contracts("layers")
+    # Rooms in brackets are allowed to be absent; the picture shows those that are there.
+    held = [[room for room in re.findall(r"\w+", line) if room in ROOMS] for line in layers["layers"]]
+    assert held == picture()
+    assert layers["exhaustive"]
+
+
+def test_the_doors_are_what_import_linter_holds():
+    doors = {
+        tuple(names([library])): names([where]) for library, where in table("docs/architecture.md", "library").items()
+    }
+    held = {tuple(entry["protected_modules"]): entry["allowed_importers"] for entry in contracts("protected")}
+    del doors[("pynvml",)]  # loaded by name, which import-linter can't see: tests/every/test_doors.py
+    assert doors == held
+
+
+def test_what_workloads_may_import_is_what_import_linter_holds():
+    (workloads,) = contracts("forbidden")
+    text = page("docs/architecture.md").split("Workloads import", 1)[1]
+    allowed = set(re.findall(r"`wellfed\.([\w.]+)`", text.split("beside", 1)[0]))
+    files = {f"memory.{path.stem}" for path in (ROOT / "src" / "wellfed" / "memory").glob("[a-z]*.py")}
+    everything = (ROOMS - {"memory"}) | files
+    assert {f"wellfed.{name}" for name in everything - allowed} == set(workloads["forbidden_modules"])
+
+
+def test_every_key_of_the_record_is_described():
+    keys = names(table("docs/record.md", "key"))
+    assert sorted(keys) == sorted(field.name for field in dataclasses.fields(record.RunRecord))
+
+
+def test_every_status_and_kind_of_error_is_described():
+    described = table("docs/record.md", "key")
+    assert names([described["`status`"]]) == list(get_args(record.Status))
+    assert set(get_args(errors.ErrorKind)) <= set(names([described["`error`"]]))
+
+
+def test_every_event_is_described():
+    """Kinds that the code writes as literals; the kind of an out-of-memory event is made from the error's."""
+    source = "".join(path.read_text() for path in (ROOT / "src" / "wellfed").rglob("*.py"))
+    written = set(re.findall(r"""\bevent\(\s*"(\w+)\"""", source)) | set(
+        re.findall(r"""\b_?on_event\(\s*"(\w+)\"""", source)
+    )
+    written |= set(re.findall(r"""\b_event\(\s*"(\w+)\"""", source))
+    assert written | {"oom"} == set(names(table("docs/record.md", "event")))
+
+
+def test_every_column_is_described():
+    tables = page("docs/record.md").split("| column |")[1:]
+    described = [re.findall(r"^\| `(\w+)` \|", rows, flags=re.MULTILINE) for rows in tables]
+    assert described == [list(journal.STEP_COLUMNS), list(journal.METRIC_COLUMNS)]
+
+
+def test_every_part_of_the_contract_is_described():
+    text = page("docs/workloads.md")
+    for kind in (contract.LossOutput, contract.Datasets, contract.Features):
+        for field in dataclasses.fields(kind):
+            assert f"`{field.name}`" in text, f"{kind.__name__}.{field.name}"
+    methods = {name for name in vars(contract.Evaluation) if not name.startswith("_")}
+    for name in ("fetch", "on_device", "weight", "split", "reset", "update", "compute", "artifacts"):
+        assert re.search(rf"\b{name}\(", text), name
+    assert {"reset", "update", "compute", "artifacts"} <= methods
+
+
+@pytest.fixture
+def examples() -> dict[str, Any]:
+    """What the code blocks of docs/workloads.md define."""
+    blocks = re.findall(r"^```python\n(.*?)^```$", page("docs/workloads.md"), flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
+    space: dict[str, Any] = {}
+    for block in blocks:
+        exec(block, space)
+    return space
+
+
+def test_the_dataset_of_the_page_is_right(examples: dict[str, Any]):
+    data = examples["Tracks"](torch.ones(5, 3, dtype=torch.uint8), torch.tensor([1, 2, 3, 2, 1]))
+    assert isinstance(data, contract.TrainData)
+    batch = data.fetch(torch.tensor([2, 3]), SampleRng(1, 0, 0))
+    assert data.weight(batch) == 5
+    whole = data.on_device(batch, SampleRng(1, 0, 0))["values"]
+    part = data.on_device(data.fetch(torch.tensor([3]), SampleRng(1, 0, 7)), SampleRng(1, 0, 7))["values"]
+    assert torch.equal(whole[1:], part)  # the draw belongs to the index, not to the batch
+    assert not torch.equal(whole[0], whole[1])
+
+
+def test_the_evaluation_of_the_page_is_additive(examples: dict[str, Any]):
+    inputs, labels = torch.randn(10, 3, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3
+    model, evaluation = torch.nn.Identity(), examples["Accuracy"]()
+    results = []
+    for cut in (10, 4):
+        evaluation.reset()
+        for part in zip(inputs.split(cut), labels.split(cut), strict=True):
+            evaluation.update(model, part)
+        results.append(evaluation.compute())
+    assert results[0] == results[1] == {"accuracy": int((inputs.argmax(1) == labels).sum()) / 10}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str):
+    for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page(name)):
+        if not target.startswith("https://"):
+            assert ((ROOT / name).parent / target).exists(), f"{name}: {target}"
+
+
+def test_the_changelog_has_a_place_for_the_next_line():
+    assert re.search(r"^## \[Unreleased\]\n", page("CHANGELOG.md"), flags=re.MULTILINE)
+    assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/workloads.md"} <= set(PAGES)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+from torch import Tensor
+
+from tests.lit import tiny
+from wellfed.lit.callbacks.clock import WARMUP_STEPS, BareBatches, Clock, TimedLoader
+from wellfed.sample_rng import SampleRng
+from wellfed.timing.clock import StepClock
+from wellfed.timing.phases import StepRow
+from wellfed.timing.readiness import summarise
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+PAUSE_S = 0.02
+
+
+class SlowData(tiny.TinyData):
+    def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:
+        time.sleep(PAUSE_S)
+        return super().fetch(indices, rng)
+
+
+class SlowModel(tiny.TinyModel):
+    def loss(self, batch: Any) -> Any:
+        time.sleep(PAUSE_S)
+        return super().loss(batch)
+
+
+class SlowCallback(pl.Callback):
+    def on_train_batch_end(self, *_: Any) -> None:
+        time.sleep(PAUSE_S)
+
+
+def timed(tmp_path: Path, data: Any = None, model: Any = None, callbacks: Any = (), **changes: Any) -> list[StepRow]:
+    rows: list[StepRow] = []
+    clock = StepClock()
+    loader = TimedLoader(tiny.loader(data=data), clock)
+    tiny.fit(
+        tiny.module(model=model, micro=16), tmp_path, [Clock(clock, rows.extend), *callbacks], batches=loader, **changes
+    )
+    return rows
+
+
+def test_every_step_is_a_row_and_an_epoch_is_ragged(tmp_path: Path) -> None:
+    rows = timed(tmp_path, max_steps=7)
+    assert [row.step for row in rows] == [1, 2, 3, 4, 5, 6, 7]
+    assert [row.samples for row in rows] == [32, 32, 6, 32, 32, 6, 32]
+    assert [row.num_micro for row in rows] == [2, 2, 1, 2, 2, 1, 2]
+    assert [row.epoch for row in rows] == [0, 0, 0, 1, 1, 1, 2]
+    assert [row.warmup for row in rows] == [True] * WARMUP_STEPS + [False] * 4
+    assert all(row.copy_ms is None for row in rows)
+
+
+@pytest.mark.parametrize("where", ["wait_frac", "compute_frac", "host_frac"])
+def test_a_planted_delay_is_found_where_it_is(tmp_path: Path, where: str) -> None:
+    planted = {
+        "wait_frac": {"data": SlowData()},
+        "compute_frac": {"model": SlowModel()},
+        "host_frac": {"callbacks": [SlowCallback()]},
+    }[where]
+    summary = summarise(timed(tmp_path, **planted, max_steps=12))
+    assert summary is not None
+    shares = {name: getattr(summary, name) for name in ("wait_frac", "compute_frac", "host_frac")}
+    assert max(shares, key=lambda name: shares[name]) == where
+    assert shares[where] > 0.6
+    assert sum(shares.values()) == pytest.approx(1, abs=0.01)
+    if where == "wait_frac":
+        assert summary.readiness_frac == 0
+
+
+def test_a_users_own_module_gets_bare_batches() -> None:
+    clock = StepClock()
+    first = next(iter(TimedLoader(tiny.loader(), clock, unwrap=True)))
+    assert set(first) == {"x", "y"}
+    assert [len(batch["x"]) for batch in BareBatches(tiny.eval_loader())] == [32, 32, 6]
+    assert len(BareBatches(tiny.eval_loader())) == 3

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+
+from tests.lit import tiny
+from wellfed.lit.callbacks.stop import StopAtStepEnd, Stopped, StopRequest
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+class SignalAt(pl.Callback):
+    """Sends this process a signal in the middle of a step."""
+
+    def __init__(self, step: int, *signums: int) -> None:
+        self._step, self._signums = step, signums
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self._step:
+            for signum in self._signums:
+                os.kill(os.getpid(), signum)
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path: Path, signum: int) -> None:
+    request, stopped_at = StopRequest(), []
+    at_end = StopAtStepEnd(request, lambda trainer: stopped_at.append(trainer.global_step))
+    with request.listening(), pytest.raises(Stopped) as caught:
+        tiny.fit(tiny.module(), tmp_path, [SignalAt(2, signum), at_end])
+    assert caught.value.signum == signum
+    assert stopped_at == [3]  # the step that the signal fell into is done
+
+
+def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
+    request, stopped_at = StopRequest(), []
+    at_end = StopAtStepEnd(request, lambda trainer: stopped_at.append(trainer.global_step))
+    with request.listening(), pytest.raises(Stopped):
+        tiny.fit(tiny.module(), tmp_path, [SignalAt(2, signal.SIGINT, signal.SIGTERM), at_end])
+    assert stopped_at == []
+    assert not request.is_stepping
+
+
+def test_outside_a_step_a_signal_raises_at_once_and_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with StopRequest().listening(), pytest.raises(Stopped):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is before

@@ -1,0 +1,66 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wellfed.units import gib, show_bytes, show_count, show_duration, show_percent
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1024**2 - 1, "1.0 MiB"),  # not 1024.0 KiB
+        (3.2 * 2**20, "3.2 MiB"),
+        (139.8 * 2**30, "139.8 GiB"),
+        (5 * 2**40, "5.0 TiB"),
+        (-2048, "-2.0 KiB"),
+    ],
+)
+def test_bytes(number, shown):
+    assert show_bytes(number) == shown
+
+
+@given(st.floats(0, 2**50))
+def test_a_byte_count_never_shows_1024_of_a_unit(number):
+    value, _, unit = show_bytes(number).partition(" ")
+    assert float(value) < 1024 or unit == "TiB"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0 ms"),
+        (0.85, "850 ms"),
+        (0.9997, "1.0 s"),  # not 1000 ms
+        (42, "42.0 s"),
+        (59.97, "1 min 00 s"),  # not 60.0 s
+        (185, "3 min 05 s"),
+        (3599.7, "1 h 00 min"),
+        (7800, "2 h 10 min"),
+    ],
+)
+def test_durations(seconds, shown):
+    assert show_duration(seconds) == shown
+
+
+@given(st.floats(0, 1e6))
+def test_no_part_of_a_duration_reaches_the_next_unit(seconds):
+    for value, unit in re.findall(r"([\d.]+) (ms|s|min)\b", show_duration(seconds)):
+        assert float(value) < {"ms": 1000, "s": 60, "min": 60}[unit]
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(0, "0"), (7, "7"), (10, "10"), (12.5, "12.5"), (99.999, "100"), (12345.6, "12,346")]
+)
+def test_counts(number, shown):
+    assert show_count(number) == shown
+
+
+def test_gib_and_percent():
+    assert gib(3 * 2**30) == 3
+    assert show_percent(0.5) == "50.0 %"
+    assert show_percent(1) == "100.0 %"
