@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wellfed
@@ -77,6 +77,7 @@ trees = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(st.dictionaries(st.text(), trees, max_size=3))
 def test_any_tree_is_strict_json_and_does_not_change_when_read_and_written_again(tree):
     found = strict(RunRecord("r", config=tree).to_json())["config"]

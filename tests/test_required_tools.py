@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from tests import required_tools
 from tests.required_tools import find_tool
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
 from enum import Enum
 from inspect import Parameter
 from typing import Any, Literal, Optional, Union  # noqa: F401 - names of the annotations below

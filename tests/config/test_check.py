@@ -20,7 +20,12 @@ def data(**entries):
 @pytest.mark.parametrize(
     ("knobs", "where", "problem", "way_out"),
     [
-        (data(vall=[]), "workload.data.vall=[]", f"{DATACLASS} has no argument vall.", "Did you mean workload.data.val="),
+        (
+            data(vall=[]),
+            "workload.data.vall=[]",
+            f"{DATACLASS} has no argument vall.",
+            "Did you mean workload.data.val=",
+        ),
         (data(zzz=3), "workload.data.zzz=3", "has no argument zzz.", "It takes: train, val, test"),
         (
             {"workload.data": {"_target_": DATACLASS}},
@@ -57,7 +62,12 @@ def data(**entries):
         ),
         ({"workload.data": {"_target_": 3}}, "workload.data._target_=3", "is not a dotted name.", "Set "),
         ({"workload.data": {"_target_": "torch..f"}}, "workload.data._target_=torch..f", "is not a dotted name.", ""),
-        ({"workload.data": 3}, "workload.data", "names nothing to build: it has no _target_.", "Set workload.data._tar"),
+        (
+            {"workload.data": 3},
+            "workload.data",
+            "names nothing to build: it has no _target_.",
+            "Set workload.data._tar",
+        ),
         ({"workload.model": {}}, "workload.model", "names nothing to build", ""),
         (
             {"workload.optimizer": {"_target_": "torch.optim.AdamW", "lr": "fast"}},
@@ -154,7 +164,9 @@ def f(path, size: int = 3): ...
 @pytest.fixture
 def decorated(make_config, monkeypatch, tmp_path):
     (tmp_path / "my_decorated.py").write_text(STAGE_TWO)
-    (tmp_path / "my_importing.py").write_text("import no_such_package_at_all\ndef deco(f): return f\n@deco\ndef f(): ...\n")
+    (tmp_path / "my_importing.py").write_text(
+        "import no_such_package_at_all\ndef deco(f): return f\n@deco\ndef f(): ...\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(**entries):

@@ -159,8 +159,7 @@ def test_every_gpu_loader_and_memory_go_together():
     """Each option sets its own group only, so all 180 follow from composing each option once."""
     base = once()
     parts = {
-        group: {option: once(f"{group}={option}") for option in options(group)}
-        for group in ("gpu", "loader", "memory")
+        group: {option: once(f"{group}={option}") for option in options(group)} for group in ("gpu", "loader", "memory")
     }
     for group, composed in parts.items():
         for option in composed.values():
@@ -168,7 +167,9 @@ def test_every_gpu_loader_and_memory_go_together():
     combinations = list(product(*(parts[group] for group in parts)))
     assert len(combinations) == 6 * 5 * 6
     for combination in combinations:
-        chosen = {group: getattr(parts[group][one].config, group) for group, one in zip(parts, combination, strict=True)}
+        chosen = {
+            group: getattr(parts[group][one].config, group) for group, one in zip(parts, combination, strict=True)
+        }
         assert rule_faults(replace(base.config, **chosen)) == [], combination
 
 

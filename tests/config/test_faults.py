@@ -40,7 +40,11 @@ ONE_EACH = [
     ("gpu.precision=fp8", "must be one of auto, 32-true, bf16-mixed, 16-mixed, bf16-true.", ""),
     ("gpu.precision=bf16-mixd", "must be one of auto", "Did you mean gpu.precision=bf16-mixed?"),
     ("loader.skip_ids=3", "must be a list [..] of whole numbers", "loader.skip_ids: Indices"),
-    ("memory.stages=[{from_epoch: 0, foo: 2}]", "{..} entries or null: Key 'foo' not in 'StageConfig'.", "Feature modes"),
+    (
+        "memory.stages=[{from_epoch: 0, foo: 2}]",
+        "{..} entries or null: Key 'foo' not in 'StageConfig'.",
+        "Feature modes",
+    ),
     ("=3", "has no name before '='.", "Write knob=value or group=option, e.g. gpu=24gb."),
     ("foo", "is not an override: it has no '='.", "Write knob=value or group=option, e.g. gpu=24gb."),
     ("gpu=[", "can't be read: a ']' is missing.", "Close it, or quote: 'gpu=\"[\"'"),
@@ -87,7 +91,9 @@ def test_one_fault_of_the_composed(override, where, problem, way_out):
 
 
 def test_all_of_them_in_one_message_in_the_order_typed():
-    typed = [override for override, *_ in ONE_EACH if not override.startswith(("+gpu", "~gpu", "seed", "gpu.precision=fp"))]
+    typed = [
+        override for override, *_ in ONE_EACH if not override.startswith(("+gpu", "~gpu", "seed", "gpu.precision=fp"))
+    ]
     more = ["seed=${nope}", "trainer.devices=0", "+memory.foo=1", "gpu.precision=fp8"]
     found = faults_of(*typed, *more)
     told = [fault.where for fault in found if fault.where in typed]

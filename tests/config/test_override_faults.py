@@ -15,14 +15,18 @@ def read_one(text: str, *, multirun: bool = False):
     return typed
 
 
-@pytest.mark.parametrize("text", ["gpu=24gb", "~gpu", "+a.b=1", "a=[1,2]", "a={b: 1}", "a='x,y'", "a=", "hydra/launcher=x"])
+@pytest.mark.parametrize(
+    "text", ["gpu=24gb", "~gpu", "+a.b=1", "a=[1,2]", "a={b: 1}", "a='x,y'", "a=", "hydra/launcher=x"]
+)
 def test_what_can_be_read(text):
     typed = read_one(text)
     assert typed.fault is None
     assert typed.parsed is not None
 
 
-@pytest.mark.parametrize(("text", "several"), [("a=1,2", True), ("a=choice(1,2)", True), ("a=range(3)", True), ("a=1", False)])
+@pytest.mark.parametrize(
+    ("text", "several"), [("a=1,2", True), ("a=choice(1,2)", True), ("a=range(3)", True), ("a=1", False)]
+)
 def test_several_values_need_multirun(text, several):
     assert (read_one(text).fault is not None) == several
     assert read_one(text, multirun=True).fault is None

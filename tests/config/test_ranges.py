@@ -31,7 +31,7 @@ def test_every_number_of_the_schema_has_a_range():
 @pytest.mark.parametrize("dotted", sorted(RANGES))
 def test_limits(make_config, dotted):
     allowed = RANGES[dotted]
-    is_list = isinstance(value_of(make_config(), dotted), list) or dotted.endswith("_steps") and "micro" in dotted
+    is_list = isinstance(value_of(make_config(), dotted), list) or (dotted.endswith("_steps") and "micro" in dotted)
     good, bad = [], [math.nan, math.inf, -math.inf]
     for limit, inclusive, step in (
         (allowed.at_least, True, -1e-3),

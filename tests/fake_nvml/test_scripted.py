@@ -4,6 +4,7 @@ import inspect
 
 import pynvml
 import pytest
+
 from tests.fake_nvml.scripted import ScriptedNvml
 
 FUNCTIONS = [name for name in vars(ScriptedNvml) if name.startswith("nvml") and callable(getattr(ScriptedNvml, name))]

@@ -6,8 +6,8 @@ import pynvml
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.fake_nvml.scripted import GIB, NOT_SUPPORTED, Card, ScriptedNvml
 
+from tests.fake_nvml.scripted import GIB, NOT_SUPPORTED, Card, ScriptedNvml
 from wellfed.hardware import detect
 from wellfed.hardware.cgroup import CgroupLimits
 from wellfed.hardware.detect import cpu_quota_cores, machine

@@ -182,6 +182,7 @@ def test_a_compile_that_fails_goes_on_eagerly(tmp_path: Path, monkeypatch: pytes
     tiny.fit(module, tmp_path, max_steps=4)
     assert [kind for kind, _ in events] == ["compile_failed"]
     assert "compiler" in events[0][1]["message"].lower()
+    assert module.was_disturbed  # its time is no figure
     reference = tiny.module()
     tiny.fit(reference, tmp_path, max_steps=4)
     assert torch.equal(tiny.weights(module), tiny.weights(reference))

@@ -1,6 +1,6 @@
 import pytest
-from tests.fake_nvml.scripted import FUNCTION_NOT_FOUND, GIB, GPU_IS_LOST, NOT_SUPPORTED, Card, ScriptedNvml
 
+from tests.fake_nvml.scripted import FUNCTION_NOT_FOUND, GIB, GPU_IS_LOST, NOT_SUPPORTED, Card, ScriptedNvml
 from wellfed.nvml.devices import device_handle, list_devices
 from wellfed.nvml.session import NotFoundError, NvmlError, NvmlSession
 

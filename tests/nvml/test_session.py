@@ -2,8 +2,8 @@ import importlib.metadata
 
 import pynvml
 import pytest
-from tests.fake_nvml.scripted import GPU_IS_LOST, Card, ScriptedNvml
 
+from tests.fake_nvml.scripted import GPU_IS_LOST, Card, ScriptedNvml
 from wellfed.nvml import session as door
 from wellfed.nvml.session import (
     DriverMismatchError,

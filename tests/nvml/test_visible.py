@@ -1,6 +1,6 @@
 import pytest
-from tests.fake_nvml.scripted import Card, ScriptedNvml
 
+from tests.fake_nvml.scripted import Card, ScriptedNvml
 from wellfed.nvml.devices import Devices, list_devices
 from wellfed.nvml.session import NvmlSession
 from wellfed.nvml.visible import same_uuid, visible_devices

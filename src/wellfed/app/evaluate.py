@@ -50,7 +50,9 @@ def run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
         way_out = "Keep checkpoints in their run folder: run.json there says what was trained."
         raise ConfigError([Fault(where, f"has no run record beside it ({error}).", way_out)]) from error
     accelerator = f"trainer.accelerator={asked.accelerator.value}"
-    kept = [quoted(text) for text in earlier["overrides"] if not text.startswith(("trainer.devices", "trainer.accelerator"))]
+    kept = [
+        quoted(text) for text in earlier["overrides"] if not text.startswith(("trainer.devices", "trainer.accelerator"))
+    ]
     return compose([*kept, "trainer.devices=1", "trainer.strategy=auto", accelerator])
 
 

@@ -64,12 +64,12 @@ class Passes:
         return self._figures.latest
 
     @property
-    def on_saved(self) -> Callable[[int], None]:
-        """Called after each checkpoint with the steps done."""
+    def on_saved(self) -> Callable[[int, str], None]:
+        """Called after each checkpoint with the steps done and the file's name."""
         return self._checkpoints.on_saved
 
     @on_saved.setter
-    def on_saved(self, call: Callable[[int], None]) -> None:
+    def on_saved(self, call: Callable[[int, str], None]) -> None:
         self._checkpoints.on_saved = call
 
     def fit(

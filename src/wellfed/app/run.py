@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -39,14 +40,24 @@ _LOG = logging.getLogger(__name__)
 
 
 class Run:
-    """One run in its folder. ``go`` never raises: whatever ended the run is in the record and in the exit code."""
+    """One run in its folder. ``go`` never raises: whatever ended the run is in the record and in the exit code.
+
+    ``began_s``: when the command started, by the monotonic clock.
+    """
 
     def __init__(
-        self, composed: Composed[RunConfig], folder: Path, record: RunRecord, target: Target | None, *, rank: int
+        self,
+        composed: Composed[RunConfig],
+        folder: Path,
+        record: RunRecord,
+        target: Target | None,
+        *,
+        rank: int,
+        began_s: float,
     ) -> None:
         self._composed, self._config = composed, composed.config
         self._folder, self._target, self._rank, self._record = folder, target, rank, record
-        self._journal = Journal(record, folder, earlier_s=record.duration_s)
+        self._journal = Journal(record, folder, earlier_s=record.duration_s + time.monotonic() - began_s)
         self._console = Console(quiet=rank > 0, highlight=False)
         self._stop = StopRequest()
         self._has_trained = False
@@ -189,8 +200,8 @@ class Run:
         self._record.steps, self._record.epochs = steps, epochs
         self._record.samples += samples
 
-    def _saved(self, step: int) -> None:
-        self._event("checkpoint", step=step)
+    def _saved(self, step: int, name: str) -> None:
+        self._event("checkpoint", step=step, file=name)
         self._fill_in()
         self._journal.save()
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,6 +33,7 @@ def train(composed: Composed[RunConfig]) -> int:
 
 
 def _train(composed: Composed[RunConfig]) -> int:
+    began_s = time.monotonic()
     config = composed.config
     rank = launched_rank()
     target = resume.locate(Path(config.resume), may_run=rank > 0) if config.resume else None
@@ -58,7 +60,7 @@ def _train(composed: Composed[RunConfig]) -> int:
                 _LOG.warning(folder.warning)
             from wellfed.app.run import Run  # torch and Lightning from here on
 
-            exit_code = Run(composed, folder.path, run_record, target, rank=rank).go()
+            exit_code = Run(composed, folder.path, run_record, target, rank=rank, began_s=began_s).go()
     except BaseException:
         undo(folder, before)
         raise

@@ -49,6 +49,9 @@ def main(
     try:
         if args.experimental_rerun is not None:
             raise ConfigError([Fault("--experimental-rerun", "is not offered.", "Write rerun=<run folder>.")])
+        if sum(map(bool, (args.run, args.cfg, args.multirun, args.info, args.shell_completion))) > 1:
+            flags = "--run, --cfg, --multirun, --info, --shell-completion"
+            raise ConfigError([Fault("command line", f"only one of {flags} at a time.", "Leave the others out.")])
         if args.multirun:
             return _multirun(args, config_name, job)
         if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion or args.resolve:
@@ -99,8 +102,6 @@ def _hand_over(args: Namespace, parser: Any, config_name: str) -> int:
 
 
 def _multirun(args: Namespace, config_name: str, job: Job) -> int:
-    if args.cfg or args.info or args.run or args.shell_completion:
-        raise ConfigError([Fault("--multirun", "goes with none of --run, --cfg, --info.", "Leave one of them out.")])
     codes: list[int] = []
 
     def one_job(cfg: DictConfig) -> int:

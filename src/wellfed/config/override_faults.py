@@ -10,7 +10,7 @@ from typing import Any
 from hydra._internal.config_repository import IConfigRepository
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from wellfed.config.knobs import in_order, nearest
@@ -76,8 +76,7 @@ def _grammar_fault(parser: OverridesParser, text: str, error: Exception) -> Faul
 
 def _quoted(name: str, value: str) -> str:
     """``name="value"`` with quotes for Hydra inside quotes for the shell."""
-    inner = value.replace("\\", "\\\\").replace('"', '\\"')
-    return shlex.quote(f'{name}="{inner}"')
+    return shlex.quote(f"{name}={QuotedString(text=value, quote=Quote.double).with_quotes()}")
 
 
 def is_choice(parsed: Override, repo: IConfigRepository) -> bool:

@@ -47,15 +47,11 @@ def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] 
     register_schemas()
     main_dir = (config_dir or default_config_dir()).absolute()
     if not main_dir.is_dir():
-        raise ConfigError(
-            [Fault(str(main_dir), "the folder of configurations is not there.", "Run from a full clone.")]
-        )
+        raise ConfigError([Fault(str(main_dir), "is no folder of configurations.", "Run from a full clone.")])
     search_path = create_config_search_path(str(main_dir))
     for extra_dir in map(Path, extra_dirs):
         if not extra_dir.is_dir():
-            raise ConfigError(
-                [Fault(f"--config-dir {extra_dir}", "is not a folder.", "Name a folder with yaml files.")]
-            )
+            raise ConfigError([Fault(f"--config-dir {extra_dir}", "is no folder.", "Name one that holds yaml files.")])
         # As hydra.main does: behind the main folder, before the schemas.
         search_path.prepend(
             provider="command-line", path=f"file://{extra_dir.absolute()}", anchor=SearchPathQuery(provider="schema")

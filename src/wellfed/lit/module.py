@@ -171,6 +171,8 @@ class StepModule(pl.LightningModule):
             return loss
 
         optimizer.step(closure=closure)
+        if self._loss.has_compiled:
+            self._loss.has_compiled, self.was_disturbed = False, True
 
     def _step_down(self, failure: oom.MemoryFailure, rng: dict[str, Any] | None) -> None:
         """Free what the failed step held and go on with smaller micro-batches."""
@@ -283,7 +285,7 @@ class _NotHeld:
 
 def _rng_state() -> dict[str, Any]:
     """All generators as tensors and ints, which a weights-only load accepts."""
-    name, keys, place, has_gauss, gauss = np.random.get_state()  # noqa: NPY002
+    name, keys, place, has_gauss, gauss = np.random.get_state()
     version, numbers, gauss_next = random.getstate()
     return {
         **_torch_rng(),
@@ -301,7 +303,7 @@ def _rng_state() -> dict[str, Any]:
 def _restore_rng(state: dict[str, Any]) -> None:
     _restore_torch_rng(state)
     name, keys, place, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), place, has_gauss, gauss))  # noqa: NPY002
+    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), place, has_gauss, gauss))
     version, numbers, gauss_next = state["python"]
     random.setstate((version, tuple(numbers), gauss_next))
 

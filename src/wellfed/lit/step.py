@@ -82,20 +82,27 @@ class Preparation:
 
 
 class Loss:
-    """``model.loss``, compiled where asked; a compile that fails is given up for good."""
+    """``model.loss``, compiled where asked; a compile that fails is given up for good.
+
+    ``has_compiled`` turns true when a call has compiled something (a new shape does); reset by who reads it.
+    """
 
     def __init__(self, model: nn.Module, compile_mode: str, on_failure: Callable[[str], None]) -> None:
         self._model, self._on_failure = model, on_failure
         self._compiled: Callable[[Batch], LossOutput] | None = None
+        self.has_compiled = False
         if compile_mode != "none":
             self._compiled = torch.compile(model.loss, mode=compile_mode.replace("_", "-"))  # type: ignore[arg-type]
 
     def __call__(self, batch: Batch) -> LossOutput:
         if self._compiled is not None:
             try:
-                return self._check(self._compiled(batch))
+                before = compiled_graphs()
+                output = self._check(self._compiled(batch))
+                self.has_compiled = self.has_compiled or compiled_graphs() != before
+                return output
             except compile_errors() as error:
-                self._compiled = None
+                self._compiled, self.has_compiled = None, True
                 first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 _LOG.warning("gpu.compile failed (%s); going on without it.", first)
                 self._on_failure(first)
@@ -105,6 +112,13 @@ class Loss:
         if not isinstance(output, LossOutput):
             raise TypeError(f"{type(self._model).__name__}.loss returned {type(output).__name__}, not a LossOutput.")
         return output
+
+
+def compiled_graphs() -> int:
+    """Graphs that torch.compile has made in this process."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["stats"]["unique_graphs"])
 
 
 def compile_errors() -> tuple[type[Exception], ...]:

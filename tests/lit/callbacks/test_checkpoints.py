@@ -19,11 +19,11 @@ def step_of(path: Path) -> int:
 
 
 def test_the_latest_few_are_kept_and_told(tmp_path: Path) -> None:
-    saved: list[int] = []
+    saved: list[tuple[int, str]] = []
     callback = tiny.checkpoints(tmp_path, every_steps=2, keep_last=3)
-    callback.on_saved = saved.append
+    callback.on_saved = lambda *facts: saved.append(facts)
     tiny.fit(tiny.module(), tmp_path, [callback], max_steps=9)
-    assert saved == [2, 4, 6, 8, 9]
+    assert saved == [(step, "last.ckpt") for step in (2, 4, 6, 8, 9)]
     assert {path.name: step_of(path) for path in tmp_path.glob("*.ckpt")} == {
         "last.ckpt": 9,
         "last-1.ckpt": 8,
@@ -35,7 +35,7 @@ def test_the_latest_few_are_kept_and_told(tmp_path: Path) -> None:
 def test_without_a_step_count_each_epoch_is_saved(tmp_path: Path) -> None:
     saved: list[int] = []
     callback = tiny.checkpoints(tmp_path, every_steps=None, keep_last=1)
-    callback.on_saved = saved.append
+    callback.on_saved = lambda step, name: saved.append(step)
     tiny.fit(tiny.module(), tmp_path, [callback], max_steps=None, max_epochs=3)
     assert saved == [3, 6, 9]
     assert [path.name for path in tmp_path.glob("*.ckpt")] == ["last.ckpt"]
@@ -46,7 +46,7 @@ def test_minutes_are_counted_from_the_last_save(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("wellfed.lit.callbacks.checkpoints.time.monotonic", lambda: now[0])
     saved: list[int] = []
     callback = tiny.checkpoints(tmp_path, minutes=1.0)
-    callback.on_saved = saved.append
+    callback.on_saved = lambda step, name: saved.append(step)
 
     class Tick(pl.Callback):
         def on_train_batch_start(self, *_: Any) -> None:

@@ -40,7 +40,7 @@ class Checkpoints(pl.Callback):
         self.folder, self._every_steps, self._minutes, self._keep = folder, every_steps, minutes, keep_last
         self._best_metric, self._best_mode, self._metrics = best_metric, best_mode, metrics
         self._on_disk_error = on_disk_error
-        self.on_saved: Callable[[int], None] = lambda step: None
+        self.on_saved: Callable[[int, str], None] = lambda step, name: None
         self._saved_at_s, self._saved_step = time.monotonic(), -1
         self.best_value: float | None = None
 
@@ -116,7 +116,7 @@ class Checkpoints(pl.Callback):
             self._on_disk_error(error, trainer.global_step)
             return False
         if trainer.is_global_zero:
-            self.on_saved(trainer.global_step)
+            self.on_saved(trainer.global_step, name)
         return True
 
     def _rotate(self) -> None:

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from wellfed.config.compose import compose
+from wellfed.config.help_text import help_text
+from wellfed.config.session import open_hydra
+from wellfed.errors import ConfigError
+
+HELP = help_text(open_hydra(), "train", ["loader=baseline"])
+
+
+def examples(text: str, script: str) -> list[list[str]]:
+    lines = [line.strip() for line in text.splitlines()]
+    return [shlex.split(line)[2:] for line in lines if line.startswith(f"python src/{script}")]
+
+
+def test_groups_with_options_and_the_choice():
+    assert "  gpu         8gb, 16gb, 24gb, 80gb, auto*, cpu" in HELP.splitlines()
+    assert "baseline*" in HELP
+    assert "debug       limit, one_step, overfit, profiler" in HELP
+    assert "$" not in HELP
+
+
+def test_it_is_short_and_tells_where_to_read_on():
+    assert len(HELP.splitlines()) < 35
+    assert max(map(len, HELP.splitlines())) <= 130
+    for words in ("--cfg job", "wellfed plan", "wellfed doctor", "schema.py", "README.md"):
+        assert words in HELP
+
+
+def test_the_examples_compose():
+    plain = [words for words in examples(HELP, "train.py") if "-m" not in words]
+    assert len(examples(HELP, "train.py")) == 3
+    assert len(plain) == 2
+    for words in plain:
+        assert compose(words).overrides == tuple(words)
+
+
+def test_the_sweep_example_names_options_that_exist():
+    (words,) = [words for words in examples(HELP, "train.py") if "-m" in words]
+    for axis in words[1:]:
+        group, _, values = axis.partition("=")
+        for value in values.split(","):
+            if group != "sweep":
+                assert compose([f"{group}={value}"]).choices[group] == value
+
+
+def test_evaluation_has_its_own():
+    text = help_text(open_hydra(), "evaluate", [])
+    assert "train.py" not in text
+    for words in examples(text, "evaluate.py"):
+        assert compose(words, "evaluate").config.checkpoint.endswith(".ckpt")
+
+
+def test_a_faulty_one_is_told():
+    with pytest.raises(ConfigError, match="gpu=42gb"):
+        help_text(open_hydra(), "train", ["gpu=42gb"])

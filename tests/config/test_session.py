@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+
+from wellfed.config.register import register_schemas
+from wellfed.config.session import COMPOSE_ERRORS, default_config_dir, open_hydra
+from wellfed.errors import ConfigError
+
+
+def test_the_projects_configs():
+    assert (default_config_dir() / "train.yaml").is_file()
+    assert default_config_dir().is_absolute()
+
+
+def test_schemas_are_registered_once():
+    register_schemas()
+    stored = ConfigStore.instance().repo["run_schema.yaml"]
+    register_schemas()
+    assert ConfigStore.instance().repo["run_schema.yaml"] is stored
+    assert "evaluate_schema.yaml" in ConfigStore.instance().repo
+
+
+def test_it_opens_beside_others_and_leaves_no_trace():
+    first, second = open_hydra(), open_hydra(job_name="evaluate")
+    assert first.config_loader is not second.config_loader
+    assert not GlobalHydra.instance().is_initialized()
+
+
+def test_where_it_searches(tmp_path):
+    sources = open_hydra(extra_dirs=[tmp_path]).config_loader.get_sources()
+    assert [source.provider for source in sources] == ["hydra", "main", "command-line", "schema"]
+    assert sources[2].path == str(tmp_path)
+
+
+def test_folders_must_be_there(tmp_path):
+    with pytest.raises(ConfigError, match="is no folder of configurations"):
+        open_hydra(tmp_path / "no")
+    with pytest.raises(ConfigError, match="is no folder"):
+        open_hydra(extra_dirs=[tmp_path / "no"])
+
+
+@pytest.mark.parametrize(
+    "overrides", [["gpu=24"], ["gpu=42gb"], ["seed=x"], ["foo"], ["a=["], ["loader.x=1"], ["gpu=8gb,16gb"], ["=="]]
+)
+def test_what_hydra_raises_is_listed(overrides):
+    with pytest.raises(COMPOSE_ERRORS):
+        open_hydra().compose_config("train", overrides, RunMode.RUN)

@@ -1,0 +1,77 @@
+"""Data sets with every kind of randomness that a user's may have."""
+
+import dataclasses
+import random
+import time
+
+import numpy as np
+import torch
+
+SIZE = 23
+
+
+class Fetching:
+    """``fetch`` and ``__getitem__(i, rng)``; randomness by ``rng.*_at``."""
+
+    def __len__(self):
+        return SIZE
+
+    def fetch(self, indices, rng):
+        return {"index": indices, "noise": rng.uniform_at(indices), "other": rng.randint_at(indices, 1000, draw=1)}
+
+    def __getitem__(self, index, rng):
+        one = torch.tensor([index])
+        return {"index": index, "noise": rng.uniform_at(one)[0], "other": rng.randint_at(one, 1000, draw=1)[0]}
+
+
+class Global:
+    """Only ``__getitem__``, which draws from the global generators."""
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index):
+        return torch.tensor([index, random.random(), np.random.random(), torch.rand(()).item()], dtype=torch.float64)
+
+
+class Slow(Fetching):
+    """Takes longest for what is asked first, so that threads finish out of order."""
+
+    def fetch(self, indices, rng):
+        time.sleep(0.002 * (int(indices[0]) % 3))
+        return super().fetch(indices, rng)
+
+
+class TwoPartError(Exception):
+    pass
+
+
+class Failing(Fetching):
+    """Can't read one sample."""
+
+    def __init__(self, bad, error=KeyError):
+        self.bad, self.error = bad, error
+
+    def fetch(self, indices, rng):
+        if self.bad in indices:
+            raise self.error("broken")
+        return super().fetch(indices, rng)
+
+    def __getitem__(self, index, rng):
+        if index == self.bad:
+            raise self.error("broken")
+        return super().__getitem__(index, rng)
+
+
+@dataclasses.dataclass
+class Record:
+    index: torch.Tensor
+
+
+class Records(Fetching):
+    def fetch(self, indices, rng):
+        return Record(indices)
+
+
+def collate_sum(samples):
+    return torch.stack(samples).sum(dim=1)
