@@ -133,8 +133,8 @@ def main() -> None:
         "config": {name: {"wellfed": case[0], "hydra_alone": case[2]} for name, case in CASES.items()},
         "results": results,
         "raw": raw,
-        "says": f"Every answer takes at most {slowest['cpu_ratio_median']:.2f} x Hydra alone (CPU time, median of pairs;"
-        f" slowest: {slowest['case']}).",
+        "says": f"Every answer takes at most {slowest['cpu_ratio_median']:.2f} x Hydra alone "
+        f"(CPU time, median of pairs; slowest: {slowest['case']}).",
     }
     target = REPO / "benchmarks" / "records" / f"{args.date}_startup_cpu.json"
     target.parent.mkdir(exist_ok=True)

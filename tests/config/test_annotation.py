@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Sequence
 from enum import Enum
 from inspect import Parameter
-from typing import Any, Literal, Optional, Union  # noqa: F401 - names of the annotations below
+from typing import Any, Literal, Optional, Union
 
 import pytest
 
@@ -19,6 +20,10 @@ class Tensor:
 class Colour(Enum):
     red = 1
 
+
+# What the annotations below may name when they are evaluated.
+NAMES = {"Any": Any, "Literal": Literal, "Optional": Optional, "Union": Union, "Sequence": Sequence}
+NAMES |= {"Tensor": Tensor, "Colour": Colour}
 
 CASES: list[tuple[str, list[Any], list[Any]]] = [
     ("int", [3, -1], ["abc", 1.5, True, None, [1]]),
@@ -49,7 +54,7 @@ def parameter(annotation: Any, default: Any = Parameter.empty) -> Parameter:
 @pytest.mark.parametrize(("text", "good", "bad"), CASES)
 def test_the_same_for_source_and_imported_types(text, good, bad):
     node = ast.parse(text, mode="eval").body
-    for annotation in (node, eval(text), text, ast.Constant(text)):
+    for annotation in (node, eval(text, dict(NAMES)), text, ast.Constant(text)):
         for value in good:
             assert misfit(value, parameter(annotation)) == "", (annotation, value)
         for value in bad:

@@ -51,11 +51,11 @@ def test_nothing_is_resolved_while_composing():
 
 
 def test_overrides_as_typed_and_in_order():
-    typed = ["seed=3", "gpu=8gb", "hydra.run.dir=/tmp/x", "seed=4"]
+    typed = ["seed=3", "gpu=8gb", "hydra.run.dir=some/where", "seed=4"]
     composed = compose(typed)
     assert composed.overrides == ("seed=3", "gpu=8gb", "seed=4")
     assert composed.config.seed == 4
-    assert composed.run_dir == Path("/tmp/x")
+    assert composed.run_dir == Path("some/where")
 
 
 def test_the_last_choice_of_a_group_holds():
@@ -120,6 +120,16 @@ def test_hydra_files_are_hydras(tmp_path):
     assert config["gpu"]["precision"] == "auto"
     assert hydra["hydra"]["runtime"]["choices"]["gpu"] == "8gb"
     assert overrides == ["seed=7", "gpu=8gb", "paths.cache_dir=${paths.log_dir}/c"]
+
+
+def test_hydra_files_hide_secrets_that_were_typed(tmp_path):
+    typed = ["+workload.data.api_key=abc", "+workload.data.hf_token=${oc.env:HF_TOKEN,none}"]
+    free = ["workload.data._target_=my_free_form.f", "config.allow_targets=[torch,workloads,my_free_form]"]
+    compose([*typed, *free]).write_hydra_files(tmp_path)
+    data = yaml.safe_load((tmp_path / ".hydra" / "config.yaml").read_text())["workload"]["data"]
+    assert (data["api_key"], data["hf_token"]) == ("***", "${oc.env:HF_TOKEN,none}")
+    for path in (tmp_path / ".hydra").glob("*.yaml"):
+        assert "abc" not in path.read_text()
 
 
 def test_yaml_is_what_cfg_job_shows():

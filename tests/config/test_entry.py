@@ -108,6 +108,11 @@ def test_expand_rewrites_the_overrides():
     assert jobs.seen[0].overrides == ("gpu=8gb", "seed=3")
 
 
+def test_what_is_shown_is_expanded_too(capsys):
+    assert main("train", Jobs(), ["--cfg", "job"], expand=lambda overrides: ["seed=77", *overrides]) == 0
+    assert "seed: 77" in capsys.readouterr().out
+
+
 def test_expand_may_refuse(capsys):
     def expand(overrides):
         raise ConfigError([Fault("resume=x", "is no run folder.", "Name one.")])

@@ -124,6 +124,16 @@ def test_a_hydra_section_of_a_file_is_checked_too(write):
     assert "no_such_entry" in str(fault)
 
 
+def test_a_stranger_at_the_top_of_a_file(write):
+    (fault,), file = write("experiment/mine.yaml", "# @package _global_\nsede: 3\n")
+    assert (fault.where, fault.way_out) == (f"{file}:2: sede=3", "Did you mean seed?")
+
+
+def test_a_sound_hydra_section_is_no_fault(write):
+    (fault,), _ = write("experiment/mine.yaml", "# @package _global_\nhydra: {job: {name: x}}\nseed: x\n")
+    assert fault.where.endswith("seed=x")
+
+
 def test_a_launcher_chosen_in_a_file_is_no_fault(write):
     text = "# @package _global_\ndefaults:\n  - override /hydra/launcher: basic\nseed: x\n"
     (fault,), _ = write("experiment/mine.yaml", text)

@@ -236,8 +236,9 @@ FINE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "knobs", "where", "problem", "way_out"), BROKEN)
-def test_says_what_where_and_the_way_out(make_config, rule, knobs, where, problem, way_out):
+@pytest.mark.parametrize("case", BROKEN, ids=[f"{case[0]}-{case[2]}" for case in BROKEN])
+def test_says_what_where_and_the_way_out(make_config, case):
+    rule, knobs, where, problem, way_out = case
     faults = rule_faults(make_config(knobs))
     assert len(faults) == 1
     assert faults[0].where == where

@@ -107,7 +107,8 @@ import threading
 from wellfed.loading import backends
 from wellfed.errors import DataError
 backends._STOP_S = 0.01
-given = backends.threads(lambda key: threading.Event().wait(), [(0, 0)], backends.LoaderPlan("threads", 1, 1, timeout_s=0.02))
+plan = backends.LoaderPlan("threads", 1, 1, timeout_s=0.02)
+given = backends.threads(lambda key: threading.Event().wait(), [(0, 0)], plan)
 try:
     next(given)
 except DataError:

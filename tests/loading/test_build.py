@@ -174,7 +174,8 @@ def test_ranks_share_each_step(expected, world_size):
     ranks = [deliveries(loader(sets.Fetching(), rank=rank, world_size=world_size)) for rank in range(world_size)]
     for alone, *shares in zip(expected[sets.Fetching], *ranks, strict=True):
         for name in ("index", "noise", "other"):
-            assert sum((share[4][name] for share in shares if not share[3]), []) == alone[4][name]
+            together = [value for share in shares if not share[3] for value in share[4][name]]
+            assert together == alone[4][name]
         assert {share[2] for share in shares} == {alone[2]}
 
 

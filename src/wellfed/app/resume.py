@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import sys
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wellfed import record
-from wellfed.config.compose import Composed, compose
+from wellfed.config.compose import SECRET_SHOWN, Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
 
@@ -200,7 +200,13 @@ def _assigned(key: str, path: str) -> str:
 def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
     """Earlier overrides that no later one replaces, then the later ones."""
     replaced = {_key_value(text)[0] for text in later} | {"resume", "rerun"}
-    return [quoted(text) for text in earlier if _key_value(text)[0] not in replaced] + list(later)
+    return [quoted(text) for text in earlier if not _is_replaced(text, replaced)] + list(later)
+
+
+def _is_replaced(text: str, replaced: Container[str]) -> bool:
+    """A secret was not written down, so it can't be replayed: type it again."""
+    key, value = _key_value(text)
+    return key in replaced or _unquoted(value) == SECRET_SHOWN
 
 
 def _read(folder: Path, where: str) -> dict[str, Any]:

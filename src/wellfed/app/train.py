@@ -14,7 +14,7 @@ from pathlib import Path
 
 from wellfed import record
 from wellfed.app import resume, run_folder
-from wellfed.config.compose import Composed
+from wellfed.config.compose import Composed, masked_override
 from wellfed.config.schema import Allocator, RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, Fault, WellfedError
 
@@ -98,7 +98,9 @@ def begin_record(
     run_record = record.RunRecord.start(folder.path.name)
     run_record.seed = composed.config.seed
     run_record.workload = composed.config.workload.name
-    run_record.overrides = [text for text in composed.overrides if not text.startswith(("resume=", "rerun="))]
+    run_record.overrides = [
+        masked_override(text) for text in composed.overrides if not text.startswith(("resume=", "rerun="))
+    ]
     run_record.config = composed.resolved
     run_record.git = record.git_state(Path(__file__).parent)
     if target is not None:

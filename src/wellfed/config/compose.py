@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from wellfed.config.examine import examine
 from wellfed.config.faults import find_faults
@@ -21,6 +21,7 @@ from wellfed.errors import ConfigError
 
 C = TypeVar("C")
 
+SECRET_SHOWN = "***"
 _SECRET = re.compile(r"(^|[_\-])(key|token|password|passwd|secret|credentials?)$|password|secret", re.IGNORECASE)
 
 
@@ -46,12 +47,15 @@ class Composed(Generic[C]):
         return OmegaConf.to_yaml(self._unresolved, resolve=resolve)
 
     def write_hydra_files(self, folder: Path) -> None:
-        """Write ``.hydra/{config,hydra,overrides}.yaml`` into ``folder``, as Hydra does (interpolations kept)."""
+        """Write ``.hydra/{config,hydra,overrides}.yaml`` into ``folder``, as Hydra does (interpolations kept, secrets hidden)."""
         target = folder / ".hydra"
         target.mkdir(parents=True, exist_ok=True)
         config = OmegaConf.create(_masked(OmegaConf.to_container(self._unresolved, enum_to_str=True)))
-        hydra = OmegaConf.create({"hydra": self._hydra})
-        for name, node in (("config", config), ("hydra", hydra), ("overrides", OmegaConf.create([*self.overrides]))):
+        overrides = OmegaConf.create([masked_override(text) for text in self.overrides])
+        hydra = OmegaConf.create({"hydra": copy.deepcopy(self._hydra)})
+        with read_write(hydra.hydra):
+            hydra.hydra.overrides.task = overrides
+        for name, node in (("config", config), ("hydra", hydra), ("overrides", overrides)):
             (target / f"{name}.yaml").write_text(OmegaConf.to_yaml(node), encoding="utf-8")
 
 
@@ -136,8 +140,14 @@ def _masked(tree: Any) -> Any:
         return [_masked(item) for item in tree]
     if not isinstance(tree, dict):
         return tree
-    return {key: "***" if _is_secret(str(key), value) else _masked(value) for key, value in tree.items()}
+    return {key: SECRET_SHOWN if _is_secret(str(key), value) else _masked(value) for key, value in tree.items()}
 
 
 def _is_secret(key: str, value: Any) -> bool:
     return isinstance(value, str) and bool(value) and "${" not in value and bool(_SECRET.search(key))
+
+
+def masked_override(text: str) -> str:
+    """The override with a secret's value as ``***``, so that it may be written down."""
+    key, _, value = text.partition("=")
+    return f"{key}='{SECRET_SHOWN}'" if _is_secret(key.rpartition(".")[2], value) else text

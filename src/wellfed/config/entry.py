@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -54,17 +54,18 @@ def main(
             raise ConfigError([Fault("command line", f"only one of {flags} at a time.", "Leave the others out.")])
         if args.multirun:
             return _multirun(args, config_name, job)
+        if expand and not (args.help or args.hydra_help or args.info or args.shell_completion):
+            args.overrides = expand(args.overrides)
         if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion or args.resolve:
             return _show(args, parser, config_name)
-        overrides = expand(args.overrides) if expand else args.overrides
-        composed = _compose(args, config_name, overrides)
-    except ConfigError as error:
+        composed = _compose(args, config_name)
+    except WellfedError as error:
         return _refuse(error)
     return job(composed)
 
 
-def _compose(args: Namespace, config_name: str, overrides: Sequence[str]) -> Composed[Any]:
-    composed = compose(overrides, config_name, config_dir=_config_dir(args), extra_dirs=_extra_dirs(args))
+def _compose(args: Namespace, config_name: str) -> Composed[Any]:
+    composed = compose(args.overrides, config_name, config_dir=_config_dir(args), extra_dirs=_extra_dirs(args))
     if sweep := composed.choices.get("sweep"):
         way_out = f"Add -m: python {sys.argv[0]} -m sweep={sweep}"
         raise ConfigError([Fault(f"sweep={sweep}", "is for many runs, and this is one.", way_out)])
@@ -77,7 +78,7 @@ def _show(args: Namespace, parser: Any, config_name: str) -> int:
         print(help_text(open_hydra(_config_dir(args), _extra_dirs(args), config_name), config_name, args.overrides))
         return EXIT_OK
     if args.cfg:
-        composed = _compose(args, config_name, args.overrides)  # all faults, not Hydra's first
+        composed = _compose(args, config_name)  # all faults, not Hydra's first
         if args.cfg == "job" and not args.package:
             print(composed.yaml(resolve=args.resolve), end="")
             return EXIT_OK

@@ -82,8 +82,6 @@ def merge_files(
             path = str(default.config_path)
             refused.append((path, Fault(show_file(repo.file_of(path)), f"{error}".splitlines()[0], "")))
             continue
-        if not repo.with_hydra and OmegaConf.get_type(config) is dict:
-            config.pop("hydra", None)
         try:
             cfg.merge_with(config)
         except (OmegaConfBaseException, ValueError, TypeError):

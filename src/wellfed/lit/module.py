@@ -71,7 +71,8 @@ class StepModule(pl.LightningModule):
         self._train = Preparation(train_data, options.seed)
         self._eval = {split: Preparation(data, options.seed) for split, data in eval_data.items()}
         self.evaluation = evaluation or MeanLoss()
-        self._features, self._source = features, None if features is None else _NotHeld()
+        self._features = features
+        self._source: FeatureSource | None = None if features is None else _NotHeld()
         self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
         self._make_optimizer, self._lr_factor, self._on_event = make_optimizer, lr_factor, on_event
         self._rng_state: dict[str, Any] | None = None
@@ -135,7 +136,8 @@ class StepModule(pl.LightningModule):
         self.totals.add("loss", output.loss, share * self.trainer.world_size)
         for name, value in output.metrics.items():
             self.totals.add(name, value, share * self.trainer.world_size)
-        return output.loss * (share * self.trainer.world_size)
+        loss: Tensor = output.loss * (share * self.trainer.world_size)
+        return loss
 
     def _total_weight(self, delivery: Delivery, own: int) -> float:
         """Weight of the whole step over all ranks."""
@@ -310,7 +312,7 @@ def _restore_rng(state: dict[str, Any]) -> None:
 
 def _torch_rng() -> dict[str, Any]:
     """torch's own generators: all that a step done again needs."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return {"torch": torch.get_rng_state(), "cuda": cuda}
 
 

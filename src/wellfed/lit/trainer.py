@@ -176,7 +176,7 @@ def new_event_factory(device: torch.device) -> Callable[[], Any] | None:
     """Timing events of the device, None where the host's clock is the truth."""
     if device.type != "cuda":
         return None
-    return lambda: torch.cuda.Event(enable_timing=True)
+    return lambda: torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def fit(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, val_loader: Any, checkpoint: Path | None) -> None:

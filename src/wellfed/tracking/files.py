@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -52,7 +53,8 @@ class CsvTable:
                     left = left[os.write(descriptor, left) :]
             except OSError:
                 # No half row may stay, or the next try would glue another to it.
-                os.ftruncate(descriptor, start)
+                with contextlib.suppress(OSError):  # what went wrong first is what to tell
+                    os.ftruncate(descriptor, start)
                 raise
         finally:
             os.close(descriptor)

@@ -75,7 +75,8 @@ class TextEncoder(nn.Module):
         ids_nT = self.token_ids.index_select(0, indices)
         lengths_n1 = self.lengths.index_select(0, indices).unsqueeze(1)
         real_nT = torch.arange(ids_nT.shape[1], device=ids_nT.device) < lengths_n1
-        hidden_nTE = self.gpt2(input_ids=ids_nT, attention_mask=real_nT.long(), use_cache=False).last_hidden_state
+        # No attention mask: GPT-2 looks to the left only, and the padding is on the right.
+        hidden_nTE = self.gpt2(input_ids=ids_nT, use_cache=False).last_hidden_state
         summed_nE = (hidden_nTE.float() * real_nT.unsqueeze(2)).sum(1)
         mean_nE: Tensor = summed_nE / lengths_n1
         return mean_nE

@@ -147,3 +147,23 @@ def test_popularity_recommends_what_is_chosen_most():
         "val", np.arange(3), np.array([0, 9, 11]), seen=(np.arange(3), np.array([11, 11, 0])), num_users=3
     )
     assert popularity_ranks(users, counts, 12).tolist() == [0.0, 9.0, 10.0]
+
+
+class Asked:
+    """Rows that remember which were asked for."""
+
+    def __init__(self, source):
+        self.source, self.indices = source, []
+
+    def rows(self, indices):
+        self.indices += indices.tolist()
+        return self.source.rows(indices)
+
+
+def test_each_user_and_item_is_ranked_by_its_own_text(interactions: Interactions):
+    data = build(interactions).val
+    model = TwoTowerRecommender(40, 60, [f"user {n}" for n in range(40)] + [f"film {n}" for n in range(60)], dim=8)
+    asked, ranking = Asked(model.features()), Ranking(40, 60)
+    batch = data.fetch(torch.arange(len(data)))
+    ranking.update(model, batch, asked)
+    assert asked.indices == [*range(40, 100), *batch["user"].tolist()]

@@ -1,0 +1,87 @@
+import json
+import math
+
+import pytest
+
+from wellfed.diagnosis.report import memory_lines, show_value, speed_lines, time_lines, to_markdown
+from wellfed.record import RunRecord, read
+
+
+def full():
+    return RunRecord(
+        "2026-01-01_00-00-00_abcd",
+        status="ok",
+        workload="recsys",
+        seed=3,
+        overrides=["gpu=8gb", "seed=3"],
+        steps=1200,
+        epochs=1.5,
+        samples=2_457_600,
+        duration_s=75.0,
+        throughput={"samples_per_s": 40_960.0, "ci95": [40_000.0, 42_000.0], "steps": 1197, "warmup_steps": 3,
+                    "sample_unit": "triplets"},
+        ceiling={"samples_per_s": 81_920.0},
+        readiness_frac=0.25,
+        time={"wait_frac": 0.5, "copy_frac": None, "compute_frac": 0.4, "host_frac": 0.1, "step_ms_p50": 50.0,
+              "step_ms_p95": 61.25},
+        memory={"device": "NVIDIA H200", "budget_gib": 7.2, "measured_peak_gib": 5.5},
+        metrics={"test/ndcg_at_10": 0.123456789, "train/loss": math.nan},
+        plan={"loader.num_workers": {"value": 3, "because": "a | b\nc", "source": "predicted"}},
+        events=[{"kind": "oom", "step": 7, "time_s": 1.0, "message": "x"}],
+    )  # fmt: skip
+
+
+def test_a_report_in_the_order_a_reader_asks(tmp_path):
+    full().write(tmp_path)
+    text = to_markdown(read(tmp_path))
+    parts = [
+        "# recsys: 2026-01-01_00-00-00_abcd",
+        "Status **ok** after 1200 steps, 1.50 epochs, 2,457,600 samples, 1 min 15 s.",
+        "- 40,960 triplets/s (95 % interval 40,000 to 42,000) over 1197 steps after 3 of warm-up",
+        "- readiness 25.0 %:",
+        "ceiling 81,920 triplets/s with batches already on the device: this run reached 50.0 % of it",
+        "- a step takes 50.00 ms (p95 61.25): wait 50.0 %, compute 40.0 %, host 10.0 %",
+        "| test/ndcg_at_10 | 0.12346 |",
+        "| train/loss | not finite |",
+        "NVIDIA H200: peak 5.50 GiB, budget 7.2 GiB",
+        "| loader.num_workers | 3 | predicted | a / b c |",
+        "| 7 | oom | time_s=1.0, message=x |",
+        "`gpu=8gb seed=3`, seed 3",
+    ]
+    places = [text.find(part) for part in parts]
+    assert -1 not in places, parts[places.index(-1)]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("status", ["running", "killed", "failed"])
+def test_a_run_that_never_got_far_has_a_report(status):
+    record = RunRecord("r", status=status, error={"kind": "data", "message": "one\ntwo", "advice": "Do it."})
+    text = to_markdown(json.loads(record.to_json()))
+    for part in ("No step was timed.", "Nothing was measured.", "(no overrides)", "> data: one\n> two Do it."):
+        assert part in text
+    assert text.count("None.") == 3
+    assert "nan" not in text
+
+
+def test_the_record_in_memory_and_the_one_on_disk_read_alike():
+    record = full()
+    record.metrics = {"a": 0.5}
+    assert to_markdown(vars(record)) == to_markdown(json.loads(record.to_json()))
+
+
+def test_what_was_not_measured_is_left_out():
+    record = vars(RunRecord("r"))
+    assert speed_lines(record) == []
+    record["ceiling"] = {"samples_per_s": 1.0}  # without a rate there is nothing to compare
+    assert speed_lines(record) == []
+    assert time_lines(record) == ["No step was timed."]
+    record["memory"] = {"device": "A CPU", "budget_gib": None, "measured_peak_gib": 0.25}
+    assert memory_lines(record) == ["A CPU: peak 0.25 GiB, no budget"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(None, "null"), (True, "true"), (7.2, "7.2"), (12345.5, "12345.5"), ("bf16-mixed", "bf16-mixed"), (3, "3")],
+)
+def test_values_as_typed(value, shown):
+    assert show_value(value) == shown

@@ -1,0 +1,81 @@
+"""The same job on a user's own MovieLens files."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import only_folder, record_of, run, run_folders
+
+ARGUMENTS = ("trainer.max_steps=10", "workload.effective_batch_size=256", "logger=none", "telemetry=none")
+
+
+@pytest.fixture
+def ml_100k(tmp_path: Path) -> Path:
+    """60 users who like films of their own half, in the 100K layout."""
+    folder, rng = tmp_path / "ml-100k", random.Random(0)
+    folder.mkdir()
+    lines = [
+        f"{user}\t{item}\t{rng.randint(1, 5)}\t{1000 + rng.randint(0, 9999)}\n"
+        for user in range(1, 61)
+        for item in sorted(rng.sample(range(1 + 20 * (user % 2), 21 + 20 * (user % 2)), 12))
+    ]
+    (folder / "u.data").write_text("".join(lines))
+    (folder / "u.user").write_text("".join(f"{user}|{20 + user % 40}|M|writer|12345\n" for user in range(1, 61)))
+    genres = "|".join("0" for _ in range(19))
+    films = "".join(f"{item}|Caf\xe9 {item} (1995)|01-Jan-1995||http://x|{genres}\n" for item in range(1, 41))
+    (folder / "u.item").write_bytes(films.encode("latin-1"))
+    return folder
+
+
+def test_it_trains_on_movielens_files(ml_100k: Path, tmp_path: Path) -> None:
+    done = run("train.py", f"workload.data.path={ml_100k}", *ARGUMENTS, cwd=tmp_path)
+    assert done.code == 0, done.text
+    record = record_of(only_folder(tmp_path))
+    assert record["status"] == "ok"
+    assert record["config"]["workload"]["data"]["path"] == str(ml_100k)
+    assert 0 <= record["metrics"]["test/recall_at_10"] <= 1
+
+
+def test_a_path_with_awkward_characters_needs_no_quotes(ml_100k: Path, tmp_path: Path) -> None:
+    awkward = tmp_path / "my data (v=2)"
+    ml_100k.rename(awkward)
+    done = run("train.py", f"workload.data.path={awkward}", *ARGUMENTS, cwd=tmp_path)
+    assert done.code == 0, done.text
+    again = run("train.py", f"rerun={only_folder(tmp_path)}", cwd=tmp_path)
+    assert again.code == 0, again.text
+    assert len(run_folders(tmp_path)) == 2
+
+
+def test_bad_lines_are_counted_and_named_until_there_are_too_many(ml_100k: Path, tmp_path: Path) -> None:
+    with (ml_100k / "u.data").open("a") as stream:
+        stream.write("1\tnonsense\n2\t999\t3\t5000\n")
+    done = run("train.py", f"workload.data.path={ml_100k}", *ARGUMENTS, cwd=tmp_path)
+    assert done.code == 0, done.text
+    assert "u.data" in done.out
+    assert "line 721" in done.out
+    refused = run("train.py", f"workload.data.path={ml_100k}", "workload.data.max_bad_lines=1", *ARGUMENTS, cwd=tmp_path)
+    assert refused.code == 2
+    assert "721" in refused.err
+    assert "workload.data.max_bad_lines" in refused.err
+    assert "Traceback" not in refused.text
+    assert len(run_folders(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda folder: (folder / "u.item").unlink(), "u.item"),
+        (lambda folder: (folder / "u.data").write_text(""), "u.data"),
+        (lambda folder: (folder / "u.user").write_text("1|20|M|x|1\n", encoding="utf-16"), "u.user"),
+    ],
+)
+def test_spoiled_folders_are_refused_with_the_file(ml_100k: Path, tmp_path: Path, spoil, said: str) -> None:
+    spoil(ml_100k)
+    done = run("train.py", f"workload.data.path={ml_100k}", *ARGUMENTS, cwd=tmp_path)
+    assert done.code == 2, done.text
+    assert said in done.err
+    assert "Traceback" not in done.text
+    assert not run_folders(tmp_path)

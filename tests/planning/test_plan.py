@@ -1,0 +1,545 @@
+import dataclasses
+import itertools
+import math
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.planning.machines import GIB, H200, LAPTOP, SMALL, TWO, card, machine
+from wellfed.config.compose import compose
+from wellfed.config.schema import (
+    Accelerator,
+    Allocator,
+    Backend,
+    FeatureMode,
+    GpuConfig,
+    LoaderConfig,
+    MemoryConfig,
+    OnOom,
+    Precision,
+    RunConfig,
+    Strategy,
+    TrainerConfig,
+    WorkloadConfig,
+)
+from wellfed.memory.ladder import MicroBatches
+from wellfed.planning.plan import DataFacts, ModelFacts, RunPlan, plan_device, plan_run
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+GOLDEN = Path(__file__).parent / "golden"
+OPTIONS = {
+    group: sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")) for group in ("gpu", "loader", "memory")
+}
+FETCH = DataFacts(100_000, has_fetch=True)
+ITEMS = DataFacts(100_000, has_fetch=False)
+TABLE = dataclasses.replace(FETCH, feature_rows=10_000, feature_bytes=GIB)
+MODEL = ModelFacts(200 * 2**20, 100 * 2**20, 200 * 2**20)
+
+
+@cache
+def composed(*overrides):
+    return compose(overrides).config
+
+
+def config(effective=64, **groups):
+    """A configuration with some groups given."""
+    kinds = {"gpu": GpuConfig, "loader": LoaderConfig, "memory": MemoryConfig, "trainer": TrainerConfig}
+    made = {name: kind(**groups.get(name, {})) for name, kind in kinds.items()}
+    return RunConfig(workload=WorkloadConfig(name="w", effective_batch_size=effective), **made)
+
+
+def planned(given=None, facts=H200, *, data=FETCH, model=MODEL, choices=None):
+    """The plan, or the faults of the step that found any."""
+    given = given or config()
+    device = plan_device(given, choices or {}, facts)
+    return plan_run(given, choices or {}, facts, device, data, model) if isinstance(device, RunPlan) else device
+
+
+def faults_of(*args, **more):
+    found = planned(*args, **more)
+    assert isinstance(found, list)
+    return "\n".join(map(str, found))
+
+
+def check_reasons(plan):
+    for knob, entry in plan.knobs.items():
+        assert entry.because.strip(), knob
+        assert entry.source in ("set", "predicted", "measured"), knob
+        assert plan[knob] == plan.to_dict()[knob]["value"] == entry.value
+
+
+# -- where, and in which precision ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "given", "gpu", "expected"),
+    [
+        (LAPTOP, {}, "auto", ("cpu", "32-true", None, False)),
+        (LAPTOP, {}, "8gb", ("cpu", "32-true", 7.2, False)),
+        (SMALL, {}, "auto", ("gpu", "bf16-mixed", 6.84, False)),
+        (SMALL, {}, "cpu", ("cpu", "32-true", None, False)),
+        (SMALL, {"trainer": {"accelerator": Accelerator.cpu}}, "auto", ("cpu", "32-true", None, False)),
+        (H200, {}, "auto", ("gpu", "bf16-mixed", 125.82, False)),
+        (H200, {}, "24gb", ("gpu", "bf16-mixed", 21.6, True)),
+        (H200, {"gpu": {"enforce": False}}, "24gb", ("gpu", "bf16-mixed", 21.6, False)),
+        (H200, {"gpu": {"precision": Precision["32-true"]}}, "auto", ("gpu", "32-true", 125.82, False)),
+        (machine(card(name="T4", memory_gib=14.6, capability="7.5")), {}, "auto", ("gpu", "16-mixed", 13.14, False)),
+        (machine(card(held_gib=39.8)), {}, "auto", ("gpu", "bf16-mixed", 90.0, False)),
+        (LAPTOP, {"gpu": {"memory_gib": 5.0}}, "auto", ("cpu", "32-true", 5.0, False)),
+    ],
+)
+def test_device_precision_and_budget(facts, given, gpu, expected):
+    plan = plan_device(config(**given), {"gpu": gpu}, facts)
+    found = (plan["trainer.accelerator"], plan["gpu.precision"], plan["gpu.memory_gib"], plan["gpu.enforce"])
+    assert found == pytest.approx(expected)
+    assert (plan.budget_gib, plan.cap) == pytest.approx(expected[2:])
+    assert plan["gpu.tf32"] == (expected[0] == "gpu")
+    check_reasons(plan)
+
+
+def test_the_device_has_its_name():
+    assert planned(facts=H200).device_name == "NVIDIA H200"
+    assert planned(facts=LAPTOP).device_name == "A CPU"
+
+
+def test_training_on_the_cpu_beside_a_card_caps_nothing_and_says_so():
+    given = config(trainer={"accelerator": Accelerator.cpu})
+    plan = plan_device(given, {"gpu": "24gb"}, H200)
+    assert (plan.cap, plan["gpu.enforce"], plan.budget_gib) == (False, False, 21.6)
+    (warning,) = plan.warnings
+    assert warning.startswith(
+        "gpu=24gb: trainer.accelerator=cpu trains on the CPU; the 21.6 GiB budget is planned with"
+    )
+    assert plan_device(given, {"gpu": "auto"}, H200).warnings == ()
+
+
+def test_a_budget_without_a_gpu_names_what_was_typed():
+    (warning,) = plan_device(config(gpu={"memory_gib": 5.0}), {"gpu": "auto"}, LAPTOP).warnings
+    assert warning.startswith("gpu.memory_gib=5: no NVIDIA GPU here")
+
+
+def test_several_devices_share_the_work():
+    assert planned(facts=H200)["trainer.strategy"] == "auto"
+    plan = planned(config(trainer={"devices": 2}), TWO)
+    assert (plan["trainer.strategy"], plan["memory.on_oom"]) == ("ddp", "fail")
+    plan = planned(config(trainer={"devices": 2, "strategy": Strategy.fsdp}), TWO)
+    assert (plan["trainer.strategy"], plan.knobs["trainer.strategy"].source) == ("fsdp", "set")
+    assert plan.knobs["trainer.strategy"].because == "trainer.strategy=fsdp"
+    check_reasons(plan)
+
+
+@pytest.mark.parametrize(
+    ("facts", "given", "gpu", "message"),
+    [
+        (
+            LAPTOP,
+            {"trainer": {"accelerator": Accelerator.gpu}},
+            "auto",
+            "trainer.accelerator: gpu was asked for, and there is no GPU that torch can use (NVML: driver not loaded). "
+            "Set trainer.accelerator=auto to train on the CPU.",
+        ),
+        (
+            H200,
+            {"trainer": {"accelerator": Accelerator.gpu}},
+            "cpu",
+            "trainer.accelerator: gpu was asked for, and gpu=cpu says to train on the CPU. "
+            "Set gpu=auto, or trainer.accelerator=auto.",
+        ),
+        (
+            TWO,
+            {"trainer": {"devices": 99}},
+            "auto",
+            "trainer.devices: 99 devices were asked for, and 2 GPU(s) are visible. "
+            "Set trainer.devices=2, or make more visible with CUDA_VISIBLE_DEVICES.",
+        ),
+        (
+            LAPTOP,
+            {"trainer": {"devices": 99}},
+            "auto",
+            "trainer.devices: 99 processes were asked for, and this machine gives 4 CPU cores. "
+            "Set trainer.devices=4 or less.",
+        ),
+        (
+            LAPTOP,
+            {"trainer": {"strategy": Strategy.fsdp}},
+            "auto",
+            "trainer.strategy: fsdp shards over GPUs, and this run trains on the CPU. "
+            "Set trainer.strategy=ddp, or trainer=default.",
+        ),
+        (
+            LAPTOP,
+            {"gpu": {"precision": Precision["16-mixed"]}},
+            "auto",
+            "gpu.precision: 16-mixed needs a GPU (fp16 with a gradient scaler), and this run trains on the CPU. "
+            "Set gpu.precision=auto or gpu.precision=bf16-mixed.",
+        ),
+    ],
+    ids=["no-gpu", "contradiction", "cards", "cores", "fsdp", "precision"],
+)
+def test_what_the_machine_cannot_do(facts, given, gpu, message):
+    assert faults_of(config(**given), facts, choices={"gpu": gpu}) == message
+
+
+def test_all_faults_are_told_at_once():
+    given = config(trainer={"devices": 99, "strategy": Strategy.fsdp}, gpu={"precision": Precision["16-mixed"]})
+    assert len(planned(given, LAPTOP)) == 3
+
+
+def test_an_allocator_without_cuda_is_a_warning():
+    (warning,) = planned(config(gpu={"allocator": Allocator.expandable}), LAPTOP).warnings
+    assert warning.startswith("gpu.allocator=expandable has no effect on the CPU")
+    assert planned(config(gpu={"allocator": Allocator.expandable}), H200).warnings == ()
+
+
+# -- micro-batches ----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=200)
+@given(
+    effective=st.integers(1, 5000), world=st.integers(1, 4), micro=st.none() | st.integers(1, 5000),
+    accumulate=st.none() | st.integers(1, 600), plateau=st.none() | st.just(0.8),
+)  # fmt: skip
+def test_micro_batches_cover_each_devices_share(effective, world, micro, accumulate, plateau):
+    share = math.ceil(effective / world)
+    micro = None if micro is None else min(micro, share)
+    accumulate = None if accumulate is None or micro is not None else min(accumulate, share)
+    memory = {"micro_batch": micro, "accumulate": accumulate, "plateau_frac": plateau}
+    facts = machine(*(card(index) for index in range(world)))
+    plan = planned(config(effective, memory=memory, trainer={"devices": world}), facts)
+    size, number = plan["memory.micro_batch"], plan["memory.accumulate"]
+    assert plan["workload.effective_batch_size"] == effective
+    assert 1 <= size <= share
+    assert size * number >= share > size * (number - 1)
+    parts = MicroBatches(size).sizes(share)
+    assert len(parts) == number
+    assert parts[-1] > 0
+    if micro is not None:
+        assert size == micro
+    if accumulate is not None:
+        assert number <= accumulate
+
+
+@pytest.mark.parametrize(
+    ("memory", "size", "number", "sources"),
+    [
+        ({}, 64, 1, ("predicted", "predicted")),
+        ({"micro_batch": 48}, 48, 2, ("set", "predicted")),
+        ({"accumulate": 4}, 16, 4, ("set", "set")),
+        ({"accumulate": 30}, 3, 22, ("set", "predicted")),
+        ({"micro_batch": 16, "accumulate": 4}, 16, 4, ("set", "set")),
+        ({"plateau_frac": 0.8}, 16, 4, ("predicted", "predicted")),
+    ],
+)
+def test_a_step_of_64_samples(memory, size, number, sources):
+    plan = planned(config(memory=memory))
+    assert (plan["memory.micro_batch"], plan["memory.accumulate"]) == (size, number)
+    assert (plan.knobs["memory.micro_batch"].source, plan.knobs["memory.accumulate"].source) == sources
+    check_reasons(plan)
+
+
+def test_an_accumulate_that_does_not_divide_says_what_came_of_it():
+    because = planned(config(memory={"accumulate": 30})).knobs["memory.accumulate"].because
+    assert because == "64 samples a device in micro-batches of 3: memory.accumulate=30 has no equal parts here"
+
+
+def test_a_model_with_batch_norm_is_never_split():
+    model = dataclasses.replace(MODEL, has_batch_norm=True)
+    plan = planned(config(memory={"plateau_frac": 0.8}), model=model)
+    assert (plan["memory.micro_batch"], plan["memory.accumulate"], plan["memory.on_oom"]) == (64, 1, "fail")
+    assert "BatchNorm" in plan.knobs["memory.on_oom"].because
+    assert faults_of(config(memory={"micro_batch": 32}), model=model) == (
+        "memory.micro_batch: 32 would split 64 samples of a model with BatchNorm, whose statistics belong to the whole "
+        "batch; the result would differ. Set memory.micro_batch=null and memory.accumulate=null, or replace BatchNorm "
+        "by GroupNorm."
+    )
+
+
+def test_a_lightning_module_runs_its_own_step():
+    model = dataclasses.replace(MODEL, is_lightning_module=True)
+    plan = planned(model=model)
+    assert (plan["memory.micro_batch"], plan["memory.accumulate"], plan["memory.on_oom"]) == (64, 1, "fail")
+    check_reasons(plan)
+    assert "memory.accumulate: 4 would split a step" in faults_of(config(memory={"accumulate": 4}), model=model)
+
+
+def test_out_of_memory_is_retried_where_it_can_be():
+    assert planned()["memory.on_oom"] == "retry"
+    assert planned(config(memory={"on_oom": OnOom.fail})).knobs["memory.on_oom"].source == "set"
+
+
+def test_checkpointing_is_as_set_and_off_by_default():
+    assert planned()["memory.checkpoint_activations"] is False
+    plan = planned(config(memory={"checkpoint_activations": True}))
+    assert plan["memory.checkpoint_activations"] is True
+    assert plan.knobs["memory.checkpoint_activations"].because == "memory.checkpoint_activations=true"
+
+
+# -- features ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("facts", "gpu", "gib", "mode"),
+    [
+        (H200, "auto", 1, "cache"),
+        (H200, "auto", 62, "cache"),
+        (H200, "auto", 64, "cache_host"),  # 0.5 of 125.8 GiB
+        (H200, "8gb", 3.5, "cache"),
+        (H200, "8gb", 3.7, "cache_host"),
+        (H200, "auto", 200, "dynamic"),  # 0.5 of 384 GiB of host memory
+        (SMALL, "auto", 3.5, "cache_host"),
+        (SMALL, "auto", 12.5, "dynamic"),
+        (LAPTOP, "auto", 5.9, "cache"),  # 0.5 of 12 GiB
+        (LAPTOP, "auto", 6.1, "dynamic"),
+        (LAPTOP, "8gb", 3.5, "cache"),  # planned for that card
+        (LAPTOP, "8gb", 3.7, "cache_host"),
+        (LAPTOP, "80gb", 6.1, "dynamic"),
+    ],
+)
+def test_features_go_where_they_fit(facts, gpu, gib, mode):
+    data = dataclasses.replace(TABLE, feature_bytes=int(gib * GIB))
+    plan = planned(facts=facts, data=data, choices={"gpu": gpu})
+    assert plan["memory.features"] == mode
+    assert plan.knobs["memory.features"].because.count("GiB") >= 2
+    assert plan.parts["feature table"] == (data.feature_bytes if mode == "cache" else 0)
+
+
+def test_a_mode_that_is_set_is_kept():
+    plan = planned(
+        config(memory={"features": FeatureMode.cache}), data=dataclasses.replace(TABLE, feature_bytes=70 * GIB)
+    )
+    assert (plan["memory.features"], plan.knobs["memory.features"].source) == ("cache", "set")
+
+
+def test_features_that_are_trained_are_dynamic():
+    data = dataclasses.replace(TABLE, features_trainable=True)
+    assert planned(data=data)["memory.features"] == "dynamic"
+    assert planned(config(memory={"features": FeatureMode.dynamic}), data=data).knobs["memory.features"].source == "set"
+    for mode in (FeatureMode.cache, FeatureMode.cache_host):
+        assert faults_of(config(memory={"features": mode}), data=data) == (
+            f"memory.features: {mode.value} would freeze features that are trained. "
+            "Set memory.features=dynamic, or workload.model.train_encoder=false."
+        )
+
+
+def test_a_workload_without_features():
+    assert planned()["memory.features"] is None
+    plan = planned(config(memory={"features": FeatureMode.cache}))
+    assert plan["memory.features"] is None
+    assert plan.warnings == (
+        "memory.features=cache has no effect: this workload offers no features. Set memory.features=null.",
+    )
+
+
+# -- known parts ------------------------------------------------------------------------------------------------------
+
+
+def test_what_can_never_fit_is_refused_before_anything_runs():
+    model = ModelFacts(4 * GIB, 4 * GIB, 8 * GIB)
+    assert faults_of(facts=SMALL, model=model) == (
+        "gpu.memory_gib: the budget is 6.8 GiB, and before any activation there is need of 16.0 GiB "
+        "(parameters 4.0 GiB, gradients 4.0 GiB, optimizer state 8.0 GiB). Set gpu.precision=bf16-true, or take a "
+        "smaller workload.model or a larger card."
+    )
+    assert isinstance(planned(facts=LAPTOP, model=model, choices={"gpu": "8gb"}), RunPlan)  # a CPU is not held to it
+    half = config(gpu={"precision": Precision["bf16-true"]})
+    assert planned(half, machine(card(memory_gib=10.0)), model=model).parts["optimizer state"] == 4 * GIB
+    table = dataclasses.replace(TABLE, feature_bytes=8 * GIB)
+    given = config(memory={"features": FeatureMode.cache})
+    assert "Set memory.features=cache_host or dynamic" in faults_of(given, SMALL, data=table)
+
+
+# -- the loader -------------------------------------------------------------------------------------------------------
+
+QUOTAS = (0.5, 1, 2, 4, 8, 64)
+COUNTS = {  # option: producers by quota, for data without fetch
+    "conservative": (1, 1, 1, 1, 1, 1),
+    "balanced": (1, 1, 1, 3, 4, 4),
+    "aggressive": (1, 1, 1, 3, 7, 16),
+    "auto": (1, 1, 1, 3, 7, 8),
+    "baseline": (0, 0, 0, 0, 0, 0),
+}
+
+
+def option(name, facts, data, **more):
+    given = dataclasses.replace(config(**more), loader=composed(f"loader={name}").loader)
+    return planned(given, facts, data=data, choices={"loader": name})
+
+
+def test_every_option_is_tabled():
+    assert sorted(COUNTS) == OPTIONS["loader"]
+
+
+@pytest.mark.parametrize("place", range(len(QUOTAS)))
+@pytest.mark.parametrize("name", COUNTS)
+def test_producers_of_an_option_by_quota(name, place):
+    facts = machine(card(), cores=float(QUOTAS[place]))
+    plan = option(name, facts, ITEMS)
+    assert plan["loader.num_workers"] == COUNTS[name][place]
+    assert plan["loader.backend"] == ("torch" if name == "baseline" else "processes")
+    assert not [warning for warning in plan.warnings if "num_workers" in warning]
+    check_reasons(plan)
+    plan = option(name, facts, FETCH)
+    backend = {"baseline": "torch", "auto": "inline"}.get(name, "threads")
+    assert plan["loader.backend"] == backend
+    assert plan["loader.num_workers"] == (0 if backend == "inline" else COUNTS[name][place])
+    check_reasons(plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "prefetch", "persistent", "pin", "timeout_s", "threads"),
+    [
+        ("baseline", None, False, False, 0, None),
+        ("conservative", 2, True, True, 60, 1),
+        ("balanced", 4, True, True, 60, 1),
+        ("aggressive", 8, True, True, 60, 1),
+        ("auto", 2, True, True, 0, 1),
+    ],
+)
+def test_the_rest_of_an_option(name, prefetch, persistent, pin, timeout_s, threads):
+    def rest(plan):
+        names = ("prefetch_factor", "persistent_workers", "pin_memory", "timeout_s", "worker_threads")
+        return tuple(plan[f"loader.{name}"] for name in names)
+
+    assert rest(option(name, H200, ITEMS)) == (prefetch, persistent, pin, timeout_s, threads)
+    assert rest(option(name, LAPTOP, ITEMS)) == (prefetch, persistent, False, timeout_s, threads)
+    # Threads are no processes: nothing lives on, and they share the process's torch threads.
+    ahead = option(name, H200, FETCH)
+    without = (
+        (prefetch, False, pin, timeout_s, None) if name not in ("auto", "baseline") else (None, False, pin, 0, None)
+    )
+    assert rest(ahead) == without
+
+
+def test_processes_share_the_quota():
+    plan = option("aggressive", TWO, ITEMS, trainer={"devices": 2})
+    assert plan["loader.num_workers"] == 7
+    assert (
+        plan.knobs["loader.num_workers"].because == "16 cores / 2 devices less one for training, at least 1, at most 16"
+    )
+
+
+@pytest.mark.parametrize(
+    ("loader", "data", "backend", "num_workers"),
+    [
+        ({}, FETCH, "inline", 0),
+        ({}, ITEMS, "processes", 7),
+        ({"num_workers": 0}, FETCH, "inline", 0),
+        ({"num_workers": 0}, ITEMS, "torch", 0),
+        ({"num_workers": 3}, FETCH, "threads", 3),
+        ({"num_workers": 3}, ITEMS, "processes", 3),
+        ({"prefetch_factor": 2}, FETCH, "threads", 7),
+        ({"backend": Backend.torch}, FETCH, "torch", 7),
+        ({"backend": Backend.torch, "num_workers": 0}, FETCH, "torch", 0),
+        ({"backend": Backend.processes, "num_workers": 2}, FETCH, "processes", 2),
+        ({"backend": Backend.inline}, ITEMS, "inline", 0),
+        ({}, dataclasses.replace(ITEMS, is_iterable=True), "inline", 0),
+    ],
+)
+def test_backend_and_producers(loader, data, backend, num_workers):
+    plan = planned(config(loader=loader), machine(card(), cores=8.0), data=data)
+    assert (plan["loader.backend"], plan["loader.num_workers"]) == (backend, num_workers)
+    is_set = loader.get("num_workers") is not None
+    assert plan.knobs["loader.num_workers"].source == ("set" if is_set else "predicted")
+    check_reasons(plan)
+
+
+def test_threads_need_fetch():
+    assert faults_of(config(loader={"backend": Backend.threads}), data=ITEMS) == (
+        "loader.backend: threads needs training data with fetch(indices, rng); this has only __getitem__. "
+        "Set loader.backend=processes, or give the dataset fetch."
+    )
+
+
+def test_an_iterable_ignores_producers_and_says_so():
+    data = dataclasses.replace(ITEMS, is_iterable=True)
+    plan = planned(config(loader={"backend": Backend.threads, "num_workers": 2}), data=data)
+    assert (plan["loader.backend"], plan["loader.num_workers"]) == ("inline", 0)
+    assert [warning.partition(" is not used")[0] for warning in plan.warnings] == [
+        "loader.backend=threads", "loader.num_workers=2",
+    ]  # fmt: skip
+
+
+def test_more_producers_than_cores_is_a_warning():
+    (warning,) = planned(config(loader={"num_workers": 9}), machine(card(), cores=4.0), data=ITEMS).warnings
+    assert warning == (
+        "loader.num_workers=9 is more than the 4 CPU cores this process may use; producers will take turns. "
+        "loader.num_workers=3 leaves one for the training process."
+    )
+    two = planned(config(loader={"num_workers": 9}, trainer={"devices": 2}), TWO, data=ITEMS)
+    assert "loader.num_workers=9 on each of 2 devices" in two.warnings[0]
+    assert planned(config(loader={"num_workers": 1}), machine(card(), cores=0.5), data=ITEMS).warnings == ()
+
+
+def test_device_prefetch_is_not_used_and_says_so():
+    plan = planned(config(loader={"device_prefetch": 2}))
+    assert plan["loader.device_prefetch"] == 0
+    assert plan.warnings[0].startswith("loader.device_prefetch=2 is not used")
+    assert planned(config(loader={"device_prefetch": 2}), LAPTOP).warnings == ()
+
+
+@pytest.mark.parametrize(("asked", "value", "because"), [
+    (None, True, "copies from page-locked memory run beside the host"),
+    (False, False, "loader.pin_memory=false"),
+    (True, True, "loader.pin_memory=true"),
+])  # fmt: skip
+def test_pinned_memory(asked, value, because):
+    entry = planned(config(loader={"pin_memory": asked})).knobs["loader.pin_memory"]
+    assert (entry.value, entry.because) == (value, because)
+    entry = planned(config(loader={"pin_memory": asked}), LAPTOP).knobs["loader.pin_memory"]
+    assert (entry.value, entry.source) == (False, "predicted")
+
+
+# -- everything with everything ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("facts", [LAPTOP, SMALL, H200], ids=["laptop", "8gb-card", "h200"])
+def test_all_options_plan_together(facts):
+    assert {group: len(names) for group, names in OPTIONS.items()} == {"gpu": 6, "loader": 5, "memory": 6}
+    base, count = composed(), 0
+    for gpu, loader, memory in itertools.product(*OPTIONS.values()):
+        given = dataclasses.replace(
+            base,
+            gpu=composed(f"gpu={gpu}").gpu,
+            loader=composed(f"loader={loader}").loader,
+            memory=composed(f"memory={memory}").memory,
+        )
+        for data in (TABLE, ITEMS):
+            plan = planned(given, facts, data=data, choices={"gpu": gpu, "loader": loader, "memory": memory})
+            assert isinstance(plan, RunPlan), plan
+            assert plan["workload.effective_batch_size"] == base.workload.effective_batch_size
+            check_reasons(plan)
+            count += 1
+    assert count == 2 * 6 * 5 * 6
+
+
+def as_text(plan):
+    budget = "none" if plan.budget_gib is None else f"{plan.budget_gib:.2f} GiB{', capped' if plan.cap else ''}"
+    lines = [f"device: {plan.device_name}", f"budget: {budget}"]
+    lines += [f"{knob} = {entry.value} ({entry.source}): {entry.because}" for knob, entry in plan.knobs.items()]
+    lines += [f"part: {name} {size}" for name, size in plan.parts.items()]
+    return "\n".join([*lines, *(f"warning: {text}" for text in plan.warnings)]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "facts", "overrides", "data"),
+    [
+        ("laptop_defaults", LAPTOP, (), TABLE),
+        ("laptop_as_8gb_aggressive_tight", LAPTOP, ("gpu=8gb", "loader=aggressive", "memory=tight"), TABLE),
+        ("8gb_card_balanced_cache_host", SMALL, ("loader=balanced", "memory=cache_host"), TABLE),
+        ("h200_as_24gb_accumulate", H200, ("gpu=24gb", "loader=conservative", "memory=accumulate"), ITEMS),
+        ("h200_starved", H200, ("experiment=recsys_starved",), TABLE),
+        ("two_h200_ddp", TWO, ("trainer=ddp", "loader=aggressive"), ITEMS),
+    ],
+)
+def test_plans_as_committed(name, facts, overrides, data):
+    """After a change that is meant: ``WELLFED_UPDATE_GOLDEN=1 python -m pytest tests/planning``, and read the diff."""
+    made = compose(overrides)
+    text = as_text(planned(made.config, facts, data=data, choices=made.choices))
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("WELLFED_UPDATE_GOLDEN"):
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
