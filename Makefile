@@ -34,10 +34,9 @@ test-all: $(STAMP) ## run the slow tests too, and those for a GPU where there is
 	$(PYTEST) -m "slow or not slow" $(ARGS)
 
 check: $(STAMP) ## format, lint, types, layers: changes nothing
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/lint-imports
+	@failed=; for tool in "ruff format --check ." "ruff check ." mypy lint-imports; do \
+	  echo "$(BIN)/$$tool"; $(BIN)/$$tool || failed="$$failed [$$tool]"; done; \
+	test -z "$$failed" || { echo "make check failed in:$$failed" >&2; exit 1; }
 
 format: $(STAMP) ## format the code and fix what the linter can fix
 	$(BIN)/ruff format .

@@ -2,7 +2,6 @@ import errno
 import json
 import math
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -139,13 +138,15 @@ while True:
 def test_a_kill_in_the_middle_of_writing_leaves_a_whole_record(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", LOOP, str(tmp_path)], stdout=subprocess.PIPE, env=WITH_SOURCE)
     with process:
-        assert process.stdout.readline() == b"ready\n"
-        seen = set()
-        while len(seen) < 20:  # a reader beside the writer
-            found = read(tmp_path)
-            assert found["status"] == "running"
-            seen.add(found["steps"])
-        process.send_signal(signal.SIGKILL)
+        try:
+            assert process.stdout.readline() == b"ready\n"
+            seen = set()
+            while len(seen) < 20:  # a reader beside the writer
+                found = read(tmp_path)
+                assert found["status"] == "running"
+                seen.add(found["steps"])
+        finally:
+            process.kill()  # SIGKILL, in the middle of whatever it does
     found = read(tmp_path)
     assert found["status"] == "killed"
     assert found["steps"] >= max(seen)

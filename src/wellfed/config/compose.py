@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from wellfed.config.examine import examine
 from wellfed.config.faults import find_faults
@@ -51,12 +51,12 @@ class Composed(Generic[C]):
         target = folder / ".hydra"
         target.mkdir(parents=True, exist_ok=True)
         config = OmegaConf.create(_masked(OmegaConf.to_container(self._unresolved, enum_to_str=True)))
-        overrides = OmegaConf.create([masked_override(text) for text in self.overrides])
-        hydra = OmegaConf.create({"hydra": copy.deepcopy(self._hydra)})
-        with read_write(hydra.hydra):
-            hydra.hydra.overrides.task = overrides
+        overrides, hydra = OmegaConf.create([*self.overrides]), OmegaConf.create({"hydra": self._hydra})
         for name, node in (("config", config), ("hydra", hydra), ("overrides", overrides)):
-            (target / f"{name}.yaml").write_text(OmegaConf.to_yaml(node), encoding="utf-8")
+            text = OmegaConf.to_yaml(node)
+            for override in self.overrides:  # they stand in hydra.yaml more than once
+                text = text.replace(override, masked_override(override))
+            (target / f"{name}.yaml").write_text(text, encoding="utf-8")
 
 
 def compose(
