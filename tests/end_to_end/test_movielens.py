@@ -56,7 +56,9 @@ def test_bad_lines_are_counted_and_named_until_there_are_too_many(ml_100k: Path,
     assert done.code == 0, done.text
     assert "u.data" in done.out
     assert "line 721" in done.out
-    refused = run("train.py", f"workload.data.path={ml_100k}", "workload.data.max_bad_lines=1", *ARGUMENTS, cwd=tmp_path)
+    refused = run(
+        "train.py", f"workload.data.path={ml_100k}", "workload.data.max_bad_lines=1", *ARGUMENTS, cwd=tmp_path
+    )
     assert refused.code == 2
     assert "721" in refused.err
     assert "workload.data.max_bad_lines" in refused.err

@@ -44,7 +44,7 @@ class TwoTowerRecommender(nn.Module):
         num_items: int,
         texts: Sequence[str] = (),
         *,
-        dim: int = 128,
+        dim: int = 64,
         text: Literal["gpt2", "none"] = "gpt2",
         pretrained: str | None = None,
         train_encoder: bool = False,
@@ -56,7 +56,7 @@ class TwoTowerRecommender(nn.Module):
         mlp_hidden: int = 64,
         dropout: float = 0.0,
         init_std: float = 0.05,
-        l2: float = 0.006,
+        l2: float = 0.005,
     ) -> None:
         super().__init__()
         sizes = {

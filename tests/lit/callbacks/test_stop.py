@@ -45,6 +45,21 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     assert not request.is_stepping
 
 
+def test_a_signal_in_a_validation_waits_for_its_figures(tmp_path: Path) -> None:
+    class SignalInValidation(pl.Callback):
+        def on_validation_batch_start(self, *_: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    from wellfed.lit import trainer as lit
+
+    request, stopped_at = StopRequest(), []
+    at_end = StopAtStepEnd(request, lambda trainer: stopped_at.append(trainer.global_step))
+    trainer = lit.make_trainer(tiny.options(), [SignalInValidation(), at_end], tmp_path)
+    with request.listening(), pytest.raises(Stopped):
+        lit.fit(trainer, tiny.module(), tiny.loader(), tiny.eval_loader(batch_size=70), None)
+    assert stopped_at == [3]
+
+
 def test_outside_a_step_a_signal_raises_at_once_and_handlers_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with StopRequest().listening(), pytest.raises(Stopped):

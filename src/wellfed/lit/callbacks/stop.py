@@ -1,4 +1,4 @@
-"""Ends a run at the end of a step when a signal has asked for it."""
+"""Ends a run at the end of a step or a validation when a signal has asked for it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ class Stopped(BaseException):
 
 
 class StopRequest:
-    """Turns SIGINT and SIGTERM into a request. While a step runs, the first waits for its end and the second does not.
+    """Turns SIGINT and SIGTERM into a request. While a step or a validation runs, the first
+    waits for its end and the second does not.
 
     States: idle (a signal raises at once) -> stepping (a signal is noted; a second raises) -> idle.
     """
@@ -56,6 +57,15 @@ class StopAtStepEnd(pl.Callback):
         self._request.is_stepping = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._stop_if_asked(trainer)
+
+    def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._request.is_stepping = True
+
+    def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._stop_if_asked(trainer)
+
+    def _stop_if_asked(self, trainer: pl.Trainer) -> None:
         self._request.is_stepping = False
         if self._request.signum is not None:
             self._before_stop(trainer)
