@@ -63,6 +63,24 @@ def test_threads_build_no_more_than_asked_ahead():
     assert len(built) <= 6
 
 
+def test_what_is_queued_is_not_built_after_an_early_close(monkeypatch):
+    monkeypatch.setattr(backends, "_STOP_S", 0.01)
+    built, release = [], threading.Event()
+
+    def build(key):
+        built.append(key)
+        return key if key == (0, 0) else release.wait()
+
+    given = backends.threads(build, [(0, number) for number in range(20)], LoaderPlan("threads", 2, 5))
+    next(given)
+    left_behind = live_producers()
+    given.close()
+    release.set()
+    for thread in left_behind:
+        thread.join()
+    assert len(built) <= 3  # one delivered, one in each thread's hands
+
+
 def test_threads_end_with_the_epoch_and_with_an_early_close():
     made = loader(sets.Fetching(), PLANS["threads"])
     assert len(list(made)) == 6

@@ -83,6 +83,9 @@ def test_figures_are_those_of_the_steps(tmp_path):
     assert (made.summary().steps, made.summary().warmup_steps) == (78, 1)
     made.steps(row(step, compute_ms=18.0) for step in range(80, 130))
     assert made.recent_rate() == pytest.approx(400)
+    made.steps(row(step, compute_ms=38.0) for step in range(130, 340))
+    assert made.recent_summary().steps == 200
+    assert made.recent_summary().samples_per_s == pytest.approx(200)
 
 
 def test_rows_beyond_the_step_to_resume_at_are_cut(tmp_path):

@@ -19,6 +19,7 @@ from wellfed.tracking.wandb import decide_mode, is_logged_in, open_run
         ({"WANDB_API_KEY": ""}, None, False),
         ({"WANDB_IDENTITY_TOKEN_FILE": "t"}, None, True),
         ({}, "machine api.wandb.ai login user password k", True),
+        ({}, "machine api.forge.coreweave.com login user password k", True),
         ({}, "machine example.org login user password k", False),
         ({}, "default login user password k", False),
         ({"WANDB_BASE_URL": "https://wandb.example.org"}, "machine wandb.example.org login u password k", True),
@@ -152,8 +153,10 @@ def test_online_falls_back_to_offline_with_a_warning(bare, tmp_path, monkeypatch
         return begin(**options)
 
     monkeypatch.setattr(wandb, "init", init)
-    sink = opened(tmp_path, mode="online")
+    lost: list[str] = []
+    sink = opened(tmp_path, mode="online", on_lost=lost.append)
     sink.finish({}, 0)
+    assert lost == ["no network"]
     assert (sink.mode, modes) == ("offline", ["online", "offline"])
     assert "wandb can't be reached (no network); going on offline." in caplog.text
 
@@ -168,3 +171,14 @@ def test_a_wandb_that_cannot_start_is_one_error(bare, tmp_path, monkeypatch, mod
     monkeypatch.setattr(wandb, "init", init)
     with pytest.raises(RuntimeError, match="wandb can't be started: broken"):
         opened(tmp_path, mode=mode)
+
+
+def test_a_run_that_breaks_is_told_once_and_raises_nothing(bare, tmp_path, caplog):
+    lost: list[str] = []
+    sink = opened(tmp_path, mode="offline", on_lost=lost.append)
+    sink._run.finish()
+    for step in range(3):
+        sink.log({"step": step, "train/loss": 1.0})
+    sink.finish({}, 0)
+    assert len(lost) == 1
+    assert caplog.text.count("wandb can't be written") == 1

@@ -206,7 +206,7 @@ class Passes:
         )
 
     def _throughput(self) -> Mapping[str, float]:
-        summary = self._journal.summary()
+        summary = self._journal.recent_summary()
         if summary is None:
             return {}
         return {"samples_per_s": summary.samples_per_s, "readiness_frac": summary.readiness_frac}

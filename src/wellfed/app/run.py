@@ -169,10 +169,11 @@ class Run:
                 name=self._record.run_id,
                 run_id=earlier.get("id"),
                 config=self._composed.resolved,
+                on_lost=self._logger_lost,
             )
         except RuntimeError as error:
             _LOG.warning("%s; the files have every figure.", error)
-            self._event("logger_lost", message=str(error))
+            self._logger_lost(str(error))
             return
         self._journal.sink = sink
         parts = [*earlier.get("parts", []), str(sink.folder)]
@@ -192,6 +193,9 @@ class Run:
 
     def _event(self, kind: str, *, step: int | None = None, **facts: Any) -> None:
         self._journal.event(kind, self._record.steps if step is None else step, **facts)
+
+    def _logger_lost(self, message: str) -> None:
+        self._event("logger_lost", message=message)
 
     def _started(self) -> None:
         self._has_trained = True

@@ -47,7 +47,10 @@ class Composed(Generic[C]):
         return OmegaConf.to_yaml(self._unresolved, resolve=resolve)
 
     def write_hydra_files(self, folder: Path) -> None:
-        """Write ``.hydra/{config,hydra,overrides}.yaml`` into ``folder``, as Hydra does (interpolations kept, secrets hidden)."""
+        """Write ``.hydra/{config,hydra,overrides}.yaml`` into ``folder``, as Hydra does.
+
+        Interpolations are kept, secrets are hidden.
+        """
         target = folder / ".hydra"
         target.mkdir(parents=True, exist_ok=True)
         config = OmegaConf.create(_masked(OmegaConf.to_container(self._unresolved, enum_to_str=True)))

@@ -63,7 +63,7 @@ def enter(parts: Sequence[str], allowed: Sequence[str]) -> tuple[Module, str | N
         raise NotThere("", parts[0])
     name, rest = parts[0], list(parts[1:])
     while rest:
-        inner = _submodule(name, spec, rest[0])
+        inner = _submodule(spec, rest[0])
         if inner is None or (len(rest) == 1 and _binds(_read(name, spec), rest[0])):
             break
         name, spec = f"{name}.{rest.pop(0)}", inner
@@ -89,10 +89,14 @@ def _require_allowed(module: str, allowed: Sequence[str]) -> None:
         raise PermissionError(module)
 
 
-def _submodule(package: str, spec: ModuleSpec, name: str) -> ModuleSpec | None:
+def _submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
     if spec.submodule_search_locations is None:
         return None
-    return PathFinder.find_spec(f"{package}.{name}", spec.submodule_search_locations)
+    # By its own name alone: a folder without __init__.py would look its parent up among the imported modules.
+    found = PathFinder.find_spec(name, list(spec.submodule_search_locations))
+    if found is not None and found.submodule_search_locations is not None:
+        found.submodule_search_locations = list(found.submodule_search_locations)
+    return found
 
 
 def _submodules(spec: ModuleSpec) -> list[str]:
@@ -102,10 +106,8 @@ def _submodules(spec: ModuleSpec) -> list[str]:
 def _find(name: str) -> ModuleSpec:
     first, *rest = name.split(".")
     spec = importlib.util.find_spec(first)
-    found = first
     for part in rest:
-        spec = _submodule(found, spec, part) if spec else None
-        found = f"{found}.{part}"
+        spec = _submodule(spec, part) if spec else None
     if spec is None:
         raise NotThere("", name)
     return spec
@@ -192,7 +194,7 @@ def imported_module(module: Module, statement: ast.Import | ast.ImportFrom, name
         return alias.name if alias.asname else name
     source, original = _source_of(module, statement, name)
     try:
-        return f"{source}.{original}" if _submodule(source, _find(source), original) else None
+        return f"{source}.{original}" if _submodule(_find(source), original) else None
     except NotThere:
         return None
 

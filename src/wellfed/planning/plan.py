@@ -21,6 +21,7 @@ from wellfed.config.schema import (
     OnOom,
     RunConfig,
     Strategy,
+    TelemetryConfig,
 )
 from wellfed.errors import Fault
 from wellfed.hardware.facts import GpuFacts, MachineFacts
@@ -232,7 +233,7 @@ def plan_run(
     """The whole plan, or what is impossible now that data and model are known."""
     on_gpu = device["trainer.accelerator"] == "gpu"
     faults: list[Fault] = []
-    warnings = list(device.warnings)
+    warnings = [*device.warnings, *_not_used_yet(config)]
     knobs = dict(device.knobs)
     knobs.update(_plan_micro_batch(config, model, faults))
     knobs.update(_plan_features(config, facts, device=device, data=data, faults=faults, warnings=warnings))
@@ -244,6 +245,23 @@ def plan_run(
     if faults:
         return faults
     return RunPlan(knobs, device.budget_gib, device.cap, device.device_name, tuple(warnings), parts)
+
+
+def _not_used_yet(config: RunConfig) -> list[str]:
+    """Knobs of the contract that nothing acts on so far, where they were set."""
+    said = []
+    if config.memory.stages:
+        said.append("memory.stages is not used yet: the feature mode stays the same throughout. Set memory.features.")
+    if config.loader.max_skipped:
+        said.append(
+            f"loader.max_skipped={config.loader.max_skipped} is not used yet: a sample that fails ends the run. "
+            "loader.skip_ids leaves out known bad ones."
+        )
+    if config.telemetry.interval_s != TelemetryConfig.interval_s:
+        said.append(
+            f"telemetry.interval_s={config.telemetry.interval_s:g} is not used yet: nothing samples the machine."
+        )
+    return said
 
 
 def _on_oom(asked: OnOom, devices: int, model: ModelFacts) -> Planned:

@@ -84,6 +84,10 @@ class Journal:
         """The figures of the steps so far."""
         return summarise(self.rows)
 
+    def recent_summary(self) -> StepSummary | None:
+        """The figures of the last 200 steps; cheap enough to ask often."""
+        return summarise(list(islice(reversed(self.rows), 200))[::-1])
+
     def recent_rate(self) -> float | None:
         """Samples/s over the last 50 steps."""
         rows = list(islice(reversed(self.rows), 50))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import netrc
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 _LOG = logging.getLogger(__name__)
 _INIT_TIMEOUT_S = 30
+# wandb 0.31 takes these for one deployment, and `wandb login` may have written either (its sdk/lib/urls.py).
+_CLOUD_HOSTS = frozenset({"api.wandb.ai", "api.forge.coreweave.com", "forge.coreweave.com"})
 
 
 def is_logged_in(environ: Mapping[str, str] | None = None, home: Path | None = None) -> bool:
@@ -26,11 +28,12 @@ def is_logged_in(environ: Mapping[str, str] | None = None, home: Path | None = N
     if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = urlsplit(environ.get("WANDB_BASE_URL") or "https://api.wandb.ai").netloc
+    wanted = _CLOUD_HOSTS if host in _CLOUD_HOSTS else {host}
     named = environ.get("NETRC")
     for path in [Path(named).expanduser()] if named else [home / ".netrc", home / "_netrc"]:
         try:
             # `default` entries don't count: wandb asks for its own host.
-            return host in netrc.netrc(str(path)).hosts
+            return not wanted.isdisjoint(netrc.netrc(str(path)).hosts)
         except FileNotFoundError:
             continue
         except (OSError, netrc.NetrcParseError):
@@ -51,8 +54,8 @@ def decide_mode(asked: str) -> str:
 class WandbSink:
     """An open wandb run. Rows carry their own axes, so that wandb's own step counter means nothing here."""
 
-    def __init__(self, run: Any, mode: str) -> None:
-        self._run, self.mode = run, mode
+    def __init__(self, run: Any, mode: str, on_lost: Callable[[str], None]) -> None:
+        self._run, self.mode, self._on_lost = run, mode, on_lost
         self._lost = False
 
     @property
@@ -81,6 +84,7 @@ class WandbSink:
             if not self._lost:
                 self._lost = True
                 _LOG.warning("wandb can't be written (%s); training goes on, the files have every figure.", error)
+                self._on_lost(str(error))
 
 
 def open_run(
@@ -93,12 +97,14 @@ def open_run(
     name: str,
     run_id: str | None,
     config: Mapping[str, Any],
+    on_lost: Callable[[str], None] = lambda message: None,
 ) -> WandbSink:
     """Open a run in ``folder``; online falls back to offline where wandb can't be reached.
 
     Args:
         mode: online or offline.
         run_id: continue the run of this id; None = a new one.
+        on_lost: told once why wandb can't be reached or written; the run goes on without.
 
     Raises:
         RuntimeError: wandb can't even be started offline.
@@ -124,7 +130,9 @@ def open_run(
     except Exception as error:
         if mode != "online":
             raise RuntimeError(f"wandb can't be started: {error}") from error
-        _LOG.warning("wandb can't be reached (%s); going on offline.", error)
+        reason = str(error).splitlines()[0]
+        _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
+        on_lost(reason)
         options["mode"] = mode = "offline"
         try:
             run = wandb.init(settings=settings, **options)
@@ -132,4 +140,4 @@ def open_run(
             raise RuntimeError(f"wandb can't be started: {second}") from second
     for pattern in ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"):
         run.define_metric(pattern, step_metric="step")
-    return WandbSink(run, mode)
+    return WandbSink(run, mode, on_lost)
