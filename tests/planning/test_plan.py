@@ -27,7 +27,9 @@ from wellfed.config.schema import (
     WorkloadConfig,
 )
 from wellfed.memory.ladder import MicroBatches
-from wellfed.planning.plan import DataFacts, ModelFacts, RunPlan, plan_device, plan_run
+from wellfed.planning.device import plan_device
+from wellfed.planning.plan import plan_run
+from wellfed.planning.planned import DataFacts, ModelFacts, RunPlan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GOLDEN = Path(__file__).parent / "golden"

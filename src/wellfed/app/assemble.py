@@ -17,7 +17,7 @@ from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.lit import trainer as lit
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.build import EvalLoader, IterableLoader, TrainLoader, train_loader
-from wellfed.planning.plan import DataFacts, ModelFacts, RunPlan
+from wellfed.planning.planned import DataFacts, ModelFacts, RunPlan
 
 
 @dataclass(frozen=True)

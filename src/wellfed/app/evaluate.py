@@ -61,7 +61,8 @@ def _evaluate(config: RunConfig, choices: Any, checkpoint: Path) -> dict[str, fl
     from wellfed.app.passes import evaluate_checkpoint
     from wellfed.hardware.detect import machine
     from wellfed.hardware.torch_cuda import torch_cuda
-    from wellfed.planning.plan import plan_device, plan_run
+    from wellfed.planning.device import plan_device
+    from wellfed.planning.plan import plan_run
 
     facts = machine(torch_cuda())
     device = plan_device(config, choices, facts)

@@ -12,7 +12,7 @@ import torch
 
 from wellfed.config.schema import RunConfig
 from wellfed.hardware.facts import MachineFacts
-from wellfed.planning.plan import RunPlan
+from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord
 from wellfed.timing.readiness import StepSummary
 from wellfed.units import gib

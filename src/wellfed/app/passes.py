@@ -24,7 +24,7 @@ from wellfed.lit.callbacks.stop import StopAtStepEnd, StopRequest
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.step import parameter_groups
 from wellfed.memory.ladder import MicroBatches
-from wellfed.planning.plan import RunPlan
+from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord
 from wellfed.timing.clock import StepClock
 from wellfed.tracking.journal import Journal

@@ -30,7 +30,9 @@ from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.lit.callbacks.stop import StopRequest
 from wellfed.memory.checkpointing import checkpoint_blocks
-from wellfed.planning.plan import RunPlan, plan_device, plan_run
+from wellfed.planning.device import plan_device
+from wellfed.planning.plan import plan_run
+from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord, read
 from wellfed.tracking import wandb as tracking_wandb
 from wellfed.tracking.journal import Journal

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from wellfed.diagnosis import report
-from wellfed.planning.plan import RunPlan
+from wellfed.planning.planned import RunPlan
 from wellfed.units import show_bytes, show_duration
 
 

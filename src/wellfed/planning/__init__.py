@@ -1,5 +1,5 @@
 """Decides every number that a run needs and says why. Pure: recorded facts in, decisions with reasons out.
 
-Knows configuration and facts; needs no GPU, no torch, no Lightning. Start from `plan.plan_device` (what can be said
-before any data is read) and `plan.plan_run`.
+Knows configuration and facts; needs no GPU, no torch, no Lightning. Start from `device.plan_device` (what can be
+said before any data is read) and `plan.plan_run`.
 """

@@ -1,0 +1,145 @@
+"""Where and in which precision a run computes: all that can be said before any data is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from wellfed.config.schema import Accelerator, Allocator, Compile, RunConfig, Strategy
+from wellfed.errors import Fault
+from wellfed.hardware.facts import GpuFacts, MachineFacts
+from wellfed.hardware.profiles import Budget, resolve_budget, resolve_precision
+from wellfed.planning.planned import Planned, RunPlan, planned
+
+
+def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFacts) -> RunPlan | list[Fault]:
+    """Where and in which precision the run computes, or everything that this machine can't do."""
+    trainer, gpu, profile = config.trainer, config.gpu, choices.get("gpu", "auto")
+    cards = facts.training_gpus
+    accelerator, why = _accelerator(trainer.accelerator, profile, cards)
+    on_gpu = accelerator == "gpu"
+    faults = _device_faults(config, facts, accelerator, profile)
+    card = cards[0] if on_gpu and cards else None
+    precision = resolve_precision(gpu.precision.value, card)
+    if isinstance(precision, Fault):
+        faults.append(precision)
+    if faults or isinstance(precision, Fault):
+        return faults
+    budget = _budget(config, profile, facts, on_gpu)
+    knobs = {
+        "trainer.accelerator": planned(accelerator, why, trainer.accelerator is not Accelerator.auto),
+        "trainer.devices": Planned(trainer.devices, f"trainer.devices={trainer.devices}", "set"),
+        "trainer.strategy": _strategy(trainer.strategy, trainer.devices),
+        "gpu.memory_gib": planned(budget.budget_gib, budget.because, gpu.memory_gib is not None),
+        "gpu.precision": planned(precision.precision, precision.because, gpu.precision.value != "auto"),
+        "gpu.tf32": planned(
+            gpu.tf32 and on_gpu,
+            f"gpu.tf32={str(gpu.tf32).lower()}" if on_gpu else "trains on the CPU, and TF32 is CUDA's",
+            on_gpu,
+        ),
+        "gpu.compile": Planned(
+            gpu.compile.value,
+            "gpu.compile=none: eager, no compile time"
+            if gpu.compile is Compile.none
+            else f"gpu.compile={gpu.compile.value}",
+            "set",
+        ),
+        "gpu.enforce": _enforce(budget, gpu.enforce, on_gpu),
+    }
+    warnings = list(facts.warnings) + list(budget.warnings)
+    if gpu.allocator is Allocator.expandable and not on_gpu:
+        warnings.append("gpu.allocator=expandable has no effect on the CPU. Leave it at default there.")
+    return RunPlan(knobs, budget.budget_gib, budget.cap, card.name if card else facts.cpu, tuple(warnings))
+
+
+def _budget(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Budget:
+    """Training on the CPU beside a card caps nothing, but a card that was named is still planned for."""
+    gpu, beside_a_card = config.gpu, not on_gpu and bool(facts.training_gpus)
+    name = "cpu" if beside_a_card and profile == "auto" else profile
+    budget = resolve_budget(name, gpu.memory_gib, gpu.enforce, facts, num_devices=config.trainer.devices)
+    if not beside_a_card or name == "cpu":
+        return budget
+    warning = (
+        f"gpu={profile}: trainer.accelerator=cpu trains on the CPU; the {budget.budget_gib:g} GiB budget is planned "
+        "with and not enforced. trainer.accelerator=auto uses the card."
+    )
+    return replace(budget, cap=False, warnings=(warning,))
+
+
+def _strategy(asked: Strategy, devices: int) -> Planned:
+    if asked is not Strategy.auto:
+        return Planned(asked.value, f"trainer.strategy={asked.value}", "set")
+    if devices > 1:
+        return Planned("ddp", f"{devices} devices: a process for each", "predicted")
+    return Planned("auto", "one device: nothing to share out", "predicted")
+
+
+def _enforce(budget: Budget, asked: bool | None, on_gpu: bool) -> Planned:
+    if not on_gpu:
+        because = "trains on the CPU: there is no GPU memory to hold back"
+    elif asked is not None:
+        because = f"gpu.enforce={str(asked).lower()}"
+    elif budget.cap:
+        because = "holds this card to the budget of the one that was named"
+    else:
+        because = "the budget is what this card has"
+    return planned(budget.cap, because, asked is not None and budget.cap == asked)
+
+
+def _accelerator(asked: Accelerator, profile: str, cards: tuple[GpuFacts, ...]) -> tuple[str, str]:
+    if asked is not Accelerator.auto:
+        return asked.value, f"trainer.accelerator={asked.value}"
+    if profile == "cpu":
+        return "cpu", "gpu=cpu"
+    if cards:
+        return "gpu", f"{cards[0].describe()} is there"
+    return "cpu", "no GPU that torch can use"
+
+
+def _device_faults(config: RunConfig, facts: MachineFacts, accelerator: str, profile: str) -> list[Fault]:
+    devices, faults = config.trainer.devices, []
+    num_cards = len(facts.training_gpus)
+    if accelerator == "gpu" and profile == "cpu":
+        faults.append(
+            Fault(
+                "trainer.accelerator",
+                "gpu was asked for, and gpu=cpu says to train on the CPU.",
+                "Set gpu=auto, or trainer.accelerator=auto.",
+            )
+        )
+    elif accelerator == "gpu" and num_cards == 0:
+        why = facts.torch_problem or f"NVML: {facts.nvml_problem or 'no card'}"
+        faults.append(
+            Fault(
+                "trainer.accelerator",
+                f"gpu was asked for, and there is no GPU that torch can use ({why}).",
+                "Set trainer.accelerator=auto to train on the CPU.",
+            )
+        )
+    elif accelerator == "gpu" and devices > num_cards:
+        faults.append(
+            Fault(
+                "trainer.devices",
+                f"{devices} devices were asked for, and {num_cards} GPU(s) are visible.",
+                f"Set trainer.devices={num_cards}, or make more visible with CUDA_VISIBLE_DEVICES.",
+            )
+        )
+    cores = max(1, math.floor(facts.cpu_quota_cores))
+    if accelerator == "cpu" and devices > cores:
+        faults.append(
+            Fault(
+                "trainer.devices",
+                f"{devices} processes were asked for, and this machine gives {facts.cpu_quota_cores:g} CPU cores.",
+                f"Set trainer.devices={cores} or less.",
+            )
+        )
+    if config.trainer.strategy is Strategy.fsdp and accelerator == "cpu":
+        faults.append(
+            Fault(
+                "trainer.strategy",
+                "fsdp shards over GPUs, and this run trains on the CPU.",
+                "Set trainer.strategy=ddp, or trainer=default.",
+            )
+        )
+    return faults

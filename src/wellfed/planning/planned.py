@@ -1,0 +1,72 @@
+"""What a plan is made of: one decided number with its reason, and the facts that decisions need."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Source = Literal["set", "predicted", "measured"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One decided number."""
+
+    value: Any
+    because: str
+    source: Source
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What the plan needs to know of the data."""
+
+    num_train: int
+    has_fetch: bool
+    is_iterable: bool = False
+    feature_rows: int = 0
+    feature_bytes: int = 0
+    features_trainable: bool = False
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the plan needs to know of the model; bytes on the device."""
+
+    parameter_bytes: int
+    trainable_bytes: int
+    optimizer_state_bytes: int
+    has_batch_norm: bool = False
+    is_lightning_module: bool = False
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """All decisions of a run; ``knobs`` is what goes into run.json."""
+
+    knobs: Mapping[str, Planned]
+    budget_gib: float | None
+    cap: bool
+    device_name: str
+    warnings: tuple[str, ...] = ()
+    parts: Mapping[str, int] = field(default_factory=dict)
+    """Known device memory by what needs it, bytes; activations are not among them."""
+
+    def __getitem__(self, knob: str) -> Any:
+        """The decided value of a dotted knob."""
+        return self.knobs[knob].value
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """``{dotted knob: {value, because, source}}``."""
+        return {knob: asdict(planned) for knob, planned in self.knobs.items()}
+
+
+def as_set(knob: str, value: Any) -> str:
+    """``knob=value`` as typed; empty for a knob that was left to the plan."""
+    return "" if value is None else f"{knob}={str(value).lower()}"
+
+
+def planned(value: Any, because: str, is_set: bool) -> Planned:
+    """A value that the user set, or that a rule of thumb gave."""
+    return Planned(value, because, "set" if is_set else "predicted")
