@@ -246,3 +246,19 @@ def test_evaluation_without_one_is_the_mean_loss_over_all_samples(tmp_path: Path
         )
         results.append(figures.latest["val/loss"])
     assert results[0] == pytest.approx(results[1], rel=1e-6) == pytest.approx(results[2], rel=1e-6)
+
+
+class CountsItself(tiny.TinyModel):
+    """Two windows a row, say."""
+
+    def loss(self, batch: Any) -> LossOutput:
+        return LossOutput(super().loss(batch).loss, num_samples=2 * len(batch["x"]))
+
+
+def test_a_model_may_count_its_own_samples(tmp_path: Path) -> None:
+    from wellfed.lit.callbacks.progress import Counts
+
+    told: list[int] = []
+    counts = Counts(lambda: None, lambda steps, epochs, samples: told.append(samples))
+    tiny.fit(tiny.module(model=CountsItself(), micro=8), tmp_path, [counts], max_steps=3)
+    assert told == [64, 64, 12]

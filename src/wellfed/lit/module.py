@@ -66,6 +66,8 @@ class StepModule(pl.LightningModule):
         self.model = model
         self.micro, self.options, self.totals = micro, options, Totals()
         self.micro_batches_done = 0
+        self.samples_done = 0
+        """Samples of the latest step on this rank, as the model counts them."""
         self.was_disturbed = False
         """The step compiled or was done again: its time is no figure."""
         self._train = Preparation(train_data, options.seed)
@@ -122,7 +124,7 @@ class StepModule(pl.LightningModule):
         parts = self._train.split(delivery.batch, self.micro.sizes(batches.batch_size(delivery.batch)))
         weights = [0 if delivery.is_padding else self._train.weight(part) for part in parts]
         total = self._total_weight(delivery, sum(weights))
-        self.micro_batches_done = len(parts)
+        self.micro_batches_done, self.samples_done = len(parts), 0
         for number, (part, weight) in enumerate(zip(parts[:-1], weights[:-1], strict=True)):
             loss = self._micro_loss(part, delivery, number, weight / total)
             self.trainer.strategy.backward(loss, None)
@@ -132,6 +134,8 @@ class StepModule(pl.LightningModule):
     def _micro_loss(self, part: Batch, delivery: Delivery, number: int, share: float) -> Tensor:
         place = number * self.trainer.world_size + self.trainer.global_rank
         output = self._loss(self._train(part, delivery, place, self._source))
+        if not delivery.is_padding:
+            self.samples_done += batches.batch_size(part) if output.num_samples is None else output.num_samples
         # Ranks' gradients are averaged, so a rank's share of the step counts world_size times here.
         self.totals.add("loss", output.loss, share * self.trainer.world_size)
         for name, value in output.metrics.items():

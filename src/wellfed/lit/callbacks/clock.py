@@ -79,12 +79,12 @@ class Clock(pl.Callback):
         disturbed = getattr(module, "was_disturbed", False)
         if disturbed:
             module.was_disturbed = False
-        samples = batches.batch_size(batch.batch if isinstance(batch, Delivery) else batch)
+        size = batches.batch_size(batch.batch if isinstance(batch, Delivery) else batch)
         micro = getattr(module, "micro", None)
         self.clock.end(
             step=trainer.global_step,
-            samples=0 if isinstance(batch, Delivery) and batch.is_padding else samples,
-            micro_batch=min(micro.size, samples) if micro else samples,
+            samples=getattr(module, "samples_done", size),
+            micro_batch=min(micro.size, size) if micro else size,
             num_micro=getattr(module, "micro_batches_done", 1),
             warmup=disturbed or self._warmup_left > 0,
         )

@@ -31,7 +31,11 @@ class Counts(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         epochs = trainer.current_epoch + (batch_idx + 1) / trainer.num_training_batches
-        samples = batch.total if isinstance(batch, Delivery) else batches.batch_size(batch) * trainer.world_size
+        own = getattr(module, "samples_done", None)
+        if isinstance(batch, Delivery) and (batch.is_padding or own == batches.batch_size(batch.batch)):
+            samples = batch.total  # exact where ranks' shares differ by one
+        else:
+            samples = (batches.batch_size(batch) if own is None else own) * trainer.world_size
         self._on_step(trainer.global_step, epochs, samples)
 
 
