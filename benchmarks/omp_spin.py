@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     record = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": "python benchmarks/omp_spin.py --out RECORD",
         "machine": {"cpu": platform.machine(), "cores": os.cpu_count()},
     }
     record["versions"] = {"python": platform.python_version(), "torch": torch.__version__}

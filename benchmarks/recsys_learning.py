@@ -75,18 +75,17 @@ def rows_of(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(stream))
 
 
-def tuned_factorisation(*overrides: str) -> tuple[Trained, list[str], list[dict[str, Any]]]:
-    """The grid point that is best on validation, its overrides, and all points."""
-    best, chosen, table = None, [], []
+def tuned_factorisation(*overrides: str) -> tuple[list[str], list[dict[str, Any]]]:
+    """Overrides of the grid point that is best on validation, and all points."""
+    best, chosen, table = -1.0, [], []
     for dim, lr, l2 in product(*GRID.values()):
         options = factorisation(dim, lr, l2)
         result = train(1, *overrides, *options)
         table.append({"dim": dim, "lr": lr, "l2": l2, "val_ndcg": result.val_ndcg})
         print(f"BPR-MF {table[-1]}", flush=True)
-        if best is None or result.val_ndcg > best.val_ndcg:
-            best, chosen = result, options
-    assert best is not None
-    return best, chosen, table
+        if result.val_ndcg > best:
+            best, chosen = result.val_ndcg, options
+    return chosen, table
 
 
 def factorisation(dim: int, lr: float, l2: float) -> list[str]:
@@ -145,18 +144,21 @@ def main() -> None:
     base = popularity(data)
     defaults = [train(seed, *overrides) for seed in range(1, chosen.seeds + 1)]
     print(f"default {[round(float(result.ndcg.mean() / base.ndcg.mean()), 3) for result in defaults]} x popularity")
-    tuned, tuned_options, grid = tuned_factorisation(*overrides)
+    tuned_options, grid = tuned_factorisation(*overrides)
+    tuned = [train(seed, *overrides, *tuned_options) for seed in range(1, chosen.seeds + 1)]
     leaking = train(1, *overrides, *tuned_options, "workload.data.avoid_held_out=true")
     record = {
-        "command": " ".join(["python", *sys.argv]).replace(str(chosen.data), "FOLDER"),
+        "command": "python benchmarks/recsys_learning.py --out RECORD" + (" --data FOLDER" if chosen.data else ""),
         "data": Path(chosen.data).name if chosen.data else "embedded",
         "notes": data.notes,
         "popularity": summary(base),
-        "bpr_mf_tuned": summary(tuned) | {"overrides": tuned_options, "grid": grid},
+        "bpr_mf_tuned": [summary(result) for result in tuned],
+        "bpr_mf_tuning": {"overrides": tuned_options, "grid": grid},
         "default": [summary(result) for result in defaults],
         "default_options": options,
         "default_over_popularity": [float(result.ndcg.mean() / base.ndcg.mean()) for result in defaults],
-        "default_minus_bpr_mf": [difference(result, tuned) for result in defaults],
+        "bpr_mf_over_popularity": [float(result.ndcg.mean() / base.ndcg.mean()) for result in tuned],
+        "default_minus_bpr_mf": [difference(one, other) for one, other in zip(defaults, tuned, strict=True)],
         "bpr_mf_avoid_held_out": summary(leaking) | {"what": "negatives never held-out items: leaks, not comparable"},
         "machine": {
             "cpu": platform.processor() or platform.machine(),

@@ -64,6 +64,11 @@ class Passes:
         return self._figures.latest
 
     @property
+    def first(self) -> Mapping[str, float]:
+        """The first figure of each name in this process: what learning started from."""
+        return self._figures.first
+
+    @property
     def on_saved(self) -> Callable[[int, str], None]:
         """Called after each checkpoint with the steps done and the file's name."""
         return self._checkpoints.on_saved

@@ -242,7 +242,7 @@ class Run:
         self._journal.sink.finish(record.metrics, outcome.exit_code)
         self._journal.save()
         if self._rank == 0:
-            screen.show_end(self._console, vars(record), self._folder)
+            screen.show_end(self._console, vars(record), self._passes.first if self._passes else {}, self._folder)
 
     def _tell(self, outcome: Outcome, error: BaseException) -> None:
         """What ended the run, on the terminal and in the log; the traceback only where it helps."""

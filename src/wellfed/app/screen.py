@@ -37,15 +37,16 @@ def show_differences(console: Console, name: str, found: Sequence[tuple[str, Any
             console.print(f"  {dotted}: {old} -> {new}", markup=False, soft_wrap=True)
 
 
-def show_end(console: Console, record: Mapping[str, Any], folder: Path) -> None:
-    """Throughput, where time went, memory, metrics, files."""
+def show_end(console: Console, record: Mapping[str, Any], first: Mapping[str, float], folder: Path) -> None:
+    """Throughput, where time went, memory, metrics beside their first values, files."""
     console.print(
         f"\n{record['status']}: {record['steps']} steps in {show_duration(record['duration_s'])}", markup=False
     )
     for line in report.time_lines(record) + report.memory_lines(record):
         console.print(line, markup=False)
-    if record["metrics"]:
-        console.print("  ".join(f"{name} {value:.4g}" for name, value in record["metrics"].items()), markup=False)
+    for name, value in record["metrics"].items():
+        began = first.get(name, value)
+        console.print(f"{name} {value:.4g}" + (f" (first {began:.4g})" if began != value else ""), markup=False)
     warnings = [event for event in record["events"] if event["kind"] not in ("checkpoint", "resume")]
     for event in warnings[:5]:
         facts = ", ".join(f"{key}={value}" for key, value in event.items() if key not in ("kind", "time_s"))

@@ -37,6 +37,7 @@ class Figures(pl.Callback):
         """
         self._take, self._every, self._stop_on_nan, self._more = take, every, stop_on_nan, more
         self._handed_over_step = 0
+        self.first: dict[str, float] = {}
         self.latest: dict[str, float] = {}
         self.validated_step: int | None = None
 
@@ -74,7 +75,9 @@ class Figures(pl.Callback):
         self._tell("test", module.evaluated() if isinstance(module, StepModule) else _logged(trainer, "test"), trainer)
 
     def _tell(self, split: str, values: Mapping[str, float], trainer: pl.Trainer) -> None:
-        self.latest.update({f"{split}/{name}": value for name, value in values.items()})
+        named = {f"{split}/{name}": value for name, value in values.items()}
+        self.latest.update(named)
+        self.first = {**named, **self.first}
         if trainer.is_global_zero:
             self._take(split, values, step=trainer.global_step, epoch=trainer.current_epoch)
 
