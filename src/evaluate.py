@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+from wellfed.app.resume import quoted
 from wellfed.config.compose import Composed
 from wellfed.config.entry import main
 from wellfed.config.schema import EvaluateConfig
@@ -16,5 +17,10 @@ def job(composed: Composed[EvaluateConfig]) -> int:
     return evaluate(composed)
 
 
+def quote_paths(overrides: list[str]) -> list[str]:
+    """The command line, with paths that Hydra's grammar would stumble over in quotes."""
+    return [quoted(text) for text in overrides]
+
+
 if __name__ == "__main__":
-    sys.exit(main("evaluate", job))
+    sys.exit(main("evaluate", job, expand=quote_paths))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.units import gib, show_bytes, show_count, show_duration, show_percent
+from wellfed.units import counted, gib, show_bytes, show_count, show_duration, show_percent
 
 
 @pytest.mark.parametrize(
@@ -22,6 +22,11 @@ from wellfed.units import gib, show_bytes, show_count, show_duration, show_perce
 )
 def test_bytes(number, shown):
     assert show_bytes(number) == shown
+
+
+@pytest.mark.parametrize(("number", "shown"), [(0, "0 users"), (1, "1 user"), (2, "2 users"), (2048, "2,048 users")])
+def test_a_count_and_what_is_counted(number, shown):
+    assert counted(number, "user") == shown
 
 
 @given(st.floats(0, 2**50))

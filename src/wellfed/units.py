@@ -27,6 +27,11 @@ def show_count(number: float) -> str:
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:,.2f}".rstrip("0").rstrip(".")
 
 
+def counted(number: int, noun: str) -> str:
+    """A count and what is counted: ``1 user``, ``2,048 users``. Only for nouns whose plural ends in -s."""
+    return f"{show_count(number)} {noun if number == 1 else noun + 's'}"
+
+
 def show_duration(seconds: float) -> str:
     """A length of time for people: ``850 ms``, ``42.0 s``, ``3 min 05 s``, ``2 h 10 min``."""
     if seconds < 0.9995:

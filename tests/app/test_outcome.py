@@ -8,9 +8,9 @@ import torch
 from wellfed import errors
 from wellfed.app.outcome import OK, outcome_of
 from wellfed.errors import ConfigError, DataError, Fault, HardwareError, OutOfMemoryExhausted, WellfedError
-from wellfed.lit.callbacks.stop import Stopped
 from wellfed.lit.module import NonFiniteLoss
 from wellfed.record import Status
+from wellfed.stop_request import Stopped
 
 
 def noted(error, *notes):

@@ -87,7 +87,7 @@ def test_out_of_memory_halves_the_micro_batch_and_does_the_same_batch_again(tmp_
     assert retried.micro.tried == [32, 16, 8]
     assert torch.equal(tiny.weights(retried), tiny.weights(by_hand))  # dropout masks included
     assert [kind for kind, _ in events] == ["oom", "step_down", "oom", "step_down"]
-    assert events[1][1] == {"step": 0, "micro_batch": 16, "before": 32}
+    assert events[1][1] == {"step": 1, "micro_batch": 16, "before": 32}
 
 
 def test_a_step_done_again_is_reported_once(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from wellfed import record
-from wellfed.app.resume import is_readable, quoted
+from wellfed.app.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
+from wellfed.app.resume import quoted
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import EvaluateConfig, RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
@@ -43,7 +44,7 @@ def run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
     if not checkpoint.is_file():
         raise ConfigError([Fault(where, "there is no such file.", "Name a file of a run's checkpoints folder.")])
     if not is_readable(checkpoint):
-        raise ConfigError([Fault(where, "is not a checkpoint that can be read.", "Name another, e.g. last-1.ckpt.")])
+        raise ConfigError([Fault(where, "is not a checkpoint that can be read.", WAY_OUT)])
     try:
         earlier = record.read(folder)
     except (OSError, ValueError) as error:
@@ -64,6 +65,7 @@ def _evaluate(config: RunConfig, choices: Any, checkpoint: Path) -> dict[str, fl
     from wellfed.planning.device import plan_device
     from wellfed.planning.plan import plan_run
 
+    load_checkpoint(checkpoint)  # before data and model are made
     facts = machine(torch_cuda())
     device = plan_device(config, choices, facts)
     if isinstance(device, list):
@@ -73,7 +75,22 @@ def _evaluate(config: RunConfig, choices: Any, checkpoint: Path) -> dict[str, fl
     plan = plan_run(config, choices, facts, device, data, model)
     if isinstance(plan, list):
         raise ConfigError(plan)
-    return evaluate_checkpoint(config, parts, plan, checkpoint)
+    try:
+        return evaluate_checkpoint(config, parts, plan, checkpoint)
+    except RuntimeError as error:
+        first, *rest = str(error).splitlines()
+        if not first.startswith("Error(s) in loading state_dict"):
+            raise
+        raise _no_fit(checkpoint, config.workload.name, [line.strip() for line in rest]) from error
+
+
+def _no_fit(checkpoint: Path, workload: str, differences: list[str]) -> ConfigError:
+    """``differences``: load_state_dict's own, one a line."""
+    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
+    shown = (differences or ["they differ"])[0][:200].rstrip(". ")
+    problem = f"its weights don't fit the model of workload {workload} that run.json describes: {shown}{more}."
+    way_out = "Put it back beside its own run.json, or check out the git commit that is named there."
+    return ConfigError([Fault(f"checkpoint={checkpoint}", problem, way_out)])
 
 
 def _write(path: Path, checkpoint: Path, metrics: dict[str, float]) -> int:

@@ -91,10 +91,9 @@ def fill_in(record: RunRecord, summary: StepSummary | None, config: RunConfig) -
     """``throughput``, ``time`` and ``readiness_frac`` of the record; rates count all ranks."""
     if summary is None:
         return
-    ranks = config.trainer.devices
     record.throughput = {
-        "samples_per_s": summary.samples_per_s * ranks,
-        "ci95": [bound * ranks for bound in summary.ci95] if summary.ci95 else None,
+        "samples_per_s": summary.samples_per_s,
+        "ci95": list(summary.ci95) if summary.ci95 else None,
         "steps": summary.steps,
         "warmup_steps": summary.warmup_steps,
         "sample_unit": config.workload.sample_unit,

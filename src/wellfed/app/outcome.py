@@ -18,10 +18,10 @@ from wellfed.errors import (
     OutOfMemoryExhausted,
     WellfedError,
 )
-from wellfed.lit.callbacks.stop import Stopped
 from wellfed.lit.module import NonFiniteLoss
 from wellfed.memory import oom
 from wellfed.record import Status
+from wellfed.stop_request import Stopped
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,13 @@ from wellfed.lit.callbacks.clock import BareBatches, Clock, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.profile import Profile
 from wellfed.lit.callbacks.progress import Counts, ProgressBar
-from wellfed.lit.callbacks.stop import StopAtStepEnd, StopRequest
+from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.step import parameter_groups
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord
+from wellfed.stop_request import StopRequest
 from wellfed.timing.clock import StepClock
 from wellfed.tracking.journal import Journal
 
@@ -62,6 +63,23 @@ class Passes:
     def latest(self) -> Mapping[str, float]:
         """The latest figure of each name, ``<split>/<metric>``."""
         return self._figures.latest
+
+    def check_fits(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
+        """Whether a checkpoint's weights go into this model.
+
+        Raises:
+            ConfigError: they don't; names the first that differ.
+        """
+        found = lit.misfits(self._module, state["state_dict"])
+        if found:
+            problem = f"does not fit workload.model: {'; '.join(found)}."
+            way_out = "Set workload.* as it was when the checkpoint was written."
+            raise ConfigError([Fault(f"resume={checkpoint}", problem, way_out)])
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one pass over the training data."""
+        return len(self._loader)
 
     @property
     def first(self) -> Mapping[str, float]:
@@ -109,6 +127,8 @@ class Passes:
         trainer = lit.make_trainer(self.options, callbacks, self._folder)
         lit.fit(trainer, self._module, loader, self._eval_loader("val"), checkpoint)
         self._loader.close()
+        if self._figures.step == 0:  # nothing was left to train
+            self._figures.step, self._figures.epoch = trainer.global_step, trainer.current_epoch
         self._validate_last_step(trainer.global_step)
 
     def test(self) -> dict[str, Path]:
@@ -138,10 +158,10 @@ class Passes:
     def ceiling(self) -> float | None:
         """Samples/s on batches already on the device; None if not asked for. Changes the weights: comes last."""
         steps = self._config.telemetry.ceiling_steps
-        if steps == 0:
+        if steps == 0 or not self._config.telemetry.enabled:
             return None
         summary = lit.run_ceiling(self._module, self._loader, self.options, steps, self._folder)
-        return None if summary is None else summary.samples_per_s * self._config.trainer.devices
+        return None if summary is None else summary.samples_per_s
 
     def _validate_last_step(self, step: int) -> None:
         """The run may have ended between two validations."""

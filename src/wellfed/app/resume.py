@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import sys
-import zipfile
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from wellfed import record
+from wellfed.app.checkpoint_file import WAY_OUT, is_readable
 from wellfed.config.compose import SECRET_SHOWN, Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
@@ -48,7 +48,7 @@ def expand(overrides: Sequence[str]) -> list[str]:
     Later overrides win. Paths with characters that Hydra's grammar would read are quoted.
 
     Raises:
-        ConfigError: there is no such run, it is still running, or it has nothing to go on from.
+        ConfigError: there is no such run.
     """
     typed = [quoted(text) for text in overrides]
     given = {key: _unquoted(value) for key, value in (_key_value(text) for text in typed)}
@@ -69,10 +69,9 @@ def expand(overrides: Sequence[str]) -> list[str]:
             print("resume=auto: no earlier run of this workload to go on from; starting afresh.", file=sys.stderr)
             return rest
         resume = str(found)
-    target = locate(Path(resume), may_run=True)  # the run itself refuses one that is running
-    before = list(target.earlier["overrides"]) if target.earlier else []
-    merged = _merged(before, rest)
-    folder = [_assigned("hydra.run.dir", str(Path(resume)))] if target.in_place else []
+    in_place, earlier = _named_run(Path(resume))  # the run itself asks whether it may go on
+    merged = _merged(earlier["overrides"] if earlier else [], rest)
+    folder = [_assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, _assigned("resume", resume)]
 
 
@@ -86,16 +85,12 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
         ConfigError: neither, or the run is still running, or no checkpoint of it can be read.
     """
     where = f"resume={path}"
-    if path.is_file():
+    in_place, earlier = _named_run(path)
+    if not in_place:
         if not is_readable(path):
-            raise ConfigError([Fault(where, "is not a checkpoint that can be read.", "Name another, or a run folder.")])
-        folder = path.parent.parent
-        return Target(path, False, _read(folder, where) if (folder / record.FILE_NAME).exists() else None)
-    if not path.is_dir():
-        raise ConfigError(
-            [Fault(where, "there is no such file or folder.", "Name a run folder, a checkpoint, or auto.")]
-        )
-    earlier = _read(path, where)
+            raise ConfigError([Fault(where, "is not a checkpoint that can be read.", WAY_OUT)])
+        return Target(path, False, earlier)
+    assert earlier is not None
     if earlier["status"] == "running" and not may_run:
         raise ConfigError(
             [
@@ -112,6 +107,19 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
     return Target(checkpoint, True, earlier)
 
 
+def _named_run(path: Path) -> tuple[bool, Mapping[str, Any] | None]:
+    """Whether ``resume=<path>`` goes on in the run's own folder, and the run's record."""
+    where = f"resume={path}"
+    if path.is_file():
+        folder = path.parent.parent
+        return False, _read(folder, where) if (folder / record.FILE_NAME).exists() else None
+    if not path.is_dir():
+        raise ConfigError(
+            [Fault(where, "there is no such file or folder.", "Name a run folder, a checkpoint, or auto.")]
+        )
+    return True, _read(path, where)
+
+
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest ``last*.ckpt`` of a run folder that is whole."""
     before = sorted((folder / CHECKPOINTS).glob("last-*.ckpt"), key=_age)
@@ -123,15 +131,6 @@ def _age(checkpoint: Path) -> int:
     """``last-10.ckpt`` is older than ``last-2.ckpt``."""
     number = checkpoint.stem.removeprefix("last-")
     return int(number) if number.isdecimal() else sys.maxsize
-
-
-def is_readable(checkpoint: Path) -> bool:
-    """Whether the archive is whole; its end is written last. Reads no tensor and needs no torch."""
-    try:
-        with zipfile.ZipFile(checkpoint) as archive:
-            return any(name.endswith("data.pkl") for name in archive.namelist())
-    except (OSError, zipfile.BadZipFile):
-        return False
 
 
 def find_latest(overrides: Sequence[str]) -> Path | None:

@@ -8,13 +8,14 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from wellfed.app import assemble, figures, screen
+from wellfed.app.checkpoint_file import load_checkpoint
 from wellfed.app.outcome import OK, Outcome, outcome_of
 from wellfed.app.passes import Passes
 from wellfed.app.resume import CHECKPOINTS, Target, differences
@@ -28,17 +29,25 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
-from wellfed.lit.callbacks.stop import StopRequest
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.device import plan_device
 from wellfed.planning.plan import plan_run
 from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord, read
+from wellfed.stop_request import StopRequest
 from wellfed.tracking import wandb as tracking_wandb
 from wellfed.tracking.journal import Journal
 from wellfed.units import gib
 
 _LOG = logging.getLogger(__name__)
+_ARTIFACTS = {
+    "steps": "steps.csv",
+    "metrics": "metrics.csv",
+    "log": "train.log",
+    "last": f"{CHECKPOINTS}/{LAST}",
+    "best": f"{CHECKPOINTS}/{BEST}",
+    "profile": "profile.json",
+}
 
 
 class Run:
@@ -55,30 +64,34 @@ class Run:
         target: Target | None,
         *,
         rank: int,
+        stop: StopRequest,
         began_s: float,
     ) -> None:
         self._composed, self._config = composed, composed.config
         self._folder, self._target, self._rank, self._record = folder, target, rank, record
         self._journal = Journal(record, folder, earlier_s=record.duration_s + time.monotonic() - began_s)
-        self._console = Console(quiet=rank > 0, highlight=False)
-        self._stop = StopRequest()
-        self._has_trained = False
+        self._console = screen.Terminal(quiet=rank > 0, highlight=False)
+        self._stop = stop
+        self.has_trained = False
+        """The first batch was asked for: from here on the folder stays."""
         self._usage = figures.Usage()
         self._passes: Passes | None = None
         self._plan: RunPlan | None = None
 
     def go(self) -> int:
         """All stages; the exit code."""
-        with self._stop.listening():
-            try:
-                self._stages()
-                outcome = OK
-            except BaseException as error:  # noqa: BLE001  every end of a run is a result
-                outcome = outcome_of(error, has_trained=self._has_trained)
-                self._tell(outcome, error)
-            if outcome.exit_code != EXIT_NOTHING_RUN:
-                self._stop.is_stepping = True  # a signal must not cut the record short
-                self._finish(outcome)
+        try:
+            self._stages()
+            outcome = OK
+            self._stop.is_finishing = True  # a signal must not cut the record short
+        except BaseException as error:  # noqa: BLE001  every end of a run is a result
+            self._stop.is_finishing = True
+            outcome = outcome_of(error, has_trained=self.has_trained)
+            self._tell(outcome, error)
+        if outcome.exit_code == EXIT_NOTHING_RUN:
+            self._journal.sink.finish({}, outcome.exit_code)
+        else:
+            self._finish(outcome)
         return outcome.exit_code
 
     def _stages(self) -> None:
@@ -87,7 +100,8 @@ class Run:
         parts = assemble.make_parts(self._config)
         plan = self._make_plan(facts, device, parts)
         self._say_differences()
-        self._open_sink()
+        checkpoint = self._target.checkpoint if self._target else None
+        state = load_checkpoint(checkpoint) if checkpoint else None
         _prepare_device(self._config, plan, parts, facts)
         passes = Passes(
             self._config,
@@ -100,8 +114,14 @@ class Run:
         )
         self._passes = passes
         passes.on_saved = self._saved
+        if checkpoint and state:
+            passes.check_fits(checkpoint, state)
+            self._go_on_from(checkpoint, state, passes.steps_per_epoch)
+        self._open_sink()
         self._usage.start(plan)
-        passes.fit(self._console, self._stop, self._resume_point(), on_start=self._started, on_step=self._stepped)
+        passes.fit(self._console, self._stop, checkpoint, on_start=self._started, on_step=self._stepped)
+        if not self.has_trained:
+            _LOG.warning("Nothing was left to train. Raise trainer.max_epochs or trainer.max_steps to go on.")
         self._usage.stop()
         written = passes.test()
         self._record.artifacts.update({name: str(path.relative_to(self._folder)) for name, path in written.items()})
@@ -181,15 +201,15 @@ class Run:
         parts = [*earlier.get("parts", []), str(sink.folder)]
         self._record.wandb = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": parts}
 
-    def _resume_point(self) -> Path | None:
-        if self._target is None:
-            return None
-        state = torch.load(self._target.checkpoint, map_location="cpu", weights_only=True)
-        step = int(state["global_step"])
-        if self._target.in_place:
+    def _go_on_from(self, checkpoint: Path, state: Mapping[str, Any], steps_per_epoch: int) -> None:
+        """The record and the tables as they were at the checkpoint."""
+        record, step, position = self._record, int(state["global_step"]), state.get("position", {})
+        record.steps = step
+        record.epochs = position.get("epoch", 0) + position.get("batch", 0) / steps_per_epoch
+        if self._target is not None and self._target.in_place:
             self._journal.cut_after(step)
-        self._event("resume", step=step, checkpoint=str(self._target.checkpoint))
-        return self._target.checkpoint
+            record.samples = self._journal.samples_written()
+        self._event("resume", step=step, checkpoint=str(checkpoint))
 
     # -- while training -------------------------------------------------------------------------------------------
 
@@ -200,7 +220,7 @@ class Run:
         self._event("logger_lost", message=message)
 
     def _started(self) -> None:
-        self._has_trained = True
+        self.has_trained = True
 
     def _stepped(self, steps: int, epochs: float, samples: int) -> None:
         self._record.steps, self._record.epochs = steps, epochs
@@ -216,8 +236,9 @@ class Run:
         record = self._record
         figures.fill_in(record, self._journal.summary(), self._config)
         if self._passes is not None:
-            record.metrics = dict(self._passes.latest)
-        record.memory, record.host = self._usage.memory(self._plan), self._usage.host()
+            record.metrics = {**record.metrics, **self._passes.latest}
+        record.memory = self._usage.memory(self._plan) or record.memory
+        record.host = self._usage.host() or record.host
 
     # -- after training -------------------------------------------------------------------------------------------
 
@@ -229,12 +250,9 @@ class Run:
         if outcome.status == "interrupted":
             self._event("signal", message=outcome.message)
         self._fill_in()
-        record.artifacts.update({"steps": "steps.csv", "metrics": "metrics.csv", "log": "train.log"})
-        for name in (LAST, BEST):
-            if (self._folder / CHECKPOINTS / name).exists():
-                record.artifacts[name.removesuffix(".ckpt")] = f"{CHECKPOINTS}/{name}"
-        record.artifacts["report"] = "report.md"
         self._journal.save()
+        record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self._folder / path).exists()})
+        record.artifacts["report"] = "report.md"
         try:
             (self._folder / "report.md").write_text(to_markdown(vars(record)), encoding="utf-8")
         except OSError as error:

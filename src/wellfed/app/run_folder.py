@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import tempfile
 from dataclasses import dataclass
 from datetime import datetime
@@ -21,6 +22,24 @@ class RunFolder:
     is_new: bool
     """Created for this run: removed again if nothing was run."""
     warning: str | None = None
+    entries_before: frozenset[str] = frozenset()
+    """What the folder held already; stays whatever happens."""
+    record_before: bytes | None = None
+    """The record of the run that is resumed in it."""
+
+    def undo(self) -> None:
+        """Nothing was run: what this run wrote goes, the earlier record comes back."""
+        if self.is_new:
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        for name in {entry.name for entry in self.path.iterdir()} - self.entries_before:
+            place = self.path / name
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place, ignore_errors=True)
+            else:
+                place.unlink(missing_ok=True)
+        if self.record_before is not None:
+            (self.path / record.FILE_NAME).write_bytes(self.record_before)
 
 
 def create(log_dir: Path, workload: str) -> RunFolder:
@@ -63,7 +82,7 @@ def open_given(path: Path, *, resume: bool) -> RunFolder:
         ConfigError: it holds another run already, or can't be created.
     """
     if resume:
-        return RunFolder(path, is_new=False)
+        return _existing(path)
     if (path / record.FILE_NAME).exists():
         raise ConfigError(
             [
@@ -81,7 +100,15 @@ def open_given(path: Path, *, resume: bool) -> RunFolder:
         raise ConfigError(
             [Fault(f"hydra.run.dir={path}", f"can't be created: {error.strerror}.", "Name another folder.")]
         ) from error
-    return RunFolder(path, is_new)
+    return RunFolder(path, is_new=True) if is_new else _existing(path)
+
+
+def _existing(path: Path) -> RunFolder:
+    file = path / record.FILE_NAME
+    entries = frozenset(entry.name for entry in path.iterdir())
+    return RunFolder(
+        path, is_new=False, entries_before=entries, record_before=file.read_bytes() if file.exists() else None
+    )
 
 
 def _create_in(runs: Path) -> Path:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,29 @@ from rich.table import Table
 from wellfed.diagnosis import report
 from wellfed.planning.planned import RunPlan
 from wellfed.units import show_bytes, show_duration
+
+LEFT_BEHIND = ("run.json", "report.md", "steps.csv", "metrics.csv", "checkpoints", "train.log")
+
+
+class Terminal(Console):
+    """A console whose reader may go away (``| head``) or whose disk may be full; the run goes on without it."""
+
+    def on_broken_pipe(self) -> None:
+        """Rich would end the process here."""
+        self._give_up()
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """As rich does, until it can't."""
+        try:
+            super().print(*objects, **options)
+        except OSError:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        self.quiet = True
+        # What is still buffered must not fail again when Python ends.
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def show_plan(console: Console, workload: str, plan: RunPlan, notes: Sequence[str], folder: Path) -> None:
@@ -53,7 +80,6 @@ def show_end(console: Console, record: Mapping[str, Any], first: Mapping[str, fl
         console.print(f"event {event['kind']}: {facts}", markup=False)
     wandb = record["wandb"]
     if wandb and wandb["mode"] == "offline":
-        console.print(f"wandb (offline): wandb sync {' '.join(wandb['parts'])}", markup=False, soft_wrap=True)
-    console.print(
-        f"Files: {folder} (run.json, report.md, steps.csv, metrics.csv, checkpoints/)", markup=False, soft_wrap=True
-    )
+        console.print(f"wandb (offline): wandb sync {shlex.join(wandb['parts'])}", markup=False, soft_wrap=True)
+    names = [name for name in LEFT_BEHIND if (folder / name).exists()]
+    console.print(f"Files: {folder} ({', '.join(names)})", markup=False, soft_wrap=True)

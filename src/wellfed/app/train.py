@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -14,17 +14,38 @@ from pathlib import Path
 
 from wellfed import record
 from wellfed.app import resume, run_folder
+from wellfed.app.lock import only_one
 from wellfed.config.compose import Composed, masked_override
 from wellfed.config.schema import Allocator, RunConfig
-from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, Fault, WellfedError
+from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_TERMINATED, ConfigError, Fault, WellfedError
+from wellfed.stop_request import Stopped, StopRequest
 
 _LOG = logging.getLogger("wellfed")
+_KEPT_BY_RESUME = (
+    "started_at",
+    "duration_s",
+    "wandb",
+    "events",
+    "steps",
+    "epochs",
+    "samples",
+    "throughput",
+    "ceiling",
+    "readiness_frac",
+    "time",
+    "memory",
+    "host",
+    "metrics",
+    "artifacts",
+)
+"""What a run that goes on in its folder knows of itself already, until it has something newer."""
 
 
 def train(composed: Composed[RunConfig]) -> int:
     """Run it; the exit code. Whatever happens, the run's folder tells, or (exit 2) there is none."""
     try:
-        return _train(composed)
+        with StopRequest().listening() as stop:
+            return _train(composed, stop)
     except WellfedError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
@@ -32,26 +53,44 @@ def train(composed: Composed[RunConfig]) -> int:
         return EXIT_NOTHING_RUN
 
 
-def _train(composed: Composed[RunConfig]) -> int:
+def _train(composed: Composed[RunConfig], stop: StopRequest) -> int:
     began_s = time.monotonic()
     config = composed.config
     rank = launched_rank()
     target = resume.locate(Path(config.resume), may_run=rank > 0) if config.resume else None
     if target and target.earlier:
         resume.check_unchanged(composed, target.earlier)
-    if rank > 0:  # rank 0 writes down what all of them do
-        folder = run_folder.RunFolder(Path(tempfile.mkdtemp(prefix="wellfed-rank-")), is_new=True)
-    elif composed.run_dir is not None:
-        folder = run_folder.open_given(composed.run_dir, resume=target is not None and target.in_place)
-    else:
-        folder = run_folder.create(Path(config.paths.log_dir), config.workload.name)
+    folder = _open_folder(composed, target, rank)
     if config.trainer.devices > 1 and rank == 0:
         # Lightning starts the other ranks with this command line: resume=auto must mean the same run there.
         sys.argv[1:] = list(composed.overrides)
     if config.gpu.allocator is Allocator.expandable:
         os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # read when CUDA starts
-    before = read_bytes(folder.path / record.FILE_NAME)
-    run_record = begin_record(composed, folder, target)
+    with only_one(folder.path):
+        run_record = begin_record(composed, folder, target)
+        return _run(composed, folder, run_record, target=target, stop=stop, began_s=began_s)
+
+
+def _open_folder(composed: Composed[RunConfig], target: resume.Target | None, rank: int) -> run_folder.RunFolder:
+    config = composed.config
+    if rank > 0:  # rank 0 writes down what all of them do
+        return run_folder.RunFolder(Path(tempfile.mkdtemp(prefix="wellfed-rank-")), is_new=True)
+    if composed.run_dir is not None:
+        return run_folder.open_given(composed.run_dir, resume=target is not None and target.in_place)
+    return run_folder.create(Path(config.paths.log_dir), config.workload.name)
+
+
+def _run(
+    composed: Composed[RunConfig],
+    folder: run_folder.RunFolder,
+    run_record: record.RunRecord,
+    *,
+    target: resume.Target | None,
+    stop: StopRequest,
+    began_s: float,
+) -> int:
+    """The run in its folder; if nothing was run, the folder is as it was."""
+    rank, run = launched_rank(), None
     try:
         if rank == 0:
             _write_first(composed, folder.path, run_record)
@@ -60,12 +99,18 @@ def _train(composed: Composed[RunConfig]) -> int:
                 _LOG.warning(folder.warning)
             from wellfed.app.run import Run  # torch and Lightning from here on
 
-            exit_code = Run(composed, folder.path, run_record, target, rank=rank, began_s=began_s).go()
+            run = Run(composed, folder.path, run_record, target, rank=rank, stop=stop, began_s=began_s)
+            exit_code = run.go()
+    except Stopped as stopped:  # while torch was imported
+        run_record.status = "interrupted"
+        run_record.exit_code = exit_code = EXIT_TERMINATED if stopped.signum == signal.SIGTERM else EXIT_INTERRUPTED
+        run_record.write(folder.path)
     except BaseException:
-        undo(folder, before)
+        if run is None or not run.has_trained:
+            folder.undo()
         raise
     if exit_code == EXIT_NOTHING_RUN or rank > 0:
-        undo(folder, before)
+        folder.undo()
     return exit_code
 
 
@@ -106,11 +151,8 @@ def begin_record(
     if target is not None:
         run_record.resumed_from = str(target.checkpoint)
         if target.in_place and target.earlier is not None:
-            earlier = target.earlier
-            run_record.started_at = earlier["started_at"]
-            run_record.events = list(earlier["events"])
-            run_record.wandb = earlier["wandb"]
-            run_record.duration_s = earlier["duration_s"]
+            for name in _KEPT_BY_RESUME:
+                setattr(run_record, name, target.earlier[name])
     return run_record
 
 
@@ -141,19 +183,3 @@ def log_file(path: Path) -> Iterator[None]:
         for handler in handlers:
             root.removeHandler(handler)
             handler.close()
-
-
-def read_bytes(path: Path) -> bytes | None:
-    """The file's content, None if there is none."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
-
-
-def undo(folder: run_folder.RunFolder, record_before: bytes | None) -> None:
-    """Nothing was run: a new folder goes, an old one has its record back."""
-    if folder.is_new:
-        shutil.rmtree(folder.path, ignore_errors=True)
-    elif record_before is not None:
-        (folder.path / record.FILE_NAME).write_bytes(record_before)

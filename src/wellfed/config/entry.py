@@ -40,7 +40,7 @@ def main(
         config_name: primary config, unless ``--config-name`` says otherwise.
         job: called once, or once a point with ``-m``; imports the app itself, late.
         argv: None = ``sys.argv[1:]``.
-        expand: rewrites the overrides before they are composed (resume, rerun).
+        expand: rewrites the overrides of a single run before they are composed (resume, rerun, paths).
     """
     parser = get_args_parser()
     args = parser.parse_intermixed_args(argv)
@@ -53,6 +53,7 @@ def main(
             flags = "--run, --cfg, --multirun, --info, --shell-completion"
             raise ConfigError([Fault("command line", f"only one of {flags} at a time.", "Leave the others out.")])
         if args.multirun:
+            _refuse_single_run_knobs(args.overrides)
             return _multirun(args, config_name, job)
         if expand and not (args.help or args.hydra_help or args.info or args.shell_completion):
             args.overrides = expand(args.overrides)
@@ -100,6 +101,18 @@ def _hand_over(args: Namespace, parser: Any, config_name: str) -> int:
         compose(args.overrides, config_name, config_dir=_config_dir(args), extra_dirs=_extra_dirs(args))
         raise ConfigError([Fault("command line", f"{error}.", "See --hydra-help.")]) from error
     return EXIT_OK
+
+
+def _refuse_single_run_knobs(overrides: list[str]) -> None:
+    """``resume`` and ``rerun`` stand for another command line, which is put in before anything is composed."""
+    given = (text.partition("=") for text in overrides)
+    faults = [
+        Fault(f"{name}={value}", "is about one run, and -m starts many.", f"Leave out -m, or leave out {name}.")
+        for name, value in ((key.lstrip("+"), value) for key, _, value in given)
+        if name in ("resume", "rerun") and value.lower() not in ("", "null")
+    ]
+    if faults:
+        raise ConfigError(faults)
 
 
 def _multirun(args: Namespace, config_name: str, job: Job) -> int:

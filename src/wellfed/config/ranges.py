@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
 
 
@@ -80,8 +81,8 @@ def range_faults(config: Any) -> Iterator[Fault]:
         value = value_of(config, dotted)
         for number in value if isinstance(value, list) else [value]:
             if number is not None and not allowed.holds(number):
-                way_out = f"Set {dotted}={_legal(allowed, isinstance(number, int), in_list=isinstance(value, list))}."
-                yield Fault(f"{dotted}={_show_value(value)}", f"must be {allowed}.", way_out)
+                way_out = _legal_entries(dotted, value) if isinstance(value, list) else _legal(allowed, number)
+                yield Fault(f"{dotted}={_show_value(value)}", f"must be {allowed}.", f"Set {dotted}={way_out}.")
                 break
 
 
@@ -92,13 +93,17 @@ def value_of(config: Any, dotted: str) -> Any:
     return config
 
 
-def _legal(allowed: Range, whole: bool, *, in_list: bool) -> str:
+def _legal(allowed: Range, value: float) -> str:
     """A value in range, to type."""
     if allowed.at_least is not None:
-        number = allowed.at_least
-    else:
-        number = 1 if whole or allowed.at_most is None else allowed.at_most
-    return f"[{_show(number)}]" if in_list else _show(number)
+        return _show(allowed.at_least)
+    return _show(1 if isinstance(value, int) or allowed.at_most is None else allowed.at_most)
+
+
+def _legal_entries(dotted: str, values: list[Any]) -> str:
+    """The entries in range, to type; the default if there are none. None is made up: an entry may name a sample."""
+    kept = [value for value in values if RANGES[dotted].holds(value)] or value_of(RunConfig(), dotted)
+    return "null" if kept is None else _show_value(kept)
 
 
 def _show(number: float) -> str:

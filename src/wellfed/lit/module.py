@@ -9,7 +9,6 @@ out-of-memory error around the closure, which may be called again. Mixed precisi
 from __future__ import annotations
 
 import gc
-import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -78,13 +77,16 @@ class StepModule(pl.LightningModule):
         self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
         self._make_optimizer, self._lr_factor, self._on_event = make_optimizer, lr_factor, on_event
         self._rng_state: dict[str, Any] | None = None
+        self._is_finite: Tensor | None = None
 
     # -- set-up ---------------------------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> dict[str, Any]:
         """The workload's optimizer, with its schedule counted in optimizer steps."""
         optimizer = self._make_optimizer(self.model)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self._lr_factor)
+        # A plain function is not saved with the scheduler; an object's attributes are, and a resumed run that was
+        # given more steps would get the old end of its schedule back: a rate of 0.
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self._lr_factor(step))  # noqa: PLW0108
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def hold_features(self) -> None:
@@ -98,6 +100,13 @@ class StepModule(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         self.hold_features()
+
+    def on_train_start(self) -> None:
+        """The rate of the next step by this run's schedule; a checkpoint holds that of the run that wrote it."""
+        for config in self.trainer.lr_scheduler_configs:
+            scheduler = config.scheduler
+            for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
+                group["lr"] = rate * self._lr_factor(scheduler.last_epoch)
 
     def on_validation_start(self) -> None:
         self.hold_features()
@@ -124,7 +133,7 @@ class StepModule(pl.LightningModule):
         parts = self._train.split(delivery.batch, self.micro.sizes(batches.batch_size(delivery.batch)))
         weights = [0 if delivery.is_padding else self._train.weight(part) for part in parts]
         total = self._total_weight(delivery, sum(weights))
-        self.micro_batches_done, self.samples_done = len(parts), 0
+        self.micro_batches_done, self.samples_done, self._is_finite = len(parts), 0, None
         for number, (part, weight) in enumerate(zip(parts[:-1], weights[:-1], strict=True)):
             loss = self._micro_loss(part, delivery, number, weight / total)
             self.trainer.strategy.backward(loss, None)
@@ -141,6 +150,9 @@ class StepModule(pl.LightningModule):
         for name, value in output.metrics.items():
             self.totals.add(name, value, share * self.trainer.world_size)
         loss: Tensor = output.loss * (share * self.trainer.world_size)
+        if self.options.on_nan != "raise":
+            is_finite = torch.isfinite(output.loss.detach())
+            self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
         return loss
 
     def _total_weight(self, delivery: Delivery, own: int) -> float:
@@ -171,14 +183,24 @@ class StepModule(pl.LightningModule):
                     break
                 # Outside the handler: its traceback would keep the failed step's tensors alive.
                 self._step_down(failure, rng)
-            if self.options.on_nan != "raise" and not math.isfinite(float(loss.detach())):
+            if self._is_step_finite():
+                self.totals.commit()
+            else:
                 self._leave_out_step(optimizer)
-            self.totals.commit()
             return loss
 
         optimizer.step(closure=closure)
         if self._loss.has_compiled:
             self._loss.has_compiled, self.was_disturbed = False, True
+
+    def _is_step_finite(self) -> bool:
+        """Whether all losses of the step, on all ranks, are finite numbers; not asked with on_nan=raise."""
+        if self._is_finite is None:
+            return True
+        decision = bool(self._is_finite)
+        if self.trainer.world_size > 1:
+            decision = self.trainer.strategy.reduce_boolean_decision(decision, all=True)
+        return decision
 
     def _step_down(self, failure: oom.MemoryFailure, rng: dict[str, Any] | None) -> None:
         """Free what the failed step held and go on with smaller micro-batches."""
@@ -188,7 +210,7 @@ class StepModule(pl.LightningModule):
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-        step, before = self.trainer.global_step, self.micro.size
+        step, before = self.trainer.global_step + 1, self.micro.size
         self._on_event(failure.kind.removeprefix("device_").removeprefix("host_"), step=step, message=failure.message)
         smaller = self.micro.step_down() if rng is not None else None
         if smaller is None or rng is None:
@@ -206,7 +228,7 @@ class StepModule(pl.LightningModule):
         for parameter in self.model.parameters():
             parameter.grad = None
         self.totals.drop()
-        step = self.trainer.global_step
+        step = self.trainer.global_step + 1
         if self.options.on_nan == "halve_lr":
             for scheduler in self.trainer.lr_scheduler_configs:
                 scheduler.scheduler.base_lrs = [rate / 2 for rate in scheduler.scheduler.base_lrs]

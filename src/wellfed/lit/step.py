@@ -45,12 +45,16 @@ class Totals:
         self._pending.clear()
         self.count += 1
 
-    def take(self) -> dict[str, float]:
-        """Means over the steps since the last call; waits for the device once."""
+    def take(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
+        """Means over the steps since the last call; waits for the device once.
+
+        Args:
+            reduce: the mean of a tensor over all ranks, where there are several.
+        """
         if not self._sums or not self.count:
             return {}
-        values = (torch.stack([value.reshape(()) for value in self._sums.values()]) / self.count).tolist()
-        means = dict(zip(self._sums, values, strict=True))
+        stacked = torch.stack([value.reshape(()) for value in self._sums.values()]) / self.count
+        means = dict(zip(self._sums, (reduce(stacked) if reduce else stacked).tolist(), strict=True))
         self._sums, self.count = {}, 0
         return means
 

@@ -190,6 +190,14 @@ def has_step(module: pl.LightningModule, split: str) -> bool:
     return getattr(type(module), name) is not getattr(pl.LightningModule, name)
 
 
+def misfits(module: pl.LightningModule, state_dict: Mapping[str, Any]) -> list[str]:
+    """Names in which a checkpoint's weights and the module's differ, with both shapes; a few at most."""
+    own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+    other = {name: tuple(value.shape) for name, value in state_dict.items()}
+    names = [name for name in [*own, *(name for name in other if name not in own)] if own.get(name) != other.get(name)]
+    return [f"{name}: {other.get(name, 'absent')} there, {own.get(name, 'absent')} here" for name in names[:3]]
+
+
 def load_weights(module: pl.LightningModule, checkpoint: Path) -> None:
     """Put a checkpoint's weights into the module. Loads weights-only."""
     state: Mapping[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)

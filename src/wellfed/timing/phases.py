@@ -15,7 +15,7 @@ class StepRow:
     """Seconds since the run first started, at the end of the step."""
     epoch: int
     samples: int
-    """Samples of this step on this rank."""
+    """Samples of this step over all ranks."""
     micro_batch: int
     num_micro: int
     wait_ms: float

@@ -74,6 +74,18 @@ def cut_after(path: Path, column: str, last: float) -> None:
     write_atomically(path, "".join(_line(line) for line in [lines[0], *kept]))
 
 
+def column(path: Path, name: str) -> list[float]:
+    """A column's figures; empty if there is no such file.
+
+    Raises:
+        OSError, ValueError: it can't be read, or holds something else.
+    """
+    if not path.exists():
+        return []
+    with path.open(encoding="utf-8", newline="") as stream:
+        return [float(row[name]) for row in csv.DictReader(stream)]
+
+
 def _is_within(cell: str, last: float) -> bool:
     try:
         return float(cell) <= last

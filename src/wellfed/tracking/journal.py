@@ -13,7 +13,7 @@ from typing import Any
 from wellfed.record import RunRecord
 from wellfed.timing.phases import StepRow
 from wellfed.timing.readiness import StepSummary, summarise
-from wellfed.tracking.files import CsvTable, cut_after
+from wellfed.tracking.files import CsvTable, column, cut_after
 from wellfed.tracking.sink import NoSink, Sink
 
 _LOG = logging.getLogger(__name__)
@@ -60,6 +60,14 @@ class Journal:
                 cut_after(table.path, "step", step)
             except (OSError, ValueError) as error:
                 _LOG.warning("%s could not be cut back to step %d: %s", table.path, step, error)
+
+    def samples_written(self) -> int:
+        """Samples of all steps in steps.csv; 0 without one."""
+        try:
+            return int(sum(column(self._steps.path, "samples")))
+        except (OSError, ValueError) as error:
+            _LOG.warning("%s can't be read (%s): the record counts samples from here on.", self._steps.path, error)
+            return 0
 
     def event(self, kind: str, step: int, **facts: Any) -> None:
         """Something happened that a reader of the figures must know."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from wellfed.errors import DataError
-from wellfed.units import show_count
+from wellfed.units import counted
 
 
 class BadLines:
@@ -28,15 +28,20 @@ class BadLines:
             self._first = f"{file}, line {number}: {reason}: {shown!r}"
         if self.count > self.limit:
             raise DataError(
-                f"More than workload.data.max_bad_lines={self.limit} bad lines; the first is {self._first}. "
-                "Correct the file, fetch it again (python -m workloads.recsys.download), or raise the limit."
+                f"More bad lines than workload.data.max_bad_lines={self.limit}; the first is {self._first}. "
+                f"Correct the file, fetch it again ({fetch_command(file)}), or raise the limit."
             )
 
     def notes(self) -> tuple[str, ...]:
         """One sentence if lines were skipped."""
         if self.count == 0:
             return ()
-        return (f"{show_count(self.count)} bad lines skipped, the first: {self._first}",)
+        return (f"{counted(self.count, 'bad line')} skipped, the first: {self._first}",)
+
+
+def fetch_command(file: Path) -> str:
+    """What to type for the release that a file is of: the files of -1M end in .dat, those of -100K don't."""
+    return f"python -m workloads.recsys.download {'ml-1m' if file.suffix == '.dat' else 'ml-100k'}"
 
 
 def read_file(file: Path) -> bytes:
@@ -56,7 +61,7 @@ def read_file(file: Path) -> bytes:
             f"Fetch the file again, or convert it: iconv -f UTF-16 -t UTF-8 {file.name}"
         )
     if not content.strip():
-        raise DataError(f"{file} is empty. Fetch it again: python -m workloads.recsys.download")
+        raise DataError(f"{file} is empty. Fetch it again: {fetch_command(file)}")
     return content
 
 

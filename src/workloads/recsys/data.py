@@ -8,7 +8,7 @@ import numpy as np
 
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, Fault
-from wellfed.units import show_count
+from wellfed.units import counted
 from workloads.recsys.evaluation import RankedUsers, Ranking
 from workloads.recsys.interactions import Interactions, leave_last_out
 from workloads.recsys.movielens import read_movielens
@@ -68,8 +68,8 @@ def build(interactions: Interactions, min_rating: int | None = None, avoid_held_
         np.concatenate([split.items, split.val_items]),
     )
     size = (
-        f"{show_count(num_users)} users, {show_count(num_items)} items, {show_count(len(train))} training "
-        f"interactions, {show_count(len(evaluated_E))} users evaluated"
+        f"{counted(num_users, 'user')}, {counted(num_items, 'item')}, {counted(len(train), 'training interaction')}, "
+        f"{counted(len(evaluated_E), 'user')} evaluated"
     )
     return Datasets(
         train=train,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellfed.errors import DataError
-from wellfed.units import show_count
+from wellfed.units import counted, show_count
 
 Ints = NDArray[np.int64]
 
@@ -67,18 +67,18 @@ def leave_last_out(interactions: Interactions, min_rating: int | None) -> LeaveL
     chosen = chosen[np.lexsort((chosen, interactions.times[chosen], interactions.users[chosen]))]
     latest = _last_of_each_pair(interactions, chosen)
     if len(latest) < len(chosen):
-        notes.append(f"{show_count(len(chosen) - len(latest))} repeated (user, item) pairs: the latest of each is kept")
+        notes.append(f"{counted(len(chosen) - len(latest), 'repeated (user, item) pair')}: the latest of each is kept")
     user_N, item_N = interactions.users[latest], interactions.items[latest]
 
     count_U = np.bincount(user_N, minlength=len(interactions.user_texts))
     evaluated_E = np.flatnonzero(count_U >= MIN_EVALUATED)
     if len(evaluated_E) == 0:
-        rule = f"no user has {MIN_EVALUATED} interactions ({show_count(len(user_N))} interactions in all)"
+        rule = f"no user has {MIN_EVALUATED} interactions ({counted(len(user_N), 'interaction')} in all)"
         lower = "" if min_rating is None else f", or lower workload.data.min_rating={min_rating}"
         raise DataError(f"{rule}, so nobody can be evaluated. Point workload.data.path at a larger set{lower}.")
     few = int(((count_U > 0) & (count_U < MIN_EVALUATED)).sum())
     if few:
-        notes.append(f"{show_count(few)} users have fewer than {MIN_EVALUATED} interactions: trained on, not evaluated")
+        notes.append(f"{counted(few, 'user')} with fewer than {MIN_EVALUATED} interactions: trained on, not evaluated")
 
     end_E = np.cumsum(count_U)[evaluated_E]
     held_out = np.zeros(len(user_N), dtype=bool)

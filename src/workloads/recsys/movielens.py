@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from wellfed.errors import DataError
-from workloads.recsys.bad_lines import BadLines, decode, read_file
+from wellfed.units import counted
+from workloads.recsys.bad_lines import BadLines, decode, fetch_command, read_file
 from workloads.recsys.interactions import Interactions, Ints
 from workloads.recsys.text import item_text, user_text
 
@@ -130,7 +131,7 @@ def _parse_lines(file: Path, content: bytes, separator: bytes, bad: BadLines) ->
             continue
         parts = stripped.split(separator)
         if len(parts) != 4:
-            bad.add(file, number, line, f"{len(parts)} fields instead of 4")
+            bad.add(file, number, line, f"{counted(len(parts), 'field')} instead of 4")
         elif not all(part.isdigit() and len(part) <= MAX_DIGITS for part in parts):
             bad.add(file, number, line, "a field is no whole number")
         else:
@@ -161,7 +162,7 @@ def _read_people_or_films(
 def _fields(line: bytes, separator: str, count: int) -> list[str]:
     fields = decode(line).split(separator)
     if len(fields) != count:
-        raise ValueError(f"{len(fields)} fields instead of {count}")
+        raise ValueError(f"{counted(len(fields), 'field')} instead of {count}")
     return fields
 
 
@@ -235,7 +236,7 @@ def _recognise(folder: Path) -> Layout:
         if len(missing) < len(layout.files):
             raise DataError(
                 f"{name}: {', '.join(missing)} missing for {release}. "
-                "Copy the missing files there, or fetch all: python -m workloads.recsys.download"
+                f"Copy what is missing there, or fetch all: {fetch_command(Path(layout.ratings))}"
             )
     inside = [path.parent for layout in LAYOUTS.values() for path in folder.glob(f"*/{layout.ratings}")]
     if inside:

@@ -9,7 +9,7 @@ from torch import Tensor
 from wellfed.contract import FeatureSource
 from wellfed.errors import DataError
 from wellfed.sample_rng import SampleRng
-from wellfed.units import show_count
+from wellfed.units import counted, show_count
 from workloads.recsys.interactions import Ints
 
 TABLE_CELLS = 2**26
@@ -82,8 +82,8 @@ class TripletData:
         self.notes: tuple[str, ...] = ()
         """What was left out."""
         if dropped := int((~has_free_N).sum()):
-            text = "interactions of users who chose every item are left out of training: they have no negatives"
-            self.notes = (f"{show_count(dropped)} {text}",)
+            text = "of users who chose every item, left out of training: no negatives"
+            self.notes = (f"{counted(dropped, 'interaction')} {text}",)
         if dropped == len(user_N):
             raise DataError(
                 f"All {show_count(len(user_N))} training interactions are of users who chose every one of the "

@@ -74,17 +74,25 @@ def test_best_follows_the_metric_in_its_direction(tmp_path: Path, mode: str, bes
 
 
 def test_a_resumed_run_goes_on_comparing_with_the_best_so_far(tmp_path: Path) -> None:
-    metrics = {"val/loss": 0.5}
-    first = tiny.checkpoints(tmp_path, metrics=metrics)
-    first.best_value = 0.1
+    first = tiny.checkpoints(tmp_path)
     tiny.fit(tiny.module(), tmp_path, [first], max_steps=2)
-    second = tiny.checkpoints(tmp_path, metrics=metrics)
+    first.validated_at_end(0.1)  # known only after the last checkpoint was written
+    second = tiny.checkpoints(tmp_path)
     tiny.fit(tiny.module(), tmp_path, [second], checkpoint=tmp_path / "last.ckpt", max_steps=3)
     second.validated_at_end(0.2)
-    assert second.best_value == 0.1
-    assert not (tmp_path / "best.ckpt").exists()
+    assert (second.best_value, step_of(tmp_path / "best.ckpt")) == (0.1, 2)
     second.validated_at_end(0.05)
-    assert step_of(tmp_path / "best.ckpt") == 3
+    assert (second.best_value, step_of(tmp_path / "best.ckpt")) == (0.05, 3)
+
+
+def test_another_folder_knows_no_best_yet(tmp_path: Path) -> None:
+    first = tiny.checkpoints(tmp_path / "one")
+    tiny.fit(tiny.module(), tmp_path, [first], max_steps=2)
+    first.validated_at_end(0.1)
+    second = tiny.checkpoints(tmp_path / "two")
+    tiny.fit(tiny.module(), tmp_path, [second], checkpoint=tmp_path / "one" / "last.ckpt", max_steps=3)
+    second.validated_at_end(0.2)
+    assert step_of(tmp_path / "two" / "best.ckpt") == 3
 
 
 def test_a_save_that_fails_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ import lightning.pytorch as pl
 import pytest
 
 from tests.lit import tiny
-from wellfed.lit.callbacks.stop import StopAtStepEnd, Stopped, StopRequest
+from wellfed.lit.callbacks.stop import StopAtStepEnd
+from wellfed.stop_request import Stopped, StopRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 

@@ -50,8 +50,8 @@ def test_what_is_left_out_is_counted():
     split = leave_last_out(make(rows), 2)
     assert split.notes == (
         "7 of 8 ratings are >= 2",
-        "1 repeated (user, item) pairs: the latest of each is kept",
-        "1 users have fewer than 3 interactions: trained on, not evaluated",
+        "1 repeated (user, item) pair: the latest of each is kept",
+        "1 user with fewer than 3 interactions: trained on, not evaluated",
     )
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from wellfed.errors import DataError
 from workloads.recsys.bad_lines import BadLines
+from workloads.recsys.download import RELEASES
 from workloads.recsys.movielens import _parse_clean, _parse_lines, read_movielens, read_ratings
 
 IDS = np.array([1, 2, 3], dtype=np.int64)
@@ -67,7 +68,7 @@ def test_a_bad_rating_is_skipped_with_a_note_of_its_place(ml_100k: Path, line: s
     file.write_text("\n".join([*lines[:2], line, *lines[2:]]) + "\n")
     read = read_movielens(ml_100k, 1)
     assert len(read.users) == 6
-    assert read.notes == (f"1 bad lines skipped, the first: {file}, line 3: {reason}: {line[:80]!r}",)
+    assert read.notes == (f"1 bad line skipped, the first: {file}, line 3: {reason}: {line[:80]!r}",)
 
 
 BAD_PEOPLE_AND_FILMS = [
@@ -103,7 +104,19 @@ def test_too_many_bad_lines_stop_the_reading_and_name_the_first(ml_100k: Path):
     with pytest.raises(DataError) as caught:
         read_movielens(ml_100k, 2)
     assert "max_bad_lines=2" in str(caught.value)
-    assert f"{file}, line 7: 1 fields instead of 4: 'first bad'" in str(caught.value)
+    assert f"{file}, line 7: 1 field instead of 4: 'first bad'" in str(caught.value)
+    assert "(python -m workloads.recsys.download ml-100k)" in str(caught.value)
+
+
+@pytest.mark.parametrize(("release", "file"), [("ml-1m", "users.dat"), ("ml-100k", "u.user")])
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda file: file.write_text("\n")])
+def test_the_advised_download_is_of_the_release_at_hand(ml_1m: Path, ml_100k: Path, release: str, file: str, spoil):
+    folder = ml_1m if release == "ml-1m" else ml_100k
+    spoil(folder / file)
+    with pytest.raises(DataError) as caught:
+        read_movielens(folder, 0)
+    assert str(caught.value).endswith(f"python -m workloads.recsys.download {release}")
+    assert release in RELEASES
 
 
 def test_bad_lines_are_counted_over_all_files(ml_100k: Path):

@@ -72,6 +72,10 @@ def test_users_who_chose_everything_are_left_out_with_a_note():
     assert len(data) == 1
     assert data.fetch(torch.tensor([0]), SampleRng(0, 0))["user"].tolist() == [1]
     assert data.notes[0].startswith("3 interactions of users who chose every item")
+    one = TripletData(
+        np.array([0, 1]), np.array([0, 1]), num_users=2, num_items=2, avoid=(user[[0, 0, 3]], item[[0, 1, 3]])
+    )
+    assert one.notes == ("1 interaction of users who chose every item, left out of training: no negatives",)
     with pytest.raises(DataError, match="All 3 training interactions are of users who chose every one of the 3 items"):
         TripletData(user[:3], item[:3], num_users=1, num_items=3)
 

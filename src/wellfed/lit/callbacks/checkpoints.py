@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 import time
@@ -11,13 +12,14 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 
-LAST, BEST = "last.ckpt", "best.ckpt"
+LAST, BEST, BEST_VALUE = "last.ckpt", "best.ckpt", "best.json"
 
 
 class Checkpoints(pl.Callback):
     """Saves every n steps, every so many minutes, and after each epoch where no step count is given.
 
-    Files: ``last.ckpt``, before it ``last-1.ckpt`` and so on up to ``keep_last``, and ``best.ckpt``. A file is
+    Files: ``last.ckpt``, before it ``last-1.ckpt`` and so on up to ``keep_last``, and ``best.ckpt`` with its value in
+    ``best.json``. A file is
     written beside and renamed, so none is ever half written.
     """
 
@@ -42,15 +44,7 @@ class Checkpoints(pl.Callback):
         self._on_disk_error = on_disk_error
         self.on_saved: Callable[[int, str], None] = lambda step, name: None
         self._saved_at_s, self._saved_step = time.monotonic(), -1
-        self.best_value: float | None = None
-
-    def state_dict(self) -> dict[str, Any]:
-        """The best value so far."""
-        return {"best_value": self.best_value}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on comparing with the best value so far."""
-        self.best_value = state_dict["best_value"]
+        self.best_value = self._read_best()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         due = self._every_steps is not None and trainer.global_step % self._every_steps == 0
@@ -63,19 +57,38 @@ class Checkpoints(pl.Callback):
         value = self._metrics.get(f"val/{self._best_metric}")
         if value is None or not self._is_best(value):
             return
-        before, self.best_value = self.best_value, value
-        if not self._save(trainer, BEST):
-            self.best_value = before
+        if self._save(trainer, BEST) and trainer.is_global_zero:
+            self._write_best(value)
 
     def validated_at_end(self, value: float) -> None:
         """A validation after the last step, whose weights are in ``last.ckpt``, gave this value."""
         if self._is_best(value) and (self.folder / LAST).exists():
-            self.best_value = value
+            temporary = self.folder / f".{BEST}.tmp"
             try:
-                shutil.copyfile(self.folder / LAST, self.folder / f".{BEST}.tmp")
-                (self.folder / f".{BEST}.tmp").replace(self.folder / BEST)
+                shutil.copyfile(self.folder / LAST, temporary)
+                temporary.replace(self.folder / BEST)
             except OSError as error:
+                temporary.unlink(missing_ok=True)
                 self._on_disk_error(error, self._saved_step)
+            else:
+                self._write_best(value)
+
+    def _write_best(self, value: float) -> None:
+        """Beside the file it is about: a checkpoint holds only what was known before the validation after it."""
+        self.best_value = value
+        try:
+            (self.folder / BEST_VALUE).write_text(json.dumps({self._best_metric: value}), encoding="utf-8")
+        except OSError as error:
+            self._on_disk_error(error, self._saved_step)
+
+    def _read_best(self) -> float | None:
+        """The best value of the run that is resumed in this folder."""
+        if not (self.folder / BEST).exists():
+            return None
+        try:
+            return float(json.loads((self.folder / BEST_VALUE).read_text(encoding="utf-8"))[self._best_metric])
+        except (OSError, ValueError, KeyError):
+            return None
 
     def _is_best(self, value: float) -> bool:
         if math.isnan(value):

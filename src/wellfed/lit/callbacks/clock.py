@@ -64,6 +64,14 @@ class BareBatches:
             yield delivery.batch
 
 
+def step_samples(trainer: pl.Trainer, module: Any, batch: Any) -> int:
+    """Samples of the step over all ranks, as the model counts them."""
+    own = getattr(module, "samples_done", None)
+    if isinstance(batch, Delivery) and (batch.is_padding or own == batches.batch_size(batch.batch)):
+        return batch.total  # exact where ranks' shares differ by one
+    return int((batches.batch_size(batch) if own is None else own) * trainer.world_size)
+
+
 class Clock(pl.Callback):
     """Must be the first callback: what the others do in their hooks is host time."""
 
@@ -83,7 +91,7 @@ class Clock(pl.Callback):
         micro = getattr(module, "micro", None)
         self.clock.end(
             step=trainer.global_step,
-            samples=getattr(module, "samples_done", size),
+            samples=step_samples(trainer, module, batch),
             micro_batch=min(micro.size, size) if micro else size,
             num_micro=getattr(module, "micro_batches_done", 1),
             warmup=disturbed or self._warmup_left > 0,

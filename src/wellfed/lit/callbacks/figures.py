@@ -40,10 +40,13 @@ class Figures(pl.Callback):
         self.first: dict[str, float] = {}
         self.latest: dict[str, float] = {}
         self.validated_step: int | None = None
+        self.step, self.epoch = 0, 0
+        """How far training is; a validation or test by another Trainer afterwards belongs there."""
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self.step, self.epoch = trainer.global_step, trainer.current_epoch
         if trainer.global_step % self._every == 0:
             self._hand_over(trainer, module)
 
@@ -54,7 +57,8 @@ class Figures(pl.Callback):
         step = trainer.global_step
         if step == self._handed_over_step:
             return
-        values = module.totals.take() if isinstance(module, StepModule) else _logged(trainer, "train")
+        reduce = trainer.strategy.reduce if trainer.world_size > 1 else None
+        values = module.totals.take(reduce) if isinstance(module, StepModule) else _logged(trainer, "train")
         if self._stop_on_nan and not math.isfinite(loss := values.get("loss", 0.0)):
             raise NonFiniteLoss(
                 f"The training loss is {loss} within the steps {self._handed_over_step + 1} to {step}. Usual causes: "
@@ -65,10 +69,10 @@ class Figures(pl.Callback):
         values["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])
         self._tell("train", values, trainer)
         if trainer.is_global_zero and self._more and (more := self._more()):
-            self._take("throughput", more, step=step, epoch=trainer.current_epoch)
+            self._take("throughput", more, step=step, epoch=self.epoch)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self.validated_step = trainer.global_step
+        self.validated_step = self.step
         self._tell("val", module.evaluated() if isinstance(module, StepModule) else _logged(trainer, "val"), trainer)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -79,7 +83,7 @@ class Figures(pl.Callback):
         self.latest.update(named)
         self.first = {**named, **self.first}
         if trainer.is_global_zero:
-            self._take(split, values, step=trainer.global_step, epoch=trainer.current_epoch)
+            self._take(split, values, step=self.step, epoch=self.epoch)
 
 
 def _logged(trainer: pl.Trainer, split: str) -> dict[str, float]:

@@ -10,8 +10,7 @@ import lightning.pytorch as pl
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from wellfed.loading import batches
-from wellfed.loading.build import Delivery
+from wellfed.lit.callbacks.clock import step_samples
 
 REDRAW_S = 0.25
 
@@ -31,12 +30,7 @@ class Counts(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         epochs = trainer.current_epoch + (batch_idx + 1) / trainer.num_training_batches
-        own = getattr(module, "samples_done", None)
-        if isinstance(batch, Delivery) and (batch.is_padding or own == batches.batch_size(batch.batch)):
-            samples = batch.total  # exact where ranks' shares differ by one
-        else:
-            samples = (batches.batch_size(batch) if own is None else own) * trainer.world_size
-        self._on_step(trainer.global_step, epochs, samples)
+        self._on_step(trainer.global_step, epochs, step_samples(trainer, module, batch))
 
 
 class ProgressBar(pl.Callback):

@@ -3,48 +3,15 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import FrameType
+from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 
+from wellfed.stop_request import Stopped, StopRequest
 
-class Stopped(BaseException):
-    """The run was asked to stop. Not an Exception: nothing on the way may swallow it."""
-
-    def __init__(self, signum: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(signum).name}")
-        self.signum = signum
-
-
-class StopRequest:
-    """Turns SIGINT and SIGTERM into a request. While a step or a validation runs, the first
-    waits for its end and the second does not.
-
-    States: idle (a signal raises at once) -> stepping (a signal is noted; a second raises) -> idle.
-    """
-
-    def __init__(self) -> None:
-        self.signum: int | None = None
-        self.is_stepping = False
-
-    @contextmanager
-    def listening(self) -> Iterator[StopRequest]:
-        """Catch the signals inside, restore what was there before outside."""
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
-        if self.is_stepping and self.signum is None:
-            self.signum = signum
-            return
-        raise Stopped(signum)
+AGREE_EVERY_STEPS = 10
+"""With several ranks, which must stop at the same step: asking one another costs a collective and a wait."""
 
 
 class StopAtStepEnd(pl.Callback):
@@ -55,9 +22,13 @@ class StopAtStepEnd(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         self._request.is_stepping = True
+        if trainer.world_size == 1:
+            self._stop_if_asked(trainer)  # one that was lost on its way here
+            self._request.is_stepping = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self._stop_if_asked(trainer)
+        if trainer.world_size == 1 or trainer.global_step % AGREE_EVERY_STEPS == 0:
+            self._stop_if_asked(trainer)
 
     def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._request.is_stepping = True
@@ -66,10 +37,17 @@ class StopAtStepEnd(pl.Callback):
         self._stop_if_asked(trainer)
 
     def _stop_if_asked(self, trainer: pl.Trainer) -> None:
-        self._request.is_stepping = False
-        if self._request.signum is not None:
+        is_asked = self._request.signum is not None
+        if trainer.world_size > 1:
+            is_asked = trainer.strategy.reduce_boolean_decision(is_asked, all=False)
+        else:
+            self._request.is_stepping = False
+        if is_asked:
             self._before_stop(trainer)
-            raise Stopped(self._request.signum)
+            raise Stopped(self._request.signum or signal.SIGTERM)
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._request.is_stepping = False
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         self._request.is_stepping = False

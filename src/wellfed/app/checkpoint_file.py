@@ -1,0 +1,68 @@
+"""A checkpoint on disk: whether it is whole, asked without torch, and its content."""
+
+from __future__ import annotations
+
+import pickle
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from wellfed.errors import ConfigError, Fault
+
+WAY_OUT = "Name another, e.g. last-1.ckpt."
+_NEEDED = ("data.pkl", "version")
+"""torch.load takes a zip archive without them for something else."""
+_KEYS = ("state_dict", "global_step")
+
+
+def is_readable(checkpoint: Path) -> bool:
+    """Whether this is an archive of torch.save whose every byte of content is as written.
+
+    Reads the whole file and needs no torch, which would load other bytes in silence.
+    """
+    try:
+        with zipfile.ZipFile(checkpoint) as archive:
+            names = {name.partition("/")[2] for name in archive.namelist()}
+            return names.issuperset(_NEEDED) and archive.testzip() is None  # torch.save writes each entry's CRC-32
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError):
+        return False  # RuntimeError: a damaged flag reads as encryption or an unknown method
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds, tensors on the CPU. Loads weights-only.
+
+    Raises:
+        ConfigError: no such file, not torch's, damaged, or without weights and step.
+    """
+    import torch
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError as error:
+        raise _fault(path, f"can't be read: {error.strerror or error}.") from error
+    except (
+        RuntimeError,
+        pickle.UnpicklingError,
+        EOFError,
+        LookupError,
+        ValueError,
+        TypeError,
+        AttributeError,
+    ) as error:
+        raise _fault(path, f"is no checkpoint that can be loaded ({_first_line(error)}).") from error
+    missing = [key for key in _KEYS if key not in state] if isinstance(state, dict) else list(_KEYS)
+    if missing or not isinstance(state["state_dict"], Mapping):
+        raise _fault(path, f"is no checkpoint of a run: it holds no {' and no '.join(missing or _KEYS[:1])}.")
+    return state
+
+
+def _fault(path: Path, problem: str) -> ConfigError:
+    return ConfigError([Fault(str(path), problem, WAY_OUT)])
+
+
+def _first_line(error: BaseException) -> str:
+    """torch's advice after the first sentence is to load the file without weights_only: not ours."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0].partition(". ")[0][:200].rstrip(". ")

@@ -1,0 +1,64 @@
+"""One writer a run folder: a lock of the operating system, which ends with the process that holds it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from wellfed.errors import ConfigError, Fault
+
+FILE_NAME = ".lock"
+
+
+@contextmanager
+def only_one(folder: Path) -> Iterator[None]:
+    """Keep every other process from entering with this folder; doesn't wait. The empty lock file stays behind.
+
+    Where a file can't be written or the file system has no locks, it goes on without. Not for use twice in a process.
+
+    Raises:
+        ConfigError: another process is inside.
+    """
+    try:
+        descriptor = os.open(folder / FILE_NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:  # read-only, full, or gone: what is written next tells
+        yield
+        return
+    try:
+        if not _lock(descriptor):
+            problem = "another process is writing to it."
+            raise ConfigError([Fault(str(folder), problem, "Wait for its end, or stop it.")])
+        yield
+    finally:
+        os.close(descriptor)  # and with it the lock
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def _lock(descriptor: int) -> bool:
+        """False if another process holds it."""
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError:
+            return False
+        except OSError:
+            return True
+        return True
+
+else:
+    import fcntl
+
+    def _lock(descriptor: int) -> bool:
+        """False if another process holds it."""
+        # lockf, not flock: forked loader workers would inherit a flock and keep it for seconds after a kill.
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as the system likes
+            return False
+        except OSError:
+            return True
+        return True
