@@ -8,6 +8,9 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+_CAUGHT = (signal.SIGINT, signal.SIGTERM)
+
+
 class Stopped(BaseException):
     """The run was asked to stop. Not an Exception: nothing on the way may swallow it."""
 
@@ -31,13 +34,23 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Catch the signals inside, restore what was there before outside."""
-        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
+        """Catch the signals inside, restore what was there before outside.
+
+        A run that was stopped and has written its record ends now: another signal on its last metres is ignored.
+        """
+        before = {number: signal.getsignal(number) for number in _CAUGHT}
+        self.install()
         try:
             yield self
         finally:
+            is_ending = self.is_finishing and self.signum is not None
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_IGN if is_ending else handler)
+
+    def install(self) -> None:
+        """Take the signals, whoever has them now."""
+        for number in _CAUGHT:
+            signal.signal(number, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.is_finishing:

@@ -221,14 +221,28 @@ def test_a_cut_checkpoint_gives_way_to_the_one_before(tmp_path):
     assert message(locate, folder).endswith(f"has no checkpoint that can be read. Start it again: rerun={folder}")
 
 
-@settings(max_examples=40, deadline=None)
-@given(kept=st.integers(0, 2000))
-def test_a_checkpoint_cut_anywhere_is_not_readable(tmp_path_factory, kept):
-    path = checkpoint(tmp_path_factory.mktemp("cut") / "c" / "last.ckpt")
-    data = path.read_bytes()
-    assert resume.is_readable(path)
-    path.write_bytes(data[: min(kept, len(data) - 1)])
-    assert not resume.is_readable(path)
+def damage(path):
+    """As a bad disk leaves it: its ends are whole, the weights are not."""
+    data = bytearray(path.read_bytes())
+    start = bytes(data).index(torch.zeros(50).numpy().tobytes())
+    data[start + 90 : start + 110] = b"\xff" * 20
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
+    folder = run(tmp_path / "run", checkpoints=("last", "last-1"))
+    damage(folder / "checkpoints" / "last.ckpt")
+    assert locate(folder).checkpoint == folder / "checkpoints" / "last-1.ckpt"
+    told = message(locate, folder / "checkpoints" / "last.ckpt")
+    assert told.endswith("last.ckpt: is not a checkpoint that can be read. Name another, e.g. last-1.ckpt.")
+    damage(folder / "checkpoints" / "last-1.ckpt")
+    assert "has no checkpoint that can be read" in message(locate, folder)
+
+
+def test_auto_passes_over_a_run_whose_checkpoints_are_damaged(runs):
+    run(runs / "2026-01-01_00-00-00_aaaa")
+    damage(run(runs / "2026-01-02_00-00-00_aaaa") / "checkpoints" / "last.ckpt")
+    assert auto(runs) == "2026-01-01_00-00-00_aaaa"
 
 
 def test_what_resume_cannot_mean(tmp_path):

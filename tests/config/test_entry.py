@@ -52,6 +52,13 @@ def run(script: str, *args: str, cwd: Path | None = None, **env: str) -> subproc
         ("train.py", ["loader.num_workers=0", "loader.prefetch_factor=4"], 2, "has no effect without worker processes"),
         ("evaluate.py", ["--help"], 0, "python src/evaluate.py checkpoint="),
         ("evaluate.py", [], 2, "checkpoint: has no value"),
+        (
+            "evaluate.py",
+            ["checkpoint=a b (x)=y/it's.ckpt"],
+            2,
+            "checkpoint=a b (x)=y/it's.ckpt: there is no such file.",
+        ),
+        ("evaluate.py", ["--cfg", "job", "checkpoint=a=b (c).ckpt"], 0, "checkpoint: a=b (c).ckpt"),
     ],
 )
 def test_answers_before_torch(script, args, code, words, tmp_path):
@@ -108,6 +115,30 @@ def test_expand_rewrites_the_overrides():
     assert jobs.seen[0].overrides == ("gpu=8gb", "seed=3")
 
 
+@pytest.mark.parametrize("name", ["resume", "rerun"])
+@pytest.mark.parametrize("flags", [["-m"], ["--multirun"]])
+def test_many_runs_can_not_resume_or_rerun_one(capsys, tmp_path, name, flags):
+    def expand(overrides):
+        raise AssertionError("many runs are not expanded")
+
+    jobs = Jobs()
+    assert main("train", jobs, [*flags, "seed=1,2", f"{name}=logs/x", "gpu=42gb"], expand=expand) == 2
+    assert jobs.seen == []
+    assert capsys.readouterr().err == (
+        "1 fault in the configuration; nothing was run.\n"
+        f"  - {name}=logs/x: is about one run, and -m starts many. Leave out -m, or leave out {name}.\n"
+    )
+    assert main("train", jobs, [*flags, f"++{name}=auto,b"]) == 2
+    assert f"{name}=auto,b: is about one run" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_resume_in_many_runs():
+    jobs = Jobs()
+    assert main("train", jobs, sweep("seed=3,4", "resume=null", "rerun=null")) == 0
+    assert len(jobs.seen) == 2
+
+
 def test_what_is_shown_is_expanded_too(capsys):
     assert main("train", Jobs(), ["--cfg", "job"], expand=lambda overrides: ["seed=77", *overrides]) == 0
     assert "seed: 77" in capsys.readouterr().out
@@ -137,6 +168,38 @@ def test_the_traceback_on_request(capsys, monkeypatch):
     assert "Traceback" in shown
     assert "MissingConfigException" in shown
     assert "gpu=42gb: there is no option 42gb." in shown
+
+
+def test_the_traceback_as_typed(tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(REPO / "src" / "train.py"), "gpu=42gb"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "HYDRA_FULL_ERROR": "1"},
+    )
+    assert done.returncode == 2
+    assert "Traceback (most recent call last):" in done.stderr
+    assert "gpu=42gb: there is no option 42gb." in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", [None, "0", "1"])
+@pytest.mark.parametrize("flags", [[], ["--info", "plugins"], ["--info", "plugins", "gpu=42gb"], ["--cfg", "hydra"]])
+def test_full_errors_of_ours_do_not_reach_children(monkeypatch, capsys, value, flags):
+    if value is not None:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", value)
+    show = [sys.executable, "-c", "import os; print(os.environ.get('HYDRA_FULL_ERROR'))"]
+    seen = []
+
+    def job(composed):
+        seen.append(subprocess.run(show, capture_output=True, text=True).stdout)
+        return 0
+
+    main("train", job, flags)
+    job(None)
+    assert set(seen) == {f"{value}\n"}
+    assert len(seen) == (1 if flags else 2)
 
 
 @pytest.mark.parametrize(

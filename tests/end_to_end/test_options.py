@@ -175,9 +175,11 @@ def test_a_plain_module_needs_an_optimizer(mine: Path) -> None:
 
 
 def test_evaluate_gives_the_runs_test_figures(tmp_path: Path) -> None:
-    assert train(*QUICK, cwd=tmp_path).code == 0
-    folder = only_folder(tmp_path)
-    done = run("evaluate.py", f"checkpoint={folder / 'checkpoints' / 'best.ckpt'}", cwd=tmp_path)
+    awkward = tmp_path / "with blank (x)=y"
+    assert train(*QUICK, f"paths.log_dir={awkward / 'logs'}", cwd=tmp_path).code == 0
+    folder = only_folder(awkward)
+    checkpoint = (folder / "checkpoints" / "best.ckpt").relative_to(tmp_path)
+    done = run("evaluate.py", f"checkpoint={checkpoint}", cwd=tmp_path)
     assert done.code == 0, done.text
     written = json.loads((folder / "evaluation.json").read_text())["metrics"]
     expected = {name: value for name, value in record_of(folder)["metrics"].items() if name.startswith("test/")}

@@ -279,3 +279,63 @@ def test_a_mistake_in_the_users_model_shows_where(tmp_path: Path) -> None:
     record = record_of(only_folder(tmp_path))
     assert record["status"] == "failed"
     assert record["error"]["kind"] == "code"
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
+    process = start("train.py", "workload.data.scale=0.02", "trainer.max_steps=5", "logger=none", cwd=tmp_path)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr:
+        assert process.wait(timeout=200) == 0, process.stderr.read()
+    assert record_of(only_folder(tmp_path))["status"] == "ok"
+
+
+def test_impatient_signals_keep_the_record(tmp_path: Path) -> None:
+    process = start("train.py", "workload.data.scale=0.02", "trainer.max_epochs=4000", "logger=none", cwd=tmp_path)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list(tmp_path.glob("logs/recsys/runs/*/checkpoints/last.ckpt")):
+        time.sleep(0.05)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.05)
+    process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert record_of(only_folder(tmp_path))["status"] == "interrupted"
+
+
+def test_two_ranks_stop_together(tmp_path: Path) -> None:
+    code, text = interrupt(signal.SIGTERM, tmp_path, "trainer.devices=2", "logger=none")
+    assert code == 143, text
+    folder = only_folder(tmp_path)
+    state = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)
+    assert state["global_step"] == record_of(folder)["steps"]
+
+
+def test_what_was_there_before_a_run_that_can_not_start_stays(tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("keep me")
+    done = train("trainer.devices=99", f"hydra.run.dir={mine}", "logger=none", cwd=tmp_path)
+    assert done.code == 2
+    assert [path.name for path in mine.iterdir()] == ["notes.txt"]
+
+
+def test_a_resumed_run_keeps_count(tmp_path: Path) -> None:
+    assert train("trainer.max_steps=12", "logger=none", "telemetry=none", "hydra.run.dir=run", cwd=tmp_path).code == 0
+    folder = tmp_path / "run"
+    first = record_of(folder)
+    nothing_left = run("train.py", "resume=run", cwd=tmp_path)
+    assert nothing_left.code == 0, nothing_left.text
+    assert "Nothing was left to train" in nothing_left.err
+    again = record_of(folder)
+    for name in ("steps", "samples", "epochs", "throughput", "time"):
+        assert again[name] == first[name], name
+    more = run("train.py", "resume=run", "trainer.max_steps=16", cwd=tmp_path)
+    assert more.code == 0, more.text
+    last = record_of(folder)
+    assert last["steps"] == 16
+    assert last["samples"] == sum(int(row["samples"]) for row in rows_of(folder / "steps.csv"))
+    tests = [row for row in rows_of(folder / "metrics.csv") if row["split"] == "test"]
+    assert {row["step"] for row in tests} == {"12", "16"}

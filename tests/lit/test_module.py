@@ -262,3 +262,51 @@ def test_a_model_may_count_its_own_samples(tmp_path: Path) -> None:
     counts = Counts(lambda: None, lambda steps, epochs, samples: told.append(samples))
     tiny.fit(tiny.module(model=CountsItself(), micro=8), tmp_path, [counts], max_steps=3)
     assert told == [64, 64, 12]
+
+
+class NanInFirstPart(tiny.TinyModel):
+    """The first of two micro-batches of step 2 is no number."""
+
+    def loss(self, batch: Any) -> LossOutput:
+        output = super().loss(batch)
+        return LossOutput(output.loss * float("nan")) if self.calls == 3 else output
+
+
+def test_a_micro_batch_that_is_no_number_leaves_the_whole_step_out(tmp_path: Path) -> None:
+    events: list[tuple[str, dict[str, Any]]] = []
+    torch.manual_seed(3)
+    module = tiny.module(
+        model=NanInFirstPart(), micro=16, on_nan="skip", on_event=lambda kind, **facts: events.append((kind, facts))
+    )
+    rows: list[dict[str, float]] = []
+    figures = Figures(lambda split, values, **_: rows.append(dict(values)), every=2, stop_on_nan=False)
+    tiny.fit(module, tmp_path, [figures], max_steps=2)
+    assert events == [("nan", {"step": 2, "action": "skip"})]
+    assert torch.isfinite(tiny.weights(module)).all()
+    alone: list[dict[str, float]] = []
+    torch.manual_seed(3)
+    first = Figures(lambda split, values, **_: alone.append(dict(values)), every=1, stop_on_nan=False)
+    tiny.fit(tiny.module(model=NanInFirstPart(), micro=16), tmp_path, [first], max_steps=1)
+    assert rows[0]["loss"] == pytest.approx(alone[0]["loss"])  # the mean over the steps that counted
+
+
+def test_a_resumed_run_that_is_given_more_steps_goes_on_by_the_longer_schedule(tmp_path: Path) -> None:
+    from wellfed.lit.trainer import Schedule
+
+    def with_total(total: int) -> StepModule:
+        module = tiny.module()
+        module._lr_factor = Schedule("cosine", 0, 0.0, total)
+        return module
+
+    tiny.fit(with_total(4), tmp_path, [tiny.checkpoints(tmp_path)], max_steps=4)
+    before = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    rates: list[float] = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            rates.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+    longer = with_total(8)
+    tiny.fit(longer, tmp_path, [Watch()], checkpoint=tmp_path / "last.ckpt", max_steps=8)
+    assert before["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0)
+    assert rates == pytest.approx([0.01 * Schedule("cosine", 0, 0.0, 8)(step) for step in (4, 5, 6, 7)])

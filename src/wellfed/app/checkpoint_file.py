@@ -52,10 +52,11 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         AttributeError,
     ) as error:
         raise _fault(path, f"is no checkpoint that can be loaded ({_first_line(error)}).") from error
-    missing = [key for key in _KEYS if key not in state] if isinstance(state, dict) else list(_KEYS)
-    if missing or not isinstance(state["state_dict"], Mapping):
+    content: dict[str, Any] = state if isinstance(state, dict) else {}
+    missing = [key for key in _KEYS if key not in content]
+    if missing or not isinstance(content["state_dict"], Mapping):
         raise _fault(path, f"is no checkpoint of a run: it holds no {' and no '.join(missing or _KEYS[:1])}.")
-    return state
+    return content
 
 
 def _fault(path: Path, problem: str) -> ConfigError:

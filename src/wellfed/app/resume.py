@@ -69,8 +69,8 @@ def expand(overrides: Sequence[str]) -> list[str]:
             print("resume=auto: no earlier run of this workload to go on from; starting afresh.", file=sys.stderr)
             return rest
         resume = str(found)
-    in_place, earlier = _named_run(Path(resume))  # the run itself asks whether it may go on
-    merged = _merged(earlier["overrides"] if earlier else [], rest)
+    in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
+    merged = _merged(named["overrides"] if named else [], rest)
     folder = [_assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, _assigned("resume", resume)]
 

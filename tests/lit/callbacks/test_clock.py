@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import lightning.pytorch as pl
@@ -56,20 +57,22 @@ def test_every_step_is_a_row_and_an_epoch_is_ragged(tmp_path: Path) -> None:
     assert all(row.copy_ms is None for row in rows)
 
 
-@pytest.mark.parametrize("where", ["wait_frac", "compute_frac", "host_frac"])
+@pytest.mark.parametrize("where", ["wait_ms", "compute_ms", "host_ms"])
 def test_a_planted_delay_is_found_where_it_is(tmp_path: Path, where: str) -> None:
     planted = {
-        "wait_frac": {"data": SlowData()},
-        "compute_frac": {"model": SlowModel()},
-        "host_frac": {"callbacks": [SlowCallback()]},
+        "wait_ms": {"data": SlowData()},
+        "compute_ms": {"model": SlowModel()},
+        "host_ms": {"callbacks": [SlowCallback()]},
     }[where]
-    summary = summarise(timed(tmp_path, **planted, max_steps=12))
+    rows = [row for row in timed(tmp_path, **planted, max_steps=12) if not row.warmup]
+    # Medians: a neighbour on the machine may hit any single step.
+    medians = {name: median(getattr(row, name) for row in rows) for name in ("wait_ms", "compute_ms", "host_ms")}
+    assert max(medians, key=lambda name: medians[name]) == where
+    assert medians[where] > 0.6 * sum(medians.values())
+    summary = summarise(rows)
     assert summary is not None
-    shares = {name: getattr(summary, name) for name in ("wait_frac", "compute_frac", "host_frac")}
-    assert max(shares, key=lambda name: shares[name]) == where
-    assert shares[where] > 0.6
-    assert sum(shares.values()) == pytest.approx(1, abs=0.01)
-    if where == "wait_frac":
+    assert summary.wait_frac + summary.compute_frac + summary.host_frac == pytest.approx(1, abs=0.01)
+    if where == "wait_ms":
         assert summary.readiness_frac == 0
 
 

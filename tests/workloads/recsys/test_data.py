@@ -23,6 +23,9 @@ def test_a_folder_is_read_split_and_described(ml_100k: Path):
     assert made.model_args["num_users"] == 2
     assert made.model_args["texts"][2] == "Heat, 1990s. Action, Crime"
     assert made.notes[0] == "2 users, 3 items, 2 training interactions, 2 users evaluated"
+    (ml_100k / "u.user").write_text("1|25|F|programmer|1\n")
+    alone = datasets(str(ml_100k), max_bad_lines=3)
+    assert alone.notes[0] == "1 user, 3 items, 1 training interaction, 1 user evaluated"
     val, test = made.val.fetch(torch.arange(2)), made.test.fetch(torch.arange(2))
     assert (val["target"].tolist(), test["target"].tolist()) == ([1, 0], [2, 1])
     assert val["seen"].tolist() == [[0], [2]]

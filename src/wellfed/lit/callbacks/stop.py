@@ -20,6 +20,10 @@ class StopAtStepEnd(pl.Callback):
     def __init__(self, request: StopRequest, before_stop: Callable[[pl.Trainer], None]) -> None:
         self._request, self._before_stop = request, before_stop
 
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        # Lightning has put its own SIGTERM handler before ours: it would end the ranks without a checkpoint.
+        self._request.install()
+
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         self._request.is_stepping = True
         if trainer.world_size == 1:

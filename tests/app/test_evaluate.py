@@ -1,0 +1,68 @@
+"""What evaluate.py refuses: in one message, without a traceback, with nothing written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import FAST, Done, run
+from wellfed.app import evaluate
+from wellfed.config.compose import compose
+from wellfed.record import RunRecord
+
+FOREIGN = {"global_step": 3, "state_dict": {"other": torch.zeros(500)}}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Beside the record of a run whose weights it doesn't hold."""
+    path = tmp_path / "a b (1)" / "checkpoints" / "x=y.ckpt"
+    path.parent.mkdir(parents=True)
+    record = RunRecord.start("a b (1)")
+    record.overrides = list(FAST)
+    record.write(path.parents[1])
+    torch.save(FOREIGN, path)
+    return path
+
+
+def refused(checkpoint: Path, tmp_path: Path) -> Done:
+    done = run("evaluate.py", f"checkpoint={checkpoint}", "accelerator=cpu", cwd=tmp_path)
+    assert done.code == 2, done.text
+    assert done.err.startswith("1 fault in the configuration; nothing was run.\n")
+    assert str(checkpoint) in done.err
+    assert "Traceback" not in done.text
+    assert not (checkpoint.parents[1] / "evaluation.json").exists()
+    return done
+
+
+def test_weights_that_do_not_fit(checkpoint: Path, tmp_path: Path) -> None:
+    done = refused(checkpoint, tmp_path)
+    assert "its weights don't fit the model of workload recsys that run.json describes: " in done.err
+    assert "Put it back beside its own run.json" in done.err
+    assert len(done.err) < 800
+
+
+def test_a_file_of_torch_that_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    torch.save({"weights": 1}, checkpoint)
+    assert "it holds no state_dict" in refused(checkpoint, tmp_path).err
+
+
+def test_a_damaged_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    data = checkpoint.read_bytes()
+    checkpoint.write_bytes(data.replace(bytes(100), b"\xff" * 100, 1))
+    done = refused(checkpoint, tmp_path)
+    assert done.err.endswith("is not a checkpoint that can be read. Name another, e.g. last-1.ckpt.\n")
+
+
+def test_another_error_of_the_pass_stays_what_it_is(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wellfed.app import passes
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug in the model")
+
+    monkeypatch.setattr(passes, "evaluate_checkpoint", broken)
+    composed = compose([f"checkpoint='{checkpoint}'", "accelerator=cpu"], "evaluate")
+    with pytest.raises(RuntimeError, match="a bug in the model"):
+        evaluate.evaluate(composed)
