@@ -66,7 +66,24 @@ def test_a_folder_that_holds_a_run_is_only_for_its_resume(tmp_path):
     with pytest.raises(ConfigError, match=re.escape(f"hydra.run.dir={tmp_path}: holds a run already.")) as caught:
         open_given(tmp_path, resume=False)
     assert f"resume={tmp_path}" in str(caught.value)
-    assert open_given(tmp_path, resume=True) == run_folder.RunFolder(tmp_path, is_new=False)
+    made = open_given(tmp_path, resume=True)
+    assert (made.is_new, made.record_before) == (False, b"{}")
+
+
+def test_undo_removes_what_the_run_wrote_and_nothing_else(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "steps.csv").write_text("step\n")
+    made = open_given(tmp_path, resume=True)
+    (tmp_path / "run.json").write_text('{"status": "running"}')
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "file").write_text("")
+    (tmp_path / "train.log").write_text("")
+    made.undo()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"run.json": "{}", "steps.csv": "step\n"}
+    new = open_given(tmp_path / "new", resume=False)
+    (new.path / "run.json").write_text("")
+    new.undo()
+    assert not new.path.exists()
 
 
 def test_a_folder_that_cannot_be_made(unwritable):

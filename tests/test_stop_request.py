@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+from wellfed.stop_request import Stopped, StopRequest
+
+
+def test_while_stepping_the_first_signal_waits_and_the_second_does_not() -> None:
+    with StopRequest().listening() as request:
+        request.is_stepping = True
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.signum == signal.SIGTERM
+        with pytest.raises(Stopped) as caught:
+            os.kill(os.getpid(), signal.SIGINT)
+    assert caught.value.signum == signal.SIGINT
+    assert request.signum == signal.SIGTERM  # the first is what the run ended by
+
+
+def test_one_that_is_lost_on_its_way_is_remembered() -> None:
+    with StopRequest().listening() as request:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+        except Stopped:
+            pass  # as a __del__ would swallow it
+        assert request.signum == signal.SIGTERM
+
+
+def test_while_the_record_is_written_nothing_raises_and_afterwards_neither() -> None:
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    try:
+        with StopRequest().listening() as request:
+            request.signum = signal.SIGINT
+            request.is_finishing = True
+            os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
+            signal.signal(number, handler)
+    assert request.signum == signal.SIGINT
