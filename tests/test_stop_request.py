@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 
@@ -21,10 +22,8 @@ def test_while_stepping_the_first_signal_waits_and_the_second_does_not() -> None
 
 def test_one_that_is_lost_on_its_way_is_remembered() -> None:
     with StopRequest().listening() as request:
-        try:
+        with contextlib.suppress(Stopped):  # as a __del__ would swallow it
             os.kill(os.getpid(), signal.SIGTERM)
-        except Stopped:
-            pass  # as a __del__ would swallow it
         assert request.signum == signal.SIGTERM
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-
 _CAUGHT = (signal.SIGINT, signal.SIGTERM)
 
 
