@@ -331,3 +331,27 @@ def test_an_axis_that_can_not_be_composed(capsys, points, words):
     assert main("train", jobs, sweep(*points)) == 2
     assert jobs.seen == []
     assert words in capsys.readouterr().err
+
+
+def test_a_signal_ends_a_multirun_not_only_its_job(tmp_path):
+    seen = []
+
+    def stopped_at_the_second(composed):
+        seen.append(composed.config.seed)
+        return 130 if len(seen) == 2 else 0
+
+    assert main("train", stopped_at_the_second, ["-m", "seed=1,2,3", f"hydra.sweep.dir={tmp_path}"]) == 130
+    assert seen == [1, 2]
+
+
+def test_help_of_a_multirun_starts_nothing(capsys):
+    assert main("train", lambda composed: 1 / 0, ["-m", "--help"]) == 0
+    assert "Choose options" in capsys.readouterr().out
+
+
+def test_ctrl_c_while_composing_is_130_without_a_traceback(monkeypatch, capsys):
+    def interrupted(overrides):
+        raise KeyboardInterrupt
+
+    assert main("train", lambda composed: 0, [], expand=interrupted) == 130
+    assert capsys.readouterr().err == ""

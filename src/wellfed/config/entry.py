@@ -19,7 +19,16 @@ from omegaconf import DictConfig
 from wellfed.config.compose import Composed, compose, composed_from
 from wellfed.config.help_text import help_text
 from wellfed.config.session import COMPOSE_ERRORS, default_config_dir, open_hydra
-from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
+from wellfed.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NOTHING_RUN,
+    EXIT_OK,
+    EXIT_TERMINATED,
+    ConfigError,
+    Fault,
+    WellfedError,
+)
 
 Job = Callable[[Composed[Any]], int]
 
@@ -52,7 +61,7 @@ def main(
         if sum(map(bool, (args.run, args.cfg, args.multirun, args.info, args.shell_completion))) > 1:
             flags = "--run, --cfg, --multirun, --info, --shell-completion"
             raise ConfigError([Fault("command line", f"only one of {flags} at a time.", "Leave the others out.")])
-        if args.multirun:
+        if args.multirun and not (args.help or args.hydra_help):
             _refuse_single_run_knobs(args.overrides)
             return _multirun(args, config_name, job)
         if expand and not (args.help or args.hydra_help or args.info or args.shell_completion):
@@ -62,7 +71,17 @@ def main(
         composed = _compose(args, config_name)
     except WellfedError as error:
         return _refuse(error)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     return job(composed)
+
+
+class _JobInterrupted(BaseException):
+    """A job was stopped by a signal: so are the ones after it. No Exception, which Hydra would keep for later."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def _compose(args: Namespace, config_name: str) -> Composed[Any]:
@@ -121,6 +140,8 @@ def _multirun(args: Namespace, config_name: str, job: Job) -> int:
     def one_job(cfg: DictConfig) -> int:
         code = _job_of_multirun(cfg, job)
         codes.append(code)
+        if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+            raise _JobInterrupted(code)
         return code
 
     hydra = open_hydra(_config_dir(args), _extra_dirs(args), job_name=config_name)
@@ -128,6 +149,8 @@ def _multirun(args: Namespace, config_name: str, job: Job) -> int:
     GlobalHydra.instance().initialize(hydra)
     try:
         returned = hydra.multirun(config_name, one_job, [*args.overrides, "hydra.mode=MULTIRUN"])
+    except _JobInterrupted as interrupted:
+        return interrupted.code
     except COMPOSE_ERRORS as error:
         from wellfed.config.faults import find_faults
 
