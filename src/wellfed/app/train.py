@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,6 +21,9 @@ from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_TERMINATED, 
 from wellfed.stop_request import Stopped, StopRequest
 
 _LOG = logging.getLogger("wellfed")
+SPIN_COUNT = "10000"
+"""Turns that torch's CPU threads (GNU OpenMP) wait for work before they sleep. Its own 300,000 stall a run when another
+process wants the cores: record 2026-11-21_omp_spin_cpu."""
 _KEPT_BY_RESUME = (
     "started_at",
     "duration_s",
@@ -64,11 +67,18 @@ def _train(composed: Composed[RunConfig], stop: StopRequest) -> int:
     if config.trainer.devices > 1 and rank == 0:
         # Lightning starts the other ranks with this command line: resume=auto must mean the same run there.
         sys.argv[1:] = list(composed.overrides)
-    if config.gpu.allocator is Allocator.expandable:
-        os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")  # read when CUDA starts
+    set_environment(os.environ, config)
     with only_one(folder.path):
         run_record = begin_record(composed, folder, target)
         return _run(composed, folder, run_record, target=target, stop=stop, began_s=began_s)
+
+
+def set_environment(environ: MutableMapping[str, str], config: RunConfig) -> None:
+    """What torch reads once, when it is imported or CUDA starts; what the user has set stays."""
+    if "OMP_WAIT_POLICY" not in environ:
+        environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    if config.gpu.allocator is Allocator.expandable:
+        environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 
 def _open_folder(composed: Composed[RunConfig], target: resume.Target | None, rank: int) -> run_folder.RunFolder:
