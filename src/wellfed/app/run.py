@@ -8,7 +8,6 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +99,6 @@ class Run:
         parts = assemble.make_parts(self._config)
         plan = self._make_plan(facts, device, parts)
         self._say_differences()
-        checkpoint = self._target.checkpoint if self._target else None
-        state = load_checkpoint(checkpoint) if checkpoint else None
         _prepare_device(self._config, plan, parts, facts)
         passes = Passes(
             self._config,
@@ -114,9 +111,7 @@ class Run:
         )
         self._passes = passes
         passes.on_saved = self._saved
-        if checkpoint and state:
-            passes.check_fits(checkpoint, state)
-            self._go_on_from(checkpoint, state, passes.steps_per_epoch)
+        checkpoint = None if self._target is None else self._go_on_from(self._target, passes)
         self._open_sink()
         self._usage.start(plan)
         passes.fit(self._console, self._stop, checkpoint, on_start=self._started, on_step=self._stepped)
@@ -201,15 +196,22 @@ class Run:
         parts = [*earlier.get("parts", []), str(sink.folder)]
         self._record.wandb = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": parts}
 
-    def _go_on_from(self, checkpoint: Path, state: Mapping[str, Any], steps_per_epoch: int) -> None:
-        """The record and the tables as they were at the checkpoint."""
+    def _go_on_from(self, target: Target, passes: Passes) -> Path:
+        """Put the record and the tables back to where the checkpoint was written; the checkpoint.
+
+        Raises:
+            ConfigError: it can't be loaded or does not fit; nothing has been changed then.
+        """
+        state = load_checkpoint(target.checkpoint)
+        passes.check_fits(target.checkpoint, state)
         record, step, position = self._record, int(state["global_step"]), state.get("position", {})
         record.steps = step
-        record.epochs = position.get("epoch", 0) + position.get("batch", 0) / steps_per_epoch
-        if self._target is not None and self._target.in_place:
+        record.epochs = position.get("epoch", 0) + position.get("batch", 0) / passes.steps_per_epoch
+        if target.in_place:
             self._journal.cut_after(step)
             record.samples = self._journal.samples_written()
-        self._event("resume", step=step, checkpoint=str(checkpoint))
+        self._event("resume", step=step, checkpoint=str(target.checkpoint))
+        return target.checkpoint
 
     # -- while training -------------------------------------------------------------------------------------------
 
