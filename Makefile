@@ -11,7 +11,7 @@ OVERRIDES = $(strip $(call chosen,W,workload) $(call chosen,gpu,gpu) $(call chos
   $(call chosen,memory,memory) $(ARGS))
 
 # Two test processes with one thread each: torch would otherwise start a thread a core in both.
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help install train test test-all check format doctor constraints clean

@@ -85,3 +85,8 @@ def test_what_was_not_measured_is_left_out():
 )
 def test_values_as_typed(value, shown):
     assert show_value(value) == shown
+
+
+def test_a_run_at_its_ceiling_is_told_so_and_not_as_more_than_all_of_it():
+    record = vars(full()) | {"ceiling": {"samples_per_s": 40_000.0}}
+    assert speed_lines(record)[-1].endswith("this run was no slower, so data cost it nothing")

@@ -62,9 +62,11 @@ def speed_lines(record: Mapping[str, Any]) -> list[str]:
         )
     if record["ceiling"] and throughput:
         ceiling = record["ceiling"]["samples_per_s"]
+        share = throughput["samples_per_s"] / ceiling
+        reached = f"reached {show_percent(share)} of it" if share < 1 else "was no slower, so data cost it nothing"
         lines.append(
             f"ceiling {show_count(ceiling)} {throughput['sample_unit']}/s with batches already on the device: "
-            f"this run reached {show_percent(throughput['samples_per_s'] / ceiling)} of it"
+            f"this run {reached}"
         )
     return lines
 
