@@ -110,6 +110,7 @@ def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:
     assert two["samples"] == one["samples"]  # ragged tail included, no sample twice
     for name, value in alone.items():
         assert (value - together[name]).abs().max() < 1e-4, name
+    assert two["metrics"]["train/loss"] == pytest.approx(one["metrics"]["train/loss"], rel=1e-4)  # over both ranks
     assert two["metrics"]["test/ndcg_at_10"] == pytest.approx(one["metrics"]["test/ndcg_at_10"], abs=5e-3)
 
 
