@@ -310,3 +310,32 @@ def test_a_resumed_run_that_is_given_more_steps_goes_on_by_the_longer_schedule(t
     tiny.fit(longer, tmp_path, [Watch()], checkpoint=tmp_path / "last.ckpt", max_steps=8)
     assert before["optimizer_states"][0]["param_groups"][0]["lr"] == pytest.approx(0)
     assert rates == pytest.approx([0.01 * Schedule("cosine", 0, 0.0, 8)(step) for step in (4, 5, 6, 7)])
+
+
+def test_a_step_is_left_out_under_a_gradient_scaler_too(tmp_path: Path) -> None:
+    events: list[str] = []
+    torch.manual_seed(3)
+    module = tiny.module(model=SometimesNan(), on_nan="skip", on_event=lambda kind, **facts: events.append(kind))
+    after: list[torch.Tensor] = []
+
+    class Watch(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: StepModule, *_: Any) -> None:
+            after.append(tiny.weights(module).clone())
+
+    plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12))
+    trainer = pl.Trainer(
+        plugins=[plugin],
+        callbacks=[Watch()],
+        max_steps=8,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        default_root_dir=str(tmp_path),
+    )
+    trainer.fit(module, tiny.loader())
+    assert events == ["nan", "nan"]
+    assert torch.equal(after[2], after[4])
+    assert not torch.equal(after[4], after[-1])
+    assert torch.isfinite(after[-1]).all()

@@ -69,6 +69,8 @@ def _train(composed: Composed[RunConfig], stop: StopRequest) -> int:
         sys.argv[1:] = list(composed.overrides)
     set_environment(os.environ, config)
     with only_one(folder.path):
+        if target is not None and target.in_place:  # another resume may have ended since
+            target = resume.locate(Path(str(config.resume)), may_run=rank > 0)
         run_record = begin_record(composed, folder, target)
         return _run(composed, folder, run_record, target=target, stop=stop, began_s=began_s)
 

@@ -225,8 +225,14 @@ class StepModule(pl.LightningModule):
 
     def _leave_out_step(self, optimizer: Any) -> None:
         """A step with a non-finite loss changes nothing; with halve_lr the rate goes down from here on."""
+        has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         for parameter in self.model.parameters():
-            parameter.grad = None
+            if has_scaler and parameter.grad is not None:
+                parameter.grad.fill_(
+                    float("nan")
+                )  # a scaler skips such a step by itself, and asserts without gradients
+            else:
+                parameter.grad = None
         self.totals.drop()
         step = self.trainer.global_step + 1
         if self.options.on_nan == "halve_lr":

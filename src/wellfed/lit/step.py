@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -141,14 +140,6 @@ def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
     if callable(offered):
         return list(offered())
     return [{"params": [parameter for parameter in model.parameters() if parameter.requires_grad]}]
-
-
-def takes_argument(function: Callable[..., Any], name: str) -> bool:
-    """Whether a callable has a parameter of this name."""
-    try:
-        return name in inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return False
 
 
 def log_values(metrics: Mapping[str, Any]) -> dict[str, float]:
