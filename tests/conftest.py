@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.fake_nvml.driver import FakeDriver
 from tests.required_tools import find_tool
 
 
@@ -30,6 +32,14 @@ def cc(require_tool: Callable[[str], Path]) -> Path:
 def chromium(require_tool: Callable[[str], Path]) -> Path:
     """A browser that runs without a display."""
     return require_tool("chromium")
+
+
+@pytest.fixture(scope="session")
+def fake_driver(cc: Path, tmp_path_factory: pytest.TempPathFactory) -> FakeDriver:
+    """A driver library that plays scenarios to the real pynvml: ``environment`` for subprocesses, ``load`` for here."""
+    if sys.platform != "linux":
+        pytest.skip("the fake driver is a Linux library")
+    return FakeDriver(cc, tmp_path_factory.mktemp("fake_driver"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.units import counted, gib, show_bytes, show_count, show_duration, show_percent
+from wellfed.units import counted, gib, show_bytes, show_count, show_duration, show_energy, show_percent
 
 
 @pytest.mark.parametrize(
@@ -69,3 +69,21 @@ def test_gib_and_percent():
     assert gib(3 * 2**30) == 3
     assert show_percent(0.5) == "50.0 %"
     assert show_percent(1) == "100.0 %"
+
+
+@pytest.mark.parametrize(
+    ("joules", "shown"),
+    [
+        (0, "0 uJ"),
+        (4.12e-4, "412 uJ"),
+        (0.21, "210 mJ"),
+        (0.9996, "1 J"),
+        (999.4, "999 J"),
+        (999.6, "1 kJ"),
+        (34_120, "34.1 kJ"),
+        (3.6e6, "3.6 MJ"),
+        (7.2e12, "7.2e+03 GJ"),
+    ],
+)
+def test_energies(joules, shown):
+    assert show_energy(joules) == shown

@@ -58,6 +58,7 @@ class RunRecord:
     time: dict[str, Any] | None = None
     memory: dict[str, Any] = field(default_factory=dict)
     gpus: dict[str, Any] = field(default_factory=dict)
+    telemetry: dict[str, Any] | None = None
     swing: dict[str, Any] | None = None
     findings: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)

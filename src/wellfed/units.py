@@ -45,6 +45,14 @@ def show_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def show_energy(joules: float) -> str:
+    """An energy with three digits: ``412 uJ``, ``0.21 J``, ``34.1 kJ``."""
+    for factor, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):
+        if abs(joules) >= 0.9995 * factor:
+            return f"{joules / factor:.3g} {unit}"
+    return f"{joules / 1e-6:.3g} uJ"
+
+
 def show_percent(fraction: float) -> str:
     """A fraction 0..1 as a percentage."""
     return f"{100 * fraction:.1f} %"

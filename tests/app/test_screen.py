@@ -18,7 +18,7 @@ print("still here", file=__import__("sys").stderr)
 """
 RECORD = {
     "status": "ok", "steps": 3, "duration_s": 2.0, "throughput": None, "readiness_frac": None, "ceiling": None,
-    "time": None, "memory": {}, "metrics": {"train/loss": 0.25, "train/lr": 0.1}, "events": [],
+    "time": None, "memory": {}, "machine": {}, "gpus": {}, "metrics": {"train/loss": 0.25, "train/lr": 0.1}, "events": [],
     "wandb": {"mode": "offline", "parts": ["logs/a b/wandb/offline-run-1"]},
 }  # fmt: skip
 

@@ -25,6 +25,13 @@ def full():
         time={"wait_frac": 0.5, "copy_frac": None, "compute_frac": 0.4, "host_frac": 0.1, "step_ms_p50": 50.0,
               "step_ms_p95": 61.25},
         memory={"device": "NVIDIA H200", "budget_gib": 7.2, "measured_peak_gib": 5.5},
+        machine={"gpus": [{"index": 0, "name": "NVIDIA H200"}, {"index": 1, "name": "NVIDIA RTX 4090"}]},
+        gpus={
+            "0": {"util_pct": {"mean": 47.4, "p5": 9.0, "p95": 90.0, "max": 91.0}, "sm_active_pct": {"mean": 31.0},
+                  "mem_used_gib": {"mean": 12.34, "max": 13.04}, "power_w": {"mean": 312.0}, "energy_j": 34_120.0,
+                  "energy_per_sample_j": 0.0139},
+            "1": {"mem_used_gib": {"mean": 1.0, "max": 1.0}},
+        },
         metrics={"test/ndcg_at_10": 0.123456789, "train/loss": math.nan},
         plan={"loader.num_workers": {"value": 3, "because": "a | b\nc", "source": "predicted"}},
         events=[{"kind": "oom", "step": 7, "time_s": 1.0, "message": "x"}],
@@ -41,6 +48,9 @@ def test_a_report_in_the_order_a_reader_asks(tmp_path):
         "- readiness 25.0 %:",
         "ceiling 81,920 triplets/s with batches already on the device: this run reached 50.0 % of it",
         "- a step takes 50.00 ms (p95 61.25): wait 50.0 %, compute 40.0 %, host 10.0 %",
+        "- gpu 0 NVIDIA H200: utilisation 47 % (p5 9, p95 90), SMs 31 %, memory 12.3 GiB (at most 13.0), 312 W, 34.1 kJ, "
+        "13.9 mJ a sample\n",
+        "- gpu 1 NVIDIA RTX 4090: memory 1.0 GiB (at most 1.0)\n",
         "| test/ndcg_at_10 | 0.12346 |",
         "| train/loss | not finite |",
         "NVIDIA H200: peak 5.50 GiB, budget 7.2 GiB",

@@ -13,6 +13,7 @@ import torch
 
 from wellfed import contract, errors, record
 from wellfed.sample_rng import SampleRng
+from wellfed.telemetry import metrics
 from wellfed.tracking import journal
 
 ROOT = Path(__file__).parents[2]
@@ -103,18 +104,30 @@ def test_every_status_and_kind_of_error_is_described():
 
 def test_every_event_is_described():
     """Kinds that the code writes as literals; the kind of an out-of-memory event is made from the error's."""
-    source = "".join(path.read_text() for path in (ROOT / "src" / "wellfed").rglob("*.py"))
-    written = set(re.findall(r"""\bevent\(\s*"(\w+)\"""", source)) | set(
-        re.findall(r"""\b_?on_event\(\s*"(\w+)\"""", source)
-    )
-    written |= set(re.findall(r"""\b_event\(\s*"(\w+)\"""", source))
+    package = ROOT / "src" / "wellfed"
+    written: set[str] = set()
+    for path in package.rglob("*.py"):
+        calls = r"_?event|_?on_event"
+        if path.parent.name == "telemetry" or path.name == "watch.py":
+            calls += r"|_?tell|_say"
+        written |= set(re.findall(rf"""\b(?:{calls})\(\s*"(\w+)\"""", path.read_text()))
     assert written | {"oom"} == set(names(table("docs/record.md", "event")))
 
 
 def test_every_column_is_described():
     tables = page("docs/record.md").split("| column |")[1:]
     described = [re.findall(r"^\| `(\w+)` \|", rows, flags=re.MULTILINE) for rows in tables]
-    assert described == [list(journal.STEP_COLUMNS), list(journal.METRIC_COLUMNS)]
+    own = [name for name in metrics.COLUMNS if name not in {metric.name for metric in metrics.METRICS}]
+    assert described == [list(journal.STEP_COLUMNS), own, list(journal.METRIC_COLUMNS)]
+
+
+def test_every_figure_that_is_watched_is_described():
+    rows = table("docs/telemetry.md", "name")
+    assert list(rows) == [f"`{metric.name}`" for metric in metrics.METRICS]
+    for metric in metrics.METRICS:
+        assert rows[f"`{metric.name}`"].rstrip(" |") == " | ".join(
+            (metric.unit, metric.rate, metric.source, metric.meaning)
+        )
 
 
 def test_every_part_of_the_contract_is_described():

@@ -1,8 +1,8 @@
 import pytest
 
 from tests.fake_nvml.scripted import FUNCTION_NOT_FOUND, GIB, GPU_IS_LOST, NOT_SUPPORTED, Card, ScriptedNvml
-from wellfed.nvml.devices import device_handle, list_devices
-from wellfed.nvml.session import NotFoundError, NvmlError, NvmlSession
+from wellfed.nvml.devices import list_devices
+from wellfed.nvml.session import NvmlError, NvmlSession
 
 RESERVE = 512 * 2**20
 
@@ -76,20 +76,3 @@ def test_mig_instances_follow_their_card():
     assert found[2].memory_free_bytes == 4 * GIB
     assert found[3].capability == (8, 0)
     assert found[3].name == "NVIDIA A100 MIG 3g.20gb"
-
-
-def test_a_handle_is_found_by_uuid_not_by_number():
-    cards = [Card("GPU-1"), Card("GPU-2")]
-    with NvmlSession(lambda: ScriptedNvml(*cards)) as nvml:
-        second = list_devices(nvml).devices[1]
-        cards.clear()
-        assert device_handle(nvml, second).uuid == "GPU-2"
-
-
-def test_a_device_that_went_away_has_no_handle():
-    library = ScriptedNvml(Card("GPU-1"))
-    with NvmlSession(lambda: library) as nvml:
-        (device,) = list_devices(nvml).devices
-        library.cards.clear()
-        with pytest.raises(NotFoundError):
-            device_handle(nvml, device)

@@ -2,6 +2,7 @@ import csv
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,54 @@ def test_rows_are_held_back_for_a_second(tmp_path, monkeypatch):
     now_s[0] += 1.01
     made.append({"step": 2})
     assert len(rows(tmp_path / "t.csv")) == 3
+
+
+def test_how_long_rows_are_held_back_may_be_chosen(tmp_path):
+    made = CsvTable(tmp_path / "t.csv", ("step",), [].append, flush_s=0)
+    for step in range(3):
+        made.append({"step": step})
+        assert len(rows(tmp_path / "t.csv")) == 2 + step
+
+
+def test_rows_that_are_added_together_are_written_together(tmp_path, monkeypatch):
+    writes, write = [], os.write
+    monkeypatch.setattr(
+        files.os, "write", lambda descriptor, data: writes.append(bytes(data)) or write(descriptor, data)
+    )
+    CsvTable(tmp_path / "t.csv", ("step",), [].append, flush_s=0).append({"step": 1}, {"step": 2})
+    assert writes == [b"step\n1\n2\n"]
+
+
+def test_rows_of_several_threads_are_written_once_each(tmp_path, at_once):
+    """Two add, one flushes, one cuts away nothing."""
+    num, made = 300, table(tmp_path / "t.csv")
+
+    def add(name):
+        return lambda number: made.append({"step": number, "value": name})
+
+    at_once(num, add("a"), add("b"), lambda number: made.flush(), lambda number: made.cut_after("step", num))
+    made.flush()
+    found = rows(tmp_path / "t.csv")[1:]
+    for name in "ab":
+        assert [int(step) for step, value in found if value == name] == list(range(num))
+    assert len(found) == 2 * num
+
+
+def test_a_row_that_comes_while_the_table_is_cut_comes_after(tmp_path, monkeypatch):
+    made = CsvTable(tmp_path / "t.csv", ("step",), [].append, flush_s=0)
+    made.append({"step": 1}, {"step": 9})
+    adding = threading.Thread(target=lambda: made.append({"step": 2}))
+    write = files.write_atomically
+
+    def write_late(path, text):
+        adding.start()
+        adding.join(0.05)
+        write(path, text)
+
+    monkeypatch.setattr(files, "write_atomically", write_late)
+    made.cut_after("step", 5)
+    adding.join()
+    assert rows(tmp_path / "t.csv") == [["step"], ["1"], ["2"]]
 
 
 def test_nothing_to_write_makes_no_file(tmp_path):

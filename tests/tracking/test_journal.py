@@ -1,11 +1,14 @@
 import csv
 import json
 import logging
+import os
 import time
 
 import pytest
 
 from wellfed.record import RunRecord, read
+from wellfed.telemetry.metrics import COLUMNS, HOST
+from wellfed.telemetry.series import Sample
 from wellfed.timing.phases import StepRow
 from wellfed.tracking.journal import METRIC_COLUMNS, STEP_COLUMNS, Journal
 
@@ -152,3 +155,97 @@ def test_events_reach_the_log(tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         journal(tmp_path).event("checkpoint", 3)
     assert "event checkpoint at step 3" in caplog.text
+
+
+def gpus(time_s, step=1, **values):
+    """A round of two GPUs."""
+    return [Sample(time_s, step, "train", gpu, {**values, "util_pct": 10.0 + gpu}) for gpu in (0, 1)]
+
+
+def test_telemetry_is_a_row_a_sample_on_disk_at_once_and_one_row_for_the_sink(tmp_path):
+    sink = Kept()
+    made = journal(tmp_path, sink=sink)
+    made.telemetry([])
+    assert not (tmp_path / "telemetry.csv").exists()
+    made.telemetry(gpus(1.25, step=3, power_w=70.5))
+    made.telemetry([Sample(1.5, 4, "validate", HOST, {"cpu_pct": 230.0})])
+    rows = table(tmp_path / "telemetry.csv")
+    assert tuple(rows[0]) == COLUMNS
+    assert [{name: value for name, value in entry.items() if value} for entry in rows] == [
+        {"time_s": "1.25", "step": "3", "phase": "train", "gpu": "0", "util_pct": "10", "power_w": "70.5"},
+        {"time_s": "1.25", "step": "3", "phase": "train", "gpu": "1", "util_pct": "11", "power_w": "70.5"},
+        {"time_s": "1.5", "step": "4", "phase": "validate", "gpu": "-1", "cpu_pct": "230"},
+    ]
+    assert sink.rows == [
+        {
+            "telemetry/time_s": 1.25,
+            "gpu0/util_pct": 10.0, "gpu0/power_w": 70.5,
+            "gpu1/util_pct": 11.0, "gpu1/power_w": 70.5,
+        },
+        {"telemetry/time_s": 1.5, "host/cpu_pct": 230.0},
+    ]  # fmt: skip
+
+
+def test_telemetry_is_cut_by_step_and_where_time_goes_on(tmp_path):
+    """Killed at 200 s, saved last at 100 s after step 5; the clock goes on from there."""
+    made = journal(tmp_path)
+    for time_s, step in ((90.0, 4), (99.0, 5), (150.0, 5), (99.5, 6)):
+        made.telemetry(gpus(time_s, step))
+    with (tmp_path / "telemetry.csv").open("a") as stream:
+        stream.write("99.9,5,tra")
+    made = journal(tmp_path, earlier_s=100.0)
+    made.cut_after(5)
+    made.telemetry(gpus(101.0, 5))
+    assert [float(entry["time_s"]) for entry in table(tmp_path / "telemetry.csv")] == [90, 90, 99, 99, 101, 101]
+
+
+def test_telemetry_on_a_full_disk_is_one_event_and_written_by_a_later_save(tmp_path, caplog):
+    made = journal(tmp_path)
+    (tmp_path / "telemetry.csv").symlink_to("/dev/full")
+    for number in range(3):
+        made.telemetry(gpus(float(number)))
+    assert [event["kind"] for event in made.record.events] == ["disk_full"]
+    assert caplog.text.count("can't be written") == 1
+    (tmp_path / "telemetry.csv").unlink()
+    made.save()
+    assert [float(entry["time_s"]) for entry in table(tmp_path / "telemetry.csv")] == [0, 0, 1, 1, 2, 2]
+
+
+def test_rounds_and_events_of_other_threads_survive_saves(tmp_path, at_once):
+    made = journal(tmp_path)
+    num = 150
+    at_once(
+        num,
+        lambda number: made.telemetry(gpus(0.0, step=number)),
+        lambda number: made.event("gpu_lost", number),
+        lambda number: made.save(),
+        lambda number: made.cut_after(num),
+        lambda number: json.loads(made.record.to_json()) and None,
+    )
+    made.save()
+    assert [(int(entry["step"]), entry["gpu"]) for entry in table(tmp_path / "telemetry.csv")] == [
+        (number, gpu) for number in range(num) for gpu in "01"
+    ]
+    assert [event["step"] for event in read(tmp_path)["events"]] == list(range(num))
+
+
+def test_a_disk_that_fills_is_noted_once_by_all_threads(tmp_path, at_once, caplog):
+    for name in ("steps.csv", "metrics.csv", "telemetry.csv"):
+        (tmp_path / name).symlink_to("/dev/full")
+    made = journal(tmp_path)
+    at_once(
+        20,
+        lambda number: made.telemetry(gpus(float(number))),
+        lambda number: made.disk_full(OSError("full"), number),
+        lambda number: (made.steps([row(number)]), made.save()),
+    )
+    assert [event["kind"] for event in made.record.events] == ["disk_full"]
+    assert caplog.text.count("can't be written") == 1
+
+
+def test_the_record_is_written_by_one_thread_at_a_time(tmp_path, at_once):
+    """Two would share one temporary file."""
+    made = journal(tmp_path)
+    at_once(40, *[lambda number: made.save()] * 3)
+    assert made.record.events == []
+    assert os.listdir(tmp_path) == ["run.json"]

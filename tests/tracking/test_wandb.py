@@ -1,14 +1,23 @@
-import json
+import csv
 import os
+import signal
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 import wellfed
+from tests.tracking.wandb_files import stored
+from wellfed.record import RunRecord
+from wellfed.telemetry.metrics import GPU_METRICS, HOST, HOST_METRICS
+from wellfed.telemetry.series import Sample
 from wellfed.tracking import wandb as room
-from wellfed.tracking.wandb import decide_mode, is_logged_in, open_run
+from wellfed.tracking.files import cut_after
+from wellfed.tracking.journal import Journal
+from wellfed.tracking.wandb import WandbSink, decide_mode, is_logged_in, open_run
 
 
 @pytest.mark.parametrize(
@@ -85,24 +94,6 @@ def opened(folder, run_id=None, **changes):
     return open_run(folder, run_id=run_id, **{**facts, **changes})
 
 
-def stored(sink):
-    """What wandb's own reader finds in the file of a run."""
-    (file,) = sink.folder.glob("*.wandb")
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def of_type(entries, kind):
-    return [entry[kind] for entry in entries if entry["type"] == kind]
-
-
-def points(entries):
-    items = [entry["item"] for entry in of_type(entries, "history")]
-    return [{key: value for key, value in item.items() if not key.startswith("_")} for item in items]
-
-
 @pytest.fixture
 def runs(bare, tmp_path):
     """Two runs in one process; the first is not finished by its owner. Then the second is continued."""
@@ -123,15 +114,18 @@ def test_runs_are_stored_apart_with_their_rows_axes_summary_and_exit_code(runs, 
     assert first.id != second.id == again.id
     assert len({first.folder, second.folder, again.folder}) == 3
     assert {sink.folder.parent for sink in runs} == {tmp_path / "wandb"}
-    one, two, three = (stored(sink) for sink in runs)
-    assert points(one) == [{"step": 5, "epoch": 0, "train/loss": 0.5}, {"step": 10, "epoch": 1, "train/loss": 0.25}]
-    assert points(two) == [{"step": 7, "train/loss": 1}]
-    assert points(three) == [{"step": 8, "train/loss": 2}]
-    axes = {entry.get("glob_name") or entry.get("name"): entry["step_metric"] for entry in of_type(one, "metric")}
-    assert axes == dict.fromkeys(["train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"], "step")
-    assert {"test/loss": 0.125} in [entry.get("update") for entry in of_type(two, "summary")]
-    assert [of_type(entries, "exit")[0].get("exit_code", 0) for entries in (one, two, three)] == [0, 0, 3]
-    (run,) = of_type(one, "run")
+    one, two, three = (stored(sink.folder) for sink in runs)
+    assert one.history == [{"step": 5, "epoch": 0, "train/loss": 0.5}, {"step": 10, "epoch": 1, "train/loss": 0.25}]
+    assert two.history == [{"step": 7, "train/loss": 1}]
+    assert three.history == [{"step": 8, "train/loss": 2}]
+    assert one.axes == {
+        **dict.fromkeys(["train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"], "step"),
+        **dict.fromkeys(["gpu*", "host/*"], "telemetry/time_s"),
+    }
+    assert one.hidden == {"step", "telemetry/time_s"}
+    assert {"test/loss": 0.125} in [entry.get("update") for entry in two.of_type("summary")]
+    assert [found.exit_code for found in (one, two, three)] == [0, 0, 3]
+    (run,) = one.of_type("run")
     assert (run["project"], run["display_name"], run["run_group"]) == ("p", "n", "g")
     assert run["config"]["update"]["seed"] == 1
     first.log({"step": 11})  # finished long since
@@ -182,3 +176,207 @@ def test_a_run_that_breaks_is_told_once_and_raises_nothing(bare, tmp_path, caplo
     sink.finish({}, 0)
     assert len(lost) == 1
     assert caplog.text.count("wandb can't be written") == 1
+
+
+def gpu_round(number, num_gpus=2):
+    """Figures that tell round, GPU and metric."""
+    return [
+        Sample(number / 3, number, "train", gpu, {
+            metric.name: number + gpu / 8 + place / 100 for place, metric in enumerate(GPU_METRICS)
+        })
+        for gpu in range(num_gpus)
+    ]  # fmt: skip
+
+
+def host_round(number):
+    values = {metric.name: number / 7 + place for place, metric in enumerate(HOST_METRICS)}
+    return [Sample(number / 5, number, "train", HOST, values)]
+
+
+def test_curves_and_rows_of_three_threads_are_all_there_and_apart(bare, tmp_path, at_once):
+    """Each as it was logged: exact, in order, no row lost, none merged with another thread's."""
+    num = 300
+    lost: list[str] = []
+    sink = opened(tmp_path, on_lost=lost.append)
+    journal = Journal(RunRecord.start("r"), tmp_path, sink=sink)
+    at_once(
+        num,
+        lambda step: journal.metrics("train", {"loss": 1 / (1 + step)}, step=step, epoch=step // 100),
+        lambda number: journal.telemetry(gpu_round(number)),
+        lambda number: journal.telemetry(host_round(number)),
+    )
+    sink.finish({}, 0)
+    found = stored(sink.folder)
+    assert len(found.history) == 3 * num
+    assert [row for row in found.history if "step" in row] == [
+        {"step": step, "epoch": step // 100, "train/loss": 1 / (1 + step)} for step in range(num)
+    ]
+    time_s = "telemetry/time_s"
+    rounds = [(sample.gpu, sample) for number in range(num) for sample in gpu_round(number)]
+    for gpu in (0, 1):
+        for metric in GPU_METRICS:
+            expected = [(sample.time_s, sample.values[metric.name]) for number, sample in rounds if number == gpu]
+            assert found.curve(time_s, f"gpu{gpu}/{metric.name}") == expected
+    for place, metric in enumerate(HOST_METRICS):
+        expected = [(number / 5, number / 7 + place) for number in range(num)]
+        assert found.curve(time_s, f"host/{metric.name}") == expected
+    widths = {len(row) for row in found.history if time_s in row}
+    assert widths == {1 + 2 * len(GPU_METRICS), 1 + len(HOST_METRICS)}
+    assert lost == []
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from tests.tracking.test_wandb import gpu_round, opened
+from wellfed.record import RunRecord
+from wellfed.tracking.journal import Journal
+folder = Path(sys.argv[1])
+sink = opened(folder)
+journal = Journal(RunRecord.start("r"), folder, sink=sink)
+for number in range(10**9):
+    journal.telemetry(gpu_round(number))
+    print(number, flush=True)
+    if number == 20:
+        time.sleep(0.5)
+"""
+
+
+def test_a_kill_leaves_the_rounds_so_far_in_the_table_and_those_of_a_moment_ago_in_the_file_of_wandb(bare, tmp_path):
+    """Killed in full flight; wandb's file has what was logged half a second before, and no false end."""
+    roots = os.pathsep.join([str(Path(wellfed.__file__).parents[1]), str(Path(__file__).parents[2])])
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    environ = {**os.environ, "PYTHONPATH": roots}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as process:
+        for line in process.stdout:
+            if int(line) == 22:
+                break
+        process.send_signal(signal.SIGKILL)
+        last = int([line, *process.stdout][-1])  # what the pipe still holds was done, too
+    cut_after(tmp_path / "telemetry.csv", "step", 10**9)
+    with (tmp_path / "telemetry.csv").open(newline="") as stream:
+        rows = [(int(row["step"]), int(row["gpu"]), float(row["util_pct"])) for row in csv.DictReader(stream)]
+    num_rounds = len(rows) // 2
+    assert num_rounds in (last + 1, last + 2)  # printed means written
+    assert rows == [(number, gpu, number + gpu / 8) for number in range(num_rounds) for gpu in (0, 1)]
+    (folder,) = (tmp_path / "wandb").glob("offline-run-*")
+    found = stored(folder)
+    assert found.exit_code is None
+    curve = found.curve("telemetry/time_s", "gpu1/util_pct")
+    assert 21 <= len(curve) <= num_rounds
+    assert curve == [(number / 3, number + 1 / 8) for number in range(len(curve))]
+
+
+def test_runs_of_one_process_are_two_and_late_rows_reach_neither(bare, tmp_path, caplog):
+    """As in a multirun, with a thread of the first that has not heard of its end."""
+    lost: list[str] = []
+    folders = []
+    sinks = []
+    for number in range(2):
+        sink = opened(tmp_path, name=str(number), on_lost=lost.append)
+        for late in sinks:
+            late.log({"telemetry/time_s": 99.0, "host/cpu_pct": 99.0})
+        sink.log({"telemetry/time_s": 1.0, "host/cpu_pct": float(number)})
+        folders.append(sink.folder)
+        sink.finish({"test/loss": number}, number)
+        sink.finish({"test/loss": -1}, 9)
+        sink.log({"telemetry/time_s": 2.0, "host/cpu_pct": 2.0})
+        sinks.append(sink)
+    for number, found in enumerate(map(stored, folders)):
+        assert found.history == [{"telemetry/time_s": 1, "host/cpu_pct": number}]
+        assert found.exit_code == number
+    assert sinks[0].id != sinks[1].id
+    assert lost == []
+    assert "can't be written" not in caplog.text
+
+
+class Held:
+    """A wandb run whose calls wait to be let go."""
+
+    def __init__(self):
+        self.entered, self.go_on = threading.Event(), threading.Event()
+        self.calls, self.summary = [], {}
+
+    def log(self, row):
+        self._wait(row)
+
+    def finish(self, exit_code):
+        self._wait(exit_code)
+
+    def _wait(self, what):
+        self.calls.append(what)
+        self.entered.set()
+        assert self.go_on.wait(10)
+
+
+@pytest.fixture
+def held():
+    run = Held()
+    yield run
+    run.go_on.set()
+
+
+@pytest.fixture
+def thread():
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def test_a_row_that_comes_while_the_run_is_being_finished_is_dropped(held, thread, monkeypatch):
+    """However long that takes: an upload is no hang."""
+    monkeypatch.setattr(room, "_PATIENCE_S", 0.02)
+    lost: list[str] = []
+    sink = WandbSink(held, "online", lost.append)
+    finishing = thread.submit(sink.finish, {"a": 1}, 3)
+    assert held.entered.wait(10)
+    sink.log({"step": 1})
+    sink.finish({}, 0)
+    held.go_on.set()
+    finishing.result(10)
+    assert held.calls == [3]
+    assert held.summary == {"a": 1}
+    assert lost == []
+
+
+def test_a_run_is_finished_after_the_row_that_is_under_way(held, thread):
+    sink = WandbSink(held, "offline", lambda message: None)
+    logging = thread.submit(sink.log, {"step": 1})
+    assert held.entered.wait(10)
+    with ThreadPoolExecutor(1) as other:
+        finishing = other.submit(sink.finish, {}, 0)
+        assert held.calls == [{"step": 1}]
+        held.go_on.set()
+        finishing.result(10)
+    logging.result(10)
+    assert held.calls == [{"step": 1}, 0]
+
+
+def test_a_wandb_that_hangs_holds_up_neither_other_rows_nor_the_end(held, thread, monkeypatch, caplog):
+    monkeypatch.setattr(room, "_PATIENCE_S", 0.02)
+    lost: list[str] = []
+    sink = WandbSink(held, "offline", lost.append)
+    hanging = thread.submit(sink.log, {"step": 1})
+    assert held.entered.wait(10)
+    sink.log({"step": 2})
+    monkeypatch.setattr(room, "_PATIENCE_S", 60)
+    sink.log({"step": 3})  # does not wait again
+    monkeypatch.setattr(room, "_PATIENCE_S", 0.02)
+    sink.finish({}, 0)
+    assert held.calls == [{"step": 1}]
+    assert lost == ["no answer for 0.02 s"]
+    assert caplog.text.count("wandb can't be written") == 1
+    held.go_on.set()
+    hanging.result(10)
+    sink.finish({}, 0)  # it came round after all: the run is closed
+    assert held.calls == [{"step": 1}, 0]
+
+
+def test_who_is_told_of_the_loss_may_use_the_sink(tmp_path):
+    class Broken:
+        def log(self, row):
+            raise OSError("gone")
+
+    told = []
+    sink = WandbSink(Broken(), "offline", lambda message: (told.append(message), sink.log({"step": 2})))
+    sink.log({"step": 1})
+    assert told == ["gone"]

@@ -21,12 +21,14 @@ from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.profile import Profile
 from wellfed.lit.callbacks.progress import Counts, ProgressBar
 from wellfed.lit.callbacks.stop import StopAtStepEnd
+from wellfed.lit.callbacks.watch import Watch
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.step import parameter_groups
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord
 from wellfed.stop_request import StopRequest
+from wellfed.telemetry.progress import Progress
 from wellfed.timing.clock import StepClock
 from wellfed.tracking.journal import Journal
 
@@ -44,7 +46,9 @@ class Passes:
         checkpoints: Path,
         rank: int,
         on_event: Callable[..., None],
+        progress: Progress | None = None,
     ) -> None:
+        self._progress = progress or Progress()
         self._config, self._parts, self._plan, self._journal, self._rank = config, parts, plan, journal, rank
         self.options = _trainer_options(config, plan)
         lit.set_backend_flags(self.options)
@@ -109,6 +113,7 @@ class Passes:
         clock = StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
         callbacks: list[Any] = [
             Clock(clock, self._journal.steps),
+            Watch(self._progress),
             Counts(on_start, on_step),
             self._figures,
             self._checkpoints,
@@ -135,6 +140,7 @@ class Passes:
         """Metrics on the test split with the best weights; the files that the evaluation wrote."""
         if self._eval_loader("test") is None:
             return {}
+        self._progress.enter("test")
         best = self._checkpoints.folder / BEST
         self.evaluate(best if best.exists() else None)
         if self._rank > 0 or not isinstance(self._module, StepModule):
@@ -160,6 +166,7 @@ class Passes:
         steps = self._config.telemetry.ceiling_steps
         if steps == 0 or not self._config.telemetry.enabled:
             return None
+        self._progress.enter("ceiling")
         summary = lit.run_ceiling(self._module, self._loader, self.options, steps, self._folder)
         return None if summary is None else summary.samples_per_s
 
@@ -168,7 +175,9 @@ class Passes:
         loader = self._eval_loader("val")
         if loader is None or self._figures.validated_step == step:
             return
-        lit.make_trainer(self.options, [self._figures], self._folder).validate(self._module, loader, verbose=False)
+        lit.make_trainer(self.options, [Watch(self._progress), self._figures], self._folder).validate(
+            self._module, loader, verbose=False
+        )
         value = self.latest.get(f"val/{self._best_metric()[0]}")
         if value is not None and self._rank == 0:
             self._checkpoints.validated_at_end(value)
@@ -228,6 +237,7 @@ class Passes:
             best_mode=best_mode,
             metrics=self._figures.latest,
             on_disk_error=self._journal.disk_full,
+            progress=self._progress,
         )
 
     def _throughput(self) -> Mapping[str, float]:

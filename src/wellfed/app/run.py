@@ -8,6 +8,7 @@ import os
 import sys
 import time
 import traceback
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from wellfed.app.checkpoint_file import load_checkpoint
 from wellfed.app.outcome import OK, Outcome, outcome_of
 from wellfed.app.passes import Passes
 from wellfed.app.resume import CHECKPOINTS, Target, differences
+from wellfed.app.watch import MachineWatch
 from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
@@ -34,6 +36,7 @@ from wellfed.planning.plan import plan_run
 from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord, read
 from wellfed.stop_request import StopRequest
+from wellfed.telemetry.progress import Progress
 from wellfed.tracking import wandb as tracking_wandb
 from wellfed.tracking.journal import Journal
 from wellfed.units import gib
@@ -42,6 +45,7 @@ _LOG = logging.getLogger(__name__)
 _ARTIFACTS = {
     "steps": "steps.csv",
     "metrics": "metrics.csv",
+    "telemetry": "telemetry.csv",
     "log": "train.log",
     "last": f"{CHECKPOINTS}/{LAST}",
     "best": f"{CHECKPOINTS}/{BEST}",
@@ -74,6 +78,8 @@ class Run:
         self.has_trained = False
         """The first batch was asked for: from here on the folder stays."""
         self._usage = figures.Usage()
+        self._progress = Progress()
+        self._watch: MachineWatch | None = None
         self._passes: Passes | None = None
         self._plan: RunPlan | None = None
 
@@ -108,11 +114,16 @@ class Run:
             checkpoints=self._folder / CHECKPOINTS,
             rank=self._rank,
             on_event=self._event,
+            progress=self._progress,
         )
         self._passes = passes
         passes.on_saved = self._saved
         checkpoint = None if self._target is None else self._go_on_from(self._target, passes)
         self._open_sink()
+        with self._watching(facts, plan):
+            self._train(passes, plan, checkpoint)
+
+    def _train(self, passes: Passes, plan: RunPlan, checkpoint: Path | None) -> None:
         self._usage.start(plan)
         passes.fit(self._console, self._stop, checkpoint, on_start=self._started, on_step=self._stepped)
         if not self.has_trained:
@@ -196,6 +207,13 @@ class Run:
         parts = [*earlier.get("parts", []), str(sink.folder)]
         self._record.wandb = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": parts}
 
+    def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
+        self._progress.step = self._record.steps
+        if self._rank > 0 or not self._config.telemetry.enabled:
+            return nullcontext()
+        self._watch = MachineWatch(self._config.telemetry, facts, plan, self._journal, self._progress)
+        return self._watch
+
     def _go_on_from(self, target: Target, passes: Passes) -> Path:
         """Put the record and the tables back to where the checkpoint was written; the checkpoint.
 
@@ -241,6 +259,9 @@ class Run:
             record.metrics = {**record.metrics, **self._passes.latest}
         record.memory = self._usage.memory(self._plan) or record.memory
         record.host = self._usage.host() or record.host
+        if self._watch is not None:
+            record.gpus = self._watch.gpus() or record.gpus
+            record.telemetry = self._watch.cost()
 
     # -- after training -------------------------------------------------------------------------------------------
 

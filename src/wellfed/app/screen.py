@@ -17,7 +17,10 @@ from wellfed.diagnosis import report
 from wellfed.planning.planned import RunPlan
 from wellfed.units import show_bytes, show_duration
 
-LEFT_BEHIND = ("run.json", "report.md", "steps.csv", "metrics.csv", "checkpoints", "train.log")
+LEFT_BEHIND = ("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log")
+
+EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent")
+"""Nothing to worry about; the record has them."""
 
 
 class Terminal(Console):
@@ -65,16 +68,16 @@ def show_differences(console: Console, name: str, found: Sequence[tuple[str, Any
 
 
 def show_end(console: Console, record: Mapping[str, Any], first: Mapping[str, float], folder: Path) -> None:
-    """Throughput, where time went, memory, metrics beside their first values, files."""
+    """Throughput, where time went, GPUs, memory, metrics beside their first values, files."""
     console.print(
         f"\n{record['status']}: {record['steps']} steps in {show_duration(record['duration_s'])}", markup=False
     )
-    for line in report.time_lines(record) + report.memory_lines(record):
+    for line in report.time_lines(record) + report.gpu_lines(record) + report.memory_lines(record):
         console.print(line, markup=False)
     for name, value in record["metrics"].items():
         began = first.get(name, value)
         console.print(f"{name} {value:.4g}" + (f" (first {began:.4g})" if began != value else ""), markup=False)
-    warnings = [event for event in record["events"] if event["kind"] not in ("checkpoint", "resume")]
+    warnings = [event for event in record["events"] if event["kind"] not in EVERYDAY_EVENTS]
     for event in warnings[:5]:
         facts = ", ".join(f"{key}={value}" for key, value in event.items() if key not in ("kind", "time_s"))
         console.print(f"event {event['kind']}: {facts}", markup=False)

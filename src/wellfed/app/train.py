@@ -38,6 +38,8 @@ _KEPT_BY_RESUME = (
     "time",
     "memory",
     "host",
+    "gpus",
+    "telemetry",
     "metrics",
     "artifacts",
 )

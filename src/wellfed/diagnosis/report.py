@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from wellfed.units import show_count, show_duration, show_percent
+from wellfed.units import show_count, show_duration, show_energy, show_percent
 
 
 def to_markdown(record: Mapping[str, Any]) -> str:
@@ -16,6 +16,7 @@ def to_markdown(record: Mapping[str, Any]) -> str:
         *_error(record),
         "## Where the time went",
         *time_lines(record),
+        *(["## GPUs", "\n".join(f"- {line}" for line in gpu_lines(record))] if record["gpus"] else []),
         "## Metrics",
         *_table(("metric", "value"), [(name, _figure(value)) for name, value in record["metrics"].items()]),
         "## Memory",
@@ -82,6 +83,30 @@ def time_lines(record: Mapping[str, Any]) -> list[str]:
             f"- a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {', '.join(shares)}"
         )
     return ["\n".join(lines)] if lines else ["No step was timed."]
+
+
+def gpu_lines(record: Mapping[str, Any]) -> list[str]:
+    """What NVML saw of each GPU while the run trained, a line each; what was not offered is left out."""
+    names = {str(gpu["index"]): gpu["name"] for gpu in record["machine"].get("gpus", ())}
+    lines = []
+    for index, figures in record["gpus"].items():
+        parts = []
+        if (util := figures.get("util_pct")) is not None:
+            parts.append(f"utilisation {util['mean']:.0f} % (p5 {util['p5']:.0f}, p95 {util['p95']:.0f})")
+        for key, name in (("sm_active_pct", "SMs"), ("tensor_active_pct", "tensor cores"), ("dram_active_pct", "DRAM")):
+            if (active := figures.get(key)) is not None:
+                parts.append(f"{name} {active['mean']:.0f} %")
+        if (memory := figures.get("mem_used_gib")) is not None:
+            parts.append(f"memory {memory['mean']:.1f} GiB (at most {memory['max']:.1f})")
+        if (power := figures.get("power_w")) is not None:
+            parts.append(f"{power['mean']:.0f} W")
+        if "energy_j" in figures:
+            parts.append(show_energy(figures["energy_j"]))
+        if "energy_per_sample_j" in figures:
+            parts.append(f"{show_energy(figures['energy_per_sample_j'])} a sample")
+        if parts:
+            lines.append(f"gpu {index} {names.get(index, '')}".rstrip() + f": {', '.join(parts)}")
+    return lines
 
 
 def memory_lines(record: Mapping[str, Any]) -> list[str]:

@@ -14,8 +14,9 @@ from wellfed import __version__
 from wellfed.hardware.cgroup import CgroupLimits, cgroup_limits
 from wellfed.hardware.facts import GpuFacts, MachineFacts
 from wellfed.hardware.torch_cuda import TorchCuda, TorchDevice
+from wellfed.nvml.deadline import START_S, within
 from wellfed.nvml.devices import Device, Devices, list_devices
-from wellfed.nvml.session import NvmlError, NvmlSession
+from wellfed.nvml.session import LibraryNotFoundError, NvmlError, NvmlSession
 from wellfed.nvml.visible import same_uuid, visible_devices
 from wellfed.units import gib
 
@@ -38,6 +39,7 @@ def machine(
     torch_cuda: TorchCuda | None = None,
     *,
     nvml: NvmlSession | None = None,
+    nvml_deadline_s: float = START_S,
     environ: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> MachineFacts:
@@ -46,11 +48,15 @@ def machine(
     Args:
         torch_cuda: torch's view, from ``torch_cuda.torch_cuda()``; None = torch is not asked and NVML's cards count.
         nvml: a session not yet entered; None = the real one.
+        nvml_deadline_s: a driver that takes longer counts as absent.
         environ: where CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER are read; None = this process's.
         root: folder that holds proc, sys and dev.
     """
     environ = os.environ if environ is None else environ
-    cards, nvml_problem = _nvml_cards(nvml or NvmlSession(), environ, torch_cuda)
+    cards, nvml_error = _ask_nvml(nvml or NvmlSession(tries=3), nvml_deadline_s)
+    found = len(cards.devices)
+    cards = _visible(cards, environ, torch_cuda)
+    nvml_problem = _nvml_problem(nvml_error, found, cards, environ)
     gpus = _merged(cards.devices, torch_cuda)
     warnings = [f"NVML: {note}" for note in cards.notes]
     if torch_cuda is not None:
@@ -72,6 +78,7 @@ def machine(
         shm_free_gib=None if shm is None else gib(shm[1]),
         gpus=gpus,
         nvml_problem=nvml_problem,
+        nvml_failed=nvml_error is not None and not isinstance(nvml_error, LibraryNotFoundError),
         torch_problem=None if torch_cuda is None else torch_cuda.problem,
         warnings=tuple(warnings),
         versions=_versions(cards.devices, torch_cuda),
@@ -92,27 +99,40 @@ def _affinity_cores() -> int:
     return psutil.cpu_count(logical=True) or 1  # macOS, Windows
 
 
-def _nvml_cards(
-    session: NvmlSession, environ: Mapping[str, str], torch: TorchCuda | None
-) -> tuple[Devices, str | None]:
-    """The visible cards in CUDA's order, and why there are none."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    try:
+def _ask_nvml(session: NvmlSession, deadline_s: float) -> tuple[Devices, NvmlError | None]:
+    """All cards in NVML's order, and why there are none to be had."""
+
+    def ask() -> Devices:
         with session as nvml:
-            found = list_devices(nvml)
+            return list_devices(nvml)
+
+    try:
+        return within(deadline_s, ask), None
     except NvmlError as error:
-        return Devices(()), error.reason
+        return Devices(()), error
+
+
+def _visible(found: Devices, environ: Mapping[str, str], torch: TorchCuda | None) -> Devices:
+    """The cards that CUDA shows, in CUDA's order."""
     uuids = [device.uuid for device in torch.devices if device.uuid is not None] if torch else []
     # Without a full list of torch's UUIDs the environment variables decide.
     complete = torch is not None and bool(torch.devices) and len(uuids) == len(torch.devices)
-    cards = visible_devices(
-        found, visible=visible, order=environ.get("CUDA_DEVICE_ORDER"), torch_uuids=uuids if complete else None
+    return visible_devices(
+        found,
+        visible=environ.get("CUDA_VISIBLE_DEVICES"),
+        order=environ.get("CUDA_DEVICE_ORDER"),
+        torch_uuids=uuids if complete else None,
     )
-    if cards.devices:
-        return cards, None
-    if found.devices:
-        return cards, f"none of {len(found.devices)} is visible (CUDA_VISIBLE_DEVICES={visible!r})"
-    return cards, "no card found"
+
+
+def _nvml_problem(error: NvmlError | None, num_found: int, visible: Devices, environ: Mapping[str, str]) -> str | None:
+    if error is not None:
+        return error.reason
+    if visible.devices:
+        return None
+    if num_found:
+        return f"none of {num_found} is visible (CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')!r})"
+    return "no card found"
 
 
 def _merged(cards: tuple[Device, ...], torch: TorchCuda | None) -> tuple[GpuFacts, ...]:

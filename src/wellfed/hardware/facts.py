@@ -55,6 +55,8 @@ class MachineFacts:
     """In CUDA's order. NVML's view where torch was not asked or can't use them."""
     nvml_problem: str | None = None
     """Why NVML shows no card, short: "driver not loaded"; None when it does."""
+    nvml_failed: bool = False
+    """NVML is installed here and did not work; without NVIDIA's driver a machine is normal, and this is false."""
     torch_problem: str | None = None
     """Why torch can't use a GPU; None when it can, or was not asked."""
     warnings: tuple[str, ...] = ()

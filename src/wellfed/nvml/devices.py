@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from wellfed.nvml.session import NotFoundError, NvmlAbsentError, NvmlError, NvmlSession
 
@@ -45,6 +45,15 @@ class Devices:
     """What could not be read or is not certain, one sentence each."""
 
 
+class Memory(NamedTuple):
+    """Bytes; None where this device does not say."""
+
+    total: int | None
+    """Without the driver's reserve."""
+    used: int | None
+    free: int | None
+
+
 def list_devices(nvml: NvmlSession) -> Devices:
     """Every card in NVML's order, each followed by its MIG instances.
 
@@ -66,17 +75,8 @@ def list_devices(nvml: NvmlSession) -> Devices:
     return Devices(tuple(found), tuple(notes))
 
 
-def device_handle(nvml: NvmlSession, device: Device) -> Any:
-    """The NVML handle for calls on this device; found by UUID, so it is right whatever CUDA's numbering is.
-
-    Raises:
-        NotFoundError: the device is no longer there.
-    """
-    return nvml.ask("nvmlDeviceGetHandleByUUID", device.uuid)
-
-
 def _snapshot(nvml: NvmlSession, handle: Any, nvml_index: int, driver: str | None) -> Device:
-    total, used, free = _memory(nvml, handle)
+    total, used, free = memory_bytes(nvml, handle)
     mode = _offered(lambda: nvml.ask("nvmlDeviceGetMigMode", handle))
     capability = _offered(lambda: nvml.ask("nvmlDeviceGetCudaComputeCapability", handle))
     return Device(
@@ -101,7 +101,7 @@ def _mig_instances(nvml: NvmlSession, handle: Any, card: Device) -> list[Device]
             mig = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
         except NotFoundError:
             continue  # an empty slot; later ones may be filled
-        total, used, free = _memory(nvml, mig)
+        total, used, free = memory_bytes(nvml, mig)
         instances.append(
             Device(
                 nvml_index=card.nvml_index,
@@ -122,14 +122,18 @@ def _mig_name(nvml: NvmlSession, mig: Any, card: Device) -> str:
     return _offered(lambda: _text(nvml.ask("nvmlDeviceGetName", mig))) or f"{card.name} MIG"
 
 
-def _memory(nvml: NvmlSession, handle: Any) -> tuple[int | None, int | None, int | None]:
-    """Total without the driver's reserve, used and free, in bytes; all None on cards that share the host's memory."""
+def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
+    """Memory of a device; all None on cards that share the host's memory.
+
+    Raises:
+        NvmlError: the device failed, which is more than not offering the figure.
+    """
     info = _offered(lambda: nvml.ask("nvmlDeviceGetMemoryInfo", handle, version=nvml.constant("nvmlMemory_v2")))
     if info is not None:
-        return int(info.total) - int(info.reserved), int(info.used), int(info.free)
+        return Memory(int(info.total) - int(info.reserved), int(info.used), int(info.free))
     # Drivers before 510 know version 1 only, where `used` includes the reserve.
     info = _offered(lambda: nvml.ask("nvmlDeviceGetMemoryInfo", handle))
-    return (None, None, None) if info is None else (int(info.total), int(info.used), int(info.free))
+    return Memory(None, None, None) if info is None else Memory(int(info.total), int(info.used), int(info.free))
 
 
 def _offered(ask: Callable[[], Answer]) -> Answer | None:

@@ -152,9 +152,15 @@ class NvmlSession:
         NvmlError: NVML is there and failed.
     """
 
-    def __init__(self, load: Callable[[], Any] = load_pynvml) -> None:
+    def __init__(self, load: Callable[[], Any] = load_pynvml, *, tries: int = 1) -> None:
+        """
+        Args:
+            tries: how often a call that fails is made. A driver may stumble, and what is asked for once only (which
+                cards there are) must not depend on that.
+        """
         self._load = load
         self._library: Any = None
+        self.tries = tries
 
     def __enter__(self) -> Self:
         library = self._load()
@@ -185,10 +191,15 @@ class NvmlSession:
         call = getattr(self._opened(), function, None)
         if call is None:
             raise FunctionNotFoundError(function, "function not found in this nvidia-ml-py")
-        try:
-            return call(*args, **kwargs)
-        except self._library.NVMLError as cause:
-            raise _named(function, cause) from cause
+        errors = []
+        for _ in range(self.tries):
+            try:
+                return call(*args, **kwargs)
+            except self._library.NVMLError as cause:
+                errors.append(_named(function, cause))
+                errors[-1].__cause__ = cause
+        # What is not offered is so at each try; the driver may have stumbled in between.
+        raise next((error for error in errors if isinstance(error, NvmlAbsentError)), errors[0])
 
     def constant(self, name: str) -> Any:
         """A constant of pynvml, e.g. ``NVML_TEMPERATURE_GPU``.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from wellfed.config.schema import PathsConfig, RunConfig, TelemetryConfig
+from wellfed.config.schema import PathsConfig, RunConfig
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.loader import plan_loader
@@ -50,10 +50,6 @@ def _not_used_yet(config: RunConfig) -> list[str]:
         said.append(
             f"loader.max_skipped={config.loader.max_skipped} is not used yet: a sample that fails ends the run. "
             "loader.skip_ids leaves out known bad ones."
-        )
-    if config.telemetry.interval_s != TelemetryConfig.interval_s:
-        said.append(
-            f"telemetry.interval_s={config.telemetry.interval_s:g} is not used yet: nothing samples the machine."
         )
     if config.paths.cache_dir != PathsConfig.cache_dir:
         said.append(f"paths.cache_dir={config.paths.cache_dir} is not used yet: nothing is cached on disk.")

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import io
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,21 +17,47 @@ FLUSH_S = 1.0
 
 
 class CsvTable:
-    """One csv file. A write that fails (disk full) is reported once, and later rows are tried again."""
+    """One csv file, for any number of threads. A write that fails (disk full) is reported, and tried again later.
 
-    def __init__(self, path: Path, columns: Sequence[str], on_error: Callable[[OSError], None]) -> None:
-        self.path, self._columns, self._on_error = path, tuple(columns), on_error
+    ``on_error`` is called by whichever thread wrote, and must not use the table.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        columns: Sequence[str],
+        on_error: Callable[[OSError], None],
+        *,
+        flush_s: float = FLUSH_S,
+    ) -> None:
+        """
+        Args:
+            flush_s: how long rows may be held back; 0 = each `append` is written before it returns.
+        """
+        self.path, self._columns, self._on_error, self._flush_s = path, tuple(columns), on_error, flush_s
+        self._lock = threading.Lock()  # or rows that come between a write and its end were lost or written twice
         self._rows: list[str] = []
         self._flushed_at_s = time.monotonic()
 
-    def append(self, row: Mapping[str, object]) -> None:
-        """Add a row; columns that the mapping lacks stay empty."""
-        self._rows.append(_line([_cell(row.get(column)) for column in self._columns]))
-        if time.monotonic() - self._flushed_at_s >= FLUSH_S:
-            self.flush()
+    def append(self, *rows: Mapping[str, object]) -> None:
+        """Add rows, which are written together; columns that a mapping lacks stay empty."""
+        lines = [_line([_cell(row.get(column)) for column in self._columns]) for row in rows]
+        with self._lock:
+            self._rows += lines
+            if time.monotonic() - self._flushed_at_s >= self._flush_s:
+                self._flush()
 
     def flush(self) -> None:
         """Write what is held back. On failure it is held on for the next try."""
+        with self._lock:
+            self._flush()
+
+    def cut_after(self, column: str, last: float) -> None:
+        """`cut_after` for this file; rows that are added meanwhile come after it."""
+        with self._lock:
+            cut_after(self.path, column, last)
+
+    def _flush(self) -> None:
         self._flushed_at_s = time.monotonic()
         if not self._rows:
             return

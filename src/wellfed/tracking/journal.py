@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from wellfed.record import RunRecord
+from wellfed.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
+from wellfed.telemetry.metrics import TIME_AXIS, prefix
+from wellfed.telemetry.series import Sample
 from wellfed.timing.phases import StepRow
 from wellfed.timing.readiness import StepSummary, summarise
-from wellfed.tracking.files import CsvTable, column, cut_after
+from wellfed.tracking.files import CsvTable, column
 from wellfed.tracking.sink import NoSink, Sink
 
 _LOG = logging.getLogger(__name__)
@@ -36,7 +40,10 @@ KEPT_STEPS = 100_000
 
 
 class Journal:
-    """One run's record and files. Trouble with the disk is an event of the run, not its end."""
+    """One run's record and files. Trouble with the disk is an event of the run, not its end.
+
+    `event`, `disk_full` and `telemetry` may be called from any thread; the rest from the one that trains.
+    """
 
     def __init__(self, record: RunRecord, folder: Path, *, sink: Sink | None = None, earlier_s: float = 0.0) -> None:
         """
@@ -48,16 +55,25 @@ class Journal:
         self.rows: deque[StepRow] = deque(maxlen=KEPT_STEPS)
         self._steps = CsvTable(folder / "steps.csv", STEP_COLUMNS, self._disk_trouble)
         self._metrics = CsvTable(folder / "metrics.csv", METRIC_COLUMNS, self._disk_trouble)
+        # Written at once: a curve's last seconds are what tells how a run died.
+        self._telemetry = CsvTable(folder / "telemetry.csv", TELEMETRY_COLUMNS, self._disk_trouble, flush_s=0)
+        # Guards the record's events. Held while it is written; a table's lock is never asked for within it.
+        self._lock = threading.RLock()
 
     def time_s(self) -> float:
         """Seconds since the run first started."""
         return time.monotonic() - self.origin_s
 
     def cut_after(self, step: int) -> None:
-        """Forget table rows beyond a step: training resumes there and writes them anew."""
-        for table in (self._steps, self._metrics):
+        """Forget table rows beyond a step: training resumes there and writes them anew.
+
+        Of telemetry also what lies in the future: a killed run's clock goes on from where it was last saved.
+        """
+        for table in (self._steps, self._metrics, self._telemetry):
             try:
-                cut_after(table.path, "step", step)
+                table.cut_after("step", step)
+                if table is self._telemetry:
+                    table.cut_after("time_s", self.time_s())
             except (OSError, ValueError) as error:
                 _LOG.warning("%s could not be cut back to step %d: %s", table.path, step, error)
 
@@ -71,7 +87,8 @@ class Journal:
 
     def event(self, kind: str, step: int, **facts: Any) -> None:
         """Something happened that a reader of the figures must know."""
-        self.record.events.append({"kind": kind, "step": step, "time_s": round(self.time_s(), 3), **facts})
+        with self._lock:
+            self.record.events.append({"kind": kind, "step": step, "time_s": round(self.time_s(), 3), **facts})
         _LOG.info("event %s at step %d: %s", kind, step, facts)
 
     def steps(self, rows: Iterable[StepRow]) -> None:
@@ -87,6 +104,19 @@ class Journal:
                 {"step": step, "epoch": epoch, "time_s": self.time_s(), "split": split, "name": name, "value": value}
             )
         self.sink.log({"step": step, "epoch": epoch, **{f"{split}/{name}": value for name, value in values.items()}})
+
+    def telemetry(self, samples: Sequence[Sample]) -> None:
+        """What was read in one round: a row each in telemetry.csv, on disk on return, and one row for the sink."""
+        if not samples:
+            return
+        self._telemetry.append(
+            *(
+                {"time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": one.gpu, **one.values}
+                for one in samples
+            )
+        )
+        figures = {f"{prefix(one.gpu)}/{name}": value for one in samples for name, value in one.values.items()}
+        self.sink.log({TIME_AXIS: samples[0].time_s, **figures})
 
     def summary(self) -> StepSummary | None:
         """The figures of the steps so far."""
@@ -104,11 +134,12 @@ class Journal:
 
     def save(self) -> None:
         """Bring the files up to date."""
-        self._steps.flush()
-        self._metrics.flush()
+        for table in (self._steps, self._metrics, self._telemetry):
+            table.flush()
         self.record.duration_s = round(self.time_s(), 3)
         try:
-            self.record.write(self.folder)
+            with self._lock:
+                self.record.write(self.folder)
         except OSError as error:
             self._disk_trouble(error)
 
@@ -117,7 +148,8 @@ class Journal:
 
     def disk_full(self, error: BaseException, step: int) -> None:
         """A file of the run could not be written; noted once."""
-        if any(event["kind"] == "disk_full" for event in self.record.events):
-            return
-        self.event("disk_full", step, message=str(error))
+        with self._lock:
+            if any(event["kind"] == "disk_full" for event in self.record.events):
+                return
+            self.event("disk_full", step, message=str(error))
         _LOG.warning("%s can't be written: %s. Training goes on; what was written before is kept.", self.folder, error)

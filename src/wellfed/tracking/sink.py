@@ -7,14 +7,14 @@ from typing import Any, Protocol
 
 
 class Sink(Protocol):
-    """Takes rows of figures; must not raise for its own troubles."""
+    """Takes rows of figures from several threads; must not raise for its own troubles."""
 
     def log(self, row: Mapping[str, float | int | None]) -> None:
         """One row; it carries its own axis (``step`` or ``telemetry/time_s``) among its keys."""
         ...
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        """No more rows come."""
+        """No more rows count: one that a thread still hands over is dropped."""
         ...
 
 

@@ -5,13 +5,25 @@ from __future__ import annotations
 import logging
 import netrc
 import os
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from wellfed.telemetry.metrics import TIME_AXIS
+
 _LOG = logging.getLogger(__name__)
 _INIT_TIMEOUT_S = 30
+_FLUSH_S = 0.1
+"""How long wandb may hold rows back from its file; its own 15 s are lost by a kill (wandb PR 12742)."""
+_PATIENCE_S = 10.0
+"""How long a thread waits for another's call to wandb, which takes well under a millisecond."""
+_AXES = {
+    "step": ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"),
+    TIME_AXIS: ("gpu*", "host/*"),
+}
+"""What is drawn against what; wandb takes ``*`` at the end only."""
 # wandb 0.31 takes these for one deployment, and `wandb login` may have written either (its sdk/lib/urls.py).
 _CLOUD_HOSTS = frozenset({"api.wandb.ai", "api.forge.coreweave.com", "forge.coreweave.com"})
 
@@ -52,11 +64,20 @@ def decide_mode(asked: str) -> str:
 
 
 class WandbSink:
-    """An open wandb run. Rows carry their own axes, so that wandb's own step counter means nothing here."""
+    """An open wandb run. Rows carry their own axes, so that wandb's own step counter means nothing here.
+
+    For any number of threads. wandb 0.31 sends each ``run.log(row)`` as one message, which becomes one row of its own;
+    what it can't stand is a row while the run is being finished: that one is lost, or raises. So calls take turns.
+    A thread whose turn does not come within `_PATIENCE_S` takes wandb for hung: that is noted, later rows are dropped
+    without waiting, and ``finish`` returns even if the run can't be closed. Only the thread that sits in wandb itself
+    can't be helped.
+    """
 
     def __init__(self, run: Any, mode: str, on_lost: Callable[[str], None]) -> None:
         self._run, self.mode, self._on_lost = run, mode, on_lost
-        self._lost = False
+        self._turn = threading.Lock()
+        self._is_finished = self._is_hung = False
+        self._told = threading.Lock()  # taken once, by the thread that tells of the loss
 
     @property
     def id(self) -> str:
@@ -69,22 +90,44 @@ class WandbSink:
         return Path(self._run.dir).parent
 
     def log(self, row: Mapping[str, float | int | None]) -> None:
-        """Hand a row to wandb; what it can't take is noted once."""
-        self._guard(lambda: self._run.log({key: value for key, value in row.items() if value is not None}))
+        """Hand a row to wandb; what it can't take is noted once. Nothing after ``finish``."""
+        if not (self._is_hung or self._is_finished):
+            self._guard(lambda: self._run.log({key: value for key, value in row.items() if value is not None}))
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Write the summary and close the run."""
-        self._guard(lambda: self._run.summary.update(dict(summary)))
-        self._guard(lambda: self._run.finish(exit_code=exit_code))
 
-    def _guard(self, call: Any) -> None:
+        def close() -> None:
+            self._is_finished = True
+            try:
+                self._run.summary.update(dict(summary))
+            finally:
+                self._run.finish(exit_code=exit_code)
+
+        self._guard(close)
+
+    def _guard(self, call: Callable[[], None]) -> None:
+        """Make a call in turn, unless the run is finished."""
+        if not self._turn.acquire(timeout=_PATIENCE_S):
+            if not self._is_finished:  # or it is busy with that: an upload may take minutes
+                self._is_hung = True
+                self._lose(f"no answer for {_PATIENCE_S:g} s")
+            return
+        reason = None
         try:
-            call()
+            if not self._is_finished:
+                call()
         except Exception as error:  # noqa: BLE001  a dead logger must not kill a run
-            if not self._lost:
-                self._lost = True
-                _LOG.warning("wandb can't be written (%s); training goes on, the files have every figure.", error)
-                self._on_lost(str(error))
+            reason = str(error)
+        finally:
+            self._turn.release()
+        if reason is not None:
+            self._lose(reason)
+
+    def _lose(self, reason: str) -> None:
+        if self._told.acquire(blocking=False):
+            _LOG.warning("wandb can't be written (%s); training goes on, the files have every figure.", reason)
+            self._on_lost(reason)
 
 
 def open_run(
@@ -125,6 +168,8 @@ def open_run(
         "reinit": "finish_previous",
     }
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
+    if hasattr(settings, "x_transaction_log_flush_interval"):  # not before 0.31
+        settings.x_transaction_log_flush_interval = _FLUSH_S
     try:
         run = wandb.init(settings=settings, **options)
     except Exception as error:
@@ -138,6 +183,8 @@ def open_run(
             run = wandb.init(settings=settings, **options)
         except Exception as second:
             raise RuntimeError(f"wandb can't be started: {second}") from second
-    for pattern in ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"):
-        run.define_metric(pattern, step_metric="step")
+    for axis, patterns in _AXES.items():
+        run.define_metric(axis, hidden=True)  # no curve of its own
+        for pattern in patterns:
+            run.define_metric(pattern, step_metric=axis)
     return WandbSink(run, mode, on_lost)

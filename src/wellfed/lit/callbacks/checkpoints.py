@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 
+from wellfed.telemetry.progress import Progress
+
 LAST, BEST, BEST_VALUE = "last.ckpt", "best.ckpt", "best.json"
 
 
@@ -34,11 +36,14 @@ class Checkpoints(pl.Callback):
         best_mode: Literal["max", "min"],
         metrics: Mapping[str, float],
         on_disk_error: Callable[[BaseException, int], None],
+        progress: Progress | None = None,
     ) -> None:
         """
         Args:
             metrics: the latest figures, ``val/<name>`` among them; read when a validation ends.
+            progress: told when a checkpoint is being written.
         """
+        self._progress = progress or Progress()
         self.folder, self._every_steps, self._minutes, self._keep = folder, every_steps, minutes, keep_last
         self._best_metric, self._best_mode, self._metrics = best_metric, best_mode, metrics
         self._on_disk_error = on_disk_error
@@ -116,7 +121,8 @@ class Checkpoints(pl.Callback):
         temporary = self.folder / f".{name}.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            trainer.save_checkpoint(temporary)
+            with self._progress.during("checkpoint"):
+                trainer.save_checkpoint(temporary)
             if trainer.is_global_zero:
                 if name == LAST:
                     self._rotate()

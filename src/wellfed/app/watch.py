@@ -1,0 +1,76 @@
+"""Watches the machine while a run lasts, as the configuration asks, and sums up what was seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from wellfed.config.schema import TelemetryConfig
+from wellfed.hardware.facts import MachineFacts
+from wellfed.planning.planned import RunPlan
+from wellfed.telemetry.gpu import GpuSource, WatchedGpu
+from wellfed.telemetry.host import HostSource
+from wellfed.telemetry.outlet import Outlet
+from wellfed.telemetry.progress import Progress
+from wellfed.telemetry.sampler import Sampler
+from wellfed.telemetry.series import Sample
+from wellfed.telemetry.source import Source
+from wellfed.telemetry.summary import Summary
+from wellfed.tracking.journal import Journal
+
+
+class MachineWatch:
+    """Rows of telemetry.csv and curves for the sink while the ``with`` block lasts; figures at any time."""
+
+    def __init__(
+        self, config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, journal: Journal, progress: Progress
+    ) -> None:
+        self._config, self._journal, self._progress = config, journal, progress
+        self._facts = facts
+        self._summary = Summary()
+        self._samples_before = journal.record.samples
+        outlet = Outlet(self._take, self._tell)
+        sources: list[Source] = [HostSource()]
+        watched = gpus_to_watch(facts, plan)
+        if watched:
+            sources.append(GpuSource(watched, outlet.tell))
+        self._sampler = Sampler(sources, outlet, interval_s=config.interval_s, progress=progress, time_s=journal.time_s)
+
+    def __enter__(self) -> Self:
+        if self._facts.nvml_failed:
+            self._tell(
+                "telemetry_trouble",
+                trouble="refused",
+                message=f"NVML: {self._facts.nvml_problem}. GPU figures are absent.",
+            )
+        self._sampler.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._sampler.__exit__(kind, error, traceback)
+
+    def gpus(self) -> dict[str, Any]:
+        """``gpus`` of the record."""
+        return self._summary.entry(self._journal.record.samples - self._samples_before)
+
+    def cost(self) -> dict[str, Any]:
+        """``telemetry`` of the record."""
+        return {"interval_s": self._config.interval_s, "cpu_frac": self._sampler.cpu_frac()}
+
+    def _take(self, samples: Sequence[Sample]) -> None:
+        self._journal.telemetry(samples)
+        self._summary.add(samples)
+
+    def _tell(self, kind: str, **facts: object) -> None:
+        self._journal.event(kind, self._progress.step, **facts)
+
+
+def gpus_to_watch(facts: MachineFacts, plan: RunPlan) -> list[WatchedGpu]:
+    """Those that the run trains on; where it trains on the CPU, all that CUDA would show it."""
+    known = [gpu for gpu in facts.gpus if gpu.uuid is not None and gpu.nvml_index is not None]
+    if plan["trainer.accelerator"] == "gpu":
+        known = [gpu for gpu in known if gpu.index < plan["trainer.devices"]]
+    return [WatchedGpu(gpu.index, str(gpu.uuid), gpu.is_mig) for gpu in known]

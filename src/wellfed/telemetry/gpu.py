@@ -1,0 +1,261 @@
+"""The GPUs of a run: which figures each offers, reading them, and what to do when one is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+from wellfed.nvml import readings
+from wellfed.nvml.gpm import FIGURES as GPM_FIGURES
+from wellfed.nvml.gpm import Gpm
+from wellfed.nvml.readings import Offer, OpenDevice
+from wellfed.nvml.session import (
+    GpuLostError,
+    NoDataError,
+    NotSupportedError,
+    NvmlAbsentError,
+    NvmlError,
+    NvmlSession,
+)
+from wellfed.telemetry.metrics import Rate
+from wellfed.telemetry.source import Reading, Tell
+
+RETRY_S = 10.0
+"""Seconds between attempts to get a lost GPU back; each starts NVML anew."""
+OPENING_TRIES = 3
+"""A GPU is not given up because the driver stumbled when it was looked for."""
+MOST_EVENTS = 5
+"""A GPU that keeps coming and going is told of so often, and no more."""
+
+
+@dataclass(frozen=True)
+class WatchedGpu:
+    """A GPU to watch."""
+
+    index: int
+    """CUDA-visible number, under which its figures are published."""
+    uuid: str
+    is_mig: bool = False
+
+
+@dataclass
+class _Reader:
+    """One question to the driver, and what its answer is called."""
+
+    names: tuple[str, ...]
+    rate: Rate
+    read: Callable[[], Mapping[str, float]]
+    offer: Offer = field(default_factory=Offer)
+
+
+class GpuSource:
+    """Reads all GPUs of a run, one after the other. To be used by one thread, which may be held up by the driver."""
+
+    name = "gpu"
+
+    def __init__(
+        self,
+        gpus: Sequence[WatchedGpu],
+        tell: Tell,
+        *,
+        session: Callable[[], NvmlSession] = NvmlSession,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._gpus = [_Gpu(gpu, tell, now_s) for gpu in gpus]
+        self._tell, self._new_session, self._now_s = tell, session, now_s
+        self._session: NvmlSession | None = None
+        self._retry_at_s = 0.0
+        self._was_refused = False
+
+    @property
+    def waits_for_step_end(self) -> bool:
+        """Some figures are means between two readings: best taken where steps end."""
+        return any(gpu.has_gpm for gpu in self._gpus)
+
+    def read(self, *, slow: bool) -> list[Reading]:
+        """A reading of each GPU that is there; none where NVML can't be used."""
+        may_retry = self._now_s() >= self._retry_at_s
+        if may_retry and any(gpu.is_lost for gpu in self._gpus):
+            self.close()
+        if self._session is None and not (may_retry and self._open()):
+            return []
+        return [Reading(gpu.index, values) for gpu in self._gpus if (values := gpu.read(slow=slow)) is not None]
+
+    def close(self) -> None:
+        """Give NVML back."""
+        session, self._session = self._session, None
+        if session is not None:
+            for gpu in self._gpus:
+                gpu.close()
+            session.__exit__(None, None, None)
+
+    def _open(self) -> bool:
+        if self._was_refused:
+            return False
+        self._retry_at_s = self._now_s() + RETRY_S
+        session = self._new_session()
+        session.tries = OPENING_TRIES
+        try:
+            self._session = session.__enter__()
+        except NvmlError as error:
+            # While a GPU is lost the driver may refuse altogether for a while.
+            if not any(gpu.is_lost for gpu in self._gpus):
+                self._was_refused = True
+                self._tell("telemetry_trouble", trouble="refused", message=f"{error}. GPU figures are absent.")
+            return False
+        for gpu in self._gpus:
+            gpu.open(session)
+        session.tries = 1  # from here on a stumble is one figure less
+        return True
+
+
+class _Gpu:
+    """One GPU. What it does not offer is found out once, and told once."""
+
+    def __init__(self, gpu: WatchedGpu, tell: Tell, now_s: Callable[[], float]) -> None:
+        self.index, self._tell = gpu.index, tell
+        self.is_lost = False
+        self._device = device = OpenDevice(gpu.uuid)
+        self._gpm = Gpm(device, is_mig=gpu.is_mig, now_s=now_s)
+        self._power = readings.Power(device, now_s=now_s)
+        self._utilisation = readings.Utilisation(device, "gpu", now_s=now_s)
+        memory_utilisation = readings.Utilisation(device, "memory", now_s=now_s)
+        self._gpm_reader = _Reader(tuple(GPM_FIGURES), "fast", self._read_gpm)
+        self._readers = [
+            _figure("util_pct", "fast", self._utilisation.read),
+            _figure("mem_util_pct", "fast", memory_utilisation.read),
+            _figure("mem_used_gib", "fast", partial(readings.memory_used_gib, device)),
+            self._gpm_reader,
+            _Reader(("power_w", "energy_j"), "slow", self._power.read),
+            _figure("temp_c", "slow", partial(readings.temperature_c, device)),
+            _figure("sm_clock_mhz", "slow", partial(readings.clock_mhz, device, "SM")),
+            _figure("mem_clock_mhz", "slow", partial(readings.clock_mhz, device, "MEM")),
+            _Reader(("power_limited", "heat_limited"), "slow", self._read_limits),
+            _figure("pcie_rx_mb_s", "slow", partial(readings.pcie_mb_s, device, "RX")),
+            _figure("pcie_tx_mb_s", "slow", partial(readings.pcie_mb_s, device, "TX")),
+        ]
+        self._is_probed = False
+        self._seen: set[str] = set()
+        self._untold: dict[str, str] = {}
+        self._told: dict[str, int] = {}
+
+    @property
+    def has_gpm(self) -> bool:
+        """Its multiprocessors can be watched."""
+        return self._gpm_reader.offer.is_proven and not self.is_lost
+
+    def open(self, nvml: NvmlSession) -> None:
+        """Find it, at first or again."""
+        was_lost = self.is_lost
+        try:
+            self._device.open(nvml)
+            if was_lost:  # a handle may be had of a GPU that is still away
+                with contextlib.suppress(NvmlAbsentError):
+                    readings.memory_used_gib(self._device)
+        except NvmlError as error:
+            self._lose(error)
+            return
+        self.is_lost = False
+        if was_lost:
+            self._say("gpu_back")
+
+    def read(self, *, slow: bool) -> dict[str, float] | None:
+        """By metric name; None when it is not there. The first readings ask for everything."""
+        if self.is_lost:
+            return None
+        values: dict[str, float] = {}
+        for reader in list(self._readers):
+            if reader.rate == "fast" or slow or not self._is_probed:
+                try:
+                    self._ask(reader, values)
+                except GpuLostError as error:
+                    self._lose(error)
+                    return None
+        self._is_probed = not any(reader.offer.is_doubted for reader in self._readers)
+        if self._is_probed:
+            self._tell_absent()
+        if self._utilisation.is_stale:
+            self._say(
+                "telemetry_trouble",
+                most=1,
+                trouble="stale",
+                message="the driver's utilisation samples stand still; its latest rate is taken instead.",
+            )
+        return values
+
+    def close(self) -> None:
+        """Before the session ends."""
+        self._gpm.close()
+
+    def _ask(self, reader: _Reader, values: dict[str, float]) -> None:
+        if all(name in values for name in reader.names):  # GPM has told already, and cheaper
+            reader.offer.unasked()
+            return
+        try:
+            answer = reader.read()
+        except NoDataError:
+            reader.offer.unasked()
+        except NvmlAbsentError as error:
+            if reader.offer.is_proven:
+                self._stumbled(error)
+                return
+            reader.offer.refused()
+            if reader.offer.is_absent:
+                self._readers.remove(reader)
+                self._untold.update(dict.fromkeys(reader.names, error.reason))
+        except GpuLostError:
+            raise
+        except NvmlError as error:
+            self._stumbled(error)
+        else:
+            reader.offer.answered()
+            values.update({name: value for name, value in answer.items() if name not in values})
+            self._seen.update(answer)
+
+    def _stumbled(self, error: NvmlError) -> None:
+        self._say(
+            "telemetry_trouble",
+            most=1,
+            trouble="errors",
+            message=f"{error}. Where a call fails its figure is missing.",
+        )
+
+    def _tell_absent(self) -> None:
+        """Once it is known of everything; a figure that another reader gives, or may give yet, is not absent."""
+        hoped = {name for reader in self._readers if not reader.offer.is_proven for name in reader.names}
+        by_reason: dict[str, list[str]] = {}
+        for name in [name for name in self._untold if name not in hoped]:
+            reason = self._untold.pop(name)
+            if name not in self._seen:
+                by_reason.setdefault(reason, []).append(name)
+        for reason, names in by_reason.items():
+            self._say("metric_absent", metrics=names, reason=reason)
+
+    def _read_gpm(self) -> dict[str, float]:
+        figures = self._gpm.read()
+        if not self._gpm_reader.offer.is_proven:  # a device may lack some of them
+            lacking = [name for name in GPM_FIGURES if name not in figures]
+            self._untold.update({name: NotSupportedError.reason for name in lacking if name not in self._untold})
+        return figures
+
+    def _read_limits(self) -> dict[str, float]:
+        limits = readings.clock_limits(self._device)
+        return {"power_limited": float(limits.power), "heat_limited": float(limits.heat)}
+
+    def _lose(self, error: NvmlError) -> None:
+        if not self.is_lost:
+            self.is_lost = True
+            self._say("gpu_lost", message=f"{error}. Its figures are absent until it is back.")
+
+    def _say(self, kind: str, *, most: int = MOST_EVENTS, **facts: object) -> None:
+        key = f"{kind} {facts.get('trouble') or facts.get('reason')}"
+        self._told[key] = self._told.get(key, 0) + 1
+        if self._told[key] <= most:
+            self._tell(kind, gpu=self.index, **facts)
+
+
+def _figure(name: str, rate: Rate, read: Callable[[], float]) -> _Reader:
+    return _Reader((name,), rate, lambda: {name: read()})

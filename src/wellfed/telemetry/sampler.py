@@ -1,0 +1,178 @@
+"""The threads that watch a run, one a source, so that a driver that hangs does not stop the rest."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from wellfed.telemetry.metrics import SLOW_S
+from wellfed.telemetry.outlet import Outlet
+from wellfed.telemetry.progress import Progress
+from wellfed.telemetry.series import TRAINING, Phase, Sample
+from wellfed.telemetry.source import Source
+from wellfed.telemetry.ticker import Ticker
+
+_LOG = logging.getLogger(__name__)
+STUCK_S = 5.0
+"""A reading that takes so long is told of; nothing waits for it."""
+STOP_S = 1.0
+"""How long the end of a run waits for readings under way."""
+LATE_ROUNDS = 3
+"""So many readings in a row that take longer than the interval are told of."""
+STEP_END_SHARE = 0.25
+"""Share of the interval that a reading may wait for the end of a step."""
+STEP_END_S = 0.5
+"""The most that it waits; less than the end of a run waits for a reading."""
+
+
+class Sampler:
+    """Samples its sources while the ``with`` block lasts. Nothing of it ever waits in the training loop.
+
+    A sample tells of the time that ends with it: when training begins or ends, a round is taken at once, and counts to
+    the phase that is over.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        outlet: Outlet,
+        *,
+        interval_s: float,
+        progress: Progress,
+        time_s: Callable[[], float],
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """
+        Args:
+            outlet: closed at the end of the block.
+            time_s: seconds since the run first started.
+        """
+        self._outlet, self._progress, self._now_s = outlet, progress, now_s
+        self._watches = [_Watch(source, self, outlet, interval_s, progress, time_s, now_s) for source in sources]
+        self._began_at_s = now_s()
+        self._ended_at_s: float | None = None
+
+    def __enter__(self) -> Self:
+        self._began_at_s = self._now_s()
+        self._progress.on_edge = self._on_edge
+        for watch in self._watches:
+            watch.ticker.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.on_edge = lambda left: None
+        if self._progress.phase in TRAINING:  # an error or a signal ended it
+            self._on_edge(self._progress.phase)
+        for watch in self._watches:
+            watch.ticker.stop()
+        give_up_at_s = time.monotonic() + STOP_S
+        for watch in self._watches:
+            if not watch.ticker.join(max(0.0, give_up_at_s - time.monotonic())):
+                watch.tell_if_stuck(after_s=STOP_S / 2)  # its reading may have begun as the waiting did
+        self._outlet.close()
+        self._ended_at_s = self._now_s()
+
+    def cpu_frac(self) -> float:
+        """What watching costs: CPU time of the threads, as a share of the time that they have been at it."""
+        ended_at_s = self._now_s() if self._ended_at_s is None else self._ended_at_s
+        return sum(watch.ticker.cpu_s for watch in self._watches) / max(1e-9, ended_at_s - self._began_at_s)
+
+    def look_around(self) -> None:
+        """Each thread looks after the others: one that hangs can't tell of it itself."""
+        for watch in self._watches:
+            watch.tell_if_stuck(after_s=STUCK_S)
+
+    def _on_edge(self, left: Phase) -> None:
+        for watch in self._watches:
+            watch.at_edge(left)
+        self._progress.wake()
+
+
+class _Watch:
+    """One source and its thread."""
+
+    def __init__(
+        self,
+        source: Source,
+        sampler: Sampler,
+        outlet: Outlet,
+        interval_s: float,
+        progress: Progress,
+        time_s: Callable[[], float],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._source, self._sampler, self._outlet = source, sampler, outlet
+        self._interval_s, self._progress, self._time_s, self._now_s = interval_s, progress, time_s, now_s
+        self.ticker = Ticker(source.name, interval_s, self._round, self._close, now_s=now_s)
+        self._edges: deque[Phase] = deque()
+        self._slow_at_s = now_s()
+        self._late_rounds = 0
+        self._told: set[str] = set()
+        self._tells = threading.Lock()
+
+    def at_edge(self, left: Phase) -> None:
+        """Take a round for the phase that is over."""
+        self._edges.append(left)
+        self.ticker.nudge()
+
+    def tell_if_stuck(self, *, after_s: float) -> None:
+        """Tell once if the reading under way has taken so long."""
+        busy_s = self.ticker.busy_s()
+        if busy_s >= after_s:
+            self._trouble("stuck", f"a reading of the {self._source.name} has not come back for {busy_s:.0f} s.")
+
+    def _round(self) -> None:
+        self._sampler.look_around()
+        with self._guarded():
+            if not self._edges and self._progress.phase == "train" and self._source.waits_for_step_end:
+                self._progress.await_step_end(min(STEP_END_SHARE * self._interval_s, STEP_END_S))
+            edge = self._edges.popleft() if self._edges else None
+            phase = edge or self._progress.phase  # now: an edge that comes while it reads has a round of its own
+            began_at_s = self._now_s()
+            is_slow = edge is not None or began_at_s >= self._slow_at_s
+            if is_slow:
+                self._slow_at_s = began_at_s + max(SLOW_S, self._interval_s)
+            readings = self._source.read(slow=is_slow)
+            self._tell_if_late(self._now_s() - began_at_s)
+            step, time_s = self._progress.step, self._time_s()
+            self._outlet.take([Sample(time_s, step, phase, gpu, values) for gpu, values in readings if values])
+            if self._edges:
+                self.ticker.nudge()
+
+    def _close(self) -> None:
+        while self._edges:  # training ended just now: its last stretch counts
+            self._round()
+        with self._guarded():
+            self._source.close()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """A fault in here must neither pass unseen nor reach the training."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001
+            _LOG.exception("the %s thread has failed", self._source.name)
+            self._trouble("failed", f"the {self._source.name} is no longer watched: {type(error).__name__}: {error}")
+            self._edges.clear()
+            self.ticker.stop()
+
+    def _tell_if_late(self, took_s: float) -> None:
+        self._late_rounds = self._late_rounds + 1 if took_s > self._interval_s else 0
+        if self._late_rounds == LATE_ROUNDS:
+            message = f"a reading of the {self._source.name} takes {took_s:.2f} s, longer than telemetry.interval_s="
+            self._trouble("slow", f"{message}{self._interval_s:g}: there are fewer rows.")
+
+    def _trouble(self, trouble: str, message: str) -> None:
+        with self._tells:  # other threads look after this one too
+            is_new = trouble not in self._told
+            self._told.add(trouble)
+        if is_new:
+            self._outlet.tell("telemetry_trouble", trouble=trouble, message=message)

@@ -1,0 +1,213 @@
+"""Runs that are watched, through the real pynvml and a driver library that plays a scenario."""
+
+from __future__ import annotations
+
+import csv
+import json
+import signal
+import time
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.commands import FAST, only_folder, record_of, start, train
+from tests.fake_nvml.driver import (
+    DRIVER_NOT_LOADED,
+    FOREVER,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    FakeDriver,
+    FakeGpu,
+    Hang,
+    Lost,
+    Scenario,
+    Wave,
+    read_report,
+)
+from tests.tracking.wandb_files import stored
+
+H200 = FakeGpu("GPU-h200", "NVIDIA H200", 141.0, 20.0, 0.5, util=Wave(1.0, low=9, high=90), power_w=400.0, gpm=True)
+RTX = FakeGpu("GPU-rtx", "NVIDIA GeForce RTX 4090", 24.0, 3.0, 0.3, capability=(8, 9), util=50.0, power_w=200.0)
+
+
+def driver(fake_driver: FakeDriver, scenario: Scenario, report: Path | None = None, **more: str) -> dict[str, str]:
+    """Variables with which a command finds the driver."""
+    kept = ("LD_LIBRARY_PATH", "FAKE_NVML_SCENARIO", "FAKE_NVML_REPORT")
+    found = fake_driver.environment(scenario, report=report)
+    return {name: found[name] for name in kept if name in found} | more
+
+
+def rows(folder: Path, gpu: int) -> list[dict[str, str]]:
+    """Rows of telemetry.csv of one GPU, -1 = of the host."""
+    with (folder / "telemetry.csv").open(newline="") as stream:
+        return [row for row in csv.DictReader(stream) if int(row["gpu"]) == gpu]
+
+
+def events(record: Any, kind: str) -> list[Any]:
+    return [event for event in record["events"] if event["kind"] == kind]
+
+
+def test_two_different_gpus_are_watched_under_cudas_numbers(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    variables = driver(
+        fake_driver,
+        Scenario([H200, RTX]),
+        tmp_path / "calls",
+        CUDA_VISIBLE_DEVICES="GPU-rtx,GPU-h200",
+    )
+    done = train("telemetry=dense", "trainer.max_steps=120", cwd=tmp_path, **variables)
+    assert done.code == 0, done.text
+    folder = only_folder(tmp_path)
+    record = record_of(folder)
+    assert [(gpu["index"], gpu["name"]) for gpu in record["machine"]["gpus"]] == [(0, RTX.name), (1, H200.name)]
+
+    rtx, h200, host = rows(folder, 0), rows(folder, 1), rows(folder, -1)
+    assert min(len(rtx), len(h200), len(host)) > 10
+    assert {float(row["mem_used_gib"]) for row in rtx} == {3.0}
+    assert {float(row["mem_used_gib"]) for row in h200} == {20.0}
+    assert {row["sm_active_pct"] for row in rtx} == {""}
+    assert any(row["sm_active_pct"] for row in h200)
+    assert {"start", "train", "validate", "ceiling"} <= {row["phase"] for row in [*rtx, *host]}
+    assert min(float(row["util_pct"]) for row in h200) < 20 < 80 < max(float(row["util_pct"]) for row in h200)
+    for of_one in (rtx, h200, host):
+        assert all(float(a["time_s"]) < float(b["time_s"]) for a, b in pairwise(of_one))
+        assert all(int(a["step"]) <= int(b["step"]) for a, b in pairwise(of_one))
+    assert all(float(row["rss_gib"]) > 0.1 for row in host)
+    assert max(float(row["cpu_pct"]) for row in host if row["cpu_pct"]) > 10
+
+    gpus = record["gpus"]
+    assert set(gpus) == {"0", "1"}
+    assert set(gpus["1"]["util_pct"]) == {"mean", "p5", "p50", "p95", "max", "n"}
+    assert gpus["0"]["util_pct"]["mean"] == 50
+    assert 9 <= gpus["1"]["util_pct"]["p5"] < gpus["1"]["util_pct"]["p95"] <= 90
+    assert gpus["0"]["power_w"]["mean"] == pytest.approx(200, rel=0.05)
+    trained_s = gpus["0"]["energy_j"] / 200
+    assert 0 < trained_s < record["duration_s"]
+    assert gpus["1"]["energy_j"] == pytest.approx(400 * trained_s, rel=0.1)
+    assert gpus["1"]["energy_per_sample_j"] == pytest.approx(gpus["1"]["energy_j"] / record["samples"])
+    assert f"gpu 0 {RTX.name}: utilisation 50 % (p5 50, p95 50), memory 3.0 GiB" in done.out
+    assert f"gpu 1 {H200.name}: utilisation" in done.out
+    assert events(record, "telemetry_trouble") == []
+    (absent,) = events(record, "metric_absent")
+    assert absent["gpu"] == 0
+    assert "sm_active_pct" in absent["metrics"]
+    assert 0 < record["telemetry"]["cpu_frac"] < 0.5
+
+    run = stored(tmp_path / record["wandb"]["path"])
+    assert run.exit_code == 0
+    assert run.axes["gpu*"] == run.axes["host/*"] == "telemetry/time_s"
+    for name, of_one in (("gpu0/util_pct", rtx), ("gpu1/util_pct", h200), ("host/rss_gib", host)):
+        curve = run.curve("telemetry/time_s", name)
+        assert [value for _, value in curve] == pytest.approx([float(row[name.split("/")[1]]) for row in of_one], 1e-4)
+    for report in read_report(tmp_path / "calls"):  # every process gave back what it took
+        assert (report["users"], report["gpm_samples"]) == (0, 0)
+
+
+def test_a_driver_that_is_not_loaded_is_told_of_once(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    variables = driver(fake_driver, Scenario([H200], init_error=DRIVER_NOT_LOADED))
+    done = train("trainer.max_steps=10", cwd=tmp_path, **variables)
+    record = record_of(only_folder(tmp_path))
+    assert (done.code, record["status"]) == (0, "ok")
+    assert record["machine"]["nvml_problem"] == "driver not loaded"
+    (trouble,) = events(record, "telemetry_trouble")
+    assert trouble["trouble"] == "refused"
+    assert "driver not loaded" in trouble["message"]
+    assert record["gpus"] == {}
+    assert rows(only_folder(tmp_path), -1)
+
+
+def test_a_driver_that_hangs_costs_figures_and_no_time(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    scenario = Scenario([H200], hangs=[Hang("nvmlDeviceGetMemoryInfo_v2", 600.0, from_s=3.0)])
+    began_s = time.monotonic()
+    done = train("telemetry.interval_s=0.1", "trainer.max_steps=100000", "trainer.max_time_s=12", cwd=tmp_path,
+                 **driver(fake_driver, scenario))  # fmt: skip
+    assert time.monotonic() - began_s < 120
+    folder = only_folder(tmp_path)
+    record = record_of(folder)
+    assert (done.code, record["status"]) == (0, "ok")
+    assert record["throughput"]["samples_per_s"] > 0
+    (trouble,) = events(record, "telemetry_trouble")
+    assert trouble["trouble"] == "stuck"
+    assert len(rows(folder, -1)) > 2 * len(rows(folder, 0))
+    assert rows(folder, -1)[-1]["phase"] == "ceiling"
+
+
+def test_a_bad_mix(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    """One GPU is lost; the other is flaky, its samples are stale, and it withholds power and PCIe."""
+    lost = FakeGpu("GPU-lost", "NVIDIA H200", 141.0, util=90.0, lost=Lost(2.0, FOREVER))
+    bad = FakeGpu("GPU-bad", "NVIDIA GeForce RTX 4090", 24.0, 3.0, util=60.0, stale_samples=True, has_energy=False,
+                  errors={"nvmlDeviceGetPcieThroughput": NO_PERMISSION, "nvmlDeviceGetPowerUsage": NOT_SUPPORTED})  # fmt: skip
+    variables = driver(fake_driver, Scenario([lost, bad], fail_every=7))
+    done = train("telemetry=dense", "trainer.max_steps=100000", "trainer.max_time_s=10", cwd=tmp_path, **variables)
+    folder = only_folder(tmp_path)
+    record = record_of(folder)
+    assert (done.code, record["status"]) == (0, "ok")
+    (gone,) = events(record, "gpu_lost")
+    assert gone["gpu"] == 0
+    assert events(record, "gpu_back") == []
+    kinds = sorted((event["gpu"], event["trouble"]) for event in events(record, "telemetry_trouble"))
+    assert kinds in ([(0, "errors"), (1, "errors"), (1, "stale")], [(1, "errors"), (1, "stale")])
+    absent = {event["reason"]: event["metrics"] for event in events(record, "metric_absent") if event["gpu"] == 1}
+    assert absent["no permission"] == ["pcie_rx_mb_s", "pcie_tx_mb_s"]
+    assert {"power_w", "energy_j"} <= set(absent["not supported by this device"])
+    figures = record["gpus"]["1"]
+    assert figures["util_pct"]["mean"] == 60
+    assert figures["util_pct"]["n"] > 0.7 * len([row for row in rows(folder, 1) if row["phase"] == "train"])
+    assert not {"power_w", "energy_j", "energy_per_sample_j", "pcie_rx_mb_s"} & set(figures)
+    assert {row["power_w"] for row in rows(folder, 1)} == {""}
+
+
+def test_a_killed_run_keeps_its_curves_and_goes_on(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    variables = driver(fake_driver, Scenario([H200]))
+    command = ["telemetry.interval_s=0.1", "trainer.checkpoint_every_steps=5", "hydra.run.dir=run"]
+    process = start("train.py", *FAST, *command, "trainer.max_steps=5000", cwd=tmp_path, **variables)
+    folder = tmp_path / "run"
+    ends_at_s = time.monotonic() + 120
+    while time.monotonic() < ends_at_s and process.poll() is None:
+        if (folder / "checkpoints" / "last.ckpt").exists() and sum(
+            row["phase"] == "train" for row in rows(folder, 0)
+        ) > 20:
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    table = rows(folder, 0)
+    part = tmp_path / json.loads((folder / "run.json").read_text())["wandb"]["path"]
+    curve = stored(part).curve("telemetry/time_s", "gpu0/mem_used_gib")
+    assert len(table) > 20
+    assert len(table) - 1 <= len(curve) <= len(table) + 1
+
+    reached = int(table[-1]["step"])
+    done = train(f"resume={folder}", f"trainer.max_steps={reached + 30}", cwd=tmp_path, **variables)
+    assert done.code == 0, done.text
+    record, went_on = record_of(folder), rows(folder, 0)
+    resumed_at = next(event["step"] for event in record["events"] if event["kind"] == "resume")
+    assert all(int(a["step"]) <= int(b["step"]) for a, b in pairwise(went_on))
+    assert all(float(a["time_s"]) < float(b["time_s"]) for a, b in pairwise(went_on))
+    assert int(went_on[0]["step"]) < resumed_at < int(went_on[-1]["step"])
+    assert record["gpus"]["0"]["util_pct"]["n"] < len(went_on)
+
+
+def test_runs_of_one_command_are_apart(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    done = train("-m", "seed=1,2", "telemetry=dense", "trainer.max_steps=20", cwd=tmp_path,
+                 **driver(fake_driver, Scenario([H200])))  # fmt: skip
+    assert done.code == 0, done.text
+    folders = sorted({path.parent for path in (tmp_path / "logs").rglob("run.json")})
+    assert len(folders) == 2
+    parts = [tmp_path / record_of(folder)["wandb"]["path"] for folder in folders]
+    runs = [stored(part) for part in parts]
+    assert [run.exit_code for run in runs] == [0, 0]
+    assert len({record_of(folder)["wandb"]["id"] for folder in folders}) == 2
+    for folder, run in zip(folders, runs, strict=True):
+        curve = run.curve("telemetry/time_s", "gpu0/util_pct")
+        assert [at_s for at_s, _ in curve] == pytest.approx([float(row["time_s"]) for row in rows(folder, 0)], abs=1e-3)
+
+
+def test_telemetry_none_watches_nothing(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    variables = driver(fake_driver, Scenario([H200]))
+    done = train("telemetry=none", "logger=none", "trainer.max_steps=5", cwd=tmp_path, **variables)
+    record = record_of(only_folder(tmp_path))
+    assert done.code == 0
+    assert not (only_folder(tmp_path) / "telemetry.csv").exists()
+    assert (record["telemetry"], record["gpus"]) == (None, {})

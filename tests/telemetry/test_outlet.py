@@ -1,0 +1,68 @@
+import threading
+
+from tests.telemetry.watched import Heard, until
+from wellfed.telemetry.outlet import Outlet
+from wellfed.telemetry.series import Sample
+
+ROW = Sample(0.0, 0, "train", 0, {"x": 1.0})
+
+
+def test_what_goes_in_comes_out_until_it_is_closed():
+    heard = Heard()
+    outlet = heard.outlet()
+    outlet.take([ROW, ROW])
+    outlet.tell("gpu_lost", gpu=3)
+    outlet.close()
+    outlet.take([ROW])
+    outlet.tell("gpu_back", gpu=3)
+    assert heard.samples == [ROW, ROW]
+    assert heard.events == [{"kind": "gpu_lost", "gpu": 3}]
+
+
+def test_a_round_without_samples_is_not_handed_on():
+    taken = []
+    Outlet(taken.append, lambda kind, **facts: None).take([])
+    assert taken == []
+
+
+def test_closing_awaits_what_is_on_its_way():
+    gate, taken = threading.Event(), []
+
+    def take(samples):
+        taken.append("begun")
+        gate.wait(30)
+        taken.append("done")
+
+    outlet = Outlet(take, lambda kind, **facts: None)
+    sending = threading.Thread(target=outlet.take, args=([ROW],))
+    sending.start()
+    until(lambda: taken)
+    closing = threading.Thread(target=lambda: (outlet.close(), taken.append("closed")))
+    closing.start()
+    closing.join(0.02)
+    assert taken == ["begun"]
+    gate.set()
+    closing.join(20)
+    sending.join(20)
+    assert taken == ["begun", "done", "closed"]
+
+
+def test_whoever_takes_a_sample_may_tell_something():
+    heard = Heard()
+    outlet = Outlet(lambda samples: outlet.tell("disk_full"), heard.outlet().tell)
+    outlet.take([ROW])
+    assert heard.events == [{"kind": "disk_full"}]
+
+
+def test_threads_go_out_one_at_a_time(at_once):
+    inside, most = [], []
+
+    def take(samples):
+        inside.append(1)
+        most.append(len(inside))
+        inside.pop()
+
+    outlet = Outlet(take, lambda kind, **facts: take(()))
+    at_once(200, lambda _: outlet.take([ROW]), lambda _: outlet.take([ROW]), lambda _: outlet.tell("x"))
+    assert set(most) == {1}
+    assert len(most) == 600

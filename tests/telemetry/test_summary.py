@@ -1,0 +1,81 @@
+import pytest
+
+from wellfed.telemetry.metrics import HOST
+from wellfed.telemetry.series import Sample
+from wellfed.telemetry.summary import Summary
+
+
+def summary_of(*rows, samples=0):
+    """Rows are (phase, figures) or (phase, figures, gpu)."""
+    summary = Summary()
+    for phase, values, *gpu in rows:
+        summary.add([Sample(0.0, 0, phase, gpu[0] if gpu else 0, values)])
+    return summary.entry(samples)
+
+
+def test_figures_are_over_training_and_what_comes_in_between():
+    counting = ["train", "validate", "checkpoint"]
+    rows = [(phase, {"util_pct": 10.0 * number}) for number, phase in enumerate(counting)]
+    rows += [(phase, {"util_pct": 100.0}) for phase in ("start", "test", "ceiling")]
+    entry = summary_of(*rows)
+    assert list(entry) == ["0"]
+    assert list(entry["0"]) == ["util_pct"]
+    figures = entry["0"]["util_pct"]
+    assert (figures["mean"], figures["max"], figures["n"]) == (10.0, 20.0, 3)
+
+
+def test_energy_is_what_the_counter_grew_by_in_readings_that_end_a_stretch_of_training():
+    entry = summary_of(
+        ("start", {"energy_j": 100.0}),
+        ("start", {"energy_j": 150.0}),  # the edge: what led up to it is no training
+        ("train", {"energy_j": 250.0}),
+        ("validate", {"energy_j": 300.0}),
+        ("train", {"util_pct": 5.0}),
+        ("train", {"energy_j": 330.0}),  # the edge
+        ("test", {"energy_j": 999.0}),
+        ("train", {"energy_j": 1000.0}),
+        samples=90,
+    )
+    assert entry["0"]["energy_j"] == 181.0
+    assert entry["0"]["energy_per_sample_j"] == pytest.approx(181 / 90)
+    assert "mean" not in str(entry["0"]["energy_j"])
+
+
+def test_a_counter_that_goes_back_takes_nothing_away():
+    counters = [10.0, 30.0, 5.0, 6.0]
+    assert summary_of(*(("train", {"energy_j": j}) for j in counters))["0"] == {"energy_j": 21.0}
+
+
+def test_without_training_samples_there_is_no_energy_per_sample():
+    entry = summary_of(("train", {"energy_j": 1.0}), ("train", {"energy_j": 3.0}), samples=0)
+    assert entry["0"] == {"energy_j": 2.0}
+
+
+def test_gpus_are_apart_and_the_host_is_none():
+    entry = summary_of(
+        ("train", {"util_pct": 1.0, "energy_j": 5.0}, 10),
+        ("train", {"util_pct": 2.0, "energy_j": 50.0}, 9),
+        ("train", {"cpu_pct": 3.0}, HOST),
+        ("train", {"energy_j": 7.0}, 10),
+        ("train", {"energy_j": 90.0}, 9),
+    )
+    assert list(entry) == ["9", "10"]
+    assert (entry["10"]["energy_j"], entry["9"]["energy_j"]) == (2.0, 40.0)
+    assert (entry["10"]["util_pct"]["mean"], entry["9"]["util_pct"]["mean"]) == (1.0, 2.0)
+
+
+def test_nothing_seen_is_nothing_said():
+    assert Summary().entry(10) == {}
+    assert summary_of(("start", {"util_pct": 1.0})) == {}
+
+
+def test_it_may_be_asked_while_it_is_added_to(at_once):
+    summary, entries = Summary(), []
+    names = [f"x{number}" for number in range(300)]
+
+    def add(number):
+        summary.add([Sample(0.0, 0, "train", number % 7, {names[number]: 1.0, "energy_j": float(number)})])
+
+    at_once(300, add, lambda number: entries.append(summary.entry(1)))
+    assert len(entries) == 300
+    assert sum(len(figures) for figures in summary.entry(0).values()) == 300 + 7
