@@ -168,7 +168,10 @@ def test_a_card_that_fails_is_a_warning_and_the_others_count(fake_driver):
     failing = FakeGpu("GPU-failing", errors={"nvmlDeviceGetUUID": UNKNOWN})
     facts = facts_of(fake_driver, failing, RTX)
     assert [(gpu.index, gpu.nvml_index, gpu.name) for gpu in facts.gpus] == [(0, 1, "NVIDIA GeForce RTX 4090")]
-    assert facts.warnings == ("NVML: card 0 is left out (NVML nvmlDeviceGetUUID: unknown error).",)
+    assert facts.warnings == (
+        "NVML: card 0 is left out (NVML nvmlDeviceGetUUID: unknown error).",
+        "NVML: a card is left out, so CUDA's numbers may be others. Set CUDA_VISIBLE_DEVICES by UUID.",
+    )
 
 
 def test_a_driver_that_stumbles_costs_no_card(fake_driver):

@@ -6,6 +6,7 @@ import csv
 import json
 import signal
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -211,3 +212,18 @@ def test_telemetry_none_watches_nothing(tmp_path: Path, fake_driver: FakeDriver)
     assert done.code == 0
     assert not (only_folder(tmp_path) / "telemetry.csv").exists()
     assert (record["telemetry"], record["gpus"]) == (None, {})
+
+
+@pytest.mark.slow
+def test_a_swing_of_nine_and_a_half_seconds_shows_as_such(tmp_path: Path, fake_driver: FakeDriver) -> None:
+    swinging = replace(H200, util=Wave(9.5, low=9, high=90))
+    done = train("trainer.max_epochs=100000", "trainer.max_time_s=60", cwd=tmp_path,
+                 **driver(fake_driver, Scenario([swinging])))  # fmt: skip
+    assert done.code == 0, done.text
+    folder = only_folder(tmp_path)
+    table = [(float(row["time_s"]), float(row["util_pct"])) for row in rows(folder, 0) if row["util_pct"]]
+    curve = stored(tmp_path / record_of(folder)["wandb"]["path"]).curve("telemetry/time_s", "gpu0/util_pct")
+    for points in (table, curve):
+        rises_at_s = [after[0] for before, after in pairwise(points) if before[1] < 50 <= after[1]]
+        assert len(rises_at_s) >= 5
+        assert [b - a for a, b in pairwise(rises_at_s)] == pytest.approx([9.5] * (len(rises_at_s) - 1), abs=1.2)

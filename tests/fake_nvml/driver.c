@@ -319,12 +319,17 @@ static nvmlReturn_t enter(const char *function) {
     return result;
 }
 
+/* What stands against any call about a device; the lock is held. */
+static nvmlReturn_t stumble(void) {
+    if (num_users == 0) return UNINITIALIZED;
+    if (now_played.fail_every == 0 || ++num_device_calls % (unsigned long)now_played.fail_every != 0) return SUCCESS;
+    return (nvmlReturn_t)now_played.fail_code;
+}
+
 /* What stands against answering for this device; the lock is held. */
 static nvmlReturn_t refusal(const char *function, const struct device *d) {
     double t = elapsed_s();
     if (is_lost(d, t)) return GPU_IS_LOST;
-    if (now_played.fail_every > 0 && ++num_device_calls % (unsigned long)now_played.fail_every == 0)
-        return (nvmlReturn_t)now_played.fail_code;
     const struct rule *rule = rule_for(d->rules, d->num_rules, function, t);
     if (rule == NULL) rule = rule_for(now_played.rules, now_played.num_rules, function, t);
     if (rule) return (nvmlReturn_t)rule->code;
@@ -338,8 +343,8 @@ static nvmlReturn_t ask(const char *function, nvmlDevice_t handle, struct device
     take_time(function, 1);
     pthread_mutex_lock(&lock);
     ptrdiff_t index = handle - handles;
-    nvmlReturn_t result = UNINITIALIZED;
-    if (num_users > 0) {
+    nvmlReturn_t result = stumble();
+    if (result == SUCCESS) {
         int known = handle != NULL && index >= 0 && index < now_played.num_devices;
         result = known ? refusal(function, &now_played.devices[index]) : INVALID_ARGUMENT;
         if (result == SUCCESS) {
@@ -364,9 +369,9 @@ static nvmlReturn_t look_up(const char *function, fits_t *fits, const void *want
                             nvmlReturn_t if_none) {
     take_time(function, 1);
     pthread_mutex_lock(&lock);
-    nvmlReturn_t result = num_users == 0 ? UNINITIALIZED : if_none;
+    nvmlReturn_t stumbled = stumble(), result = stumbled ? stumbled : if_none;
     int card_number = -1;
-    for (int i = 0; num_users > 0 && i < now_played.num_devices; i++) {
+    for (int i = 0; !stumbled && i < now_played.num_devices; i++) {
         const struct device *d = &now_played.devices[i];
         card_number += d->parent == -1;
         if (!fits(d, card_number, wanted)) continue;
@@ -753,8 +758,8 @@ static void answer_metric(const struct device *d, double from_s, double to_s, nv
         const struct metric *m = &d->metrics[i];
         if (m->id != (int)asked->metricId) continue;
         double mean = (wave_integral(&d->util, to_s) - wave_integral(&d->util, from_s)) / (to_s - from_s);
-        if (m->id == GPM_PCIE_TX) mean = d->pcie_tx_kb_s / 1024.0; /* MiB/s */
-        if (m->id == GPM_PCIE_RX) mean = d->pcie_rx_kb_s / 1024.0;
+        if (m->id == GPM_PCIE_TX) mean = d->pcie_tx_kb_s * 1e3 / (1 << 20); /* MiB/s */
+        if (m->id == GPM_PCIE_RX) mean = d->pcie_rx_kb_s * 1e3 / (1 << 20);
         asked->nvmlReturn = m->code ? (nvmlReturn_t)m->code : to_s > from_s ? SUCCESS : NO_DATA;
         if (asked->nvmlReturn == SUCCESS) asked->value = m->scale * mean;
     }

@@ -280,8 +280,8 @@ def test_gpm_gives_the_mean_between_two_samples(play):
     gpu = FakeGpu(
         *("GPU-1", "NVIDIA H200"),
         util=Wave(8, 0.5, 0, 80),
-        pcie_rx_kb_s=2048,
-        pcie_tx_kb_s=512,
+        pcie_rx_kb_s=2_097_152,
+        pcie_tx_kb_s=524_288,
         gpm=True,
         gpm_errors={TENSOR_ACTIVE: NO_PERMISSION},
     )
@@ -293,7 +293,7 @@ def test_gpm_gives_the_mean_between_two_samples(play):
     pynvml.nvmlGpmSampleGet(card(), two)
     found = metrics_between(one, two, [SM_ACTIVE, SM_OCCUPANCY, TENSOR_ACTIVE, DRAM_ACTIVE, PCIE_TX, PCIE_RX, 60])
     assert [code for code, _ in found] == [0, 0, NO_PERMISSION, 0, 0, 0, NOT_SUPPORTED]
-    assert [value for _, value in found] == pytest.approx([40, 20, 0, 30, 0.5, 2, 0], rel=0.01)
+    assert [value for _, value in found] == pytest.approx([40, 20, 0, 30, 500, 2000, 0], rel=0.01)
 
 
 def test_gpm_samples_of_two_cards_do_not_mix(play):

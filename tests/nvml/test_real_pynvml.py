@@ -245,11 +245,30 @@ def test_a_flaky_driver_costs_the_cards_it_fails_for_and_no_more(fake_driver):
     assert [device.uuid for device in found.devices] == ["GPU-0", "GPU-1"]
 
 
-def test_a_flaky_instance_costs_its_card_alone(fake_driver):
+@pytest.mark.parametrize("fail_every", range(4, 30))
+def test_three_tries_find_every_device_whatever_call_stumbles(fake_driver, fail_every):
+    split = FakeGpu("GPU-split", mig=[FakeMig("MIG-1"), None, FakeMig("MIG-2"), None])
+    with fake_driver.load(Scenario([split, RTX], fail_every=fail_every)), NvmlSession(tries=3) as nvml:
+        found = list_devices(nvml)
+    assert [device.uuid for device in found.devices] == ["GPU-split", "MIG-1", "MIG-2", RTX.uuid]
+    assert found.notes == ()
+
+
+def test_a_failing_instance_costs_itself_alone(fake_driver):
     refuses = FakeMig("MIG-1", errors={"nvmlDeviceGetUUID": UNKNOWN})
     found = devices_of(fake_driver, Scenario([FakeGpu("GPU-split", mig=[refuses, FakeMig("MIG-2")]), RTX]))
-    assert [device.uuid for device in found.devices] == ["GPU-4090aaaa"]
-    assert found.notes == ("card 0 is left out (NVML nvmlDeviceGetUUID: unknown error).",)
+    assert [device.uuid for device in found.devices] == ["GPU-split", "MIG-2", "GPU-4090aaaa"]
+    assert found.notes == ("instance 0 of card 0 is left out (NVML nvmlDeviceGetUUID: unknown error).",)
+
+
+def test_a_card_that_is_left_out_makes_numbers_uncertain(fake_driver):
+    away = FakeGpu("GPU-away", errors={"nvmlDeviceGetUUID": UNKNOWN})
+    found = devices_of(fake_driver, Scenario([away, RTX]))
+    note = "a card is left out, so CUDA's numbers may be others. Set CUDA_VISIBLE_DEVICES by UUID."
+    assert note in visible_devices(found, visible="0", order="PCI_BUS_ID").notes
+    assert note not in visible_devices(found, visible="GPU-4090aaaa", order="PCI_BUS_ID").notes
+    whole = devices_of(fake_driver, Scenario([RTX]))
+    assert note not in visible_devices(whole, visible="0", order="PCI_BUS_ID").notes
 
 
 def test_a_figure_that_fails_for_a_while_is_back_afterwards(fake_driver):

@@ -78,8 +78,6 @@ def test_a_late_round_does_not_shift_the_next_and_missed_beats_are_skipped(monke
         return False
 
     monkeypatch.setattr(threading.Condition, "wait", wait)
-    rounds.ticker._is_stopping = False
-    rounds._end = rounds.ticker._at_end
     stop_after(rounds, 5)
     assert rounds.began_at_s == pytest.approx([100.0, 100.03, 100.06, 100.09, 100.12])
 
@@ -160,16 +158,17 @@ def test_cpu_time_is_the_threads_own():
         while time.thread_time() < until_s:
             pass
 
-    ticker = Ticker("test", 600, burn, lambda: None)
-    ticker.start()
-    ticker.stop()
-    ticker.join(20)
-    idle = Rounds(600)
-    with idle:
+    with Rounds(600) as idle:
+        burn()
         until(lambda: idle.began_at_s)
     assert 0 <= idle.ticker.cpu_s < 0.02
-    ticker = Ticker("test", 600, burn, lambda: None)
-    ticker.start()
-    until(lambda: ticker.cpu_s >= 0.02)
-    ticker.stop()
-    assert ticker.join(20)
+    busy = Ticker("test", 600, burn, lambda: None)
+    busy.start()
+    until(lambda: busy.cpu_s >= 0.02)
+    busy.stop()
+    assert busy.join(20)
+    ending = Ticker("test", 600, lambda: None, burn)
+    ending.start()
+    ending.stop()
+    assert ending.join(20)
+    assert ending.cpu_s >= 0.02

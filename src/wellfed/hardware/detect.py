@@ -55,7 +55,8 @@ def machine(
     environ = os.environ if environ is None else environ
     cards, nvml_error = _ask_nvml(nvml or NvmlSession(tries=3), nvml_deadline_s)
     found = len(cards.devices)
-    cards = _visible(cards, environ, torch_cuda)
+    if nvml_error is None:
+        cards = _visible(cards, environ, torch_cuda)
     nvml_problem = _nvml_problem(nvml_error, found, cards, environ)
     gpus = _merged(cards.devices, torch_cuda)
     warnings = [f"NVML: {note}" for note in cards.notes]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from wellfed.nvml.session import NotFoundError, NvmlAbsentError, NvmlError, NvmlSession
+from wellfed.nvml.session import GpuLostError, NotFoundError, NvmlAbsentError, NvmlError, NvmlSession
 
 Answer = TypeVar("Answer")
 
@@ -57,7 +57,7 @@ class Memory(NamedTuple):
 def list_devices(nvml: NvmlSession) -> Devices:
     """Every card in NVML's order, each followed by its MIG instances.
 
-    A card that is lost or refuses is left out with a note.
+    A card or instance that is lost or refuses is left out with a note.
 
     Raises:
         NvmlError: the cards can't even be counted.
@@ -69,7 +69,7 @@ def list_devices(nvml: NvmlSession) -> Devices:
         try:
             handle = nvml.ask("nvmlDeviceGetHandleByIndex", nvml_index)
             card = _snapshot(nvml, handle, nvml_index, driver)
-            found += [card, *_mig_instances(nvml, handle, card)]
+            found += [card, *_mig_instances(nvml, handle, card, notes)]
         except NvmlError as error:
             notes.append(f"card {nvml_index} is left out ({error}).")
     return Devices(tuple(found), tuple(notes))
@@ -92,30 +92,35 @@ def _snapshot(nvml: NvmlSession, handle: Any, nvml_index: int, driver: str | Non
     )
 
 
-def _mig_instances(nvml: NvmlSession, handle: Any, card: Device) -> list[Device]:
+def _mig_instances(nvml: NvmlSession, handle: Any, card: Device, notes: list[str]) -> list[Device]:
     if not card.has_mig_mode:
         return []
     instances = []
     for slot in range(_offered(lambda: nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle)) or 0):
         try:
-            mig = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
+            instances.append(_mig_instance(nvml, nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot), card))
         except NotFoundError:
             continue  # an empty slot; later ones may be filled
-        total, used, free = memory_bytes(nvml, mig)
-        instances.append(
-            Device(
-                nvml_index=card.nvml_index,
-                uuid=_text(nvml.ask("nvmlDeviceGetUUID", mig)),
-                name=_mig_name(nvml, mig, card),
-                memory_total_bytes=total,
-                memory_used_bytes=used,
-                memory_free_bytes=free,
-                capability=card.capability,  # NVML answers this for the parent only
-                driver_version=card.driver_version,
-                is_mig=True,
-            )
-        )
+        except GpuLostError:
+            raise
+        except NvmlError as error:
+            notes.append(f"instance {slot} of card {card.nvml_index} is left out ({error}).")
     return instances
+
+
+def _mig_instance(nvml: NvmlSession, mig: Any, card: Device) -> Device:
+    total, used, free = memory_bytes(nvml, mig)
+    return Device(
+        nvml_index=card.nvml_index,
+        uuid=_text(nvml.ask("nvmlDeviceGetUUID", mig)),
+        name=_mig_name(nvml, mig, card),
+        memory_total_bytes=total,
+        memory_used_bytes=used,
+        memory_free_bytes=free,
+        capability=card.capability,  # NVML answers this for the parent only
+        driver_version=card.driver_version,
+        is_mig=True,
+    )
 
 
 def _mig_name(nvml: NvmlSession, mig: Any, card: Device) -> str:

@@ -31,7 +31,7 @@ _OTHER_EPOCH_S = 3600.0
 POWER_WINDOW_S = 1.0
 """The least time that a mean is taken over. The counter moves in steps, as the sensors do every 0.1 s
 (https://arxiv.org/abs/2312.02741): over a few milliseconds it shows nothing or kilowatts."""
-PROBES = 2
+PROBES = 3
 """A device is believed not to offer something when it has never answered and refused so often in a row."""
 
 

@@ -198,8 +198,8 @@ class NvmlSession:
             except self._library.NVMLError as cause:
                 errors.append(_named(function, cause))
                 errors[-1].__cause__ = cause
-        # What is not offered is so at each try; the driver may have stumbled in between.
-        raise next((error for error in errors if isinstance(error, NvmlAbsentError)), errors[0])
+        # What is not offered, or an empty slot, is so at each try; the driver may have stumbled in between.
+        raise next((error for error in errors if type(error) is not NvmlError), errors[0])
 
     def constant(self, name: str) -> Any:
         """A constant of pynvml, e.g. ``NVML_TEMPERATURE_GPU``.

@@ -48,6 +48,9 @@ def visible_devices(
             f"the cards differ ({names}) and CUDA_DEVICE_ORDER={order or '(not set)'} numbers the fastest first, so "
             "NVML's order may not be CUDA's. Run: export CUDA_DEVICE_ORDER=PCI_BUS_ID"
         )
+    numbers = {card.nvml_index for card in found.devices}
+    if by_number and numbers != set(range(len(numbers))):
+        notes.append("a card is left out, so CUDA's numbers may be others. Set CUDA_VISIBLE_DEVICES by UUID.")
     return Devices(_numbered(_one_mig(chosen)), tuple(notes))
 
 

@@ -137,7 +137,7 @@ class _Gpu:
             _figure("pcie_rx_mb_s", "slow", partial(readings.pcie_mb_s, device, "RX")),
             _figure("pcie_tx_mb_s", "slow", partial(readings.pcie_mb_s, device, "TX")),
         ]
-        self._is_probed = False
+        self._was_read = False
         self._seen: set[str] = set()
         self._untold: dict[str, str] = {}
         self._told: dict[str, int] = {}
@@ -163,19 +163,20 @@ class _Gpu:
             self._say("gpu_back")
 
     def read(self, *, slow: bool) -> dict[str, float] | None:
-        """By metric name; None when it is not there. The first readings ask for everything."""
+        """By metric name; None when it is not there. The first reading asks for everything, and what is refused then is
+        asked again at once."""
         if self.is_lost:
             return None
         values: dict[str, float] = {}
         for reader in list(self._readers):
-            if reader.rate == "fast" or slow or not self._is_probed:
+            if reader.rate == "fast" or slow or not self._was_read or reader.offer.is_doubted:
                 try:
                     self._ask(reader, values)
                 except GpuLostError as error:
                     self._lose(error)
                     return None
-        self._is_probed = not any(reader.offer.is_doubted for reader in self._readers)
-        if self._is_probed:
+        self._was_read = True
+        if not any(reader.offer.is_doubted for reader in self._readers):
             self._tell_absent()
         if self._utilisation.is_stale:
             self._say(
