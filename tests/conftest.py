@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,28 @@ def fake_driver(cc: Path, tmp_path_factory: pytest.TempPathFactory) -> FakeDrive
     if sys.platform != "linux":
         pytest.skip("the fake driver is a Linux library")
     return FakeDriver(cc, tmp_path_factory.mktemp("fake_driver"))
+
+
+@pytest.fixture
+def at_once() -> Iterator[Callable[..., None]]:
+    """``at_once(num, *calls)`` calls each with 0 ... num-1, all in threads of their own that change turns often."""
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+
+    def run(num: int, *calls: Callable[[int], object]) -> None:
+        together = threading.Barrier(len(calls))
+
+        def repeat(call: Callable[[int], object]) -> None:
+            together.wait()
+            for number in range(num):
+                call(number)
+
+        with ThreadPoolExecutor(len(calls)) as pool:
+            for task in [pool.submit(repeat, call) for call in calls]:
+                task.result()
+
+    yield run
+    sys.setswitchinterval(interval_s)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -18,7 +18,8 @@ print("still here", file=__import__("sys").stderr)
 """
 RECORD = {
     "status": "ok", "steps": 3, "duration_s": 2.0, "throughput": None, "readiness_frac": None, "ceiling": None,
-    "time": None, "memory": {}, "machine": {}, "gpus": {}, "metrics": {"train/loss": 0.25, "train/lr": 0.1}, "events": [],
+    "time": None, "memory": {}, "machine": {}, "gpus": {}, "metrics": {"train/loss": 0.25, "train/lr": 0.1},
+    "events": [{"kind": "metric_absent", "step": 1, "gpu": 0}, {"kind": "gpu_lost", "step": 2, "gpu": 1}],
     "wandb": {"mode": "offline", "parts": ["logs/a b/wandb/offline-run-1"]},
 }  # fmt: skip
 
@@ -56,5 +57,7 @@ def test_the_end_shows_where_metrics_began_and_only_files_that_are_there(tmp_pat
     shown = console.export_text()
     assert "train/loss 0.25 (first 0.75)" in shown
     assert "train/lr 0.1\n" in shown
+    assert "event gpu_lost: step=2, gpu=1" in shown
+    assert "metric_absent" not in shown
     assert "wandb sync 'logs/a b/wandb/offline-run-1'" in shown
     assert "(run.json)" in shown

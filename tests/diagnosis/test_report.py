@@ -48,8 +48,8 @@ def test_a_report_in_the_order_a_reader_asks(tmp_path):
         "- readiness 25.0 %:",
         "ceiling 81,920 triplets/s with batches already on the device: this run reached 50.0 % of it",
         "- a step takes 50.00 ms (p95 61.25): wait 50.0 %, compute 40.0 %, host 10.0 %",
-        "- gpu 0 NVIDIA H200: utilisation 47 % (p5 9, p95 90), SMs 31 %, memory 12.3 GiB (at most 13.0), 312 W, 34.1 kJ, "
-        "13.9 mJ a sample\n",
+        "- gpu 0 NVIDIA H200: utilisation 47 % (p5 9, p95 90), SMs 31 %, memory 12.3 GiB (at most 13.0), 312 W, "
+        "34.1 kJ, 13.9 mJ a sample\n",
         "- gpu 1 NVIDIA RTX 4090: memory 1.0 GiB (at most 1.0)\n",
         "| test/ndcg_at_10 | 0.12346 |",
         "| train/loss | not finite |",

@@ -1,4 +1,5 @@
 import os
+import time
 from collections import namedtuple
 
 import psutil
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fake_nvml.driver import DRIVER_NOT_LOADED, FakeGpu, Hang, Scenario
 from tests.fake_nvml.scripted import GIB, NOT_SUPPORTED, Card, ScriptedNvml
 from wellfed.hardware import detect
 from wellfed.hardware.cgroup import CgroupLimits
@@ -188,3 +190,25 @@ def test_this_machine_can_be_asked():
     assert facts.cpu_quota_cores > 0
     assert 0 < facts.ram_available_gib <= facts.ram_gib
     assert facts.gpus or facts.nvml_problem
+
+
+def test_a_driver_that_hangs_costs_its_deadline_and_no_more(tmp_path, fake_driver):
+    with fake_driver.load(Scenario([FakeGpu()], hangs=[Hang("nvmlInitWithFlags", 1.0)])) as driver:
+        facts = machine(nvml_deadline_s=0.2, environ={}, root=tmp_path)
+        assert facts.nvml_problem == "did not answer within 0.2 s"
+        assert facts.nvml_failed
+        assert facts.gpus == ()
+        assert facts.cpu_quota_cores > 0
+        give_up_at_s = time.monotonic() + 20
+        while driver.num_calls("nvmlShutdown") == 0:  # it comes back when nobody waits, and puts things in order
+            assert time.monotonic() < give_up_at_s
+            time.sleep(0.01)
+        assert driver.num_users() == 0
+
+
+def test_a_driver_that_fails_is_told_from_a_machine_without_one(tmp_path, fake_driver):
+    with fake_driver.load(Scenario(init_error=DRIVER_NOT_LOADED)):
+        facts = machine(environ={}, root=tmp_path)
+    assert (facts.nvml_failed, facts.nvml_problem) == (True, "driver not loaded")
+    assert not look(tmp_path, errors={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}).nvml_failed
+    assert not look(tmp_path, LARGE).nvml_failed

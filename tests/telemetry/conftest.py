@@ -9,7 +9,6 @@ import pytest
 
 from tests.fake_nvml.driver import FakeDriver, Scenario
 from tests.telemetry.watched import Watched
-from tests.tracking.conftest import at_once as at_once
 from wellfed.telemetry.gpu import GpuSource, WatchedGpu
 
 

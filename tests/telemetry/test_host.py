@@ -8,6 +8,7 @@ from wellfed.telemetry.host import HostSource
 from wellfed.telemetry.metrics import HOST
 
 BURNED_S = 0.4
+"""The system counts in ticks of 10 ms, so a little less may show."""
 CHILD = f"""
 import sys, time
 def burn():
@@ -84,7 +85,7 @@ def test_cpu_of_a_child_counts(child):
     host = Host()
     host.read()
     child.burn()
-    assert host.spent_s() >= BURNED_S
+    assert host.spent_s() >= 0.9 * BURNED_S
     assert host.spent_s() < BURNED_S  # what it did before is not counted again
 
 
@@ -95,7 +96,7 @@ def test_a_childs_cpu_counts_from_its_first_reading_on():
     child.burn()
     assert host.spent_s() < BURNED_S
     child.burn()
-    assert host.spent_s() >= BURNED_S
+    assert host.spent_s() >= 0.9 * BURNED_S
     child.end()
 
 
@@ -106,7 +107,7 @@ def test_percent_are_of_one_core(child):
     child.burn()
     cpu_pct = host.read(after_s=0.1)["cpu_pct"]
     after_s = sum(psutil.Process().cpu_times()[:2]) + sum(psutil.Process(child._process.pid).cpu_times()[:2])
-    assert 100 * BURNED_S / 0.1 <= cpu_pct <= 100 * (after_s - before_s) / 0.1 + 50
+    assert 90 * BURNED_S / 0.1 <= cpu_pct <= 100 * (after_s - before_s) / 0.1 + 50
 
 
 def test_memory_of_a_child_counts_until_it_ends(child):

@@ -65,6 +65,7 @@ def test_gpus_are_apart_and_the_host_is_none():
 
 def test_nothing_seen_is_nothing_said():
     assert Summary().entry(10) == {}
+    assert summary_of(("train", {"energy_j": 5.0}))["0"] == {}  # a counter that did not go on
     assert summary_of(("start", {"util_pct": 1.0})) == {}
 
 

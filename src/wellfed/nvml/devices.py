@@ -6,7 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from wellfed.nvml.session import GpuLostError, NotFoundError, NvmlAbsentError, NvmlError, NvmlSession
+from wellfed.nvml.session import (
+    FunctionNotFoundError,
+    GpuLostError,
+    NotFoundError,
+    NvmlAbsentError,
+    NvmlError,
+    NvmlSession,
+    VersionMismatchError,
+)
 
 Answer = TypeVar("Answer")
 
@@ -133,10 +141,13 @@ def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
     Raises:
         NvmlError: the device failed, which is more than not offering the figure.
     """
-    info = _offered(lambda: nvml.ask("nvmlDeviceGetMemoryInfo", handle, version=nvml.constant("nvmlMemory_v2")))
-    if info is not None:
+    try:
+        info = nvml.ask("nvmlDeviceGetMemoryInfo", handle, version=nvml.constant("nvmlMemory_v2"))
         return Memory(int(info.total) - int(info.reserved), int(info.used), int(info.free))
-    # Drivers before 510 know version 1 only, where `used` includes the reserve.
+    except (FunctionNotFoundError, VersionMismatchError):
+        pass  # drivers before 510 know version 1 only, where `used` includes the reserve
+    except NvmlAbsentError:
+        return Memory(None, None, None)
     info = _offered(lambda: nvml.ask("nvmlDeviceGetMemoryInfo", handle))
     return Memory(None, None, None) if info is None else Memory(int(info.total), int(info.used), int(info.free))
 

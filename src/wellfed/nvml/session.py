@@ -90,6 +90,12 @@ class GpuLostError(NvmlError):
     reason = "GPU is lost"
 
 
+class ShutDownError(GpuLostError):
+    """Somebody in this process has closed NVML more often than opened it; to be opened anew, as after a loss."""
+
+    reason = "NVML was shut down"
+
+
 class NotFoundError(NvmlError):
     """No card, MIG slot or process of that name or number."""
 
@@ -98,6 +104,7 @@ class NotFoundError(NvmlError):
 
 ERROR_TYPES: Mapping[int, type[NvmlError]] = MappingProxyType(
     {  # nvmlReturn_t, https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
+        1: ShutDownError,
         3: NotSupportedError,
         4: NoPermissionError,
         6: NotFoundError,

@@ -23,8 +23,9 @@ from wellfed.nvml.session import (
 from wellfed.telemetry.metrics import Rate
 from wellfed.telemetry.source import Reading, Tell
 
-RETRY_S = 10.0
-"""Seconds between attempts to get a lost GPU back; each starts NVML anew."""
+RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
+"""Seconds until the first and between later attempts to get a lost GPU back. Each starts NVML anew, which takes the
+other GPUs' figures away for a moment: so the pause doubles."""
 OPENING_TRIES = 3
 """A GPU is not given up because the driver stumbled when it was looked for."""
 MOST_EVENTS = 5
@@ -67,7 +68,7 @@ class GpuSource:
         self._gpus = [_Gpu(gpu, tell, now_s) for gpu in gpus]
         self._tell, self._new_session, self._now_s = tell, session, now_s
         self._session: NvmlSession | None = None
-        self._retry_at_s = 0.0
+        self._retry_at_s, self._retry_s = 0.0, RETRY_S
         self._was_refused = False
 
     @property
@@ -77,10 +78,16 @@ class GpuSource:
 
     def read(self, *, slow: bool) -> list[Reading]:
         """A reading of each GPU that is there; none where NVML can't be used."""
-        may_retry = self._now_s() >= self._retry_at_s
-        if may_retry and any(gpu.is_lost for gpu in self._gpus):
+        now_s = self._now_s()
+        if not any(gpu.is_lost for gpu in self._gpus):
+            self._retry_s, self._retry_at_s = RETRY_S, now_s + RETRY_S
+        elif now_s >= self._retry_at_s:
             self.close()
-        if self._session is None and not (may_retry and self._open()):
+            self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
+            self._retry_at_s = now_s + self._retry_s
+        elif self._session is None:
+            return []
+        if self._session is None and not self._open():
             return []
         return [Reading(gpu.index, values) for gpu in self._gpus if (values := gpu.read(slow=slow)) is not None]
 
@@ -95,7 +102,6 @@ class GpuSource:
     def _open(self) -> bool:
         if self._was_refused:
             return False
-        self._retry_at_s = self._now_s() + RETRY_S
         session = self._new_session()
         session.tries = OPENING_TRIES
         try:
@@ -213,7 +219,7 @@ class _Gpu:
             self._stumbled(error)
         else:
             reader.offer.answered()
-            values.update({name: value for name, value in answer.items() if name not in values})
+            values.update(answer)
             self._seen.update(answer)
 
     def _stumbled(self, error: NvmlError) -> None:
