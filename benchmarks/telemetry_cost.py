@@ -6,7 +6,7 @@ Blocks with and without watching take turns within one process, so that a noisy 
 that of two neighbouring blocks. The loop trains a small network: its steps take a fraction of a millisecond and hold
 Python's lock most of the time, which is where another thread hurts most. Rows go to telemetry.csv and to wandb
 (offline). Where there is no GPU, the fake driver of the tests plays two H200 to the real pynvml, or one that is slow
-(200 ms a call), or that hangs.
+(200 ms a call), or that hangs (3 s in one call of each reading).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def drivers(fake: bool) -> dict[str, tuple[Scenario | None, float]]:
         "2 Hz": (Scenario(gpus), 0.5),
         "10 Hz": (Scenario(gpus), 0.1),
         "2 Hz, 200 ms a call": (Scenario(gpus, slow_ms=200), 0.5),
-        "2 Hz, hangs": (Scenario(gpus, hangs=[Hang("nvmlDeviceGetMemoryInfo_v2", 3.0)]), 0.5),
+        "2 Hz, 3 s a call": (Scenario(gpus, hangs=[Hang("nvmlDeviceGetMemoryInfo_v2", 3.0)]), 0.5),
     }
 
 
@@ -143,7 +143,9 @@ def main() -> None:
                 name: str = name,
             ) -> Sampler:
                 outlet = Outlet(
-                    journal.telemetry, lambda kind, **facts: events.append({"variant": name, "kind": kind, **facts})
+                    journal.telemetry,
+                    lambda kind, **facts: events.append({"variant": name, "kind": kind, **facts}),
+                    journal.publish,
                 )
                 sources = [HostSource(), GpuSource(watched, outlet.tell)]
                 return Sampler(sources, outlet, interval_s=interval_s, progress=progress, time_s=journal.time_s)

@@ -83,7 +83,8 @@ def test_the_way_out_of_a_list_is_its_legal_entries(make_config, dotted, values,
 def test_the_help_text_says_the_range(dotted):
     allowed, text = RANGES[dotted], help_of(dotted)
     if allowed.at_most is not None:
-        assert "0..1" in text
+        lowest = allowed.above if allowed.at_least is None else allowed.at_least
+        assert f"{lowest:g}..{allowed.at_most:g}" in text
     elif allowed.above is not None:
         assert f"> {allowed.above:g}" in text
     else:

@@ -40,10 +40,15 @@ def driver(fake_driver: FakeDriver, scenario: Scenario, report: Path | None = No
     return {name: found[name] for name in kept if name in found} | more
 
 
-def rows(folder: Path, gpu: int) -> list[dict[str, str]]:
-    """Rows of telemetry.csv of one GPU, -1 = of the host."""
+def rows(folder: Path, gpu: int, having: str = "") -> list[dict[str, str]]:
+    """Rows of telemetry.csv of one GPU, -1 = of the host, that have this figure."""
     with (folder / "telemetry.csv").open(newline="") as stream:
-        return [row for row in csv.DictReader(stream) if int(row["gpu"]) == gpu]
+        return [row for row in csv.DictReader(stream) if int(row["gpu"]) == gpu and (not having or row[having])]
+
+
+def all_rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "telemetry.csv").open(newline="") as stream:
+        return list(csv.DictReader(stream))
 
 
 def events(record: Any, kind: str) -> list[Any]:
@@ -63,18 +68,19 @@ def test_two_different_gpus_are_watched_under_cudas_numbers(tmp_path: Path, fake
     record = record_of(folder)
     assert [(gpu["index"], gpu["name"]) for gpu in record["machine"]["gpus"]] == [(0, RTX.name), (1, H200.name)]
 
-    rtx, h200, host = rows(folder, 0), rows(folder, 1), rows(folder, -1)
+    rtx, h200, host = rows(folder, 0, "util_pct"), rows(folder, 1, "util_pct"), rows(folder, -1)
     assert min(len(rtx), len(h200), len(host)) > 10
     assert {float(row["mem_used_gib"]) for row in rtx} == {3.0}
     assert {float(row["mem_used_gib"]) for row in h200} == {20.0}
     assert {row["sm_active_pct"] for row in rtx} == {""}
     assert any(row["sm_active_pct"] for row in h200)
-    assert {"start", "train", "validate", "ceiling"} <= {row["phase"] for row in [*rtx, *host]}
+    assert {"start", "train", "ceiling"} <= {row["phase"] for row in [*rtx, *host]}
     assert min(float(row["util_pct"]) for row in h200) < 20
     assert max(float(row["util_pct"]) for row in h200) > 80
     for of_one in (rtx, h200, host):
         assert all(float(a["time_s"]) < float(b["time_s"]) for a, b in pairwise(of_one))
         assert all(int(a["step"]) <= int(b["step"]) for a, b in pairwise(of_one))
+    assert all(float(a["time_s"]) <= float(b["time_s"]) for a, b in pairwise(all_rows(folder)))
     assert all(float(row["rss_gib"]) > 0.1 for row in host)
     assert max(float(row["cpu_pct"]) for row in host if row["cpu_pct"]) > 10
 
@@ -87,7 +93,7 @@ def test_two_different_gpus_are_watched_under_cudas_numbers(tmp_path: Path, fake
     trained_s = gpus["0"]["energy_j"] / 200
     assert 0 < trained_s < record["duration_s"]
     assert gpus["1"]["energy_j"] == pytest.approx(400 * trained_s, rel=0.1)
-    assert gpus["1"]["energy_per_sample_j"] == pytest.approx(gpus["1"]["energy_j"] / record["samples"])
+    assert gpus["1"]["energy_per_sample_j"] == pytest.approx(gpus["1"]["energy_j"] / record["samples"], rel=0.06)
     assert f"gpu 0 {RTX.name}: utilisation 50 % (p5 50, p95 50), memory 3.0 GiB" in done.out
     assert f"gpu 1 {H200.name}: utilisation" in done.out
     assert events(record, "telemetry_trouble") == []
@@ -122,7 +128,7 @@ def test_a_driver_that_is_not_loaded_is_told_of_once(tmp_path: Path, fake_driver
 def test_a_driver_that_hangs_costs_figures_and_no_time(tmp_path: Path, fake_driver: FakeDriver) -> None:
     scenario = Scenario([H200], hangs=[Hang("nvmlDeviceGetMemoryInfo_v2", 600.0, from_s=3.0)])
     began_s = time.monotonic()
-    done = train("telemetry.interval_s=0.1", "trainer.max_steps=100000", "trainer.max_time_s=12", cwd=tmp_path,
+    done = train("telemetry.interval_s=0.1", "trainer.max_epochs=100000", "trainer.max_time_s=12", cwd=tmp_path,
                  **driver(fake_driver, scenario))  # fmt: skip
     assert time.monotonic() - began_s < 120
     folder = only_folder(tmp_path)
@@ -132,7 +138,7 @@ def test_a_driver_that_hangs_costs_figures_and_no_time(tmp_path: Path, fake_driv
     (trouble,) = events(record, "telemetry_trouble")
     assert trouble["trouble"] == "stuck"
     assert len(rows(folder, -1)) > 2 * len(rows(folder, 0))
-    assert rows(folder, -1)[-1]["phase"] == "ceiling"
+    assert rows(folder, -1)[-1]["phase"] in ("test", "ceiling")
 
 
 def test_a_bad_mix(tmp_path: Path, fake_driver: FakeDriver) -> None:
@@ -141,7 +147,7 @@ def test_a_bad_mix(tmp_path: Path, fake_driver: FakeDriver) -> None:
     refused = {"nvmlDeviceGetPcieThroughput": NO_PERMISSION, "nvmlDeviceGetPowerUsage": NOT_SUPPORTED}
     bad = replace(RTX, uuid="GPU-bad", util=60.0, stale_samples=True, has_energy=False, errors=refused)
     variables = driver(fake_driver, Scenario([lost, bad], fail_every=7))
-    done = train("telemetry=dense", "trainer.max_steps=100000", "trainer.max_time_s=10", cwd=tmp_path, **variables)
+    done = train("telemetry=dense", "trainer.max_epochs=100000", "trainer.max_time_s=14", cwd=tmp_path, **variables)
     folder = only_folder(tmp_path)
     record = record_of(folder)
     assert (done.code, record["status"]) == (0, "ok")
@@ -149,7 +155,7 @@ def test_a_bad_mix(tmp_path: Path, fake_driver: FakeDriver) -> None:
     assert gone["gpu"] == 0
     assert events(record, "gpu_back") == []
     kinds = sorted((event["gpu"], event["trouble"]) for event in events(record, "telemetry_trouble"))
-    assert kinds in ([(0, "errors"), (1, "errors"), (1, "stale")], [(1, "errors"), (1, "stale")])
+    assert kinds == [(1, "errors"), (1, "stale")]
     absent = {event["reason"]: event["metrics"] for event in events(record, "metric_absent") if event["gpu"] == 1}
     assert absent["no permission"] == ["pcie_rx_mb_s", "pcie_tx_mb_s"]
     assert {"power_w", "energy_j"} <= set(absent["not supported by this device"])
@@ -174,7 +180,7 @@ def test_a_killed_run_keeps_its_curves_and_goes_on(tmp_path: Path, fake_driver: 
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    table = rows(folder, 0)
+    table = rows(folder, 0, "mem_used_gib")
     part = tmp_path / json.loads((folder / "run.json").read_text())["wandb"]["path"]
     curve = stored(part).curve("telemetry/time_s", "gpu0/mem_used_gib")
     assert len(table) > 20
@@ -203,7 +209,9 @@ def test_runs_of_one_command_are_apart(tmp_path: Path, fake_driver: FakeDriver) 
     assert len({record_of(folder)["wandb"]["id"] for folder in folders}) == 2
     for folder, run in zip(folders, runs, strict=True):
         curve = run.curve("telemetry/time_s", "gpu0/util_pct")
-        assert [at_s for at_s, _ in curve] == pytest.approx([float(row["time_s"]) for row in rows(folder, 0)], abs=1e-3)
+        assert [at_s for at_s, _ in curve] == pytest.approx(
+            [float(row["time_s"]) for row in rows(folder, 0, "util_pct")], abs=1e-3
+        )
 
 
 def test_telemetry_none_watches_nothing(tmp_path: Path, fake_driver: FakeDriver) -> None:

@@ -20,9 +20,9 @@ from tests.fake_nvml.driver import (
 )
 from tests.telemetry.watched import ONLY_PCIE, a100, h200
 from wellfed.nvml.gpm import FIGURES as GPM_FIGURES
-from wellfed.nvml.readings import PROBES
+from wellfed.nvml.readings import CONFIRMING_TRIES
 from wellfed.nvml.session import DriverNotLoadedError, NvmlSession
-from wellfed.telemetry.gpu import MOST_EVENTS, OPENING_TRIES, RETRY_S, WatchedGpu
+from wellfed.telemetry.gpu import MOST_EVENTS, RETRY_S, WatchedGpu
 from wellfed.telemetry.metrics import GPU_METRICS
 
 EVERY = {metric.name for metric in GPU_METRICS}
@@ -104,7 +104,7 @@ def test_gpm_that_is_late_to_answer_is_not_forestalled(watch):
     # All else is found out before its first window is over; what it may give yet is not told to be absent.
     now_s = [0.0]
     watched = watch(Scenario([h200(errors={"nvmlDeviceGetPcieThroughput": NO_PERMISSION})]), now_s=lambda: now_s[0])
-    for _ in range(PROBES + 1):
+    for _ in range(3 + 1):
         assert "pcie_rx_mb_s" not in watched.read()[0]
     now_s[0] += 1.0
     assert set(GPM_FIGURES) <= set(watched.later(1.0)[0])
@@ -275,12 +275,22 @@ def test_mig_instances_have_memory_and_gpm_and_no_utilisation(watch):
     assert set(told[0]["metrics"]) == EVERY - set(found[0])
 
 
-def test_what_is_refused_is_asked_again_at_once_until_it_is_certain(watch):
+def test_what_is_refused_is_known_after_the_first_reading(watch):
     watched = watch(Scenario([a100(errors={"nvmlDeviceGetTemperatureV": 3, "nvmlDeviceGetTemperature": 3})]))
-    for _ in range(PROBES):
-        assert watched.events == []
-        watched.read(slow=False)
+    watched.read(slow=False)
     assert {"temp_c", *GPM_ALONE} == set(absent_of(watched)[ABSENT])
+    calls = watched.driver.num_calls("nvmlDeviceGetTemperature")
+    watched.later()
+    assert watched.driver.num_calls("nvmlDeviceGetTemperature") == calls
+
+
+def test_at_an_edge_only_energy_is_asked_for(watch):
+    watched = watch(Scenario([h200()]))
+    watched.read()
+    calls = watched.driver.num_calls("nvmlDeviceGetMemoryInfo_v2")
+    watched.driver.advance(2.0)
+    assert set(watched.read(slow=False, edge=True)[0]) == {"power_w", "energy_j"}
+    assert watched.driver.num_calls("nvmlDeviceGetMemoryInfo_v2") == calls
 
 
 # ---- Buffered utilisation ----
@@ -331,7 +341,7 @@ def test_a_gpu_that_is_lost_comes_back_and_the_other_goes_on(watch, needs_init):
 
 
 def test_a_gpu_is_not_back_while_only_its_handle_is(watch):
-    away = {"nvmlDeviceGetMemoryInfo_v2": Failing(15, 20, 70)}
+    away = dict.fromkeys(["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUUID"], Failing(15, 20, 70))
     watched = watch(Scenario([h200(errors=away)]))
     watched.later(15)
     assert watched.source.waits_for_step_end is False
@@ -355,7 +365,9 @@ def test_a_gpu_lost_for_good_is_told_of_once_and_asked_for_now_and_then(watch):
 
 def test_a_gpu_that_comes_and_goes_is_told_of_a_few_times(watch):
     bounces = [Failing(15, second, second + 5) for second in range(20, 600, 40)]
-    watched = watch(Scenario([a100(gpm=False, errors={"nvmlDeviceGetMemoryInfo_v2": bounces})]))
+    watched = watch(
+        Scenario([a100(gpm=False, errors=dict.fromkeys(["nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetUUID"], bounces))])
+    )
     for _ in range(600):
         watched.later(1.0, slow=False)
     assert watched.kinds().count("gpu_lost") == MOST_EVENTS == 5
@@ -416,6 +428,17 @@ def test_a_driver_that_stumbles_now_and_then_costs_a_figure_now_and_then(watch, 
     assert watched.driver.num_calls("nvmlDeviceGetPowerUsage") < 20
 
 
+@pytest.mark.parametrize("code", [3, 4, 15, 999])
+@pytest.mark.parametrize("every", [3, 4, 5, 7, 11])
+def test_no_figure_and_no_gpu_is_given_up_for_a_driver_that_stumbles(watch, code, every):
+    watched = watch(Scenario([h200()], fail_every=every, fail_code=code))
+    for number in range(40):
+        watched.later(1.0, slow=number % 5 == 0)
+    assert watched.kinds() in (["errors"], [])
+    watched.driver.switch(Scenario([h200()]))
+    assert set(watched.later()[0]) == EVERY
+
+
 def test_a_figure_that_always_fails_is_missing_and_told_once(watch):
     watched = watch(Scenario([h200(errors={"nvmlDeviceGetTemperatureV": UNKNOWN})]))
     watched.read()
@@ -428,14 +451,14 @@ def test_a_figure_that_always_fails_is_missing_and_told_once(watch):
     )
 
 
-def test_a_driver_that_refuses_to_open_is_told_of_once_and_left_alone(watch):
+def test_a_driver_that_refuses_to_open_is_told_of_once_and_asked_less_and_less(watch):
     watched = watch(Scenario([h200(), h200("GPU-2")], init_error=DRIVER_NOT_LOADED))
     for _ in range(30):
         assert watched.later() == {}
     (event,) = watched.events
     assert (event["kind"], event["trouble"]) == ("telemetry_trouble", "refused")
     assert event["message"] == "NVML nvmlInit: driver not loaded. GPU figures are absent."
-    assert watched.driver.num_calls("nvmlInitWithFlags") <= OPENING_TRIES
+    assert watched.driver.num_calls("nvmlInitWithFlags") == 4 * CONFIRMING_TRIES  # in 150 s
 
 
 @pytest.mark.parametrize("errors", [{}, {"nvmlDeviceGetHandleByUUID": NO_PERMISSION}], ids=["unknown", "refused"])

@@ -40,9 +40,9 @@ class Watched:
     source: GpuSource
     events: list[dict[str, object]]
 
-    def read(self, *, slow: bool = True) -> dict[int, dict[str, float]]:
+    def read(self, *, slow: bool = True, edge: bool = False) -> dict[int, dict[str, float]]:
         """By GPU."""
-        return {gpu: dict(values) for gpu, values in self.source.read(slow=slow)}
+        return {gpu: dict(values) for gpu, values in self.source.read(slow=slow, edge=edge)}
 
     def later(self, seconds: float = 5.0, *, slow: bool = True) -> dict[int, dict[str, float]]:
         """Read after this time."""
@@ -88,13 +88,13 @@ class ScriptedSource:
     ) -> None:
         self.name, self.waits_for_step_end = name, waits
         self._gpu, self._then = gpu, then
-        self.reads: list[bool] = []
+        self.reads: list[bool | str] = []
         self.gate, self.is_closed = threading.Event(), threading.Event()
         self.gate.set()
 
-    def read(self, *, slow: bool) -> Sequence[Reading]:
-        """``slow`` is noted."""
-        self.reads.append(slow)
+    def read(self, *, slow: bool, edge: bool = False) -> Sequence[Reading]:
+        """``slow`` is noted, or that it is an edge."""
+        self.reads.append("edge" if edge else slow)
         number = len(self.reads)
         self._then()
         self.gate.wait(30)

@@ -3,6 +3,7 @@ import json
 import logging
 import os
 import time
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +11,7 @@ from wellfed.record import RunRecord, read
 from wellfed.telemetry.metrics import COLUMNS, HOST
 from wellfed.telemetry.series import Sample
 from wellfed.timing.phases import StepRow
+from wellfed.tracking import files
 from wellfed.tracking.journal import METRIC_COLUMNS, STEP_COLUMNS, Journal
 
 
@@ -162,13 +164,28 @@ def gpus(time_s, step=1, **values):
     return [Sample(time_s, step, "train", gpu, {**values, "util_pct": 10.0 + gpu}) for gpu in (0, 1)]
 
 
+def test_a_full_disk_is_tried_less_and_less_and_holds_no_more_than_it_may(monkeypatch):
+    now_s, told = [0.0], []
+    monkeypatch.setattr(files.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(files, "MOST_ROWS", 50)
+    full = files.CsvTable(Path("/dev/full"), ["number"], told.append, flush_s=0)
+    for number in range(600):
+        now_s[0] += 0.5
+        full.append({"number": number})
+    assert 5 <= len(told) <= 11  # at 0.5, 1.5, 3.5, 7.5, 15.5, 31.5, 63.5 s and then every minute
+    assert [line.strip() for line in full._rows] == [str(number) for number in range(550, 600)]
+
+
 def test_telemetry_is_a_row_a_sample_on_disk_at_once_and_one_row_for_the_sink(tmp_path):
     sink = Kept()
     made = journal(tmp_path, sink=sink)
     made.telemetry([])
+
     assert not (tmp_path / "telemetry.csv").exists()
-    made.telemetry(gpus(1.25, step=3, power_w=70.5))
-    made.telemetry([Sample(1.5, 4, "validate", HOST, {"cpu_pct": 230.0})])
+    rounds = [gpus(1.25, step=3, power_w=70.5), [Sample(1.5, 4, "validate", HOST, {"cpu_pct": 230.0})]]
+    for one in rounds:
+        made.telemetry(one)
+        made.publish(one)
     rows = table(tmp_path / "telemetry.csv")
     assert tuple(rows[0]) == COLUMNS
     assert [{name: value for name, value in entry.items() if value} for entry in rows] == [

@@ -202,8 +202,8 @@ def test_curves_and_rows_of_three_threads_are_all_there_and_apart(bare, tmp_path
     at_once(
         num,
         lambda step: journal.metrics("train", {"loss": 1 / (1 + step)}, step=step, epoch=step // 100),
-        lambda number: journal.telemetry(gpu_round(number)),
-        lambda number: journal.telemetry(host_round(number)),
+        lambda number: journal.publish(gpu_round(number)),
+        lambda number: journal.publish(host_round(number)),
     )
     sink.finish({}, 0)
     found = stored(sink.folder)
@@ -236,6 +236,7 @@ sink = opened(folder)
 journal = Journal(RunRecord.start("r"), folder, sink=sink)
 for number in range(10**9):
     journal.telemetry(gpu_round(number))
+    journal.publish(gpu_round(number))
     print(number, flush=True)
     if number == 20:
         time.sleep(0.5)

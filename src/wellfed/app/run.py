@@ -78,7 +78,7 @@ class Run:
         self.has_trained = False
         """The first batch was asked for: from here on the folder stays."""
         self._usage = figures.Usage()
-        self._progress = Progress()
+        self._progress = Progress(time_s=self._journal.time_s)
         self._watch: MachineWatch | None = None
         self._passes: Passes | None = None
         self._plan: RunPlan | None = None
@@ -260,7 +260,7 @@ class Run:
         record.memory = self._usage.memory(self._plan) or record.memory
         record.host = self._usage.host() or record.host
         if self._watch is not None:
-            record.gpus = self._watch.gpus() or record.gpus
+            record.gpus = self._watch.gpus()
             record.telemetry = self._watch.cost()
 
     # -- after training -------------------------------------------------------------------------------------------

@@ -38,8 +38,6 @@ _KEPT_BY_RESUME = (
     "time",
     "memory",
     "host",
-    "gpus",
-    "telemetry",
     "metrics",
     "artifacts",
 )

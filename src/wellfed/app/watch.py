@@ -28,9 +28,9 @@ class MachineWatch:
     ) -> None:
         self._config, self._journal, self._progress = config, journal, progress
         self._facts = facts
-        self._summary = Summary()
+        self._summary = Summary(progress.trained_s)
         self._samples_before = journal.record.samples
-        outlet = Outlet(self._take, self._tell)
+        outlet = Outlet(self._take, self._tell, journal.publish)
         sources: list[Source] = [HostSource()]
         watched = gpus_to_watch(facts, plan)
         if watched:
@@ -38,12 +38,9 @@ class MachineWatch:
         self._sampler = Sampler(sources, outlet, interval_s=config.interval_s, progress=progress, time_s=journal.time_s)
 
     def __enter__(self) -> Self:
-        if self._facts.nvml_failed:
-            self._tell(
-                "telemetry_trouble",
-                trouble="refused",
-                message=f"NVML: {self._facts.nvml_problem}. GPU figures are absent.",
-            )
+        refusals = [f"NVML: {self._facts.nvml_problem}. GPU figures are absent."] if self._facts.nvml_failed else []
+        for message in [*refusals, *self._facts.cards_left_out]:
+            self._tell("telemetry_trouble", trouble="refused", message=message)
         self._sampler.__enter__()
         return self
 
@@ -54,7 +51,8 @@ class MachineWatch:
 
     def gpus(self) -> dict[str, Any]:
         """``gpus`` of the record."""
-        return self._summary.entry(self._journal.record.samples - self._samples_before)
+        trained_s = self._progress.trained_s(0.0, self._journal.time_s())
+        return self._summary.entry(self._journal.record.samples - self._samples_before, trained_s)
 
     def cost(self) -> dict[str, Any]:
         """``telemetry`` of the record."""

@@ -69,7 +69,7 @@ RANGES: dict[str, Range] = {
     "trainer.limit_batches": _COUNT,
     "trainer.overfit_batches": _COUNT,
     "trainer.profile_steps": _COUNT,
-    "telemetry.interval_s": Range(at_least=0.1),
+    "telemetry.interval_s": Range(at_least=0.1, at_most=3600),
     "telemetry.ceiling_steps": _COUNT_OR_NONE,
 }
 """Dotted knob -> range; a list must satisfy it with every entry. A test holds it against the schema's numbers."""

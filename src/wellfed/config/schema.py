@@ -280,8 +280,8 @@ class TelemetryConfig:
     enabled: bool = True
     """Watch the GPUs and this process while training; false also leaves out the ceiling."""
     interval_s: float = 0.5
-    """Seconds between readings of utilisation, memory and CPU, >= 0.1; what changes slowly is read every 5 s. Lower it
-    to see swings shorter than 5 s; each reading costs a millisecond or two of CPU."""
+    """Seconds between readings of utilisation, memory and CPU, 0.1..3600; what changes slowly is read every 5 s. Lower
+    it to see swings shorter than 5 s; each reading costs a millisecond or two of CPU."""
     ceiling_steps: int = 20
     """Steps run at the end on batches already on the device, to tell how fast the run could be, >= 0; 0 = none."""
 

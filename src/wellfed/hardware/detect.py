@@ -54,10 +54,12 @@ def machine(
     """
     environ = os.environ if environ is None else environ
     cards, nvml_error = _ask_nvml(nvml or NvmlSession(tries=3), nvml_deadline_s)
-    found = len(cards.devices)
+    found, left_out = len(cards.devices), cards.notes
     if nvml_error is None:
         cards = _visible(cards, environ, torch_cuda)
     nvml_problem = _nvml_problem(nvml_error, found, cards, environ)
+    if nvml_error is None and not found and left_out:
+        nvml_problem = left_out[0].rstrip(".")
     gpus = _merged(cards.devices, torch_cuda)
     warnings = [f"NVML: {note}" for note in cards.notes]
     if torch_cuda is not None:
@@ -79,6 +81,7 @@ def machine(
         shm_free_gib=None if shm is None else gib(shm[1]),
         gpus=gpus,
         nvml_problem=nvml_problem,
+        cards_left_out=left_out,
         nvml_failed=nvml_error is not None and not isinstance(nvml_error, LibraryNotFoundError),
         torch_problem=None if torch_cuda is None else torch_cuda.problem,
         warnings=tuple(warnings),
@@ -103,14 +106,18 @@ def _affinity_cores() -> int:
 def _ask_nvml(session: NvmlSession, deadline_s: float) -> tuple[Devices, NvmlError | None]:
     """All cards in NVML's order, and why there are none to be had."""
 
-    def ask() -> Devices:
+    found: list[Devices] = []
+
+    def ask() -> None:
         with session as nvml:
-            return list_devices(nvml)
+            found.append(list_devices(nvml))
 
     try:
-        return within(deadline_s, ask), None
+        within(deadline_s, ask)
     except NvmlError as error:
-        return Devices(()), error
+        if not found:  # else it hangs in closing, and has told by then
+            return Devices(()), error
+    return found[0], None
 
 
 def _visible(found: Devices, environ: Mapping[str, str], torch: TorchCuda | None) -> Devices:

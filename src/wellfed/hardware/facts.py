@@ -57,6 +57,8 @@ class MachineFacts:
     """Why NVML shows no card, short: "driver not loaded"; None when it does."""
     nvml_failed: bool = False
     """NVML is installed here and did not work; without NVIDIA's driver a machine is normal, and this is false."""
+    cards_left_out: tuple[str, ...] = ()
+    """A sentence for each card or MIG instance that NVML counts and could not read."""
     torch_problem: str | None = None
     """Why torch can't use a GPU; None when it can, or was not asked."""
     warnings: tuple[str, ...] = ()
@@ -72,7 +74,12 @@ class MachineFacts:
 
     def to_dict(self) -> dict[str, Any]:
         """The same as JSON-able dicts and lists."""
-        return {**asdict(self), "gpus": [asdict(gpu) for gpu in self.gpus], "warnings": list(self.warnings)}
+        return {
+            **asdict(self),
+            "gpus": [asdict(gpu) for gpu in self.gpus],
+            "warnings": list(self.warnings),
+            "cards_left_out": list(self.cards_left_out),
+        }
 
     @classmethod
     def from_dict(cls, recorded: Mapping[str, Any]) -> MachineFacts:
@@ -83,5 +90,6 @@ class MachineFacts:
         """
         fields = dict(recorded)
         fields["gpus"] = tuple(GpuFacts(**gpu) for gpu in fields.get("gpus", ()))
-        fields["warnings"] = tuple(fields.get("warnings", ()))
+        for name in ("warnings", "cards_left_out"):
+            fields[name] = tuple(fields.get(name, ()))
         return cls(**fields)

@@ -31,8 +31,9 @@ _OTHER_EPOCH_S = 3600.0
 POWER_WINDOW_S = 1.0
 """The least time that a mean is taken over. The counter moves in steps, as the sensors do every 0.1 s
 (https://arxiv.org/abs/2312.02741): over a few milliseconds it shows nothing or kilowatts."""
-PROBES = 3
-"""A device is believed not to offer something when it has never answered and refused so often in a row."""
+
+CONFIRMING_TRIES = 3
+"""What would end the watching of a device is asked so often."""
 
 
 class OpenDevice:
@@ -42,6 +43,17 @@ class OpenDevice:
         self.uuid = uuid
         self.handle: Any = None
         self._nvml: NvmlSession | None = None
+
+    def is_there(self) -> bool:
+        """Whether the driver still has it; asked again where it stumbles."""
+        tries, self.session.tries = self.session.tries, CONFIRMING_TRIES
+        try:
+            self.ask("nvmlDeviceGetUUID")
+        except NvmlError:
+            return False
+        finally:
+            self.session.tries = tries
+        return True
 
     def open(self, nvml: NvmlSession) -> None:
         """Find it in this session.
@@ -69,33 +81,23 @@ class OpenDevice:
 
 @dataclass
 class Offer:
-    """What is known of whether a device offers something. One refusal is no proof: a driver may stumble."""
+    """Whether a device offers something: it does when it has answered, and does not when it refused before it ever did.
+
+    A driver may stumble: ask with `NvmlSession.tries` above 1 for as long as nothing is proven.
+    """
 
     is_proven: bool = False
     """It has answered."""
-    _refusals: int = 0
-
-    @property
-    def is_absent(self) -> bool:
-        """It need not be asked again."""
-        return self._refusals >= PROBES
-
-    @property
-    def is_doubted(self) -> bool:
-        """It has been refused, but not yet often enough."""
-        return 0 < self._refusals < PROBES
+    is_absent: bool = False
+    """It need not be asked again."""
 
     def answered(self) -> None:
         """It is there."""
-        self.is_proven, self._refusals = True, 0
+        self.is_proven = True
 
     def refused(self) -> None:
-        """It may not be there; what has answered before is."""
-        self._refusals += not self.is_proven
-
-    def unasked(self) -> None:
-        """It may be needed again, and is then to be asked anew."""
-        self._refusals = 0
+        """It is not there; what has answered before is."""
+        self.is_absent = not self.is_proven
 
 
 class ClockLimits(NamedTuple):
@@ -162,6 +164,8 @@ class Utilisation:
         self._is_given_up = False
         self.is_stale = False
         """The driver's samples stood still and are no longer asked for."""
+        self.stumble: NvmlError | None = None
+        """The latest failure to get at the driver's samples; its latest rate has stood in."""
 
     def read(self) -> float:
         """Percent of time.
@@ -188,7 +192,8 @@ class Utilisation:
             return []
         except GpuLostError:
             raise
-        except NvmlError:  # stumbled: the latest rate will do
+        except NvmlError as error:
+            self.stumble = error
             return []
         self._buffer.answered()
         now_s = self._now_s()

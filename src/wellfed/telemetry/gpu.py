@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from wellfed.nvml import readings
 from wellfed.nvml.gpm import FIGURES as GPM_FIGURES
 from wellfed.nvml.gpm import Gpm
-from wellfed.nvml.readings import Offer, OpenDevice
+from wellfed.nvml.readings import CONFIRMING_TRIES, Offer, OpenDevice
 from wellfed.nvml.session import (
     GpuLostError,
     NoDataError,
@@ -26,8 +26,6 @@ from wellfed.telemetry.source import Reading, Tell
 RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
 """Seconds until the first and between later attempts to get a lost GPU back. Each starts NVML anew, which takes the
 other GPUs' figures away for a moment: so the pause doubles."""
-OPENING_TRIES = 3
-"""A GPU is not given up because the driver stumbled when it was looked for."""
 MOST_EVENTS = 5
 """A GPU that keeps coming and going is told of so often, and no more."""
 
@@ -68,28 +66,29 @@ class GpuSource:
         self._gpus = [_Gpu(gpu, tell, now_s) for gpu in gpus]
         self._tell, self._new_session, self._now_s = tell, session, now_s
         self._session: NvmlSession | None = None
-        self._retry_at_s, self._retry_s = 0.0, RETRY_S
-        self._was_refused = False
+        self._retry_at_s, self._retry_s = -math.inf, RETRY_S
+        self._is_refusal_told = False
 
     @property
     def waits_for_step_end(self) -> bool:
         """Some figures are means between two readings: best taken where steps end."""
         return any(gpu.has_gpm for gpu in self._gpus)
 
-    def read(self, *, slow: bool) -> list[Reading]:
-        """A reading of each GPU that is there; none where NVML can't be used."""
+    def read(self, *, slow: bool, edge: bool = False) -> Iterator[Reading]:
+        """A reading of each GPU that is there, as soon as it is there; none where NVML can't be used."""
         now_s = self._now_s()
-        if not any(gpu.is_lost for gpu in self._gpus):
+        if self._session is not None and not any(gpu.is_lost for gpu in self._gpus):
             self._retry_s, self._retry_at_s = RETRY_S, now_s + RETRY_S
         elif now_s >= self._retry_at_s:
             self.close()
             self._retry_s = min(2 * self._retry_s, LONGEST_RETRY_S)
             self._retry_at_s = now_s + self._retry_s
-        elif self._session is None:
-            return []
-        if self._session is None and not self._open():
-            return []
-        return [Reading(gpu.index, values) for gpu in self._gpus if (values := gpu.read(slow=slow)) is not None]
+            self._open()
+        if self._session is None:
+            return
+        for gpu in self._gpus:
+            if (values := gpu.read(slow=slow, edge=edge)) is not None:
+                yield Reading(gpu.index, values)
 
     def close(self) -> None:
         """Give NVML back."""
@@ -99,23 +98,20 @@ class GpuSource:
                 gpu.close()
             session.__exit__(None, None, None)
 
-    def _open(self) -> bool:
-        if self._was_refused:
-            return False
+    def _open(self) -> None:
         session = self._new_session()
-        session.tries = OPENING_TRIES
+        session.tries = CONFIRMING_TRIES
         try:
             self._session = session.__enter__()
         except NvmlError as error:
             # While a GPU is lost the driver may refuse altogether for a while.
-            if not any(gpu.is_lost for gpu in self._gpus):
-                self._was_refused = True
+            if not (self._is_refusal_told or any(gpu.is_lost for gpu in self._gpus)):
+                self._is_refusal_told = True
                 self._tell("telemetry_trouble", trouble="refused", message=f"{error}. GPU figures are absent.")
-            return False
+            return
         for gpu in self._gpus:
             gpu.open(session)
         session.tries = 1  # from here on a stumble is one figure less
-        return True
 
 
 class _Gpu:
@@ -130,12 +126,13 @@ class _Gpu:
         self._utilisation = readings.Utilisation(device, "gpu", now_s=now_s)
         memory_utilisation = readings.Utilisation(device, "memory", now_s=now_s)
         self._gpm_reader = _Reader(tuple(GPM_FIGURES), "fast", self._read_gpm)
+        self._power_reader = _Reader(("power_w", "energy_j"), "slow", self._power.read)
         self._readers = [
             _figure("util_pct", "fast", self._utilisation.read),
             _figure("mem_util_pct", "fast", memory_utilisation.read),
             _figure("mem_used_gib", "fast", partial(readings.memory_used_gib, device)),
             self._gpm_reader,
-            _Reader(("power_w", "energy_j"), "slow", self._power.read),
+            self._power_reader,
             _figure("temp_c", "slow", partial(readings.temperature_c, device)),
             _figure("sm_clock_mhz", "slow", partial(readings.clock_mhz, device, "SM")),
             _figure("mem_clock_mhz", "slow", partial(readings.clock_mhz, device, "MEM")),
@@ -158,32 +155,28 @@ class _Gpu:
         was_lost = self.is_lost
         try:
             self._device.open(nvml)
-            if was_lost:  # a handle may be had of a GPU that is still away
-                with contextlib.suppress(NvmlAbsentError):
-                    readings.memory_used_gib(self._device)
         except NvmlError as error:
             self._lose(error)
+            return
+        if was_lost and not self._device.is_there():  # a handle may be had of a GPU that is still away
             return
         self.is_lost = False
         if was_lost:
             self._say("gpu_back")
 
-    def read(self, *, slow: bool) -> dict[str, float] | None:
-        """By metric name; None when it is not there. The first reading asks for everything, and what is refused then is
-        asked again at once."""
+    def read(self, *, slow: bool, edge: bool) -> dict[str, float] | None:
+        """By metric name; None when it is not there. The first reading asks for everything, at an edge or not."""
         if self.is_lost:
             return None
         values: dict[str, float] = {}
         for reader in list(self._readers):
-            if reader.rate == "fast" or slow or not self._was_read or reader.offer.is_doubted:
-                try:
-                    self._ask(reader, values)
-                except GpuLostError as error:
-                    self._lose(error)
-                    return None
+            is_due = reader is self._power_reader if edge else reader.rate == "fast" or slow
+            if (is_due or not self._was_read) and not self._ask(reader, values):
+                return None
         self._was_read = True
-        if not any(reader.offer.is_doubted for reader in self._readers):
-            self._tell_absent()
+        self._tell_absent()
+        if self._utilisation.stumble is not None:
+            self._stumbled(self._utilisation.stumble)
         if self._utilisation.is_stale:
             self._say(
                 "telemetry_trouble",
@@ -197,30 +190,33 @@ class _Gpu:
         """Before the session ends."""
         self._gpm.close()
 
-    def _ask(self, reader: _Reader, values: dict[str, float]) -> None:
+    def _ask(self, reader: _Reader, values: dict[str, float]) -> bool:
+        """Add the reader's figures; whether the GPU is still there."""
         if all(name in values for name in reader.names):  # GPM has told already, and cheaper
-            reader.offer.unasked()
-            return
+            return True
+        self._device.session.tries = 1 if reader.offer.is_proven else CONFIRMING_TRIES
         try:
             answer = reader.read()
         except NoDataError:
-            reader.offer.unasked()
+            pass
         except NvmlAbsentError as error:
             if reader.offer.is_proven:
                 self._stumbled(error)
-                return
-            reader.offer.refused()
-            if reader.offer.is_absent:
+            else:
                 self._readers.remove(reader)
                 self._untold.update(dict.fromkeys(reader.names, error.reason))
-        except GpuLostError:
-            raise
         except NvmlError as error:
+            if isinstance(error, GpuLostError) and not self._device.is_there():
+                self._lose(error)
+                return False
             self._stumbled(error)
         else:
             reader.offer.answered()
-            values.update(answer)
+            values.update({name: value for name, value in answer.items() if name not in values})
             self._seen.update(answer)
+        finally:
+            self._device.session.tries = 1
+        return True
 
     def _stumbled(self, error: NvmlError) -> None:
         self._say(

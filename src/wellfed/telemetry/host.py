@@ -35,8 +35,10 @@ class HostSource:
         self._children: list[psutil.Process] = []
         self._search_at_s = now_s()
 
-    def read(self, *, slow: bool) -> list[Reading]:
-        """One reading, of the host."""
+    def read(self, *, slow: bool, edge: bool = False) -> list[Reading]:
+        """One reading, of the host; none at an edge, or where nothing may be looked at."""
+        if edge:
+            return []
         now_s = self._now_s()
         if now_s >= self._search_at_s:
             self._search()
@@ -49,6 +51,8 @@ class HostSource:
             except psutil.Error:  # ended, or is not ours to look at
                 continue
             cpu_s[process.pid] = times.user + times.system
+        if not cpu_s:
+            return []
         values = {"rss_gib": gib(rss_bytes)}
         if self._read_at_s is None or now_s - self._read_at_s >= SHORTEST_S:
             if self._read_at_s is not None:

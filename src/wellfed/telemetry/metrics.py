@@ -78,7 +78,7 @@ GPU_METRICS = (
         "J",
         "slow",
         "as power_w",
-        "energy since the run began to be watched; sums up power_w where there is no counter",
+        "energy since this part of the run began to be watched; sums up power_w where there is no counter",
     ),
     Metric("temp_c", "°C", "slow", "nvmlDeviceGetTemperature", "temperature of the GPU's die"),
     Metric("sm_clock_mhz", "MHz", "slow", "nvmlDeviceGetClockInfo", "clock of the multiprocessors"),
@@ -105,7 +105,7 @@ HOST_METRICS = (
         "%",
         "fast",
         "psutil",
-        "CPU time of this process and those it started (data workers); 100 = one core kept busy",
+        "CPU time of this process and those it started (data workers, wandb's service); 100 = one core kept busy",
     ),
     Metric(
         "rss_gib",

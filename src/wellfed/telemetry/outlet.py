@@ -1,4 +1,4 @@
-"""The way out for the sampling threads: one at a time, and closed when the run is over."""
+"""The way out for the sampling threads: in turn, and closed when the run is over."""
 
 from __future__ import annotations
 
@@ -8,28 +8,48 @@ from collections.abc import Callable, Sequence
 from wellfed.telemetry.series import Sample
 from wellfed.telemetry.source import Tell
 
+PATIENCE_S = 1.0
+"""How long an event, or the end of a run, waits for a thread that is on its way out."""
+
 
 class Outlet:
     """Hands samples and events to the run. After `close` nothing gets through: a thread that the driver held up may
     come back when nobody listens any more."""
 
-    def __init__(self, take: Callable[[Sequence[Sample]], None], tell: Tell) -> None:
-        self._take, self._tell = take, tell
-        self._lock, self._is_closed = threading.RLock(), False
+    def __init__(
+        self,
+        take: Callable[[Sequence[Sample]], None],
+        tell: Tell,
+        publish: Callable[[Sequence[Sample]], None] = lambda samples: None,
+    ) -> None:
+        """
+        Args:
+            take: gets the samples, never from two threads at once; must not block.
+            publish: gets them afterwards, from any number of threads; may block, and then only its thread stands still.
+        """
+        self._take, self._tell, self._publish = take, tell, publish
+        self._turn, self._is_closed = threading.RLock(), False
 
-    def take(self, samples: Sequence[Sample]) -> None:
-        """The samples of one round."""
-        with self._lock:
-            if samples and not self._is_closed:
+    def take(self, stamped: Callable[[], Sequence[Sample]]) -> None:
+        """The samples of one round, stamped when it is their turn: so times never go back from row to row."""
+        with self._turn:
+            samples = [] if self._is_closed else stamped()
+            if samples:
                 self._take(samples)
+        if samples and not self._is_closed:
+            self._publish(samples)
 
     def tell(self, kind: str, **facts: object) -> None:
         """An event of the run."""
-        with self._lock:
-            if not self._is_closed:
-                self._tell(kind, **facts)
+        if self._turn.acquire(timeout=PATIENCE_S):
+            try:
+                if not self._is_closed:
+                    self._tell(kind, **facts)
+            finally:
+                self._turn.release()
 
     def close(self) -> None:
-        """Nothing more goes out; what is on its way out is awaited."""
-        with self._lock:
-            self._is_closed = True
+        """Nothing more goes out; what is on its way is awaited for a moment."""
+        self._is_closed = True
+        if self._turn.acquire(timeout=PATIENCE_S):
+            self._turn.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -12,7 +13,14 @@ from wellfed.telemetry.series import TRAINING, Phase
 class Progress:
     """The step and phase that a reading belongs to. Telling it costs the training loop less than a microsecond."""
 
-    def __init__(self, step: int = 0) -> None:
+    def __init__(self, step: int = 0, *, time_s: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            time_s: the clock of the readings.
+        """
+        self._time_s = time_s
+        self._trained: list[tuple[float, float]] = []
+        self._training_since_s: float | None = None
         self.step = step
         """Optimizer steps done."""
         self.phase: Phase = "start"
@@ -30,8 +38,19 @@ class Progress:
     def enter(self, phase: Phase) -> None:
         """From now on the run is in this phase."""
         if (self.phase in TRAINING) != (phase in TRAINING):
+            if self._training_since_s is None:
+                self._training_since_s = self._time_s()
+            else:
+                self._trained.append((self._training_since_s, self._time_s()))
+                self._training_since_s = None
             self.on_edge(self.phase)  # before the new phase shows: what ends here must not count to it
         self.phase = phase
+
+    def trained_s(self, from_s: float, to_s: float) -> float:
+        """Seconds of training between two times, validations and checkpoints included."""
+        since_s = self._training_since_s
+        stretches = [*self._trained, *([] if since_s is None else [(since_s, to_s)])]
+        return sum(max(0.0, min(to_s, end_s) - max(from_s, begin_s)) for begin_s, end_s in stretches)
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:

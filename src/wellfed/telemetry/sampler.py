@@ -15,7 +15,7 @@ from wellfed.telemetry.metrics import SLOW_S
 from wellfed.telemetry.outlet import Outlet
 from wellfed.telemetry.progress import Progress
 from wellfed.telemetry.series import TRAINING, Phase, Sample
-from wellfed.telemetry.source import Source
+from wellfed.telemetry.source import Reading, Source
 from wellfed.telemetry.ticker import Ticker
 
 _LOG = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Sampler:
     """Samples its sources while the ``with`` block lasts. Nothing of it ever waits in the training loop.
 
     A sample tells of the time that ends with it: when training begins or ends, a round is taken at once, and counts to
-    the phase that is over.
+    the phase that is over; so does one that is under way then.
     """
 
     def __init__(
@@ -73,12 +73,14 @@ class Sampler:
             self._on_edge(self._progress.phase)
         for watch in self._watches:
             watch.ticker.stop()
-        give_up_at_s = time.monotonic() + STOP_S
-        for watch in self._watches:
-            if not watch.ticker.join(max(0.0, give_up_at_s - time.monotonic())):
-                watch.tell_if_stuck(after_s=STOP_S / 2)  # its reading may have begun as the waiting did
-        self._outlet.close()
-        self._ended_at_s = self._now_s()
+        try:
+            give_up_at_s = time.monotonic() + STOP_S
+            for watch in self._watches:
+                if not watch.ticker.join(max(0.0, give_up_at_s - time.monotonic())):
+                    watch.tell_left_behind()
+        finally:  # a second signal may come while it waits
+            self._outlet.close()
+            self._ended_at_s = self._now_s()
 
     def cpu_frac(self) -> float:
         """What watching costs: CPU time of the threads, as a share of the time that they have been at it."""
@@ -88,7 +90,7 @@ class Sampler:
     def look_around(self) -> None:
         """Each thread looks after the others: one that hangs can't tell of it itself."""
         for watch in self._watches:
-            watch.tell_if_stuck(after_s=STUCK_S)
+            watch.tell_if_stuck()
 
     def _on_edge(self, left: Phase) -> None:
         for watch in self._watches:
@@ -112,7 +114,7 @@ class _Watch:
         self._source, self._sampler, self._outlet = source, sampler, outlet
         self._interval_s, self._progress, self._time_s, self._now_s = interval_s, progress, time_s, now_s
         self.ticker = Ticker(source.name, interval_s, self._round, self._close, now_s=now_s)
-        self._edges: deque[Phase] = deque()
+        self._edges: deque[tuple[Phase, int]] = deque()
         self._slow_at_s = now_s()
         self._late_rounds = 0
         self._told: set[str] = set()
@@ -120,14 +122,18 @@ class _Watch:
 
     def at_edge(self, left: Phase) -> None:
         """Take a round for the phase that is over."""
-        self._edges.append(left)
+        self._edges.append((left, self._progress.step))
         self.ticker.nudge()
 
-    def tell_if_stuck(self, *, after_s: float) -> None:
-        """Tell once if the reading under way has taken so long."""
-        busy_s = self.ticker.busy_s()
-        if busy_s >= after_s:
+    def tell_if_stuck(self) -> None:
+        """Tell once if the reading under way does not get on."""
+        if (busy_s := self.ticker.busy_s()) >= STUCK_S:
             self._trouble("stuck", f"a reading of the {self._source.name} has not come back for {busy_s:.0f} s.")
+
+    def tell_left_behind(self) -> None:
+        """The run is over and a reading is still under way."""
+        if "slow" not in self._told:
+            self._trouble("stuck", f"a reading of the {self._source.name} had not come back when the run ended.")
 
     def _round(self) -> None:
         self._sampler.look_around()
@@ -135,17 +141,39 @@ class _Watch:
             if not self._edges and self._progress.phase == "train" and self._source.waits_for_step_end:
                 self._progress.await_step_end(min(STEP_END_SHARE * self._interval_s, STEP_END_S))
             edge = self._edges.popleft() if self._edges else None
-            phase = edge or self._progress.phase  # now: an edge that comes while it reads has a round of its own
             began_at_s = self._now_s()
-            is_slow = edge is not None or began_at_s >= self._slow_at_s
+            is_slow = edge is None and began_at_s >= self._slow_at_s
             if is_slow:
                 self._slow_at_s = began_at_s + max(SLOW_S, self._interval_s)
-            readings = self._source.read(slow=is_slow)
+            self._read(is_slow, edge)
             self._tell_if_late(self._now_s() - began_at_s)
-            step, time_s = self._progress.step, self._time_s()
-            self._outlet.take([Sample(time_s, step, phase, gpu, values) for gpu, values in readings if values])
             if self._edges:
                 self.ticker.nudge()
+
+    def _read(self, is_slow: bool, edge: tuple[Phase, int] | None) -> None:
+        """Hand over what is read: in one go, or piece by piece where the driver takes its time."""
+        pending: list[Reading] = []
+        handed_over_at_s = self._now_s()
+        for reading in self._source.read(slow=is_slow, edge=edge is not None):
+            self.ticker.moved()
+            if reading.values:
+                pending.append(reading)
+            if self._now_s() - handed_over_at_s >= self._interval_s:
+                self._hand_over(pending, edge)
+                pending, handed_over_at_s = [], self._now_s()
+        self._hand_over(pending, edge)
+
+    def _hand_over(self, readings: Sequence[Reading], edge: tuple[Phase, int] | None) -> None:
+        # An edge that has come meanwhile has a round of its own; this one belongs before it.
+        before = edge or (self._edges[0] if self._edges else None)
+
+        def stamped() -> list[Sample]:
+            phase, step = before or (self._progress.phase, self._progress.step)
+            time_s = self._time_s()
+            return [Sample(time_s, step, phase, gpu, values) for gpu, values in readings]
+
+        if readings:
+            self._outlet.take(stamped)
 
     def _close(self) -> None:
         while self._edges:  # training ended just now: its last stretch counts

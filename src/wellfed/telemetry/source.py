@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 
@@ -25,8 +25,9 @@ class Source(Protocol):
         """Its figures are means since the reading before, so readings are best taken where steps end."""
         ...
 
-    def read(self, *, slow: bool) -> Sequence[Reading]:
-        """Read what is due, and what is dear only if ``slow``. May block; must not raise for what is not offered."""
+    def read(self, *, slow: bool, edge: bool = False) -> Iterable[Reading]:
+        """Read what is due, and what is dear only if ``slow``; at an ``edge`` of training only what is counted over
+        time. Each reading is to be had as soon as it is there. May block; must not raise for what is not offered."""
         ...
 
     def close(self) -> None:

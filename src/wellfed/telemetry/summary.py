@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from wellfed.telemetry.series import TRAINING, Sample, Series
 
 ENERGY = "energy_j"
 """A counter: its growth counts, not its values."""
+COVERED_FRAC = 0.95
+"""Share of training that the counter must have been read over before anything is said of energy per sample."""
 
 
 class Summary:
-    """Gathers samples; what falls into start, test and ceiling is left out. May be asked while it is added to."""
+    """Gathers samples; what falls into start, test and ceiling is left out. May be asked while it is added to.
 
-    def __init__(self) -> None:
+    A reading of the energy counter that comes late, or not at all, moves no energy from one phase to another: growth
+    between two readings is shared out by the time of training in between.
+    """
+
+    def __init__(self, trained_s: Callable[[float, float], float]) -> None:
+        """
+        Args:
+            trained_s: seconds of training between two times.
+        """
+        self._trained_s = trained_s
         self._lock = threading.Lock()
         self._series: dict[int, dict[str, Series]] = {}
-        self._energy_j: dict[int, float] = {}
-        self._counter_j: dict[int, float] = {}
+        self._energies: dict[int, _Energy] = {}
 
     def add(self, samples: Iterable[Sample]) -> None:
         """A round of samples."""
@@ -29,33 +39,46 @@ class Summary:
                     self._add(sample)
 
     def _add(self, sample: Sample) -> None:
-        is_training = sample.phase in TRAINING
         if ENERGY in sample.values:
-            self._add_energy(sample.gpu, sample.values[ENERGY], is_training)
-        if is_training:
+            energy = self._energies.setdefault(sample.gpu, _Energy())
+            energy.add(sample.time_s, sample.values[ENERGY], self._trained_s)
+        if sample.phase in TRAINING:
             series = self._series.setdefault(sample.gpu, {})
             for name, value in sample.values.items():
                 if name != ENERGY:
                     series.setdefault(name, Series()).add(value)
 
-    def _add_energy(self, gpu: int, counter_j: float, counts: bool) -> None:
-        before_j, self._counter_j[gpu] = self._counter_j.get(gpu), counter_j
-        if counts and before_j is not None:
-            self._energy_j[gpu] = self._energy_j.get(gpu, 0.0) + max(0.0, counter_j - before_j)
-
-    def entry(self, samples: int) -> dict[str, dict[str, Any]]:
+    def entry(self, samples: int, trained_s: float) -> dict[str, dict[str, Any]]:
         """``{"0": {util_pct: {mean, p5, p50, p95, max, n}, ..., energy_j, energy_per_sample_j}}``.
 
         Args:
-            samples: training samples of the same time, over all ranks.
+            samples: training samples so far, over all ranks.
+            trained_s: seconds of training so far.
         """
         with self._lock:
-            return {str(gpu): self._figures(gpu, samples) for gpu in sorted(self._series)}
+            return {str(gpu): self._figures(gpu, samples, trained_s) for gpu in sorted(self._series)}
 
-    def _figures(self, gpu: int, samples: int) -> dict[str, Any]:
+    def _figures(self, gpu: int, samples: int, trained_s: float) -> dict[str, Any]:
         figures: dict[str, Any] = {name: series.entry() for name, series in self._series[gpu].items()}
-        if gpu in self._energy_j:
-            figures[ENERGY] = self._energy_j[gpu]
-            if samples > 0:
-                figures["energy_per_sample_j"] = self._energy_j[gpu] / samples
+        energy = self._energies.get(gpu)
+        if energy is not None and energy.covered_s > 0:
+            figures[ENERGY] = energy.spent_j
+            if samples > 0 and energy.covered_s >= COVERED_FRAC * trained_s:
+                figures["energy_per_sample_j"] = energy.spent_j / energy.covered_s * trained_s / samples
         return figures
+
+
+class _Energy:
+    """What one GPU's counter grew by while the run trained."""
+
+    def __init__(self) -> None:
+        self.spent_j = self.covered_s = 0.0
+        self._last: tuple[float, float] | None = None
+
+    def add(self, time_s: float, counter_j: float, trained_s: Callable[[float, float], float]) -> None:
+        last, self._last = self._last, (time_s, counter_j)
+        if last is None or time_s <= last[0] or counter_j < last[1]:
+            return
+        overlap_s = trained_s(last[0], time_s)
+        self.spent_j += (counter_j - last[1]) * overlap_s / (time_s - last[0])
+        self.covered_s += overlap_s

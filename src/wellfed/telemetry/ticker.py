@@ -55,12 +55,24 @@ class Ticker:
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def moved(self) -> None:
+        """The round at work gets on: `busy_s` counts anew."""
+        self._began_at_s = self._now_s()
+
     def busy_s(self) -> float:
-        """How long the round at work, or the end, has been at it; 0 between rounds."""
+        """How long the round at work, or the end, has been at it or has not moved; 0 between rounds."""
         began_at_s = self._began_at_s
         return 0.0 if began_at_s is None else self._now_s() - began_at_s
 
     def _run(self) -> None:
+        try:
+            self._beat()
+        finally:
+            self._began_at_s = self._now_s()
+            self._at_end()
+            self._began_at_s, self.cpu_s = None, time.thread_time()
+
+    def _beat(self) -> None:
         beat_at_s = self._now_s()
         while not self._is_stopping:
             self._began_at_s = self._now_s()
@@ -69,11 +81,8 @@ class Ticker:
             beat_at_s = next_beat(beat_at_s, self._now_s(), self._interval_s)
             with self._wake:
                 if not (self._is_stopping or self._is_nudged):
-                    self._wake.wait(max(0.0, beat_at_s - self._now_s()))
+                    self._wake.wait(min(max(0.0, beat_at_s - self._now_s()), threading.TIMEOUT_MAX))
                 self._is_nudged = False
-        self._began_at_s = self._now_s()
-        self._at_end()
-        self._began_at_s, self.cpu_s = None, time.thread_time()
 
 
 def next_beat(beat_at_s: float, now_s: float, interval_s: float) -> float:

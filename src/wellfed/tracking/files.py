@@ -8,12 +8,17 @@ import io
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from wellfed.record import write_atomically
 
 FLUSH_S = 1.0
+LONGEST_PAUSE_S = 60.0
+"""Longest pause between attempts to write to a disk that is full; each fills what little another file might need."""
+MOST_ROWS = 20_000
+"""Rows that are held back at most; then the oldest go."""
 
 
 class CsvTable:
@@ -36,15 +41,15 @@ class CsvTable:
         """
         self.path, self._columns, self._on_error, self._flush_s = path, tuple(columns), on_error, flush_s
         self._lock = threading.Lock()  # or rows that come between a write and its end were lost or written twice
-        self._rows: list[str] = []
-        self._flushed_at_s = time.monotonic()
+        self._rows: deque[str] = deque(maxlen=MOST_ROWS)
+        self._flushed_at_s, self._pause_s = time.monotonic(), 0.0
 
     def append(self, *rows: Mapping[str, object]) -> None:
         """Add rows, which are written together; columns that a mapping lacks stay empty."""
         lines = [_line([_cell(row.get(column)) for column in self._columns]) for row in rows]
         with self._lock:
             self._rows += lines
-            if time.monotonic() - self._flushed_at_s >= self._flush_s:
+            if time.monotonic() - self._flushed_at_s >= max(self._flush_s, self._pause_s):
                 self._flush()
 
     def flush(self) -> None:
@@ -64,9 +69,11 @@ class CsvTable:
         try:
             self._write()
         except OSError as error:
+            self._pause_s = min(max(FLUSH_S, 2 * self._pause_s), LONGEST_PAUSE_S)
             self._on_error(error)
         else:
             self._rows.clear()
+            self._pause_s = 0.0
 
     def _write(self) -> None:
         # Without Python's buffers: they would hold on to what could not be written, and write it after all at close.

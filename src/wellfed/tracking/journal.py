@@ -42,7 +42,7 @@ KEPT_STEPS = 100_000
 class Journal:
     """One run's record and files. Trouble with the disk is an event of the run, not its end.
 
-    `event`, `disk_full` and `telemetry` may be called from any thread; the rest from the one that trains.
+    `event`, `disk_full`, `telemetry` and `publish` may be called from any thread; the rest from the one that trains.
     """
 
     def __init__(self, record: RunRecord, folder: Path, *, sink: Sink | None = None, earlier_s: float = 0.0) -> None:
@@ -106,15 +106,16 @@ class Journal:
         self.sink.log({"step": step, "epoch": epoch, **{f"{split}/{name}": value for name, value in values.items()}})
 
     def telemetry(self, samples: Sequence[Sample]) -> None:
-        """What was read in one round: a row each in telemetry.csv, on disk on return, and one row for the sink."""
-        if not samples:
-            return
+        """What was read in one round: a row each in telemetry.csv, on disk on return."""
         self._telemetry.append(
             *(
                 {"time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": one.gpu, **one.values}
                 for one in samples
             )
         )
+
+    def publish(self, samples: Sequence[Sample]) -> None:
+        """The same as one row for the sink, of one sample at least. May block for as long as the sink does."""
         figures = {f"{prefix(one.gpu)}/{name}": value for one in samples for name, value in one.values.items()}
         self.sink.log({TIME_AXIS: samples[0].time_s, **figures})
 
