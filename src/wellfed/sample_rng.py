@@ -6,6 +6,8 @@ sample's index alone: these stay the same over every backend, number of workers,
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -17,13 +19,22 @@ _MASK = (1 << 64) - 1
 
 def mix(*parts: int) -> int:
     """A 63-bit seed from integers; any change of any part gives an unrelated seed (splitmix64 finaliser)."""
-    state = 0
+    return _mix_on(0, parts) >> 1
+
+
+def _mix_on(state: int, parts: tuple[int, ...]) -> int:
     for part in parts:
         state = (state + _GOLDEN + (part & _MASK)) & _MASK
         state = ((state ^ (state >> 30)) * _MIX_1) & _MASK
         state = ((state ^ (state >> 27)) * _MIX_2) & _MASK
         state ^= state >> 31
-    return state >> 1
+    return state
+
+
+@lru_cache(maxsize=8)
+def _epoch_state(seed: int, epoch: int) -> int:
+    """What all generators of an epoch begin with: a generator is made for every batch, or every sample."""
+    return _mix_on(0, (seed, epoch))
 
 
 def _signed(value: int) -> int:
@@ -50,8 +61,9 @@ class SampleRng(torch.Generator):
     def __init__(
         self, seed: int, epoch: int, batch: int = 0, part: int = 0, *, device: torch.device | str = "cpu"
     ) -> None:
-        self.epoch_seed = mix(seed, epoch)
-        self.manual_seed(mix(seed, epoch, batch, part))
+        state = _epoch_state(seed, epoch)
+        self.epoch_seed = state >> 1
+        self.manual_seed(_mix_on(state, (batch, part)) >> 1)
 
     def bits_at(self, indices: Tensor, draw: int = 0) -> Tensor:
         """63 random bits for each index, int64 >= 0, same shape and device as ``indices``."""

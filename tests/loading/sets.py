@@ -1,7 +1,10 @@
 """Data sets with every kind of randomness that a user's may have."""
 
 import dataclasses
+import multiprocessing
+import os
 import random
+import signal
 import time
 
 import numpy as np
@@ -75,3 +78,50 @@ class Records(Fetching):
 
 def collate_sum(samples):
     return torch.stack(samples).sum(dim=1)
+
+
+class Breaking(Fetching):
+    """Hangs, dies or raises at some samples."""
+
+    def __init__(self, how, *bad):
+        self.how, self.bad = how, bad
+
+    def fetch(self, indices, rng):
+        if any(index in self.bad for index in indices.tolist()):
+            self.breaks()
+        return super().fetch(indices, rng)
+
+    def __getitem__(self, index, rng):
+        if index in self.bad:
+            self.breaks()
+        return super().__getitem__(index, rng)
+
+    def breaks(self):
+        if self.how == "raise":
+            raise OSError("truncated")
+        if self.how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if self.how == "exit":
+            os._exit(3)
+        while True:
+            time.sleep(0.01)
+
+
+class BreakingItems(Breaking):
+    """The same with ``__getitem__`` only."""
+
+    fetch = None
+
+
+class WithLambda(Fetching):
+    """Can't be pickled."""
+
+    def __init__(self):
+        self.options = {"flip": lambda sample: sample}
+
+
+class WithLock(Fetching):
+    """Can only be pickled for a process that starts."""
+
+    def __init__(self):
+        self.lock = multiprocessing.get_context().Lock()

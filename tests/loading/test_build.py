@@ -8,15 +8,18 @@ from hypothesis import strategies as st
 from tests.loading import sets
 from wellfed.errors import DataError
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import EvalLoader, IterableLoader, takes_rng, train_loader
+from wellfed.loading.build import EvalLoader, IterableLoader, train_loader
 
 INLINE = LoaderPlan()
-THREADS = [
-    LoaderPlan("threads", workers, prefetch, timeout_s=timeout)
-    for workers, prefetch, timeout in [(1, 1, 0), (1, 4, 30), (2, 1, 30), (2, 4, 0), (2, None, 0)]
+GRID = [(workers, prefetch) for workers in (1, 2, 3) for prefetch in (1, 2, 4)]
+THREADS = [LoaderPlan("threads", workers, prefetch, timeout_s=30 * (prefetch % 2)) for workers, prefetch in GRID]
+PROCESSES = [
+    LoaderPlan("processes", workers, prefetch, persistent_workers=True, timeout_s=30 * (prefetch % 2))
+    for workers, prefetch in GRID
 ]
-PROCESSES = [LoaderPlan("processes", 1, 2), LoaderPlan("processes", 2, 2, persistent_workers=True, worker_threads=1)]
-TORCH = [LoaderPlan("torch"), LoaderPlan("torch", 2, 1, persistent_workers=True, timeout_s=30)]
+TORCH = [LoaderPlan("torch"), *(LoaderPlan("torch", *some, persistent_workers=True) for some in GRID)]
+ENDING = [LoaderPlan("processes", 2, 2), LoaderPlan("torch", 1, 2)]
+"""Worker processes that end with the epoch."""
 
 
 def named(plan):
@@ -58,12 +61,18 @@ def test_two_epochs_are_every_sample_twice_in_two_orders(expected):
     assert len(set(noise)) == 2 * sets.SIZE  # another draw in each epoch
 
 
-@pytest.mark.parametrize("plan", [*THREADS, *PROCESSES, *TORCH], ids=named)
-def test_whole_batches_are_the_same_whoever_builds_them(expected, plan):
-    assert deliveries(loader(sets.Fetching(), plan)) == expected[sets.Fetching]
+@pytest.mark.parametrize("plan", [INLINE, *THREADS, *PROCESSES, *TORCH, *ENDING], ids=named)
+def test_whole_batches_are_the_same_whoever_builds_them_and_from_any_position(expected, plan):
+    made = loader(sets.Fetching(), plan)
+    assert [flat(delivery) for _ in range(2) for delivery in made] == expected[sets.Fetching]
+    positions = range(12) if plan.persistent_workers or plan.backend in ("inline", "threads") else (4, 9)
+    for position in positions:
+        made.load_state_dict({"epoch": position // 6, "batch": position % 6})
+        assert [flat(delivery) for delivery in made] == expected[sets.Fetching][position : 6 * (position // 6 + 1)]
+    made.close()
 
 
-@pytest.mark.parametrize("plan", [*PROCESSES, *TORCH], ids=named)
+@pytest.mark.parametrize("plan", [PROCESSES[4], PROCESSES[8], TORCH[0], TORCH[5], *ENDING], ids=named)
 def test_samples_that_draw_from_global_generators_are_the_same(expected, plan):
     assert deliveries(loader(sets.Global(), plan)) == expected[sets.Global]
 
@@ -108,7 +117,7 @@ def test_resumed_at_any_batch_it_goes_on_as_if_never_stopped(expected, plan):
         assert seen == expected[kind]
 
 
-@pytest.mark.parametrize("plan", [PROCESSES[1], TORCH[1]], ids=named)
+@pytest.mark.parametrize("plan", [PROCESSES[4], TORCH[2]], ids=named)
 def test_workers_that_live_on_serve_any_stretch(expected, plan):
     made = loader(sets.Fetching(), plan)
     stopped = iter(made)
@@ -127,7 +136,7 @@ def test_closing_ends_the_worker_processes_and_iterating_starts_them_anew(expect
     import multiprocessing
 
     before = set(multiprocessing.active_children())
-    made = loader(sets.Fetching(), PROCESSES[1])
+    made = loader(sets.Fetching(), PROCESSES[4])
     assert len([flat(delivery) for delivery in made]) == 6
     assert set(multiprocessing.active_children()) > before
     made.close()
@@ -240,12 +249,6 @@ def test_what_makes_no_step_is_refused_with_the_way_out():
         loader(sets.Fetching(), batch_size=24, drop_last=True)
 
 
-def test_who_takes_an_rng():
-    assert takes_rng(sets.Fetching())
-    assert not takes_rng(sets.Global())
-    assert not takes_rng([1, 2])
-
-
 def test_evaluation_is_every_sample_once_in_its_own_order():
     made = EvalLoader(sets.Fetching(), 10, seed=1)
     for _ in range(2):
@@ -256,7 +259,11 @@ def test_evaluation_is_every_sample_once_in_its_own_order():
     assert len(EvalLoader(sets.Fetching(), 10, seed=1, limit_batches=1)) == 1
 
 
-def test_a_sample_that_evaluation_cannot_read_is_called_so():
-    with pytest.raises(KeyError) as caught:
-        list(EvalLoader(sets.Failing(3), 10, seed=1))
-    assert caught.value.__notes__ == ["while fetching evaluation batch 0 of epoch 0 (10 samples)"]
+@pytest.mark.parametrize("kind", [sets.Breaking, sets.BreakingItems])
+def test_a_sample_that_evaluation_cannot_read_is_named(kind):
+    with pytest.raises(DataError) as caught:
+        list(EvalLoader(kind("raise", 3), 10, seed=1))
+    assert f"{kind.__name__}: evaluation sample 3 could not be loaded (batch 0): OSError: truncated" in str(
+        caught.value
+    )
+    assert type(caught.value.__cause__) is OSError

@@ -26,6 +26,7 @@ from wellfed.config.schema import (
     TrainerConfig,
     WorkloadConfig,
 )
+from wellfed.loading.trial import Timed, Trial
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.device import plan_device
 from wellfed.planning.plan import plan_run
@@ -40,6 +41,9 @@ FETCH = DataFacts(100_000, has_fetch=True)
 ITEMS = DataFacts(100_000, has_fetch=False)
 TABLE = dataclasses.replace(FETCH, feature_rows=10_000, feature_bytes=GIB)
 MODEL = ModelFacts(200 * 2**20, 100 * 2**20, 200 * 2**20)
+TIMED = Trial(
+    2.5, 2**20, 100, 2.5, {"inline": Timed(5.1, 0.1), "threads": Timed(2.7, 0.1), "processes": Timed(4.1, 0.1)}
+)
 
 
 @cache
@@ -54,11 +58,11 @@ def config(effective=64, **groups):
     return RunConfig(workload=WorkloadConfig(name="w", effective_batch_size=effective), **made)
 
 
-def planned(given=None, facts=H200, *, data=FETCH, model=MODEL, choices=None):
+def planned(given=None, facts=H200, *, data=FETCH, model=MODEL, choices=None, trial=None):
     """The plan, or the faults of the step that found any."""
     given = given or config()
     device = plan_device(given, choices or {}, facts)
-    return plan_run(given, choices or {}, facts, device, data, model) if isinstance(device, RunPlan) else device
+    return plan_run(given, choices or {}, facts, device, data, model, trial) if isinstance(device, RunPlan) else device
 
 
 def faults_of(*args, **more):
@@ -476,11 +480,20 @@ def test_more_producers_than_cores_is_a_warning():
     assert planned(config(loader={"num_workers": 1}), machine(card(), cores=0.5), data=ITEMS).warnings == ()
 
 
-def test_device_prefetch_is_not_used_and_says_so():
-    plan = planned(config(loader={"device_prefetch": 2}))
-    assert plan["loader.device_prefetch"] == 0
-    assert plan.warnings[0].startswith("loader.device_prefetch=2 is not used")
-    assert planned(config(loader={"device_prefetch": 2}), LAPTOP).warnings == ()
+def test_batches_are_copied_ahead_where_that_is_of_use():
+    assert planned(config())["loader.device_prefetch"] == 2
+    assert planned(config(loader={"device_prefetch": 0}))["loader.device_prefetch"] == 0
+    assert planned(config(loader={"device_prefetch": 4}))["loader.device_prefetch"] == 4
+    on_a_cpu = planned(config(loader={"device_prefetch": 4}), LAPTOP)
+    assert (on_a_cpu["loader.device_prefetch"], on_a_cpu.warnings) == (0, ())
+
+
+def test_samples_built_in_the_training_process_are_not_copied_ahead():
+    one_by_one = {"backend": Backend.torch, "num_workers": 0}
+    assert planned(config(loader=one_by_one), data=ITEMS)["loader.device_prefetch"] == 0
+    asked = planned(config(loader={**one_by_one, "device_prefetch": 2}), data=ITEMS)
+    assert asked["loader.device_prefetch"] == 0
+    assert asked.warnings[0].startswith("loader.device_prefetch=2 is not used: samples are built one by one")
 
 
 @pytest.mark.parametrize(("asked", "value", "because"), [
@@ -530,6 +543,7 @@ def as_text(plan):
     ("name", "facts", "overrides", "data"),
     [
         ("laptop_defaults", LAPTOP, (), TABLE),
+        ("h200_timed", H200, ("memory.micro_batch=512",), TABLE),
         ("laptop_as_8gb_aggressive_tight", LAPTOP, ("gpu=8gb", "loader=aggressive", "memory=tight"), TABLE),
         ("8gb_card_balanced_cache_host", SMALL, ("loader=balanced", "memory=cache_host"), TABLE),
         ("h200_as_24gb_accumulate", H200, ("gpu=24gb", "loader=conservative", "memory=accumulate"), ITEMS),
@@ -540,8 +554,21 @@ def as_text(plan):
 def test_plans_as_committed(name, facts, overrides, data):
     """After a change that is meant: ``WELLFED_UPDATE_GOLDEN=1 python -m pytest tests/planning``, and read the diff."""
     made = compose(overrides)
-    text = as_text(planned(made.config, facts, data=data, choices=made.choices))
+    trial = TIMED if name.endswith("_timed") else None
+    text = as_text(planned(made.config, facts, data=data, choices=made.choices, trial=trial))
     path = GOLDEN / f"{name}.txt"
     if os.environ.get("WELLFED_UPDATE_GOLDEN"):
         path.write_text(text, encoding="utf-8")
     assert text == path.read_text(encoding="utf-8")
+
+
+def test_skipping_bad_samples_is_for_one_device_and_for_data_with_indices():
+    assert planned(config(loader={"max_skipped": 3}), data=ITEMS).warnings == ()
+    data = dataclasses.replace(ITEMS, is_iterable=True)
+    (warning,) = planned(config(loader={"max_skipped": 3}), data=data).warnings
+    assert warning.startswith("loader.max_skipped=3 is not used: the training data is an iterable")
+    (fault,) = planned(config(loader={"max_skipped": 3}, trainer={"devices": 2}), TWO, data=ITEMS)
+    assert str(fault) == (
+        "loader.max_skipped: 3 with trainer.devices=2: a rank does not know that another left out a sample of the "
+        "step. Set loader.max_skipped=0 and loader.skip_ids=[...], or one device."
+    )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,10 +14,14 @@ from wellfed.config.build import build
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
 from wellfed.errors import ConfigError, DataError, Fault
+from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import trainer as lit
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.build import EvalLoader, IterableLoader, TrainLoader, train_loader
-from wellfed.planning.planned import DataFacts, ModelFacts, RunPlan
+from wellfed.loading.trial import Trial, copied, run_trial
+from wellfed.planning.backend import candidates
+from wellfed.planning.loader import plans_to_time
+from wellfed.planning.planned import DataFacts, ModelFacts, Planned, RunPlan
 
 
 @dataclass(frozen=True)
@@ -144,23 +148,42 @@ def make_optimizer(config: RunConfig, plan: RunPlan, groups: list[dict[str, Any]
 
 
 def make_train_loader(
-    config: RunConfig, plan: RunPlan, data: Datasets, *, rank: int = 0
+    config: RunConfig,
+    plan: RunPlan,
+    data: Datasets,
+    *,
+    rank: int = 0,
+    on_skipped: Callable[..., None] | None = None,
 ) -> TrainLoader | IterableLoader:
-    """The steps of training for one rank."""
+    """The steps of training for one rank; ``on_skipped`` is told of samples that fail and are left out."""
+    return _train_loader(config, _loader_plan(plan.knobs), data, rank, on_skipped)
+
+
+def _loader_plan(knobs: Mapping[str, Planned]) -> LoaderPlan:
+    return LoaderPlan(
+        backend=knobs["loader.backend"].value,
+        num_workers=knobs["loader.num_workers"].value,
+        prefetch_factor=knobs["loader.prefetch_factor"].value,
+        persistent_workers=knobs["loader.persistent_workers"].value,
+        pin_memory=knobs["loader.pin_memory"].value,
+        timeout_s=knobs["loader.timeout_s"].value,
+        worker_threads=knobs["loader.worker_threads"].value,
+    )
+
+
+def _train_loader(
+    config: RunConfig,
+    plan: LoaderPlan,
+    data: Datasets,
+    rank: int,
+    on_skipped: Callable[..., None] | None = None,
+) -> TrainLoader | IterableLoader:
     overfit = config.trainer.overfit_batches
     return train_loader(
         data.train,
         batch_size=config.workload.effective_batch_size,
         seed=config.seed,
-        plan=LoaderPlan(
-            backend=plan["loader.backend"],
-            num_workers=plan["loader.num_workers"],
-            prefetch_factor=plan["loader.prefetch_factor"],
-            persistent_workers=plan["loader.persistent_workers"],
-            pin_memory=plan["loader.pin_memory"],
-            timeout_s=plan["loader.timeout_s"],
-            worker_threads=plan["loader.worker_threads"],
-        ),
+        plan=plan,
         rank=rank,
         world_size=config.trainer.devices,
         drop_last=config.workload.drop_last,
@@ -168,7 +191,51 @@ def make_train_loader(
         skip_ids=tuple(config.loader.skip_ids),
         limit_batches=overfit if overfit is not None else config.trainer.limit_batches,
         shuffle=overfit is None,
+        max_skipped=config.loader.max_skipped,
+        on_skipped=on_skipped,
     )
+
+
+def try_loader(
+    config: RunConfig,
+    choices: Mapping[str, str],
+    facts: MachineFacts,
+    plan: RunPlan,
+    parts: Parts,
+    *,
+    rank: int = 0,
+) -> Trial | None:
+    """What the first batches show, for the plan; None where nothing depends on it, or no batch can be built.
+
+    Args:
+        plan: as it is without.
+    """
+    data = data_facts(parts)
+    builds_ahead = plan["loader.num_workers"] > 0
+    if data.is_iterable or not (builds_ahead or len(candidates(config.loader, data)) > 1):
+        return None
+    if config.loader.max_skipped:  # samples are expected to fail: training counts and tells them
+        return None
+    on_gpu = plan["trainer.accelerator"] == "gpu"
+    train = replace(parts.data, train=copied(parts.data.train))
+
+    def make(loader_plan: LoaderPlan) -> TrainLoader:
+        made = _train_loader(config, loader_plan, train, rank)
+        assert isinstance(made, TrainLoader)
+        return made
+
+    def to_time(trial: Trial) -> list[LoaderPlan]:
+        found = plans_to_time(config, choices, facts, data=data, on_gpu=on_gpu, trial=trial)
+        return [_loader_plan(knobs) for knobs in found]
+
+    # Producers that were asked for build the first batch too: a sample may end the process that loads it.
+    may_build_inline = "inline" in candidates(config.loader, data)
+    asked = _loader_plan(plan.knobs)
+    alone = replace(asked, num_workers=1, prefetch_factor=1, persistent_workers=False, pin_memory=False)
+    first = LoaderPlan() if may_build_inline else alone
+    trial = run_trial(make, to_time, first=first, on_gpu=on_gpu)
+    # Host memory is checked once, by rank 0 for all of them: what a rank finds free changes while others start.
+    return trial if trial is None or rank == 0 else replace(trial, batch_bytes=0)
 
 
 def make_eval_loader(config: RunConfig, plan: RunPlan, data: Datasets, split: str) -> EvalLoader | None:

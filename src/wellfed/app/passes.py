@@ -23,6 +23,7 @@ from wellfed.lit.callbacks.progress import Counts, ProgressBar
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.callbacks.watch import Watch
 from wellfed.lit.module import StepModule, StepOptions
+from wellfed.lit.prefetch import prefetched
 from wellfed.lit.step import parameter_groups
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.planned import RunPlan
@@ -52,7 +53,9 @@ class Passes:
         self._config, self._parts, self._plan, self._journal, self._rank = config, parts, plan, journal, rank
         self.options = _trainer_options(config, plan)
         lit.set_backend_flags(self.options)
-        self._loader = assemble.make_train_loader(config, plan, parts.data, rank=rank)
+        self._loader = assemble.make_train_loader(
+            config, plan, parts.data, rank=rank, on_skipped=lambda **facts: on_event("sample_skipped", **facts)
+        )
         self._module = parts.model if parts.is_lightning_module else self._step_module(on_event)
         self._figures = Figures(
             journal.metrics,
@@ -128,9 +131,10 @@ class Passes:
         ]
         if config.trainer.profile_steps:
             callbacks.insert(1, Profile(self._folder / "profile.json", config.trainer.profile_steps))
-        loader = TimedLoader(self._loader, clock, unwrap=self._parts.is_lightning_module)
         trainer = lit.make_trainer(self.options, callbacks, self._folder)
-        lit.fit(trainer, self._module, loader, self._eval_loader("val"), checkpoint)
+        with prefetched(self._loader, self._module, device, self._plan["loader.device_prefetch"]) as batches:
+            loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
+            lit.fit(trainer, self._module, loader, self._eval_loader("val"), checkpoint)
         self._loader.close()
         if self._figures.step == 0:  # nothing was left to train
             self._figures.step, self._figures.epoch = trainer.global_step, trainer.current_epoch

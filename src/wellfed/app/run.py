@@ -24,7 +24,7 @@ from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.diagnosis.report import to_markdown
-from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
+from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, Fault
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
@@ -102,10 +102,12 @@ class Run:
     def _stages(self) -> None:
         facts, device = self._look_at_machine()
         lit.seed_everything(self._config.seed)
+        # torch counts the host's cores; more threads than the quota only take turns, and wait for one another.
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
         parts = assemble.make_parts(self._config)
         plan = self._make_plan(facts, device, parts)
         self._say_differences()
-        _prepare_device(self._config, plan, parts, facts)
+        _prepare_device(self._config, plan, parts)
         passes = Passes(
             self._config,
             parts,
@@ -150,16 +152,11 @@ class Run:
 
     def _make_plan(self, facts: MachineFacts, device: RunPlan, parts: assemble.Parts) -> RunPlan:
         config = self._config
-        plan = plan_run(
-            config,
-            self._composed.choices,
-            facts,
-            device,
-            assemble.data_facts(parts),
-            assemble.model_facts(parts, config),
-        )
-        if isinstance(plan, list):
-            raise ConfigError(plan)
+        data, model = assemble.data_facts(parts), assemble.model_facts(parts, config)
+        plan = _possible(plan_run(config, self._composed.choices, facts, device, data, model))
+        trial = assemble.try_loader(config, self._composed.choices, facts, plan, parts, rank=self._rank)
+        if trial is not None:
+            plan = _possible(plan_run(config, self._composed.choices, facts, device, data, model, trial))
         self._plan = plan
         self._record.plan = plan.to_dict()
         self._journal.save()
@@ -296,10 +293,14 @@ class Run:
             print(f"{outcome.message}\n{outcome.advice}".rstrip(), file=sys.stderr)
 
 
-def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts, facts: MachineFacts) -> None:
+def _possible(plan: RunPlan | list[Fault]) -> RunPlan:
+    if isinstance(plan, list):
+        raise ConfigError(plan)
+    return plan
+
+
+def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> None:
     """What must hold before the model reaches its device."""
-    # torch counts the host's cores; more threads than the quota only take turns, and wait for one another.
-    torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
     if plan.cap and plan.budget_gib is not None and torch.cuda.is_available():
         total = gib(torch.cuda.get_device_properties(0).total_memory)
         torch.cuda.set_per_process_memory_fraction(min(1.0, plan.budget_gib / total))

@@ -16,6 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
+import wellfed.cpus  # noqa: F401  reads them before torch may narrow them
 from wellfed.config.compose import Composed, compose, composed_from
 from wellfed.config.help_text import help_text
 from wellfed.config.session import COMPOSE_ERRORS, default_config_dir, open_hydra

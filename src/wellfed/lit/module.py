@@ -9,6 +9,7 @@ out-of-memory error around the closure, which may be called again. Mixed precisi
 from __future__ import annotations
 
 import gc
+import inspect
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ from wellfed.memory.ladder import MicroBatches
 
 class NonFiniteLoss(ArithmeticError):
     """The loss is not a finite number, and trainer.on_nan=raise."""
+
+
+_PLAIN_NAMES = frozenset({"_current_fx_name", "micro_batches_done", "samples_done", "_is_finite"})
+"""Attributes of a `StepModule` that are set in every step and never hold a parameter or a module."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,15 @@ class StepModule(pl.LightningModule):
         self._make_optimizer, self._lr_factor, self._on_event = make_optimizer, lr_factor, on_event
         self._rng_state: dict[str, Any] | None = None
         self._is_finite: Tensor | None = None
+        self._trained: list[nn.Parameter] = []
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes the hook that runs before and after each of them, two dozen times a step; nn.Module would
+        # look each time for a parameter, a buffer or a module of that name.
+        if name in _PLAIN_NAMES:
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
 
     # -- set-up ---------------------------------------------------------------------------------------------------
 
@@ -103,6 +117,7 @@ class StepModule(pl.LightningModule):
 
     def on_train_start(self) -> None:
         """The rate of the next step by this run's schedule; a checkpoint holds that of the run that wrote it."""
+        self._trained = list(self.model.parameters())  # to find them takes a walk through all modules
         for config in self.trainer.lr_scheduler_configs:
             scheduler = config.scheduler
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
@@ -121,17 +136,16 @@ class StepModule(pl.LightningModule):
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Our own walk over the batch: Lightning's copies a dataclass deeply before it moves it."""
-        if isinstance(batch, Delivery) and device.type != "cpu":
+        if isinstance(batch, Delivery) and batch.arrive is None and device.type != "cpu":
             batch.batch = batches.to_device(batch.batch, device)
         return batch
 
     # -- the step -------------------------------------------------------------------------------------------------
 
     def training_step(self, delivery: Delivery, batch_idx: int) -> Tensor:
-        for parameter in self.model.parameters():
-            parameter.grad = None
-        parts = self._train.split(delivery.batch, self.micro.sizes(batches.batch_size(delivery.batch)))
-        weights = [0 if delivery.is_padding else self._train.weight(part) for part in parts]
+        self._forget_gradients()
+        parts = self._train.split(delivery.batch, self.micro.sizes(delivery.size))
+        weights = [0 if delivery.is_padding else self._train.weight(part, delivery) for part in parts]
         total = self._total_weight(delivery, sum(weights))
         self.micro_batches_done, self.samples_done, self._is_finite = len(parts), 0, None
         for number, (part, weight) in enumerate(zip(parts[:-1], weights[:-1], strict=True)):
@@ -140,16 +154,24 @@ class StepModule(pl.LightningModule):
             del loss
         return self._micro_loss(parts[-1], delivery, len(parts) - 1, weights[-1] / total)
 
+    # Lightning reads the signature at every step, and inspect takes longer to make one than we for all our figures.
+    training_step.__signature__ = inspect.signature(training_step)  # type: ignore[attr-defined]
+
+    def _forget_gradients(self) -> None:
+        for parameter in self._trained:
+            parameter.grad = None
+
     def _micro_loss(self, part: Batch, delivery: Delivery, number: int, share: float) -> Tensor:
         place = number * self.trainer.world_size + self.trainer.global_rank
         output = self._loss(self._train(part, delivery, place, self._source))
         if not delivery.is_padding:
-            self.samples_done += batches.batch_size(part) if output.num_samples is None else output.num_samples
+            self.samples_done += delivery.size_of(part) if output.num_samples is None else output.num_samples
         # Ranks' gradients are averaged, so a rank's share of the step counts world_size times here.
-        self.totals.add("loss", output.loss, share * self.trainer.world_size)
+        factor = share * self.trainer.world_size
+        self.totals.add("loss", output.loss, factor)
         for name, value in output.metrics.items():
-            self.totals.add(name, value, share * self.trainer.world_size)
-        loss: Tensor = output.loss * (share * self.trainer.world_size)
+            self.totals.add(name, value, factor)
+        loss = output.loss if factor == 1 else output.loss * factor  # also its backward is a kernel less
         if self.options.on_nan != "raise":
             is_finite = torch.isfinite(output.loss.detach())
             self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
@@ -193,6 +215,13 @@ class StepModule(pl.LightningModule):
         if self._loss.has_compiled:
             self._loss.has_compiled, self.was_disturbed = False, True
 
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        """By the norm, as Lightning does after checks of two strings at every step."""
+        if gradient_clip_val is not None:
+            self.trainer.precision_plugin.clip_gradients(optimizer, gradient_clip_val)
+
     def _is_step_finite(self) -> bool:
         """Whether all losses of the step, on all ranks, are finite numbers; not asked with on_nan=raise."""
         if self._is_finite is None:
@@ -205,8 +234,7 @@ class StepModule(pl.LightningModule):
     def _step_down(self, failure: oom.MemoryFailure, rng: dict[str, Any] | None) -> None:
         """Free what the failed step held and go on with smaller micro-batches."""
         self.totals.drop()
-        for parameter in self.model.parameters():
-            parameter.grad = None
+        self._forget_gradients()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -226,7 +254,7 @@ class StepModule(pl.LightningModule):
     def _leave_out_step(self, optimizer: Any) -> None:
         """A step with a non-finite loss changes nothing; with halve_lr the rate goes down from here on."""
         has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        for parameter in self.model.parameters():
+        for parameter in self._trained:
             if has_scaler and parameter.grad is not None:
                 parameter.grad.fill_(
                     float("nan")
@@ -344,7 +372,7 @@ def _restore_rng(state: dict[str, Any]) -> None:
 
 def _torch_rng() -> dict[str, Any]:
     """torch's own generators: all that a step done again needs."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return {"torch": torch.get_rng_state(), "cuda": cuda}
 
 

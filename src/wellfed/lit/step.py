@@ -64,17 +64,21 @@ class Preparation:
     def __init__(self, dataset: Any, seed: int) -> None:
         self._seed = seed
         self._on_device: Callable[..., Batch] | None = getattr(dataset, "on_device", None)
-        self._weight: Callable[[Batch], int] = getattr(dataset, "weight", batches.batch_size)
+        self._weight: Callable[[Batch], int] | None = getattr(dataset, "weight", None)
         self._split: Callable[[Batch, list[int]], list[Batch]] = getattr(dataset, "split", batches.split)
-        self.has_own_weight = hasattr(dataset, "weight")
 
     def split(self, batch: Batch, sizes: list[int]) -> list[Batch]:
         """Successive parts of a batch."""
         return [batch] if len(sizes) == 1 else self._split(batch, sizes)
 
-    def weight(self, batch: Batch) -> int:
-        """What the batch counts; its loss is a mean over exactly this."""
-        return int(self._weight(batch))
+    @property
+    def has_own_weight(self) -> bool:
+        """The data says itself what a batch counts."""
+        return self._weight is not None
+
+    def weight(self, part: Batch, delivery: Delivery) -> int:
+        """What a part of the delivery counts; its loss is a mean over exactly this."""
+        return delivery.size_of(part) if self._weight is None else int(self._weight(part))
 
     def __call__(self, batch: Batch, delivery: Delivery, part: int, features: FeatureSource | None) -> Batch:
         if self._on_device is None:

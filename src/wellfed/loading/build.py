@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
-
-from torch.utils.data import default_collate
 
 from wellfed.contract import Batch
 from wellfed.errors import DataError
 from wellfed.loading import backends, batches
-from wellfed.loading.backends import ItemBuilder, Key, LoaderPlan, ProcessBackend
+from wellfed.loading.backends import LoaderPlan
+from wellfed.loading.bad_samples import BadSamples, evaluation_error
+from wellfed.loading.builder import BatchBuilder
 from wellfed.loading.position import EpochOrder, Share
-from wellfed.sample_rng import SampleRng
+from wellfed.loading.processes import ProcessBackend
+from wellfed.loading.requests import Built, Request
 
 
 @dataclass
@@ -29,53 +31,18 @@ class Delivery:
     """Samples of the step over all ranks."""
     is_padding: bool = False
     """See `position.Share`."""
+    arrive: Callable[[], None] | None = None
+    """To be called in the step's stream before the batch is used; the batch is on the device already. None = it is not,
+    or nothing is to be waited for."""
 
+    @cached_property
+    def size(self) -> int:
+        """Samples of the batch; many ask, and to count them is to walk through it."""
+        return batches.batch_size(self.batch)
 
-class BatchBuilder:
-    """Builds the batch of one (epoch, batch) key: by ``fetch`` where the data offers it, else item by item."""
-
-    def __init__(
-        self,
-        dataset: Any,
-        order: EpochOrder,
-        seed: int,
-        rank: int,
-        collate: Callable[[list[Any]], Batch] | None,
-        *,
-        what: str = "training",
-    ) -> None:
-        self._dataset, self._order, self._seed, self._rank, self._what = dataset, order, seed, rank, what
-        self.collate = collate or default_collate
-        self.items = ItemBuilder(dataset, seed, takes_rng=takes_rng(dataset), what=what)
-        self.has_fetch = callable(getattr(dataset, "fetch", None))
-
-    def __getitem__(self, key: Key) -> Batch:
-        """The batch of this key; torch's DataLoader asks this way."""
-        return self(key)
-
-    def __call__(self, key: Key) -> Batch:
-        """The batch of this key."""
-        epoch, batch = key
-        share = self._order.share(epoch, batch)
-        if not self.has_fetch:
-            return self.collate([self.items[epoch, int(index)] for index in share.indices])
-        try:
-            return self._dataset.fetch(share.indices, SampleRng(self._seed, epoch, batch, self._rank))
-        except Exception as cause:
-            cause.add_note(f"while fetching {self._what} batch {batch} of epoch {epoch} ({len(share.indices)} samples)")
-            raise
-
-    def item_keys(self, key: Key) -> list[Key]:
-        """What `items` is asked for to make the batch of this key."""
-        return [(key[0], int(index)) for index in self._order.share(*key).indices]
-
-
-def takes_rng(dataset: Any) -> bool:
-    """Whether ``dataset.__getitem__`` has a parameter ``rng``."""
-    try:
-        return "rng" in inspect.signature(type(dataset).__getitem__).parameters
-    except (AttributeError, ValueError, TypeError):
-        return False
+    def size_of(self, part: Batch) -> int:
+        """Samples of a part of the batch, which may be all of it."""
+        return self.size if part is self.batch else batches.batch_size(part)
 
 
 class TrainLoader:
@@ -85,11 +52,14 @@ class TrainLoader:
     position after the last delivered batch, whatever is queued ahead.
     """
 
-    def __init__(self, builder: BatchBuilder, order: EpochOrder, plan: LoaderPlan) -> None:
+    def __init__(
+        self, builder: BatchBuilder, order: EpochOrder, plan: LoaderPlan, bad: BadSamples | None = None
+    ) -> None:
         self._builder, self._order, self._plan = builder, order, plan
+        self._bad = bad or BadSamples(type(builder.dataset).__name__)
         self._epoch, self._next_batch = 0, 0
-        self._processes: ProcessBackend | None = None
-        self._running: Generator[Batch] | None = None
+        self._processes = ProcessBackend(builder, plan) if plan.backend in ("torch", "processes") else None
+        self._running: Generator[Built] | None = None
 
     def __len__(self) -> int:
         return self._order.num_batches
@@ -99,40 +69,51 @@ class TrainLoader:
         """Epoch of the next batch, from 0."""
         return self._epoch + (self._next_batch >= len(self))
 
-    def state_dict(self) -> dict[str, int]:
-        """The position of the next batch."""
-        return {"epoch": self._epoch, "batch": self._next_batch}
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the next batch, and the samples that failed so far if there are any."""
+        position: dict[str, Any] = {"epoch": self._epoch, "batch": self._next_batch}
+        return {**position, "skipped": self._bad.indices} if self._bad.indices else position
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on at a position."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at a position; what failed before it is not asked for again."""
         self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
+        self._bad.remember(state.get("skipped", ()))
 
     def __iter__(self) -> Iterator[Delivery]:
         self._stop_running()
         if self._next_batch >= len(self):
             self._epoch, self._next_batch = self._epoch + 1, 0
         epoch = self._epoch
-        keys = [(epoch, batch) for batch in range(self._next_batch, len(self))]
-        running = self._running = self._batches(keys)
+        asked: deque[tuple[Share, int]] = deque()
+        running = self._running = self._build(self._requests(epoch, asked))
         try:
-            for (_, number), batch in zip(keys, running, strict=True):
-                share = self._order.share(epoch, number)
-                self._next_batch = number + 1
-                yield Delivery(batch, epoch, number, share.total, share.is_padding)
+            for built in running:
+                share, left_out = asked.popleft()
+                if built.lost:
+                    self._bad.take(built.lost, epoch, share.batch)
+                    left_out += len(built.lost)
+                if built.batch is None:
+                    raise self._bad.none_left(epoch, share.batch)
+                self._next_batch = share.batch + 1
+                yield Delivery(built.batch, epoch, share.batch, share.total - left_out, share.is_padding)
         finally:
             running.close()
 
-    def _batches(self, keys: list[Key]) -> Generator[Batch]:
-        plan = self._plan
-        if plan.backend == "inline":
-            return backends.inline(self._builder, keys, plan)
-        if plan.backend == "threads":
-            return backends.threads(self._builder, keys, plan)
-        by_item = plan.backend == "torch"
-        if self._processes is None:
-            dataset: Any = self._builder.items if by_item else self._builder
-            self._processes = ProcessBackend(dataset, plan, by_item=by_item, collate=self._builder.collate)
-        return self._processes([self._builder.item_keys(key) for key in keys] if by_item else keys)
+    def _requests(self, epoch: int, asked: deque[tuple[Share, int]]) -> Iterator[Request]:
+        """The rest of the epoch; each share is kept until it is delivered, with how many of it are not asked for."""
+        for batch in range(self._next_batch, len(self)):
+            share = self._order.share(epoch, batch)
+            indices = self._bad.leave_out(share.indices)
+            asked.append((share, len(share.indices) - len(indices) if self._bad.indices else 0))
+            yield Request(epoch, batch, indices)
+
+    def _build(self, requests: Iterator[Request]) -> Generator[Built]:
+        if self._plan.backend == "inline":
+            return backends.inline(self._builder, requests, self._plan)
+        if self._plan.backend == "threads":
+            return backends.threads(self._builder, requests, self._plan)
+        self._processes = self._processes or ProcessBackend(self._builder, self._plan)
+        return self._processes(requests)
 
     def close(self) -> None:
         """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew."""
@@ -201,15 +182,20 @@ class EvalLoader:
         limit_batches: int | None = None,
     ) -> None:
         self._order = EpochOrder(len(dataset), batch_size, seed=seed, shuffle=False, limit_batches=limit_batches)
-        self._builder = BatchBuilder(dataset, self._order, seed, 0, collate, what="evaluation")
+        self._builder = BatchBuilder(dataset, seed, collate=collate, what="evaluation")
 
     def __len__(self) -> int:
         return self._order.num_batches
 
     def __iter__(self) -> Iterator[Delivery]:
         for number in range(len(self)):
-            share: Share = self._order.share(0, number)
-            yield Delivery(self._builder((0, number)), 0, number, share.total)
+            share = self._order.share(0, number)
+            built = self._builder(Request(0, number, share.indices))
+            if built.lost:
+                raise evaluation_error(type(self._builder.dataset).__name__, built.lost[0], number) from (
+                    built.lost[0].cause
+                )
+            yield Delivery(built.batch, 0, number, share.total)
 
 
 def train_loader(
@@ -225,11 +211,18 @@ def train_loader(
     skip_ids: tuple[int, ...] = (),
     limit_batches: int | None = None,
     shuffle: bool = True,
+    max_skipped: int = 0,
+    on_skipped: Callable[..., None] | None = None,
 ) -> TrainLoader | IterableLoader:
     """Steps of ``batch_size`` samples over all ranks.
 
+    Args:
+        max_skipped: samples that may fail and are then left out; with one rank only.
+        on_skipped: told ``index``, ``reason``, ``epoch`` and ``batch`` of each.
+
     Raises:
-        DataError: no samples, fewer than one whole step with ``drop_last``, or an iterable without ``__len__``.
+        DataError: no samples, fewer than one whole step with ``drop_last``, an iterable without ``__len__``, or data
+            that can't be sent to worker processes.
     """
     if not hasattr(dataset, "__len__"):
         raise DataError(
@@ -262,4 +255,10 @@ def train_loader(
             f"{' with workload.drop_last=true' if drop_last else ''}. "
             "Set a smaller workload.effective_batch_size, or workload.drop_last=false."
         )
-    return TrainLoader(BatchBuilder(dataset, order, seed, rank, collate), order, plan)
+    if max_skipped and world_size > 1:
+        raise ValueError("max_skipped needs one rank: others would not know that a step has lost a sample")
+    bad = BadSamples(
+        type(dataset).__name__, most=max_skipped, skip_ids=skip_ids, on_skipped=on_skipped, may_skip=world_size == 1
+    )
+    builder = BatchBuilder(dataset, seed, rank, collate, by_item=plan.backend == "torch", most_lost=max_skipped)
+    return TrainLoader(builder, order, plan, bad)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,7 @@ from torch import Tensor
 from wellfed.sample_rng import mix
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """The part of one optimizer step's samples that one rank takes."""
 
     epoch: int
@@ -30,7 +29,8 @@ class EpochOrder:
     """The order of all epochs over ``num_samples`` samples, cut into steps of ``batch_size`` over ``world_size`` ranks.
 
     Every rank computes the whole order by itself (8 bytes a sample) and takes its share of each step, so the ranks'
-    shares are disjoint and complete whatever their number is.
+    shares are disjoint and complete whatever their number is. It stays in the training process: who builds a batch is
+    told its indices.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class EpochOrder:
         self.batch_size = batch_size
         self._seed, self._rank, self._world_size, self._shuffle = seed, rank, world_size, shuffle
         self._num_samples, self._skip = num_samples, frozenset(i for i in skip_ids if 0 <= i < num_samples)
-        kept = num_samples - len(self._skip)
+        kept = self._num_kept = num_samples - len(self._skip)
         num_batches = kept // batch_size if drop_last else -(-kept // batch_size)
         self.num_batches = num_batches if limit_batches is None else min(num_batches, limit_batches)
         self._cached: tuple[int, Tensor] | None = None
@@ -65,12 +65,12 @@ class EpochOrder:
         """This rank's part of one step: the samples are dealt in contiguous, nearly equal parts."""
         order = self.order(epoch)
         start = batch * self.batch_size
-        stop = min(start + self.batch_size, len(order))
-        total = stop - start
+        total = min(self.batch_size, self._num_kept - start)
         low = start + total * self._rank // self._world_size
-        high = start + total * (self._rank + 1) // self._world_size
-        is_padding = low == high
-        return Share(epoch, batch, order[start : start + 1] if is_padding else order[low:high], total, is_padding)
+        size = start + total * (self._rank + 1) // self._world_size - low
+        # narrow: half the time of a slice
+        indices = order.narrow(0, low, size) if size else order.narrow(0, start, 1)
+        return Share(epoch, batch, indices, total, size == 0)
 
     def _make_order(self, epoch: int) -> Tensor:
         if self._shuffle:

@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from wellfed.config.schema import Backend, LoaderConfig, RunConfig
+from wellfed.config.schema import Backend, RunConfig
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
+from wellfed.planning.backend import candidates, plan_backend, show_ms, to_time
+from wellfed.planning.host_room import NEAR_FRAC, Room, room_for
 from wellfed.planning.planned import DataFacts, Planned, as_set, planned
+
+if TYPE_CHECKING:  # torch comes with it, and planning needs none
+    from wellfed.loading.trial import Trial
 
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
 """Most producers of a loader option."""
 _MOST_WORKERS = 8
 """Most producers of the others."""
+PREFETCH_FACTOR = 2
+"""torch's default."""
+
+
+def plans_to_time(
+    config: RunConfig,
+    choices: Mapping[str, str],
+    facts: MachineFacts,
+    *,
+    data: DataFacts,
+    on_gpu: bool,
+    trial: Trial,
+) -> Sequence[Mapping[str, Planned]]:
+    """``loader.*`` of each backend that is worth timing, now that the time of building one batch is known."""
+    found = []
+    for name in to_time(candidates(config.loader, data), trial):
+        as_asked = replace(config, loader=replace(config.loader, backend=Backend[name]))
+        faults: list[Fault] = []
+        knobs = plan_loader(as_asked, choices, facts, data=data, on_gpu=on_gpu, faults=faults, warnings=[], trial=trial)
+        if not faults:
+            found.append(knobs)
+    return found
+
+
+DEVICE_PREFETCH = 2
+"""Batches on the device ahead of the step: one to come, and one for a step that is shorter than others."""
 
 
 def plan_loader(
@@ -24,10 +58,11 @@ def plan_loader(
     on_gpu: bool,
     faults: list[Fault],
     warnings: list[str],
+    trial: Trial | None = None,
 ) -> dict[str, Planned]:
     """``loader.*`` as it will be done; what can't be goes into ``faults``, what is ignored into ``warnings``."""
     loader = config.loader
-    backend = _backend(loader, data, warnings)
+    backend = plan_backend(loader, data, warnings, trial, _without_room(config, facts, trial))
     if backend.value == "threads" and not data.has_fetch:
         faults.append(
             Fault(
@@ -36,18 +71,29 @@ def plan_loader(
                 "Set loader.backend=processes, or give the dataset fetch.",
             )
         )
-    num_workers = _num_workers(config, choices, facts, backend=backend.value, data=data, warnings=warnings)
+    num_workers = _num_workers(config, choices, facts, backend=backend.value, data=data, trial=trial, warnings=warnings)
     builds_ahead = num_workers.value > 0
     has_processes = builds_ahead and backend.value in ("torch", "processes")
-    if loader.device_prefetch and on_gpu:
-        warnings.append(
-            f"loader.device_prefetch={loader.device_prefetch} is not used: batches are copied on the compute stream."
-        )
+    if builds_ahead and trial is not None:
+        room = _room(config, facts, trial, backend=backend.value, num_workers=num_workers.value)
+        if room.is_full:
+            faults.append(
+                Fault(
+                    f"loader.num_workers={room.num_workers}",
+                    f"the batches kept ready don't fit: {room.describe()}.",
+                    room.way_out(has_fetch=data.has_fetch),
+                )
+            )
+        elif room.is_near:
+            warnings.append(
+                f"loader.num_workers={room.num_workers}: little is left beside the batches kept ready: "
+                f"{room.describe()}. {room.way_out(has_fetch=data.has_fetch)}"
+            )
     return {
         "loader.backend": backend,
         "loader.num_workers": num_workers,
         "loader.prefetch_factor": planned(
-            loader.prefetch_factor or 2,
+            loader.prefetch_factor or PREFETCH_FACTOR,
             as_set("loader.prefetch_factor", loader.prefetch_factor) or "torch's default",
             loader.prefetch_factor is not None,
         )
@@ -55,8 +101,8 @@ def plan_loader(
         else Planned(None, "nobody builds ahead", "predicted"),
         "loader.persistent_workers": _persistent(loader.persistent_workers, has_processes),
         "loader.pin_memory": _pin(loader.pin_memory, on_gpu),
-        "loader.device_prefetch": Planned(
-            0, "copied on the compute stream" if on_gpu else "no device to copy to", "predicted"
+        "loader.device_prefetch": _device_prefetch(
+            loader.device_prefetch, data, on_gpu=on_gpu, builds_ahead=builds_ahead, warnings=warnings
         ),
         "loader.timeout_s": planned(
             loader.timeout_s or 0,
@@ -75,28 +121,6 @@ def plan_loader(
     }
 
 
-def _backend(loader: LoaderConfig, data: DataFacts, warnings: list[str]) -> Planned:
-    asked = loader.backend
-    if data.is_iterable:
-        if asked not in (Backend.auto, Backend.inline):
-            warnings.append(
-                f"loader.backend={asked.value} is not used: the training data is an iterable, which makes its own "
-                "batches. Give it __getitem__ and __len__ for producers."
-            )
-        return Planned("inline", "the training data is an iterable with its own batches", "predicted")
-    if asked is not Backend.auto:
-        return Planned(asked.value, f"loader.backend={asked.value}", "set")
-    if loader.num_workers == 0:
-        name = "inline" if data.has_fetch else "torch"
-        return Planned(name, "loader.num_workers=0: built in the training process", "predicted")
-    if not data.has_fetch:
-        return Planned("processes", "only __getitem__: Python's lock would let threads take turns", "predicted")
-    if loader.num_workers or loader.prefetch_factor:
-        ahead = as_set("loader.num_workers", loader.num_workers) or f"loader.prefetch_factor={loader.prefetch_factor}"
-        return Planned("threads", f"fetch gives whole batches, and {ahead} asks for some ahead", "predicted")
-    return Planned("inline", "fetch gives whole batches: cheaper built than handed over", "predicted")
-
-
 def _num_workers(
     config: RunConfig,
     choices: Mapping[str, str],
@@ -104,6 +128,7 @@ def _num_workers(
     *,
     backend: str,
     data: DataFacts,
+    trial: Trial | None,
     warnings: list[str],
 ) -> Planned:
     asked, devices, cores = config.loader.num_workers, config.trainer.devices, facts.cpu_quota_cores
@@ -115,7 +140,8 @@ def _num_workers(
     if asked is None:
         limit = _WORKER_LIMIT.get(choices.get("loader", ""), _MOST_WORKERS)
         each = f"{cores:g} cores" if devices == 1 else f"{cores:g} cores / {devices} devices"
-        return Planned(min(limit, own), f"{each} less one for training, at least 1, at most {limit}", "predicted")
+        because = f"{each} less one for training, at least 1, at most {limit}"
+        return _no_more_than_needed(min(limit, own), because, config, facts, backend=backend, trial=trial)
     if asked * devices > cores and asked > own:
         each = "" if devices == 1 else f" on each of {devices} devices"
         warnings.append(
@@ -123,6 +149,65 @@ def _num_workers(
             f"producers will take turns. loader.num_workers={own} leaves one for the training process."
         )
     return Planned(asked, f"loader.num_workers={asked}", "set")
+
+
+def _no_more_than_needed(
+    most: int, because: str, config: RunConfig, facts: MachineFacts, *, backend: str, trial: Trial | None
+) -> Planned:
+    """The quota's number, or fewer where the first batches showed that more are of no use or don't fit."""
+    if trial is None:
+        return Planned(most, because, "predicted")
+    of_use = math.ceil(trial.build_ms) + 1  # at steps of 1 ms
+    room = _room(config, facts, trial, backend=backend, num_workers=min(most, of_use))
+    if room.most_workers and room.most_workers < room.num_workers:
+        fits = f"{because}; the batches of {room.most_workers} fit into {NEAR_FRAC:g} of {room.where}"
+        return Planned(room.most_workers, fits, "measured")
+    if of_use < most:
+        fewer = f"a batch is built in {show_ms(trial.build_ms)}, and steps are hardly shorter than 1 ms"
+        return Planned(of_use, f"{fewer}: more would wait", "measured")
+    return Planned(most, because, "predicted")
+
+
+def _room(config: RunConfig, facts: MachineFacts, trial: Trial, *, backend: str, num_workers: int) -> Room:
+    return room_for(
+        facts,
+        trial,
+        has_processes=backend != "threads",
+        num_workers=num_workers,
+        prefetch_factor=config.loader.prefetch_factor or PREFETCH_FACTOR,
+        devices=config.trainer.devices,
+    )
+
+
+def _without_room(config: RunConfig, facts: MachineFacts, trial: Trial | None) -> frozenset[str]:
+    """Backends that can't hold the batches of as few producers as may be."""
+    if trial is None:
+        return frozenset()
+    least = config.loader.num_workers or 1
+    return frozenset(
+        name
+        for name in ("threads", "processes")
+        if _room(config, facts, trial, backend=name, num_workers=least).is_full
+    )
+
+
+def _device_prefetch(
+    asked: int | None, data: DataFacts, *, on_gpu: bool, builds_ahead: bool, warnings: list[str]
+) -> Planned:
+    """Batches copied ahead. The thread that copies them builds them too where there are no producers: that may only be
+    done for data whose randomness is not that of the process."""
+    if not on_gpu:
+        return Planned(0, "no device to copy to", "predicted")
+    if not (builds_ahead or data.has_fetch):
+        if asked:
+            warnings.append(
+                f"loader.device_prefetch={asked} is not used: samples are built one by one in the training process. "
+                "Set loader.num_workers=1, or give the dataset fetch."
+            )
+        return Planned(0, "samples are built in the training process: nothing is there to be copied ahead", "predicted")
+    if asked is not None:
+        return Planned(asked, f"loader.device_prefetch={asked}", "set")
+    return Planned(DEVICE_PREFETCH, "copies run beside the step, on a stream of their own", "predicted")
 
 
 def _persistent(asked: bool | None, has_processes: bool) -> Planned:

@@ -7,6 +7,7 @@ Two steps, because the second needs the data and the model: `device.plan_device`
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from wellfed.config.schema import PathsConfig, RunConfig
 from wellfed.errors import Fault
@@ -14,6 +15,9 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.loader import plan_loader
 from wellfed.planning.memory import known_parts, parts_faults, plan_features, plan_micro_batch, plan_on_oom
 from wellfed.planning.planned import DataFacts, ModelFacts, RunPlan
+
+if TYPE_CHECKING:  # torch comes with it, and planning needs none
+    from wellfed.loading.trial import Trial
 
 
 def plan_run(
@@ -23,15 +27,23 @@ def plan_run(
     device: RunPlan,
     data: DataFacts,
     model: ModelFacts,
+    trial: Trial | None = None,
 ) -> RunPlan | list[Fault]:
-    """The whole plan, or what is impossible now that data and model are known."""
+    """The whole plan, or what is impossible now that data and model are known.
+
+    Args:
+        trial: what the first batches showed; without it rules of thumb choose the loader.
+    """
     on_gpu = device["trainer.accelerator"] == "gpu"
     faults: list[Fault] = []
     warnings = [*device.warnings, *_not_used_yet(config)]
     knobs = dict(device.knobs)
     knobs.update(plan_micro_batch(config, model, faults))
     knobs.update(plan_features(config, facts, device=device, data=data, faults=faults, warnings=warnings))
-    knobs.update(plan_loader(config, choices, facts, data=data, on_gpu=on_gpu, faults=faults, warnings=warnings))
+    knobs.update(
+        plan_loader(config, choices, facts, data=data, on_gpu=on_gpu, faults=faults, warnings=warnings, trial=trial)
+    )
+    faults += _skipping_faults(config, data, warnings)
     knobs["memory.on_oom"] = plan_on_oom(config.memory.on_oom, device["trainer.devices"], model)
     parts = known_parts(device["gpu.precision"], model, data, knobs["memory.features"].value)
     if on_gpu and device["trainer.strategy"] != "fsdp":
@@ -41,16 +53,26 @@ def plan_run(
     return RunPlan(knobs, device.budget_gib, device.cap, device.device_name, tuple(warnings), parts)
 
 
+def _skipping_faults(config: RunConfig, data: DataFacts, warnings: list[str]) -> list[Fault]:
+    most, devices = config.loader.max_skipped, config.trainer.devices
+    if not most:
+        return []
+    if data.is_iterable:
+        warnings.append(
+            f"loader.max_skipped={most} is not used: the training data is an iterable, with its own errors."
+        )
+        return []
+    if devices == 1:
+        return []
+    problem = f"{most} with trainer.devices={devices}: a rank does not know that another left out a sample of the step."
+    return [Fault("loader.max_skipped", problem, "Set loader.max_skipped=0 and loader.skip_ids=[...], or one device.")]
+
+
 def _not_used_yet(config: RunConfig) -> list[str]:
     """Knobs of the contract that nothing acts on so far, where they were set."""
     said = []
     if config.memory.stages:
         said.append("memory.stages is not used yet: the feature mode stays the same throughout. Set memory.features.")
-    if config.loader.max_skipped:
-        said.append(
-            f"loader.max_skipped={config.loader.max_skipped} is not used yet: a sample that fails ends the run. "
-            "loader.skip_ids leaves out known bad ones."
-        )
     if config.paths.cache_dir != PathsConfig.cache_dir:
         said.append(f"paths.cache_dir={config.paths.cache_dir} is not used yet: nothing is cached on disk.")
     return said

@@ -9,8 +9,9 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from wellfed.record import write_atomically
 
@@ -34,21 +35,24 @@ class CsvTable:
         on_error: Callable[[OSError], None],
         *,
         flush_s: float = FLUSH_S,
+        cells: Callable[[Any], Sequence[object]] | None = None,
     ) -> None:
         """
         Args:
+            cells: a row's cells in the order of the columns; None = rows are mappings, what they lack stays empty.
             flush_s: how long rows may be held back; 0 = each `append` is written before it returns.
         """
         self.path, self._columns, self._on_error, self._flush_s = path, tuple(columns), on_error, flush_s
         self._lock = threading.Lock()  # or rows that come between a write and its end were lost or written twice
-        self._rows: deque[str] = deque(maxlen=MOST_ROWS)
+        self._cells = cells or (lambda row: [row.get(column) for column in self._columns])
+        # As they came: many at a time are put into text at a third of the cost.
+        self._rows: deque[Any] = deque(maxlen=MOST_ROWS)
         self._flushed_at_s, self._pause_s = time.monotonic(), 0.0
 
-    def append(self, *rows: Mapping[str, object]) -> None:
-        """Add rows, which are written together; columns that a mapping lacks stay empty."""
-        lines = [_line([_cell(row.get(column)) for column in self._columns]) for row in rows]
+    def append(self, *rows: Any) -> None:
+        """Add rows, which are written together and must not change from here on."""
         with self._lock:
-            self._rows += lines
+            self._rows += rows
             if time.monotonic() - self._flushed_at_s >= max(self._flush_s, self._pause_s):
                 self._flush()
 
@@ -80,7 +84,8 @@ class CsvTable:
         descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_BINARY", 0), 0o666)
         try:
             start = os.fstat(descriptor).st_size
-            text = ("" if start else _line(self._columns)) + "".join(self._rows)
+            rows = [[_cell(value) for value in self._cells(row)] for row in self._rows]
+            text = _lines(rows if start else [self._columns, *rows])
             left = memoryview(text.encode())
             try:
                 while left:
@@ -105,7 +110,7 @@ def cut_after(path: Path, column: str, last: float) -> None:
         return
     place = lines[0].index(column)
     kept = [line for line in lines[1:] if len(line) == len(lines[0]) and _is_within(line[place], last)]
-    write_atomically(path, "".join(_line(line) for line in [lines[0], *kept]))
+    write_atomically(path, _lines([lines[0], *kept]))
 
 
 def column(path: Path, name: str) -> list[float]:
@@ -127,9 +132,9 @@ def _is_within(cell: str, last: float) -> bool:
         return False
 
 
-def _line(cells: Sequence[str]) -> str:
+def _lines(rows: Iterable[Sequence[str]]) -> str:
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
+    csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue()
 
 

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class Journal:
         self.record, self.folder, self.sink = record, folder, sink or NoSink()
         self.origin_s = time.monotonic() - earlier_s
         self.rows: deque[StepRow] = deque(maxlen=KEPT_STEPS)
-        self._steps = CsvTable(folder / "steps.csv", STEP_COLUMNS, self._disk_trouble)
+        self._steps = CsvTable(folder / "steps.csv", STEP_COLUMNS, self._disk_trouble, cells=attrgetter(*STEP_COLUMNS))
         self._metrics = CsvTable(folder / "metrics.csv", METRIC_COLUMNS, self._disk_trouble)
         # Written at once: a curve's last seconds are what tells how a run died.
         self._telemetry = CsvTable(folder / "telemetry.csv", TELEMETRY_COLUMNS, self._disk_trouble, flush_s=0)
@@ -93,9 +94,9 @@ class Journal:
 
     def steps(self, rows: Iterable[StepRow]) -> None:
         """Finished optimizer steps."""
-        for row in rows:
-            self.rows.append(row)
-            self._steps.append({name: getattr(row, name) for name in STEP_COLUMNS})
+        finished = list(rows)
+        self.rows += finished
+        self._steps.append(*finished)
 
     def metrics(self, split: str, values: Mapping[str, float], *, step: int, epoch: int) -> None:
         """Figures of a split at a step; ``values`` without the split's name."""

@@ -47,6 +47,8 @@ class TimedLoader:
                 return
             self._clock.got()
             self._clock.copy_begins(batch.epoch)
+            if batch.arrive is not None:
+                batch.arrive()
             yield batch.batch if self._unwrap else batch
 
 
@@ -67,7 +69,7 @@ class BareBatches:
 def step_samples(trainer: pl.Trainer, module: Any, batch: Any) -> int:
     """Samples of the step over all ranks, as the model counts them."""
     own = getattr(module, "samples_done", None)
-    if isinstance(batch, Delivery) and (batch.is_padding or own == batches.batch_size(batch.batch)):
+    if isinstance(batch, Delivery) and (batch.is_padding or own == batch.size):
         return batch.total  # exact where ranks' shares differ by one
     return int((batches.batch_size(batch) if own is None else own) * trainer.world_size)
 
@@ -87,7 +89,7 @@ class Clock(pl.Callback):
         disturbed = getattr(module, "was_disturbed", False)
         if disturbed:
             module.was_disturbed = False
-        size = batches.batch_size(batch.batch if isinstance(batch, Delivery) else batch)
+        size = batch.size if isinstance(batch, Delivery) else batches.batch_size(batch)
         micro = getattr(module, "micro", None)
         self.clock.end(
             step=trainer.global_step,

@@ -1,0 +1,241 @@
+"""Batches of recommender triplets: the limit of the memory, the usual way, and our loader.
+
+    python benchmarks/loader.py [--rounds 7] [--out RECORD]
+
+The data are two int64 columns of 1,000,000 rows (users, items) and a random negative for each row.
+
+- limit: `index_select` of both columns and `randint`, the permutation given; no loader at all.
+- naive: a Dataset that returns `users[i], items[i], randint`, torch's default collate, DataLoader without workers.
+- ours: `train_loader` over data with `fetch`, with all that a run has: Delivery, SampleRng, order of (seed, epoch).
+
+Every round times all of them once, in turns, so that a noisy machine disturbs all alike; a ratio is of one round. Then
+the share of time that a device would be busy: a consumer that sleeps 1 ms a step. One torch thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from wellfed.hardware.detect import machine  # noqa: E402
+from wellfed.loading.backends import LoaderPlan  # noqa: E402
+from wellfed.loading.build import train_loader  # noqa: E402
+from wellfed.record import git_state  # noqa: E402
+from wellfed.sample_rng import SampleRng  # noqa: E402
+from wellfed.timing.readiness import student_t_975  # noqa: E402
+
+ROWS, USERS, ITEMS = 1_000_000, 100_000, 50_000
+BATCHES = (512, 2048, 8192)
+STEP_S = 0.001
+OURS = {
+    "inline": LoaderPlan(),
+    "threads": LoaderPlan("threads", num_workers=1, prefetch_factor=8),
+}
+
+
+class Triplets:
+    """One sample, or a batch at once."""
+
+    def __init__(self) -> None:
+        made = torch.Generator().manual_seed(0)
+        self.users = torch.randint(USERS, (ROWS,), generator=made)
+        self.items = torch.randint(ITEMS, (ROWS,), generator=made)
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor, Tensor]:
+        return self.users[index], self.items[index], torch.randint(ITEMS, ())
+
+    def fetch(self, indices: Tensor, rng: SampleRng) -> tuple[Tensor, Tensor, Tensor]:
+        users, items = self.users.index_select(0, indices), self.items.index_select(0, indices)
+        return users, items, torch.randint(ITEMS, indices.shape, generator=rng)
+
+
+def limit(data: Triplets, batch: int, order: Tensor) -> Iterator[Any]:
+    for start in range(0, ROWS, batch):
+        rows = order[start : start + batch]
+        users, items = data.users.index_select(0, rows), data.items.index_select(0, rows)
+        yield users, items, torch.randint(ITEMS, rows.shape)
+
+
+def naive(data: Triplets, batch: int) -> Iterator[Any]:
+    return iter(DataLoader(data, batch_size=batch, shuffle=True))  # type: ignore[arg-type]
+
+
+def ours(data: Triplets, batch: int, plan: LoaderPlan) -> Iterator[Any]:
+    with closing(train_loader(data, batch_size=batch, seed=0, plan=plan)) as loader:
+        yield from loader
+
+
+def rate(batches: Iterator[Any], batch: int, num: int) -> float:
+    """Samples/s; the first batch, which may start something, is dropped."""
+    next(batches)
+    began_s = time.perf_counter()
+    count = sum(1 for _ in itertools.islice(batches, num))
+    took_s = time.perf_counter() - began_s
+    close(batches)
+    return count * batch / took_s
+
+
+def busy(batches: Iterator[Any], num: int) -> float:
+    """Share of the time that the simulated device computes."""
+    next(batches)
+    computes_s, began_s = 0.0, time.perf_counter()
+    for _ in itertools.islice(batches, num):
+        step_s = time.perf_counter()
+        time.sleep(STEP_S)
+        computes_s += time.perf_counter() - step_s
+    share = computes_s / (time.perf_counter() - began_s)
+    close(batches)
+    return share
+
+
+def close(batches: Iterator[Any]) -> None:
+    """Producers stop now, not beside what is timed next."""
+    if hasattr(batches, "close"):
+        batches.close()
+
+
+def measure(data: Triplets, batch: int, rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Samples/s of each variant, one a round, each over about so many seconds; the first round is dropped."""
+    order = torch.randperm(ROWS)
+    variants: dict[str, Callable[[], Iterator[Any]]] = {
+        "limit": lambda: limit(data, batch, order),
+        "naive": lambda: naive(data, batch),
+        **{f"ours, {name}": lambda plan=plan: ours(data, batch, plan) for name, plan in OURS.items()},
+    }
+    raw: dict[str, list[float]] = {name: [] for name in variants}
+    num = dict.fromkeys(variants, 3)
+    for number in range(rounds + 1):
+        for name in _turned(list(variants), number):
+            found = rate(variants[name](), batch, num[name])
+            num[name] = max(3, min(round(seconds * found / batch), ROWS // batch - 2))
+            if number:
+                raw[name].append(found)
+    return raw
+
+
+def measure_busy(data: Triplets, batch: int, rounds: int, num: int) -> dict[str, list[float]]:
+    """Busy share of each variant, one a round."""
+    variants: dict[str, Callable[[], Iterator[Any]]] = {
+        "naive": lambda: naive(data, batch),
+        **{f"ours, {name}": lambda plan=plan: ours(data, batch, plan) for name, plan in OURS.items()},
+    }
+    raw: dict[str, list[float]] = {name: [] for name in variants}
+    for number in range(rounds):
+        for name in _turned(list(variants), number):
+            raw[name].append(busy(variants[name](), 10 if name == "naive" else num))
+    return raw
+
+
+def _turned(names: list[str], number: int) -> list[str]:
+    """Another one comes first in each round."""
+    at = number % len(names)
+    return names[at:] + names[:at]
+
+
+def interval(values: list[float]) -> list[float]:
+    """95 % interval of the mean."""
+    half = student_t_975(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return [statistics.fmean(values) - half, statistics.fmean(values) + half]
+
+
+def ratios(raw: dict[str, list[float]], name: str, other: str) -> list[float]:
+    """One a round."""
+    return [mine / its for mine, its in zip(raw[name], raw[other], strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.4, help="of one variant in one round")
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    data = Triplets()
+    results: list[dict[str, Any]] = []
+    raw: dict[str, Any] = {}
+    for batch in BATCHES:
+        found = measure(data, batch, chosen.rounds, chosen.seconds)
+        raw[f"samples_per_s, batch {batch}"] = found
+        for name, rates in found.items():
+            result = {
+                "variant": name,
+                "batch": batch,
+                "n": len(rates),
+                "samples_per_s_mean": statistics.fmean(rates),
+                "samples_per_s_sd": statistics.stdev(rates),
+                "us_per_batch_median": 1e6 * batch / statistics.median(rates),
+            }
+            for other in ("limit", "naive") if name.startswith("ours") else ():
+                of_one = ratios(found, name, other)
+                result[f"ratio_to_{other}_median"] = statistics.median(of_one)
+                result[f"ratio_to_{other}_ci95"] = interval(of_one)
+            results.append(result)
+            print({key: round(value, 3) if isinstance(value, float) else value for key, value in result.items()})
+    found = raw["busy_frac, batch 2048"] = measure_busy(data, 2048, chosen.rounds, 400)
+    for name, shares in found.items():
+        results.append(
+            {
+                "variant": name,
+                "batch": 2048,
+                "n": len(shares),
+                "busy_frac_median": statistics.median(shares),
+                "busy_frac_ci95": interval(shares),
+            }
+        )
+        print(results[-1])
+
+    def best(batch: int, key: str) -> float:
+        return max(each[key] for each in results if each["batch"] == batch and key in each)
+
+    share = max(each["busy_frac_median"] for each in results if each.get("variant", "").startswith("ours, ")
+                and "busy_frac_median" in each)  # fmt: skip
+    says = "; ".join(
+        f"batch {batch}: {best(batch, 'ratio_to_limit_median'):.2f} of the limit, "
+        f"{best(batch, 'ratio_to_naive_median'):.0f} times the naive loader"
+        for batch in BATCHES
+    )
+    record = {
+        "theme": "loader",
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": f"python benchmarks/loader.py --rounds {chosen.rounds} --seconds {chosen.seconds:g} --out RECORD",
+        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
+        "machine": {"load": os.getloadavg(), **machine().to_dict()},
+        "config": {
+            "rows": ROWS,
+            "batches": BATCHES,
+            "step_ms": 1000 * STEP_S,
+            "threads": 1,
+            "ours": {name: vars(plan) for name, plan in OURS.items()},
+        },
+        "results": results,
+        "raw": raw,
+        "says": f"{says}. A device with steps of 1 ms is busy {100 * share:.1f} % of the time.",
+    }
+    print(record["says"])
+    if chosen.out:
+        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""Puts device prefetch between a loader and the module that trains on it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from wellfed.lit.module import StepModule
+from wellfed.loading import batches
+from wellfed.loading.device_prefetch import DevicePrefetcher
+
+_LOG = logging.getLogger(__name__)
+
+
+@contextmanager
+def prefetched(loader: Any, module: pl.LightningModule, device: torch.device, ahead: int) -> Iterator[Any]:
+    """The loader, or one that copies ``ahead`` of its batches to the device before they are asked for.
+
+    A user's LightningModule with a ``transfer_batch_to_device`` of its own has its batches moved by that, once each.
+    One that changes batches before they are moved (``on_before_batch_transfer``) can't have them moved ahead.
+    """
+    if ahead == 0:
+        yield loader
+        return
+    if _overrides(module, "on_before_batch_transfer"):
+        _LOG.warning(
+            "loader.device_prefetch=%d is not used: %s changes batches in on_before_batch_transfer. Do that in the "
+            "data set, or in on_after_batch_transfer.",
+            ahead,
+            type(module).__name__,
+        )
+        yield loader
+        return
+    own = None if isinstance(module, StepModule) else _own_transfer(module)
+    move = batches.to_device if own is None else lambda batch, where: own(batch, where, 0)
+    prefetcher = DevicePrefetcher(loader, device, ahead, move=move)
+    if own is not None:
+        # Lightning asks for every batch, those of the evaluation too.
+        module.transfer_batch_to_device = lambda batch, where, number: (
+            batch if batch is prefetcher.latest else own(batch, where, number)
+        )
+    try:
+        yield prefetcher
+    finally:
+        prefetcher.close()
+        if own is not None:
+            del module.transfer_batch_to_device
+
+
+def _own_transfer(module: pl.LightningModule) -> Callable[[Any, torch.device, int], Any] | None:
+    return module.transfer_batch_to_device if _overrides(module, "transfer_batch_to_device") else None
+
+
+def _overrides(module: pl.LightningModule, hook: str) -> bool:
+    return getattr(type(module), hook) is not getattr(pl.LightningModule, hook)

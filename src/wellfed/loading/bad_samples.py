@@ -1,0 +1,117 @@
+"""Samples that can't be loaded: named in an error, or left out and remembered as far as loader.max_skipped allows."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from wellfed.errors import DataError, WellfedError
+from wellfed.loading.requests import Lost
+
+_LOG = logging.getLogger(__name__)
+_LISTED = 20
+"""Most indices that a way out spells out."""
+
+
+class WorkerLost(WellfedError):
+    """A worker process died, and no sample is known to be at fault."""
+
+    kind = "worker"
+
+
+class BadSamples:
+    """The samples that failed so far. What failed once is never asked for again, in this run or when it is resumed."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        most: int = 0,
+        skip_ids: Sequence[int] = (),
+        on_skipped: Callable[..., None] | None = None,
+        may_skip: bool = True,
+    ) -> None:
+        """
+        Args:
+            name: of the data set, for messages.
+            on_skipped: told ``index``, ``reason``, ``epoch`` and ``batch`` of each sample that is left out.
+            may_skip: loader.max_skipped would help (one rank).
+        """
+        self._name, self.most, self._skip_ids, self._may_skip = name, most, tuple(skip_ids), may_skip
+        self._on_skipped = on_skipped or (lambda **facts: None)
+        self._reasons: dict[int, str] = {}
+        self._bad = torch.empty(0, dtype=torch.int64)
+
+    @property
+    def indices(self) -> list[int]:
+        """What is left out, in the order it failed."""
+        return list(self._reasons)
+
+    def remember(self, indices: Sequence[int]) -> None:
+        """Leave these out from here on, and no others: those of a run that is resumed."""
+        self._reasons = dict.fromkeys(indices, "failed before the run was resumed")
+        self._bad = torch.tensor(self.indices, dtype=torch.int64)
+        if self._reasons:
+            _LOG.info("Samples %s are left out: they failed before the run was resumed.", self.indices)
+
+    def leave_out(self, indices: Tensor) -> Tensor:
+        """The indices without those that are known to fail."""
+        return indices[~torch.isin(indices, self._bad)] if self._reasons else indices
+
+    def take(self, lost: Sequence[Lost], epoch: int, batch: int) -> None:
+        """Samples that failed just now.
+
+        Raises:
+            DataError: they are more than allowed.
+        """
+        for one in lost:
+            if len(self._reasons) >= self.most:
+                raise self._too_many(one, epoch, batch) from one.cause
+            self._reasons[one.index] = one.reason
+            self._bad = torch.tensor(self.indices, dtype=torch.int64)
+            _LOG.warning(
+                "%s: training sample %d is left out (epoch %d, batch %d), %d of loader.max_skipped=%d: %s",
+                self._name, one.index, epoch, batch, len(self._reasons), self.most, one.reason,
+            )  # fmt: skip
+            self._on_skipped(index=one.index, reason=one.reason, epoch=epoch, batch=batch)
+
+    def none_left(self, epoch: int, batch: int) -> DataError:
+        """The error of a step that has lost all its samples."""
+        return DataError(
+            f"{self._name}: all samples of training batch {batch} of epoch {epoch} are left out, and a step needs one. "
+            f"Set {self._skipping(self.indices)}: then they belong to no step."
+        )
+
+    def _too_many(self, last: Lost, epoch: int, batch: int) -> DataError:
+        place = f"(epoch {epoch}, batch {batch}): {last.reason}"
+        ids = [*self.indices, last.index]
+        out = f"Set {self._skipping(ids)}, or repair {'it' if len(ids) == 1 else 'them'}."
+        if self.most == 0:
+            more = f" loader.max_skipped={1 if not self._reasons else len(ids)} leaves out what fails."
+            return DataError(
+                f"{self._name}: training sample {last.index} could not be loaded {place}. "
+                f"{out}{more if self._may_skip else ''}"
+            )
+        before = "; ".join(f"{index}: {reason}" for index, reason in self._reasons.items())
+        return DataError(
+            f"{self._name}: {len(ids)} training samples could not be loaded, and loader.max_skipped={self.most} allows "
+            f"no more. Before: {before}. Now {last.index} {place}. {out}"
+        )
+
+    def _skipping(self, ids: Sequence[int]) -> str:
+        """As something to type; what is set already stays set."""
+        together = [*self._skip_ids, *ids]
+        if len(together) > _LISTED:
+            return f"loader.skip_ids to what it is, and {','.join(map(str, ids[-_LISTED:]))}"
+        return f"loader.skip_ids=[{','.join(map(str, together))}]"
+
+
+def evaluation_error(name: str, lost: Lost, batch: int) -> DataError:
+    """The error of an evaluation, which can't leave out a sample: its figures would be of another set."""
+    return DataError(
+        f"{name}: evaluation sample {lost.index} could not be loaded (batch {batch}): {lost.reason}. "
+        "Repair it or remove it from the set: evaluation leaves nothing out."
+    )

@@ -1,0 +1,174 @@
+"""Builds the batch of one request: by ``fetch`` where the data offers it, else sample by sample.
+
+A sample that raises is found and named here, wherever this runs; what becomes of it is the loader's to decide.
+"""
+
+from __future__ import annotations
+
+import errno
+import inspect
+import random
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from wellfed.contract import Batch
+from wellfed.loading.bisect import Innocent, culprits
+from wellfed.loading.notes import Note, no_note
+from wellfed.loading.requests import Built, Lost, Request
+from wellfed.sample_rng import SampleRng, mix
+
+_OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class BatchBuilder:
+    """Builds batches; randomness is a function of (seed, epoch, index), or (seed, epoch, batch) for ``fetch``.
+
+    Args:
+        most_lost: samples of one batch that may be lost; with more it is not built to its end.
+        by_item: leave ``fetch`` alone.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        seed: int,
+        rank: int = 0,
+        collate: Callable[[list[Any]], Batch] | None = None,
+        *,
+        what: str = "training",
+        by_item: bool = False,
+        most_lost: int = 0,
+    ) -> None:
+        self.dataset, self.most_lost, self.what = dataset, most_lost, what
+        self._seed, self._rank = seed, rank
+        self._collate = collate or default_collate
+        self._takes_rng = takes_rng(dataset)
+        self.has_fetch = not by_item and callable(getattr(dataset, "fetch", None))
+
+    def __call__(self, request: Request, note: Note | None = None) -> Built:
+        """The batch of this request, and the samples that raised and are not in it.
+
+        Raises:
+            Exception: what the data raised, where that is no one sample's fault.
+        """
+        if not len(request.indices):
+            return Built(None)
+        if note is not None:
+            note.begin(request.epoch, request.batch)
+        built = self._by_fetch(request) if self.has_fetch else self._by_item(request, note or no_note())
+        if note is not None:
+            note.end()
+        return built
+
+    def _by_fetch(self, request: Request) -> Built:
+        try:
+            return Built(self._fetch(request))
+        except Exception as error:
+            if is_of_the_machine(error):
+                raise
+            return self._without_culprits(request, error)
+
+    def _fetch(self, request: Request) -> Batch:
+        rng = SampleRng(self._seed, request.epoch, request.batch, self._rank)
+        return self.dataset.fetch(request.indices, rng)
+
+    def _without_culprits(self, request: Request, error: Exception) -> Built:
+        """The rest of a batch, once it is known which samples make ``fetch`` raise."""
+
+        def trouble(indices: Tensor) -> Exception | None:
+            try:
+                self._fetch(request.only(indices))
+            except Exception as again:
+                if is_of_the_machine(again):
+                    raise
+                return again
+            return None
+
+        place = f"{self.what} batch {request.batch} of epoch {request.epoch} ({len(request.indices)} samples)"
+        try:
+            found = culprits(request.indices, error, trouble, most=self.most_lost + 1)
+        except Innocent:
+            error.add_note(f"while fetching {place}; parts of it could be fetched, so no one sample is at fault")
+            raise error from None
+        lost = tuple(Lost(index, reason_of(cause), cause) for index, cause in found)
+        rest = request.indices[~torch.isin(request.indices, torch.tensor([one.index for one in lost]))]
+        if len(lost) > self.most_lost or len(rest) == 0:
+            return Built(None, lost)
+        try:
+            return Built(self._fetch(request.only(rest)), lost)
+        except Exception as again:
+            again.add_note(f"while fetching {place} without samples {[one.index for one in lost]}")
+            raise
+
+    def _by_item(self, request: Request, note: Note) -> Built:
+        samples, lost = [], []
+        for index in request.indices.tolist():
+            note.at(index)
+            try:
+                samples.append(self.item(request.epoch, index))
+            except Exception as error:
+                if is_of_the_machine(error):
+                    raise
+                lost.append(Lost(index, reason_of(error), error))
+                if len(lost) > self.most_lost:
+                    return Built(None, tuple(lost))
+        if not samples:
+            return Built(None, tuple(lost))
+        note.begin(request.epoch, request.batch)
+        try:
+            return Built(self._collate(samples), tuple(lost))
+        except Exception as error:
+            error.add_note(f"while collating {self.what} batch {request.batch} of epoch {request.epoch}")
+            raise
+
+    def item(self, epoch: int, index: int) -> Any:
+        """``dataset[index]`` with the randomness of this epoch."""
+        if self._takes_rng:
+            return self.dataset.__getitem__(index, SampleRng(self._seed, epoch, index))
+        with torch.random.fork_rng(devices=[]):
+            state = random.getstate(), np.random.get_state()
+            seed_everything(self._seed, epoch, index)
+            try:
+                return self.dataset[index]
+            finally:
+                random.setstate(state[0])
+                np.random.set_state(state[1])
+
+
+def takes_rng(dataset: Any) -> bool:
+    """Whether ``dataset.__getitem__`` has a parameter ``rng``."""
+    try:
+        return "rng" in inspect.signature(type(dataset).__getitem__).parameters
+    except (AttributeError, ValueError, TypeError):
+        return False
+
+
+def seed_everything(seed: int, epoch: int, index: int) -> None:
+    """Seed python, numpy and torch for one sample, for datasets that draw from the global generators."""
+    value = mix(seed, epoch, index)
+    random.seed(value)
+    np.random.seed(value % 2**32)
+    # Not torch.manual_seed: it seeds the GPUs too, and dropout there must not start again with each sample.
+    torch.default_generator.manual_seed(value)
+
+
+def is_of_the_machine(error: BaseException) -> bool:
+    """Memory, disk or file descriptors ran out: no sample's fault, and leaving samples out would hide it."""
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE):
+        return True
+    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
+
+
+def reason_of(error: BaseException) -> str:
+    """Type, first line of the text, and the line of code, as a message names them."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    text = f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text

@@ -1,0 +1,340 @@
+"""Batches from torch's DataLoader worker processes, and the way around a sample that hangs or kills one.
+
+Workers are told the indices of each batch with the request, so that none of them knows the order of an epoch, and write
+down which sample they are at. When one dies or hangs, all are started anew and the same batch is asked for again,
+without the culprit.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import pickle
+import signal
+import threading
+import time
+import traceback
+import warnings
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
+
+from wellfed import cpus
+from wellfed.loading.backends import LoaderPlan, hung, is_stuck, search, too_late
+from wellfed.loading.bad_samples import WorkerLost
+from wellfed.loading.bisect import Innocent
+from wellfed.loading.builder import BatchBuilder
+from wellfed.loading.limits import limit_process
+from wellfed.loading.notes import Doing, Note, Notes
+from wellfed.loading.picklable import check_picklable
+from wellfed.loading.requests import Built, Lost, Request
+
+_LOOK_S = 0.5
+"""Longest time between two looks at whether the workers live."""
+_ENDING_S = 0.2
+"""Its connection is closed a moment before a process has ended."""
+
+
+@dataclass
+class _Waiting:
+    """A request that is not delivered yet."""
+
+    request: Request
+    lost: list[Lost] = field(default_factory=list)
+    given_up: bool = False
+    """It has lost more than allowed, or all; not asked for again."""
+
+
+@dataclass
+class _Stop(Exception):
+    """A worker died or hangs."""
+
+    doing: Doing
+    reason: str
+    is_hang: bool
+
+
+class ProcessBackend:
+    """One message a batch; workers are kept from epoch to epoch where persistent.
+
+    Raises:
+        DataError: the workers would be sent what can't be pickled.
+    """
+
+    def __init__(self, builder: BatchBuilder, plan: LoaderPlan) -> None:
+        self._builder, self._plan = builder, plan
+        self._requests = _Requests()
+        self._notes = Notes(plan.num_workers)
+        self._processes: list[Any] = []
+        if plan.num_workers and multiprocessing.get_start_method() != "fork":
+            check_picklable(builder)
+        self._loader = self._make_loader()
+
+    def __call__(self, requests: Iterable[Request]) -> Generator[Built]:
+        """The batches of these requests, in order.
+
+        Raises:
+            DataError: a batch did not come in time, and no sample can be shown to be at fault.
+            WorkerLost: a worker died, likewise.
+        """
+        source, waiting = iter(requests), deque[_Waiting]()
+        while True:
+            self._requests.requests = _ask(tuple(waiting), source, waiting)
+            try:
+                yield from self._deliver(self._start(), waiting)
+                return
+            except _Stop as stop:
+                self._set_aside_culprit(stop, waiting)
+            except Exception:
+                # The error holds the workers as long as it lives: its traceback goes through what asked them.
+                for process in self._processes:
+                    process.terminate()
+                raise
+            self._notes.clear()
+            self._loader = self._make_loader()
+
+    def _deliver(self, iterator: Iterator[Built], waiting: deque[_Waiting]) -> Generator[Built]:
+        while True:
+            while waiting and waiting[0].given_up:
+                yield Built(None, tuple(waiting.popleft().lost))
+            built = self._next(iterator, waiting)
+            if built is None:
+                return
+            lost = waiting.popleft().lost
+            yield built.with_lost(lost) if lost else built
+
+    def _next(self, iterator: Iterator[Built], waiting: deque[_Waiting]) -> Built | None:
+        asked_at_s = time.monotonic()
+        while True:
+            try:
+                return next(iterator, None)
+            except (RuntimeError, OSError, EOFError) as error:
+                # Not only torch's own RuntimeError: a batch that is on its way when its worker dies can't be opened.
+                if not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker"):
+                    raise (self._death() or error) from None
+                if not str(error).startswith("DataLoader timed out"):
+                    raise
+            if self._plan.timeout_s and time.monotonic() - asked_at_s >= self._plan.timeout_s:
+                raise self._hang(waiting[0].request)
+
+    def _death(self) -> _Stop | None:
+        """What a worker died at; None if it was at nothing."""
+        by_pid = {process.pid: process for process in self._processes}
+        for number in range(self._plan.num_workers):
+            process, doing = by_pid.get(self._notes.pid(number)), self._notes.doing(number)
+            if process is None or doing is None:
+                continue
+            process.join(_ENDING_S)
+            if not process.is_alive():
+                return _Stop(doing, _how_it_ended(process.exitcode), is_hang=False)
+        return None
+
+    def _hang(self, request: Request) -> Exception:
+        """What the worker that has this request hangs at; it is killed."""
+        for number in range(self._plan.num_workers):
+            doing = self._notes.doing(number)
+            if doing is not None and is_stuck(doing, request, self._plan.timeout_s):
+                for process in self._processes:
+                    if process.pid == self._notes.pid(number):
+                        process.kill()
+                return _Stop(doing, hung(self._plan.timeout_s), is_hang=True)
+        return too_late(self._plan.timeout_s)
+
+    def _set_aside_culprit(self, stop: _Stop, waiting: deque[_Waiting]) -> None:
+        """Take the sample that a worker died or hung at out of its request."""
+        at = (stop.doing.epoch, stop.doing.batch)
+        place = next(one for one in waiting if (one.request.epoch, one.request.batch) == at)
+        index = self._culprit(stop, place.request)
+        place.lost.append(Lost(index, stop.reason))
+        place.request = place.request.without(index)
+        place.given_up = len(place.lost) > self._builder.most_lost or len(place.request.indices) == 0
+
+    def _culprit(self, stop: _Stop, request: Request) -> int:
+        index = stop.doing.index
+        if index is None and self._builder.has_fetch:
+            try:
+                return search(request, stop.reason, self._breaks)
+            except Innocent:
+                index = None
+        elif index is not None:
+            # A worker may be killed for its memory, at any sample.
+            alone = request.only(request.indices[request.indices == index])
+            if stop.is_hang or self._breaks(alone) is not None:
+                return index
+        if stop.is_hang:
+            raise too_late(self._plan.timeout_s)
+        at = "while it made" if index is None else f"at sample {index} of"
+        raise WorkerLost(
+            f"A loader worker {stop.reason.removeprefix('its worker ')} {at} training batch {request.batch} of epoch "
+            f"{request.epoch}, but no sample does so alone: mostly for want of host memory or /dev/shm. Set fewer "
+            "loader.num_workers, a smaller loader.prefetch_factor, or loader.backend=inline to see its error."
+        )
+
+    def _breaks(self, request: Request) -> str | None:
+        """How a process ends, or that it does not, when it builds this; None = well, or by an exception."""
+        notes = Notes(1)
+        arguments = (self._builder, request, WorkerInit(notes, cpus.AT_START, self._plan.worker_threads or 1))
+        process = multiprocessing.Process(target=_try, args=arguments, daemon=True)
+        process.start()
+        while process.is_alive():
+            doing = notes.doing(0)
+            if self._plan.timeout_s and doing is not None and doing.for_s >= self._plan.timeout_s:
+                process.kill()
+                process.join()
+                return hung(self._plan.timeout_s)
+            process.join(0.01)
+        return None if process.exitcode == 0 else _how_it_ended(process.exitcode)
+
+    def _start(self) -> Iterator[Built]:
+        before = {process.pid for process in multiprocessing.active_children()}
+        with _deaths_told_here(), _plan_warns():
+            try:
+                iterator = iter(self._loader)
+            except RuntimeError as error:
+                # Persistent workers that are still at batches of a pass that was given up.
+                if not str(error).startswith(("DataLoader timed out", "DataLoader worker")):
+                    raise
+                self._notes.clear()
+                self._loader = self._make_loader()
+                iterator = iter(self._loader)
+        started = [process for process in multiprocessing.active_children() if process.pid not in before]
+        self._processes = started or self._processes
+        return iterator
+
+    def _make_loader(self) -> DataLoader[Built]:
+        plan = self._plan
+        options: dict[str, Any] = {}
+        if plan.num_workers:
+            options = {
+                "prefetch_factor": plan.prefetch_factor,
+                "persistent_workers": plan.persistent_workers,
+                "worker_init_fn": WorkerInit(self._notes, cpus.AT_START, plan.worker_threads or 1),
+                "timeout": min(_LOOK_S, plan.timeout_s or _LOOK_S),
+            }
+        dataset: Dataset[Built] = _InWorker(self._builder, self._notes)
+        with _plan_warns():
+            return DataLoader(
+                dataset,
+                sampler=self._requests,
+                batch_size=None,
+                collate_fn=_as_it_is,
+                num_workers=plan.num_workers,
+                pin_memory=plan.pin_memory,
+                **options,
+            )
+
+
+def _ask(again: tuple[_Waiting, ...], source: Iterator[Request], waiting: deque[_Waiting]) -> Iterator[Request]:
+    """What was asked before and never came, and on."""
+    yield from (one.request for one in again if not one.given_up)
+    for request in source:
+        waiting.append(_Waiting(request))
+        yield request
+
+
+class _Requests(Sampler[Request]):
+    """Lets one DataLoader, and so its live workers, serve any stretch of any epoch."""
+
+    def __init__(self) -> None:
+        self.requests: Iterable[Request] = ()
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self.requests)
+
+
+class _InWorker(Dataset[Built]):
+    """The builder as DataLoader asks it."""
+
+    def __init__(self, builder: BatchBuilder, notes: Notes) -> None:
+        self._builder, self._notes = builder, notes
+        self._note: Note | None = None
+
+    def __getitem__(self, request: Request) -> Built:
+        worker = get_worker_info()
+        if worker is None:
+            return self._builder(request)
+        if self._note is None:
+            self._note = self._notes.row(worker.id)
+        built = self._builder(request, self._note)
+        for one in built.lost:
+            one.cause = _portable(one.cause)
+        return built
+
+
+@dataclass(frozen=True)
+class WorkerInit:
+    """What a worker process does first."""
+
+    notes: Notes
+    cpus: frozenset[int] | None
+    num_threads: int
+
+    def __call__(self, worker: int) -> None:
+        """The worker's number is its row of the notes."""
+        # A forked worker has the training process's handlers, which ask for an end after the step. It is the training
+        # process that tells workers when to end, and at last terminates them.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        gc.freeze()  # a collection would write to all that a forked worker shares, and so copy it
+        limit_process(self.cpus, self.num_threads)
+        self.notes.row(worker).sign()
+
+
+def _try(builder: BatchBuilder, request: Request, init: WorkerInit) -> None:
+    init(0)
+    try:
+        builder(request, init.notes.row(0))
+    except Exception:  # noqa: BLE001  told when the batch is built without the sample that kills
+        return
+
+
+def _as_it_is(built: Any) -> Any:
+    return built
+
+
+def _portable(error: BaseException | None) -> BaseException | None:
+    """An exception that reaches the training process, with the worker's traceback as a note."""
+    if error is None:
+        return None
+    text = "".join(traceback.format_exception(error)).rstrip()
+    try:
+        copy = pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001  whatever a user's exception does when it is pickled
+        copy = RuntimeError(f"{type(error).__name__}: {error}")
+    copy.add_note(f"In the worker process:\n{text}")
+    return copy if isinstance(copy, BaseException) else None
+
+
+def _how_it_ended(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"its worker process ended by itself with exit code {code}"
+    try:
+        return f"its worker process was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"its worker process was killed by signal {-code}"
+
+
+@contextmanager
+def _deaths_told_here() -> Iterator[None]:
+    """Keeps DataLoader from telling a worker's death wherever the training process happens to be.
+
+    It installs a handler that raises in the midst of a step. Without it, a death is noticed where the batch is asked
+    for, which is where it can be mended.
+    """
+    has_signal = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGCHLD) if has_signal else None
+    yield
+    if before is not None:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@contextmanager
+def _plan_warns() -> Iterator[None]:
+    """Keeps torch from warning of more workers than CPUs: the plan has, and with the number that would suit."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")
+        yield

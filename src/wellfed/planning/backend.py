@@ -1,0 +1,142 @@
+"""Which backend builds the batches: as asked, else by the times of the first ones, else by a rule of thumb."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from wellfed.config.schema import Backend, LoaderConfig
+from wellfed.planning.planned import DataFacts, Planned, as_set
+
+if TYPE_CHECKING:  # torch comes with it, and planning needs none
+    from wellfed.loading.trial import Trial
+
+CHEAP_MS = 0.1
+"""A batch that is built faster is not worth handing over."""
+MESSAGE_MS = 1.0
+"""What is built faster is no job for worker processes: handing over costs 0.46 ms a tensor, a few of them a batch
+(2 cores, torch 2.13)."""
+SLOW_MS = 100.0
+"""A batch that takes longer is built ahead without timing, which would take seconds."""
+TIE_FRAC = 0.1
+"""A backend must make a step this much shorter to be taken instead of a simpler one."""
+
+
+def candidates(loader: LoaderConfig, data: DataFacts) -> tuple[str, ...]:
+    """Backends that ``loader.backend=auto`` may take, the one that wins a tie first; fewer than two: no choice."""
+    if loader.backend is not Backend.auto:
+        return ()
+    if data.is_iterable:
+        return ()
+    if loader.num_workers == 0:
+        return ("inline",) if data.has_fetch else ("inline", "torch")
+    if not data.has_fetch:
+        # Batches ahead were asked for: then they must lose to be given up. So many producers are never given up.
+        return _without_fetch(loader)
+    if loader.num_workers or loader.prefetch_factor:
+        return ("threads", "processes")
+    return ("inline", "threads", "processes")
+
+
+def _without_fetch(loader: LoaderConfig) -> tuple[str, ...]:
+    if loader.num_workers:
+        return ("processes",)
+    return ("processes", "inline") if loader.prefetch_factor else ("inline", "processes")
+
+
+def to_time(names: tuple[str, ...], trial: Trial) -> tuple[str, ...]:
+    """Which of the candidates are worth timing, now that the time of building a batch is known."""
+    if len(names) < 2 or not CHEAP_MS <= trial.build_ms < SLOW_MS:
+        return ()
+    left = tuple(name for name in names if name != "processes" or trial.build_ms >= MESSAGE_MS)
+    return left if len(left) > 1 else ()
+
+
+def plan_backend(
+    loader: LoaderConfig, data: DataFacts, warnings: list[str], trial: Trial | None, no_room: frozenset[str]
+) -> Planned:
+    """``loader.backend``.
+
+    Args:
+        no_room: backends whose batches this machine can't hold.
+    """
+    asked = loader.backend
+    if data.is_iterable:
+        if asked not in (Backend.auto, Backend.inline):
+            warnings.append(
+                f"loader.backend={asked.value} is not used: the training data is an iterable, which makes its own "
+                "batches. Give it __getitem__ and __len__ for producers."
+            )
+        return Planned("inline", "the training data is an iterable with its own batches", "predicted")
+    if asked is not Backend.auto:
+        return Planned(asked.value, f"loader.backend={asked.value}", "set")
+    names = candidates(loader, data)
+    if trial is not None and len(names) > 1:
+        left = tuple(name for name in names if name not in no_room) or ("inline",)
+        return _measured(loader, data, trial, left, no_room)
+    return _rule_of_thumb(loader, data)
+
+
+def _rule_of_thumb(loader: LoaderConfig, data: DataFacts) -> Planned:
+    if loader.num_workers == 0:
+        name = "inline" if data.has_fetch else "torch"
+        return Planned(name, "loader.num_workers=0: built in the training process", "predicted")
+    if not data.has_fetch:
+        return Planned("processes", "only __getitem__: Python's lock would let threads take turns", "predicted")
+    if loader.num_workers or loader.prefetch_factor:
+        return Planned("threads", f"fetch gives whole batches, and {_ahead(loader)} asks for some ahead", "predicted")
+    return Planned("inline", "fetch gives whole batches: cheaper built than handed over", "predicted")
+
+
+def _ahead(loader: LoaderConfig) -> str:
+    return as_set("loader.num_workers", loader.num_workers) or f"loader.prefetch_factor={loader.prefetch_factor}"
+
+
+def _measured(
+    loader: LoaderConfig, data: DataFacts, trial: Trial, names: tuple[str, ...], no_room: frozenset[str]
+) -> Planned:
+    built = f"a batch is built in {show_ms(trial.build_ms)}"
+    more = _left_out(loader, data, trial, no_room)
+    if trial.timed:
+        name = _fastest(names, trial)
+        took = ", ".join(f"{name} {show_ms(found.period_ms)}" for name, found in trial.timed.items())
+        tie = (
+            ""
+            if name == min(trial.timed, key=lambda each: trial.timed[each].period_ms)
+            else "; a tie goes to the first named"
+        )
+        because = f"first batches, steps of {show_ms(trial.step_ms)}: step and batch take {took}{tie}{more}"
+        return Planned(name, because, "measured")
+    if trial.build_ms >= SLOW_MS:
+        ahead = [name for name in ("threads", "processes") if name in names]
+        why = "too long to time others" if ahead else "nothing else can be had"
+        return Planned(ahead[0] if ahead else "inline", f"{built}: {why}{more}", "measured")
+    if "inline" in names:
+        return Planned(
+            "inline", f"{built}, less than handing it over would cost: nothing else was timed{more}", "measured"
+        )
+    thumb = _rule_of_thumb(loader, data)
+    return Planned(thumb.value, f"{thumb.because}; {built}: nothing else was timed{more}", "measured")
+
+
+def _fastest(names: tuple[str, ...], trial: Trial) -> str:
+    """The first of those that were timed, unless a later one is faster beyond a tie and beyond noise."""
+    best, *others = [name for name in names if name in trial.timed] or ["inline"]
+    for name in others:
+        one, other = trial.timed[best], trial.timed[name]
+        gain_ms = one.period_ms - other.period_ms
+        noise_ms = 2 * (one.noise_ms**2 + other.noise_ms**2) ** 0.5
+        if gain_ms > max(noise_ms, TIE_FRAC * one.period_ms):
+            best = name
+    return best
+
+
+def _left_out(loader: LoaderConfig, data: DataFacts, trial: Trial, no_room: frozenset[str]) -> str:
+    names = candidates(loader, data)
+    said = [f"; {name} failed" for name in trial.failed]
+    said += [f"; no room for {name}" for name in names if name in no_room]
+    return "".join(said)
+
+
+def show_ms(time_ms: float) -> str:
+    """Milliseconds with two figures that matter, e.g. ``0.046 ms``, ``2.5 ms``, ``310 ms``."""
+    return f"{time_ms:.0f} ms" if time_ms >= 10 else f"{time_ms:.2g} ms"

@@ -1,0 +1,101 @@
+"""Whether the batches that producers keep ready fit into host memory and /dev/shm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from wellfed.hardware.facts import MachineFacts
+from wellfed.units import GIB, show_bytes
+
+if TYPE_CHECKING:  # torch comes with it, and planning needs none
+    from wellfed.loading.trial import Trial
+
+NEAR_FRAC = 0.8
+"""Above this share of what is free, batches that fit are warned of: other programs want memory too."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """What producers hold ready, and the smallest place it must fit into."""
+
+    num_workers: int
+    prefetch_factor: int
+    devices: int
+    batch_bytes: int
+    num_batches: int
+    has_processes: bool
+    where: str
+    free_bytes: float
+
+    def _needed(self, num_workers: int) -> int:
+        return min(num_workers * self.prefetch_factor, self.num_batches) * self.batch_bytes * self.devices
+
+    @property
+    def needed_bytes(self) -> int:
+        """All batches that may be ready at one time, over all devices."""
+        return self._needed(self.num_workers)
+
+    @property
+    def is_full(self) -> bool:
+        """They don't fit."""
+        return self.needed_bytes > self.free_bytes
+
+    @property
+    def is_near(self) -> bool:
+        """They fit, and little more does."""
+        return not self.is_full and self.needed_bytes > NEAR_FRAC * self.free_bytes
+
+    @property
+    def most_workers(self) -> int:
+        """Producers whose batches leave room for others; 0 if not even one's do."""
+        if self._needed(self.num_workers) <= NEAR_FRAC * self.free_bytes:
+            return self.num_workers
+        fits = [count for count in range(1, self.num_workers) if self._needed(count) <= NEAR_FRAC * self.free_bytes]
+        return max(fits, default=0)
+
+    def describe(self) -> str:
+        """The figures, and what is free."""
+        producers = "worker processes" if self.has_processes else "threads"
+        factors = [f"{self.num_workers} {producers}", f"{self.prefetch_factor} batches each"]
+        if self.num_workers * self.prefetch_factor > self.num_batches:
+            factors = [f"{self.num_batches} batches (a whole epoch)"]
+        factors.append(show_bytes(self.batch_bytes))
+        if self.devices > 1:
+            factors.append(f"{self.devices} devices")
+        needed, free = show_bytes(self.needed_bytes), show_bytes(self.free_bytes)
+        return f"{' x '.join(factors)} = {needed}, and {self.where} has {free} free"
+
+    def way_out(self, *, has_fetch: bool) -> str:
+        """What to type."""
+        ways = []
+        if self.most_workers:
+            ways.append(f"loader.num_workers={self.most_workers}")
+        if self.prefetch_factor > 1 and not replace(self, prefetch_factor=1).is_full:
+            ways.append("loader.prefetch_factor=1")
+        if self.has_processes and has_fetch and self.where == "/dev/shm":
+            ways.append("loader.backend=threads")
+        ways.append("loader=baseline, which keeps none ready")
+        text = f"Set {', or '.join(ways)}."
+        if self.where == "/dev/shm":
+            text += f" A container gets more by docker run --shm-size={max(1, -(-2 * self.needed_bytes // GIB))}g."
+        return text
+
+
+def room_for(
+    facts: MachineFacts, trial: Trial, *, has_processes: bool, num_workers: int, prefetch_factor: int, devices: int
+) -> Room:
+    """The tightest of host memory and, for worker processes, /dev/shm, which their batches pass through."""
+    where, free = "host memory", facts.ram_available_gib
+    if has_processes and facts.shm_free_gib is not None and facts.shm_free_gib < free:
+        where, free = "/dev/shm", facts.shm_free_gib
+    return Room(
+        num_workers,
+        prefetch_factor,
+        devices,
+        trial.batch_bytes,
+        trial.num_batches,
+        has_processes,
+        where,
+        free * GIB,
+    )

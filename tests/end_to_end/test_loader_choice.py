@@ -1,0 +1,147 @@
+"""``loader.backend=auto`` on data of several kinds, and loader settings that can't be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import only_folder, record_of, run, run_folders
+
+MODULE = """
+import time
+
+import torch
+from torch import nn
+from wellfed.contract import Datasets, LossOutput
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(8, 1)
+
+    def loss(self, batch):
+        return LossOutput(self.net(batch["x"][:, :8]).square().mean())
+
+
+class Items:
+    def __init__(self, ms=0.0, bad=None):
+        self.ms, self.bad = ms, bad
+        self.x = torch.randn(160, 8, generator=torch.Generator().manual_seed(0))
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, i):
+        if self.bad is not None:
+            raise KeyError("broken")
+        time.sleep(self.ms / 1000)
+        return {"x": self.x[i]}
+
+
+class Batches(Items):
+    def fetch(self, indices, rng):
+        time.sleep(self.ms / 1000)
+        return {"x": self.x.index_select(0, indices)}
+
+
+class Huge(Items):
+    def fetch(self, indices, rng):  # as large as said, without the memory
+        return {"x": torch.zeros(1).expand(len(indices), 2**37)}
+
+
+def items(ms=0.0, bad=None):
+    return Datasets(Items(ms, bad))
+
+
+def batches(ms=0.0):
+    return Datasets(Batches(ms))
+
+
+def huge():
+    return Datasets(Huge())
+"""
+YAML = """
+name: {name}
+effective_batch_size: 16
+model:
+  _target_: mine.Net
+data:
+  _target_: mine.{name}
+optimizer: {{_target_: torch.optim.SGD, lr: 0.01}}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MODULE)
+    folder = tmp_path / "configs" / "workload"
+    folder.mkdir(parents=True)
+    for name in ("items", "batches", "huge"):
+        (folder / f"{name}.yaml").write_text(YAML.format(name=name))
+    return tmp_path
+
+
+def own(mine: Path, workload: str, *arguments: str):
+    fixed = ("config.allow_targets=[mine,torch]", "trainer.max_epochs=1", "logger=none", "telemetry=none")
+    where = ("--config-dir", str(mine / "configs"), f"workload={workload}")
+    return run("train.py", *where, *fixed, *arguments, cwd=mine, PYTHONPATH=str(mine))
+
+
+@pytest.mark.parametrize(
+    ("workload", "ms", "backends"),  # a machine under load may show a tie
+    [("batches", 20, {"inline", "threads", "processes"}), ("items", 2, {"inline", "processes"})],
+)
+def test_auto_takes_what_the_first_batches_show(mine: Path, workload: str, ms: int, backends: set[str]) -> None:
+    done = own(mine, workload, f"+workload.data.ms={ms}")
+    assert done.code == 0, done.text
+    record = record_of(only_folder(mine, workload))
+    chosen = record["plan"]["loader.backend"]
+    assert (record["steps"], record["samples"]) == (10, 160)
+    assert chosen["value"] in backends, chosen
+    assert chosen["source"] == "measured"
+    assert "step and batch take inline" in chosen["because"]
+    assert chosen["because"].count(" ms") == 1 + len(backends)
+
+
+def test_a_sample_that_fails_is_told_by_training_not_by_the_trial(mine: Path) -> None:
+    done = own(mine, "items", "+workload.data.bad=3")
+    assert done.code == 1, done.text
+    record = record_of(only_folder(mine, "items"))
+    assert "broken" in record["error"]["message"]
+    assert "could not be loaded" in record["error"]["message"]
+    assert record["plan"]["loader.backend"]["source"] == "predicted"
+
+
+def test_batches_that_do_not_fit_are_told_before_training(mine: Path) -> None:
+    done = own(mine, "huge", "loader.backend=processes", "loader.num_workers=1")
+    assert done.code == 2, done.text
+    assert "loader.num_workers=1: the batches kept ready don't fit: 1 worker processes x 2 batches each" in done.err
+    assert "8.0 TiB" in done.err
+    assert "Traceback" not in done.text
+    assert not run_folders(mine, "huge")
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (("backend=inline", "num_workers=2"), "loader.num_workers=2: has no effect with loader.backend=inline"),
+        (("backend=threads", "num_workers=0"), "loader.num_workers=0: leaves loader.backend=threads without workers."),
+        (("backend=processes", "num_workers=0"), "num_workers=0: leaves loader.backend=processes without workers."),
+        (("num_workers=0", "prefetch_factor=4"), "loader.prefetch_factor=4: has no effect without worker processes"),
+        (("num_workers=0", "persistent_workers=true"), "persistent_workers=true: has no effect without worker"),
+    ],
+)
+def test_loader_settings_that_contradict_each_other(tmp_path: Path, typed: tuple[str, str], told: str) -> None:
+    done = run("train.py", *(f"loader.{text}" for text in typed), cwd=tmp_path)
+    assert done.code == 2
+    assert told in done.err
+    assert "Traceback" not in done.text
+
+
+def test_more_producers_than_cores_is_warned_of(mine: Path) -> None:
+    done = own(mine, "batches", "loader.num_workers=99", "trainer.limit_batches=2")
+    assert done.code == 0, done.text
+    assert record_of(only_folder(mine, "batches"))["plan"]["loader.backend"]["value"] == "threads"
+    assert "loader.num_workers=99 is more than the" in done.err

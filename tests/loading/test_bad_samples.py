@@ -1,0 +1,346 @@
+"""Samples that raise, hang, or kill who loads them, with every backend: real processes, real signals."""
+
+import gc
+import logging
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+
+import psutil
+import pytest
+import torch
+
+from tests.loading import sets
+from wellfed.errors import DataError
+from wellfed.loading import processes
+from wellfed.loading.backends import LoaderPlan
+from wellfed.loading.bad_samples import BadSamples, WorkerLost
+from wellfed.loading.build import train_loader
+from wellfed.loading.requests import Lost
+
+SHORT_S = 0.25
+PLANS = {
+    "inline": LoaderPlan(),
+    "threads": LoaderPlan("threads", 2, 2, timeout_s=SHORT_S),
+    "processes": LoaderPlan("processes", 2, 2, timeout_s=SHORT_S),
+    "processes-kept": LoaderPlan("processes", 2, 2, persistent_workers=True, timeout_s=SHORT_S),
+    "torch": LoaderPlan("torch"),
+    "torch-1": LoaderPlan("torch", 1, 2, timeout_s=SHORT_S),
+}
+KINDS = [sets.Breaking, sets.BreakingItems]
+CASES = [
+    *((name, kind, "raise") for name in ("inline", "threads", "processes") for kind in KINDS),
+    *((name, sets.BreakingItems, "raise") for name in ("torch", "torch-1")),
+    *((name, kind, "hang") for name in ("threads", "processes") for kind in KINDS),
+    *(("processes", kind, "kill") for kind in KINDS),
+    *((name, sets.BreakingItems, how) for name in ("processes-kept", "torch-1") for how in ("hang", "kill")),
+    ("processes", sets.BreakingItems, "exit"),
+]
+REASONS = {
+    "raise": "OSError: truncated (sets.py:",
+    "hang": "it did not come within loader.timeout_s=0.25",
+    "kill": "its worker process was killed by SIGKILL",
+    "exit": "its worker process ended by itself with exit code 3",
+}
+
+
+def named(value):
+    return value if isinstance(value, str) else value.__name__
+
+
+def loader(dataset, plan, *, batch_size=4, **more):
+    return train_loader(dataset, batch_size=batch_size, seed=1, plan=plan, **more)
+
+
+def taken(made, num_epochs=1):
+    """(epoch, batch, total, {index: noise}) of each delivery."""
+    try:
+        return [
+            (
+                one.epoch,
+                one.index,
+                one.total,
+                dict(zip(one.batch["index"].tolist(), one.batch["noise"].tolist(), strict=True)),
+            )
+            for _ in range(num_epochs)
+            for one in made
+        ]
+    finally:
+        made.close()
+
+
+def without(whole, *bad):
+    """The deliveries of the same run without some samples."""
+    kept = [(epoch, batch, {i: x for i, x in found.items() if i not in bad}) for epoch, batch, _, found in whole]
+    return [(epoch, batch, len(found), found) for epoch, batch, found in kept]
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return taken(loader(sets.Fetching(), LoaderPlan()), 2)
+
+
+@pytest.fixture(autouse=True)
+def _nobody_is_left_behind():
+    before = set(multiprocessing.active_children())
+    yield
+    gc.collect()  # an error's traceback holds what it went through
+    assert set(multiprocessing.active_children()) == before
+
+
+@pytest.mark.parametrize(("name", "kind", "how"), CASES, ids=named)
+def test_a_bad_sample_is_named_with_the_way_out(name, kind, how, whole):
+    batch = next(number for _, number, _, found in whole if 6 in found)
+    made = loader(kind(how, 6), PLANS[name], skip_ids=(22,))
+    with pytest.raises(DataError) as caught:
+        taken(made)
+    told = str(caught.value)
+    assert told.startswith(f"{kind.__name__}: training sample 6 could not be loaded (epoch 0, batch ")
+    assert REASONS[how] in told
+    assert "Set loader.skip_ids=[22,6], or repair it. loader.max_skipped=1 leaves out what fails." in told
+    if how == "raise":
+        assert type(caught.value.__cause__) is OSError
+        assert str(caught.value.__cause__) == "truncated"
+    state = made.state_dict()
+    assert f"(epoch 0, batch {state['batch']})" in told  # the batch is still to come
+    assert abs(state["batch"] - batch) <= 1  # index 22 is skipped, so batches move a little
+
+
+@pytest.mark.parametrize(("name", "kind", "how"), CASES, ids=named)
+def test_with_max_skipped_the_step_has_fewer_samples_and_all_else_stays(name, kind, how, whole, caplog):
+    bad = [6] if how == "hang" else [6, 15]
+    events = []
+    made = loader(kind(how, *bad), PLANS[name], max_skipped=2, on_skipped=lambda **facts: events.append(facts))
+    with caplog.at_level(logging.WARNING):
+        assert taken(made, 2) == without(whole, *bad)
+    assert sorted(event["index"] for event in events) == bad  # once each, though there are two epochs
+    for event in events:
+        assert REASONS[how] in event["reason"]
+        assert event["index"] in next(found for e, b, _, found in whole if (e, b) == (event["epoch"], event["batch"]))
+        warned = [text for text in caplog.messages if f"training sample {event['index']} is left out" in text]
+        assert len(warned) == 1
+
+
+@pytest.mark.parametrize("name", ["inline", "threads", "processes", "torch-1"])
+def test_one_more_than_max_skipped_is_an_error_naming_all(name):
+    made = loader(sets.Breaking("raise", 3, 9, 14), PLANS[name], max_skipped=2, shuffle=False)
+    with pytest.raises(DataError) as caught:
+        taken(made)
+    told = str(caught.value)
+    assert "3 training samples could not be loaded, and loader.max_skipped=2 allows no more" in told
+    assert "Before: 3: OSError: truncated" in told
+    assert "; 9: OSError" in told
+    assert "Now 14 (epoch 0, batch 3): OSError" in told
+    assert "Set loader.skip_ids=[3,9,14], or repair them." in told
+    assert made.state_dict() == {"epoch": 0, "batch": 3, "skipped": [3, 9]}
+
+
+@pytest.mark.parametrize("name", ["inline", "threads", "processes", "torch-1"])
+def test_several_bad_samples_in_one_batch_are_all_found(name):
+    made = loader(sets.Breaking("raise", 1, 2), PLANS[name], max_skipped=2, shuffle=False)
+    assert list(taken(made)[0][3]) == [0, 3]
+    made = loader(sets.Breaking("raise", 1, 2, 3), PLANS[name], max_skipped=2, shuffle=False)
+    with pytest.raises(DataError, match=r"skip_ids=\[1,2,3\]"):
+        taken(made)
+
+
+@pytest.mark.parametrize("name", ["threads", "processes"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_that_hang_or_kill_in_one_batch_are_left_out(name, kind):
+    made = loader(kind("hang", 1, 2), PLANS[name], max_skipped=2, shuffle=False)
+    assert list(taken(made)[0][3]) == [0, 3]
+
+
+def test_the_culprit_in_a_fetch_is_bisected_and_the_rest_is_fetched_at_once():
+    asked = []
+
+    class Counting(sets.Breaking):
+        def fetch(self, indices, rng):
+            asked.append(len(indices))
+            return super().fetch(indices, rng)
+
+    made = loader(Counting("raise", 700), LoaderPlan(), batch_size=1024, max_skipped=1, shuffle=False)
+    made._order._num_samples = 1024
+    made._order._num_kept = made._order.num_batches * 1024
+    (only,) = made
+    assert only.total == len(only.batch["index"]) == 1023
+    assert asked[0] == 1024
+    assert asked[-1] == 1023
+    assert len(asked) <= 2 + 2 * 10
+
+
+@pytest.mark.parametrize(("name", "stop"), [*(("inline", n) for n in range(1, 12)), ("threads", 3), ("processes", 8)])
+def test_a_resumed_run_leaves_the_same_samples_out(name, stop, whole):
+    made, seen = loader(sets.Breaking("raise", 6, 15), PLANS[name], max_skipped=2), []
+    while len(seen) < stop:
+        for delivery in made:
+            seen.append((delivery.epoch, delivery.index, delivery.total, delivery.batch["index"].tolist()))
+            if len(seen) == stop:
+                break
+    state = pickle.loads(pickle.dumps(made.state_dict()))
+    made.close()
+    told = []
+    again = loader(
+        sets.Breaking("raise", 6, 15),
+        PLANS[name],
+        max_skipped=2,
+        on_skipped=lambda **facts: told.append(facts["index"]),
+    )
+    again.load_state_dict(state)
+    while len(seen) < 12:
+        seen += [(one.epoch, one.index, one.total, one.batch["index"].tolist()) for one in again]
+    again.close()
+    assert seen == [(epoch, batch, total, list(found)) for epoch, batch, total, found in without(whole, 6, 15)]
+    assert set(told) == {6, 15} - set(state.get("skipped", ()))
+    assert again.state_dict()["skipped"] == sorted(
+        again.state_dict()["skipped"], key=[*state.get("skipped", ()), *told].index
+    )
+
+
+def test_a_remembered_sample_is_never_asked_for_again():
+    made = loader(sets.Breaking("hang", 6), LoaderPlan(), max_skipped=1)  # inline: asking would hang for ever
+    made.load_state_dict({"epoch": 0, "batch": 0, "skipped": [6]})
+    assert sum(total for *_, total, _ in taken(made)) == sets.SIZE - 1
+
+
+def test_random_draws_of_a_batch_are_those_of_a_run_that_remembers():
+    class Drawing(sets.Breaking):
+        def fetch(self, indices, rng):
+            return {**super().fetch(indices, rng), "noise": torch.rand(len(indices), generator=rng)}
+
+    found = loader(Drawing("raise", 6), LoaderPlan(), max_skipped=1)
+    known = loader(Drawing("raise", 6), LoaderPlan(), max_skipped=1)
+    known.load_state_dict({"epoch": 0, "batch": 0, "skipped": [6]})
+    assert taken(found) == taken(known)
+
+
+@pytest.mark.parametrize("name", ["inline", "threads", "processes", "torch"])
+def test_a_step_that_has_lost_all_its_samples_is_an_error(name):
+    made = loader(sets.Breaking("raise", 5), PLANS[name], batch_size=1, max_skipped=1, shuffle=False)
+    with pytest.raises(DataError, match=r"all samples of training batch 5 of epoch 0 are left out.*skip_ids=\[5\]"):
+        taken(made)
+    made = loader(sets.Breaking("raise", 5), PLANS[name], batch_size=1, max_skipped=1, shuffle=False)
+    made.load_state_dict({"epoch": 3, "batch": 4, "skipped": [5]})
+    with pytest.raises(DataError, match="training batch 5 of epoch 3"):
+        taken(made)
+    assert made.state_dict()["batch"] == 5  # the one before it was delivered
+
+
+class Whole(sets.Fetching):
+    def fetch(self, indices, rng):
+        if len(indices) > 2:
+            raise ValueError("too many at once")
+        return super().fetch(indices, rng)
+
+
+@pytest.mark.parametrize("name", ["inline", "threads", "processes"])
+def test_a_fetch_that_fails_for_no_one_samples_sake_keeps_its_error(name):
+    with pytest.raises(ValueError, match="too many at once") as caught:
+        taken(loader(Whole(), PLANS[name], max_skipped=5))
+    text = str(caught.value) + "".join(getattr(caught.value, "__notes__", ()))
+    assert "batch 0 of epoch 0 (4 samples); parts of it could be fetched, so no one sample is at fault" in text
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(28, "No space left"), RuntimeError("can't allocate memory")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_machine_ran_out_of_is_no_bad_sample(kind, error):
+    class Poor(kind):
+        def breaks(self):
+            raise error
+
+    with pytest.raises(type(error)):
+        taken(loader(Poor("", 6), LoaderPlan(), max_skipped=5))
+
+
+class FirstTime(sets.BreakingItems):
+    """Kills the first worker that comes by, as the kernel does when memory runs out."""
+
+    def __init__(self, flag):
+        super().__init__("kill", 6)
+        self.flag = flag
+
+    def breaks(self):
+        if not os.path.exists(self.flag):
+            open(self.flag, "w").close()
+            super().breaks()
+
+
+def test_a_worker_killed_at_a_sample_that_is_sound_blames_no_sample(tmp_path):
+    with pytest.raises(WorkerLost, match=r"killed by SIGKILL at sample 6 of training batch .* no sample does so alone"):
+        taken(loader(FirstTime(str(tmp_path / "flag")), LoaderPlan("processes", 1, 2), max_skipped=3))
+    assert WorkerLost.kind == "worker"
+
+
+def test_a_worker_killed_between_batches_is_told_as_torch_tells_it(monkeypatch):
+    made = loader(sets.Fetching(), LoaderPlan("processes", 1, 1))
+    handler = signal.getsignal(signal.SIGCHLD)
+    monkeypatch.setattr(torch.utils.data._utils.signal_handling, "_SIGCHLD_handler_set", False)
+    delivered = iter(made)
+    next(delivered)
+    assert signal.getsignal(signal.SIGCHLD) is handler  # torch's would raise in the midst of a step
+    for process in multiprocessing.active_children():
+        while made._processes._notes.doing(0) is not None:
+            pass
+        os.kill(process.pid, signal.SIGKILL)
+        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+            pass  # no error here
+    with pytest.raises(RuntimeError, match="DataLoader worker"):
+        list(delivered)
+    made.close()
+
+
+def test_a_slow_batch_is_no_hanging_sample():
+    class Slow(sets.BreakingItems):
+        def breaks(self):
+            threading.Event().wait(0.08)
+
+    for name in ("threads", "processes"):
+        made = loader(Slow("", *range(20)), PLANS[name], batch_size=20, max_skipped=3)
+        with pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=0\.25 s"):
+            taken(made)
+
+
+class Stubborn(Exception):
+    def __init__(self, one, two):
+        super().__init__(f"{one} {two}")
+
+
+class WithStubborn(sets.BreakingItems):
+    def breaks(self):
+        raise Stubborn("not", "picklable")
+
+
+def test_an_exception_that_does_not_pickle_reaches_the_message():
+    with pytest.raises(DataError, match="Stubborn: not picklable") as caught:
+        taken(loader(WithStubborn("", 6), PLANS["processes"]))
+    cause = caught.value.__cause__
+    assert type(cause) is RuntimeError
+    assert "in breaks" in cause.__notes__[0]  # the worker's traceback
+
+
+def test_the_way_out_of_many_stays_readable():
+    bad = BadSamples("Set", most=0, skip_ids=range(30))
+    with pytest.raises(DataError) as caught:
+        bad.take([Lost(77, "broken")], 0, 0)
+    assert "Set loader.skip_ids to what it is, and 77, or repair it." in str(caught.value)
+
+
+def test_ranks_cannot_skip():
+    with pytest.raises(ValueError, match="max_skipped needs one rank"):
+        loader(sets.Fetching(), LoaderPlan(), max_skipped=1, world_size=2)
+    made = loader(sets.Breaking("raise", *range(23)), LoaderPlan(), world_size=2)
+    with pytest.raises(DataError) as caught:
+        taken(made)
+    assert "max_skipped" not in str(caught.value)
+
+
+def test_workers_take_their_row_and_no_other():
+    made = loader(sets.Fetching(), LoaderPlan("processes", 2, 2, persistent_workers=True))
+    list(made)
+    notes = made._processes._notes
+    assert {notes.pid(0), notes.pid(1)} == {process.pid for process in made._processes._processes}
+    assert notes.doing(0) is notes.doing(1) is None
+    made.close()
+    assert processes._LOOK_S < 5  # torch's own look

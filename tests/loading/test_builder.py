@@ -1,0 +1,79 @@
+import errno
+
+import pytest
+import torch
+
+from tests.loading import sets
+from wellfed.loading.builder import BatchBuilder, is_of_the_machine, reason_of, takes_rng
+from wellfed.loading.notes import Notes
+from wellfed.loading.requests import Request
+
+
+def test_global_draws_differ_by_seed_epoch_and_index():
+    def draw(seed, epoch, index):
+        return BatchBuilder(sets.Global(), seed).item(epoch, index).tolist()[1:]
+
+    assert draw(1, 0, 0) == draw(1, 0, 0)
+    others = [draw(2, 0, 0), draw(1, 1, 0), draw(1, 0, 1)]
+    for values in zip(draw(1, 0, 0), *others, strict=True):
+        assert len(set(values)) == 4
+
+
+def test_who_takes_an_rng():
+    assert takes_rng(sets.Fetching())
+    assert not takes_rng(sets.Global())
+    assert not takes_rng([1, 2])
+
+
+def test_where_a_builder_is_can_be_read_while_it_is_there():
+    notes = Notes(2)
+    seen = []
+
+    class Looking(sets.BreakingItems):
+        def breaks(self):
+            seen.append(notes.doing(1))
+
+    build = BatchBuilder(Looking("", 3, 5), 1)
+    build(Request(7, 9, torch.tensor([3, 4, 5])), notes.row(1))
+    assert [(doing.epoch, doing.batch, doing.index) for doing in seen] == [(7, 9, 3), (7, 9, 5)]
+    assert all(0 <= doing.for_s < 60 for doing in seen)
+    assert notes.doing(0) is notes.doing(1) is None
+
+    class LookingAtFetch(sets.Breaking):
+        def breaks(self):
+            seen.append(notes.doing(1))
+
+    BatchBuilder(LookingAtFetch("", 3), 1)(Request(7, 9, torch.tensor([3, 4])), notes.row(1))
+    assert (seen[-1].batch, seen[-1].index) == (9, None)
+
+
+def test_collating_that_fails_says_where():
+    class Ragged(sets.BreakingItems):
+        def __getitem__(self, index, rng):
+            return torch.zeros(index)
+
+    with pytest.raises(RuntimeError) as caught:
+        BatchBuilder(Ragged(""), 1)(Request(2, 3, torch.tensor([1, 2])))
+    assert caught.value.__notes__ == ["while collating training batch 3 of epoch 2"]
+
+
+def test_reasons_are_one_line_and_name_the_place():
+    with pytest.raises(ValueError, match="first") as caught:
+        raise ValueError("first\nsecond")
+    assert reason_of(caught.value).startswith("ValueError: first (test_builder.py:")
+    assert reason_of(KeyError()) == "KeyError"
+    assert len(reason_of(ValueError("x" * 999))) < 250
+
+
+def test_what_a_machine_runs_out_of():
+    assert is_of_the_machine(MemoryError())
+    assert is_of_the_machine(OSError(errno.EMFILE, "files"))
+    assert not is_of_the_machine(OSError(errno.ENOENT, "no such file"))
+    assert not is_of_the_machine(RuntimeError("bug"))
+
+
+def test_a_request_goes_through_a_pipe_without_a_tensor():
+    reduced = Request(1, 2, torch.tensor([3, 4])).__reduce__()
+    assert not any(isinstance(part, torch.Tensor) for part in reduced[1])
+    again = reduced[0](*reduced[1])
+    assert (again.epoch, again.batch, again.indices.tolist()) == (1, 2, [3, 4])

@@ -1,0 +1,237 @@
+"""Worker processes as such: what they hold, where they run, and how they start with spawn."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+import wellfed
+from tests.loading import sets
+from wellfed import cpus
+from wellfed.errors import DataError
+from wellfed.loading import picklable
+from wellfed.loading.backends import LoaderPlan
+from wellfed.loading.build import train_loader
+from wellfed.loading.builder import BatchBuilder
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{Path(wellfed.__file__).parents[1]}{os.pathsep}{ROOT}"}
+MIB = 2**20
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+class Table:
+    """One tensor, a row a sample."""
+
+    def __init__(self, num_samples):
+        self.values = torch.arange(num_samples)
+
+    def __len__(self):
+        return len(self.values)
+
+    def __getitem__(self, index):
+        return self.values[index]
+
+    def fetch(self, indices, rng):
+        return self.values.index_select(0, indices)
+
+
+def private_bytes(made):
+    """Of each worker: memory that is in no other process."""
+    return [psutil.Process(process.pid).memory_full_info().uss for process in made._processes._processes]
+
+
+def private_after_some_batches(num_samples):
+    made = train_loader(
+        Table(num_samples),
+        batch_size=512,
+        seed=1,
+        plan=LoaderPlan("processes", 2, 2, persistent_workers=True),
+        limit_batches=20,
+    )
+    for _ in range(2):
+        assert sum(1 for _ in made) == 20
+    found = private_bytes(made)
+    made.close()
+    return found
+
+
+@linux
+def test_no_worker_holds_anything_that_grows_with_the_data():
+    small, large = private_after_some_batches(10**5), private_after_some_batches(5 * 10**6)
+    assert len(small) == len(large) == 2
+    # The order of an epoch alone would be 40 MB.
+    assert max(large) - min(small) < 8 * MIB
+
+
+class Collecting(Table):
+    """Makes Python look through all its objects."""
+
+    def fetch(self, indices, rng):
+        import gc
+
+        gc.collect()
+        return super().fetch(indices, rng)
+
+
+@linux
+def test_a_collection_in_a_worker_does_not_copy_what_it_shares():
+    ballast = [[] for _ in range(10**6)]  # 64 MB of objects that a collection visits
+    made = train_loader(
+        Collecting(100), batch_size=50, seed=1, plan=LoaderPlan("processes", 1, 1, persistent_workers=True)
+    )
+    assert sum(1 for _ in made) == 2
+    (found,) = private_bytes(made)
+    made.close()
+    assert found < 40 * MIB, len(ballast)
+
+
+class Surroundings:
+    """Says where it is loaded."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        from threadpoolctl import threadpool_info
+
+        pools = {pool["num_threads"] for pool in threadpool_info()}
+        narrowed = os.sched_getaffinity(0) == cpus.AT_START
+        return torch.tensor([torch.get_num_threads(), max(pools), int(narrowed), int(os.environ["OMP_NUM_THREADS"])])
+
+
+@linux
+@pytest.mark.parametrize(("worker_threads", "number"), [(None, 1), (2, 2)])
+@pytest.mark.parametrize("backend", ["processes", "torch"])
+def test_workers_have_the_cpus_of_the_run_and_threads_as_told(backend, worker_threads, number):
+    plan = LoaderPlan(backend, 1, 1, worker_threads=worker_threads)
+    before, threads = os.sched_getaffinity(0), torch.get_num_threads()
+    made = train_loader(Surroundings(), batch_size=4, seed=1, plan=plan)
+    os.sched_setaffinity(0, {min(before)})  # as an OpenMP runtime does to the thread that loads it
+    torch.set_num_threads(3)
+    try:
+        (delivery,) = made
+    finally:
+        os.sched_setaffinity(0, before)
+        torch.set_num_threads(threads)
+        made.close()
+    assert delivery.batch.tolist() == [[number, number, 1, number]] * 4
+
+
+BOUND = """
+import os
+import wellfed.cpus
+before = os.sched_getaffinity(0)
+import torch
+assert wellfed.cpus.AT_START == before, (wellfed.cpus.AT_START, before)
+print(len(before), len(os.sched_getaffinity(0)))
+"""
+
+
+@linux
+def test_a_runtime_that_binds_the_main_thread_does_not_narrow_what_was_read_before():
+    binding = {**ENVIRONMENT, "OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}
+    done = subprocess.run([sys.executable, "-c", BOUND], capture_output=True, text=True, env=binding)
+    assert done.returncode == 0, done.stderr
+
+
+SPAWN = """
+import json, multiprocessing, sys
+import psutil
+from tests.loading import sets
+from tests.loading.test_processes import Table, private_bytes
+from wellfed.errors import DataError
+from wellfed.loading.backends import LoaderPlan
+from wellfed.loading.build import train_loader
+
+def taken(made, num_epochs=2):
+    found = [delivery.batch["index"].tolist() for _ in range(num_epochs) for delivery in made]
+    made.close()
+    return found
+
+def main():
+    multiprocessing.set_start_method("spawn")
+    plan = LoaderPlan("processes", 1, 2, persistent_workers=True)
+    inline = taken(train_loader(sets.Fetching(), batch_size=4, seed=1, plan=LoaderPlan()))
+    spawned = taken(train_loader(sets.Fetching(), batch_size=4, seed=1, plan=plan))
+    told = []
+    skipping = taken(train_loader(sets.BreakingItems("kill", 6), batch_size=4, seed=1, plan=plan, max_skipped=1,
+                                  on_skipped=lambda **facts: told.append(facts["index"])), 1)
+    sizes = []
+    for num_samples in (10**5, 5 * 10**6):
+        made = train_loader(Table(num_samples), batch_size=512, seed=1, plan=plan, limit_batches=4)
+        assert sum(1 for _ in made) == 4
+        sizes += private_bytes(made)
+        made.close()
+    faults = []
+    for kind in (sets.WithLambda, sets.WithLock):
+        try:
+            train_loader(kind(), batch_size=4, seed=1, plan=plan)
+        except DataError as error:
+            faults.append(str(error))
+    print(json.dumps({"inline": inline, "spawned": spawned, "skipping": skipping, "told": told, "sizes": sizes,
+                      "faults": faults}))
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture(scope="module")
+def spawned(tmp_path_factory):
+    script = tmp_path_factory.mktemp("spawn") / "main.py"
+    script.write_text(SPAWN)
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_spawned_workers_that_live_on_give_the_same_batches(spawned):
+    assert len(spawned["inline"]) == 12
+    assert spawned["spawned"] == spawned["inline"]
+
+
+def test_a_spawned_worker_that_is_killed_is_replaced_and_the_sample_left_out(spawned):
+    assert spawned["told"] == [6]
+    assert spawned["skipping"] == [[i for i in batch if i != 6] for batch in spawned["inline"][:6]]
+
+
+def test_spawned_workers_share_the_datas_tensors(spawned):
+    small, large = spawned["sizes"]
+    assert large - small < 8 * MIB  # the tensor alone is 40 MB
+
+
+def test_data_that_can_not_be_sent_is_refused_before_training_naming_the_attribute(spawned):
+    (fault,) = spawned["faults"]  # a lock is handed on when a process starts: no fault
+    assert fault.startswith("WithLambda.options['flip'] can't be sent to worker processes")
+    assert "multiprocessing's spawn" in fault
+    assert "set loader.backend=inline (threads, for data with fetch)" in fault
+
+
+def test_what_does_not_pickle_is_no_matter_with_fork():
+    made = train_loader(sets.WithLambda(), batch_size=4, seed=1, plan=LoaderPlan("processes", 1, 1))
+    assert len(list(made)) == 6
+    made.close()
+
+
+def test_a_collate_that_does_not_pickle_is_named():
+    builder = BatchBuilder(sets.Fetching(), 1, collate=lambda samples: samples)
+    with pytest.raises(DataError, match="^collate can't be sent"):
+        picklable.check_picklable(builder)
+    picklable.check_picklable(BatchBuilder(sets.Fetching(), 1))
+
+
+def test_looking_whether_data_pickles_copies_none_of_it():
+    class Huge(torch.Tensor):
+        def __reduce_ex__(self, protocol):
+            raise AssertionError("was copied")
+
+    assert picklable.failure([torch.zeros(3).as_subclass(Huge)]) is None
+    assert picklable.where_it_fails({"a": [1, (lambda: 1)]}) == "['a'][1]"

@@ -1,0 +1,153 @@
+"""The backend that ``auto`` takes, from recorded times."""
+
+import dataclasses
+
+import pytest
+
+from tests.planning.machines import H200, LAPTOP, machine
+from tests.planning.test_plan import FETCH, ITEMS, check_reasons, config, planned
+from wellfed.config.schema import Backend, LoaderConfig
+from wellfed.loading.trial import Timed, Trial
+from wellfed.planning.backend import candidates, show_ms, to_time
+
+ITERABLE = dataclasses.replace(ITEMS, is_iterable=True)
+
+
+def trial(build_ms=2.0, noise_ms=0.0, failed=(), batch_bytes=1000, **lost_ms):
+    step_ms = max(1.0, build_ms)
+    timed = {name: Timed(step_ms + lost, noise_ms) for name, lost in lost_ms.items()}
+    return Trial(build_ms, batch_bytes, 1000, step_ms, timed, failed)
+
+
+def backend(found, loader=None, *, data=FETCH, facts=H200):
+    plan = planned(config(loader=loader or {}), facts, data=data, trial=found)
+    check_reasons(plan)
+    return plan.knobs["loader.backend"]
+
+
+@pytest.mark.parametrize(
+    ("loader", "data", "expected"),
+    [
+        ({}, FETCH, ("inline", "threads", "processes")),
+        ({}, ITEMS, ("inline", "processes")),
+        ({"num_workers": 0}, FETCH, ("inline",)),
+        ({"num_workers": 0}, ITEMS, ("inline", "torch")),
+        ({"num_workers": 2}, FETCH, ("threads", "processes")),
+        ({"num_workers": 2}, ITEMS, ("processes",)),
+        ({"prefetch_factor": 4}, FETCH, ("threads", "processes")),
+        ({"prefetch_factor": 4}, ITEMS, ("processes", "inline")),
+        ({"backend": Backend.threads}, FETCH, ()),
+        ({}, ITERABLE, ()),
+    ],
+)
+def test_what_auto_may_take_and_who_wins_a_tie(loader, data, expected):
+    assert candidates(LoaderConfig(**loader), data) == expected
+
+
+@pytest.mark.parametrize(
+    ("build_ms", "names", "expected"),
+    [
+        (0.09, ("inline", "threads", "processes"), ()),
+        (0.11, ("inline", "threads", "processes"), ("inline", "threads")),
+        (0.99, ("inline", "threads", "processes"), ("inline", "threads")),
+        (1.0, ("inline", "threads", "processes"), ("inline", "threads", "processes")),
+        (99, ("inline", "threads", "processes"), ("inline", "threads", "processes")),
+        (100, ("inline", "threads", "processes"), ()),
+        (0.5, ("inline", "processes"), ()),
+        (0.5, ("inline", "torch"), ("inline", "torch")),
+        (5, ("processes",), ()),
+        (5, (), ()),
+    ],
+)
+def test_what_is_worth_timing(build_ms, names, expected):
+    assert to_time(names, trial(build_ms)) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "loader", "data", "expected"),
+    [
+        # Ties, within 10 % of a step with its loss or within the noise, go to the simpler.
+        (trial(inline=2.0, threads=1.7), {}, FETCH, "inline"),
+        (trial(inline=2.0, threads=1.5), {}, FETCH, "threads"),
+        (trial(inline=2.0, threads=1.5, noise_ms=0.2), {}, FETCH, "inline"),
+        (trial(inline=2.0, threads=0.3, processes=0.1), {}, FETCH, "threads"),
+        (trial(inline=2.0, threads=1.9, processes=0.4), {}, FETCH, "processes"),
+        (trial(inline=2.0, threads=2.4, processes=3.0), {}, FETCH, "inline"),
+        (trial(inline=2.0, processes=0.5), {}, ITEMS, "processes"),
+        (trial(inline=2.0, processes=2.5), {}, ITEMS, "inline"),
+        (trial(inline=2.0, torch=1.9), {"num_workers": 0}, ITEMS, "inline"),
+        # What was asked for wins a tie; so many producers are never given up.
+        (trial(threads=2.0, processes=2.2), {"num_workers": 3}, FETCH, "threads"),
+        (trial(threads=4.0, processes=0.2), {"num_workers": 3}, FETCH, "processes"),
+        (trial(processes=2.2, inline=2.0), {"prefetch_factor": 4}, ITEMS, "processes"),
+        (trial(processes=5.2, inline=2.0), {"prefetch_factor": 4}, ITEMS, "inline"),
+        (trial(0.3), {"prefetch_factor": 4}, ITEMS, "inline"),
+        # One batch said enough.
+        (trial(0.05), {}, FETCH, "inline"),
+        (trial(0.3), {}, ITEMS, "inline"),
+        (trial(0.05), {"num_workers": 2}, FETCH, "threads"),
+        (trial(300), {}, FETCH, "threads"),
+        (trial(300), {}, ITEMS, "processes"),
+        (trial(inline=2.0, threads=1.9, failed=("processes",)), {}, FETCH, "inline"),
+    ],
+)
+def test_the_backend_by_measured_times(found, loader, data, expected):
+    chosen = backend(found, loader, data=data)
+    assert (chosen.value, chosen.source) == (expected, "measured")
+
+
+def test_the_times_are_in_the_plan():
+    assert backend(trial(2.5, inline=2.6, threads=0.2, processes=1.6)).because == (
+        "first batches, steps of 2.5 ms: step and batch take inline 5.1 ms, threads 2.7 ms, processes 4.1 ms"
+    )
+    assert backend(trial(inline=2.0, threads=1.9, failed=("processes",))).because == (
+        "first batches, steps of 2 ms: step and batch take inline 4 ms, threads 3.9 ms; a tie goes to the first named; "
+        "processes failed"
+    )
+    assert backend(trial(0.046)).because == (
+        "a batch is built in 0.046 ms, less than handing it over would cost: nothing else was timed"
+    )
+    assert backend(trial(310), data=ITEMS).because == "a batch is built in 310 ms: too long to time others"
+
+
+def test_what_was_set_or_has_no_choice_is_not_a_measurement():
+    found = trial(inline=9.0, threads=0.1, processes=0.1)
+    for loader, data, value, source in (
+        ({"backend": Backend.inline}, FETCH, "inline", "set"),
+        ({"num_workers": 0}, FETCH, "inline", "predicted"),
+        ({"num_workers": 2}, ITEMS, "processes", "predicted"),
+        ({}, ITERABLE, "inline", "predicted"),
+    ):
+        chosen = backend(found, loader, data=data)
+        assert (chosen.value, chosen.source) == (value, source)
+
+
+@pytest.mark.parametrize(
+    ("build_ms", "cores", "expected"), [(1.0, 64.0, 2), (2.5, 64.0, 4), (2.5, 4.0, 3), (90, 64.0, 8), (300, 4.0, 3)]
+)
+@pytest.mark.parametrize("name", ["threads", "processes"])
+def test_no_more_producers_than_are_of_use(name, build_ms, cores, expected):
+    given = config(loader={"backend": Backend[name]})
+    count = planned(given, machine(cores=cores), trial=trial(build_ms)).knobs["loader.num_workers"]
+    assert count.value == expected
+    assert count.source == ("measured" if expected < min(8, cores - 1) else "predicted")
+    if count.source == "measured":
+        assert show_ms(build_ms) in count.because
+    asked = config(loader={"backend": Backend[name], "num_workers": 3})
+    assert planned(asked, machine(cores=64.0), trial=trial(build_ms))["loader.num_workers"] == 3
+
+
+def test_what_does_not_fit_is_not_taken():
+    facts = dataclasses.replace(LAPTOP, shm_free_gib=0.0625)  # Docker's own
+    big = trial(inline=20.0, processes=0.1, batch_bytes=40 * 2**20)
+    chosen = backend(big, data=ITEMS, facts=facts)
+    assert (chosen.value, chosen.because.rpartition("; ")[2]) == ("inline", "no room for processes")
+    assert backend(big, data=ITEMS).value == "processes"
+    assert backend(trial(300, batch_bytes=40 * 2**20), data=ITEMS, facts=facts).value == "inline"
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "text"), [(0.0456, "0.046 ms"), (2.54, "2.5 ms"), (9.99, "10 ms"), (310.4, "310 ms"), (0, "0 ms")]
+)
+def test_milliseconds_are_short(time_ms, text):
+    assert show_ms(time_ms) == text
