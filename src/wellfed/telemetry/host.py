@@ -14,7 +14,7 @@ from wellfed.units import gib
 
 SHORTEST_S = 0.05
 """CPU time is counted in ticks of 10 ms: over less than this it says nothing."""
-SEARCH_SHARE = 0.002
+SEARCH_SHARE = 0.001
 """Share of time that may go into looking for new processes; where many run, looking takes tens of milliseconds."""
 
 

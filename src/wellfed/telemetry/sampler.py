@@ -85,7 +85,11 @@ class Sampler:
     def cpu_frac(self) -> float:
         """What watching costs: CPU time of the threads, as a share of the time that they have been at it."""
         ended_at_s = self._now_s() if self._ended_at_s is None else self._ended_at_s
-        return sum(watch.ticker.cpu_s for watch in self._watches) / max(1e-9, ended_at_s - self._began_at_s)
+        return self.cpu_s() / max(1e-9, ended_at_s - self._began_at_s)
+
+    def cpu_s(self) -> float:
+        """CPU time of the threads, up to their latest readings."""
+        return sum(watch.ticker.cpu_s for watch in self._watches)
 
     def look_around(self) -> None:
         """Each thread looks after the others: one that hangs can't tell of it itself."""
