@@ -46,6 +46,23 @@ def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     assert not request.is_stepping
 
 
+def test_a_signal_that_comes_while_a_batch_is_waited_for_loses_no_step(tmp_path: Path) -> None:
+    class SignalAtFetch(tiny.TinyData):
+        fetched = 0
+
+        def fetch(self, indices: Any, rng: Any) -> Any:
+            self.fetched += 1
+            if self.fetched == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().fetch(indices, rng)
+
+    request, stopped_at = StopRequest(), []
+    at_end = StopAtStepEnd(request, lambda trainer: stopped_at.append(trainer.global_step))
+    with request.listening(), pytest.raises(Stopped):
+        tiny.fit(tiny.module(), tmp_path, [at_end], batches=tiny.loader(data=SignalAtFetch()))
+    assert stopped_at == [2]
+
+
 def test_a_signal_in_a_validation_waits_for_its_figures(tmp_path: Path) -> None:
     class SignalInValidation(pl.Callback):
         def on_validation_batch_start(self, *_: Any) -> None:

@@ -19,6 +19,7 @@ class StopAtStepEnd(pl.Callback):
 
     def __init__(self, request: StopRequest, before_stop: Callable[[pl.Trainer], None]) -> None:
         self._request, self._before_stop = request, before_stop
+        self._is_stopping = False
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         # Lightning has put its own SIGTERM handler before ours: it would end the ranks without a checkpoint.
@@ -47,11 +48,26 @@ class StopAtStepEnd(pl.Callback):
         else:
             self._request.is_stepping = False
         if is_asked:
-            self._before_stop(trainer)
+            self._stop(trainer)
             raise Stopped(self._request.signum or signal.SIGTERM)
+
+    def _stop(self, trainer: pl.Trainer) -> None:
+        self._is_stopping = True
+        self._before_stop(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         self._request.is_stepping = False
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
-        self._request.is_stepping = False
+        was_stepping, self._request.is_stepping = self._request.is_stepping, False
+        if isinstance(exception, Stopped) and not (was_stepping or self._is_stopping) and _is_between_steps(trainer):
+            self._stop(trainer)
+
+
+def _is_between_steps(trainer: pl.Trainer) -> bool:
+    """The signal came while a batch was waited for: what is trained and where the loader is agree."""
+    loader = trainer.train_dataloader
+    if trainer.world_size > 1 or not hasattr(loader, "state_dict"):
+        return False
+    processed: int = trainer.fit_loop.epoch_loop.batch_progress.current.processed
+    return processed > 0 and loader.state_dict().get("batch") == processed
