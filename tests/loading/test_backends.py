@@ -104,12 +104,12 @@ def test_dropping_an_iterator_ends_its_threads_and_not_those_of_the_next():
 def test_a_producer_that_is_late_without_hanging_is_a_data_error_naming_the_knob():
     data = sets.Slow()
     builder = BatchBuilder(data, 1)
-    plan = LoaderPlan("threads", 1, 1, timeout_s=0.03)
+    plan = LoaderPlan("threads", 1, 1, timeout_s=0.5)
     builder.dataset.fetch = lambda indices, rng: (
-        threading.Event().wait(0.02 * len(indices)) or super(sets.Slow, data).fetch(indices, rng)
+        threading.Event().wait(0.3 * len(indices)) or super(sets.Slow, data).fetch(indices, rng)
     )
     given = backends.threads(builder, [Request(0, 0, torch.arange(4))], plan)
-    with pytest.raises(DataError, match=r"within loader\.timeout_s=0\.03 s: .* Set loader\.timeout_s higher"):
+    with pytest.raises(DataError, match=r"within loader\.timeout_s=0\.5 s: .* Set loader\.timeout_s higher"):
         next(given)
 
 
@@ -164,12 +164,12 @@ def test_producer_threads_do_not_multiply_the_threads_of_torch():
 def test_a_worker_process_that_is_too_slow_is_the_same_error():
     class Late(sets.Fetching):
         def __getitem__(self, index, rng):
-            threading.Event().wait(0.05)
+            threading.Event().wait(0.3)
             return super().__getitem__(index, rng)
 
     Late.fetch = None
-    made = loader(Late(), LoaderPlan("processes", 1, 1, timeout_s=0.12))
-    with pytest.raises(DataError, match=r"within loader\.timeout_s=0\.12 s"):
+    made = loader(Late(), LoaderPlan("processes", 1, 1, timeout_s=1))
+    with pytest.raises(DataError, match=r"within loader\.timeout_s=1 s"):
         next(iter(made))
     made.close()
 
