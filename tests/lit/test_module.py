@@ -130,21 +130,26 @@ class SometimesNan(tiny.TinyModel):
         return LossOutput(output.loss * float("nan")) if self.calls in (4, 5) else output
 
 
+class WeightsAfter(pl.Callback):
+    """The weights after each step."""
+
+    def __init__(self) -> None:
+        self.weights: list[torch.Tensor] = []
+
+    def on_train_batch_end(self, trainer: Any, module: StepModule, *_: Any) -> None:
+        self.weights.append(tiny.weights(module).clone())
+
+
 def test_on_nan_skip_leaves_such_steps_out(tmp_path: Path) -> None:
     events: list[str] = []
     torch.manual_seed(3)
     module = tiny.module(model=SometimesNan(), on_nan="skip", on_event=lambda kind, **facts: events.append(kind))
-    before_and_after: list[torch.Tensor] = []
-
-    class Watch(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, module: StepModule, *_: Any) -> None:
-            before_and_after.append(tiny.weights(module).clone())
-
-    tiny.fit(module, tmp_path, [Watch()], max_steps=8)
+    after = WeightsAfter()
+    tiny.fit(module, tmp_path, [after], max_steps=8)
     assert events == ["nan", "nan"]
-    assert torch.equal(before_and_after[2], before_and_after[4])  # steps 4 and 5 moved nothing
-    assert not torch.equal(before_and_after[4], before_and_after[5])
-    assert torch.isfinite(before_and_after[-1]).all()
+    assert torch.equal(after.weights[2], after.weights[4])  # steps 4 and 5 moved nothing
+    assert not torch.equal(after.weights[4], after.weights[5])
+    assert torch.isfinite(after.weights[-1]).all()
 
 
 def test_on_nan_halve_lr_halves_it_from_there_on(tmp_path: Path) -> None:
@@ -316,16 +321,11 @@ def test_a_step_is_left_out_under_a_gradient_scaler_too(tmp_path: Path) -> None:
     events: list[str] = []
     torch.manual_seed(3)
     module = tiny.module(model=SometimesNan(), on_nan="skip", on_event=lambda kind, **facts: events.append(kind))
-    after: list[torch.Tensor] = []
-
-    class Watch(pl.Callback):
-        def on_train_batch_end(self, trainer: Any, module: StepModule, *_: Any) -> None:
-            after.append(tiny.weights(module).clone())
-
+    after = WeightsAfter()
     plugin = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12))
     trainer = pl.Trainer(
         plugins=[plugin],
-        callbacks=[Watch()],
+        callbacks=[after],
         max_steps=8,
         logger=False,
         enable_checkpointing=False,
@@ -336,6 +336,6 @@ def test_a_step_is_left_out_under_a_gradient_scaler_too(tmp_path: Path) -> None:
     )
     trainer.fit(module, tiny.loader())
     assert events == ["nan", "nan"]
-    assert torch.equal(after[2], after[4])
-    assert not torch.equal(after[4], after[-1])
-    assert torch.isfinite(after[-1]).all()
+    assert torch.equal(after.weights[2], after.weights[4])
+    assert not torch.equal(after.weights[4], after.weights[-1])
+    assert torch.isfinite(after.weights[-1]).all()

@@ -39,6 +39,7 @@ OPTIONS = {
 }
 FETCH = DataFacts(100_000, has_fetch=True)
 ITEMS = DataFacts(100_000, has_fetch=False)
+ITERABLE = dataclasses.replace(ITEMS, is_iterable=True)
 TABLE = dataclasses.replace(FETCH, feature_rows=10_000, feature_bytes=GIB)
 MODEL = ModelFacts(200 * 2**20, 100 * 2**20, 200 * 2**20)
 TIMED = Trial(
@@ -442,7 +443,7 @@ def test_processes_share_the_quota():
         ({"backend": Backend.torch, "num_workers": 0}, FETCH, "torch", 0),
         ({"backend": Backend.processes, "num_workers": 2}, FETCH, "processes", 2),
         ({"backend": Backend.inline}, ITEMS, "inline", 0),
-        ({}, dataclasses.replace(ITEMS, is_iterable=True), "inline", 0),
+        ({}, ITERABLE, "inline", 0),
     ],
 )
 def test_backend_and_producers(loader, data, backend, num_workers):
@@ -461,7 +462,7 @@ def test_threads_need_fetch():
 
 
 def test_an_iterable_ignores_producers_and_says_so():
-    data = dataclasses.replace(ITEMS, is_iterable=True)
+    data = ITERABLE
     plan = planned(config(loader={"backend": Backend.threads, "num_workers": 2}), data=data)
     assert (plan["loader.backend"], plan["loader.num_workers"]) == ("inline", 0)
     assert [warning.partition(" is not used")[0] for warning in plan.warnings] == [
@@ -486,6 +487,12 @@ def test_batches_are_copied_ahead_where_that_is_of_use():
     assert planned(config(loader={"device_prefetch": 4}))["loader.device_prefetch"] == 4
     on_a_cpu = planned(config(loader={"device_prefetch": 4}), LAPTOP)
     assert (on_a_cpu["loader.device_prefetch"], on_a_cpu.warnings) == (0, ())
+
+
+def test_an_iterable_is_copied_ahead_only_where_asked_for():
+    assert planned(config(), data=ITERABLE)["loader.device_prefetch"] == 0
+    asked = planned(config(loader={"device_prefetch": 2}), data=ITERABLE)
+    assert (asked["loader.device_prefetch"], asked.warnings) == (2, ())
 
 
 def test_samples_built_in_the_training_process_are_not_copied_ahead():
@@ -564,7 +571,7 @@ def test_plans_as_committed(name, facts, overrides, data):
 
 def test_skipping_bad_samples_is_for_one_device_and_for_data_with_indices():
     assert planned(config(loader={"max_skipped": 3}), data=ITEMS).warnings == ()
-    data = dataclasses.replace(ITEMS, is_iterable=True)
+    data = ITERABLE
     (warning,) = planned(config(loader={"max_skipped": 3}), data=data).warnings
     assert warning.startswith("loader.max_skipped=3 is not used: the training data is an iterable")
     (fault,) = planned(config(loader={"max_skipped": 3}, trainer={"devices": 2}), TWO, data=ITEMS)

@@ -47,6 +47,17 @@ def test_a_block_that_raises_ends_its_phase_too(edges):
     assert progress.phase == "start"
 
 
+def test_training_counts_between_any_two_times_with_what_comes_in_between():
+    now_s = [0.0]
+    progress = Progress(time_s=lambda: now_s[0])
+    for at_s, phase in [(2, "train"), (3, "validate"), (4, "train"), (6, "test"), (8, "train")]:
+        now_s[0] = at_s
+        progress.enter(phase)
+    assert progress.trained_s(0, 10) == 4 + 2  # 2 to 6, and from 8 on
+    assert progress.trained_s(0, 2) == progress.trained_s(6, 8) == 0
+    assert progress.trained_s(5, 9) == 1 + 1
+
+
 def awaiting(progress, timeout_s):
     """A thread that awaits the end of a step; it has begun to."""
     thread = threading.Thread(target=progress.await_step_end, args=(timeout_s,))

@@ -12,6 +12,7 @@ not pinned: that would start CUDA before Lightning has chosen the card.
 from __future__ import annotations
 
 import copy
+import logging
 import random
 import statistics
 import time
@@ -27,6 +28,8 @@ import torch
 from wellfed.loading import batches
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.build import TrainLoader
+
+_LOG = logging.getLogger(__name__)
 
 SHORTEST_STEP_MS = 1.0
 """Steps of a training loop are hardly ever shorter."""
@@ -86,7 +89,8 @@ def run_trial(
     with _nothing_changes():
         try:
             trial = _build(make(first or LoaderPlan()))
-        except Exception:  # noqa: BLE001  training meets it again, and tells
+        except Exception as error:  # noqa: BLE001  training meets it again, and tells
+            _LOG.info("no batch could be built for the trial of loader backends: %r", error)
             return None
         plans = candidates(trial)
         if not plans:
@@ -97,7 +101,8 @@ def run_trial(
         for plan in plans:
             try:
                 timed[plan.backend] = _loop(make(replace(plan, pin_memory=False)), step)
-            except Exception:  # noqa: BLE001  the others may do; the plan names it
+            except Exception as error:  # noqa: BLE001  the others may do; the plan names it
+                _LOG.info("loader.backend=%s failed in its trial: %r", plan.backend, error)
                 failed.append(plan.backend)
         return replace(trial, timed=timed, failed=tuple(failed))
 

@@ -198,7 +198,9 @@ def _device_prefetch(
     done for data whose randomness is not that of the process."""
     if not on_gpu:
         return Planned(0, "no device to copy to", "predicted")
-    if not (builds_ahead or data.has_fetch):
+    if data.is_iterable and not asked:
+        return Planned(0, "an iterable is read where it is asked: its randomness may be the process's", "predicted")
+    if not (builds_ahead or data.has_fetch or data.is_iterable):
         if asked:
             warnings.append(
                 f"loader.device_prefetch={asked} is not used: samples are built one by one in the training process. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +20,8 @@ class Progress:
             time_s: the clock of the readings.
         """
         self._time_s = time_s
-        self._trained: list[tuple[float, float]] = []
-        self._training_since_s: float | None = None
+        self._trained: tuple[tuple[float, float], ...] = ()
+        """Stretches of training; the one that lasts has no end yet. Replaced as a whole: other threads read it."""
         self.step = step
         """Optimizer steps done."""
         self.phase: Phase = "start"
@@ -38,19 +39,17 @@ class Progress:
     def enter(self, phase: Phase) -> None:
         """From now on the run is in this phase."""
         if (self.phase in TRAINING) != (phase in TRAINING):
-            if self._training_since_s is None:
-                self._training_since_s = self._time_s()
+            if phase in TRAINING:
+                self._trained = (*self._trained, (self._time_s(), math.inf))
             else:
-                self._trained.append((self._training_since_s, self._time_s()))
-                self._training_since_s = None
+                *earlier, (began_at_s, _) = self._trained
+                self._trained = (*earlier, (began_at_s, self._time_s()))
             self.on_edge(self.phase)  # before the new phase shows: what ends here must not count to it
         self.phase = phase
 
     def trained_s(self, from_s: float, to_s: float) -> float:
         """Seconds of training between two times, validations and checkpoints included."""
-        since_s = self._training_since_s
-        stretches = [*self._trained, *([] if since_s is None else [(since_s, to_s)])]
-        return sum(max(0.0, min(to_s, end_s) - max(from_s, begin_s)) for begin_s, end_s in stretches)
+        return sum(max(0.0, min(to_s, end_s) - max(from_s, begin_s)) for begin_s, end_s in self._trained)
 
     @contextmanager
     def during(self, phase: Phase) -> Iterator[None]:
