@@ -1,0 +1,180 @@
+"""Runs real steps of growing size to find the micro-batch a device can take; `fit` decides which sizes."""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from wellfed.memory import fit, oom
+from wellfed.memory.fit import Fit, Peak, Probe
+from wellfed.units import gib
+
+WARMUP_STEPS = 3
+"""The first allocates optimizer state and lets kernels be chosen; the peak counts from the second on."""
+ROUND_STEPS = 5
+"""Steps between two waits for the device: a wait after each would leave it idle while the next is prepared."""
+MAX_ROUNDS, TIMED_S, WATCHED_S = 40, 0.5, 2.0
+"""How long a probe goes on: longer where utilisation is read, which drivers average over up to a second
+(nvmlDeviceGetUtilizationRates)."""
+
+
+class Meter(Protocol):
+    """Reads the peak memory of steps on one kind of device."""
+
+    def peak(self, step: Callable[[], Any]) -> Peak:
+        """The peak of one call; the device is otherwise idle."""
+        ...
+
+    def wait(self) -> None:
+        """Returns when all that was asked of the device is done."""
+        ...
+
+    def free(self) -> None:
+        """Give back what nothing holds any more."""
+        ...
+
+
+class CudaMeter:
+    """torch's caching allocator. Forward and backward end where an optimizer's step begins."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def peak(self, step: Callable[[], Any]) -> Peak:
+        """By the allocator's own counters."""
+        torch.cuda.synchronize(self._device)
+        rest = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before: list[int] = []
+
+        def optimizer_begins(*arguments: Any) -> None:
+            before.append(torch.cuda.max_memory_allocated(self._device))
+
+        hook = register_optimizer_step_pre_hook(optimizer_begins)
+        try:
+            step()
+        finally:
+            hook.remove()
+        torch.cuda.synchronize(self._device)
+        total = torch.cuda.max_memory_allocated(self._device)
+        # Blocks that the allocator keeps and can't use for what is asked count as needed.
+        waste = max(0, torch.cuda.max_memory_reserved(self._device) - total)
+        return Peak(rest, (before[0] if before else total) + waste, total + waste)
+
+    def wait(self) -> None:
+        """Synchronises."""
+        torch.cuda.synchronize(self._device)
+
+    def free(self) -> None:
+        """Cached segments go back to the driver, so that the next probe's count from zero."""
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def find_micro_batch(
+    step: Callable[[Any], Any],
+    sample: Callable[[int], Any],
+    *,
+    budget_gib: float,
+    max_size: int,
+    target_util_pct: float | None = None,
+    utilisation: Callable[[], float | None] | None = None,
+    meter: Meter | None = None,
+    on_probe: Callable[[Probe], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Fit:
+    """The micro-batch to train with on this device, by running it; at most 6 sizes are tried.
+
+    Args:
+        step: one whole optimizer step on a batch: forward, backward and the optimizer's. It changes the model.
+        sample: a batch of so many samples on the device; of the longest, where lengths differ.
+        budget_gib: what a step may need, per device; 0.95 of it is used.
+        max_size: samples of an optimizer step on this device.
+        target_util_pct: stop at the first size with this mean GPU utilisation; ignored without ``utilisation``.
+        utilisation: the GPU's utilisation now, percent; None where it can't be read.
+        meter: None = the CUDA device that torch uses.
+        on_probe: told of each size when it has run.
+
+    Raises:
+        ValueError: a budget or a size that is not above 0, or a target that is not a percentage.
+    """
+    if not budget_gib > 0 or max_size < 1:
+        raise ValueError(f"budget_gib={budget_gib:g} and max_size={max_size} must be above 0.")
+    if target_util_pct is not None and not 0 < target_util_pct <= 100:
+        raise ValueError(f"target_util_pct={target_util_pct:g} must be above 0 and at most 100.")
+    meter = meter or CudaMeter(torch.device("cuda", torch.cuda.current_device()))
+
+    def probe(size: int) -> Probe:
+        done = _run(step, sample, size, meter, utilisation, clock)
+        meter.free()
+        if on_probe is not None:
+            on_probe(done)
+        return done
+
+    target = target_util_pct if utilisation is not None else None
+    found = fit.search(probe, max_size=max_size, budget_bytes=budget_gib * 2**30, target_util_pct=target)
+    if target_util_pct is not None and all(one.util_pct is None for one in found.probes):
+        ignored = f"target_util_pct={target_util_pct:g} was ignored: nothing here reads a GPU's utilisation"
+        return replace(found, because=f"{found.because}; {ignored}")
+    return found
+
+
+def table(found: Fit) -> list[tuple[str, str, str, str]]:
+    """One row a probe: size, samples/s, peak GiB, mean utilisation; empty cells where there is no figure."""
+    rows = []
+    for one in found.probes:
+        peak = "out of memory" if one.peak is None else f"{gib(one.peak.total):.2f}"
+        rate = "" if one.samples_per_s is None else f"{one.samples_per_s:,.0f}"
+        rows.append((f"{one.size:,}", rate, peak, "" if one.util_pct is None else f"{one.util_pct:.0f} %"))
+    return rows
+
+
+def _run(
+    step: Callable[[Any], Any],
+    sample: Callable[[int], Any],
+    size: int,
+    meter: Meter,
+    utilisation: Callable[[], float | None] | None,
+    clock: Callable[[], float],
+) -> Probe:
+    try:
+        batch = sample(size)
+        for _ in range(WARMUP_STEPS - 1):
+            step(batch)
+        peak = meter.peak(lambda: step(batch))
+        seconds, utils = _timed(lambda: step(batch), meter, utilisation, clock)
+    except Exception as error:
+        if oom.classify(error) is None:
+            raise
+        return Probe(size, None)
+    return Probe(size, peak, size / statistics.median(seconds), statistics.mean(utils) if utils else None)
+
+
+def _timed(
+    step: Callable[[], Any],
+    meter: Meter,
+    utilisation: Callable[[], float | None] | None,
+    clock: Callable[[], float],
+) -> tuple[list[float], list[float]]:
+    """Seconds a step in each round, and utilisation in percent where it is read."""
+    meter.wait()
+    began = now = clock()
+    lasts_s = TIMED_S if utilisation is None else WATCHED_S
+    seconds: list[float] = []
+    utils: list[float] = []
+    while not seconds or (now - began < lasts_s and len(seconds) < MAX_ROUNDS):
+        for _ in range(ROUND_STEPS):
+            step()
+        if utilisation is not None and (percent := utilisation()) is not None:  # while the device has work
+            utils.append(percent)
+        meter.wait()
+        before, now = now, clock()
+        seconds.append((now - before) / ROUND_STEPS)
+    return seconds, utils
