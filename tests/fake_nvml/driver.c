@@ -70,7 +70,7 @@ _Static_assert(sizeof(nvmlTemperature_t) == (TEMPERATURE_V1 & 0xFFFFFF), "nvmlTe
 struct wave { double period_s, duty, low, high; };                    /* high for the first duty of each period */
 struct rule { char function[TEXT]; int code; double from_s, to_s; };  /* code 0: answers, whatever the default is */
 struct metric { int id; double scale; int code; };
-struct process { int pid; uint64_t used_bytes; };
+struct process { int pid; uint64_t used_bytes; char name[TEXT]; };
 struct hang { char function[TEXT]; double for_s, from_s; int once; };
 
 struct device {
@@ -185,7 +185,7 @@ static int read_line(struct scenario *s, const char *key, const char *text) {
     }
     if (strcmp(key, "process") == 0 && d->num_processes < MAX_PROCESSES) {
         struct process *p = &d->processes[d->num_processes++];
-        return sscanf(text, "%d %" SCNu64, &p->pid, &p->used_bytes) == 2;
+        return sscanf(text, "%d %" SCNu64 " %95[^\n]", &p->pid, &p->used_bytes, p->name) >= 2;
     }
     return set_field(DEVICE_FIELDS, COUNT(DEVICE_FIELDS), d, key, text);
 }
@@ -276,6 +276,7 @@ static const char *const MIG_ANSWERS[] = {
     "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetDeviceHandleFromMigDeviceHandle",
     "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceIsMigDeviceHandle",
     "nvmlDeviceGetComputeRunningProcesses_v2", "nvmlDeviceGetComputeRunningProcesses_v3",
+    "nvmlDeviceGetGraphicsRunningProcesses_v3",
 };
 /* What a card in MIG mode refuses. */
 static const char *const SPLIT_REFUSES[] = { "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetSamples" };
@@ -596,6 +597,29 @@ EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t device,
                                                             nvmlProcessInfo_t *infos) {
     ASK(d, device);
     return running_processes(&d, count, infos);
+}
+
+/* Nothing draws here: all processes compute. */
+EXPORT nvmlReturn_t nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t device, unsigned int *count,
+                                                             nvmlProcessInfo_t *infos) {
+    ASK(d, device);
+    (void)infos;
+    *count = 0;
+    return SUCCESS;
+}
+
+/* The path of a process of a scenario that has a name there. */
+EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsigned int length) {
+    nvmlReturn_t result = enter(__func__);
+    if (result != SUCCESS) return result;
+    result = NOT_FOUND;
+    for (int i = 0; i < now_played.num_devices; i++)
+        for (int j = 0; j < now_played.devices[i].num_processes; j++) {
+            const struct process *p = &now_played.devices[i].processes[j];
+            if ((unsigned int)p->pid == pid && p->name[0]) result = copy_text(p->name, name, length);
+        }
+    pthread_mutex_unlock(&lock);
+    return result;
 }
 
 /* ---- What a device does ---- */

@@ -150,8 +150,8 @@ class FakeGpu:
     """By slot, None = an empty slot; None = the card is not in MIG mode."""
     mig_capable: bool = False
     """Without MIG mode: GetMigMode answers "off" (as on an H200) and not NOT_SUPPORTED (as on an RTX)."""
-    processes: Sequence[tuple[int, float]] = ()
-    """(pid, GiB) of what GetComputeRunningProcesses lists."""
+    processes: Sequence[tuple[int, float] | tuple[int, float, str]] = ()
+    """(pid, GiB, path) of what GetComputeRunningProcesses lists; without a path SystemGetProcessName knows no name."""
     errors: Errors = field(default_factory=dict)
 
 
@@ -210,7 +210,7 @@ def _gpu_lines(gpu: FakeGpu) -> list[str]:
     lines += [f"memory_util {_wave(gpu.memory_util)}", f"power_w {_wave(gpu.power_w)}"]
     lines += [f"has_energy {gpu.has_energy:d}", f"stale_samples {gpu.stale_samples:d}"]
     lines += [f"mig_mode {gpu.mig is not None:d}", f"mig_capable {gpu.mig_capable or gpu.mig is not None:d}"]
-    lines += [f"process {pid} {_bytes(gib)}" for pid, gib in gpu.processes]
+    lines += [" ".join([f"process {pid} {_bytes(gib)}", *name]) for pid, gib, *name in gpu.processes]
     if gpu.lost is not None:
         lines += [f"lost_from_s {gpu.lost.from_s}", f"lost_to_s {gpu.lost.to_s}"]
         lines += [f"lost_needs_init {gpu.lost.needs_init:d}"]

@@ -50,7 +50,8 @@ EVERY_FUNCTION = [
     *["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"],
     *["nvmlDeviceGetCurrPcieLinkGeneration", "nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkGeneration"],
     *["nvmlDeviceGetMaxPcieLinkWidth", "nvmlDeviceGetComputeRunningProcesses_v2"],
-    *["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc"],
+    *["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetGraphicsRunningProcesses_v3"],
+    *["nvmlSystemGetProcessName", "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc"],
     *["nvmlGpmSampleFree", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet", "nvmlGpmMetricsGet"],
 ]
 

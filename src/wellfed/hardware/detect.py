@@ -12,10 +12,11 @@ import psutil
 
 from wellfed import __version__
 from wellfed.hardware.cgroup import CgroupLimits, cgroup_limits
-from wellfed.hardware.facts import GpuFacts, MachineFacts
+from wellfed.hardware.facts import GpuFacts, HolderFacts, MachineFacts
 from wellfed.hardware.torch_cuda import TorchCuda, TorchDevice
 from wellfed.nvml.deadline import START_S, within
 from wellfed.nvml.devices import Device, Devices, list_devices
+from wellfed.nvml.processes import Holder
 from wellfed.nvml.session import LibraryNotFoundError, NvmlError, NvmlSession
 from wellfed.nvml.visible import same_uuid, visible_devices
 from wellfed.units import gib
@@ -177,7 +178,18 @@ def _gpu(index: int, card: Device | None, torch: TorchDevice | None, free_bytes:
         free_gib=None if free_bytes is None else gib(free_bytes),
         nvml_index=card.nvml_index if card else None,
         is_mig=card.is_mig if card else False,
+        holders=tuple(_holder(one) for one in card.holders if one.pid != os.getpid()) if card else (),
     )
+
+
+def _holder(held: Holder) -> HolderFacts:
+    name = held.name
+    if name is None:
+        try:
+            name = psutil.Process(held.pid).name()
+        except psutil.Error:  # of another container, or gone since
+            name = None
+    return HolderFacts(held.pid, name, None if held.memory_bytes is None else gib(held.memory_bytes))
 
 
 def _shm(root: Path) -> tuple[int, int] | None:

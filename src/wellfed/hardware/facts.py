@@ -8,6 +8,20 @@ from typing import Any
 
 
 @dataclass(frozen=True)
+class HolderFacts:
+    """A process that had memory of a card when asked."""
+
+    pid: int
+    name: str | None
+    memory_gib: float | None
+
+    def describe(self) -> str:
+        """E.g. ``python (pid 4711, 20,480 MiB)``."""
+        size = "size unknown" if self.memory_gib is None else f"{self.memory_gib * 1024:,.0f} MiB"
+        return f"{self.name or 'a process'} (pid {self.pid}, {size})"
+
+
+@dataclass(frozen=True)
 class GpuFacts:
     """One card or MIG instance; None where nothing on this machine tells."""
 
@@ -25,6 +39,8 @@ class GpuFacts:
     nvml_index: int | None = None
     """None where NVML does not know the card: no utilisation, power or temperature."""
     is_mig: bool = False
+    holders: tuple[HolderFacts, ...] = ()
+    """Other processes with memory here, the largest first; empty where the driver does not tell."""
 
     @property
     def others_gib(self) -> float:
@@ -32,6 +48,13 @@ class GpuFacts:
         if self.memory_gib is None or self.free_gib is None:
             return 0.0
         return max(0.0, self.memory_gib - self.free_gib)
+
+    def held_by(self, most: int = 3) -> str:
+        """The processes that hold the most, for messages; says so where the driver names none."""
+        if not self.holders:
+            return "processes that the driver does not name"
+        rest = len(self.holders) - most
+        return ", ".join(holder.describe() for holder in self.holders[:most]) + (f", {rest} more" if rest > 0 else "")
 
     def describe(self) -> str:
         """Name and size for messages, e.g. ``NVIDIA H200 (139.8 GiB)``."""
@@ -89,7 +112,12 @@ class MachineFacts:
             TypeError: a field is missing, or is not one of this version.
         """
         fields = dict(recorded)
-        fields["gpus"] = tuple(GpuFacts(**gpu) for gpu in fields.get("gpus", ()))
+        fields["gpus"] = tuple(_gpu(gpu) for gpu in fields.get("gpus", ()))
         for name in ("warnings", "cards_left_out"):
             fields[name] = tuple(fields.get(name, ()))
         return cls(**fields)
+
+
+def _gpu(recorded: Mapping[str, Any]) -> GpuFacts:
+    holders = tuple(HolderFacts(**holder) for holder in recorded.get("holders", ()))
+    return GpuFacts(**{**recorded, "holders": holders})

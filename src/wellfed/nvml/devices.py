@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
+from wellfed.nvml.processes import Holder, list_holders
 from wellfed.nvml.session import (
     FunctionNotFoundError,
     GpuLostError,
@@ -42,6 +43,8 @@ class Device:
     """A physical card in MIG mode: CUDA shows its instances in its place."""
     index: int | None = None
     """CUDA-visible number; None until mapped, or where CUDA does not see it."""
+    holders: tuple[Holder, ...] = ()
+    """Processes that have memory here, the largest first."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ def _snapshot(nvml: NvmlSession, handle: Any, nvml_index: int, driver: str | Non
         capability=None if capability is None else (int(capability[0]), int(capability[1])),
         driver_version=driver,
         has_mig_mode=mode is not None and mode[0] == 1,
+        holders=list_holders(nvml, handle),
     )
 
 
@@ -128,6 +132,7 @@ def _mig_instance(nvml: NvmlSession, mig: Any, card: Device) -> Device:
         capability=card.capability,  # NVML answers this for the parent only
         driver_version=card.driver_version,
         is_mig=True,
+        holders=list_holders(nvml, mig),
     )
 
 

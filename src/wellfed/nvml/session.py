@@ -202,6 +202,9 @@ class NvmlSession:
         for _ in range(self.tries):
             try:
                 return call(*args, **kwargs)
+            except getattr(self._library, "NVMLLibraryMismatchError", ()) as cause:
+                # pynvml's own way to say that the driver lacks the latest version of a function with several
+                raise FunctionNotFoundError(function) from cause
             except self._library.NVMLError as cause:
                 errors.append(_named(function, cause))
                 errors[-1].__cause__ = cause
