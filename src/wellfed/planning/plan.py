@@ -7,14 +7,17 @@ Two steps, because the second needs the data and the model: `device.plan_device`
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wellfed.config.schema import PathsConfig, RunConfig
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
+from wellfed.planning.budget import Fitted, within_budget
 from wellfed.planning.loader import plan_loader
 from wellfed.planning.memory import known_parts, parts_faults, plan_features, plan_micro_batch, plan_on_oom
 from wellfed.planning.planned import DataFacts, ModelFacts, RunPlan
+from wellfed.planning.ways import Estimate
 
 if TYPE_CHECKING:  # torch comes with it, and planning needs none
     from wellfed.loading.trial import Trial
@@ -28,11 +31,14 @@ def plan_run(
     data: DataFacts,
     model: ModelFacts,
     trial: Trial | None = None,
+    estimate: Estimate | None = None,
 ) -> RunPlan | list[Fault]:
     """The whole plan, or what is impossible now that data and model are known.
 
     Args:
         trial: what the first batches showed; without it rules of thumb choose the loader.
+        estimate: what the model needs of device memory; without it only what is known before the first step counts.
+            A plan that does not fit then is still a plan, with its ``misfit``.
     """
     on_gpu = device["trainer.accelerator"] == "gpu"
     faults: list[Fault] = []
@@ -45,12 +51,27 @@ def plan_run(
     )
     faults += _skipping_faults(config, data, warnings)
     knobs["memory.on_oom"] = plan_on_oom(config.memory.on_oom, device["trainer.devices"], model)
-    parts = known_parts(device["gpu.precision"], model, data, knobs["memory.features"].value)
-    if on_gpu and device["trainer.strategy"] != "fsdp":
-        faults += parts_faults(parts, device.budget_gib)
     if faults:
         return faults
-    return RunPlan(knobs, device.budget_gib, device.cap, device.device_name, tuple(warnings), parts)
+    fitted = Fitted()
+    if estimate is not None:
+        fitted = within_budget(config, knobs, device.budget_gib, data=data, model=model, estimate=estimate)
+        knobs.update(fitted.knobs)
+        warnings += fitted.warnings
+    plan = RunPlan(knobs, device.budget_gib, device.cap, device.device_name, tuple(warnings))
+    if fitted.way is not None:
+        peak = fitted.way.peak
+        return replace(
+            plan,
+            parts=peak.parts,
+            predicted_peak_gib=fitted.way.peak_gib,
+            peak_moment=peak.moment,
+            misfit=fitted.misfit,
+        )
+    parts = known_parts(device["gpu.precision"], model, data, knobs["memory.features"].value)
+    if on_gpu and device["trainer.strategy"] != "fsdp" and (too_much := parts_faults(parts, device.budget_gib)):
+        return too_much
+    return replace(plan, parts=parts)
 
 
 def _skipping_faults(config: RunConfig, data: DataFacts, warnings: list[str]) -> list[Fault]:

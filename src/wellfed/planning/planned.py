@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from wellfed.errors import Fault
+
 Source = Literal["set", "predicted", "measured"]
 
 
@@ -38,6 +40,8 @@ class ModelFacts:
     trainable_bytes: int
     optimizer_state_bytes: int
     has_batch_norm: bool = False
+    has_blocks: bool = False
+    """Activation checkpointing finds parts that it can recompute."""
     is_lightning_module: bool = False
 
 
@@ -51,7 +55,12 @@ class RunPlan:
     device_name: str
     warnings: tuple[str, ...] = ()
     parts: Mapping[str, int] = field(default_factory=dict)
-    """Known device memory by what needs it, bytes; activations are not among them."""
+    """Device memory by what needs it, bytes: at the predicted peak, or without an estimate all but activations."""
+    predicted_peak_gib: float | None = None
+    """What the allocator will reserve on each device; None where nothing could be estimated."""
+    peak_moment: str | None = None
+    misfit: Fault | None = None
+    """Why this plan does not fit its budget, and what would."""
 
     def __getitem__(self, knob: str) -> Any:
         """The decided value of a dotted knob."""

@@ -1,0 +1,246 @@
+"""What a training run needs of device memory: its parts, the peak of one optimizer step, the largest micro-batch.
+
+Arithmetic on measured figures, without torch, so that planning may use it. `estimate.measure` makes a `Footprint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from wellfed.units import MIB
+
+Basis = Literal["fake tensors", "small runs"]
+Moment = Literal["forward and backward", "optimizer step", "filling the feature table"]
+
+FORMAT = 1
+"""Of a footprint's JSON; another is not read."""
+SLOPES_AGREE_FRAC = 0.05
+"""Two successive slopes that differ by no more are one line, which may be drawn on."""
+ALLOCATOR_BYTES = 2 * MIB + 20 * MIB
+"""Unused rest of the CUDA allocator's segments: small blocks share segments of 2 MiB, those of 1-10 MiB segments of
+20 MiB, and one of each kind is partly empty (https://docs.pytorch.org/docs/stable/notes/cuda.html, memory
+management). Larger blocks are rounded up to 2 MiB, and fragments come on top: a margin of the budget is for these."""
+CUBLAS_BYTES = 32 * MIB
+"""cuBLAS's workspace, which the allocator holds: 32 MiB on Hopper, 8.1 MiB before
+(https://docs.nvidia.com/cuda/cublas/#cublassetworkspace)."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The forward and backward pass of one micro-batch at its peak, bytes beside what is there all the time."""
+
+    micro_batch: int
+    activations: int
+    """All that the pass makes, gradients aside: prepared inputs, saved tensors, temporaries, casts of weights."""
+    gradients: int
+    """Gradients that exist at that moment, where the micro-batch is the only one of its step."""
+    activations_after: int
+    """As ``activations``, where a micro-batch went before: then all gradients exist all the time."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Device memory of a model under training, bytes, for one precision, feature mode and checkpointing."""
+
+    precision: str
+    checkpointed: bool
+    feature_mode: str | None
+    basis: Basis
+    """Whether the passes ran on fake tensors, or for real with a few samples."""
+    parameters: int
+    """Frozen ones and buffers too."""
+    gradients: int
+    optimizer_state: int
+    optimizer_temporaries: int
+    feature_table: int
+    """0 unless it is on the device."""
+    filling: int
+    """Peak beside parameters and table while the feature table is filled, whether it is on the device or not."""
+    sample_bytes: int
+    """Of a batch as it comes from the loader, for one sample."""
+    points: tuple[Point, ...]
+    """By rising micro-batch."""
+    notes: tuple[str, ...] = ()
+    """What is assumed, for people."""
+
+    def __post_init__(self) -> None:
+        sizes = [point.micro_batch for point in self.points]
+        if not sizes or sizes[0] < 1 or sizes != sorted(set(sizes)):
+            raise ValueError(f"a footprint needs points of rising micro-batch, not {sizes}")
+
+    @property
+    def fixed_bytes(self) -> int:
+        """What is there all the time, whatever the batch: parameters, optimizer state, feature table."""
+        return self.parameters + self.optimizer_state + self.feature_table
+
+    @property
+    def reach(self) -> int | None:
+        """Largest micro-batch that can be predicted; None = any, the last slopes agree."""
+        return None if is_straight(self.points) else self.points[-1].micro_batch
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"format": FORMAT, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Footprint:
+        """The footprint that `to_dict` described.
+
+        Raises:
+            ValueError: it describes none, or one of another format.
+        """
+        try:
+            rest = dict(values)
+            if rest.pop("format") != FORMAT:
+                raise ValueError(f"format {values['format']!r} is not {FORMAT}")
+            rest["points"] = tuple(Point(**point) for point in rest["points"])
+            rest["notes"] = tuple(rest["notes"])
+            return cls(**rest)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"not a footprint: {error}") from error
+
+
+@dataclass(frozen=True)
+class NoEstimate:
+    """There is no footprint, and why."""
+
+    reason: str
+    """One line."""
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What one device does in an optimizer step."""
+
+    samples: int
+    """Of its share of the effective batch: they are on the device as a whole, and are split there."""
+    batches_ahead: int = 0
+    """Batches of as many samples that are there already (``loader.device_prefetch``)."""
+    world_size: int = 1
+    is_sharded: bool = False
+    """FSDP: parameters, gradients and state are divided by ``world_size``. An approximation: the layer that is at work
+    is whole on each device. Otherwise DDP, whose buckets hold the gradients once more."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The peak of a run on one device."""
+
+    moment: Moment
+    parts: Mapping[str, int]
+    """Bytes by what needs them at that moment; parts of 0 bytes too."""
+
+    @property
+    def tensor_bytes(self) -> int:
+        """All tensors that live at the peak."""
+        return sum(self.parts.values())
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the CUDA allocator reserves for them, fragments aside (see ``ALLOCATOR_BYTES``, ``CUBLAS_BYTES``)."""
+        return self.tensor_bytes + ALLOCATOR_BYTES + CUBLAS_BYTES
+
+
+def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> Prediction:
+    """The highest moment of a run: in the passes, in the optimizer, or while the feature table is filled.
+
+    Between measured micro-batches a line is drawn, which lies on or above the truth, since a peak is the highest of
+    lines; below the first its value is taken; beyond the last, the line goes on.
+
+    Raises:
+        ValueError: micro_batch is below 1, or beyond ``footprint.reach``.
+    """
+    if micro_batch < 1 or (footprint.reach is not None and micro_batch > footprint.reach):
+        raise ValueError(f"micro_batch {micro_batch} is not in 1..{footprint.reach}")
+    shards = step.world_size if step.is_sharded else 1
+    gradients = _share(footprint.gradients, shards)
+    buckets = gradients if step.world_size > 1 and not step.is_sharded else 0
+    fixed = {
+        "parameters": _share(footprint.parameters, shards),
+        "optimizer state": _share(footprint.optimizer_state, shards),
+        "feature table": footprint.feature_table,
+        "inputs": footprint.sample_bytes * step.samples * (1 + step.batches_ahead),
+        "gradient buckets": buckets,
+    }
+    if micro_batch < step.samples:
+        existing = footprint.gradients
+        activations = on_curve(footprint.points, micro_batch, lambda point: point.activations_after)
+    else:
+        existing = min(on_curve(footprint.points, micro_batch, lambda point: point.gradients), footprint.gradients)
+        activations = on_curve(footprint.points, micro_batch, whole_pass) - existing
+    moments: list[Prediction] = [
+        Prediction(
+            "forward and backward", {**fixed, "gradients": _share(existing, shards), "activations": max(0, activations)}
+        ),
+        Prediction(
+            "optimizer step",
+            {
+                **fixed,
+                "gradients": gradients,
+                "optimizer temporaries": _share(footprint.optimizer_temporaries, shards),
+            },
+        ),
+        Prediction(
+            "filling the feature table",
+            {
+                "parameters": fixed["parameters"],
+                "feature table": footprint.feature_table,
+                "activations": footprint.filling,
+            },
+        ),
+    ]
+    return max(moments, key=lambda moment: moment.tensor_bytes)
+
+
+def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape) -> int:
+    """The largest micro-batch, at most ``step.samples``, for which all that is reserved fits; 0 if none does."""
+
+    def fits(micro_batch: int) -> bool:
+        return predicted_peak(footprint, micro_batch, step).reserved_bytes <= budget_bytes
+
+    reach = step.samples if footprint.reach is None else min(step.samples, footprint.reach)
+    # Unsplit comes first: its gradients are not all there when the activations are, so it may need less than a step in
+    # two parts.
+    if fits(reach):
+        return reach
+    low, high = 0, reach
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _share(num_bytes: int, shards: int) -> int:
+    return -(-num_bytes // shards)
+
+
+def whole_pass(point: Point) -> int:
+    """Bytes at the peak of a micro-batch that is the only one of its step."""
+    return point.activations + point.gradients
+
+
+def on_curve(points: Sequence[Point], micro_batch: int, value: Callable[[Point], int]) -> int:
+    """The value at a micro-batch, rounded up; the last line goes on beyond the last point."""
+    if micro_batch <= points[0].micro_batch:
+        return value(points[0])
+    place = next((at for at, point in enumerate(points) if point.micro_batch >= micro_batch), len(points) - 1)
+    before, after = points[place - 1], points[place]
+    rise = (value(after) - value(before)) * (micro_batch - before.micro_batch)
+    return value(before) - (-rise // (after.micro_batch - before.micro_batch))
+
+
+def is_straight(points: Sequence[Point]) -> bool:
+    """Whether the last two slopes agree, of a micro-batch alone and after another one: then the line goes on."""
+    if len(points) < 3:
+        return False
+    return all(_slopes_agree(points[-3:], value) for value in (whole_pass, lambda point: point.activations_after))
+
+
+def _slopes_agree(points: Sequence[Point], value: Callable[[Point], int]) -> bool:
+    one, two = (
+        (value(after) - value(before)) / (after.micro_batch - before.micro_batch)
+        for before, after in zip(points[:-1], points[1:], strict=True)
+    )
+    return abs(one - two) <= SLOPES_AGREE_FRAC * max(abs(one), abs(two))
