@@ -1,12 +1,15 @@
 """Recorded machines to plan for."""
 
-from wellfed.hardware.facts import GpuFacts, MachineFacts
+from wellfed.hardware.facts import GpuFacts, HolderFacts, MachineFacts
 
 GIB = 2**30
 
 
-def card(index=0, *, name="NVIDIA H200", memory_gib=139.8, capability="9.0", held_gib=0.0):
-    return GpuFacts(index, f"GPU-{index}", name, memory_gib, capability, memory_gib - held_gib, nvml_index=index)
+def card(index=0, *, name="NVIDIA H200", memory_gib=139.8, capability="9.0", held_gib=0.0, by=()):
+    """``by``: (pid, name, GiB) of those who hold it."""
+    holders = tuple(HolderFacts(*holder) for holder in by)
+    free_gib = memory_gib - held_gib
+    return GpuFacts(index, f"GPU-{index}", name, memory_gib, capability, free_gib, nvml_index=index, holders=holders)
 
 
 def machine(*cards, cores=8.0, ram_gib=32.0, **more):

@@ -113,6 +113,47 @@ def test_the_device_has_its_name():
     assert planned(facts=LAPTOP).device_name == "A CPU"
 
 
+HELD = card(memory_gib=23.6, held_gib=23.4, by=[(4711, "ollama", 20.0), (12, None, None)])
+
+
+@pytest.mark.parametrize(
+    ("facts", "given", "gpu", "said"),
+    [
+        (machine(HELD), {}, "auto", ["ollama (pid 4711, 20,480 MiB)", "a process (pid 12, size unknown)", "0.2 GiB"]),
+        (machine(HELD), {"gpu": {"memory_gib": 7.2}}, "8gb", ["ollama (pid 4711", "End them"]),
+        (
+            machine(card(memory_gib=23.6, held_gib=10, by=[(4711, "ollama", 10.0)])),
+            {"gpu": {"memory_gib": 20.0}},
+            "auto",
+            ["20 GiB were asked for", "ollama (pid 4711, 10,240 MiB)", "gpu.memory_gib=12.2"],
+        ),
+        (
+            machine(card(memory_gib=23.6)),
+            {"gpu": {"memory_gib": 30.0}},
+            "auto",
+            ["30 GiB were asked for", "(23.6 GiB)"],
+        ),
+        (LAPTOP, {"gpu": {"memory_gib": 21.6, "enforce": True}}, "24gb", ["21.6 GiB", "16.0 GiB of host memory"]),
+    ],
+)
+def test_a_budget_that_can_not_be_had_names_who_holds_the_card(facts, given, gpu, said):
+    (fault,) = plan_device(config(**given), {"gpu": gpu}, facts)
+    assert [part for part in said if part not in str(fault)] == []
+
+
+def test_a_card_that_others_use_gives_what_is_left_and_says_who_has_the_rest():
+    facts = machine(card(memory_gib=23.6, held_gib=10, by=[(4711, "ollama", 10.0)]))
+    plan = plan_device(config(gpu={"memory_gib": 21.6}), {"gpu": "24gb"}, facts)
+    assert plan.budget_gib == pytest.approx(0.9 * 13.6)
+    assert "ollama (pid 4711" in plan.warnings[0]
+
+
+def test_on_the_cpu_a_budget_is_held_to_where_asked():
+    plan = plan_device(config(gpu={"memory_gib": 7.2, "enforce": True}), {"gpu": "8gb"}, LAPTOP)
+    assert (plan.cap, plan["gpu.enforce"]) == (True, True)
+    assert "host memory is held to the budget" in plan.knobs["gpu.enforce"].because
+
+
 def test_training_on_the_cpu_beside_a_card_caps_nothing_and_says_so():
     given = config(trainer={"accelerator": Accelerator.cpu})
     plan = plan_device(given, {"gpu": "24gb"}, H200)

@@ -12,6 +12,7 @@ import torch
 
 from wellfed.config.schema import RunConfig
 from wellfed.hardware.facts import MachineFacts
+from wellfed.memory.cap import ballast_bytes
 from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord
 from wellfed.timing.readiness import StepSummary
@@ -58,7 +59,7 @@ class Usage:
         return {
             "device": plan.device_name,
             "budget_gib": plan.budget_gib,
-            "predicted_peak_gib": None,
+            "predicted_peak_gib": plan.predicted_peak_gib,
             "measured_peak_gib": gib(self._measured_peak() if self._peak is None else self._peak),
         }
 
@@ -77,7 +78,7 @@ class Usage:
 
     def _measured_peak(self) -> float:
         if self._on_cuda:
-            return float(torch.cuda.max_memory_reserved())
+            return float(torch.cuda.max_memory_reserved() - ballast_bytes())
         return max(0.0, _peak_rss() - self._rss_before)
 
 

@@ -30,6 +30,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
+from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.device import plan_device
 from wellfed.planning.plan import plan_run
@@ -39,7 +40,6 @@ from wellfed.stop_request import StopRequest
 from wellfed.telemetry.progress import Progress
 from wellfed.tracking import wandb as tracking_wandb
 from wellfed.tracking.journal import Journal
-from wellfed.units import gib
 
 _LOG = logging.getLogger(__name__)
 _ARTIFACTS = {
@@ -301,9 +301,12 @@ def _possible(plan: RunPlan | list[Fault]) -> RunPlan:
 
 def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> None:
     """What must hold before the model reaches its device."""
-    if plan.cap and plan.budget_gib is not None and torch.cuda.is_available():
-        total = gib(torch.cuda.get_device_properties(0).total_memory)
-        torch.cuda.set_per_process_memory_fraction(min(1.0, plan.budget_gib / total))
+    if plan.cap and plan.budget_gib is not None:
+        budget_bytes = int(plan.budget_gib * 2**30)
+        if plan["trainer.accelerator"] == "gpu":
+            cap.cap_cuda(budget_bytes, ballast=config.gpu.ballast, device=torch.cuda.current_device())
+        elif cap.cap_host(budget_bytes) is None:
+            _LOG.warning("gpu.enforce=true: this system has no RLIMIT_DATA to set, or a lower one is set already.")
     if config.gpu.channels_last:
         parts.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if plan["memory.checkpoint_activations"] and checkpoint_blocks(parts.model) == 0:

@@ -130,7 +130,11 @@ class GpuConfig:
     """torch.compile: none, default, reduce_overhead or max_autotune. Costs seconds to minutes at the start; a compile
     that fails warns and goes on eagerly."""
     enforce: Optional[bool] = None
-    """Hold the run to the budget. null = true on a GPU, false on a CPU."""
+    """Hold the run to the budget. null = true on a GPU, false on a CPU. true on a CPU limits this process's memory in
+    the card's place (Linux)."""
+    ballast: bool = False
+    """With enforce: fill the rest of a larger card, so that libraries that ask the driver for free memory see the
+    smaller card too."""
     allocator: Allocator = Allocator.default
     """default or expandable (segments that grow: less fragmentation when shapes vary)."""
 

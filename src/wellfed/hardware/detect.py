@@ -76,7 +76,7 @@ def machine(
     return MachineFacts(
         cpu=_cpu_name(root),
         cpu_quota_cores=cpu_quota_cores(limits, _affinity_cores()),
-        ram_gib=gib(min(host.total, _or(limits.memory_bytes, host.total))),
+        ram_gib=gib(min(host.total, _or(limits.memory_bytes, host.total), _or(_rlimit_bytes(), host.total))),
         ram_available_gib=gib(min(host.available, _or(limits.memory_room_bytes, host.available))),
         shm_gib=None if shm is None else gib(shm[0]),
         shm_free_gib=None if shm is None else gib(shm[1]),
@@ -190,6 +190,16 @@ def _holder(held: Holder) -> HolderFacts:
         except psutil.Error:  # of another container, or gone since
             name = None
     return HolderFacts(held.pid, name, None if held.memory_bytes is None else gib(held.memory_bytes))
+
+
+def _rlimit_bytes() -> int | None:
+    """The lowest limit on this process's own memory; None where there is none."""
+    try:
+        import resource
+    except ImportError:
+        return None  # Windows
+    limits = [resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA)]
+    return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
 
 
 def _shm(root: Path) -> tuple[int, int] | None:

@@ -69,7 +69,7 @@ class MachineFacts:
     cpu_quota_cores: float
     """What this process may use: the smallest of affinity and every cgroup limit above it. May be a fraction."""
     ram_gib: float
-    """The host's memory or the smallest cgroup limit."""
+    """The host's memory, or the smallest limit on it: of a cgroup, RLIMIT_AS or RLIMIT_DATA."""
     ram_available_gib: float
     shm_gib: float | None = None
     """Size of /dev/shm; None where the system has none."""

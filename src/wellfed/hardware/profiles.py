@@ -224,7 +224,7 @@ def _named_budget(profile_name: str, wanted_gib: float, enforce: bool | None, ca
     cap = enforce if enforce is not None else fits
     own = pick_profile(card.memory_gib) if card.memory_gib is not None else None
     profile = named.name if named else own.name if own else profile_name
-    held = f", of which other processes hold {card.others_gib:.1f}" if card.others_gib >= 0.05 else ""
+    held = f", of which other processes hold {card.others_gib:.1f}: {card.held_by()}" if card.others_gib >= 0.05 else ""
     warnings = []
     if not fits:
         whose = f", whose profile is {own.name}" if own and named and own.name != profile_name else ""

@@ -9,8 +9,11 @@ from dataclasses import replace
 from wellfed.config.schema import Accelerator, Allocator, Compile, RunConfig, Strategy
 from wellfed.errors import Fault
 from wellfed.hardware.facts import GpuFacts, MachineFacts
-from wellfed.hardware.profiles import Budget, resolve_budget, resolve_precision
+from wellfed.hardware.profiles import BUDGET_FRAC, PROFILES, Budget, resolve_budget, resolve_precision
 from wellfed.planning.planned import Planned, RunPlan, planned
+
+LEAST_GIB = 0.5
+"""With less nothing can be trained: CUDA's own context takes that much."""
 
 
 def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFacts) -> RunPlan | list[Fault]:
@@ -19,7 +22,7 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
     cards = facts.training_gpus
     accelerator, why = _accelerator(trainer.accelerator, profile, cards)
     on_gpu = accelerator == "gpu"
-    faults = _device_faults(config, facts, accelerator, profile)
+    faults = _device_faults(config, facts, accelerator, profile) + _card_faults(config, profile, facts, on_gpu)
     card = cards[0] if on_gpu and cards else None
     precision = resolve_precision(gpu.precision.value, card)
     if isinstance(precision, Fault):
@@ -27,6 +30,9 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
     if faults or isinstance(precision, Fault):
         return faults
     budget = _budget(config, profile, facts, on_gpu)
+    caps_host = not on_gpu and gpu.enforce is True and budget.budget_gib is not None
+    if caps_host and (too_much := _host_fault(budget, facts)):
+        return [too_much]
     knobs = {
         "trainer.accelerator": planned(accelerator, why, trainer.accelerator is not Accelerator.auto),
         "trainer.devices": Planned(trainer.devices, f"trainer.devices={trainer.devices}", "set"),
@@ -45,12 +51,13 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
             else f"gpu.compile={gpu.compile.value}",
             "set",
         ),
-        "gpu.enforce": _enforce(budget, gpu.enforce, on_gpu),
+        "gpu.enforce": _enforce(budget, gpu.enforce, on_gpu, caps_host),
     }
     warnings = list(facts.warnings) + list(budget.warnings)
     if gpu.allocator is Allocator.expandable and not on_gpu:
         warnings.append("gpu.allocator=expandable has no effect on the CPU. Leave it at default there.")
-    return RunPlan(knobs, budget.budget_gib, budget.cap, card.name if card else facts.cpu, tuple(warnings))
+    cap = budget.cap or caps_host
+    return RunPlan(knobs, budget.budget_gib, cap, card.name if card else facts.cpu, tuple(warnings))
 
 
 def _budget(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Budget:
@@ -75,7 +82,56 @@ def _strategy(asked: Strategy, devices: int) -> Planned:
     return Planned("auto", "one device: nothing to share out", "predicted")
 
 
-def _enforce(budget: Budget, asked: bool | None, on_gpu: bool) -> Planned:
+def _host_fault(budget: Budget, facts: MachineFacts) -> Fault | None:
+    """A budget that is held to in host memory must be there."""
+    if budget.budget_gib is None or budget.budget_gib <= facts.ram_gib:
+        return None
+    return Fault(
+        "gpu.enforce",
+        f"true would hold a run on the CPU to {budget.budget_gib:g} GiB, and this process may have "
+        f"{facts.ram_gib:.1f} GiB of host memory.",
+        "Set gpu.enforce=null, or a smaller gpu.memory_gib.",
+    )
+
+
+def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> list[Fault]:
+    """Cards that can't give what was asked for, or nearly nothing, with the processes that hold them.
+
+    A profile that is larger than the card is no fault: the run is planned for what the card has, with a warning.
+    """
+    named, asked, faults = PROFILES.get(profile), config.gpu.memory_gib, []
+    if named is not None and asked == named.budget_gib:
+        asked = None
+    for card in facts.training_gpus[: config.trainer.devices] if on_gpu else ():
+        if card.memory_gib is None:
+            continue
+        left_gib = card.memory_gib - card.others_gib
+        held = f"other processes hold {card.others_gib:.1f} GiB of {card.describe()}: {card.held_by()}"
+        if asked is not None and asked > card.memory_gib:
+            faults.append(
+                Fault(
+                    "gpu.memory_gib",
+                    f"{asked:g} GiB were asked for, and {card.describe()} does not have them.",
+                    "Set gpu.memory_gib=null for what the card has, or less than that.",
+                )
+            )
+        elif asked is not None and asked > left_gib:
+            problem = f"{asked:g} GiB were asked for, and {held}."
+            faults.append(Fault("gpu.memory_gib", problem, f"End them, or set gpu.memory_gib={0.9 * left_gib:.1f}."))
+        elif BUDGET_FRAC * left_gib < LEAST_GIB:
+            faults.append(
+                Fault(
+                    "gpu",
+                    f"{held}; {left_gib:.1f} GiB are left.",
+                    "End them, or name another card: CUDA_VISIBLE_DEVICES=1.",
+                )
+            )
+    return faults
+
+
+def _enforce(budget: Budget, asked: bool | None, on_gpu: bool, caps_host: bool) -> Planned:
+    if caps_host:
+        return Planned(True, "gpu.enforce=true: host memory is held to the budget in the card's place", "set")
     if not on_gpu:
         because = "trains on the CPU: there is no GPU memory to hold back"
     elif asked is not None:

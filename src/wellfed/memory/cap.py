@@ -1,0 +1,60 @@
+"""Holds this process to a budget: a larger card's allocator, or the host's memory in its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+_ballast: list[torch.Tensor] = []
+
+
+def cap_cuda(budget_bytes: int, *, ballast: bool, device: int = 0) -> int:
+    """An allocation that would go beyond the budget fails, as on a card of that size; bytes of ballast.
+
+    The limit is on what torch's allocator reserves, not on CUDA's context or NCCL.
+
+    Args:
+        ballast: fill the rest of the card, so that libraries that ask the driver how much is free (cuDNN picks its
+            algorithms by that) see the smaller card too.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    extra = max(0, free - budget_bytes) if ballast else 0
+    torch.cuda.set_per_process_memory_fraction(min(1.0, (budget_bytes + extra) / total), device)
+    if extra:
+        _ballast.append(torch.empty(extra, dtype=torch.uint8, device=f"cuda:{device}"))
+    return extra
+
+
+def ballast_bytes() -> int:
+    """What `cap_cuda` holds; no part of what a run needs."""
+    return sum(each.nbytes for each in _ballast)
+
+
+def cap_host(budget_bytes: int) -> int | None:
+    """A host allocation beyond what is held now and the budget fails in torch as out of memory; the limit, bytes.
+
+    Counts private memory as the kernel does (RLIMIT_DATA, getrlimit(2)); worker processes inherit it. None where the
+    system has no such limit, or a lower one is set already.
+    """
+    held = _data_bytes()
+    if held is None:
+        return None
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = held + budget_bytes
+    lowest = min((each for each in (soft, hard) if each != resource.RLIM_INFINITY), default=limit)
+    if lowest < limit:
+        return None
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    return limit
+
+
+def _data_bytes() -> int | None:
+    """Private writable memory of this process, as RLIMIT_DATA counts it; None where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")), None)
