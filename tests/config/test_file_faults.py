@@ -50,6 +50,12 @@ def test_files_that_can_not_be_read(write, text, line, problem, way_out):
     assert len(str(fault)) < 600
 
 
+def test_an_experiment_that_is_not_yaml_is_the_only_fault(write):
+    (fault,), file = write("experiment/mine.yaml", "# @package _global_\nmemory:\n  {a: 1}\n  {b: 2}\n")
+    assert fault.where == f"{file}:4"
+    assert "is not yaml" in fault.problem
+
+
 def test_a_file_without_permission(write, monkeypatch):
     real = builtins.open
 

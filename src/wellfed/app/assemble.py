@@ -19,6 +19,7 @@ from wellfed.lit import trainer as lit
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.build import EvalLoader, IterableLoader, TrainLoader, train_loader
 from wellfed.loading.trial import Trial, copied, run_trial
+from wellfed.memory.checkpointing import blocks
 from wellfed.planning.backend import candidates
 from wellfed.planning.loader import plans_to_time
 from wellfed.planning.planned import DataFacts, ModelFacts, Planned, RunPlan
@@ -118,6 +119,7 @@ def model_facts(parts: Parts, config: RunConfig) -> ModelFacts:
         else _states_per_parameter(config.workload.optimizer) * sum(p.numel() * p.element_size() for p in trainable),
         has_batch_norm=any(isinstance(module, batch_norm) for module in parts.model.modules()),
         is_lightning_module=parts.is_lightning_module,
+        has_blocks=next(blocks(parts.model), None) is not None,
     )
 
 
@@ -157,6 +159,17 @@ def make_train_loader(
 ) -> TrainLoader | IterableLoader:
     """The steps of training for one rank; ``on_skipped`` is told of samples that fail and are left out."""
     return _train_loader(config, _loader_plan(plan.knobs), data, rank, on_skipped)
+
+
+def make_one_off_loader(config: RunConfig, plan: RunPlan, data: Datasets) -> TrainLoader | IterableLoader:
+    """The same for a look at a few batches: one producer where the plan has any, else this process."""
+    return _train_loader(config, _look(_loader_plan(plan.knobs)), data, rank=0)
+
+
+def _look(plan: LoaderPlan) -> LoaderPlan:
+    if plan.backend in ("torch", "processes") and plan.num_workers:
+        return replace(plan, num_workers=1, prefetch_factor=1, persistent_workers=False, pin_memory=False)
+    return LoaderPlan()
 
 
 def _loader_plan(knobs: Mapping[str, Planned]) -> LoaderPlan:

@@ -22,7 +22,10 @@ class Command:
     summary: str
 
 
-COMMANDS = (Command("doctor", "wellfed.app.doctor", "the machine, the profile it maps to, what is missing"),)
+COMMANDS = (
+    Command("doctor", "wellfed.app.doctor", "the machine, the profile it maps to, what is missing"),
+    Command("plan", "wellfed.app.plan", "every number of a run with its reason, without running it"),
+)
 
 
 def main(argv: Sequence[str]) -> int:

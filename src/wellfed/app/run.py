@@ -18,13 +18,14 @@ from wellfed.app import assemble, figures, screen
 from wellfed.app.checkpoint_file import load_checkpoint
 from wellfed.app.outcome import OK, Outcome, outcome_of
 from wellfed.app.passes import Passes
+from wellfed.app.planner import Planner
 from wellfed.app.resume import CHECKPOINTS, Target, differences
 from wellfed.app.watch import MachineWatch
 from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.diagnosis.report import to_markdown
-from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, Fault
+from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
@@ -33,7 +34,6 @@ from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.device import plan_device
-from wellfed.planning.plan import plan_run
 from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord, read
 from wellfed.stop_request import StopRequest
@@ -152,11 +152,7 @@ class Run:
 
     def _make_plan(self, facts: MachineFacts, device: RunPlan, parts: assemble.Parts) -> RunPlan:
         config = self._config
-        data, model = assemble.data_facts(parts), assemble.model_facts(parts, config)
-        plan = _possible(plan_run(config, self._composed.choices, facts, device, data, model))
-        trial = assemble.try_loader(config, self._composed.choices, facts, plan, parts, rank=self._rank)
-        if trial is not None:
-            plan = _possible(plan_run(config, self._composed.choices, facts, device, data, model, trial))
+        plan = Planner(config, self._composed.choices, facts, device, parts).for_training(self._rank)
         self._plan = plan
         self._record.plan = plan.to_dict()
         self._journal.save()
@@ -291,12 +287,6 @@ class Run:
             traceback.print_exception(error)
         else:
             print(f"{outcome.message}\n{outcome.advice}".rstrip(), file=sys.stderr)
-
-
-def _possible(plan: RunPlan | list[Fault]) -> RunPlan:
-    if isinstance(plan, list):
-        raise ConfigError(plan)
-    return plan
 
 
 def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> None:

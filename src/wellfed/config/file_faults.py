@@ -76,6 +76,8 @@ def merge_files(
     cfg = OmegaConf.create()
     refused: list[tuple[str, Fault]] = []
     for default in defaults:
+        if str(default.config_path) in repo.unreadable:
+            continue  # told already; where it belongs stood in it
         try:
             config: Any = loader._load_single_config(default=default, repo=repo).config
         except (ConfigCompositionException, ValueError) as error:

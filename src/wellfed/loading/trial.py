@@ -86,7 +86,7 @@ def run_trial(
         first: who builds that one; None = this process.
         on_gpu: the step leaves the cores to the producers.
     """
-    with _nothing_changes():
+    with nothing_changes():
         try:
             trial = _build(make(first or LoaderPlan()))
         except Exception as error:  # noqa: BLE001  training meets it again, and tells
@@ -185,7 +185,7 @@ class _Step:
 
 
 @contextmanager
-def _nothing_changes() -> Iterator[None]:
+def nothing_changes() -> Iterator[None]:
     """Random state is put back; what a loader or dataset warns of is said when training starts, once."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:

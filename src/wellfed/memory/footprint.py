@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 from wellfed.units import MIB
@@ -166,7 +167,7 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> P
     }
     if micro_batch < step.samples:
         existing = footprint.gradients
-        activations = on_curve(footprint.points, micro_batch, lambda point: point.activations_after)
+        activations = on_curve(footprint.points, micro_batch, _after_another)
     else:
         existing = min(on_curve(footprint.points, micro_batch, lambda point: point.gradients), footprint.gradients)
         activations = on_curve(footprint.points, micro_batch, whole_pass) - existing
@@ -231,16 +232,19 @@ def on_curve(points: Sequence[Point], micro_batch: int, value: Callable[[Point],
     return value(before) - (-rise // (after.micro_batch - before.micro_batch))
 
 
-def is_straight(points: Sequence[Point]) -> bool:
+def is_straight(points: Sequence[Point], tolerance: float = SLOPES_AGREE_FRAC) -> bool:
     """Whether the last two slopes agree, of a micro-batch alone and after another one: then the line goes on."""
     if len(points) < 3:
         return False
-    return all(_slopes_agree(points[-3:], value) for value in (whole_pass, lambda point: point.activations_after))
+    return all(_slopes_agree(points[-3:], value, tolerance) for value in (whole_pass, _after_another))
 
 
-def _slopes_agree(points: Sequence[Point], value: Callable[[Point], int]) -> bool:
+def _after_another(point: Point) -> int:
+    return point.activations_after
+
+
+def _slopes_agree(points: Sequence[Point], value: Callable[[Point], int], tolerance: float) -> bool:
     one, two = (
-        (value(after) - value(before)) / (after.micro_batch - before.micro_batch)
-        for before, after in zip(points[:-1], points[1:], strict=True)
+        (value(after) - value(before)) / (after.micro_batch - before.micro_batch) for before, after in pairwise(points)
     )
-    return abs(one - two) <= SLOPES_AGREE_FRAC * max(abs(one), abs(two))
+    return abs(one - two) <= tolerance * max(abs(one), abs(two))

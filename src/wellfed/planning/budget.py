@@ -27,6 +27,8 @@ class Fitted:
     """None: nothing could be estimated."""
     misfit: Fault | None = None
     """Why nothing that is allowed fits, and what would."""
+    remedies: tuple[str, ...] = ()
+    """Overrides, each of which makes it fit, cheapest first."""
     warnings: tuple[str, ...] = ()
 
 
@@ -59,7 +61,10 @@ def within_budget(
         may_split=_may_split(model),
         has_blocks=model.has_blocks,
     )
-    return Fitted(decided, outcome.way, _misfit(config, choice, outcome.way, instead, budget_gib))
+    changes: dict[str, Way] = {}
+    for one in instead:
+        changes.setdefault(_overrides(config, choice, one), one)
+    return Fitted(decided, outcome.way, _misfit(outcome.way, changes, budget_gib), tuple(changes))
 
 
 def step_shape(config: RunConfig, knobs: Mapping[str, Planned]) -> StepShape:
@@ -129,15 +134,12 @@ def _need(outcome: Outcome, features: str | None, checkpointed: bool) -> str:
     return f"{way.peak_gib:.2f} GiB"
 
 
-def _misfit(config: RunConfig, choice: Choice, way: Way, instead: list[Way], budget_gib: float) -> Fault:
+def _misfit(way: Way, changes: Mapping[str, Way], budget_gib: float) -> Fault:
     what = "one sample at a time" if way.micro_batch == 1 else f"{way.micro_batch} samples at a time"
     problem = (
         f"the budget is {budget_gib:.2f} GiB, of which {budget_gib * LIMIT_FRAC:.2f} are planned with, and {what} "
         f"need{'s' if way.micro_batch == 1 else ''} {way.peak_gib:.2f} GiB: {show_parts(way)}."
     )
-    changes: dict[str, Way] = {}
-    for one in instead:
-        changes.setdefault(_overrides(config, choice, one), one)
     card = next(
         (name for name, each in PROFILES.items() if way.peak.reserved_bytes <= limit_bytes(each.budget_gib)), ""
     )

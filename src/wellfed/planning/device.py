@@ -118,7 +118,7 @@ def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: b
         elif asked is not None and asked > left_gib:
             problem = f"{asked:g} GiB were asked for, and {held}."
             faults.append(Fault("gpu.memory_gib", problem, f"End them, or set gpu.memory_gib={0.9 * left_gib:.1f}."))
-        elif BUDGET_FRAC * left_gib < LEAST_GIB:
+        elif card.others_gib and BUDGET_FRAC * left_gib < LEAST_GIB:
             faults.append(
                 Fault(
                     "gpu",

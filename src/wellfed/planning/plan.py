@@ -67,6 +67,7 @@ def plan_run(
             predicted_peak_gib=fitted.way.peak_gib,
             peak_moment=peak.moment,
             misfit=fitted.misfit,
+            remedies=fitted.remedies,
         )
     parts = known_parts(device["gpu.precision"], model, data, knobs["memory.features"].value)
     if on_gpu and device["trainer.strategy"] != "fsdp" and (too_much := parts_faults(parts, device.budget_gib)):

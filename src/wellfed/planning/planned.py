@@ -61,6 +61,8 @@ class RunPlan:
     peak_moment: str | None = None
     misfit: Fault | None = None
     """Why this plan does not fit its budget, and what would."""
+    remedies: tuple[str, ...] = ()
+    """With a misfit: overrides, each of which makes it fit, cheapest first."""
 
     def __getitem__(self, knob: str) -> Any:
         """The decided value of a dotted knob."""

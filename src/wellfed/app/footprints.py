@@ -1,0 +1,101 @@
+"""What the configured model needs of device memory, asked once for each way of training and kept on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from typing import Any
+
+from torch import nn, optim
+
+from wellfed.app import assemble
+from wellfed.config.schema import RunConfig
+from wellfed.contract import Batch, FeatureSource
+from wellfed.lit.step import Preparation, parameter_groups
+from wellfed.loading import batches
+from wellfed.loading.build import Delivery
+from wellfed.loading.trial import copied, nothing_changes
+from wellfed.memory import estimate
+from wellfed.memory.footprint import Footprint, NoEstimate
+from wellfed.memory.rehearsal import Task
+from wellfed.planning.planned import RunPlan
+
+SAMPLES = 8
+"""Samples of the first batch that stand for all: larger batches are the same ones again."""
+
+
+class Footprints:
+    """The estimates of one run's model; call it with a feature mode and whether activations are checkpointed.
+
+    Args:
+        plan: what is decided already: precision, who builds batches.
+        samples: of the largest micro-batch that is of interest.
+        host_bytes: what runs on real tensors may take, where a model can't be rehearsed on fake ones.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: RunPlan,
+        parts: assemble.Parts,
+        *,
+        samples: int,
+        host_bytes: int,
+    ) -> None:
+        self._config, self._plan, self._parts = config, plan, parts
+        self._samples, self._host_bytes = samples, host_bytes
+        self._known: dict[tuple[str | None, bool], Footprint | NoEstimate] = {}
+        self._make_batch: Callable[[int], Batch] | NoEstimate | None = None
+
+    def __call__(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
+        """Rehearsed at the first question, remembered after."""
+        key = (features, checkpointed)
+        if key not in self._known:
+            self._known[key] = self._measure(features, checkpointed)
+        return self._known[key]
+
+    def _measure(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
+        if self._parts.is_lightning_module:
+            return NoEstimate("a LightningModule runs its own step")
+        if self._make_batch is None:
+            self._make_batch = self._batches()
+        if isinstance(self._make_batch, NoEstimate):
+            return self._make_batch
+        task = Task(
+            make_batch=self._make_batch,
+            map_tensors=batches.map_tensors,
+            make_optimizer=self._optimizer,
+            prepare=self._prepare,
+            precision=self._plan["gpu.precision"],
+            checkpointed=checkpointed,
+            feature_mode=features,  # type: ignore[arg-type]
+            compile_mode=self._plan["gpu.compile"],
+        )
+        return estimate.measure(self._parts.model, task, self._samples, host_bytes=self._host_bytes)
+
+    def _optimizer(self, model: nn.Module) -> optim.Optimizer:
+        return assemble.make_optimizer(self._config, self._plan, parameter_groups(model))
+
+    def _prepare(self, batch: Batch, source: FeatureSource | None) -> Batch:
+        delivery = Delivery(batch, epoch=0, index=0, total=batches.batch_size(batch))
+        return Preparation(self._parts.data.train, self._config.seed)(batch, delivery, 0, source)
+
+    def _batches(self) -> Callable[[int], Batch] | NoEstimate:
+        """Batches of any size, made of the first samples of the training data."""
+        train = self._parts.data.train
+        if callable(getattr(train, "split", None)):  # its parts need not share the first dimension
+            return self._first_batch
+        try:
+            return estimate.repeated(self._first_batch(min(SAMPLES, self._samples)), batches.map_tensors)
+        except Exception as error:  # noqa: BLE001  training asks for the same samples and tells
+            return NoEstimate(f"no batch could be built: {error or type(error).__name__}".splitlines()[0])
+
+    def _first_batch(self, size: int) -> Batch:
+        """Built by whoever is to build batches in training: a sample may end the process that loads it."""
+        workload = replace(self._config.workload, effective_batch_size=size)
+        config = replace(self._config, workload=workload, trainer=replace(self._config.trainer, devices=1))
+        data = replace(self._parts.data, train=copied(self._parts.data.train))
+        deliveries: Any = iter(assemble.make_one_off_loader(config, self._plan, data))
+        with nothing_changes(), closing(deliveries):
+            return next(deliveries).batch

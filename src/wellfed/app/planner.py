@@ -1,0 +1,89 @@
+"""From the configuration, this machine, data and model to the plan: what training does, and what ``plan`` shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from wellfed.app import assemble
+from wellfed.app.footprints import Footprints
+from wellfed.config.schema import RunConfig
+from wellfed.errors import ConfigError, Fault
+from wellfed.hardware.facts import MachineFacts
+from wellfed.planning.device import plan_device
+from wellfed.planning.plan import plan_run
+from wellfed.planning.planned import RunPlan
+from wellfed.planning.ways import Estimate
+
+HOST_SHARE = 0.5
+"""Of the free host memory that an estimate may take where a model must be run for real."""
+
+
+@dataclass(frozen=True)
+class Planner:
+    """All that a plan is made of."""
+
+    config: RunConfig
+    choices: Mapping[str, str]
+    facts: MachineFacts
+    device: RunPlan
+    parts: assemble.Parts
+
+    def for_training(self, rank: int) -> RunPlan:
+        """The plan of a run: the loader is timed, and memory is estimated where there is a budget to keep.
+
+        Raises:
+            ConfigError: what is asked for can't be done here, or does not fit the card.
+        """
+        rough = self._plan(self.config, self.device)
+        estimate = None if self.device.budget_gib is None else self.estimate(rough)
+        trial = assemble.try_loader(self.config, self.choices, self.facts, rough, self.parts, rank=rank)
+        plan = self._plan(self.config, self.device, trial=trial, estimate=estimate)
+        if plan.misfit is None:
+            return plan
+        if plan["trainer.accelerator"] == "gpu" or plan.cap:
+            raise ConfigError([plan.misfit])
+        return replace(plan, warnings=(*plan.warnings, f"On the card that was named this does not fit: {plan.misfit}"))
+
+    def without_running(self) -> tuple[RunPlan, list[RunPlan]]:
+        """The plan by estimate alone, and for several devices that of each smaller number too; nothing is timed.
+
+        Raises:
+            ConfigError: what is asked for can't be done.
+        """
+        estimate = self.estimate(self._plan(self.config, self.device))
+        plan = self._plan(self.config, self.device, estimate=estimate)
+        return plan, self._by_devices(estimate) if self.config.trainer.devices > 1 else []
+
+    def _by_devices(self, estimate: Estimate) -> list[RunPlan]:
+        plans = []
+        for devices in range(1, self.config.trainer.devices + 1):
+            config = replace(self.config, trainer=replace(self.config.trainer, devices=devices))
+            device = plan_device(config, self.choices, self.facts)
+            if isinstance(device, list):
+                continue
+            plan = self._run(config, device, estimate=estimate)
+            if not isinstance(plan, list):
+                plans.append(plan)
+        return plans
+
+    def estimate(self, plan: RunPlan) -> Footprints:
+        """Footprints for the precision and loader of a plan, for as many samples as one device could be given."""
+        return Footprints(
+            self.config,
+            plan,
+            self.parts,
+            samples=self.config.workload.effective_batch_size,
+            host_bytes=int(HOST_SHARE * self.facts.ram_available_gib * 2**30),
+        )
+
+    def _plan(self, config: RunConfig, device: RunPlan, **known: object) -> RunPlan:
+        found = self._run(config, device, **known)
+        if isinstance(found, list):
+            raise ConfigError(found)
+        return found
+
+    def _run(self, config: RunConfig, device: RunPlan, **known: object) -> RunPlan | list[Fault]:
+        run: Callable[..., RunPlan | list[Fault]] = partial(plan_run, config, self.choices, self.facts, device)
+        return run(assemble.data_facts(self.parts), assemble.model_facts(self.parts, config), **known)

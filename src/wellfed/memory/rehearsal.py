@@ -1,0 +1,210 @@
+"""Steps of training with every tensor's bytes counted, on a copy of the model, with fake tensors or with real ones.
+
+What `lit.module` does is done here in its order: the batch of a device is there as a whole, micro-batches come one
+after the other, the gradients of earlier ones stay, autocast keeps no cast weights from one use to the next.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+
+from wellfed.contract import Batch, Features, FeatureSource, LossOutput
+from wellfed.memory.as_on_cuda import backward
+from wellfed.memory.checkpointing import checkpoint_blocks
+from wellfed.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, Mode, hold
+from wellfed.memory.footprint import Basis, Footprint, Point
+from wellfed.memory.live_bytes import LiveBytes
+
+CPU = torch.device("cpu")
+_AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+_TRUE = {"bf16-true": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Task:
+    """How a model is trained."""
+
+    make_batch: Callable[[int], Batch]
+    """So many samples as the loader gives them; the longest, where they differ in length (see `estimate.repeated`)."""
+    map_tensors: Callable[[Batch, Callable[[Tensor], Tensor]], Batch]
+    """The same structure with every tensor replaced."""
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    prepare: Callable[[Batch, FeatureSource | None], Batch] | None = None
+    """What is done to a micro-batch on the device (``on_device``)."""
+    precision: str = "32-true"
+    checkpointed: bool = False
+    feature_mode: Mode | None = None
+    """Looked at only where the model offers features; None is ``dynamic`` then."""
+    compile_mode: str = "none"
+
+
+class Rehearsal:
+    """A model with gradients and optimizer state, whose passes are measured one micro-batch size after the other."""
+
+    def __init__(self, model: nn.Module, task: Task, block_bytes: int, fake: FakeTensorMode | None) -> None:
+        """
+        Args:
+            fake: entered already; None runs for real.
+        """
+        self._task, self._live = task, LiveBytes(block_bytes)
+        self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
+        """Smallest micro-batch that can be run: BatchNorm has no statistics of a single sample."""
+        with nullcontext() if fake is None else FakeCopyMode(fake):
+            self._model = copy.deepcopy(model)
+        if task.precision in _TRUE:
+            self._model.to(_TRUE[task.precision])
+        if task.checkpointed:
+            checkpoint_blocks(self._model)
+        self._live.note([*self._model.parameters(), *self._model.buffers()], "parameters")
+        self._feature_table = self._filling = self._sample_bytes = 0
+        self._source = self._features()
+        self._model.train()
+        self._optimizer = self._make_optimizer()
+        self._temporaries = self._step_twice()
+
+    def point(self, micro_batch: int) -> Point:
+        """The passes of a micro-batch, alone and after another of its size."""
+        alone, after = self._peaks(micro_batch)
+        return Point(micro_batch, alone["activations"], alone.get("gradients", 0), after["activations"])
+
+    @property
+    def resident_bytes(self) -> int:
+        """Parameters, gradients, optimizer state: what is there beside a pass."""
+        return sum(self._live.live.get(kind, 0) for kind in ("parameters", "gradients", "optimizer state"))
+
+    def footprint(self, points: Sequence[Point], basis: Basis, notes: tuple[str, ...]) -> Footprint:
+        """All that was found."""
+        live = self._live.live
+        return Footprint(
+            precision=self._task.precision,
+            checkpointed=self._task.checkpointed,
+            feature_mode=None if self._source is None else self._task.feature_mode or "dynamic",
+            basis=basis,
+            parameters=live["parameters"],
+            gradients=live.get("gradients", 0),
+            optimizer_state=live.get("optimizer state", 0),
+            optimizer_temporaries=self._temporaries,
+            feature_table=self._feature_table,
+            filling=self._filling,
+            sample_bytes=self._sample_bytes,
+            points=tuple(points),
+            notes=notes,
+        )
+
+    # -- what stays -----------------------------------------------------------------------------------------------
+
+    def _features(self) -> FeatureSource | None:
+        offered = getattr(self._model, "features", None)
+        features: Features | None = offered() if callable(offered) else None
+        mode = self._task.feature_mode or "dynamic"
+        if features is None:
+            return None
+        if mode == "dynamic" or features.trainable:
+            return Computed(features)
+        # Two chunks show what filling takes: all other rows are the same again.
+        num_rows = min(features.num_rows, 2 * CHUNK_ROWS)
+        self._model.eval()
+        with self._live:
+            few = hold(replace(features, num_rows=num_rows), "cache", CPU)
+            row = few.rows(torch.arange(1))
+        held = num_rows * row.nbytes
+        self._filling = max(0, self._live.peak.get("activations", 0) - held)
+        table = torch.zeros((features.num_rows, *row.shape[1:]), dtype=row.dtype)
+        if mode == "cache_host":
+            return HostTable(table, CPU)
+        self._feature_table = table.nbytes
+        return DeviceTable(table)
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = self._task.make_optimizer(self._model)
+        if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
+            raise TypeError(f"{type(optimizer).__name__} runs the passes itself, as often as it likes")
+        for group in optimizer.param_groups:
+            # On CUDA tensors None means all parameters at once, on the CPU's it means one after the other.
+            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                group["foreach"] = True
+        for parameter in self._model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
+        return optimizer
+
+    def _note_gradient(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self._live.note([parameter.grad], "gradients")
+
+    def _step_twice(self) -> int:
+        """The first makes the state. Bytes that the second makes and drops."""
+        live = self._live
+        self._peaks(self.lowest)
+        live.making = "optimizer temporaries"
+        for _ in range(2):
+            live.forget_peak()
+            with live:
+                self._optimizer.step()
+            live.note(_state_tensors(self._optimizer), "optimizer state")
+        kept = live.live.get("optimizer temporaries", 0)
+        live.live["optimizer state"] = live.live.get("optimizer state", 0) + kept
+        return max(0, live.peak.get("optimizer temporaries", 0) - kept)
+
+    # -- passes ---------------------------------------------------------------------------------------------------
+
+    def _peaks(self, micro_batch: int) -> list[dict[str, int]]:
+        """Bytes by kind at the peak of the first and of the second micro-batch of a step."""
+        live = self._live
+        batch = self._task.map_tensors(self._task.make_batch(micro_batch), self._own)
+        inputs: list[Tensor] = []
+        self._task.map_tensors(batch, lambda tensor: inputs.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        live.note(inputs, "inputs")
+        self._sample_bytes = max(self._sample_bytes, -(-live.live["inputs"] // micro_batch))
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        live.making = "activations"
+        peaks = []
+        for _ in range(2):
+            live.forget_peak()
+            with live:
+                with self._precision():
+                    loss = self._loss(batch)
+                backward(loss)
+                del loss
+            peaks.append(live.peak)
+        return peaks
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """A storage of its own size, as the copy on the device has it."""
+        dtype = _TRUE.get(self._task.precision) if tensor.is_floating_point() else None
+        return tensor.to(dtype or tensor.dtype, copy=True)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        prepared = batch if self._task.prepare is None else self._task.prepare(batch, self._source)
+        output: LossOutput = self._model.loss(prepared)  # type: ignore[operator]
+        return output.loss * 1.0
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self._task.precision in _AUTOCAST:
+            return torch.autocast("cpu", _AUTOCAST[self._task.precision], cache_enabled=False)
+        return _default_dtype(_TRUE.get(self._task.precision, torch.get_default_dtype()))
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

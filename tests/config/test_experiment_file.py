@@ -1,0 +1,77 @@
+import shutil
+from pathlib import Path
+
+import pytest
+
+from wellfed.config.compose import compose
+from wellfed.config.experiment_file import Value, check_name, write_experiment
+from wellfed.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+@pytest.fixture
+def configs(tmp_path):
+    shutil.copytree(CONFIGS, tmp_path / "configs")
+    return tmp_path / "configs"
+
+
+def written(configs, overrides, planned, **more):
+    composed = compose(overrides, config_dir=configs)
+    return composed, write_experiment("mine", composed, planned, heading="why\nand how", config_dir=configs, **more)
+
+
+def test_what_was_given_and_what_was_planned_compose_again(configs):
+    given = ["experiment=recsys_8gb", "loader=aggressive", "workload.model.dim=32", "workload.data.scale=0.5", "seed=7"]
+    planned = {
+        "memory.micro_batch": Value(512, "the most that fit: 6.5 GiB"),
+        "loader.skip_ids": Value([3, 5], "asked for"),
+        "gpu.precision": Value("bf16-mixed", "two\nlines"),
+        "loader.pin_memory": Value(True, "on a GPU"),
+        "memory.accumulate": Value(None, "nothing"),
+    }
+    before, path = written(configs, given, planned)
+    after = compose(["experiment=mine"], config_dir=configs)
+    for dotted, entry in planned.items():
+        group, _, name = dotted.partition(".")
+        assert after.resolved[group][name] == entry.value
+    assert after.resolved["workload"] == before.resolved["workload"]
+    assert (after.choices["gpu"], after.choices["loader"], after.choices["memory"]) == ("8gb", "aggressive", "cache")
+    assert after.resolved["seed"] == 1, "one run's matter"
+    text = path.read_text()
+    assert "# the most that fit: 6.5 GiB\n  micro_batch: 512\n" in text
+    assert "# two lines\n" in text
+    assert text.startswith("# @package _global_\n# why\n# and how\ndefaults:\n")
+
+
+def test_a_later_override_still_wins(configs):
+    written(configs, ["gpu=8gb"], {"memory.micro_batch": Value(512, "fits")})
+    assert compose(["experiment=mine", "memory.micro_batch=64"], config_dir=configs).config.memory.micro_batch == 64
+
+
+def test_a_file_that_is_there_is_kept_unless_told(configs):
+    written(configs, ["gpu=8gb"], {})
+    before = (configs / "experiment" / "mine.yaml").read_text()
+    with pytest.raises(ConfigError, match=r"is there already\. Add --force"):
+        written(configs, ["gpu=24gb"], {})
+    assert (configs / "experiment" / "mine.yaml").read_text() == before
+    written(configs, ["gpu=24gb"], {}, replaces=True)
+    assert compose(["experiment=mine"], config_dir=configs).choices["gpu"] == "24gb"
+
+
+def test_no_secret_is_written(configs):
+    composed = compose(["gpu=8gb"], config_dir=configs)
+    composed.resolved["workload"]["data"]["api_token"] = "***"  # as `Composed` shows any
+    path = write_experiment("mine", composed, {}, heading="", config_dir=configs)
+    assert "api_token" not in path.read_text()
+
+
+@pytest.mark.parametrize("name", ["on", "No", "4090", "", "a/b", "../x", "null", "a b", "x.yaml"])
+def test_a_name_that_yaml_or_hydra_would_misread_is_refused(name):
+    with pytest.raises(ConfigError, match="Write --write my_"):
+        check_name(name)
+
+
+@pytest.mark.parametrize("name", ["mine", "rtx4090", "my-card_2"])
+def test_a_plain_name_will_do(name):
+    check_name(name)
