@@ -1,5 +1,6 @@
 """Simulated cards, and how other tools look for a batch size on them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
@@ -55,17 +56,22 @@ def _rounded(size: float) -> int:
     return -int(-size // GRANULE_BYTES) * GRANULE_BYTES
 
 
+def card_of(uniform: Callable[[float, float], float], *, tells_apart: bool = True) -> Card:
+    """A card of 2 to 140 GiB on which 1 to 20,000 samples fit; ``uniform`` draws from an interval."""
+    budget = int(uniform(2, 140) * GIB)
+    limit = LIMIT_FRAC * budget
+    rest = int(uniform(0.01, 0.7) * limit)
+    fixed = int(uniform(0.0, 0.6) * (limit - rest))
+    optimizer = int(uniform(0.0, 0.98) * (limit - rest))
+    largest = round(10 ** uniform(0, 4.3))
+    room = limit - rest - fixed
+    return Card(budget, rest, fixed, optimizer, room / (largest + uniform(0.01, 0.99)), tells_apart=tells_apart)
+
+
 @st.composite
 def cards(draw, tells_apart=True):
-    """Cards of 2 to 140 GiB on which 1 to 20,000 samples fit."""
-    budget = int(draw(st.floats(2, 140)) * GIB)
-    limit = LIMIT_FRAC * budget
-    rest = int(draw(st.floats(0.01, 0.7)) * limit)
-    fixed = int(draw(st.floats(0.0, 0.6)) * (limit - rest))
-    optimizer = int(draw(st.floats(0.0, 0.98)) * (limit - rest))
-    largest = round(10 ** draw(st.floats(0, 4.3)))
-    room = limit - rest - fixed
-    return Card(budget, rest, fixed, optimizer, room / (largest + draw(st.floats(0.01, 0.99))), tells_apart=tells_apart)
+    """Cards for property tests."""
+    return card_of(lambda low, high: draw(st.floats(low, high)), tells_apart=tells_apart)
 
 
 def powers_of_two(card: Card, max_size: int) -> tuple[int | None, list[int]]:

@@ -25,6 +25,7 @@ class Command:
 COMMANDS = (
     Command("doctor", "wellfed.app.doctor", "the machine, the profile it maps to, what is missing"),
     Command("plan", "wellfed.app.plan", "every number of a run with its reason, without running it"),
+    Command("fit", "wellfed.app.fit", "the micro-batch that this device can take, by running a few sizes"),
 )
 
 

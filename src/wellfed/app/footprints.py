@@ -58,12 +58,11 @@ class Footprints:
     def _measure(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
         if self._parts.is_lightning_module:
             return NoEstimate("a LightningModule runs its own step")
-        if self._make_batch is None:
-            self._make_batch = self._batches()
-        if isinstance(self._make_batch, NoEstimate):
-            return self._make_batch
+        make_batch = self.batches()
+        if isinstance(make_batch, NoEstimate):
+            return make_batch
         task = Task(
-            make_batch=self._make_batch,
+            make_batch=make_batch,
             map_tensors=batches.map_tensors,
             make_optimizer=self._optimizer,
             prepare=self._prepare,
@@ -81,8 +80,13 @@ class Footprints:
         delivery = Delivery(batch, epoch=0, index=0, total=batches.batch_size(batch))
         return Preparation(self._parts.data.train, self._config.seed)(batch, delivery, 0, source)
 
+    def batches(self) -> Callable[[int], Batch] | NoEstimate:
+        """Makes batches of any size, of the first samples of the training data, on the CPU."""
+        if self._make_batch is None:
+            self._make_batch = self._batches()
+        return self._make_batch
+
     def _batches(self) -> Callable[[int], Batch] | NoEstimate:
-        """Batches of any size, made of the first samples of the training data."""
         train = self._parts.data.train
         if callable(getattr(train, "split", None)):  # its parts need not share the first dimension
             return self._first_batch

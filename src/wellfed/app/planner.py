@@ -13,7 +13,7 @@ from wellfed.errors import ConfigError, Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.device import plan_device
 from wellfed.planning.plan import plan_run
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.planned import ModelFacts, RunPlan
 from wellfed.planning.ways import Estimate
 
 HOST_SHARE = 0.5
@@ -36,7 +36,7 @@ class Planner:
         Raises:
             ConfigError: what is asked for can't be done here, or does not fit the card.
         """
-        rough = self._plan(self.config, self.device)
+        rough = self.rough()
         estimate = None if self.device.budget_gib is None else self.estimate(rough)
         trial = assemble.try_loader(self.config, self.choices, self.facts, rough, self.parts, rank=rank)
         plan = self._plan(self.config, self.device, trial=trial, estimate=estimate)
@@ -46,13 +46,25 @@ class Planner:
             raise ConfigError([plan.misfit])
         return replace(plan, warnings=(*plan.warnings, f"On the card that was named this does not fit: {plan.misfit}"))
 
+    def rough(self) -> RunPlan:
+        """The plan by rules of thumb.
+
+        Raises:
+            ConfigError: what is asked for can't be done.
+        """
+        return self._plan(self.config, self.device)
+
+    def model_facts(self) -> ModelFacts:
+        """What a plan knows of the model."""
+        return assemble.model_facts(self.parts, self.config)
+
     def without_running(self) -> tuple[RunPlan, list[RunPlan]]:
         """The plan by estimate alone, and for several devices that of each smaller number too; nothing is timed.
 
         Raises:
             ConfigError: what is asked for can't be done.
         """
-        estimate = self.estimate(self._plan(self.config, self.device))
+        estimate = self.estimate(self.rough())
         plan = self._plan(self.config, self.device, estimate=estimate)
         return plan, self._by_devices(estimate) if self.config.trainer.devices > 1 else []
 
@@ -86,4 +98,4 @@ class Planner:
 
     def _run(self, config: RunConfig, device: RunPlan, **known: object) -> RunPlan | list[Fault]:
         run: Callable[..., RunPlan | list[Fault]] = partial(plan_run, config, self.choices, self.facts, device)
-        return run(assemble.data_facts(self.parts), assemble.model_facts(self.parts, config), **known)
+        return run(assemble.data_facts(self.parts), self.model_facts(), **known)

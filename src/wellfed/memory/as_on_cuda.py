@@ -83,8 +83,8 @@ class _Kernels(TorchFunctionMode):
         if torch.is_autocast_enabled("cpu"):
             if func in self.float32:
                 return func(*_cast(args, torch.float32), **_cast(named, torch.float32))
-            if func in self.float32_result and _is_low(args[0]):
-                return func(*args, **{"dtype": torch.float32, **named})
+            if func in self.float32_result and _is_low(args[0]) and named.get("dtype") is None:
+                return func(*args, **{**named, "dtype": torch.float32})
             if func in self.rnn:
                 dtype = torch.get_autocast_dtype("cpu")
                 with torch.autocast("cpu", enabled=False):

@@ -6,6 +6,7 @@ the table), and torch.compile, which counts as none.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,14 +18,19 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from wellfed.contract import Batch
 from wellfed.memory.as_on_cuda import as_on_cuda
 from wellfed.memory.curve import curve
-from wellfed.memory.footprint import Footprint, NoEstimate, Point, is_straight
+from wellfed.memory.footprint import Footprint, NoEstimate, Point, is_straight, whole_pass
 from wellfed.memory.rehearsal import Rehearsal, Task
 from wellfed.units import counted, show_bytes
 
 BLOCK_BYTES = 512
 """The CUDA allocator's smallest block (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
-SMALL_RUNS = (2, 4, 8, 16, 32)
-"""Micro-batches that are run for real, one after the other until two successive slopes agree."""
+FIRST_SMALL_RUN = 2
+"""Micro-batch of the first real run; each next one is twice as large."""
+OUTGROWN = 4
+"""Times all gradients that what grows with the batch must be, before a line is drawn on: a perceptron of three layers
+has its last bend at 2 times."""
+SMALL_RUNS_S = 10.0
+"""Seconds after which no larger one is begun."""
 COPIES = 6
 """Times the parameters' bytes that a real run may need: parameters, gradients, two states, temporaries, activations."""
 
@@ -66,7 +72,7 @@ def measure(
     try:
         with _apart():
             rehearsal = Rehearsal(model, task, block_bytes, None)
-            points = _small_runs(rehearsal.point, samples)
+            points = _small_runs(rehearsal, samples)
             tried = ", ".join(str(point.micro_batch) for point in points)
             note = f"fake tensors can't follow the model ({why}): run for real with {tried} samples, and drawn on"
             return rehearsal.footprint(points, "small runs", (note, *notes))
@@ -85,16 +91,28 @@ def repeated(
     return make_batch
 
 
-def _small_runs(point: Callable[[int], Point], samples: int) -> list[Point]:
+def _small_runs(rehearsal: Rehearsal, samples: int) -> list[Point]:
+    """Points from which the line may go on.
+
+    A peak bends where activations outgrow what the weights need, so two slopes that agree are not enough: a slope is
+    the last one once what grows is much more than all gradients, or when time is up.
+    """
     points: list[Point] = []
-    for size in SMALL_RUNS:
-        if size > samples and points:
+    began_s, size = time.monotonic(), FIRST_SMALL_RUN
+    while True:
+        points.append(rehearsal.point(min(size, samples)))
+        if size >= samples:
             return points
-        points.append(point(min(size, samples)))
         if is_straight(points):
-            return points
-    sizes = ", ".join(map(str, SMALL_RUNS))
-    raise ValueError(f"memory does not grow in a line over {sizes} samples")
+            before, last = points[-2:]
+            grown = (whole_pass(last) - whole_pass(before)) * last.micro_batch
+            if grown > OUTGROWN * rehearsal.gradient_bytes * (last.micro_batch - before.micro_batch):
+                return points
+        if time.monotonic() - began_s > SMALL_RUNS_S:
+            if is_straight(points):
+                return points
+            raise ValueError(f"memory does not grow in a line up to {size} samples, tried in {SMALL_RUNS_S:g} s")
+        size *= 2
 
 
 def _notes(model: nn.Module, task: Task) -> tuple[str, ...]:

@@ -18,11 +18,11 @@ class DeviceTable:
     """All rows on the training device."""
 
     def __init__(self, table: Tensor) -> None:
-        self._table = table
+        self.table = table
 
     def rows(self, indices: Tensor) -> Tensor:
         """A gather on the device."""
-        return self._table.index_select(0, indices)
+        return self.table.index_select(0, indices)
 
 
 class HostTable:

@@ -6,7 +6,7 @@ Arithmetic on measured figures, without torch, so that planning may use it. `est
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -98,9 +98,15 @@ class Footprint:
                 raise ValueError(f"format {values['format']!r} is not {FORMAT}")
             rest["points"] = tuple(Point(**point) for point in rest["points"])
             rest["notes"] = tuple(rest["notes"])
-            return cls(**rest)
+            made = cls(**rest)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a footprint: {error}") from error
+        parts: tuple[Footprint | Point, ...] = (made, *made.points)
+        for part in parts:
+            numbers = {spec.name: getattr(part, spec.name) for spec in fields(part) if spec.type == "int"}
+            if wrong := {name: value for name, value in numbers.items() if type(value) is not int or value < 0}:
+                raise ValueError(f"not a footprint: {wrong} should be counts of bytes")
+        return made
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from wellfed.memory import fit, oom
+from wellfed.memory.estimate import BLOCK_BYTES
 from wellfed.memory.fit import Fit, Peak, Probe
+from wellfed.memory.live_bytes import LiveBytes
 from wellfed.units import gib
 
 WARMUP_STEPS = 3
@@ -78,6 +81,39 @@ class CudaMeter:
         torch.cuda.empty_cache()
 
 
+class TensorMeter:
+    """Bytes of all live tensors, on any device: on a CPU, what a card's allocator would be asked for."""
+
+    def __init__(self, resident: Callable[[], Iterable[Tensor]]) -> None:
+        """
+        Args:
+            resident: what is there between steps: parameters, buffers, optimizer state, tables, the batch.
+        """
+        self._resident = resident
+
+    def peak(self, step: Callable[[], Any]) -> Peak:
+        """By watching every operator, which makes this one call slow."""
+        live = LiveBytes(BLOCK_BYTES)
+        live.note(self._resident(), "resident")
+        rest = sum(live.live.values())
+        before: list[int] = []
+        hook = register_optimizer_step_pre_hook(lambda *_: before.append(sum(live.peak.values())))
+        try:
+            with live:
+                step()
+        finally:
+            hook.remove()
+        total = sum(live.peak.values())
+        return Peak(rest, before[0] if before else total, total)
+
+    def wait(self) -> None:
+        """Nothing runs behind our back."""
+
+    def free(self) -> None:
+        """Collects what only cycles hold."""
+        gc.collect()
+
+
 def find_micro_batch(
     step: Callable[[Any], Any],
     sample: Callable[[int], Any],
@@ -126,14 +162,11 @@ def find_micro_batch(
     return found
 
 
-def table(found: Fit) -> list[tuple[str, str, str, str]]:
-    """One row a probe: size, samples/s, peak GiB, mean utilisation; empty cells where there is no figure."""
-    rows = []
-    for one in found.probes:
-        peak = "out of memory" if one.peak is None else f"{gib(one.peak.total):.2f}"
-        rate = "" if one.samples_per_s is None else f"{one.samples_per_s:,.0f}"
-        rows.append((f"{one.size:,}", rate, peak, "" if one.util_pct is None else f"{one.util_pct:.0f} %"))
-    return rows
+def row(probe: Probe) -> tuple[str, str, str, str]:
+    """Size, samples/s, peak, mean utilisation, for show; empty where there is no figure."""
+    peak = "out of memory" if probe.peak is None else f"{gib(probe.peak.total):.3f} GiB"
+    rate = "" if probe.samples_per_s is None else f"{probe.samples_per_s:,.0f}"
+    return f"{probe.size:,}", rate, peak, "" if probe.util_pct is None else f"{probe.util_pct:.0f} %"
 
 
 def _run(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -45,6 +46,8 @@ class Task:
     feature_mode: Mode | None = None
     """Looked at only where the model offers features; None is ``dynamic`` then."""
     compile_mode: str = "none"
+    shaped_by: tuple[object, ...] = ()
+    """What decides, beside the model, what a pass makes: the data set, for one. A cached footprint belongs to it."""
 
 
 class Rehearsal:
@@ -59,13 +62,12 @@ class Rehearsal:
         self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
         """Smallest micro-batch that can be run: BatchNorm has no statistics of a single sample."""
         with nullcontext() if fake is None else FakeCopyMode(fake):
-            self._model = copy.deepcopy(model)
-        if task.precision in _TRUE:
-            self._model.to(_TRUE[task.precision])
+            self._model = copy.deepcopy(model, _converted(model, _TRUE.get(task.precision)))
         if task.checkpointed:
             checkpoint_blocks(self._model)
         self._live.note([*self._model.parameters(), *self._model.buffers()], "parameters")
-        self._feature_table = self._filling = self._sample_bytes = 0
+        self._feature_table = self._filling = 0
+        self._sample_bytes = sys.maxsize
         self._source = self._features()
         self._model.train()
         self._optimizer = self._make_optimizer()
@@ -80,6 +82,11 @@ class Rehearsal:
     def resident_bytes(self) -> int:
         """Parameters, gradients, optimizer state: what is there beside a pass."""
         return sum(self._live.live.get(kind, 0) for kind in ("parameters", "gradients", "optimizer state"))
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all that is trained."""
+        return self._live.live.get("gradients", 0)
 
     def footprint(self, points: Sequence[Point], basis: Basis, notes: tuple[str, ...]) -> Footprint:
         """All that was found."""
@@ -164,7 +171,8 @@ class Rehearsal:
         inputs: list[Tensor] = []
         self._task.map_tensors(batch, lambda tensor: inputs.append(tensor) or tensor)  # type: ignore[func-returns-value]
         live.note(inputs, "inputs")
-        self._sample_bytes = max(self._sample_bytes, -(-live.live["inputs"] // micro_batch))
+        # What does not grow with the batch weighs least in the largest.
+        self._sample_bytes = min(self._sample_bytes, -(-sum(each.nbytes for each in inputs) // micro_batch))
         for parameter in self._model.parameters():
             parameter.grad = None
         live.making = "activations"
@@ -193,6 +201,18 @@ class Rehearsal:
         if self._task.precision in _AUTOCAST:
             return torch.autocast("cpu", _AUTOCAST[self._task.precision], cache_enabled=False)
         return _default_dtype(_TRUE.get(self._task.precision, torch.get_default_dtype()))
+
+
+def _converted(model: nn.Module, dtype: torch.dtype | None) -> dict[int, Tensor]:
+    """What stands for the model's tensors in a copy of another type; ``to`` can't exchange fake parameters."""
+    if dtype is None:
+        return {}
+    made: dict[int, Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            other = tensor.detach().to(dtype)
+            made[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else other
+    return made
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
