@@ -1,0 +1,80 @@
+"""Measures the footprints that golden plans are made from, and writes them beside those plans.
+
+    python tests/planning/make_footprints.py
+
+Two models: the recommender as configured, and with a GPT-2 base (124 M parameters, random weights, frozen) over the
+texts of about 8000 users and items, near to what a published guide has. Takes a minute, and 1 GB in the temporary folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from wellfed.app import assemble  # noqa: E402
+from wellfed.app.planner import Planner  # noqa: E402
+from wellfed.config.compose import compose  # noqa: E402
+from wellfed.hardware.detect import machine  # noqa: E402
+from wellfed.hardware.imagined import with_cards  # noqa: E402
+from wellfed.planning.device import plan_device  # noqa: E402
+from wellfed.planning.planned import RunPlan  # noqa: E402
+from wellfed.planning.ways import FEATURE_MODES  # noqa: E402
+
+OUT = Path(__file__).parent / "golden" / "footprints.json"
+
+
+def gpt2_base(folder: Path) -> str:
+    """GPT-2 base of random weights and a tokenizer of whole words, as ``save_pretrained`` leaves them."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, GPT2Model, PreTrainedTokenizerFast
+
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[UNK]").save_pretrained(folder)
+    GPT2Model(GPT2Config()).save_pretrained(folder)
+    return str(folder)
+
+
+def measured(*overrides: str) -> dict:
+    """Facts of data and model, and the footprint of each way, for a step of bf16-mixed on a card."""
+    composed = compose(["gpu=8gb", *overrides])
+    facts, _ = with_cards(machine(), "8gb", 7.2, 1)
+    device = plan_device(composed.config, composed.choices, facts)
+    assert isinstance(device, RunPlan)
+    planner = Planner(composed.config, composed.choices, facts, device, assemble.make_parts(composed.config))
+    estimate = planner.estimate(planner.rough())
+    return {
+        "overrides": [text for text in overrides if "pretrained" not in text],
+        "data": dataclasses.asdict(assemble.data_facts(planner.parts)),
+        "model": dataclasses.asdict(planner.model_facts()),
+        "footprints": {
+            f"{mode}/{checkpointed}": estimate(mode, checkpointed).to_dict()
+            for mode in FEATURE_MODES
+            for checkpointed in (False, True)
+        },
+    }
+
+
+def main() -> None:
+    """Writes the file."""
+    with tempfile.TemporaryDirectory() as folder:
+        guide = ["workload.data.scale=0.65", "workload.model.max_tokens=64"]
+        found = {
+            "recsys": measured("workload=recsys"),
+            "recsys_gpt2": measured(*guide, f"workload.model.pretrained={gpt2_base(Path(folder) / 'gpt2')}"),
+        }
+    OUT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    for name, each in found.items():
+        print(name, each["data"], each["model"])
+        for way, footprint in each["footprints"].items():
+            print(" ", way, {key: value for key, value in footprint.items() if isinstance(value, (int, str))})
+
+
+if __name__ == "__main__":
+    main()
