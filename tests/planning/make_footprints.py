@@ -3,7 +3,7 @@
     python tests/planning/make_footprints.py
 
 Two models: the recommender as configured, and with a GPT-2 base (124 M parameters, random weights, frozen) over the
-texts of about 8000 users and items, near to what a published guide has. Takes a minute, and 1 GB in the temporary folder.
+texts of about 8000 users and items, near to what a published guide has. Takes a minute, and 1 GB for a while.
 """
 
 from __future__ import annotations
