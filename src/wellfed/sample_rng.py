@@ -31,10 +31,12 @@ def _mix_on(state: int, parts: tuple[int, ...]) -> int:
     return state
 
 
-@lru_cache(maxsize=8)
-def _epoch_state(seed: int, epoch: int) -> int:
-    """What all generators of an epoch begin with: a generator is made for every batch, or every sample."""
-    return _mix_on(0, (seed, epoch))
+@lru_cache(maxsize=64)
+def _states(seed: int, epoch: int, part: int) -> tuple[int, int]:
+    """What all generators of an epoch begin with, and those of a part of each batch: a generator is made for every
+    batch, or every sample."""
+    state = _mix_on(0, (seed, epoch))
+    return state, _mix_on(state, (part,))
 
 
 def _signed(value: int) -> int:
@@ -61,9 +63,9 @@ class SampleRng(torch.Generator):
     def __init__(
         self, seed: int, epoch: int, batch: int = 0, part: int = 0, *, device: torch.device | str = "cpu"
     ) -> None:
-        state = _epoch_state(seed, epoch)
-        self.epoch_seed = state >> 1
-        self.manual_seed(_mix_on(state, (batch, part)) >> 1)
+        of_epoch, of_part = _states(seed, epoch, part)
+        self.epoch_seed = of_epoch >> 1
+        self.manual_seed(_mix_on(of_part, (batch,)) >> 1)
 
     def bits_at(self, indices: Tensor, draw: int = 0) -> Tensor:
         """63 random bits for each index, int64 >= 0, same shape and device as ``indices``."""

@@ -114,8 +114,10 @@ def test_a_sample_that_fails_is_told_by_training_not_by_the_trial(mine: Path) ->
     assert record["plan"]["loader.backend"]["source"] == "predicted"
 
 
-def test_batches_that_do_not_fit_are_told_before_training(mine: Path) -> None:
-    done = own(mine, "huge", "loader.backend=processes", "loader.num_workers=1")
+@pytest.mark.parametrize("max_skipped", [0, 1])
+def test_batches_that_do_not_fit_are_told_before_training(mine: Path, max_skipped: int) -> None:
+    typed = ("loader.backend=processes", "loader.num_workers=1", f"loader.max_skipped={max_skipped}")
+    done = own(mine, "huge", *typed)
     assert done.code == 2, done.text
     assert "loader.num_workers=1: the batches kept ready don't fit: 1 worker processes x 2 batches each" in done.err
     assert "8.0 TiB" in done.err

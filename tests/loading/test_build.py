@@ -204,6 +204,10 @@ class Counted:
         return (torch.full((2,), number) for number in range(self.given))
 
 
+class FetchOnly:
+    fetch, __len__ = sets.Fetching.fetch, sets.Fetching.__len__
+
+
 def test_an_iterable_brings_its_own_batches_and_resumes():
     whole = deliveries(loader(Counted(5)))
     assert [(epoch, index, total) for epoch, index, total, _, _ in whole] == [
@@ -241,6 +245,8 @@ def test_what_makes_no_step_is_refused_with_the_way_out():
         loader(x for x in range(3))
     with pytest.raises(DataError, match=r"every one of the 2 ranks.*trainer\.devices=1"):
         loader(Counted(5), world_size=2)
+    with pytest.raises(DataError, match=r"FetchOnly gives no samples: .*Give it __getitem__\(index\), beside fetch"):
+        loader(FetchOnly())
     with pytest.raises(DataError, match="Counted has no batches"):
         loader(Counted(0))
     with pytest.raises(DataError, match="0 training samples make no step"):

@@ -116,6 +116,17 @@ def test_data_that_fails_is_left_for_training_to_tell():
     assert tried(Failing(bad=int(next(iter(loaders(Fetching())(INLINE))).batch["index"][0])), INLINE) is None
 
 
+def test_samples_that_may_be_left_out_are_told_by_training_not_by_the_trial(caplog):
+    def make(plan):
+        return train_loader(Failing(bad=3), batch_size=4, seed=7, plan=plan, max_skipped=1, shuffle=False)
+
+    trial = run_trial(make, lambda _: (), first=THREADS, on_gpu=True)
+    assert (trial.num_batches, trial.batch_bytes) == (6, 3 * (8 + 4 + 8))
+    assert caplog.messages == []
+    assert len(list(make(INLINE))) == 6
+    assert "training sample 3 is left out" in caplog.text
+
+
 def test_a_backend_that_fails_is_named_and_the_others_are_timed():
     trial = tried(HereOnly(), THREADS, INLINE)
     assert (trial.failed, list(trial.timed)) == (("threads",), ["inline"])

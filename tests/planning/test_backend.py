@@ -37,6 +37,8 @@ def backend(found, loader=None, *, data=FETCH, facts=H200):
         ({"prefetch_factor": 4}, FETCH, ("threads", "processes")),
         ({"prefetch_factor": 4}, ITEMS, ("processes", "inline")),
         ({"backend": Backend.threads}, FETCH, ()),
+        ({"max_skipped": 1}, FETCH, ()),
+        ({"max_skipped": 1}, ITEMS, ()),
         ({}, ITERABLE, ()),
     ],
 )
@@ -47,8 +49,8 @@ def test_what_auto_may_take_and_who_wins_a_tie(loader, data, expected):
 @pytest.mark.parametrize(
     ("build_ms", "names", "expected"),
     [
-        (0.09, ("inline", "threads", "processes"), ()),
-        (0.11, ("inline", "threads", "processes"), ("inline", "threads")),
+        (0.049, ("inline", "threads", "processes"), ()),
+        (0.05, ("inline", "threads", "processes"), ("inline", "threads")),
         (0.99, ("inline", "threads", "processes"), ("inline", "threads")),
         (1.0, ("inline", "threads", "processes"), ("inline", "threads", "processes")),
         (99, ("inline", "threads", "processes"), ("inline", "threads", "processes")),
@@ -83,9 +85,9 @@ def test_what_is_worth_timing(build_ms, names, expected):
         (trial(processes=5.2, inline=2.0), {"prefetch_factor": 4}, ITEMS, "inline"),
         (trial(0.3), {"prefetch_factor": 4}, ITEMS, "inline"),
         # One batch said enough.
-        (trial(0.05), {}, FETCH, "inline"),
+        (trial(0.04), {}, FETCH, "inline"),
         (trial(0.3), {}, ITEMS, "inline"),
-        (trial(0.05), {"num_workers": 2}, FETCH, "threads"),
+        (trial(0.04), {"num_workers": 2}, FETCH, "threads"),
         (trial(300), {}, FETCH, "threads"),
         (trial(300), {}, ITEMS, "processes"),
         (trial(inline=2.0, threads=1.9, failed=("processes",)), {}, FETCH, "inline"),
@@ -115,6 +117,7 @@ def test_what_was_set_or_has_no_choice_is_not_a_measurement():
     for loader, data, value, source in (
         ({"backend": Backend.inline}, FETCH, "inline", "set"),
         ({"num_workers": 0}, FETCH, "inline", "predicted"),
+        ({"max_skipped": 1}, ITEMS, "processes", "predicted"),
         ({"num_workers": 2}, ITEMS, "processes", "predicted"),
         ({}, ITERABLE, "inline", "predicted"),
     ):

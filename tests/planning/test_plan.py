@@ -438,6 +438,22 @@ def test_producers_of_an_option_by_quota(name, place):
 
 
 @pytest.mark.parametrize(
+    ("build_ms", "batch_bytes", "backend", "asked", "prefetch"),
+    [
+        (0.1, 2**16, "threads", None, 8),
+        (0.1, 2**16, "threads", 3, 3),
+        (5.0, 2**16, "threads", None, 2),  # a batch a time keeps the training thread waiting for less
+        (0.1, 2**30, "threads", None, 2),
+        (0.1, 2**16, "processes", None, 2),
+    ],
+)
+def test_cheap_batches_are_built_several_ahead(build_ms, batch_bytes, backend, asked, prefetch):
+    given = config(loader={"backend": Backend[backend], "num_workers": 1, "prefetch_factor": asked})
+    plan = planned(given, trial=Trial(build_ms, batch_bytes, 100))
+    assert plan["loader.prefetch_factor"] == prefetch
+
+
+@pytest.mark.parametrize(
     ("name", "prefetch", "persistent", "pin", "timeout_s", "threads"),
     [
         ("baseline", None, False, False, 0, None),

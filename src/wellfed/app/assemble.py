@@ -227,8 +227,6 @@ def try_loader(
     builds_ahead = plan["loader.num_workers"] > 0
     if data.is_iterable or not (builds_ahead or len(candidates(config.loader, data)) > 1):
         return None
-    if config.loader.max_skipped:  # samples are expected to fail: training counts and tells them
-        return None
     on_gpu = plan["trainer.accelerator"] == "gpu"
     train = replace(parts.data, train=copied(parts.data.train))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from wellfed.contract import Batch
 from wellfed.errors import DataError
-from wellfed.loading import backends, batches
+from wellfed.loading import backends, batches, threads
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.bad_samples import BadSamples, evaluation_error
 from wellfed.loading.builder import BatchBuilder
@@ -100,18 +100,21 @@ class TrainLoader:
             running.close()
 
     def _requests(self, epoch: int, asked: deque[tuple[Share, int]]) -> Iterator[Request]:
-        """The rest of the epoch; each share is kept until it is delivered, with how many of it are not asked for."""
+        """The rest of the epoch; each share is kept until it is delivered, with how many of it are not asked for.
+
+        Threads that build read this themselves, one at a time.
+        """
         for batch in range(self._next_batch, len(self)):
             share = self._order.share(epoch, batch)
             indices = self._bad.leave_out(share.indices)
-            asked.append((share, len(share.indices) - len(indices) if self._bad.indices else 0))
+            asked.append((share, share.indices.numel() - indices.numel()))
             yield Request(epoch, batch, indices)
 
     def _build(self, requests: Iterator[Request]) -> Generator[Built]:
         if self._plan.backend == "inline":
             return backends.inline(self._builder, requests, self._plan)
         if self._plan.backend == "threads":
-            return backends.threads(self._builder, requests, self._plan)
+            return threads.built_ahead(self._builder, requests, self._plan)
         self._processes = self._processes or ProcessBackend(self._builder, self._plan)
         return self._processes(requests)
 
@@ -221,8 +224,8 @@ def train_loader(
         on_skipped: told ``index``, ``reason``, ``epoch`` and ``batch`` of each.
 
     Raises:
-        DataError: no samples, fewer than one whole step with ``drop_last``, an iterable without ``__len__``, or data
-            that can't be sent to worker processes.
+        DataError: no samples, fewer than one whole step with ``drop_last``, an iterable without ``__len__``, data that
+            gives no samples, or data that can't be sent to worker processes.
     """
     if not hasattr(dataset, "__len__"):
         raise DataError(
@@ -230,6 +233,11 @@ def train_loader(
             "Give it __len__ (number of batches), or make it map-style with __getitem__."
         )
     if not hasattr(dataset, "__getitem__"):
+        if not hasattr(dataset, "__iter__"):
+            raise DataError(
+                f"{type(dataset).__name__} gives no samples: it has neither __getitem__ nor __iter__. "
+                "Give it __getitem__(index), beside fetch if it has that."
+            )
         if world_size > 1:
             raise DataError(
                 f"{type(dataset).__name__} is an iterable, which every one of the {world_size} ranks would read whole. "

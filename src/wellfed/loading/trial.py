@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from wellfed.loading import batches
+from wellfed.loading import backends, bad_samples, batches
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.build import TrainLoader
 
@@ -188,7 +188,11 @@ class _Step:
 def nothing_changes() -> Iterator[None]:
     """Random state is put back; what a loader or dataset warns of is said when training starts, once."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    tellers = [logging.getLogger(module.__name__) for module in (bad_samples, backends)]
+    before = [teller.disabled for teller in tellers]
     try:
+        for teller in tellers:
+            teller.disabled = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
@@ -196,3 +200,5 @@ def nothing_changes() -> Iterator[None]:
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
+        for teller, was in zip(tellers, before, strict=True):
+            teller.disabled = was

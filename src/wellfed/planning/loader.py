@@ -13,6 +13,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.backend import candidates, plan_backend, show_ms, to_time
 from wellfed.planning.host_room import NEAR_FRAC, Room, room_for
 from wellfed.planning.planned import DataFacts, Planned, as_set, planned
+from wellfed.units import MIB, show_bytes
 
 if TYPE_CHECKING:  # torch comes with it, and planning needs none
     from wellfed.loading.trial import Trial
@@ -23,6 +24,10 @@ _MOST_WORKERS = 8
 """Most producers of the others."""
 PREFETCH_FACTOR = 2
 """torch's default."""
+THREADS_PREFETCH = 8
+"""A thread builds up to half of them in one go, without waking the training thread between two: record loader_cpu."""
+CHEAP_MS, LITTLE_BYTES = 1.0, 256 * MIB
+"""Where building several in one go pays, and what may be held for it without asking."""
 
 
 def plans_to_time(
@@ -92,11 +97,7 @@ def plan_loader(
     return {
         "loader.backend": backend,
         "loader.num_workers": num_workers,
-        "loader.prefetch_factor": planned(
-            loader.prefetch_factor or PREFETCH_FACTOR,
-            as_set("loader.prefetch_factor", loader.prefetch_factor) or "torch's default",
-            loader.prefetch_factor is not None,
-        )
+        "loader.prefetch_factor": _prefetch_factor(config, backend.value, num_workers.value, trial)
         if builds_ahead
         else Planned(None, "nobody builds ahead", "predicted"),
         "loader.persistent_workers": _persistent(loader.persistent_workers, has_processes),
@@ -174,9 +175,21 @@ def _room(config: RunConfig, facts: MachineFacts, trial: Trial, *, backend: str,
         trial,
         has_processes=backend != "threads",
         num_workers=num_workers,
-        prefetch_factor=config.loader.prefetch_factor or PREFETCH_FACTOR,
+        prefetch_factor=_prefetch_factor(config, backend, num_workers, trial).value,
         devices=config.trainer.devices,
     )
+
+
+def _prefetch_factor(config: RunConfig, backend: str, num_workers: int, trial: Trial | None) -> Planned:
+    asked = config.loader.prefetch_factor
+    if asked is not None:
+        return Planned(asked, as_set("loader.prefetch_factor", asked), "set")
+    if backend == "threads" and trial is not None and trial.build_ms < CHEAP_MS:
+        held = THREADS_PREFETCH * num_workers * trial.batch_bytes
+        if held <= LITTLE_BYTES:
+            because = f"cheap batches are built several at a time; those ready take {show_bytes(held)}"
+            return Planned(THREADS_PREFETCH, because, "measured")
+    return Planned(PREFETCH_FACTOR, "torch's default", "predicted")
 
 
 def _without_room(config: RunConfig, facts: MachineFacts, trial: Trial | None) -> frozenset[str]:
