@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from wellfed.tracking import wandb as tracking_wandb
 from wellfed.tracking.journal import Journal
 
 _LOG = logging.getLogger(__name__)
+_BUDGET = "WELLFED_BUDGET_GIB"
 _ARTIFACTS = {
     "steps": "steps.csv",
     "metrics": "metrics.csv",
@@ -148,7 +150,7 @@ class Run:
             raise ConfigError([*device, *faults])
         if faults:
             raise ConfigError(faults)
-        return facts, device
+        return facts, _as_rank_0(device, self._rank)
 
     def _make_plan(self, facts: MachineFacts, device: RunPlan, parts: assemble.Parts) -> RunPlan:
         config = self._config
@@ -287,6 +289,18 @@ class Run:
             traceback.print_exception(error)
         else:
             print(f"{outcome.message}\n{outcome.advice}".rstrip(), file=sys.stderr)
+
+
+def _as_rank_0(device: RunPlan, rank: int) -> RunPlan:
+    """The same budget on every rank: by the time a later one looks, the card is held by those that came before.
+
+    Lightning starts the others with the environment of rank 0; started by torchrun or Slurm, each goes by what it sees.
+    """
+    if rank == 0:
+        os.environ[_BUDGET] = repr(device.budget_gib)
+        return device
+    known = os.environ.get(_BUDGET)
+    return device if known is None else replace(device, budget_gib=None if known == "None" else float(known))
 
 
 def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> None:

@@ -52,8 +52,12 @@ def show_plan(console: Console, workload: str, plan: RunPlan, notes: Sequence[st
     for knob, planned in plan.knobs.items():
         table.add_row(knob, report.show_value(planned.value), planned.because)
     console.print(table, markup=False)
-    known = ", ".join(f"{name} {show_bytes(size)}" for name, size in plan.parts.items() if size)
-    console.print(f"Device memory before activations: {known}", markup=False)
+    parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in plan.parts.items() if size)
+    if plan.predicted_peak_gib is None:
+        console.print(f"Device memory before activations: {parts}", markup=False)
+    else:
+        peak = show_bytes(plan.predicted_peak_gib * 2**30)
+        console.print(f"Device memory, predicted: {peak} in {plan.peak_moment} ({parts})", markup=False)
     for note in notes:
         console.print(f"Data: {note}", markup=False, soft_wrap=True)
     console.print(f"Run folder: {folder}\n", markup=False, soft_wrap=True)

@@ -110,12 +110,14 @@ def gpu_lines(record: Mapping[str, Any]) -> list[str]:
 
 
 def memory_lines(record: Mapping[str, Any]) -> list[str]:
-    """Measured against the budget."""
+    """Measured against the budget and the prediction."""
     memory = record["memory"]
     if not memory:
         return ["Nothing was measured."]
     budget = "no budget" if memory["budget_gib"] is None else f"budget {memory['budget_gib']:.1f} GiB"
-    return [f"{memory['device']}: peak {memory['measured_peak_gib']:.2f} GiB, {budget}"]
+    predicted = memory["predicted_peak_gib"]
+    foretold = "" if predicted is None else f" ({predicted:.2f} predicted for a card)"
+    return [f"{memory['device']}: peak {memory['measured_peak_gib']:.2f} GiB{foretold}, {budget}"]
 
 
 def _headline(record: Mapping[str, Any]) -> str:
