@@ -115,7 +115,7 @@ def memory_lines(record: Mapping[str, Any]) -> list[str]:
     if not memory:
         return ["Nothing was measured."]
     budget = "no budget" if memory["budget_gib"] is None else f"budget {memory['budget_gib']:.1f} GiB"
-    predicted = memory["predicted_peak_gib"]
+    predicted = memory.get("predicted_peak_gib")
     foretold = "" if predicted is None else f" ({predicted:.2f} predicted for a card)"
     return [f"{memory['device']}: peak {memory['measured_peak_gib']:.2f} GiB{foretold}, {budget}"]
 
