@@ -1,11 +1,12 @@
-"""What does a training step cost beyond plain PyTorch? A small MLP, us a step over a raw loop.
+"""What does a training step cost beyond plain PyTorch? A small network, us a step over a raw loop.
 
-    python benchmarks/loop.py [--rounds 10] [--steps 2000] [--out RECORD]
+    python benchmarks/loop.py [--model mlp] [--rounds 10] [--steps 2000] [--out RECORD]
 
 Four loops take turns within one process, in another order each round: plain PyTorch; a whole run as the command line
 starts it, with all its callbacks, files, progress bar, wandb (offline) and telemetry at 2 Hz; Lightning with its
 defaults and one self.log a step; Lightning with all of that switched off. All have the same network, batches from
 memory, fused AdamW and gradient clipping. A difference is that of two loops of one round; first steps are dropped.
+The mlp shows best what is added; the lstm, six times as long a step, how little that is to a network that works.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ WARMUP = 50
 WORKLOAD = f"""
 name: loop
 effective_batch_size: {BATCH}
-model: {{_target_: benchmarks.loop.Mlp}}
+model: {{_target_: benchmarks.loop.%s}}
 data: {{_target_: benchmarks.loop.datasets, num_steps: 0}}
 optimizer: {{_target_: torch.optim.AdamW, lr: {LR}}}
 schedule: {{name: constant}}
@@ -64,6 +65,22 @@ class Mlp(nn.Module):
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
         """Mean squared error."""
         return LossOutput((self.net(batch["x"]) - batch["y"]).square().mean())
+
+
+class Lstm(nn.Module):
+    """Steps of a few milliseconds: a row of the batch is 16 points in time of 4 figures."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.head = nn.LSTM(4, 128, batch_first=True), nn.Linear(128, 1)
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        """Mean squared error."""
+        states, _ = self.net(batch["x"].view(-1, WIDTH // 4, 4))
+        return LossOutput((self.head(states[:, -1]) - batch["y"]).square().mean())
+
+
+MODELS: dict[str, type[nn.Module]] = {"mlp": Mlp, "lstm": Lstm}
 
 
 class Samples:
@@ -115,22 +132,22 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters(), lr=LR, fused=True)
 
 
-def raw(num_steps: int, scratch: Path) -> float:
+def raw(num_steps: int, scratch: Path, model: str = "mlp") -> float:
     """Plain PyTorch."""
-    batches, model = Batches(num_steps), Mlp()
-    optimizer, parameters = optimizer_of(model), list(model.parameters())
+    batches, network = Batches(num_steps), MODELS[model]()
+    optimizer, parameters = optimizer_of(network), list(network.parameters())
     for batch in batches:
         optimizer.zero_grad()
-        model.loss(batch).loss.backward()
+        network.loss(batch).loss.backward()  # type: ignore[operator]
         nn.utils.clip_grad_norm_(parameters, CLIP)
         optimizer.step()
     return batches.us_per_step()
 
 
-def ours(num_steps: int, scratch: Path) -> float:
+def ours(num_steps: int, scratch: Path, model: str = "mlp") -> float:
     """The command line's run, without the parts before and after the training."""
     (scratch / "workload").mkdir(exist_ok=True)
-    (scratch / "workload" / "loop.yaml").write_text(WORKLOAD)
+    (scratch / "workload" / "loop.yaml").write_text(WORKLOAD % MODELS[model].__name__)
     folder = Path(tempfile.mkdtemp(dir=scratch)) / "run"
     overrides = [
         "workload=loop",
@@ -152,15 +169,15 @@ def ours(num_steps: int, scratch: Path) -> float:
     return 1e6 * (end_s[-1] - end_s[WARMUP]) / (len(end_s) - 1 - WARMUP)
 
 
-class LitMlp(pl.LightningModule):
+class Lit(pl.LightningModule):
     """The same as a LightningModule."""
 
-    def __init__(self, logs: bool) -> None:
+    def __init__(self, model: str, logs: bool) -> None:
         super().__init__()
-        self.model, self._logs = Mlp(), logs
+        self.model, self._logs = MODELS[model](), logs
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
-        loss = self.model.loss(batch).loss
+        loss: Tensor = self.model.loss(batch).loss  # type: ignore[operator]
         if self._logs:
             self.log("loss", loss)
         return loss
@@ -169,27 +186,27 @@ class LitMlp(pl.LightningModule):
         return optimizer_of(self.model)
 
 
-def lightning_default(num_steps: int, scratch: Path) -> float:
+def lightning_default(num_steps: int, scratch: Path, model: str = "mlp") -> float:
     """Lightning's own callbacks, progress bar and CSV logger; a row every 50 steps."""
-    return _lightning(num_steps, scratch, logs=True, logger=CSVLogger(scratch))
+    return _lightning(num_steps, scratch, model, logs=True, logger=CSVLogger(scratch))
 
 
-def lightning_bare(num_steps: int, scratch: Path) -> float:
+def lightning_bare(num_steps: int, scratch: Path, model: str = "mlp") -> float:
     """The Trainer alone: logs nothing, saves nothing, shows nothing."""
     switches = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    return _lightning(num_steps, scratch, logs=False, **dict.fromkeys(switches, False))
+    return _lightning(num_steps, scratch, model, logs=False, **dict.fromkeys(switches, False))
 
 
-def _lightning(num_steps: int, scratch: Path, *, logs: bool, **options: Any) -> float:
+def _lightning(num_steps: int, scratch: Path, model: str, *, logs: bool, **options: Any) -> float:
     batches = Batches(num_steps)
     trainer = pl.Trainer(
         accelerator="cpu", max_epochs=1, gradient_clip_val=CLIP, default_root_dir=scratch, devices=1, **options
     )
-    trainer.fit(LitMlp(logs), batches)
+    trainer.fit(Lit(model, logs), batches)
     return batches.us_per_step()
 
 
-LOOPS: dict[str, Callable[[int, Path], float]] = {
+LOOPS: dict[str, Callable[..., float]] = {
     loop.__name__: loop for loop in (raw, ours, lightning_default, lightning_bare)
 }
 
@@ -214,14 +231,14 @@ def prepared() -> Iterator[Path]:
         os.environ.update(environ)
 
 
-def measure(names: list[str], rounds: int, num_steps: int) -> dict[str, list[float]]:
+def measure(names: list[str], rounds: int, num_steps: int, model: str = "mlp") -> dict[str, list[float]]:
     """us a step of each loop, one figure a round; a round before them is dropped."""
     found: dict[str, list[float]] = {name: [] for name in names}
     with prepared() as scratch:
         for number in range(rounds + 1):
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
-                us = LOOPS[name](num_steps if number else WARMUP + 10, scratch)
+                us = LOOPS[name](num_steps if number else WARMUP + 10, scratch, model)
                 if number:
                     found[name].append(us)
     return found
@@ -240,12 +257,13 @@ def interval(values: list[float]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", choices=MODELS, default="mlp")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     facts, load_before = machine(), os.getloadavg()
-    raw_us = measure(list(LOOPS), chosen.rounds, chosen.steps)
+    raw_us = measure(list(LOOPS), chosen.rounds, chosen.steps, chosen.model)
     results = []
     for name, values in raw_us.items():
         over = over_raw(raw_us, name)
@@ -258,16 +276,21 @@ def main() -> None:
                 "over_raw_us_median": statistics.median(over),
                 "over_raw_us_ci95": interval(over),
                 "x_raw_median": statistics.median(us / base for us, base in zip(values, raw_us["raw"], strict=True)),
+                "of_lightning_default_median": statistics.median(
+                    us / most for us, most in zip(over, over_raw(raw_us, "lightning_default"), strict=True)
+                ),
             }
         )
     shown = {result["loop"]: result for result in results}
     record = {
         "theme": "loop",
         "date": datetime.now(UTC).date().isoformat(),
-        "command": f"python benchmarks/loop.py --rounds {chosen.rounds} --steps {chosen.steps} --out RECORD",
+        "command": f"python benchmarks/loop.py --model {chosen.model} --rounds {chosen.rounds} --steps {chosen.steps} "
+        "--out RECORD",
         "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
         "machine": {"load_before": load_before, "load": os.getloadavg(), **facts.to_dict()},
         "config": {
+            "model": chosen.model,
             "batch": BATCH,
             "width": WIDTH,
             "gradient_clip": CLIP,
@@ -281,13 +304,15 @@ def main() -> None:
         "results": results,
         "raw": raw_us,
         "says": "; ".join(
-            f"{name} {shown[name]['over_raw_us_median']:.0f} us a step over plain PyTorch "
+            f"{name} {shown[name]['us_per_step_median']:.0f} us a step, "
+            f"{shown[name]['over_raw_us_median']:.0f} over plain PyTorch "
             f"({shown[name]['over_raw_us_ci95'][0]:.0f} to {shown[name]['over_raw_us_ci95'][1]:.0f}, "
-            f"x {shown[name]['x_raw_median']:.2f})"
+            f"x {shown[name]['x_raw_median']:.2f}, "
+            f"{shown[name]['of_lightning_default_median']:.2f} of what Lightning's defaults add)"
             for name in shown
             if name != "raw"
         )
-        + f"; plain PyTorch takes {shown['raw']['us_per_step_median']:.0f} us.",
+        + f"; plain PyTorch ({chosen.model}) takes {shown['raw']['us_per_step_median']:.0f} us.",
     }
     print(record["says"])
     if chosen.out:

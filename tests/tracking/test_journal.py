@@ -60,7 +60,11 @@ def test_files_and_record_after_save(tmp_path):
 def test_the_sink_is_handed_rows_with_their_axes(tmp_path):
     sink = Kept()
     journal(tmp_path, sink=sink).metrics("train", {"loss": 0.5}, step=3, epoch=1)
-    assert sink.rows == [{"step": 3, "epoch": 1, "train/loss": 0.5}]
+    journal(tmp_path, sink=sink).metrics("train", {"loss": 0.4}, step=4, epoch=1, throughput={"samples_per_s": 9.0})
+    assert sink.rows == [
+        {"step": 3, "epoch": 1, "train/loss": 0.5},
+        {"step": 4, "epoch": 1, "train/loss": 0.4, "throughput/samples_per_s": 9.0},
+    ]
 
 
 def test_time_goes_on_from_earlier_parts_of_the_run(tmp_path):
@@ -83,14 +87,18 @@ def test_figures_are_those_of_the_steps(tmp_path):
     made = journal(tmp_path)
     assert made.summary() is None
     assert made.recent_rate() is None
+    made.steps([row(0, warmup=True)])
+    assert made.recent_throughput() == {}
+    made.rows.clear()
     made.steps([row(1, warmup=True), *(row(step) for step in range(2, 80))])
     assert made.summary().samples_per_s == pytest.approx(800)
     assert (made.summary().steps, made.summary().warmup_steps) == (78, 1)
     made.steps(row(step, compute_ms=18.0) for step in range(80, 130))
     assert made.recent_rate() == pytest.approx(400)
     made.steps(row(step, compute_ms=38.0) for step in range(130, 340))
-    assert made.recent_summary().steps == 200
-    assert made.recent_summary().samples_per_s == pytest.approx(200)
+    assert made.recent_throughput() == pytest.approx({"samples_per_s": 200, "readiness_frac": 0})
+    made.steps([row(step, compute_ms=38.0, asked_wait_ms=0.0) for step in range(340, 440)])
+    assert made.recent_throughput() == pytest.approx({"samples_per_s": 200, "readiness_frac": 0.5})
 
 
 def test_rows_beyond_the_step_to_resume_at_are_cut(tmp_path):

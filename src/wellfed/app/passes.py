@@ -61,7 +61,7 @@ class Passes:
             journal.metrics,
             every=config.trainer.log_every_steps,
             stop_on_nan=config.trainer.on_nan.value == "raise",
-            more=self._throughput,
+            throughput=journal.recent_throughput,
         )
         self._checkpoints = self._make_checkpoints(checkpoints)
         self._folder = journal.folder
@@ -243,12 +243,6 @@ class Passes:
             on_disk_error=self._journal.disk_full,
             progress=self._progress,
         )
-
-    def _throughput(self) -> Mapping[str, float]:
-        summary = self._journal.recent_summary()
-        if summary is None:
-            return {}
-        return {"samples_per_s": summary.samples_per_s, "readiness_frac": summary.readiness_frac}
 
 
 def evaluate_checkpoint(config: RunConfig, parts: Parts, plan: RunPlan, checkpoint: Path) -> dict[str, float]:

@@ -1,9 +1,10 @@
-"""One optimizer step over any number of micro-batches, inside Lightning's automatic optimisation.
+"""One optimizer step over any number of micro-batches, inside Lightning's automatic optimisation or without it.
 
 The scheme needs three hooks. `training_step` zeroes the gradients, runs backward for all micro-batches but the last
 through the strategy (so that a gradient scaler sees them) and returns the last one's weighted loss;
 `optimizer_zero_grad` does nothing, since Lightning calls it between the two; `optimizer_step` catches an
 out-of-memory error around the closure, which may be called again. Mixed precision and clipping stay Lightning's.
+`step_directly` makes the same step where none of Lightning's hooks within it is heard (see `loop`).
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ import inspect
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as pl
 import numpy as np
 import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import Tensor, nn
 
 from wellfed.contract import Batch, Evaluation, Features, FeatureSource
 from wellfed.errors import OutOfMemoryExhausted
+from wellfed.lit.clip import are_of_one_kind, clip_by_norm
 from wellfed.lit.step import Loss, Preparation, Totals, log_values
 from wellfed.loading import batches
 from wellfed.loading.build import Delivery
@@ -84,6 +88,8 @@ class StepModule(pl.LightningModule):
         self._rng_state: dict[str, Any] | None = None
         self._is_finite: Tensor | None = None
         self._trained: list[nn.Parameter] = []
+        self._world_size, self._rank = 1, 0
+        self._has_scaler = self._clips_itself = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Lightning notes the hook that runs before and after each of them, two dozen times a step; nn.Module would
@@ -118,6 +124,11 @@ class StepModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """The rate of the next step by this run's schedule; a checkpoint holds that of the run that wrote it."""
         self._trained = list(self.model.parameters())  # to find them takes a walk through all modules
+        self._world_size, self._rank = self.trainer.world_size, self.trainer.global_rank
+        self._has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
+        # Lightning's plugins know of shards, and refuse to clip what a fused optimizer has yet to unscale.
+        is_plain = type(self.trainer.strategy) is SingleDeviceStrategy and not self._has_scaler
+        self._clips_itself = is_plain and are_of_one_kind(self._trained)
         for config in self.trainer.lr_scheduler_configs:
             scheduler = config.scheduler
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
@@ -162,12 +173,12 @@ class StepModule(pl.LightningModule):
             parameter.grad = None
 
     def _micro_loss(self, part: Batch, delivery: Delivery, number: int, share: float) -> Tensor:
-        place = number * self.trainer.world_size + self.trainer.global_rank
+        place = number * self._world_size + self._rank
         output = self._loss(self._train(part, delivery, place, self._source))
         if not delivery.is_padding:
             self.samples_done += delivery.size_of(part) if output.num_samples is None else output.num_samples
         # Ranks' gradients are averaged, so a rank's share of the step counts world_size times here.
-        factor = share * self.trainer.world_size
+        factor = share * self._world_size
         self.totals.add("loss", output.loss, factor)
         for name, value in output.metrics.items():
             self.totals.add(name, value, factor)
@@ -179,7 +190,7 @@ class StepModule(pl.LightningModule):
 
     def _total_weight(self, delivery: Delivery, own: int) -> float:
         """Weight of the whole step over all ranks."""
-        if self.trainer.world_size == 1:
+        if self._world_size == 1:
             return max(1, own)
         if not self._train.has_own_weight:
             return delivery.total
@@ -191,27 +202,50 @@ class StepModule(pl.LightningModule):
         """Nothing: `training_step` has zeroed them, and holds the earlier micro-batches' gradients by now."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        def closure() -> Any:
-            rng = _torch_rng() if self.options.retry_on_oom else None
-            while True:
-                failure: oom.MemoryFailure | None = None
-                try:
-                    loss = optimizer_closure()
-                except Exception as error:
-                    failure = oom.classify(error)
-                    if failure is None:
-                        raise
-                if failure is None:
-                    break
-                # Outside the handler: its traceback would keep the failed step's tensors alive.
-                self._step_down(failure, rng)
-            if self._is_step_finite():
-                self.totals.commit()
-            else:
-                self._leave_out_step(optimizer)
+        optimizer.step(closure=partial(self._gradients, optimizer, optimizer_closure))
+        self._note_compile()
+
+    def step_directly(self, delivery: Delivery, batch_idx: int) -> Tensor:
+        """The same step without Lightning between its parts; the loss. For `loop.StepLoop`."""
+        optimizer, precision = self.trainer.optimizers[0], self.trainer.precision_plugin
+
+        def forward_and_backward() -> Tensor:
+            with precision.forward_context():
+                loss = self.training_step(delivery, batch_idx)
+            loss.backward()  # type: ignore[no-untyped-call]
             return loss
 
-        optimizer.step(closure=closure)
+        def closure() -> Tensor:
+            loss = self._gradients(optimizer, forward_and_backward)
+            self.configure_gradient_clipping(optimizer, self.trainer.gradient_clip_val)
+            return loss.detach()
+
+        loss: Tensor = optimizer.step(closure)
+        self._note_compile()
+        return loss
+
+    def _gradients(self, optimizer: Any, forward_and_backward: Callable[[], Tensor]) -> Tensor:
+        """All that comes before clipping; again with smaller micro-batches where memory does not suffice."""
+        rng = _torch_rng() if self.options.retry_on_oom else None
+        while True:
+            failure: oom.MemoryFailure | None = None
+            try:
+                loss = forward_and_backward()
+            except Exception as error:
+                failure = oom.classify(error)
+                if failure is None:
+                    raise
+            if failure is None:
+                break
+            # Outside the handler: its traceback would keep the failed step's tensors alive.
+            self._step_down(failure, rng)
+        if self._is_step_finite():
+            self.totals.commit()
+        else:
+            self._leave_out_step(optimizer)
+        return loss
+
+    def _note_compile(self) -> None:
         if self._loss.has_compiled:
             self._loss.has_compiled, self.was_disturbed = False, True
 
@@ -219,7 +253,11 @@ class StepModule(pl.LightningModule):
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: Any = None
     ) -> None:
         """By the norm, as Lightning does after checks of two strings at every step."""
-        if gradient_clip_val is not None:
+        if gradient_clip_val is None:
+            return
+        if self._clips_itself and gradient_clip_val > 0:
+            clip_by_norm(optimizer, gradient_clip_val)
+        else:
             self.trainer.precision_plugin.clip_gradients(optimizer, gradient_clip_val)
 
     def _is_step_finite(self) -> bool:
@@ -227,7 +265,7 @@ class StepModule(pl.LightningModule):
         if self._is_finite is None:
             return True
         decision = bool(self._is_finite)
-        if self.trainer.world_size > 1:
+        if self._world_size > 1:
             decision = self.trainer.strategy.reduce_boolean_decision(decision, all=True)
         return decision
 
@@ -253,9 +291,8 @@ class StepModule(pl.LightningModule):
 
     def _leave_out_step(self, optimizer: Any) -> None:
         """A step with a non-finite loss changes nothing; with halve_lr the rate goes down from here on."""
-        has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         for parameter in self._trained:
-            if has_scaler and parameter.grad is not None:
+            if self._has_scaler and parameter.grad is not None:
                 parameter.grad.fill_(
                     float("nan")
                 )  # a scaler skips such a step by itself, and asserts without gradients

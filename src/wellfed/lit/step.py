@@ -31,7 +31,8 @@ class Totals:
 
     def add(self, name: str, value: Tensor, share: float) -> None:
         """A micro-batch's mean with its share of the step, 0..1."""
-        self._pending.append((name, value.detach().float() * share))
+        value = value.detach().float()
+        self._pending.append((name, value if share == 1 else value * share))
 
     def drop(self) -> None:
         """The step failed and will be done again."""

@@ -60,7 +60,7 @@ def set_backend_flags(options: TrainerOptions) -> None:
 def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], folder: Path) -> pl.Trainer:
     """A Trainer that logs nothing, saves nothing and shows nothing by itself: the callbacks do."""
     quiet_lightning()
-    return pl.Trainer(
+    trainer = pl.Trainer(
         accelerator=options.accelerator,
         devices=options.devices,
         strategy=options.strategy,
@@ -82,6 +82,18 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         enable_progress_bar=False,
         enable_model_summary=False,
     )
+    use_direct_steps(trainer)
+    return trainer
+
+
+def use_direct_steps(trainer: pl.Trainer) -> None:
+    """Spare a step its way through Lightning's hooks, where nobody listens on that way."""
+    try:
+        from wellfed.lit.loop import StepLoop
+    except ImportError:  # a Lightning with other insides than those it was written for
+        return
+    lightnings = trainer.fit_loop.epoch_loop
+    trainer.fit_loop.epoch_loop = StepLoop(trainer, lightnings.min_steps, lightnings.max_steps)
 
 
 class NoProfiler(PassThroughProfiler):

@@ -31,7 +31,7 @@ class DeviceEvent(Protocol):
         ...
 
 
-@dataclass
+@dataclass(slots=True)
 class _Marks:
     """What is known of a step while the device may still be at work on it."""
 

@@ -14,7 +14,15 @@ from wellfed.lit.module import NonFiniteLoss, StepModule
 class TakesMetrics(Protocol):
     """Where figures go."""
 
-    def __call__(self, split: str, values: Mapping[str, float], *, step: int, epoch: int) -> None: ...
+    def __call__(
+        self,
+        split: str,
+        values: Mapping[str, float],
+        *,
+        step: int,
+        epoch: int,
+        throughput: Mapping[str, float] | None = None,
+    ) -> None: ...
 
 
 class Figures(pl.Callback):
@@ -29,13 +37,13 @@ class Figures(pl.Callback):
         *,
         every: int,
         stop_on_nan: bool,
-        more: Callable[[], Mapping[str, float]] | None = None,
+        throughput: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
         """
         Args:
-            more: further figures for the sink with each training row, e.g. samples/s so far.
+            throughput: asked with each training row how fast it goes.
         """
-        self._take, self._every, self._stop_on_nan, self._more = take, every, stop_on_nan, more
+        self._take, self._every, self._stop_on_nan, self._throughput = take, every, stop_on_nan, throughput
         self._handed_over_step = 0
         self.first: dict[str, float] = {}
         self.latest: dict[str, float] = {}
@@ -67,9 +75,7 @@ class Figures(pl.Callback):
             )
         self._handed_over_step = step
         values["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])
-        self._tell("train", values, trainer)
-        if trainer.is_global_zero and self._more and (more := self._more()):
-            self._take("throughput", more, step=step, epoch=self.epoch)
+        self._tell("train", values, trainer, self._throughput)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.validated_step = self.step
@@ -78,12 +84,19 @@ class Figures(pl.Callback):
     def on_test_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._tell("test", module.evaluated() if isinstance(module, StepModule) else _logged(trainer, "test"), trainer)
 
-    def _tell(self, split: str, values: Mapping[str, float], trainer: pl.Trainer) -> None:
+    def _tell(
+        self,
+        split: str,
+        values: Mapping[str, float],
+        trainer: pl.Trainer,
+        throughput: Callable[[], Mapping[str, float]] | None = None,
+    ) -> None:
         named = {f"{split}/{name}": value for name, value in values.items()}
         self.latest.update(named)
         self.first = {**named, **self.first}
         if trainer.is_global_zero:
-            self._take(split, values, step=self.step, epoch=self.epoch)
+            beside = throughput() if throughput else None
+            self._take(split, values, step=self.step, epoch=self.epoch, throughput=beside)
 
 
 def _logged(trainer: pl.Trainer, split: str) -> dict[str, float]:

@@ -12,7 +12,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from wellfed.lit.callbacks.clock import step_samples
 
-REDRAW_S = 0.25
+REDRAW_S = 0.5
+"""rich takes some milliseconds to draw the bar."""
 
 
 class Counts(pl.Callback):

@@ -1,0 +1,137 @@
+"""Lightning's loop over an epoch with our training step at its heart, without the way there.
+
+For one step Lightning goes through two dozen hooks and half a dozen closures, most of which lead nowhere: on a small
+network that takes as long as the network. Where nobody listens within a step, `StepLoop` calls our step directly, and
+keeps Lightning's counters as Lightning does. No public hook lies further out than those that cost the time, so this
+builds on Lightning's insides (2.6): where they are others, the loop is Lightning's.
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+import lightning.pytorch as pl
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.plugins import MixedPrecision, Precision
+from lightning.pytorch.profilers import PassThroughProfiler
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from wellfed.lit.module import StepModule
+
+_WITHIN_A_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+_INSIDES = attrgetter(
+    "_restarting",
+    "_results.batch",
+    "_skip_next_val",
+    "_should_check_val_fx",
+    "_should_check_val_epoch",
+    "trainer.received_sigterm",
+    "trainer.lightning_module._current_fx_name",
+    "_batches_that_stepped",
+    "batch_progress.current.ready",
+    "scheduler_progress.increment_completed",
+    "automatic_optimization.optim_progress.optimizer_steps",
+    "automatic_optimization.optim_progress.optimizer.step.increment_ready",
+    "automatic_optimization.optim_progress.optimizer.zero_grad.total.increment_by",
+    "trainer._logger_connector.on_batch_start",
+    "trainer._logger_connector.on_batch_end",
+    "trainer._logger_connector.update_train_step_metrics",
+)
+"""What a `StepLoop` uses of Lightning that is not Lightning's to promise."""
+
+
+class StepLoop(_TrainingEpochLoop):
+    """An epoch of direct steps, or of Lightning's own where those would not do the same.
+
+    Lightning's too is the first step after a resume: it sorts out where the run was left.
+    """
+
+    _is_direct = False
+    _may_validate = True
+
+    def on_run_start(self, data_fetcher: Any) -> None:
+        super().on_run_start(data_fetcher)
+        self._is_direct = is_direct(self.trainer) and _has_insides(self)
+        self._may_validate = not self._is_direct or self._should_check_val_epoch()
+
+    @property
+    def global_step(self) -> int:
+        """Asked for a dozen times a step; Lightning asks the module each time how it is optimised."""
+        progress = self.automatic_optimization.optim_progress
+        return int(progress.optimizer_steps if self._is_direct else super().global_step)
+
+    def advance(self, data_fetcher: Any) -> None:
+        """One batch: what Lightning's does, in its order."""
+        if self._restarting or not self._is_direct:
+            super().advance(data_fetcher)
+            return
+        trainer, progress, logged = self.trainer, self.batch_progress, self.trainer._logger_connector
+        module: Any = trainer.strategy.lightning_module
+        batch, _, _ = next(data_fetcher)
+        batch_idx = progress.current.ready
+        progress.is_last_batch = data_fetcher.done
+        batch = module.transfer_batch_to_device(batch, trainer.strategy.root_device, 0)
+        progress.increment_ready()
+        logged.on_batch_start(batch)
+        self._tell("on_train_batch_start", module, batch, batch_idx)
+        progress.increment_started()
+        counts = self.automatic_optimization.optim_progress.optimizer
+        counts.step.increment_ready()
+        output = {"loss": module.step_directly(batch, batch_idx)}
+        counts.zero_grad.total.increment_by(1)
+        counts.zero_grad.current.increment_by(1)
+        counts.step.increment_completed()
+        progress.increment_processed()
+        for config in trainer.lr_scheduler_configs:  # of `StepModule.configure_optimizers`: once a step
+            self.scheduler_progress.increment_ready()
+            config.scheduler.step()
+            self.scheduler_progress.increment_completed()
+        self._tell("on_train_batch_end", module, output, batch, batch_idx)
+        if self._results:  # a callback has logged something
+            logged.on_batch_end()
+        self._results.batch = None
+        progress.increment_completed()
+        if self._results:
+            logged.update_train_step_metrics()
+
+    def _tell(self, hook: str, module: Any, *about: Any) -> None:
+        module._current_fx_name = hook  # what `module.log` goes by
+        for callback in self.trainer.callbacks:
+            getattr(callback, hook)(self.trainer, module, *about)
+        module._current_fx_name = None
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """Between two steps: all but a count is about validation, plateaus, accumulation and the end."""
+        trainer = self.trainer
+        is_plain = self._is_direct and not (self._restarting or trainer.should_stop or trainer.received_sigterm)
+        if is_plain and not (self._may_validate and (self._skip_next_val or self._should_check_val_fx(data_fetcher))):
+            self._batches_that_stepped += 1
+        else:
+            super().on_advance_end(data_fetcher)
+
+
+def is_direct(trainer: pl.Trainer) -> bool:
+    """Whether a direct step does all that Lightning's would."""
+    precision = trainer.precision_plugin
+    return (
+        type(trainer.lightning_module) is StepModule
+        and type(trainer.strategy) is SingleDeviceStrategy
+        and type(precision) in (Precision, MixedPrecision)
+        and getattr(precision, "scaler", None) is None
+        and isinstance(trainer.profiler, PassThroughProfiler)
+        and trainer.accumulate_grad_batches == 1
+        and not any(_listens(callback, hook) for callback in trainer.callbacks for hook in _WITHIN_A_STEP)
+    )
+
+
+def _listens(callback: pl.Callback, hook: str) -> bool:
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(pl.Callback, hook)
+
+
+def _has_insides(loop: StepLoop) -> bool:
+    try:
+        _INSIDES(loop)
+    except AttributeError:
+        return False
+    return True
