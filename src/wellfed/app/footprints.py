@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import nn, optim
@@ -18,6 +19,7 @@ from wellfed.loading.build import Delivery
 from wellfed.loading.trial import copied, nothing_changes
 from wellfed.memory import estimate
 from wellfed.memory.footprint import Footprint, NoEstimate
+from wellfed.memory.footprint_cache import cached_measure
 from wellfed.memory.rehearsal import Task
 from wellfed.planning.planned import RunPlan
 
@@ -45,6 +47,8 @@ class Footprints:
     ) -> None:
         self._config, self._plan, self._parts = config, plan, parts
         self._samples, self._host_bytes = samples, host_bytes
+        self._train = copied(parts.data.train)
+        """What it keeps of a rehearsal (a tensor made once) must not reach training."""
         self._known: dict[tuple[str | None, bool], Footprint | NoEstimate] = {}
         self._make_batch: Callable[[int], Batch] | NoEstimate | None = None
 
@@ -70,15 +74,17 @@ class Footprints:
             checkpointed=checkpointed,
             feature_mode=features,  # type: ignore[arg-type]
             compile_mode=self._plan["gpu.compile"],
+            shaped_by=(self._train,),
         )
-        return estimate.measure(self._parts.model, task, self._samples, host_bytes=self._host_bytes)
+        cache_dir = Path(self._config.paths.cache_dir)
+        return cached_measure(self._parts.model, task, self._samples, cache_dir, host_bytes=self._host_bytes)
 
     def _optimizer(self, model: nn.Module) -> optim.Optimizer:
         return assemble.make_optimizer(self._config, self._plan, parameter_groups(model))
 
     def _prepare(self, batch: Batch, source: FeatureSource | None) -> Batch:
         delivery = Delivery(batch, epoch=0, index=0, total=batches.batch_size(batch))
-        return Preparation(self._parts.data.train, self._config.seed)(batch, delivery, 0, source)
+        return Preparation(self._train, self._config.seed)(batch, delivery, 0, source)
 
     def batches(self) -> Callable[[int], Batch] | NoEstimate:
         """Makes batches of any size, of the first samples of the training data, on the CPU."""
@@ -87,8 +93,7 @@ class Footprints:
         return self._make_batch
 
     def _batches(self) -> Callable[[int], Batch] | NoEstimate:
-        train = self._parts.data.train
-        if callable(getattr(train, "split", None)):  # its parts need not share the first dimension
+        if callable(getattr(self._train, "split", None)):  # its parts need not share the first dimension
             return self._first_batch
         try:
             return estimate.repeated(self._first_batch(min(SAMPLES, self._samples)), batches.map_tensors)
@@ -99,7 +104,7 @@ class Footprints:
         """Built by whoever is to build batches in training: a sample may end the process that loads it."""
         workload = replace(self._config.workload, effective_batch_size=size)
         config = replace(self._config, workload=workload, trainer=replace(self._config.trainer, devices=1))
-        data = replace(self._parts.data, train=copied(self._parts.data.train))
+        data = replace(self._parts.data, train=self._train)
         deliveries: Any = iter(assemble.make_one_off_loader(config, self._plan, data))
         with nothing_changes(), closing(deliveries):
             return next(deliveries).batch

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from wellfed.memory.footprint import Point, on_curve, whole_pass
 
 MOST_POINTS = 9
+MOST_S = 15.0
+"""Seconds after which no further point is begun: a line over a wide gap is too high, never too low."""
 NEAR_FRAC = 0.01
 """Of the whole peak: by no more may a line between two points be off."""
 
@@ -22,8 +25,9 @@ def curve(point: Callable[[int], Point], samples: int, *, lowest: int = 1, besid
         beside: bytes that are there whatever the micro-batch.
     """
     first = sorted({min(lowest, samples), max(samples // 2, min(lowest, samples)), samples})
+    began_s = time.monotonic()
     points = [point(size) for size in first]
-    while len(points) < MOST_POINTS:
+    while len(points) < MOST_POINTS and time.monotonic() - began_s < MOST_S:
         doubts = [_doubt(points, gap, value, beside) for gap in range(len(points) - 1) for value in _VALUES]
         frac, size = max(doubts, default=(0.0, 0))
         if frac <= NEAR_FRAC:

@@ -34,7 +34,11 @@ def cached_measure(
 
     A damaged file is written anew; where nothing can be written, nothing is kept.
     """
-    file = cache_dir / "footprints" / digest(model, task, samples, block_bytes) / FILE_NAME
+    try:
+        name = digest(model, task, samples, block_bytes)
+    except Exception:  # noqa: BLE001  foreign code again: what is wrong with it, measuring will tell
+        return measure(model, task, samples, block_bytes=block_bytes, host_bytes=host_bytes)
+    file = cache_dir / "footprints" / name / FILE_NAME
     if (kept := load(file)) is not None:
         return kept
     found = measure(model, task, samples, block_bytes=block_bytes, host_bytes=host_bytes)

@@ -40,7 +40,8 @@ class Task:
     """The same structure with every tensor replaced."""
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     prepare: Callable[[Batch, FeatureSource | None], Batch] | None = None
-    """What is done to a micro-batch on the device (``on_device``)."""
+    """What is done to a micro-batch on the device: ``on_device`` of a copy of the data set, since tensors that it keeps
+    for later would be fake ones then."""
     precision: str = "32-true"
     checkpointed: bool = False
     feature_mode: Mode | None = None
@@ -133,7 +134,8 @@ class Rehearsal:
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         optimizer = self._task.make_optimizer(self._model)
-        if inspect.signature(optimizer.step).parameters["closure"].default is inspect.Parameter.empty:
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
             raise TypeError(f"{type(optimizer).__name__} runs the passes itself, as often as it likes")
         for group in optimizer.param_groups:
             # On CUDA tensors None means all parameters at once, on the CPU's it means one after the other.

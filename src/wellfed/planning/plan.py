@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wellfed.config.schema import PathsConfig, RunConfig
+from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.budget import Fitted, within_budget
@@ -95,6 +95,4 @@ def _not_used_yet(config: RunConfig) -> list[str]:
     said = []
     if config.memory.stages:
         said.append("memory.stages is not used yet: the feature mode stays the same throughout. Set memory.features.")
-    if config.paths.cache_dir != PathsConfig.cache_dir:
-        said.append(f"paths.cache_dir={config.paths.cache_dir} is not used yet: nothing is cached on disk.")
     return said

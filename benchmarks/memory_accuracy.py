@@ -1,0 +1,165 @@
+"""How near is the predicted peak of device memory to the real one? Over models, micro-batches and precisions.
+
+    python benchmarks/memory_accuracy.py [--only NAME] [--out RECORD]
+
+Models: those of `memory_cases.py`, and every workload in configs/workload in each feature mode as its options have it.
+Each at four micro-batches, unsplit and in a step of the largest of them, in float32 and in bf16-mixed.
+
+- predicted: `wellfed.memory.estimate.measure` on fake tensors, then `predicted_peak`; tensors' own bytes.
+- counted: the same training for real on the CPU, with torch's MemTracker counting live tensors, which shares no code
+  with ours. Both run in CUDA's kinds of kernels as far as a CPU has them (`wellfed.memory.as_on_cuda`).
+- On a GPU also: torch.cuda.max_memory_allocated and max_memory_reserved of the real training there, against the
+  prediction with the allocator's blocks, workspaces and rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+from benchmarks.memory_cases import Case, cases, counted_peak, cuda_peak, workload_cases  # noqa: E402
+from wellfed.hardware.detect import machine  # noqa: E402
+from wellfed.memory.estimate import BLOCK_BYTES, measure  # noqa: E402
+from wellfed.memory.footprint import NoEstimate, StepShape, predicted_peak  # noqa: E402
+from wellfed.record import git_state  # noqa: E402
+from wellfed.units import MIB  # noqa: E402
+
+PRECISIONS = ("32-true", "bf16-mixed")
+UNDER_FRAC = 0.01
+"""A prediction that is lower by more counts as under-predicted."""
+
+
+def steps(case: Case) -> Iterator[tuple[int, int]]:
+    """Micro-batch and samples of the step: unsplit, and split where there is something to split."""
+    for size in case.sizes:
+        yield size, size
+        if size < max(case.sizes):
+            yield size, max(case.sizes)
+
+
+def compare(case: Case, precision: str) -> Iterator[dict[str, Any]]:
+    """A row a micro-batch."""
+    case = replace(case, task=replace(case.task, precision=precision))
+    began_s = time.perf_counter()
+    exact = measure(case.model, case.task, max(case.sizes), block_bytes=1)
+    took_s = time.perf_counter() - began_s
+    if isinstance(exact, NoEstimate):
+        yield {"model": case.name, "precision": precision, "no_estimate": exact.reason}
+        return
+    for micro_batch, samples in steps(case):
+        step = StepShape(samples)
+        found, counted = predicted_peak(exact, micro_batch, step), counted_peak(case, micro_batch, samples)
+        row = {
+            "model": case.name,
+            "precision": precision,
+            "micro_batch": micro_batch,
+            "samples": samples,
+            "moment": found.moment,
+            "predicted_mib": found.tensor_bytes / MIB,
+            "counted_mib": counted / MIB,
+            "error_frac": found.tensor_bytes / counted - 1,
+            "estimate_s": took_s,
+            "num_points": len(exact.points),
+            "basis": exact.basis,
+        }
+        if torch.cuda.is_available():
+            blocks = measure(case.model, case.task, max(case.sizes), block_bytes=BLOCK_BYTES)
+            assert not isinstance(blocks, NoEstimate)
+            on_cuda = predicted_peak(blocks, micro_batch, step)
+            allocated, reserved = cuda_peak(case, micro_batch, samples)
+            row |= {
+                "cuda_predicted_mib": on_cuda.tensor_bytes / MIB,
+                "cuda_allocated_mib": allocated / MIB,
+                "cuda_predicted_reserved_mib": on_cuda.reserved_bytes / MIB,
+                "cuda_reserved_mib": reserved / MIB,
+                "cuda_error_frac": on_cuda.tensor_bytes / allocated - 1,
+            }
+        yield row
+
+
+def summary(errors: list[float]) -> dict[str, float]:
+    """Of relative errors."""
+    sizes = [abs(error) for error in errors]
+    return {
+        "n": len(errors),
+        "error_frac_median": statistics.median(sizes),
+        "error_frac_worst": max(sizes),
+        "error_frac_sd": statistics.pstdev(errors),
+        "under_predicted_frac": sum(error < -UNDER_FRAC for error in errors) / len(errors),
+    }
+
+
+def show(row: dict[str, Any]) -> None:
+    """One line of the table."""
+    head = f"{row['model']:28} {row['precision']:10}"
+    if "no_estimate" in row:
+        print(f"{head} no estimate: {row['no_estimate']}", flush=True)
+        return
+    print(
+        f"{head} {row['micro_batch']:5} of {row['samples']:5}  {row['predicted_mib']:9.2f} MiB predicted "
+        f"{row['counted_mib']:9.2f} counted {100 * row['error_frac']:+7.2f} %  {row['moment']}",
+        f"  CUDA {100 * row['cuda_error_frac']:+.1f} %" if "cuda_error_frac" in row else "",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="models whose name holds this text")
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rows: list[dict[str, Any]] = []
+    for case in chain(cases(), workload_cases(ROOT / "configs")):
+        if chosen.only and chosen.only not in case.name:
+            continue
+        for precision in PRECISIONS:
+            for row in compare(case, precision):
+                rows.append(row)
+                show(row)
+    known = [row for row in rows if "no_estimate" not in row]
+    results = [{"against": "MemTracker on the CPU", **summary([row["error_frac"] for row in known])}]
+    if torch.cuda.is_available():
+        results.append({"against": "max_memory_allocated", **summary([row["cuda_error_frac"] for row in known])})
+    times = {(row["model"], row["precision"]): row["estimate_s"] for row in known}
+    says = "; ".join(
+        f"{each['against']}: {each['n']} peaks, error {100 * each['error_frac_median']:.2f} % in the median and "
+        f"{100 * each['error_frac_worst']:.1f} % at worst, {100 * each['under_predicted_frac']:.1f} % of them "
+        f"under-predicted by more than {100 * UNDER_FRAC:g} %"
+        for each in results
+    )
+    record = {
+        "theme": "memory_accuracy",
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": "python benchmarks/memory_accuracy.py --out RECORD",
+        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
+        "machine": {"load": os.getloadavg(), **machine().to_dict()},
+        "config": {"precisions": PRECISIONS, "under_frac": UNDER_FRAC, "threads": 1, "only": chosen.only},
+        "results": results,
+        "raw": rows,
+        "says": f"{says}. An estimate took {statistics.median(times.values()):.1f} s in the median and "
+        f"{max(times.values()):.1f} s at most; {len(rows) - len(known)} had none.",
+    }
+    print(record["says"])
+    if chosen.out:
+        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,298 @@
+"""Models of many kinds, their training for real, and the memory it took: what an estimate is held against."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.nn import functional
+
+from wellfed.app.assemble import Parts, make_optimizer, make_parts
+from wellfed.config.compose import compose
+from wellfed.config.schema import RunConfig
+from wellfed.contract import Batch, Features, FeatureSource, LossOutput
+from wellfed.lit.step import parameter_groups
+from wellfed.loading import batches
+from wellfed.loading.backends import LoaderPlan
+from wellfed.loading.build import train_loader
+from wellfed.memory.as_on_cuda import as_on_cuda, backward
+from wellfed.memory.checkpointing import checkpoint_blocks
+from wellfed.memory.estimate import repeated
+from wellfed.memory.features import Mode, hold
+from wellfed.memory.ladder import MicroBatches
+from wellfed.memory.rehearsal import Task
+from wellfed.planning.planned import RunPlan
+from wellfed.sample_rng import SampleRng
+
+CPU = torch.device("cpu")
+AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+MODES: tuple[Mode, ...] = ("cache", "cache_host", "dynamic")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its data, and how it is trained."""
+
+    name: str
+    model: nn.Module
+    task: Task
+    sizes: tuple[int, ...]
+    """Micro-batches to look at."""
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int = 512) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, 10)
+        )
+
+    def loss(self, batch: Batch) -> LossOutput:
+        return LossOutput(functional.cross_entropy(self.layers(batch["x"]), batch["label"]))
+
+
+class Conv(nn.Module):
+    def __init__(self, width: int = 32) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, width, 3, padding=1)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1)) for _ in range(4)
+        )
+        self.head = nn.Linear(width, 10)
+
+    def loss(self, batch: Batch) -> LossOutput:
+        x = self.stem(batch["x"].float() / 255)
+        for block in self.blocks:
+            x = x + block(x)
+        return LossOutput(functional.cross_entropy(self.head(x.mean((2, 3))), batch["label"]))
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, 64, num_layers=2, batch_first=True), nn.Linear(64, 1)
+
+    def loss(self, batch: Batch) -> LossOutput:
+        hidden, _ = self.lstm(batch["x"])
+        return LossOutput(functional.mse_loss(self.head(hidden[:, -1]).squeeze(1), batch["y"]))
+
+
+class Attention(nn.Module):
+    def __init__(self, dropout: float = 0.1) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=dropout, batch_first=True)
+        self.embed, self.layers = nn.Embedding(1000, 64), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
+        self.head = nn.Linear(64, 1000)
+
+    def loss(self, batch: Batch) -> LossOutput:
+        logits = self.head(self.layers(self.embed(batch["x"])))
+        return LossOutput(functional.cross_entropy(logits.flatten(0, 1), batch["x"].flatten()))
+
+
+class FrozenEncoder(nn.Module):
+    """Ids through a table and an encoder that is not trained, then a head that is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True)
+        self.ids = nn.Embedding(5000, 64)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).requires_grad_(False).eval()
+        self.head = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
+        self.register_buffer("texts", torch.randn(600, 8, 64))
+
+    def features(self) -> Features:
+        return Features(600, 600 * 64 * 4, self._rows)
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        with torch.no_grad():
+            return cast(Tensor, self.encoder(self.texts.index_select(0, indices)).mean(1))
+
+    def loss(self, batch: Batch) -> LossOutput:
+        score = self.head(self.ids(batch["user"]) + batch["text"]).squeeze(1)
+        return LossOutput(functional.binary_cross_entropy_with_logits(score, batch["y"]))
+
+
+def _with_text(batch: Batch, features: FeatureSource | None) -> Batch:
+    assert features is not None
+    return batch | {"text": features.rows(batch["item"])}
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameter_groups(model), lr=1e-3)
+
+
+def momentum(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameter_groups(model), lr=1e-3, momentum=0.9)
+
+
+def cases() -> Iterator[Case]:
+    """Our own models; workloads come by `workload_cases`."""
+    label = torch.randint(10, (4,))
+    pixels = torch.randint(0, 255, (4, 3, 32, 32), dtype=torch.uint8)
+    tokens = torch.randint(1000, (4, 32))
+    yield _case("mlp", Mlp(), {"x": torch.randn(4, 64), "label": label}, (16, 128, 512, 2048))
+    yield _case("mlp, sgd", Mlp(), {"x": torch.randn(4, 64), "label": label}, (16, 128, 512, 2048), momentum)
+    yield _case("conv", Conv(), {"x": pixels, "label": label}, (8, 16, 32, 64))
+    yield _case("conv, checkpointed", Conv(), {"x": pixels, "label": label}, (8, 16, 32, 64), checkpointed=True)
+    yield _case("lstm", Lstm(), {"x": torch.randn(4, 8, 8), "y": torch.randn(4)}, (16, 64, 128, 512))
+    yield _case("attention", Attention(), {"x": tokens}, (8, 16, 32, 64))
+    yield _case("attention, checkpointed", Attention(), {"x": tokens}, (8, 16, 32, 64), checkpointed=True)
+    triple = {"user": torch.randint(5000, (4,)), "item": torch.randint(600, (4,)), "y": torch.rand(4)}
+    for mode in MODES:
+        yield _case(
+            f"frozen encoder, {mode}",
+            FrozenEncoder(),
+            triple,
+            (16, 128, 512, 2048),
+            prepare=_with_text,
+            feature_mode=mode,
+        )
+
+
+def _case(
+    name: str,
+    model: nn.Module,
+    sample: Batch,
+    sizes: tuple[int, ...],
+    make: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
+    **more: Any,
+) -> Case:
+    return Case(name, model, Task(repeated(sample, batches.map_tensors), batches.map_tensors, make, **more), sizes)
+
+
+def workload_cases(configs: Path, sizes: tuple[int, ...] = (64, 256, 1024, 2048)) -> Iterator[Case]:
+    """Every workload there is in every feature mode, as its configuration has it; trained encoders where it may."""
+    for file in sorted((configs / "workload").glob("*.yaml")):
+        config = compose([f"workload={file.stem}", "gpu=cpu", "logger=none"]).config
+        parts = make_parts(config)
+        modes: Iterable[Mode | None] = (None,) if parts.features is None else MODES
+        for mode in modes:
+            yield workload_case(config, parts, sizes, mode)
+
+
+def workload_case(config: RunConfig, parts: Parts, sizes: tuple[int, ...], mode: Mode | None) -> Case:
+    """One of them."""
+    loader = train_loader(
+        parts.data.train, batch_size=max(sizes), seed=0, plan=LoaderPlan(), collate=parts.data.collate
+    )
+    with closing(loader), closing(iter(loader)) as deliveries:
+        sample = next(deliveries).batch
+    on_device = getattr(parts.data.train, "on_device", None)
+
+    def prepare(batch: Batch, features: FeatureSource | None) -> Batch:
+        if on_device is None:
+            return batch
+        rng = SampleRng(config.seed, 0, device=next(batches.tensors(batch)).device)
+        return on_device(batch, rng) if features is None else on_device(batch, rng, features)
+
+    def make(model: nn.Module) -> torch.optim.Optimizer:
+        return make_optimizer(config, cast(RunPlan, {"gpu.precision": "32-true"}), parameter_groups(model))
+
+    name = config.workload.name + (f", {mode}" if mode else "")
+    return _case(name, parts.model, sample, sizes, make, prepare=prepare, feature_mode=mode)
+
+
+class Counter(MemTracker):
+    """torch's own count of live tensors. Which module they belong to isn't asked: its hooks fail on frozen parameters
+    and on modules that are called twice."""
+
+    def _pre_fw_hook(self, *_: Any) -> None: ...
+
+    def _post_fw_hook(self, *_: Any) -> None: ...
+
+    def _pre_bw_hook(self, *_: Any) -> None: ...
+
+    def _post_bw_hook(self, *_: Any) -> None: ...
+
+    def peak_bytes(self) -> int:
+        """Since it was last entered."""
+        return max((snapshot["Total"] for snapshot in self.get_tracker_snapshot("peak").values()), default=0)
+
+
+def counted_peak(case: Case, micro_batch: int, samples: int) -> int:
+    """Bytes of live tensors at the highest moment of a real run on the CPU, in kernels like CUDA's.
+
+    A table in host memory is taken off: here it lies beside all else.
+    """
+    counter, peaks = Counter(), []
+    features = case.model.features() if case.task.feature_mode == "cache_host" else None
+    with as_on_cuda():
+        for moment in training(case, micro_batch, samples, CPU, counter.track_external):
+            with counter:
+                moment()
+            peaks.append(counter.peak_bytes() - (features.bytes if features else 0))
+    return max(peaks)
+
+
+def cuda_peak(case: Case, micro_batch: int, samples: int) -> tuple[int, int]:
+    """Bytes allocated and reserved at the highest moment of a real run on the GPU."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    for moment in training(case, micro_batch, samples, torch.device("cuda"), lambda *_: None):
+        moment()
+    return torch.cuda.max_memory_allocated() - before, torch.cuda.max_memory_reserved()
+
+
+def training(
+    case: Case, micro_batch: int, samples: int, device: torch.device, count: Callable[..., None]
+) -> Iterator[Callable[[], None]]:
+    """What a run does, moment by moment, in the order of `wellfed.lit`: fill the feature table, two steps.
+
+    Args:
+        count: told of what was made outside the moments.
+    """
+    task = case.task
+    model = copy.deepcopy(case.model).to(device)
+    if task.precision == "bf16-true":
+        model.to(torch.bfloat16)
+    if task.checkpointed:
+        checkpoint_blocks(model)
+    count(model)
+    features = model.features() if hasattr(model, "features") else None
+    source: list[FeatureSource | None] = [None]
+
+    def fill() -> None:
+        model.eval()
+        source[0] = hold(features, task.feature_mode or "dynamic", device)
+
+    if features is not None:
+        yield fill
+    model.train()
+    optimizer = task.make_optimizer(model)
+    for group in optimizer.param_groups:  # what None means on CUDA
+        if group.get("foreach", True) is None and not group.get("fused"):
+            group["foreach"] = True
+    batch = batches.to_device(task.make_batch(samples), device)
+    if task.precision == "bf16-true":
+        batch = batches.map_tensors(batch, lambda each: each.bfloat16() if each.is_floating_point() else each)
+    count(*batches.tensors(batch))
+    sizes = MicroBatches(micro_batch).sizes(samples)
+
+    def loss_of(part: Batch) -> Tensor:
+        with _precision(task.precision, device):
+            prepared = part if task.prepare is None else task.prepare(part, source[0])
+            return cast(LossOutput, model.loss(prepared)).loss * (batches.batch_size(part) / samples)
+
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.grad = None
+        for part in batches.split(batch, sizes):
+            backward(loss_of(part))
+        optimizer.step()
+
+    yield step
+    yield step
+
+
+def _precision(precision: str, device: torch.device) -> AbstractContextManager[Any]:
+    if precision not in AUTOCAST:
+        return nullcontext()
+    return torch.autocast(device.type, AUTOCAST[precision], cache_enabled=False)

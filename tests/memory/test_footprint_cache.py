@@ -1,0 +1,131 @@
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.memory_cases import Mlp, adamw
+from wellfed.loading import batches
+from wellfed.memory import footprint_cache
+from wellfed.memory.estimate import measure, repeated
+from wellfed.memory.footprint import NoEstimate
+from wellfed.memory.footprint_cache import FILE_NAME, cached_measure, digest, load
+from wellfed.memory.rehearsal import Task
+
+SAMPLE = {"x": torch.zeros(4, 64), "label": torch.zeros(4, dtype=torch.long)}
+TASK = Task(repeated(SAMPLE, batches.map_tensors), batches.map_tensors, adamw)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """How often it was measured."""
+    times = []
+
+    def count(*args, **more):
+        times.append(args)
+        return measure(*args, **more)
+
+    monkeypatch.setattr(footprint_cache, "measure", count)
+    return times
+
+
+def test_the_second_time_it_is_read(tmp_path, asked):
+    first, second = (cached_measure(Mlp(8), TASK, 4, tmp_path) for _ in range(2))
+    assert first == second
+    assert len(asked) == 1
+    (file,) = tmp_path.rglob("*.json*")
+    assert file == tmp_path / "footprints" / digest(Mlp(8), TASK, 4) / FILE_NAME
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "[]", "\x00", '{"format": 99}'])
+def test_a_damaged_file_is_written_anew(tmp_path, asked, text):
+    found = cached_measure(Mlp(8), TASK, 4, tmp_path)
+    (file,) = tmp_path.rglob(FILE_NAME)
+    file.write_text(text)
+    assert load(file) is None
+    assert cached_measure(Mlp(8), TASK, 4, tmp_path) == found == load(file)
+    assert len(asked) == 2
+
+
+def test_where_nothing_can_be_written_nothing_is_kept(tmp_path, asked):
+    (tmp_path / "footprints").write_text("a file")
+    assert cached_measure(Mlp(8), TASK, 4, tmp_path).parameters > 0
+    assert cached_measure(Mlp(8), TASK, 4, tmp_path).parameters > 0
+    assert len(asked) == 2
+
+
+def test_no_estimate_is_not_kept(tmp_path):
+    broken = dataclasses.replace(TASK, prepare=lambda batch, features: None)
+    assert isinstance(cached_measure(Mlp(8), broken, 4, tmp_path), NoEstimate)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_what_fails_before_there_is_a_digest_is_explained(tmp_path):
+    def fail(model):
+        raise RuntimeError("no such optimizer")
+
+    found = cached_measure(Mlp(8), dataclasses.replace(TASK, make_optimizer=fail), 4, tmp_path)
+    assert "no such optimizer" in found.reason
+
+
+class Data:
+    def __init__(self, crop):
+        self.crop, self.made = crop, object()
+
+
+def changed(**more):
+    return dataclasses.replace(TASK, **more)
+
+
+def model_with(probability):
+    model = Mlp(8)
+    model.layers[4].p = probability
+    return model
+
+
+def frozen():
+    model = Mlp(8)
+    model.layers[0].weight.requires_grad = False
+    return model
+
+
+def with_optimizer(**more):
+    return changed(make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), **more))
+
+
+@pytest.mark.parametrize(
+    ("model", "task", "samples"),
+    [
+        (Mlp(16), TASK, 4),
+        (model_with(0.2), TASK, 4),
+        (frozen(), TASK, 4),
+        (Mlp(8).eval(), TASK, 4),
+        (nn.Sequential(Mlp(8)), TASK, 4),
+        (Mlp(8), TASK, 8),
+        (Mlp(8), changed(precision="bf16-mixed"), 4),
+        (Mlp(8), changed(checkpointed=True), 4),
+        (Mlp(8), changed(feature_mode="cache"), 4),
+        (Mlp(8), changed(compile_mode="default"), 4),
+        (Mlp(8), changed(shaped_by=(Data(3),)), 4),
+        (Mlp(8), changed(make_batch=repeated({"x": torch.zeros(4, 65)}, batches.map_tensors)), 4),
+        (Mlp(8), changed(make_optimizer=lambda model: torch.optim.Adam(model.parameters())), 4),
+        (Mlp(8), with_optimizer(lr=1e-3, fused=True), 4),
+        (Mlp(8), with_optimizer(lr=1e-3, weight_decay=0.0), 4),
+    ],
+)
+def test_what_changes_memory_changes_the_digest(model, task, samples):
+    assert digest(model, task, samples) != digest(Mlp(8), TASK, 4)
+
+
+def test_weights_rates_and_addresses_do_not():
+    torch.manual_seed(1)
+    assert digest(Mlp(8), with_optimizer(lr=1e-3), 4) == digest(Mlp(8), with_optimizer(lr=1e-2), 4)
+    assert digest(Mlp(8), changed(shaped_by=(Data(3),)), 4) == digest(Mlp(8), changed(shaped_by=(Data(3),)), 4)
+    assert digest(Mlp(8), changed(shaped_by=(Data(3),)), 4) != digest(Mlp(8), changed(shaped_by=(Data(4),)), 4)
+
+
+def test_the_file_is_json_for_people(tmp_path):
+    found = cached_measure(Mlp(8), TASK, 4, tmp_path)
+    (file,) = tmp_path.rglob(FILE_NAME)
+    assert json.loads(file.read_text())["parameters"] == found.parameters
