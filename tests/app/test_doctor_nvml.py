@@ -1,5 +1,6 @@
 """What doctor and gpu=auto make of cards that the real pynvml finds on a driver library that plays scenarios."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -11,8 +12,10 @@ import pytest
 
 import wellfed
 from tests.fake_nvml.driver import DRIVER_NOT_LOADED, MISMATCH, UNKNOWN, FakeGpu, FakeMig, Hang, Scenario
+from wellfed.config.compose import compose
 from wellfed.hardware.detect import machine
 from wellfed.hardware.profiles import resolve_budget
+from wellfed.planning.device import plan_device
 
 RTX = FakeGpu("GPU-4090aaaa", "NVIDIA GeForce RTX 4090", 24, 1.5, 0.25, (8, 9))
 H200 = FakeGpu("GPU-200bbbb", "NVIDIA H200", 140.5, 20, 0.5, (9, 0))
@@ -63,7 +66,9 @@ def test_two_different_cards_are_shown_in_cudas_order(fake_driver, visible):
 
 @pytest.mark.usefixtures("without_gpu")
 def test_people_read_first_that_torch_can_not_use_the_card(fake_driver):
-    shown = doctor(fake_driver, Scenario([RTX, H200]), CUDA_VISIBLE_DEVICES="1")
+    held = dataclasses.replace(H200, processes=[(4711, 18.5, "/usr/bin/ollama")])
+    shown = doctor(fake_driver, Scenario([RTX, held]), CUDA_VISIBLE_DEVICES="1")
+    assert "held by ollama (pid 4711, 18,944 MiB)" in " ".join(shown.split())
     assert shown.startswith("torch can't use NVIDIA H200 (140.0 GiB): torch ")
     assert "NVIDIA H200 (140.0 GiB), 120.0 free, capability 9.0, GPU-200bbbb" in " ".join(shown.split())
     assert "export CUDA_DEVICE_ORDER=PCI_BUS_ID" in shown
@@ -183,3 +188,13 @@ def test_a_driver_that_stumbles_costs_no_card(fake_driver):
 def test_a_machine_without_cards_is_no_fault(fake_driver):
     facts = facts_of(fake_driver)
     assert (facts.gpus, facts.nvml_problem) == ((), "no card found")
+
+
+def test_a_card_that_is_full_stops_a_run_before_its_data_is_read_with_the_holders_name(fake_driver):
+    full = FakeGpu("GPU-full", "NVIDIA GeForce RTX 4090", 24, 23.9, 0.0, (8, 9), processes=[(4711, 23.5, "/opt/comfy")])
+    with fake_driver.load(Scenario([full])):
+        facts = machine(environ={})
+    (fault,) = plan_device(compose([]).config, {"gpu": "auto"}, facts)
+    assert "other processes hold 23.9 GiB of NVIDIA GeForce RTX 4090 (24.0 GiB)" in str(fault)
+    assert "comfy (pid 4711, 24,064 MiB)" in str(fault)
+    assert "End them" in str(fault)

@@ -188,6 +188,8 @@ def _machine_rows(facts: MachineFacts) -> list[tuple[str, str]]:
         free = "" if gpu.free_gib is None else f", {gpu.free_gib:.1f} free"
         capability = "" if gpu.capability is None else f", capability {gpu.capability}"
         rows.append((f"gpu {gpu.index}", f"{gpu.describe()}{free}{capability}, {gpu.uuid or 'no UUID'}"))
+        if gpu.holders:
+            rows.append(("", f"held by {gpu.held_by()}"))
     rows.append(("versions", ", ".join(f"{name} {version}" for name, version in facts.versions.items())))
     return rows
 
