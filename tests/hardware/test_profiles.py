@@ -1,9 +1,11 @@
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.errors import Fault
-from wellfed.hardware.facts import GpuFacts, MachineFacts
+from wellfed.hardware.facts import GpuFacts, HolderFacts, MachineFacts
 from wellfed.hardware.profiles import PROFILES, PrecisionChoice, pick_profile, resolve_budget, resolve_precision
 
 ORDER = list(PROFILES)
@@ -85,6 +87,8 @@ def test_auto_takes_what_others_leave_and_does_not_cap():
     assert found.budget_gib == pytest.approx(90.0)
     assert (found.profile, found.device_name, found.cap, found.warnings) == ("80gb", "NVIDIA H200", False, ())
     assert found.because == "0.9 x (139.8 GiB of NVIDIA H200 - 39.8 held by other processes)"
+    held = dataclasses.replace(gpu(139.8, held_gib=39.8), holders=(HolderFacts(7, "python", 39.5),))
+    assert budget("auto", facts(held)).because.endswith("39.8 held by other processes: python (pid 7, 40,448 MiB))")
 
 
 def test_auto_caps_only_when_told_to():

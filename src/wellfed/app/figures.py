@@ -12,7 +12,6 @@ import torch
 
 from wellfed.config.schema import RunConfig
 from wellfed.hardware.facts import MachineFacts
-from wellfed.memory.cap import ballast_bytes
 from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord
 from wellfed.timing.readiness import StepSummary
@@ -41,6 +40,8 @@ class Usage:
         self._peak: float | None = None
         self._host: dict[str, Any] | None = None
         self._on_cuda = False
+        self.ballast_bytes = 0
+        """Held to make a card smaller; no part of what the run needs."""
 
     def start(self, plan: RunPlan) -> None:
         """Training begins."""
@@ -78,7 +79,7 @@ class Usage:
 
     def _measured_peak(self) -> float:
         if self._on_cuda:
-            return float(torch.cuda.max_memory_reserved() - ballast_bytes())
+            return float(torch.cuda.max_memory_reserved() - self.ballast_bytes)
         return max(0.0, _peak_rss() - self._rss_before)
 
 

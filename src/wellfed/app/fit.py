@@ -90,7 +90,7 @@ def run(
     budget_gib = plan.budget_gib if plan.budget_gib is not None else HOST_FRAC * facts.ram_available_gib
     on_gpu = plan["trainer.accelerator"] == "gpu"
     if on_gpu and plan.cap:
-        cap_cuda(int(budget_gib * 2**30), ballast=config.gpu.ballast)
+        ballast = cap_cuda(int(budget_gib * 2**30), ballast=config.gpu.ballast)  # noqa: F841  held while steps run
     step = TrainingStep(config, plan, planner.parts, torch.device("cuda", 0) if on_gpu else torch.device("cpu"))
     with _utilisation(facts, plan) as utilisation:
         found = find_micro_batch(

@@ -84,6 +84,7 @@ class Run:
         self._watch: MachineWatch | None = None
         self._passes: Passes | None = None
         self._plan: RunPlan | None = None
+        self._ballast: torch.Tensor | None = None
 
     def go(self) -> int:
         """All stages; the exit code."""
@@ -109,7 +110,8 @@ class Run:
         parts = assemble.make_parts(self._config)
         plan = self._make_plan(facts, device, parts)
         self._say_differences()
-        _prepare_device(self._config, plan, parts)
+        self._ballast = _prepare_device(self._config, plan, parts)
+        self._usage.ballast_bytes = 0 if self._ballast is None else self._ballast.nbytes
         passes = Passes(
             self._config,
             parts,
@@ -144,6 +146,10 @@ class Run:
     def _look_at_machine(self) -> tuple[MachineFacts, RunPlan]:
         facts = machine(torch_cuda())
         self._record.machine = figures.machine_entry(facts)
+        for gpu in facts.gpus:
+            free = "free memory unknown" if gpu.free_gib is None else f"{gpu.free_gib:.1f} GiB free"
+            by = f"; held by {gpu.held_by()}" if gpu.holders else ""
+            _LOG.info("gpu %d: %s, %s%s", gpu.index, gpu.describe(), free, by)
         device = plan_device(self._config, self._composed.choices, facts)
         faults = check_imported(self._config)
         if isinstance(device, list):
@@ -303,12 +309,14 @@ def _as_rank_0(device: RunPlan, rank: int) -> RunPlan:
     return device if known is None else replace(device, budget_gib=None if known == "None" else float(known))
 
 
-def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> None:
-    """What must hold before the model reaches its device."""
+def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> torch.Tensor | None:
+    """What must hold before the model reaches its device; the ballast, if there is one."""
+    ballast = None
     if plan.cap and plan.budget_gib is not None:
         budget_bytes = int(plan.budget_gib * 2**30)
         if plan["trainer.accelerator"] == "gpu":
-            cap.cap_cuda(budget_bytes, ballast=config.gpu.ballast, device=torch.cuda.current_device())
+            own = int(os.environ.get("LOCAL_RANK", "0"))  # Lightning chooses the rank's card later
+            ballast = cap.cap_cuda(budget_bytes, ballast=config.gpu.ballast, device=own)
         elif cap.cap_host(budget_bytes) is None:
             _LOG.warning("gpu.enforce=true: this system has no RLIMIT_DATA to set, or a lower one is set already.")
     if config.gpu.channels_last:
@@ -317,3 +325,4 @@ def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> 
         _LOG.warning(
             "memory.checkpoint_activations=true has no effect: the model has no nn.ModuleList or nn.Sequential."
         )
+    return ballast

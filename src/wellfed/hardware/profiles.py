@@ -206,9 +206,8 @@ def _whole_card(profile_name: str, enforce: bool | None, card: GpuFacts) -> Budg
         )
     choice = pick_profile(card.memory_gib)
     budget_gib = BUDGET_FRAC * _available_gib(card)
-    because = (
-        f"{BUDGET_FRAC} x ({card.memory_gib:.1f} GiB of {card.name} - {card.others_gib:.1f} held by other processes)"
-    )
+    who = f"other processes: {card.held_by()}" if card.holders else "other processes"
+    because = f"{BUDGET_FRAC} x ({card.memory_gib:.1f} GiB of {card.name} - {card.others_gib:.1f} held by {who})"
     warnings = (f"gpu={profile_name}: {choice.warning}",) if choice.warning else ()
     return Budget(budget_gib, choice.name, card.name, bool(enforce), because, warnings)
 

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import torch
 
-_ballast: list[torch.Tensor] = []
 
-
-def cap_cuda(budget_bytes: int, *, ballast: bool, device: int = 0) -> int:
-    """An allocation that would go beyond the budget fails, as on a card of that size; bytes of ballast.
+def cap_cuda(budget_bytes: int, *, ballast: bool, device: int = 0) -> torch.Tensor | None:
+    """An allocation that would go beyond the budget fails, as on a card of that size; the ballast, to be kept.
 
     The limit is on what torch's allocator reserves, not on CUDA's context or NCCL.
 
@@ -21,14 +19,7 @@ def cap_cuda(budget_bytes: int, *, ballast: bool, device: int = 0) -> int:
     free, total = torch.cuda.mem_get_info(device)
     extra = max(0, free - budget_bytes) if ballast else 0
     torch.cuda.set_per_process_memory_fraction(min(1.0, (budget_bytes + extra) / total), device)
-    if extra:
-        _ballast.append(torch.empty(extra, dtype=torch.uint8, device=f"cuda:{device}"))
-    return extra
-
-
-def ballast_bytes() -> int:
-    """What `cap_cuda` holds; no part of what a run needs."""
-    return sum(each.nbytes for each in _ballast)
+    return torch.empty(extra, dtype=torch.uint8, device=f"cuda:{device}") if extra else None
 
 
 def cap_host(budget_bytes: int) -> int | None:
