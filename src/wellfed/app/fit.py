@@ -24,7 +24,7 @@ from wellfed.planning.planned import RunPlan
 
 if TYPE_CHECKING:
     from wellfed.app.planner import Planner
-    from wellfed.memory.fit import Fit, Probe
+    from wellfed.memory.size_search import Fit, Probe
 
 _TARGET = "target_util_pct="
 HOST_FRAC = 0.9
@@ -72,8 +72,8 @@ def run(
     from wellfed.app.training_step import TrainingStep
     from wellfed.lit.trainer import seed_everything
     from wellfed.memory.cap import cap_cuda
+    from wellfed.memory.fit import CudaMeter, TensorMeter, find_micro_batch
     from wellfed.memory.footprint import NoEstimate
-    from wellfed.memory.probe import CudaMeter, TensorMeter, find_micro_batch
 
     config, facts = composed.config, machine(torch_cuda())
     device = plan_device(config, composed.choices, facts)
@@ -162,7 +162,7 @@ class _Rows:
         self._quiet, self._begun = quiet, False
 
     def __call__(self, probe: Probe) -> None:
-        from wellfed.memory.probe import row
+        from wellfed.memory.fit import row
 
         if self._quiet:
             return

@@ -1,229 +1,237 @@
-"""The largest micro-batch that fits, in six probes at most; pure, so that it is tested on cards that nobody has.
-
-What a forward and backward pass hold is a line over the batch size, what the optimizer step holds is flat, and their
-maximum is what a card must offer. A probe tells the two apart, so the line shows from the first sizes on, where a fit
-through the maximum would be misled by its flat part (peers fit that, and choose 76 where 55 fit).
-"""
+"""Runs real steps of growing size to find the micro-batch a device can take; `size_search` decides which sizes."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Literal
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Protocol
 
-LIMIT_FRAC = 0.95
-"""Share of the budget that a chosen size may need; the rest is for fragmentation and for batches that need more."""
-GOOD_FRAC = 0.95
-"""A size of this share of the largest that fits is good enough; below `EXACT_BELOW` it is the largest itself."""
-EXACT_BELOW = 20
-AIM_FRAC = 0.985
-"""Where many fit, a size a little below the estimate is tried: as good, and it fits at the first try."""
-MAX_PROBES = 6
-PLATEAU_GAIN = 0.05
-"""A size with less gain in samples/s than this over one at most `PLATEAU_GROWTH` of its size is on the plateau."""
-PLATEAU_GROWTH = 1.5
-SLOPES_AGREE = 0.05
-GRANULE_BYTES = 2 * 2**20
-"""What peaks are rounded to: the CUDA caching allocator asks for small blocks in segments of 2 MiB."""
-LEAP = 64
-"""Largest growth from one probe to the next where the peaks so far show no slope at all."""
+import torch
+from torch import Tensor
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils._pytree import tree_leaves, tree_map
 
-StoppedBy = Literal["budget", "plateau", "target", "batch", "probes", "nothing fits"]
+from wellfed.contract import Batch
+from wellfed.memory import oom, size_search
+from wellfed.memory.estimate import BLOCK_BYTES
+from wellfed.memory.live_bytes import LiveBytes
+from wellfed.memory.size_search import Fit, Peak, Probe
+from wellfed.units import gib
 
-
-@dataclass(frozen=True)
-class Peak:
-    """Device memory of a step at its worst, bytes."""
-
-    rest: int
-    """Before the step: parameters, optimizer state, tables."""
-    step: int
-    """During forward and backward."""
-    total: int
-    """The larger of this and what the optimizer's part needs."""
+WARMUP_STEPS = 3
+"""The first allocates optimizer state and lets kernels be chosen; the peak counts from the second on."""
+NO_LIMIT = 2**30
+ROUND_STEPS = 5
+"""Steps between two waits for the device: a wait after each would leave it idle while the next is prepared."""
+MAX_ROUNDS, TIMED_S, WATCHED_S = 40, 0.5, 2.0
+"""How long a probe goes on: longer where utilisation is read, which drivers average over up to a second
+(nvmlDeviceGetUtilizationRates)."""
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What one size showed; without a peak it ran out of memory."""
+class Meter(Protocol):
+    """Reads the peak memory of steps on one kind of device."""
 
-    size: int
-    peak: Peak | None
-    samples_per_s: float | None = None
-    util_pct: float | None = None
-    """Mean over the probe, 0..100; None without a reader."""
+    def peak(self, step: Callable[[], Any]) -> Peak:
+        """The peak of one call; the device is otherwise idle."""
+        ...
 
+    def wait(self) -> None:
+        """Returns when all that was asked of the device is done."""
+        ...
 
-@dataclass(frozen=True)
-class Fit:
-    """The size to take and why no larger one."""
-
-    size: int | None
-    """None: not even one sample fits."""
-    stopped_by: StoppedBy
-    because: str
-    probes: tuple[Probe, ...]
-    """In the order they were run."""
+    def free(self) -> None:
+        """Give back what nothing holds any more."""
+        ...
 
 
-@dataclass
-class _Found:
-    """What the probes so far say of the sizes."""
+class CudaMeter:
+    """torch's caching allocator. Forward and backward end where an optimizer's step begins."""
 
-    max_size: int
-    limit_bytes: float
-    probes: list[Probe] = field(default_factory=list)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
-    def fits(self, probe: Probe) -> bool:
-        return probe.peak is not None and probe.peak.total <= self.limit_bytes
+    def peak(self, step: Callable[[], Any]) -> Peak:
+        """By the allocator's own counters."""
+        torch.cuda.synchronize(self._device)
+        rest = torch.cuda.memory_allocated(self._device)
+        torch.cuda.reset_peak_memory_stats(self._device)
+        before: list[int] = []
 
-    @property
-    def fitting(self) -> list[Probe]:
-        return sorted((probe for probe in self.probes if self.fits(probe)), key=lambda probe: probe.size)
+        def optimizer_begins(*arguments: Any) -> None:
+            before.append(torch.cuda.max_memory_allocated(self._device))
 
-    @property
-    def lowest_failure(self) -> int:
-        """The smallest size that is known not to fit; one more than asked where none is."""
-        return min((probe.size for probe in self.probes if not self.fits(probe)), default=self.max_size + 1)
+        hook = register_optimizer_step_pre_hook(optimizer_begins)
+        try:
+            step()
+        finally:
+            hook.remove()
+        torch.cuda.synchronize(self._device)
+        total = torch.cuda.max_memory_allocated(self._device)
+        # Blocks that the allocator keeps and can't use for what is asked count as needed.
+        waste = max(0, torch.cuda.max_memory_reserved(self._device) - total)
+        return Peak(rest, (before[0] if before else total) + waste, total + waste)
 
-    def points(self) -> list[tuple[int, float]]:
-        """``(size, bytes of forward and backward)`` by size, what the allocator wastes included."""
-        return sorted((probe.size, float(probe.peak.step)) for probe in self.probes if probe.peak is not None)
+    def wait(self) -> None:
+        """Synchronises."""
+        torch.cuda.synchronize(self._device)
+
+    def free(self) -> None:
+        """Cached segments go back to the driver, so that the next probe's count from zero."""
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
-def search(
-    probe: Callable[[int], Probe],
+class TensorMeter:
+    """Bytes of all live tensors, on any device: on a CPU, what a card's allocator would be asked for."""
+
+    def __init__(self, resident: Callable[[], Iterable[Tensor]]) -> None:
+        """
+        Args:
+            resident: what is there between steps: parameters, buffers, optimizer state, tables, the batch.
+        """
+        self._resident = resident
+
+    def peak(self, step: Callable[[], Any]) -> Peak:
+        """By watching every operator, which makes this one call slow."""
+        live = LiveBytes(BLOCK_BYTES)
+        live.note(self._resident(), "resident")
+        rest = sum(live.live.values())
+        before: list[int] = []
+        hook = register_optimizer_step_pre_hook(lambda *_: before.append(sum(live.peak.values())))
+        try:
+            with live:
+                step()
+        finally:
+            hook.remove()
+        total = sum(live.peak.values())
+        return Peak(rest, before[0] if before else total, total)
+
+    def wait(self) -> None:
+        """Nothing runs behind our back."""
+
+    def free(self) -> None:
+        """Collects what only cycles hold."""
+        gc.collect()
+
+
+def find_micro_batch(
+    step: Callable[[Any], Any],
+    sample: Batch | Callable[[int], Batch],
     *,
-    max_size: int,
-    budget_bytes: float,
+    budget_gib: float,
+    max_size: int = NO_LIMIT,
     target_util_pct: float | None = None,
-    plateau_gain: float = PLATEAU_GAIN,
+    utilisation: Callable[[], float | None] | None = None,
+    meter: Meter | None = None,
+    on_probe: Callable[[Probe], None] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Fit:
-    """Probes sizes from 1 upwards until the budget, the plateau, the target or ``max_size`` holds it.
+    """The micro-batch to train with on this device, by running it; at most 6 sizes are tried.
 
     Args:
-        probe: runs steps of one size; out of memory is a probe without a peak, everything else it may raise.
-        max_size: samples of a step on one device; more would change what is learned.
-        target_util_pct: stop at the first size with this mean utilisation; needs probes that read it.
-        plateau_gain: 0 = look at memory alone.
+        step: one whole optimizer step on a batch: forward, backward and the optimizer's. It changes the model.
+        sample: a batch of one sample or more, whose tensors share their first dimension, on the device; its samples
+            are taken again and again. Or a function that makes a batch of so many. Of the longest, where lengths differ.
+        budget_gib: what a step may need, per device; 0.95 of it is used.
+        max_size: samples of an optimizer step on this device.
+        target_util_pct: stop at the first size with this mean GPU utilisation; ignored without ``utilisation``.
+        utilisation: the GPU's utilisation now, percent; None where it can't be read.
+        meter: None = the CUDA device that torch uses, or all tensors where there is none.
+        on_probe: told of each size when it has run.
+
+    Raises:
+        ValueError: a budget or a size that is not above 0, or a target that is not a percentage.
     """
-    found = _Found(max_size, LIMIT_FRAC * budget_bytes)
-    size: int | None = 1
-    while size is not None:
-        found.probes.append(probe(size))
-        stop = _stopped_early(found, target_util_pct, plateau_gain)
-        if stop is not None:
-            return stop
-        size = _next_size(found)
-    return _at_budget(found)
+    if not budget_gib > 0 or max_size < 1:
+        raise ValueError(f"budget_gib={budget_gib:g} and max_size={max_size} must be above 0.")
+    if target_util_pct is not None and not 0 < target_util_pct <= 100:
+        raise ValueError(f"target_util_pct={target_util_pct:g} must be above 0 and at most 100.")
+    make: Callable[[int], Batch] = sample if callable(sample) else lambda size: _taken(sample, size)
+    if meter is None:
+        has_cuda = torch.cuda.is_available()
+        meter = CudaMeter(torch.device("cuda", torch.cuda.current_device())) if has_cuda else TensorMeter(_all_tensors)
+
+    def probe(size: int) -> Probe:
+        done = _run(step, make, size, meter, utilisation, clock)
+        meter.free()
+        if on_probe is not None:
+            on_probe(done)
+        return done
+
+    target = target_util_pct if utilisation is not None else None
+    found = size_search.search(probe, max_size=max_size, budget_bytes=budget_gib * 2**30, target_util_pct=target)
+    if target_util_pct is not None and all(one.util_pct is None for one in found.probes):
+        ignored = f"target_util_pct={target_util_pct:g} was ignored: nothing here reads a GPU's utilisation"
+        return replace(found, because=f"{found.because}; {ignored}")
+    return found
 
 
-def _stopped_early(found: _Found, target_util_pct: float | None, plateau_gain: float) -> Fit | None:
-    """What ends the search before the budget is known; None to go on."""
-    fitting, probes = found.fitting, tuple(found.probes)
-    if not fitting:
-        return Fit(None, "nothing fits", "not even one sample fits", probes)
-    if target_util_pct is not None:
-        for one in fitting:
-            if one.util_pct is not None and one.util_pct >= target_util_pct:
-                because = f"{one.util_pct:.0f} % utilisation at {one.size}, and {target_util_pct:g} % was the target"
-                return Fit(one.size, "target", because, probes)
-    if plateau_gain > 0 and (plateau := _plateau(fitting, plateau_gain)) is not None:
-        larger, smaller = plateau
-        gain = larger.samples_per_s / smaller.samples_per_s - 1  # type: ignore[operator]
-        because = f"{larger.size} samples at a time are {gain:+.1%} in samples/s over {smaller.size}"
-        return Fit(smaller.size, "plateau", because, probes)
-    if fitting[-1].size == found.max_size:
-        because = f"the {found.max_size} samples of a step fit whole"
-        return Fit(found.max_size, "batch", because, probes)
-    return None
+def _taken(batch: Batch, size: int) -> Batch:
+    """So many samples of a batch, which may have fewer: then the first come again."""
+    tensors = tree_leaves(batch)
+    if not tensors or not all(isinstance(each, Tensor) and each.ndim for each in tensors):
+        raise TypeError(
+            "sample is no batch of tensors that share a first dimension. Give a function that makes a batch."
+        )
+    return tree_map(lambda each: each.index_select(0, torch.arange(size, device=each.device) % len(each)), batch)
 
 
-def _plateau(fitting: list[Probe], gain: float) -> tuple[Probe, Probe] | None:
-    """The largest size and the smallest that is as fast, where growth has stopped to pay."""
-    timed = [probe for probe in fitting if probe.samples_per_s]
-    if len(timed) < 2:
-        return None
-    largest, fastest = timed[-1], max(timed, key=lambda probe: probe.samples_per_s or 0.0)
-    enough = (fastest.samples_per_s or 0.0) / (1 + gain)
-    smallest = next(probe for probe in timed if (probe.samples_per_s or 0.0) > enough)
-    return (largest, smallest) if largest.size >= PLATEAU_GROWTH * smallest.size else None
+def _all_tensors() -> Iterator[Tensor]:
+    """What any Python object holds; the only way to know what is resident where nobody tells."""
+    for each in gc.get_objects():
+        if issubclass(type(each), Tensor):
+            yield each
 
 
-def _next_size(found: _Found) -> int | None:
-    """The size to probe next; None when the largest that fits is known well enough, or probes are used up."""
-    largest, failure = found.fitting[-1], found.lowest_failure
-    if len(found.probes) == MAX_PROBES or failure - largest.size <= 1:
-        return None
-    estimate = _estimate(found)
-    upper = min(failure - 1, estimate)
-    if upper < EXACT_BELOW and largest.size == upper and _may_hold_one_more(found):
-        return largest.size + 1
-    if largest.size >= upper or (upper >= EXACT_BELOW and largest.size >= GOOD_FRAC * upper and _is_line(found)):
-        return None
-    out_of_memory_above = all(probe.peak is None for probe in found.probes if probe.size == failure)
-    if failure <= found.max_size and estimate >= failure and out_of_memory_above:
-        return largest.size + max(1, (failure - largest.size) // 2)  # the line said it would fit: it is none
-    if not _is_line(found) and upper > 2 * largest.size and len(found.probes) < MAX_PROBES - 1:
-        upper = max(_safe(found, largest), math.isqrt(largest.size * upper))
-    elif upper >= EXACT_BELOW and upper == estimate:
-        upper = int(AIM_FRAC * upper)
-    return max(largest.size + 1, min(upper, failure - 1))
+def row(probe: Probe) -> tuple[str, str, str, str]:
+    """Size, samples/s, peak, mean utilisation, for show; empty where there is no figure."""
+    peak = "out of memory" if probe.peak is None else f"{gib(probe.peak.total):.3f} GiB"
+    rate = "" if probe.samples_per_s is None else f"{probe.samples_per_s:,.0f}"
+    return f"{probe.size:,}", rate, peak, "" if probe.util_pct is None else f"{probe.util_pct:.0f} %"
 
 
-def _estimate(found: _Found) -> int:
-    """The largest size by the line through the two points that enclose the limit, or come closest to it.
-
-    At most `LEAP` times a size that fits where the peaks show no slope.
-    """
-    largest = found.fitting[-1]
-    if len(found.points()) == 1:
-        return max(2, _safe(found, largest))
-    bytes_here, rise, interval = _slope(found)
-    size = largest.size + int((found.limit_bytes - bytes_here) / (max(rise, GRANULE_BYTES) / interval))
-    return size if rise > GRANULE_BYTES else min(max(size, largest.size + 1), LEAP * largest.size)
-
-
-def _may_hold_one_more(found: _Found) -> bool:
-    """The next size fits if rounding made both the peak and the slope a granule larger than they are."""
-    if len(found.points()) == 1:
-        return True
-    bytes_here, rise, interval = _slope(found)
-    return bytes_here - GRANULE_BYTES + (rise - GRANULE_BYTES) / interval <= found.limit_bytes
-
-
-def _slope(found: _Found) -> tuple[float, float, int]:
-    """Bytes at the largest size that fits; how much they change, over how many sizes, to the nearest other."""
-    largest, points = found.fitting[-1], found.points()
-    above = [point for point in points if point[0] > largest.size]
-    here = next(point for point in points if point[0] == largest.size)
-    other = above[0] if above else points[-2]
-    return here[1], abs(other[1] - here[1]), abs(other[0] - here[0])
+def _run(
+    step: Callable[[Any], Any],
+    sample: Callable[[int], Any],
+    size: int,
+    meter: Meter,
+    utilisation: Callable[[], float | None] | None,
+    clock: Callable[[], float],
+) -> Probe:
+    try:
+        batch = sample(size)
+        for _ in range(WARMUP_STEPS - 1):
+            step(batch)
+        peak = meter.peak(lambda: step(batch))
+        seconds, utils = _timed(lambda: step(batch), meter, utilisation, clock)
+    except Exception as error:
+        if oom.classify(error) is None:
+            raise
+        return Probe(size, None)
+    return Probe(size, peak, size / statistics.median(seconds), statistics.mean(utils) if utils else None)
 
 
-def _safe(found: _Found, probe: Probe) -> int:
-    """A size that fits if the line begins at or above what lay in memory before the step."""
-    assert probe.peak is not None
-    grows = max(1.0, probe.peak.step - probe.peak.rest)
-    return int(probe.size * (found.limit_bytes - probe.peak.rest) / grows)
-
-
-def _is_line(found: _Found) -> bool:
-    """Two successive slopes agree."""
-    points = found.points()
-    if len(points) < 3:
-        return False
-    (a, at_a), (b, at_b), (c, at_c) = points[-3:]
-    first, second = (at_b - at_a) / (b - a), (at_c - at_b) / (c - b)
-    return second > 0 and abs(first - second) <= SLOPES_AGREE * second + GRANULE_BYTES / (b - a)
-
-
-def _at_budget(found: _Found) -> Fit:
-    largest, probes = found.fitting[-1], tuple(found.probes)
-    upper = min(found.lowest_failure - 1, _estimate(found))
-    if len(probes) == MAX_PROBES and largest.size < GOOD_FRAC * upper:
-        because = f"{MAX_PROBES} probes are used up; up to {upper} may fit"
-        return Fit(largest.size, "probes", because, probes)
-    because = f"{found.limit_bytes / 2**30:.2f} GiB ({LIMIT_FRAC:g} of the budget) hold about {upper} samples"
-    return Fit(largest.size, "budget", because, probes)
+def _timed(
+    step: Callable[[], Any],
+    meter: Meter,
+    utilisation: Callable[[], float | None] | None,
+    clock: Callable[[], float],
+) -> tuple[list[float], list[float]]:
+    """Seconds a step in each round, and utilisation in percent where it is read."""
+    meter.wait()
+    began = now = clock()
+    lasts_s = TIMED_S if utilisation is None else WATCHED_S
+    seconds: list[float] = []
+    utils: list[float] = []
+    while not seconds or (now - began < lasts_s and len(seconds) < MAX_ROUNDS):
+        for _ in range(ROUND_STEPS):
+            step()
+        if utilisation is not None and (percent := utilisation()) is not None:  # while the device has work
+            utils.append(percent)
+        meter.wait()
+        before, now = now, clock()
+        seconds.append((now - before) / ROUND_STEPS)
+    return seconds, utils

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
 from wellfed.hardware.profiles import PROFILES
-from wellfed.memory.fit import LIMIT_FRAC
 from wellfed.memory.footprint import StepShape
+from wellfed.memory.size_search import LIMIT_FRAC
 from wellfed.planning.planned import DataFacts, ModelFacts, Planned
 from wellfed.planning.ways import Choice, Estimate, Outcome, Way, cheapest, limit_bytes, remedies, show_parts
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from wellfed.memory.fit import LIMIT_FRAC
 from wellfed.memory.footprint import Footprint, NoEstimate, Prediction, StepShape, largest_micro_batch, predicted_peak
+from wellfed.memory.size_search import LIMIT_FRAC
 from wellfed.units import gib, show_bytes
 
 Estimate = Callable[[str | None, bool], Footprint | NoEstimate]

@@ -1,0 +1,229 @@
+"""The largest micro-batch that fits, in six probes at most; pure, so that it is tested on cards that nobody has.
+
+What a forward and backward pass hold is a line over the batch size, what the optimizer step holds is flat, and their
+maximum is what a card must offer. A probe tells the two apart, so the line shows from the first sizes on, where a fit
+through the maximum would be misled by its flat part (peers fit that, and choose 76 where 55 fit).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+LIMIT_FRAC = 0.95
+"""Share of the budget that a chosen size may need; the rest is for fragmentation and for batches that need more."""
+GOOD_FRAC = 0.95
+"""A size of this share of the largest that fits is good enough; below `EXACT_BELOW` it is the largest itself."""
+EXACT_BELOW = 20
+AIM_FRAC = 0.985
+"""Where many fit, a size a little below the estimate is tried: as good, and it fits at the first try."""
+MAX_PROBES = 6
+PLATEAU_GAIN = 0.05
+"""A size with less gain in samples/s than this over one at most `PLATEAU_GROWTH` of its size is on the plateau."""
+PLATEAU_GROWTH = 1.5
+SLOPES_AGREE = 0.05
+GRANULE_BYTES = 2 * 2**20
+"""What peaks are rounded to: the CUDA caching allocator asks for small blocks in segments of 2 MiB."""
+LEAP = 64
+"""Largest growth from one probe to the next where the peaks so far show no slope at all."""
+
+StoppedBy = Literal["budget", "plateau", "target", "batch", "probes", "nothing fits"]
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Device memory of a step at its worst, bytes."""
+
+    rest: int
+    """Before the step: parameters, optimizer state, tables."""
+    step: int
+    """During forward and backward."""
+    total: int
+    """The larger of this and what the optimizer's part needs."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What one size showed; without a peak it ran out of memory."""
+
+    size: int
+    peak: Peak | None
+    samples_per_s: float | None = None
+    util_pct: float | None = None
+    """Mean over the probe, 0..100; None without a reader."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The size to take and why no larger one."""
+
+    size: int | None
+    """None: not even one sample fits."""
+    stopped_by: StoppedBy
+    because: str
+    probes: tuple[Probe, ...]
+    """In the order they were run."""
+
+
+@dataclass
+class _Found:
+    """What the probes so far say of the sizes."""
+
+    max_size: int
+    limit_bytes: float
+    probes: list[Probe] = field(default_factory=list)
+
+    def fits(self, probe: Probe) -> bool:
+        return probe.peak is not None and probe.peak.total <= self.limit_bytes
+
+    @property
+    def fitting(self) -> list[Probe]:
+        return sorted((probe for probe in self.probes if self.fits(probe)), key=lambda probe: probe.size)
+
+    @property
+    def lowest_failure(self) -> int:
+        """The smallest size that is known not to fit; one more than asked where none is."""
+        return min((probe.size for probe in self.probes if not self.fits(probe)), default=self.max_size + 1)
+
+    def points(self) -> list[tuple[int, float]]:
+        """``(size, bytes of forward and backward)`` by size, what the allocator wastes included."""
+        return sorted((probe.size, float(probe.peak.step)) for probe in self.probes if probe.peak is not None)
+
+
+def search(
+    probe: Callable[[int], Probe],
+    *,
+    max_size: int,
+    budget_bytes: float,
+    target_util_pct: float | None = None,
+    plateau_gain: float = PLATEAU_GAIN,
+) -> Fit:
+    """Probes sizes from 1 upwards until the budget, the plateau, the target or ``max_size`` holds it.
+
+    Args:
+        probe: runs steps of one size; out of memory is a probe without a peak, everything else it may raise.
+        max_size: samples of a step on one device; more would change what is learned.
+        target_util_pct: stop at the first size with this mean utilisation; needs probes that read it.
+        plateau_gain: 0 = look at memory alone.
+    """
+    found = _Found(max_size, LIMIT_FRAC * budget_bytes)
+    size: int | None = 1
+    while size is not None:
+        found.probes.append(probe(size))
+        stop = _stopped_early(found, target_util_pct, plateau_gain)
+        if stop is not None:
+            return stop
+        size = _next_size(found)
+    return _at_budget(found)
+
+
+def _stopped_early(found: _Found, target_util_pct: float | None, plateau_gain: float) -> Fit | None:
+    """What ends the search before the budget is known; None to go on."""
+    fitting, probes = found.fitting, tuple(found.probes)
+    if not fitting:
+        return Fit(None, "nothing fits", "not even one sample fits", probes)
+    if target_util_pct is not None:
+        for one in fitting:
+            if one.util_pct is not None and one.util_pct >= target_util_pct:
+                because = f"{one.util_pct:.0f} % utilisation at {one.size}, and {target_util_pct:g} % was the target"
+                return Fit(one.size, "target", because, probes)
+    if plateau_gain > 0 and (plateau := _plateau(fitting, plateau_gain)) is not None:
+        larger, smaller = plateau
+        gain = larger.samples_per_s / smaller.samples_per_s - 1  # type: ignore[operator]
+        because = f"{larger.size} samples at a time are {gain:+.1%} in samples/s over {smaller.size}"
+        return Fit(smaller.size, "plateau", because, probes)
+    if fitting[-1].size == found.max_size:
+        because = f"the {found.max_size} samples of a step fit whole"
+        return Fit(found.max_size, "batch", because, probes)
+    return None
+
+
+def _plateau(fitting: list[Probe], gain: float) -> tuple[Probe, Probe] | None:
+    """The largest size and the smallest that is as fast, where growth has stopped to pay."""
+    timed = [probe for probe in fitting if probe.samples_per_s]
+    if len(timed) < 2:
+        return None
+    largest, fastest = timed[-1], max(timed, key=lambda probe: probe.samples_per_s or 0.0)
+    enough = (fastest.samples_per_s or 0.0) / (1 + gain)
+    smallest = next(probe for probe in timed if (probe.samples_per_s or 0.0) > enough)
+    return (largest, smallest) if largest.size >= PLATEAU_GROWTH * smallest.size else None
+
+
+def _next_size(found: _Found) -> int | None:
+    """The size to probe next; None when the largest that fits is known well enough, or probes are used up."""
+    largest, failure = found.fitting[-1], found.lowest_failure
+    if len(found.probes) == MAX_PROBES or failure - largest.size <= 1:
+        return None
+    estimate = _estimate(found)
+    upper = min(failure - 1, estimate)
+    if upper < EXACT_BELOW and largest.size == upper and _may_hold_one_more(found):
+        return largest.size + 1
+    if largest.size >= upper or (upper >= EXACT_BELOW and largest.size >= GOOD_FRAC * upper and _is_line(found)):
+        return None
+    out_of_memory_above = all(probe.peak is None for probe in found.probes if probe.size == failure)
+    if failure <= found.max_size and estimate >= failure and out_of_memory_above:
+        return largest.size + max(1, (failure - largest.size) // 2)  # the line said it would fit: it is none
+    if not _is_line(found) and upper > 2 * largest.size and len(found.probes) < MAX_PROBES - 1:
+        upper = max(_safe(found, largest), math.isqrt(largest.size * upper))
+    elif upper >= EXACT_BELOW and upper == estimate:
+        upper = int(AIM_FRAC * upper)
+    return max(largest.size + 1, min(upper, failure - 1))
+
+
+def _estimate(found: _Found) -> int:
+    """The largest size by the line through the two points that enclose the limit, or come closest to it.
+
+    At most `LEAP` times a size that fits where the peaks show no slope.
+    """
+    largest = found.fitting[-1]
+    if len(found.points()) == 1:
+        return max(2, _safe(found, largest))
+    bytes_here, rise, interval = _slope(found)
+    size = largest.size + int((found.limit_bytes - bytes_here) / (max(rise, GRANULE_BYTES) / interval))
+    return size if rise > GRANULE_BYTES else min(max(size, largest.size + 1), LEAP * largest.size)
+
+
+def _may_hold_one_more(found: _Found) -> bool:
+    """The next size fits if rounding made both the peak and the slope a granule larger than they are."""
+    if len(found.points()) == 1:
+        return True
+    bytes_here, rise, interval = _slope(found)
+    return bytes_here - GRANULE_BYTES + (rise - GRANULE_BYTES) / interval <= found.limit_bytes
+
+
+def _slope(found: _Found) -> tuple[float, float, int]:
+    """Bytes at the largest size that fits; how much they change, over how many sizes, to the nearest other."""
+    largest, points = found.fitting[-1], found.points()
+    above = [point for point in points if point[0] > largest.size]
+    here = next(point for point in points if point[0] == largest.size)
+    other = above[0] if above else points[-2]
+    return here[1], abs(other[1] - here[1]), abs(other[0] - here[0])
+
+
+def _safe(found: _Found, probe: Probe) -> int:
+    """A size that fits if the line begins at or above what lay in memory before the step."""
+    assert probe.peak is not None
+    grows = max(1.0, probe.peak.step - probe.peak.rest)
+    return int(probe.size * (found.limit_bytes - probe.peak.rest) / grows)
+
+
+def _is_line(found: _Found) -> bool:
+    """Two successive slopes agree."""
+    points = found.points()
+    if len(points) < 3:
+        return False
+    (a, at_a), (b, at_b), (c, at_c) = points[-3:]
+    first, second = (at_b - at_a) / (b - a), (at_c - at_b) / (c - b)
+    return second > 0 and abs(first - second) <= SLOPES_AGREE * second + GRANULE_BYTES / (b - a)
+
+
+def _at_budget(found: _Found) -> Fit:
+    largest, probes = found.fitting[-1], tuple(found.probes)
+    upper = min(found.lowest_failure - 1, _estimate(found))
+    if len(probes) == MAX_PROBES and largest.size < GOOD_FRAC * upper:
+        because = f"{MAX_PROBES} probes are used up; up to {upper} may fit"
+        return Fit(largest.size, "probes", because, probes)
+    because = f"{found.limit_bytes / 2**30:.2f} GiB ({LIMIT_FRAC:g} of the budget) hold about {upper} samples"
+    return Fit(largest.size, "budget", because, probes)
