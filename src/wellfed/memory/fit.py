@@ -134,7 +134,7 @@ def find_micro_batch(
     Args:
         step: one whole optimizer step on a batch: forward, backward and the optimizer's. It changes the model.
         sample: a batch of one sample or more, whose tensors share their first dimension, on the device; its samples
-            are taken again and again. Or a function that makes a batch of so many. Of the longest, where lengths differ.
+            are taken again and again. Or a function that makes a batch of so many; the longest, where lengths differ.
         budget_gib: what a step may need, per device; 0.95 of it is used.
         max_size: samples of an optimizer step on this device.
         target_util_pct: stop at the first size with this mean GPU utilisation; ignored without ``utilisation``.
