@@ -229,6 +229,54 @@ def test_resume_at_any_batch_goes_on_as_if_nothing_had_happened(tmp_path: Path, 
     assert torch.equal(tiny.weights(whole), tiny.weights(rest))
 
 
+class Dies(pl.Callback):
+    """As a kill would: in the middle of it all, after so many steps."""
+
+    def __init__(self, step: int) -> None:
+        self._step = step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == self._step:
+            raise KeyError("killed")
+
+
+@pytest.mark.parametrize("limits", [{"max_epochs": 3}, {"max_epochs": 3, "max_steps": 8}, {"max_steps": 8}])
+@pytest.mark.parametrize("every", [None, 1, 2, 3])
+@pytest.mark.parametrize("dies", [4, 5, 6, 7])
+def test_from_any_checkpoint_of_a_killed_run_the_rest_is_the_same(
+    tmp_path: Path, limits: dict[str, int], every: int | None, dies: int
+) -> None:
+    """3 steps an epoch. ``every=None`` saves at the end of an epoch, as the default does."""
+
+    def fresh() -> StepModule:
+        random.seed(5)
+        np.random.seed(5)
+        torch.manual_seed(5)
+        return tiny.module(model=DrawsEverywhere(dropout=0.2))
+
+    def rows(into: dict[int, float]) -> Figures:
+        take = lambda split, values, step, **_: into.update({step: values["loss"]})  # noqa: E731
+        return Figures(take, every=2, stop_on_nan=False)
+
+    changes = {"max_epochs": None, "max_steps": None, **limits}
+    whole, expected = fresh(), {}
+    until = tiny.fit(whole, tmp_path, [rows(expected)], **changes)
+    part, found = fresh(), {}
+    checkpoints = tiny.checkpoints(tmp_path / "checkpoints", every_steps=every)
+    with pytest.raises(KeyError):
+        tiny.fit(part, tmp_path, [rows({}), checkpoints, Dies(dies)], **changes)
+    rest = fresh()
+    torch.manual_seed(99)
+    kept = tiny.checkpoints(tmp_path / "rest")
+    trainer = tiny.fit(
+        rest, tmp_path, [rows(found), kept], checkpoint=tmp_path / "checkpoints" / "last.ckpt", **changes
+    )
+    assert (trainer.global_step, trainer.current_epoch) == (until.global_step, until.current_epoch)
+    assert torch.equal(tiny.weights(whole), tiny.weights(rest))
+    assert found == {step: expected[step] for step in found}
+    assert set(found) >= {step for step in expected if step > dies}
+
+
 def test_checkpoints_hold_what_the_contract_says_and_load_weights_only(tmp_path: Path) -> None:
     tiny.fit(tiny.module(micro=8), tmp_path, [tiny.checkpoints(tmp_path)], max_steps=4)
     state = torch.load(tmp_path / "last.ckpt", weights_only=True)

@@ -141,6 +141,11 @@ class StepModule(pl.LightningModule):
         self.hold_features()
 
     def on_train_epoch_start(self) -> None:
+        self._go_on_with_rng()  # what is drawn at the start of an epoch comes next
+        self.totals.forget()  # the end of an epoch hands them over; a checkpoint may have been written just before
+
+    def _go_on_with_rng(self) -> None:
+        """The random state of the checkpoint that this run goes on from, once."""
         if self._rng_state is not None:
             _restore_rng(self._rng_state)
             self._rng_state = None
@@ -216,7 +221,8 @@ class StepModule(pl.LightningModule):
             return loss
 
         def closure() -> Tensor:
-            loss = self._gradients(optimizer, forward_and_backward)
+            with torch.enable_grad():  # an optimizer's step may run without
+                loss = self._gradients(optimizer, forward_and_backward)
             self.configure_gradient_clipping(optimizer, self.trainer.gradient_clip_val)
             return loss.detach()
 
@@ -226,6 +232,7 @@ class StepModule(pl.LightningModule):
 
     def _gradients(self, optimizer: Any, forward_and_backward: Callable[[], Tensor]) -> Tensor:
         """All that comes before clipping; again with smaller micro-batches where memory does not suffice."""
+        self._go_on_with_rng()  # in the middle of an epoch: loaders have drawn their seeds by now
         rng = _torch_rng() if self.options.retry_on_oom else None
         while True:
             failure: oom.MemoryFailure | None = None
@@ -337,12 +344,16 @@ class StepModule(pl.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["rng"] = _rng_state()
         checkpoint["micro_batch"] = self.micro.size
+        if self._world_size == 1:
+            checkpoint["totals"] = self.totals.state_dict()
         loader = self.trainer.train_dataloader
         if hasattr(loader, "state_dict"):
             checkpoint["position"] = loader.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self._rng_state = checkpoint.get("rng")
+        if self._world_size == 1 and "totals" in checkpoint:
+            self.totals.load_state_dict(checkpoint["totals"])
 
 
 class MeanLoss:

@@ -41,9 +41,21 @@ class Totals:
     def commit(self) -> None:
         """The step succeeded."""
         for name, value in self._pending:
-            self._sums[name] = self._sums[name] + value if name in self._sums else value
+            self._sums[name] = self._sums[name].to(value.device) + value if name in self._sums else value
         self._pending.clear()
         self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """The sums since the last `take`, for a checkpoint."""
+        return {"sums": dict(self._sums), "count": self.count}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with these sums."""
+        self._sums, self.count = dict(state["sums"]), int(state["count"])
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._sums, self.count = {}, 0
 
     def take(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
         """Means over the steps since the last call; waits for the device once.
@@ -55,7 +67,7 @@ class Totals:
             return {}
         stacked = torch.stack([value.reshape(()) for value in self._sums.values()]) / self.count
         means = dict(zip(self._sums, (reduce(stacked) if reduce else stacked).tolist(), strict=True))
-        self._sums, self.count = {}, 0
+        self.forget()
         return means
 
 

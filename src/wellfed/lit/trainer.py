@@ -18,6 +18,7 @@ import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
+from wellfed.lit.callbacks.go_on import GoOn
 from wellfed.lit.callbacks.together import Together
 from wellfed.lit.module import StepModule
 from wellfed.loading import batches
@@ -206,6 +207,8 @@ def new_event_factory(device: torch.device) -> Callable[[], Any] | None:
 
 def fit(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, val_loader: Any, checkpoint: Path | None) -> None:
     """Train; go on from a checkpoint if there is one. Checkpoints are loaded weights-only."""
+    if checkpoint is not None:
+        trainer.callbacks.append(GoOn(loader))
     trainer.fit(module, loader, val_loader, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
 
 

@@ -9,6 +9,7 @@ import lightning.pytorch as pl
 import pytest
 
 from tests.lit import tiny
+from wellfed.errors import DataError
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.stop_request import Stopped, StopRequest
 
@@ -83,3 +84,20 @@ def test_outside_a_step_a_signal_raises_at_once_and_handlers_come_back() -> None
     with StopRequest().listening(), pytest.raises(Stopped):
         os.kill(os.getpid(), signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_sample_that_fails_loses_no_step(tmp_path: Path) -> None:
+    class FailsAtFetch(tiny.TinyData):
+        fetched = 0
+
+        def fetch(self, indices: Any, rng: Any) -> Any:
+            self.fetched += 1
+            if self.fetched >= 3:
+                raise ValueError("damaged")
+            return super().fetch(indices, rng)
+
+    request, saved_at = StopRequest(), []
+    at_end = StopAtStepEnd(request, lambda trainer: saved_at.append(trainer.global_step))
+    with request.listening(), pytest.raises(DataError):
+        tiny.fit(tiny.module(), tmp_path, [at_end], batches=tiny.loader(data=FailsAtFetch()))
+    assert saved_at == [2]

@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from wellfed.errors import DataError
 from wellfed.stop_request import Stopped, StopRequest
 
 AGREE_EVERY_STEPS = 10
@@ -60,12 +61,13 @@ class StopAtStepEnd(pl.Callback):
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         was_stepping, self._request.is_stepping = self._request.is_stepping, False
-        if isinstance(exception, Stopped) and not (was_stepping or self._is_stopping) and _is_between_steps(trainer):
+        came_with_a_batch = isinstance(exception, (Stopped, DataError))
+        if came_with_a_batch and not (was_stepping or self._is_stopping) and _is_between_steps(trainer):
             self._stop(trainer)
 
 
 def _is_between_steps(trainer: pl.Trainer) -> bool:
-    """The signal came while a batch was waited for: what is trained and where the loader is agree."""
+    """It happened while a batch was waited for: what is trained and where the loader is agree."""
     loader = trainer.train_dataloader
     if trainer.world_size > 1 or not hasattr(loader, "state_dict"):
         return False

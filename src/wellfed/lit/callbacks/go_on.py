@@ -1,0 +1,58 @@
+"""Puts a run back to where its checkpoint was written: the loader's position, and Lightning's counters to match it.
+
+Lightning's own counters say where in its code a checkpoint was written, and what it makes of them depends on that place
+and on the limits of the run: from the end of an epoch it does not put the loader back, or counts an epoch that never
+was. The position says it all: so many epochs are done, and so many steps of the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+
+
+class GoOn(pl.Callback):
+    """Does nothing until a checkpoint is loaded."""
+
+    def __init__(self, loader: Any) -> None:
+        """
+        Args:
+            loader: has ``__len__``, and ``load_state_dict`` where it can go on.
+        """
+        self._loader = loader
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
+        counters = checkpoint["loops"]["fit_loop"]
+        positions = counters.get("state_dict", {}).get("combined_loader", [])
+        if len(positions) != 1 or set(positions[0]) < {"epoch", "batch"}:
+            return  # not one of our loaders wrote it
+        self._loader.load_state_dict(positions[0])
+        counters.update(counters_at(positions[0], len(self._loader), int(checkpoint["global_step"]), counters))
+
+
+def counters_at(
+    position: Mapping[str, int], steps_per_epoch: int, step: int, counters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Lightning's counters between two steps, or between two epochs, of a run that is at this position.
+
+    Args:
+        position: epochs before this one, and batches of it that have been trained on.
+        step: optimizer steps so far.
+        counters: as they were saved; what the position does not say stays.
+    """
+    epochs, batches = position["epoch"], position["batch"]
+    if batches >= steps_per_epoch:
+        epochs, batches = epochs + 1, 0
+    begun = epochs + (batches > 0)
+    epoch = {"ready": begun, "started": begun, "processed": epochs, "completed": epochs}
+    return {
+        "epoch_progress": {"total": dict(epoch), "current": dict(epoch)},
+        "epoch_loop.state_dict": {**counters["epoch_loop.state_dict"], "_batches_that_stepped": step},
+        "epoch_loop.batch_progress": {"total": _all(step), "current": _all(batches), "is_last_batch": False},
+    }
+
+
+def _all(count: int) -> dict[str, int]:
+    return dict.fromkeys(("ready", "started", "processed", "completed"), count)
