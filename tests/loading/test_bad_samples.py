@@ -163,7 +163,7 @@ def test_the_culprit_in_a_fetch_is_bisected_and_the_rest_is_fetched_at_once():
 
     made = loader(Counting("raise", 700), LoaderPlan(), batch_size=1024, max_skipped=1, shuffle=False)
     made._order._num_samples = 1024
-    made._order._num_kept = made._order.num_batches * 1024
+    made._order.num_kept = made._order.num_batches * 1024
     (only,) = made
     assert only.total == len(only.batch["index"]) == 1023
     assert asked[0] == 1024

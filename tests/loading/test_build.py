@@ -249,10 +249,36 @@ def test_what_makes_no_step_is_refused_with_the_way_out():
         loader(FetchOnly())
     with pytest.raises(DataError, match="Counted has no batches"):
         loader(Counted(0))
-    with pytest.raises(DataError, match="0 training samples make no step"):
+    with pytest.raises(DataError, match=r"^list has no training samples: its __len__ is 0\. Check workload\.data"):
         loader([])
+    with pytest.raises(DataError, match=r"skip_ids leaves out all 23 training samples\. Set loader\.skip_ids=\[\]"):
+        loader(sets.Fetching(), skip_ids=tuple(range(30)))
+    with pytest.raises(DataError, match=r"^3 training samples without the 20 of loader\.skip_ids make no step"):
+        loader(sets.Fetching(), skip_ids=tuple(range(20)), drop_last=True)
     with pytest.raises(DataError, match=r"23 .*effective_batch_size=24 with workload\.drop_last=true\. Set a smaller"):
         loader(sets.Fetching(), batch_size=24, drop_last=True)
+
+
+class Forgetting(sets.Fetching):
+    """Returns nothing for the second batch."""
+
+    def fetch(self, indices, rng):
+        return None if 4 in indices else super().fetch(indices, rng)
+
+
+@pytest.mark.parametrize("plan", [INLINE, LoaderPlan("threads", 1, 2), LoaderPlan("processes", 1, 2)], ids=named)
+def test_a_fetch_that_returns_nothing_is_told(plan):
+    made = loader(Forgetting(), plan, shuffle=False)
+    with pytest.raises(DataError, match=r"^Forgetting: fetch returned None for training batch 1 of epoch 0\. It must"):
+        list(made)
+    made.close()
+
+
+def test_a_collate_or_an_evaluation_that_returns_nothing_is_told():
+    with pytest.raises(DataError, match="^Global: collate returned None for training batch 0"):
+        next(iter(loader(sets.Global(), collate=lambda samples: None)))
+    with pytest.raises(DataError, match="^Forgetting: fetch returned None for evaluation batch 1"):
+        list(EvalLoader(Forgetting(), 4, seed=1))
 
 
 def test_evaluation_is_every_sample_once_in_its_own_order():

@@ -1,4 +1,6 @@
 import errno
+import pickle
+import sys
 
 import pytest
 import torch
@@ -63,6 +65,40 @@ def test_reasons_are_one_line_and_name_the_place():
     assert reason_of(caught.value).startswith("ValueError: first (test_builder.py:")
     assert reason_of(KeyError()) == "KeyError"
     assert len(reason_of(ValueError("x" * 999))) < 250
+
+
+def test_an_error_whose_text_fails_is_named_by_its_type():
+    class Mute(RuntimeError):
+        def __str__(self):
+            raise AttributeError("no text")
+
+    with pytest.raises(Mute) as caught:
+        raise Mute
+    assert reason_of(caught.value).startswith("Mute (test_builder.py:")
+    assert not is_of_the_machine(caught.value)
+
+
+@pytest.mark.parametrize("kind", [sets.Breaking, sets.BreakingItems])
+def test_an_exit_in_the_data_is_an_error_of_its_sample(kind):
+    class Exiting(kind):
+        def breaks(self):
+            sys.exit(3)
+
+    built = BatchBuilder(Exiting("", 2), 1, most_lost=1)(Request(0, 0, torch.tensor([1, 2, 3])))
+    (lost,) = built.lost
+    assert (lost.index, built.batch["index"].tolist()) == (2, [1, 3])
+    assert lost.reason.startswith("ExitInData: sys.exit(3) (test_builder.py:")
+    assert str(pickle.loads(pickle.dumps(lost.cause))) == "sys.exit(3)"
+
+
+@pytest.mark.parametrize("kind", [sets.Breaking, sets.BreakingItems])
+def test_an_interruption_in_the_data_stays_one(kind):
+    class Interrupted(kind):
+        def breaks(self):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        BatchBuilder(Interrupted("", 2), 1)(Request(0, 0, torch.tensor([1, 2, 3])))
 
 
 def test_what_a_machine_runs_out_of():

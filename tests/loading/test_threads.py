@@ -52,7 +52,8 @@ def requests(number):
 
 
 def given_by_threads(dataset, number, *plan, **more):
-    return threads.built_ahead(BatchBuilder(dataset, 1), requests(number), LoaderPlan("threads", *plan, **more))
+    plan = LoaderPlan("threads", *plan, **more)
+    return threads.built_ahead(BatchBuilder(dataset, 1), requests(number), plan, number)
 
 
 def test_threads_build_no_more_than_asked_ahead():
@@ -75,6 +76,21 @@ def test_what_is_queued_is_not_built_after_an_early_close(monkeypatch, live_prod
     for thread in left_behind:
         thread.join()
     assert len(data.asked) <= 3  # one delivered, one in each thread's hands
+
+
+@pytest.mark.parametrize(("number", "workers"), [(1, 1), (5, 2), (20, 3)])
+def test_no_more_is_asked_for_ahead_than_there_is(number, workers, monkeypatch):
+    wanted, want = [], threads._Jobs.want
+    monkeypatch.setattr(threads._Jobs, "want", lambda jobs, length: wanted.append(length) or want(jobs, length))
+    given = given_by_threads(sets.Fetching(), number, workers, 1_000_000)
+    assert [built.batch["index"].item() for built in given] == list(range(number))
+    assert len(wanted) <= 2 * (number + workers)
+
+
+def test_who_hangs_is_not_looked_for_where_that_was_not_asked():
+    given = given_by_threads(sets.Breaking("hang", 0), 1, 1, 1, timeout_s=0.05, searches=False)
+    with pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=0\.05 s"):
+        next(given)
 
 
 def test_threads_end_with_the_epoch_and_with_an_early_close(live_producers):
@@ -106,7 +122,7 @@ def test_a_producer_that_is_late_without_hanging_is_a_data_error_naming_the_knob
     builder.dataset.fetch = lambda indices, rng: (
         threading.Event().wait(0.3 * len(indices)) or super(sets.Slow, data).fetch(indices, rng)
     )
-    given = threads.built_ahead(builder, [Request(0, 0, torch.arange(4))], plan)
+    given = threads.built_ahead(builder, [Request(0, 0, torch.arange(4))], plan, 1)
     with pytest.raises(DataError, match=r"within loader\.timeout_s=0\.5 s: .* Set loader\.timeout_s higher"):
         next(given)
 
@@ -275,7 +291,7 @@ def test_requests_are_read_by_one_producer_at_a_time_and_in_order():
             threading.Event().wait(0.001)
             yield request
 
-    given = threads.built_ahead(BatchBuilder(sets.Slow(), 1), slowly(), LoaderPlan("threads", 3, 4))
+    given = threads.built_ahead(BatchBuilder(sets.Slow(), 1), slowly(), LoaderPlan("threads", 3, 4), 23)
     assert [built.batch["index"].item() for built in given] == list(range(23))
 
 
@@ -284,7 +300,7 @@ def test_what_reading_the_requests_raises_is_raised_where_the_batch_is_asked_for
         yield from requests(2)
         raise MemoryError("no room for the order")
 
-    given = threads.built_ahead(BatchBuilder(sets.Fetching(), 1), breaks(), LoaderPlan("threads", 2, 4))
+    given = threads.built_ahead(BatchBuilder(sets.Fetching(), 1), breaks(), LoaderPlan("threads", 2, 4), 8)
     assert [next(given).batch["index"].item() for _ in range(2)] == [0, 1]
     with pytest.raises(MemoryError, match="no room for the order"):
         next(given)
@@ -299,7 +315,7 @@ def test_an_empty_queue_of_the_data_itself_is_not_taken_for_a_late_batch():
             return super().fetch(indices, rng)
 
     given = threads.built_ahead(
-        BatchBuilder(Queueing(), 1), [Request(0, 0, torch.arange(4))], LoaderPlan("threads", 1, 1, timeout_s=5)
+        BatchBuilder(Queueing(), 1), [Request(0, 0, torch.arange(4))], LoaderPlan("threads", 1, 1, timeout_s=5), 1
     )
     with pytest.raises(queue.Empty) as caught:
         next(given)

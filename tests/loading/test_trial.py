@@ -1,12 +1,14 @@
 import random
 import threading
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from tests.loading.sets import SIZE, Failing, Fetching, Global
+from tests.loading.sets import SIZE, Breaking, Failing, Fetching, Global
+from wellfed.loading import threads
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.build import train_loader
 from wellfed.loading.trial import copied, run_trial
@@ -130,6 +132,19 @@ def test_samples_that_may_be_left_out_are_told_by_training_not_by_the_trial(capl
 def test_a_backend_that_fails_is_named_and_the_others_are_timed():
     trial = tried(HereOnly(), THREADS, INLINE)
     assert (trial.failed, list(trial.timed)) == (("threads",), ["inline"])
+
+
+@pytest.mark.parametrize("bad", [0, 5], ids=["the first batch", "another"])
+def test_what_hangs_ends_the_trial_within_the_timeout(bad, monkeypatch):
+    monkeypatch.setattr(threads, "_STOP_S", 0.01)
+
+    def make(plan):
+        return train_loader(Breaking("hang", bad), batch_size=4, seed=7, plan=plan, shuffle=False)
+
+    began_s = time.monotonic()
+    watched = replace(THREADS, timeout_s=0.2, searches=False)
+    assert run_trial(make, lambda _: (), first=watched, on_gpu=True) is None
+    assert time.monotonic() - began_s < 5
 
 
 def test_a_request_to_stop_is_not_swallowed():

@@ -39,11 +39,12 @@ def backend(found, loader=None, *, data=FETCH, facts=H200):
         ({"backend": Backend.threads}, FETCH, ()),
         ({"max_skipped": 1}, FETCH, ()),
         ({"max_skipped": 1}, ITEMS, ()),
+        ({"timeout_s": 1}, FETCH, ()),
         ({}, ITERABLE, ()),
     ],
 )
 def test_what_auto_may_take_and_who_wins_a_tie(loader, data, expected):
-    assert candidates(LoaderConfig(**loader), data) == expected
+    assert candidates(LoaderConfig(**loader), data, {}) == expected
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,49 @@ def test_what_was_set_or_has_no_choice_is_not_a_measurement():
     ):
         chosen = backend(found, loader, data=data)
         assert (chosen.value, chosen.source) == (value, source)
+
+
+@pytest.mark.parametrize("loader", [{"timeout_s": 1}, {"max_skipped": 2}])
+def test_what_may_hang_is_built_by_one_who_can_be_watched(loader):
+    (setting,) = (f"loader.{knob}={value}" for knob, value in loader.items())
+    found = trial(inline=0.1, threads=9.0, processes=9.0)
+    plan = planned(config(loader=loader), trial=found)
+    assert (plan["loader.backend"], plan["loader.num_workers"]) == ("threads", 1)
+    assert setting in plan.knobs["loader.backend"].because
+    assert setting in plan.knobs["loader.num_workers"].because
+    assert backend(found, loader, data=ITEMS).value == "processes"
+    assert planned(config(loader={**loader, "num_workers": 3}), trial=found)["loader.num_workers"] == 3
+    assert plan.warnings == ()
+
+
+def test_the_timeout_of_a_loader_option_asks_for_nobody():
+    given = config(loader={"timeout_s": 60})
+    plan = planned(given, choices={"loader": "balanced"})
+    assert (plan["loader.backend"], plan.warnings) == ("inline", ())
+    assert planned(given, choices={"loader": "auto"})["loader.backend"] == "threads"
+
+
+@pytest.mark.parametrize(
+    ("loader", "data", "way_out"),
+    [
+        ({"backend": Backend.inline}, FETCH, "inline has no producer to wait for. Set loader.backend=threads."),
+        ({"backend": Backend.inline}, ITEMS, "inline has no producer to wait for. Set loader.backend=processes."),
+        ({"num_workers": 0}, FETCH, "inline has no producer to wait for. Set loader.num_workers=1."),
+        ({"num_workers": 0}, ITEMS, "torch has no producer to wait for. Set loader.num_workers=1."),
+        ({}, ITERABLE, "the training data is an iterable."),
+    ],
+)
+def test_a_timeout_without_producers_is_warned_of(loader, data, way_out):
+    (warning,) = planned(config(loader={**loader, "timeout_s": 1}), data=data).warnings
+    assert warning == f"loader.timeout_s=1 is not used: {way_out}"
+
+
+def test_skip_ids_beyond_the_data_are_named():
+    data = dataclasses.replace(FETCH, num_train=10)
+    (warning,) = planned(config(loader={"skip_ids": [3, 10, -1]}), data=data).warnings
+    assert warning == "loader.skip_ids=10,-1: no such training sample; there are 10, counted from 0."
+    (warning,) = planned(config(loader={"skip_ids": list(range(20))}), data=data).warnings
+    assert warning.startswith("loader.skip_ids=10,11,12,13,14 and 5 more: ")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,9 @@ from wellfed.planning.backend import candidates
 from wellfed.planning.loader import plans_to_time
 from wellfed.planning.planned import DataFacts, ModelFacts, Planned, RunPlan
 
+_USUAL_STATES = 2
+"""Tensors of a parameter's size that Adam keeps for it."""
+
 
 @dataclass(frozen=True)
 class Parts:
@@ -33,6 +36,8 @@ class Parts:
     model: nn.Module
     features: Features | None
     is_lightning_module: bool = False
+    has_sparse_gradients: bool = False
+    """As ``nn.Embedding(sparse=True)`` gives its weight."""
 
 
 def make_parts(config: RunConfig) -> Parts:
@@ -70,7 +75,14 @@ def make_parts(config: RunConfig) -> Parts:
         )
     offered = getattr(model, "features", None)
     features = offered() if callable(offered) else None
-    return Parts(data, model, features)
+    return Parts(data, model, features, has_sparse_gradients=_has_sparse_gradients(model))
+
+
+def _has_sparse_gradients(model: nn.Module) -> bool:
+    return any(
+        getattr(module, "sparse", False) is True and any(weight.requires_grad for weight in module.parameters(False))
+        for module in model.modules()
+    )
 
 
 def _check_model(model: Any, target: str) -> None:
@@ -128,17 +140,31 @@ def _states_per_parameter(optimizer: Mapping[str, Any]) -> int:
     probe = nn.Parameter(torch.zeros(2, 3))
     probe.grad = torch.zeros(2, 3)
     made = build(optimizer, "workload.optimizer", [probe])
-    if "closure" in inspect.signature(made.step).parameters and type(made).__name__ == "LBFGS":
+    if type(made).__name__ == "LBFGS":
         return 2 * int(made.defaults["history_size"])
-    made.step()
-    return sum(value.shape == probe.shape for value in made.state[probe].values() if isinstance(value, torch.Tensor))
+    try:
+        takes_closure = "closure" in inspect.signature(made.step).parameters
+        made.step(lambda: torch.zeros(())) if takes_closure else made.step()
+        state = made.state[probe].values()
+    except Exception:  # noqa: BLE001  an optimizer of the user's own, which training will meet
+        return _USUAL_STATES
+    return sum(value.shape == probe.shape for value in state if isinstance(value, torch.Tensor))
 
 
-def make_optimizer(config: RunConfig, plan: RunPlan, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    """The workload's optimizer; fused where torch offers it and nothing forbids it."""
+def make_optimizer(
+    config: RunConfig, plan: RunPlan, groups: list[dict[str, Any]], *, sparse: bool = False
+) -> torch.optim.Optimizer:
+    """The workload's optimizer; fused where torch offers it and nothing forbids it.
+
+    Args:
+        sparse: a parameter has sparse gradients, which fused optimizers refuse in their first step.
+    """
     node = dict(config.workload.optimizer)
     made: torch.optim.Optimizer = build(node, "workload.optimizer", [dict(group) for group in groups])
     if "fused" not in made.defaults or "fused" in node or node.get("foreach") or node.get("capturable"):
+        return made
+    is_dense_real = not sparse and all(weight.is_floating_point() for group in groups for weight in group["params"])
+    if not is_dense_real:
         return made
     # Lightning refuses a fused optimizer where it must unscale gradients itself to clip them.
     if plan["gpu.precision"] == "16-mixed" and config.trainer.gradient_clip is not None:
@@ -162,14 +188,22 @@ def make_train_loader(
 
 
 def make_one_off_loader(config: RunConfig, plan: RunPlan, data: Datasets) -> TrainLoader | IterableLoader:
-    """The same for a look at a few batches: one producer where the plan has any, else this process."""
-    return _train_loader(config, _look(_loader_plan(plan.knobs)), data, rank=0)
+    """The same for a look at a few batches: one producer where the plan has processes or a timeout, else none."""
+    asked = _loader_plan(plan.knobs)
+    is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
+    return _train_loader(config, _one_producer(config, asked) if is_watched else LoaderPlan(), data, rank=0)
 
 
-def _look(plan: LoaderPlan) -> LoaderPlan:
-    if plan.backend in ("torch", "processes") and plan.num_workers:
-        return replace(plan, num_workers=1, prefetch_factor=1, persistent_workers=False, pin_memory=False)
-    return LoaderPlan()
+def _one_producer(config: RunConfig, plan: LoaderPlan) -> LoaderPlan:
+    """For a look at a few batches. Training names the sample that hangs; here it is only left out, if it may be."""
+    return replace(
+        plan,
+        num_workers=1,
+        prefetch_factor=1,
+        persistent_workers=False,
+        pin_memory=False,
+        searches=config.loader.max_skipped > 0,
+    )
 
 
 def _loader_plan(knobs: Mapping[str, Planned]) -> LoaderPlan:
@@ -224,8 +258,8 @@ def try_loader(
         plan: as it is without.
     """
     data = data_facts(parts)
-    builds_ahead = plan["loader.num_workers"] > 0
-    if data.is_iterable or not (builds_ahead or len(candidates(config.loader, data)) > 1):
+    builds_ahead, names = plan["loader.num_workers"] > 0, candidates(config.loader, data, choices)
+    if data.is_iterable or not (builds_ahead or len(names) > 1):
         return None
     on_gpu = plan["trainer.accelerator"] == "gpu"
     train = replace(parts.data, train=copied(parts.data.train))
@@ -239,11 +273,9 @@ def try_loader(
         found = plans_to_time(config, choices, facts, data=data, on_gpu=on_gpu, trial=trial)
         return [_loader_plan(knobs) for knobs in found]
 
-    # Producers that were asked for build the first batch too: a sample may end the process that loads it.
-    may_build_inline = "inline" in candidates(config.loader, data)
+    # Producers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
     asked = _loader_plan(plan.knobs)
-    alone = replace(asked, num_workers=1, prefetch_factor=1, persistent_workers=False, pin_memory=False)
-    first = LoaderPlan() if may_build_inline else alone
+    first = LoaderPlan() if "inline" in names and not asked.timeout_s else _one_producer(config, asked)
     trial = run_trial(make, to_time, first=first, on_gpu=on_gpu)
     # Host memory is checked once, by rank 0 for all of them: what a rank finds free changes while others start.
     return trial if trial is None or rank == 0 else replace(trial, batch_bytes=0)

@@ -215,7 +215,9 @@ class Passes:
                 retry_on_oom=plan["memory.on_oom"] == "retry",
                 on_nan=config.trainer.on_nan.value,
             ),
-            make_optimizer=lambda model: assemble.make_optimizer(config, plan, parameter_groups(model)),
+            make_optimizer=lambda model: assemble.make_optimizer(
+                config, plan, parameter_groups(model), sparse=self._parts.has_sparse_gradients
+            ),
             lr_factor=factor,
             on_event=on_event,
         )

@@ -39,7 +39,9 @@ class TrainingStep:
         self._model.train()
         self._prepare = Preparation(parts.data.train, config.seed)
         self._loss = Loss(self._model, plan["gpu.compile"], lambda message: None)
-        self._optimizer = assemble.make_optimizer(config, plan, parameter_groups(self._model))
+        self._optimizer = assemble.make_optimizer(
+            config, plan, parameter_groups(self._model), sparse=parts.has_sparse_gradients
+        )
         self._scaler = torch.amp.GradScaler(device.type, enabled=self._precision == "16-mixed")
         self._batch: Batch | None = None
 

@@ -32,6 +32,8 @@ class LoaderPlan:
     persistent_workers: bool = False
     pin_memory: bool = False
     timeout_s: float = 0
+    searches: bool = True
+    """Whether the sample that a producer hangs at is looked for, which takes several timeouts."""
     worker_threads: int | None = None
     """Threads of torch and numpy in each worker process; None = 1. A producer thread always has itself alone."""
 

@@ -93,7 +93,9 @@ class TrainLoader:
                     self._bad.take(built.lost, epoch, share.batch)
                     left_out += len(built.lost)
                 if built.batch is None:
-                    raise self._bad.none_left(epoch, share.batch)
+                    is_empty = left_out == share.indices.numel()
+                    teller = self._bad.none_left if is_empty else self._builder.nothing_given
+                    raise teller(epoch, share.batch)
                 self._next_batch = share.batch + 1
                 yield Delivery(built.batch, epoch, share.batch, share.total - left_out, share.is_padding)
         finally:
@@ -114,7 +116,7 @@ class TrainLoader:
         if self._plan.backend == "inline":
             return backends.inline(self._builder, requests, self._plan)
         if self._plan.backend == "threads":
-            return threads.built_ahead(self._builder, requests, self._plan)
+            return threads.built_ahead(self._builder, requests, self._plan, len(self) - self._next_batch)
         self._processes = self._processes or ProcessBackend(self._builder, self._plan)
         return self._processes(requests)
 
@@ -198,6 +200,8 @@ class EvalLoader:
                 raise evaluation_error(type(self._builder.dataset).__name__, built.lost[0], number) from (
                     built.lost[0].cause
                 )
+            if built.batch is None:
+                raise self._builder.nothing_given(0, number)
             yield Delivery(built.batch, 0, number, share.total)
 
 
@@ -258,11 +262,7 @@ def train_loader(
         shuffle=shuffle,
     )
     if order.num_batches == 0:
-        raise DataError(
-            f"{len(dataset)} training samples make no step of workload.effective_batch_size={batch_size}"
-            f"{' with workload.drop_last=true' if drop_last else ''}. "
-            "Set a smaller workload.effective_batch_size, or workload.drop_last=false."
-        )
+        raise DataError(_no_step(type(dataset).__name__, len(dataset), order.num_kept, batch_size, drop_last=drop_last))
     if max_skipped and world_size > 1:
         raise ValueError("max_skipped needs one rank: others would not know that a step has lost a sample")
     bad = BadSamples(
@@ -270,3 +270,16 @@ def train_loader(
     )
     builder = BatchBuilder(dataset, seed, rank, collate, by_item=plan.backend == "torch", most_lost=max_skipped)
     return TrainLoader(builder, order, plan, bad)
+
+
+def _no_step(name: str, num_samples: int, num_kept: int, batch_size: int, *, drop_last: bool) -> str:
+    if num_samples == 0:
+        return f"{name} has no training samples: its __len__ is 0. Check workload.data."
+    if num_kept == 0:
+        return f"{name}: loader.skip_ids leaves out all {num_samples} training samples. Set loader.skip_ids=[]."
+    without = "" if num_kept == num_samples else f" without the {num_samples - num_kept} of loader.skip_ids"
+    return (
+        f"{num_kept} training samples{without} make no step of workload.effective_batch_size={batch_size}"
+        f"{' with workload.drop_last=true' if drop_last else ''}. "
+        "Set a smaller workload.effective_batch_size, or workload.drop_last=false."
+    )

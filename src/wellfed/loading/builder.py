@@ -19,12 +19,20 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from wellfed.contract import Batch
+from wellfed.errors import DataError
 from wellfed.loading.bisect import Innocent, culprits
 from wellfed.loading.notes import Note, no_note
 from wellfed.loading.requests import Built, Lost, Request
 from wellfed.sample_rng import SampleRng, mix
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+
+
+class ExitInData(Exception):
+    """``sys.exit`` in the data, which is an error of a sample and does not end the run."""
+
+    def __str__(self) -> str:
+        return f"sys.exit({self.args[0]!r})"
 
 
 class BatchBuilder:
@@ -67,6 +75,14 @@ class BatchBuilder:
             note.end()
         return built
 
+    def nothing_given(self, epoch: int, batch: int) -> DataError:
+        """The error of a batch that is None, though nothing of it was lost."""
+        name = type(self.dataset).__name__
+        return DataError(
+            f"{name}: {'fetch' if self.has_fetch else 'collate'} returned None for {self.what} batch {batch} of epoch "
+            f"{epoch}. It must return the batch."
+        )
+
     def _by_fetch(self, request: Request) -> Built:
         try:
             return Built(self._fetch(request))
@@ -77,7 +93,10 @@ class BatchBuilder:
 
     def _fetch(self, request: Request) -> Batch:
         rng = SampleRng(self._seed, request.epoch, request.batch, self._rank)
-        return self.dataset.fetch(request.indices, rng)
+        try:
+            return self.dataset.fetch(request.indices, rng)
+        except SystemExit as exit_:
+            raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
 
     def _without_culprits(self, request: Request, error: Exception) -> Built:
         """The rest of a batch, once it is known which samples make ``fetch`` raise."""
@@ -130,6 +149,12 @@ class BatchBuilder:
 
     def item(self, epoch: int, index: int) -> Any:
         """``dataset[index]`` with the randomness of this epoch."""
+        try:
+            return self._item(epoch, index)
+        except SystemExit as exit_:
+            raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
+
+    def _item(self, epoch: int, index: int) -> Any:
         if self._takes_rng:
             return self.dataset.__getitem__(index, SampleRng(self._seed, epoch, index))
         with torch.random.fork_rng(devices=[]):
@@ -163,12 +188,21 @@ def is_of_the_machine(error: BaseException) -> bool:
     """Memory, disk or file descriptors ran out: no sample's fault, and leaving samples out would hide it."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE):
         return True
-    return isinstance(error, RuntimeError) and ("can't allocate memory" in str(error) or "out of memory" in str(error))
+    text = text_of(error) if isinstance(error, RuntimeError) else ""
+    return "can't allocate memory" in text or "out of memory" in text
+
+
+def text_of(error: BaseException) -> str:
+    """``str(error)``; empty where that raises in its turn."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  whatever a user's exception does
+        return ""
 
 
 def reason_of(error: BaseException) -> str:
     """Type, first line of the text, and the line of code, as a message names them."""
-    first = next(iter(str(error).strip().splitlines()), "")
+    first = next(iter(text_of(error).strip().splitlines()), "")
     text = f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text

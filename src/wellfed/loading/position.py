@@ -49,7 +49,7 @@ class EpochOrder:
         self.batch_size = batch_size
         self._seed, self._rank, self._world_size, self._shuffle = seed, rank, world_size, shuffle
         self._num_samples, self._skip = num_samples, frozenset(i for i in skip_ids if 0 <= i < num_samples)
-        kept = self._num_kept = num_samples - len(self._skip)
+        kept = self.num_kept = num_samples - len(self._skip)
         num_batches = kept // batch_size if drop_last else -(-kept // batch_size)
         self.num_batches = num_batches if limit_batches is None else min(num_batches, limit_batches)
         self._cached: tuple[int, Tensor] | None = None
@@ -65,7 +65,7 @@ class EpochOrder:
         """This rank's part of one step: the samples are dealt in contiguous, nearly equal parts."""
         order = self.order(epoch)
         start = batch * self.batch_size
-        total = min(self.batch_size, self._num_kept - start)
+        total = min(self.batch_size, self.num_kept - start)
         low = start + total * self._rank // self._world_size
         size = start + total * (self._rank + 1) // self._world_size - low
         # narrow: half the time of a slice

@@ -27,7 +27,7 @@ from wellfed import cpus
 from wellfed.loading.backends import LoaderPlan, hung, is_stuck, search, too_late
 from wellfed.loading.bad_samples import WorkerLost
 from wellfed.loading.bisect import Innocent
-from wellfed.loading.builder import BatchBuilder
+from wellfed.loading.builder import BatchBuilder, text_of
 from wellfed.loading.limits import limit_process
 from wellfed.loading.notes import Doing, Note, Notes
 from wellfed.loading.picklable import check_picklable
@@ -135,7 +135,7 @@ class ProcessBackend:
 
     def _hang(self, request: Request) -> Exception:
         """What the worker that has this request hangs at; it is killed."""
-        for number in range(self._plan.num_workers):
+        for number in range(self._plan.num_workers if self._plan.searches else 0):
             doing = self._notes.doing(number)
             if doing is not None and is_stuck(doing, request, self._plan.timeout_s):
                 for process in self._processes:
@@ -304,7 +304,7 @@ def _portable(error: BaseException | None) -> BaseException | None:
     try:
         copy = pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001  whatever a user's exception does when it is pickled
-        copy = RuntimeError(f"{type(error).__name__}: {error}")
+        copy = RuntimeError(f"{type(error).__name__}: {text_of(error)}")
     copy.add_note(f"In the worker process:\n{text}")
     return copy if isinstance(copy, BaseException) else None
 

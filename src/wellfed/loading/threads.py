@@ -26,15 +26,20 @@ _STOP_S = 2.0
 """Longest wait for producers that have been told to stop."""
 
 
-def built_ahead(builder: BatchBuilder, requests: Iterable[Request], plan: LoaderPlan) -> Generator[Built]:
+def built_ahead(
+    builder: BatchBuilder, requests: Iterable[Request], plan: LoaderPlan, num_requests: int
+) -> Generator[Built]:
     """The batches of the requests in order. ``requests`` is read by the producers, one at a time.
+
+    Args:
+        num_requests: no more are wanted ahead than there are.
 
     Raises:
         DataError: a batch did not come in time, and no sample can be shown to be at fault.
     """
     jobs, ahead, length = _Jobs(requests), deque[Stretch](), 1
-    prefetch = plan.prefetch_factor or 2
-    room = plan.num_workers * prefetch
+    prefetch = min(plan.prefetch_factor or 2, max(1, num_requests))
+    room = min(plan.num_workers * prefetch, max(1, num_requests))
     producers = _Producers(builder, plan, jobs)
     try:
         while True:
@@ -191,7 +196,7 @@ class _Producers:
                 yield built
             return
         except _Late:
-            if not stretch.requests:
+            if not (stretch.requests and self._plan.searches):
                 raise too_late(self._plan.timeout_s) from None
         late = stretch.requests[stretch.num_taken :]
         if late:

@@ -77,7 +77,8 @@ def run_trial(
 ) -> Trial | None:
     """Milliseconds that a step and its batch take with each candidate; None if a batch can't be built.
 
-    Then training asks for the same batch and tells the error as it always does. Blocks for milliseconds where a batch
+    Then training asks for the same batch and tells the error as it always does; one that does not come in the timeout
+    of ``first`` is such an error. Blocks for milliseconds where a batch
     is cheap, for up to about 2 s where it takes 100 ms.
 
     Args:
@@ -100,7 +101,7 @@ def run_trial(
         failed: list[str] = []
         for plan in plans:
             try:
-                timed[plan.backend] = _loop(make(replace(plan, pin_memory=False)), step)
+                timed[plan.backend] = _loop(make(replace(plan, pin_memory=False, searches=False)), step)
             except Exception as error:  # noqa: BLE001  the others may do; the plan names it
                 _LOG.info("loader.backend=%s failed in its trial: %r", plan.backend, error)
                 failed.append(plan.backend)

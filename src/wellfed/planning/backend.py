@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from wellfed.config.schema import Backend, LoaderConfig
@@ -20,13 +21,27 @@ SLOW_MS = 100.0
 """A batch that takes longer is built ahead without timing, which would take seconds."""
 TIE_FRAC = 0.1
 """A backend must make a step this much shorter to be taken instead of a simpler one."""
+_WITH_TIMEOUT = ("conservative", "balanced", "aggressive")
+"""Loader options that bring a timeout for those producers that there are, and don't ask for any by it."""
 
 
-def candidates(loader: LoaderConfig, data: DataFacts) -> tuple[str, ...]:
+def asks_to_watch(loader: LoaderConfig, choices: Mapping[str, str]) -> str:
+    """The setting that needs producers which can be watched, as typed; empty if there is none."""
+    if loader.max_skipped:
+        return f"loader.max_skipped={loader.max_skipped}"
+    return as_set("loader.timeout_s", loader.timeout_s) if asks_for_timeout(loader, choices) else ""
+
+
+def asks_for_timeout(loader: LoaderConfig, choices: Mapping[str, str]) -> bool:
+    """Whether a timeout is set, and not just as a part of a loader option."""
+    return bool(loader.timeout_s) and choices.get("loader") not in _WITH_TIMEOUT
+
+
+def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]) -> tuple[str, ...]:
     """Backends that ``loader.backend=auto`` may take, the one that wins a tie first; fewer than two: no choice."""
     if loader.backend is not Backend.auto:
         return ()
-    if loader.max_skipped:
+    if asks_to_watch(loader, choices):
         # Samples are expected to raise, hang or kill: not to be tried in the training process, nor time after time.
         return ()
     if data.is_iterable:
@@ -56,7 +71,13 @@ def to_time(names: tuple[str, ...], trial: Trial) -> tuple[str, ...]:
 
 
 def plan_backend(
-    loader: LoaderConfig, data: DataFacts, warnings: list[str], trial: Trial | None, no_room: frozenset[str]
+    loader: LoaderConfig,
+    data: DataFacts,
+    *,
+    choices: Mapping[str, str],
+    warnings: list[str],
+    trial: Trial | None,
+    no_room: frozenset[str],
 ) -> Planned:
     """``loader.backend``.
 
@@ -73,14 +94,17 @@ def plan_backend(
         return Planned("inline", "the training data is an iterable with its own batches", "predicted")
     if asked is not Backend.auto:
         return Planned(asked.value, f"loader.backend={asked.value}", "set")
-    names = candidates(loader, data)
+    names = candidates(loader, data, choices)
+    thumb = _rule_of_thumb(loader, data, asks_to_watch(loader, choices))
     if trial is not None and len(names) > 1:
         left = tuple(name for name in names if name not in no_room) or ("inline",)
-        return _measured(loader, data, trial, left, no_room)
-    return _rule_of_thumb(loader, data)
+        more = "".join(f"; {name} failed" for name in trial.failed)
+        more += "".join(f"; no room for {name}" for name in names if name in no_room)
+        return _measured(trial, left, thumb, more)
+    return thumb
 
 
-def _rule_of_thumb(loader: LoaderConfig, data: DataFacts) -> Planned:
+def _rule_of_thumb(loader: LoaderConfig, data: DataFacts, watch: str) -> Planned:
     if loader.num_workers == 0:
         name = "inline" if data.has_fetch else "torch"
         return Planned(name, "loader.num_workers=0: built in the training process", "predicted")
@@ -88,6 +112,8 @@ def _rule_of_thumb(loader: LoaderConfig, data: DataFacts) -> Planned:
         return Planned("processes", "only __getitem__: Python's lock would let threads take turns", "predicted")
     if loader.num_workers or loader.prefetch_factor:
         return Planned("threads", f"fetch gives whole batches, and {_ahead(loader)} asks for some ahead", "predicted")
+    if watch:
+        return Planned("threads", f"fetch gives whole batches, and {watch} asks to watch who builds them", "predicted")
     return Planned("inline", "fetch gives whole batches: cheaper built than handed over", "predicted")
 
 
@@ -95,11 +121,9 @@ def _ahead(loader: LoaderConfig) -> str:
     return as_set("loader.num_workers", loader.num_workers) or f"loader.prefetch_factor={loader.prefetch_factor}"
 
 
-def _measured(
-    loader: LoaderConfig, data: DataFacts, trial: Trial, names: tuple[str, ...], no_room: frozenset[str]
-) -> Planned:
+def _measured(trial: Trial, names: tuple[str, ...], thumb: Planned, more: str) -> Planned:
+    """By the times of the first batches; ``more`` says what could not be had."""
     built = f"a batch is built in {show_ms(trial.build_ms)}"
-    more = _left_out(loader, data, trial, no_room)
     if trial.timed:
         name = _fastest(names, trial)
         took = ", ".join(f"{name} {show_ms(found.period_ms)}" for name, found in trial.timed.items())
@@ -118,7 +142,6 @@ def _measured(
         return Planned(
             "inline", f"{built}, less than handing it over would cost: nothing else was timed{more}", "measured"
         )
-    thumb = _rule_of_thumb(loader, data)
     return Planned(thumb.value, f"{thumb.because}; {built}: nothing else was timed{more}", "measured")
 
 
@@ -132,13 +155,6 @@ def _fastest(names: tuple[str, ...], trial: Trial) -> str:
         if gain_ms > max(noise_ms, TIE_FRAC * one.period_ms):
             best = name
     return best
-
-
-def _left_out(loader: LoaderConfig, data: DataFacts, trial: Trial, no_room: frozenset[str]) -> str:
-    names = candidates(loader, data)
-    said = [f"; {name} failed" for name in trial.failed]
-    said += [f"; no room for {name}" for name in names if name in no_room]
-    return "".join(said)
 
 
 def show_ms(time_ms: float) -> str:

@@ -7,10 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from wellfed.config.schema import Backend, RunConfig
+from wellfed.config.schema import Backend, LoaderConfig, RunConfig
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
-from wellfed.planning.backend import candidates, plan_backend, show_ms, to_time
+from wellfed.planning.backend import (
+    asks_for_timeout,
+    asks_to_watch,
+    candidates,
+    plan_backend,
+    show_ms,
+    to_time,
+)
 from wellfed.planning.host_room import NEAR_FRAC, Room, room_for
 from wellfed.planning.planned import DataFacts, Planned, as_set, planned
 from wellfed.units import MIB, show_bytes
@@ -22,6 +29,8 @@ _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
 """Most producers of a loader option."""
 _MOST_WORKERS = 8
 """Most producers of the others."""
+_LISTED = 5
+"""Most samples that a warning names."""
 PREFETCH_FACTOR = 2
 """torch's default."""
 THREADS_PREFETCH = 8
@@ -41,7 +50,7 @@ def plans_to_time(
 ) -> Sequence[Mapping[str, Planned]]:
     """``loader.*`` of each backend that is worth timing, now that the time of building one batch is known."""
     found = []
-    for name in to_time(candidates(config.loader, data), trial):
+    for name in to_time(candidates(config.loader, data, choices), trial):
         as_asked = replace(config, loader=replace(config.loader, backend=Backend[name]))
         faults: list[Fault] = []
         knobs = plan_loader(as_asked, choices, facts, data=data, on_gpu=on_gpu, faults=faults, warnings=[], trial=trial)
@@ -67,7 +76,8 @@ def plan_loader(
 ) -> dict[str, Planned]:
     """``loader.*`` as it will be done; what can't be goes into ``faults``, what is ignored into ``warnings``."""
     loader = config.loader
-    backend = plan_backend(loader, data, warnings, trial, _without_room(config, facts, trial))
+    no_room = _without_room(config, facts, trial)
+    backend = plan_backend(loader, data, choices=choices, warnings=warnings, trial=trial, no_room=no_room)
     if backend.value == "threads" and not data.has_fetch:
         faults.append(
             Fault(
@@ -79,6 +89,11 @@ def plan_loader(
     num_workers = _num_workers(config, choices, facts, backend=backend.value, data=data, trial=trial, warnings=warnings)
     builds_ahead = num_workers.value > 0
     has_processes = builds_ahead and backend.value in ("torch", "processes")
+    if not builds_ahead and asks_for_timeout(loader, choices):
+        warnings.append(_no_timeout(loader, backend.value, data))
+    beyond = [] if data.is_iterable else [index for index in loader.skip_ids if not 0 <= index < data.num_train]
+    if beyond:
+        warnings.append(_beyond(beyond, data.num_train))
     if builds_ahead and trial is not None:
         room = _room(config, facts, trial, backend=backend.value, num_workers=num_workers.value)
         if room.is_full:
@@ -122,6 +137,22 @@ def plan_loader(
     }
 
 
+def _no_timeout(loader: LoaderConfig, backend: str, data: DataFacts) -> str:
+    if data.is_iterable:
+        return f"loader.timeout_s={loader.timeout_s} is not used: the training data is an iterable."
+    producers = f"loader.backend={'threads' if data.has_fetch else 'processes'}"
+    return (
+        f"loader.timeout_s={loader.timeout_s} is not used: {backend} has no producer to wait for. "
+        f"Set {producers if loader.backend is Backend.inline else 'loader.num_workers=1'}."
+    )
+
+
+def _beyond(indices: Sequence[int], num_train: int) -> str:
+    first = ",".join(map(str, indices[:_LISTED]))
+    more = f" and {len(indices) - _LISTED} more" if len(indices) > _LISTED else ""
+    return f"loader.skip_ids={first}{more}: no such training sample; there are {num_train}, counted from 0."
+
+
 def _num_workers(
     config: RunConfig,
     choices: Mapping[str, str],
@@ -137,6 +168,9 @@ def _num_workers(
         warnings.append(f"loader.num_workers={asked} is not used: the training data is an iterable.")
     if backend == "inline":
         return planned(0, "built in the training process", asked == 0)
+    watch = config.loader.backend is Backend.auto and backend == "threads" and asks_to_watch(config.loader, choices)
+    if watch and asked is None and config.loader.prefetch_factor is None:
+        return Planned(1, f"one producer, so that it can be watched: {watch}", "predicted")
     own = max(1, int(cores / devices) - 1)
     if asked is None:
         limit = _WORKER_LIMIT.get(choices.get("loader", ""), _MOST_WORKERS)
