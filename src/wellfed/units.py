@@ -22,6 +22,11 @@ def show_bytes(num_bytes: float) -> str:
     return f"{value:.1f} TiB"
 
 
+def show_gib(num_gib: float) -> str:
+    """GiB for people: ``7.20 GiB``, and below one in the unit that keeps it above 1, e.g. ``92.2 MiB``."""
+    return f"{num_gib:.2f} GiB" if num_gib >= 1 else show_bytes(num_gib * GIB)
+
+
 def show_count(number: float) -> str:
     """A count with thousands separators; decimals only below 100."""
     return f"{number:,.0f}" if abs(number) >= 100 else f"{number:,.2f}".rstrip("0").rstrip(".")

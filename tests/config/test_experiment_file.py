@@ -75,3 +75,32 @@ def test_a_name_that_yaml_or_hydra_would_misread_is_refused(name):
 @pytest.mark.parametrize("name", ["mine", "rtx4090", "my-card_2"])
 def test_a_plain_name_will_do(name):
     check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "better"), [("é", "my_e"), ("größer", "my_groer"), ("日本", "my_plan"), ("a b", "my_a_b")]
+)
+def test_the_name_that_is_proposed_will_do(name, better):
+    with pytest.raises(ConfigError, match=f"Write --write {better}\\.$"):
+        check_name(name)
+    check_name(better)
+
+
+def test_choices_that_break_a_rule_alone_are_written_with_what_was_typed(configs):
+    (configs / "loader" / "odd.yaml").write_text("num_workers: 0\nprefetch_factor: 4\n")
+    with pytest.raises(ConfigError, match="prefetch_factor"):
+        compose(["loader=odd"], config_dir=configs)
+    before, _ = written(configs, ["loader=odd", "loader.num_workers=2"], {})
+    after = compose(["experiment=mine"], config_dir=configs)
+    assert after.resolved["loader"] == before.resolved["loader"]
+
+
+def test_what_can_not_be_written_is_told_and_leaves_nothing(configs, monkeypatch):
+    def refuse(*given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", refuse)
+    before = sorted((configs / "experiment").iterdir())
+    with pytest.raises(ConfigError, match=r"mine\.yaml can't be written: No space left on device\. Free space"):
+        written(configs, ["gpu=8gb"], {})
+    assert sorted((configs / "experiment").iterdir()) == before

@@ -1,6 +1,9 @@
 import dataclasses
+import importlib
 import json
+import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -129,3 +132,72 @@ def test_the_file_is_json_for_people(tmp_path):
     found = cached_measure(Mlp(8), TASK, 4, tmp_path)
     (file,) = tmp_path.rglob(FILE_NAME)
     assert json.loads(file.read_text())["parameters"] == found.parameters
+
+
+class Sizes:
+    """A plain object that a data set may hold."""
+
+    def __init__(self, **sizes):
+        vars(self).update(sizes)
+
+
+def shaped_by(**held):
+    return digest(Mlp(8), changed(shaped_by=(Sizes(**held),)), 4)
+
+
+def test_what_is_held_by_a_data_set_counts():
+    held = [
+        {},
+        {"inner": Sizes(crop=3)},
+        {"inner": Sizes(crop=4)},
+        {"inner": Sizes(deep=Sizes(crop=4))},
+        {"sizes": torch.tensor([1, 2])},
+        {"sizes": torch.tensor([1, 3])},
+        {"sizes": np.array([1, 3])},
+        {"sizes": [1, 3]},
+        {"sizes": {"a": 3}},
+        {"words": {"a", "b"}},
+    ]
+    assert len({shaped_by(**each) for each in held}) == len(held)
+    assert shaped_by(inner=Sizes(crop=3)) == shaped_by(inner=Sizes(crop=3))
+
+
+def test_big_contents_count_by_their_size():
+    class Rows(list):
+        def __repr__(self):
+            raise AssertionError("never asked for")
+
+    assert shaped_by(rows=Rows(range(10**6))) != shaped_by(rows=Rows(range(10**6 + 1)))
+    big = torch.zeros(10**6)
+    assert shaped_by(rows=big) == shaped_by(rows=big + 1) != shaped_by(rows=big[1:])
+
+
+def test_what_holds_itself_has_an_end():
+    around = Sizes()
+    around.itself = around
+    assert shaped_by(inner=around) == shaped_by(inner=around)
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A model whose base and whose function are in other files of its package."""
+    home = tmp_path / "theirs"
+    home.mkdir()
+    (home / "__init__.py").write_text("")
+    (home / "base.py").write_text("from torch import nn\nclass Base(nn.Linear): pass\n")
+    (home / "functions.py").write_text("def scale(x): return x\n")
+    (home / "net.py").write_text("from . import functions\nfrom .base import Base\nclass Net(Base): pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield home
+    for name in [name for name in sys.modules if name.partition(".")[0] == "theirs"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("file", ["base.py", "functions.py", "net.py"])
+def test_a_change_in_any_file_of_the_models_package_counts(package, file):
+    model = importlib.import_module("theirs.net").Net(64, 8)
+    before = digest(model, TASK, 4)
+    assert digest(model, TASK, 4) == before
+    with (package / file).open("a") as stream:
+        stream.write("# changed\n")
+    assert digest(model, TASK, 4) != before

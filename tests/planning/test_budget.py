@@ -66,7 +66,7 @@ def test_what_was_asked_for_is_not_changed_and_the_way_out_is_named():
     plan = planned(asked, "8gb", data=TABLE, **DEEP)
     assert (plan["memory.micro_batch"], plan["memory.features"]) == (64, "cache")
     text = str(plan.misfit)
-    assert "the budget is 7.20 GiB, of which 6.84 are planned with, and 64 samples at a time need" in text
+    assert "the budget is 7.20 GiB, of which 6.84 GiB are planned with, and 64 samples at a time need" in text
     assert "activations 6.2" in text
     assert "Set memory.micro_batch=" in text
     assert "or set memory.checkpoint_activations=true" in text
@@ -142,3 +142,37 @@ def test_tight_takes_no_more_than_fits():
     plan = planned(composed("memory=tight"), "8gb", per_sample=2 * GIB, model=MODEL)
     assert plan.misfit is None
     assert plan["memory.micro_batch"] >= 1
+
+
+def test_a_remedy_for_both_ways_to_split_fits_when_it_is_typed():
+    asked = {**WHOLE, "accumulate": 1}
+    plan = planned(config(memory=asked), "8gb", **DEEP)
+    change = next(change for change in plan.remedies if "micro_batch" in change)
+    assert change.endswith(" memory.accumulate=null")
+    size = int(change.partition("memory.micro_batch=")[2].partition(" ")[0])
+    assert planned(config(memory={**asked, "micro_batch": size, "accumulate": None}), "8gb", **DEEP).misfit is None
+
+
+def test_a_larger_card_for_a_budget_that_was_typed_is_a_larger_budget():
+    plan = planned(config(gpu={"memory_gib": 0.5}), "8gb", per_sample=8 * GIB, model=MODEL)
+    text = str(plan.misfit)
+    assert "gpu=8gb" not in text
+    assert "the budget is 512.0 MiB, of which 486.4 MiB are planned with" in text
+    enough = float(text.partition("gpu.memory_gib=")[2].removesuffix(")."))
+    for size, fits in ((enough, True), (enough - 0.02, False)):
+        again = planned(config(gpu={"memory_gib": size}), "8gb", per_sample=8 * GIB, model=MODEL)
+        assert (again.misfit is None) == fits
+
+
+def test_the_parts_of_what_does_not_fit_add_up():
+    text = str(planned(config(memory=WHOLE), "8gb", **DEEP).misfit)
+    assert "allocator and cuBLAS's workspace 54.0 MiB" in text
+    parts = text.partition(" GiB: ")[2].partition(". Set")[0].split(", ")
+    units = {"MiB": 2**-10, "GiB": 1}
+    total = sum(float(part.split()[-2]) * units[part.split()[-1]] for part in parts)
+    assert total == pytest.approx(planned(config(memory=WHOLE), "8gb", **DEEP).predicted_peak_gib, abs=0.1)
+
+
+def test_a_reason_that_ends_with_a_full_stop_gets_no_other():
+    plan = planned(config(), "8gb", footprints=lambda mode, checkpointed: NoEstimate("no samples."))
+    assert "The peak memory is not predicted: no samples." in plan.warnings

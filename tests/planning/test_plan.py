@@ -152,6 +152,7 @@ def test_on_the_cpu_a_budget_is_held_to_where_asked():
     plan = plan_device(config(gpu={"memory_gib": 7.2, "enforce": True}), {"gpu": "8gb"}, LAPTOP)
     assert (plan.cap, plan["gpu.enforce"]) == (True, True)
     assert "host memory is held to the budget" in plan.knobs["gpu.enforce"].because
+    assert not any("not enforced" in warning for warning in plan.warnings)
 
 
 def test_training_on_the_cpu_beside_a_card_caps_nothing_and_says_so():
@@ -389,8 +390,11 @@ def test_what_can_never_fit_is_refused_before_anything_runs():
     model = ModelFacts(4 * GIB, 4 * GIB, 8 * GIB)
     assert faults_of(facts=SMALL, model=model) == (
         "gpu.memory_gib: the budget is 6.8 GiB, and before any activation there is need of 16.0 GiB "
-        "(parameters 4.0 GiB, gradients 4.0 GiB, optimizer state 8.0 GiB). Set gpu.precision=bf16-true, or take a "
-        "smaller workload.model or a larger card."
+        "(parameters 4.0 GiB, gradients 4.0 GiB, optimizer state 8.0 GiB). Take a smaller workload.model or a "
+        "larger card."
+    ), "half of it is too much as well"
+    assert faults_of(facts=SMALL, model=ModelFacts(3 * GIB, 3 * GIB, 6 * GIB)).endswith(
+        "Set gpu.precision=bf16-true, or take a smaller workload.model or a larger card."
     )
     assert isinstance(planned(facts=LAPTOP, model=model, choices={"gpu": "8gb"}), RunPlan)  # a CPU is not held to it
     half = config(gpu={"precision": Precision["bf16-true"]})

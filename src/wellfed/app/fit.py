@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.nvml.session import NvmlError, NvmlSession
 from wellfed.planning.device import plan_device
 from wellfed.planning.planned import RunPlan
+from wellfed.units import show_gib
 
 if TYPE_CHECKING:
     from wellfed.app.planner import Planner
@@ -45,13 +47,15 @@ def main(argv: Sequence[str]) -> int:
     target = _target([text for text in asked.overrides if text.startswith(_TARGET)])
     composed: Composed[RunConfig] = compose([text for text in asked.overrides if not text.startswith(_TARGET)])
     show = _Rows(quiet=asked.json)
-    found, budget_gib = run(composed, target, show)
+    # What the workload's code prints is no part of the JSON.
+    with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
+        found, budget_gib = run(composed, target, show)
     if asked.json:
         print(json.dumps({"micro_batch": found.size, **asdict(found), "budget_gib": budget_gib}, indent=2))
     else:
-        show.end(found, composed.overrides)
+        show.end(found, composed)
     if found.size is None:
-        print(f"Not even one sample fits {budget_gib:.2f} GiB. See: python -m wellfed plan", file=sys.stderr)
+        print(f"Not even one sample fits {show_gib(budget_gib)}. See: python -m wellfed plan", file=sys.stderr)
         return EXIT_NOTHING_RUN
     return EXIT_OK
 
@@ -86,7 +90,7 @@ def run(
     _refuse(planner)
     make_batch = planner.estimate(plan).batches()
     if isinstance(make_batch, NoEstimate):
-        raise DataError(f"{make_batch.reason}.")
+        raise DataError(f"{make_batch.reason.rstrip('.')}.")
     budget_gib = plan.budget_gib if plan.budget_gib is not None else HOST_FRAC * facts.ram_available_gib
     on_gpu = plan["trainer.accelerator"] == "gpu"
     if on_gpu and plan.cap:
@@ -130,7 +134,7 @@ def _refuse(planner: Planner) -> None:
         raise ConfigError([Fault("workload.model", problem, "See python -m wellfed plan, or use GroupNorm.")])
 
 
-@contextmanager
+@contextlib.contextmanager
 def _utilisation(facts: MachineFacts, plan: RunPlan) -> Iterator[Callable[[], float | None] | None]:
     """A reader of the training card's utilisation, percent; None where NVML does not know it."""
     cards = facts.training_gpus
@@ -171,9 +175,18 @@ class _Rows:
             print(self._FORM.format("micro-batch", "samples/s", "peak", "utilisation"), flush=True)
         print(self._FORM.format(*row(probe)), flush=True)
 
-    def end(self, found: Fit, overrides: Sequence[str]) -> None:
+    def end(self, found: Fit, composed: Composed[RunConfig]) -> None:
         """The size to take, and what to type."""
         print(f"\nStopped by {found.stopped_by}: {found.because}.")
         if found.size is not None:
-            typed = " ".join([*overrides, f"memory.micro_batch={found.size}"])
-            print(f"Use it: python src/train.py {typed}")
+            print(f"Use it: python src/train.py {_typed(composed, found.size)}")
+
+
+def _typed(composed: Composed[RunConfig], micro_batch: int) -> str:
+    """What was typed, with the micro-batch that was found in the place of what said how to split a step."""
+    splits = ("memory.micro_batch", "memory.accumulate")
+    kept = [text for text in composed.overrides if text.partition("=")[0].lstrip("+~") not in splits]
+    kept.append(f"memory.micro_batch={micro_batch}")
+    if any(text.partition("=")[0] == "experiment" for text in kept) and composed.config.memory.accumulate is not None:
+        kept.append("memory.accumulate=null")
+    return shlex.join(kept)

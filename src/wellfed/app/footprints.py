@@ -18,6 +18,7 @@ from wellfed.loading import batches
 from wellfed.loading.build import Delivery
 from wellfed.loading.trial import copied, nothing_changes
 from wellfed.memory import estimate
+from wellfed.memory.apart import apart
 from wellfed.memory.footprint import Footprint, NoEstimate
 from wellfed.memory.footprint_cache import cached_measure
 from wellfed.memory.rehearsal import Task
@@ -76,11 +77,12 @@ class Footprints:
             compile_mode=self._plan["gpu.compile"],
             shaped_by=(self._train,),
         )
-        cache_dir = Path(self._config.paths.cache_dir)
-        return cached_measure(self._parts.model, task, self._samples, cache_dir, host_bytes=self._host_bytes)
+        cache_dir, host_bytes = Path(self._config.paths.cache_dir), self._host_bytes
+        return apart(lambda: cached_measure(self._parts.model, task, self._samples, cache_dir, host_bytes=host_bytes))
 
     def _optimizer(self, model: nn.Module) -> optim.Optimizer:
-        return assemble.make_optimizer(self._config, self._plan, parameter_groups(model))
+        groups, sparse = parameter_groups(model), self._parts.has_sparse_gradients
+        return assemble.make_optimizer(self._config, self._plan, groups, sparse=sparse)
 
     def _prepare(self, batch: Batch, source: FeatureSource | None) -> Batch:
         delivery = Delivery(batch, epoch=0, index=0, total=batches.batch_size(batch))
@@ -93,9 +95,11 @@ class Footprints:
         return self._make_batch
 
     def _batches(self) -> Callable[[int], Batch] | NoEstimate:
-        if callable(getattr(self._train, "split", None)):  # its parts need not share the first dimension
-            return self._first_batch
         try:
+            with nothing_changes():  # too little data is told in the user's sizes, not in those of a look at a few
+                assemble.make_one_off_loader(self._config, self._plan, replace(self._parts.data, train=self._train))
+            if callable(getattr(self._train, "split", None)):  # its parts need not share the first dimension
+                return self._first_batch
             return estimate.repeated(self._first_batch(min(SAMPLES, self._samples)), batches.map_tensors)
         except Exception as error:  # noqa: BLE001  training asks for the same samples and tells
             return NoEstimate(f"no batch could be built: {error or type(error).__name__}".splitlines()[0])

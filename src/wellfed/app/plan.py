@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
 from wellfed.config.check import check_imported
-from wellfed.config.compose import Composed, compose
+from wellfed.config.compose import Composed, compose, masked_override
 from wellfed.config.experiment_file import Value, free_path, write_experiment
 from wellfed.config.schema import RunConfig
 from wellfed.diagnosis.report import show_value
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
 from wellfed.hardware.detect import machine
 from wellfed.hardware.imagined import with_cards
+from wellfed.hardware.profiles import PROFILES
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.planning.device import plan_device
 from wellfed.planning.planned import RunPlan
-from wellfed.units import show_bytes
+from wellfed.units import show_bytes, show_gib
 
 _HELP = "as for python src/train.py, e.g. gpu=8gb workload=recsys trainer.devices=8"
 _NOT_WRITTEN = ("trainer.accelerator", "workload.effective_batch_size")
@@ -42,7 +45,7 @@ class Planned:
         """What ``--json`` prints."""
         plan = self.plan
         return {
-            "fits": plan.misfit is None,
+            "fits": _fits(plan),
             "workload": self.workload,
             "device": plan.device_name,
             "imagined": self.imagined,
@@ -59,7 +62,7 @@ class Planned:
                     "micro_batch": each["memory.micro_batch"],
                     "accumulate": each["memory.accumulate"],
                     "predicted_peak_gib": each.predicted_peak_gib,
-                    "fits": each.misfit is None,
+                    "fits": _fits(each),
                 }
                 for each in self.by_devices
             ],
@@ -79,7 +82,9 @@ def main(argv: Sequence[str]) -> int:
     if asked.write is not None:
         free_path(asked.write, replaces=asked.force)
     composed: Composed[RunConfig] = compose(asked.overrides)
-    found = make(composed)
+    # What the workload's code prints is no part of the JSON.
+    with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
+        found = make(composed)
     if asked.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
@@ -141,6 +146,8 @@ def show(found: Planned, stream: IO[str]) -> None:
         memory.add_column("bytes", justify="right")
         for name, size in plan.parts.items():
             memory.add_row(name, show_bytes(size))
+        beside = plan.predicted_peak_gib * 2**30 - sum(plan.parts.values())
+        memory.add_row("allocator and cuBLAS's workspace", show_bytes(beside))
         memory.add_row("reserved by the allocator, all in all", show_bytes(plan.predicted_peak_gib * 2**30))
         console.print(memory)
     if found.by_devices:
@@ -158,10 +165,14 @@ def _by_devices(plans: Sequence[RunPlan]) -> Any:
     for plan in plans:
         peak = "" if plan.predicted_peak_gib is None else show_bytes(plan.predicted_peak_gib * 2**30)
         cells = [plan[f"memory.{knob}"] for knob in ("micro_batch", "accumulate", "features")]
-        table.add_row(
-            str(plan["trainer.devices"]), *map(show_value, cells), peak, "yes" if plan.misfit is None else "no"
-        )
+        fits = {None: "", True: "yes", False: "no"}[_fits(plan)]
+        table.add_row(str(plan["trainer.devices"]), *map(show_value, cells), peak, fits)
     return table
+
+
+def _fits(plan: RunPlan) -> bool | None:
+    """None where nothing could be predicted."""
+    return None if plan.predicted_peak_gib is None else plan.misfit is None
 
 
 def _finding(plan: RunPlan) -> dict[str, Any]:
@@ -182,8 +193,11 @@ def _write(name: str, composed: Composed[RunConfig], found: Planned, *, replaces
         for knob, planned in found.plan.knobs.items()
         if knob not in _NOT_WRITTEN
     }
-    typed = " ".join(composed.overrides)
+    profile = PROFILES.get(composed.choices.get("gpu", "auto"))
+    if profile is not None and values["gpu.memory_gib"].value == profile.budget_gib:
+        del values["gpu.memory_gib"]  # the choice says it, and another choice on top of this one shall count
+    typed = " ".join(shlex.quote(masked_override(text)) for text in composed.overrides)
     peak = found.plan.predicted_peak_gib
-    predicted = "" if peak is None else f" Predicted peak: {peak:.2f} GiB on each device."
+    predicted = "" if peak is None else f" Predicted peak: {show_gib(peak)} on each device."
     heading = f"python -m wellfed plan {typed} --write {name}\nPlanned for {found.plan.device_name}.{predicted}"
     return write_experiment(name, composed, values, heading=heading, replaces=replaces)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+
+from torch.nn.parameter import is_lazy
 
 from wellfed.app import assemble
 from wellfed.app.footprints import Footprints
@@ -55,7 +58,17 @@ class Planner:
         return self._plan(self.config, self.device)
 
     def model_facts(self) -> ModelFacts:
-        """What a plan knows of the model."""
+        """What a plan knows of the model.
+
+        Raises:
+            ConfigError: its sizes are not known yet.
+        """
+        model = self.parts.model
+        lazy = [name for name, each in chain(model.named_parameters(), model.named_buffers()) if is_lazy(each)]
+        if lazy:
+            problem = f"has parameters without a shape until the first batch (Lazy*): {lazy[0]}."
+            way_out = "Give their sizes (nn.Linear for nn.LazyLinear), or run a batch through it in its __init__."
+            raise ConfigError([Fault("workload.model", problem, way_out)])
         return assemble.model_facts(self.parts, self.config)
 
     def without_running(self) -> tuple[RunPlan, list[RunPlan]]:

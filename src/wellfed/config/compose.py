@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -13,6 +14,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.examine import examine
 from wellfed.config.faults import find_faults
@@ -82,13 +84,36 @@ def compose(
     """
     cfg = compose_raw(open_hydra(config_dir, extra_dirs, job_name=config_name), config_name, overrides)
     typed_run_dir = any(text.lstrip("+").startswith("hydra.run.dir=") for text in overrides)
+    with _job_of(cfg) as job:
+        return composed_from(job, cfg.hydra, run_dir=cfg.hydra.run.dir if typed_run_dir else None)
+
+
+def unchecked_values(
+    overrides: Sequence[str], config_name: str = "train", *, config_dir: Path | None = None
+) -> dict[str, Any]:
+    """As ``Composed.resolved``, of a configuration that need not pass any rule; secrets too.
+
+    Raises:
+        ConfigError: it does not compose.
+    """
+    with _job_of(compose_raw(open_hydra(config_dir, job_name=config_name), config_name, overrides)) as job:
+        try:
+            values: Any = OmegaConf.to_container(job, resolve=True, enum_to_str=True)
+        except OmegaConfBaseException:  # interpolates what is missing as yet
+            values = OmegaConf.to_container(job, enum_to_str=True)
+    return dict(values)
+
+
+@contextmanager
+def _job_of(cfg: DictConfig) -> Iterator[DictConfig]:
+    """Without the ``hydra`` node, which ``${hydra:...}`` finds all the same."""
     before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(cfg)  # for ${hydra:...}
+    HydraConfig.instance().set_config(cfg)
     try:
         job = copy.copy(cfg)
         with open_dict(job):
             del job["hydra"]
-        return composed_from(job, cfg.hydra, run_dir=cfg.hydra.run.dir if typed_run_dir else None)
+        yield job
     finally:
         HydraConfig.instance().cfg = before
 

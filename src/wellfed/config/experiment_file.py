@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from wellfed.config.compose import SECRET_SHOWN, Composed, compose
+from wellfed.config.compose import SECRET_SHOWN, Composed, unchecked_values
 from wellfed.config.session import default_config_dir
 from wellfed.errors import ConfigError, Fault
 
@@ -37,7 +39,8 @@ def check_name(name: str) -> None:
     """
     if _NAME.fullmatch(name) and name.lower() not in _WORDS_OF_YAML:
         return
-    better = "my_" + (re.sub(r"\W+", "_", name).strip("_") or "plan")
+    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()  # an accent goes, its letter stays
+    better = "my_" + (re.sub(r"\W+", "_", plain).strip("_") or "plan")
     problem = (
         "becomes the name of a file and an option: letters, digits, '_' and '-', not first a digit, no word of yaml."
     )
@@ -73,11 +76,13 @@ def write_experiment(
         replaces: a file of that name may be written over.
 
     Raises:
-        ConfigError: the name, or a file that is there already; nothing is written then.
+        ConfigError: the name, a file that is there already, or a folder that can't be written to; nothing is
+            written then.
     """
     path = free_path(name, replaces=replaces, config_dir=config_dir)
     chosen = {group: option for group, option in composed.choices.items() if group not in _NOT_CHOSEN}
-    plain = compose([f"{group}={option}" for group, option in chosen.items()], config_dir=config_dir).resolved
+    # The choices alone may break a rule that what was typed beside them keeps.
+    plain = unchecked_values([f"{group}={option}" for group, option in chosen.items()], config_dir=config_dir)
     typed = {
         dotted: value
         for dotted, value in _leaves(composed.resolved)
@@ -87,11 +92,23 @@ def write_experiment(
         and _at(plain, dotted) != value
     }
     text = _text(heading, chosen, typed, planned)
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_suffix(".yaml.tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    _write(path, text, f"--write {name}")
     return path
+
+
+def _write(path: Path, text: str, asked: str) -> None:
+    """In one go: what was there stays until all is written."""
+    temporary = path.with_suffix(".yaml.tmp")
+    try:
+        path.parent.mkdir(exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        problem = f"{path} can't be written: {error.strerror or error}."
+        way_out = "Free space or make its folder writable; without --write the plan is shown alone."
+        raise ConfigError([Fault(asked, problem, way_out)]) from error
 
 
 def _text(heading: str, chosen: Mapping[str, str], typed: Mapping[str, Any], planned: Mapping[str, Value]) -> str:

@@ -19,7 +19,7 @@ from wellfed.memory import oom, size_search
 from wellfed.memory.estimate import BLOCK_BYTES
 from wellfed.memory.live_bytes import LiveBytes
 from wellfed.memory.size_search import Fit, Peak, Probe
-from wellfed.units import gib
+from wellfed.units import GIB, gib, show_bytes
 
 WARMUP_STEPS = 3
 """The first allocates optimizer state and lets kernels be chosen; the peak counts from the second on."""
@@ -188,9 +188,13 @@ def _all_tensors() -> Iterator[Tensor]:
 
 def row(probe: Probe) -> tuple[str, str, str, str]:
     """Size, samples/s, peak, mean utilisation, for show; empty where there is no figure."""
-    peak = "out of memory" if probe.peak is None else f"{gib(probe.peak.total):.3f} GiB"
+    peak = "out of memory" if probe.peak is None else _peak(probe.peak.total)
     rate = "" if probe.samples_per_s is None else f"{probe.samples_per_s:,.0f}"
     return f"{probe.size:,}", rate, peak, "" if probe.util_pct is None else f"{probe.util_pct:.0f} %"
+
+
+def _peak(num_bytes: int) -> str:
+    return f"{gib(num_bytes):.3f} GiB" if num_bytes >= GIB else show_bytes(num_bytes)
 
 
 def _run(

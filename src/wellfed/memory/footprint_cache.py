@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellfed.memory.described import class_name, code, described, file_digest
 from wellfed.memory.estimate import BLOCK_BYTES, measure
 from wellfed.memory.footprint import Footprint, NoEstimate
 from wellfed.memory.rehearsal import Task
@@ -71,13 +71,13 @@ def digest(model: nn.Module, task: Task, samples: int, block_bytes: int = BLOCK_
     optimizer = task.make_optimizer(model)
     content = {
         "torch": torch.__version__,
-        "room": [_file_digest(file) for file in sorted(Path(__file__).parent.glob("*.py"))],
-        "model": [(name, *_described(module)) for name, module in model.named_modules()],
+        "room": [file_digest(file) for file in sorted(Path(__file__).parent.glob("*.py"))],
+        "model": [(name, *described(module)) for name, module in model.named_modules()],
         "tensors": [(name, *_shape(each)) for name, each in _named_tensors(model)],
-        "code": _code([*model.modules(), *task.shaped_by]),
-        "shaped by": [_described(each) for each in task.shaped_by],
+        "code": code([*model.modules(), *task.shaped_by, optimizer]),
+        "shaped by": [described(each) for each in task.shaped_by],
         "batch": shapes,
-        "optimizer": [_name(optimizer), [_options(group) for group in optimizer.param_groups]],
+        "optimizer": [class_name(optimizer), [_options(group) for group in optimizer.param_groups]],
         "training": [task.precision, task.checkpointed, task.feature_mode, task.compile_mode, samples, block_bytes],
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
@@ -92,41 +92,9 @@ def _shape(tensor: Tensor) -> tuple[Any, ...]:
     return (list(tensor.shape), str(tensor.dtype), tensor.requires_grad)
 
 
-def _described(thing: object) -> tuple[str, dict[str, str]]:
-    """The class, and what its own attributes say (sizes, probabilities, configurations), tensors and modules aside."""
-    own = {name: value for name, value in vars(thing).items() if not _is_machinery(name, value)}
-    texts = {name: repr(value) for name, value in own.items()}
-    return _name(thing), {name: text for name, text in texts.items() if " at 0x" not in text}
-
-
-def _is_machinery(name: str, value: object) -> bool:
-    return name in _MODULE_NAMES or isinstance(value, (Tensor, nn.Module))
-
-
-_MODULE_NAMES = frozenset(vars(nn.Module())) - {"training"}
-
-
 def _options(group: Mapping[str, Any]) -> dict[str, Any]:
     """Of a float only whether it is 0: that decides what is computed."""
     return {
         name: len(value) if name == "params" else bool(value) if isinstance(value, float) else repr(value)
         for name, value in group.items()
     }
-
-
-def _code(things: list[Any]) -> list[str]:
-    """Digests of the files that define the classes; torch's go by its version."""
-    found = {type(each) for each in things if not type(each).__module__.startswith("torch.")}
-    files = set()
-    for each in found:
-        with contextlib.suppress(TypeError, OSError):  # made in a console, or not in Python
-            files.add(inspect.getsourcefile(each))
-    return sorted(_file_digest(Path(file)) for file in files if file)
-
-
-def _file_digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
-
-
-def _name(thing: object) -> str:
-    return f"{type(thing).__module__}.{type(thing).__qualname__}"

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from wellfed.units import show_gib
+
 LIMIT_FRAC = 0.95
 """Share of the budget that a chosen size may need; the rest is for fragmentation and for batches that need more."""
 GOOD_FRAC = 0.95
@@ -225,5 +227,5 @@ def _at_budget(found: _Found) -> Fit:
     if len(probes) == MAX_PROBES and largest.size < GOOD_FRAC * upper:
         because = f"{MAX_PROBES} probes are used up; up to {upper} may fit"
         return Fit(largest.size, "probes", because, probes)
-    because = f"{found.limit_bytes / 2**30:.2f} GiB ({LIMIT_FRAC:g} of the budget) hold about {upper} samples"
+    because = f"{show_gib(found.limit_bytes / 2**30)} ({LIMIT_FRAC:g} of the budget) hold about {upper} samples"
     return Fit(largest.size, "budget", because, probes)

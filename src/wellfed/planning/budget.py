@@ -13,6 +13,7 @@ from wellfed.memory.footprint import StepShape
 from wellfed.memory.size_search import LIMIT_FRAC
 from wellfed.planning.planned import DataFacts, ModelFacts, Planned
 from wellfed.planning.ways import Choice, Estimate, Outcome, Way, cheapest, limit_bytes, remedies, show_parts
+from wellfed.units import gib, show_gib
 
 MOST_REMEDIES = 3
 
@@ -36,6 +37,7 @@ def within_budget(
     config: RunConfig,
     knobs: Mapping[str, Planned],
     budget_gib: float | None,
+    profile: str,
     *,
     data: DataFacts,
     model: ModelFacts,
@@ -45,11 +47,12 @@ def within_budget(
 
     Args:
         knobs: the plan so far, by rules of thumb.
+        profile: the ``gpu=`` option.
     """
     choice = _choice(config, knobs, data, model)
     outcome = cheapest(choice, estimate, budget_gib)
     if outcome.way is None:
-        return Fitted(warnings=(f"The peak memory is not predicted: {outcome.no_estimate}.",))
+        return Fitted(warnings=(f"The peak memory is not predicted: {str(outcome.no_estimate).rstrip('.')}.",))
     decided = _decided(config, knobs, choice, outcome, budget_gib)
     if outcome.fits or budget_gib is None:
         return Fitted(decided, outcome.way)
@@ -61,10 +64,11 @@ def within_budget(
         may_split=_may_split(model),
         has_blocks=model.has_blocks,
     )
+    card = _larger_card(config, outcome.way, profile)
     changes: dict[str, Way] = {}
     for one in instead:
         changes.setdefault(_overrides(config, choice, one), one)
-    return Fitted(decided, outcome.way, _misfit(outcome.way, changes, budget_gib), tuple(changes))
+    return Fitted(decided, outcome.way, _misfit(outcome.way, changes, budget_gib, card), tuple(changes))
 
 
 def step_shape(config: RunConfig, knobs: Mapping[str, Planned]) -> StepShape:
@@ -134,19 +138,26 @@ def _need(outcome: Outcome, features: str | None, checkpointed: bool) -> str:
     return f"{way.peak_gib:.2f} GiB"
 
 
-def _misfit(way: Way, changes: Mapping[str, Way], budget_gib: float) -> Fault:
+def _misfit(way: Way, changes: Mapping[str, Way], budget_gib: float, card: str) -> Fault:
     what = "one sample at a time" if way.micro_batch == 1 else f"{way.micro_batch} samples at a time"
     problem = (
-        f"the budget is {budget_gib:.2f} GiB, of which {budget_gib * LIMIT_FRAC:.2f} are planned with, and {what} "
-        f"need{'s' if way.micro_batch == 1 else ''} {way.peak_gib:.2f} GiB: {show_parts(way)}."
+        f"the budget is {show_gib(budget_gib)}, of which {show_gib(budget_gib * LIMIT_FRAC)} are planned with, and "
+        f"{what} need{'s' if way.micro_batch == 1 else ''} {show_gib(way.peak_gib)}: {show_parts(way)}."
     )
-    card = next(
-        (name for name, each in PROFILES.items() if way.peak.reserved_bytes <= limit_bytes(each.budget_gib)), ""
-    )
-    ways_out = [f"set {change} ({one.peak_gib:.2f} GiB)" for change, one in list(changes.items())[:MOST_REMEDIES]]
+    ways_out = [f"set {change} ({show_gib(one.peak_gib)})" for change, one in list(changes.items())[:MOST_REMEDIES]]
     if card:
-        ways_out.append(f"take a larger card (gpu={card})")
+        ways_out.append(f"take a larger card ({card})")
     return Fault("gpu.memory_gib", problem, _sentence(ways_out or ["take a smaller workload.model"]))
+
+
+def _larger_card(config: RunConfig, way: Way, profile: str) -> str:
+    """The override for a card that the way fits; empty if there is none. A budget that was typed beats a profile."""
+    asked, named = config.gpu.memory_gib, PROFILES.get(profile)
+    if asked is not None and (named is None or asked != named.budget_gib):
+        enough_gib = math.ceil(100 * gib(way.peak.reserved_bytes) / LIMIT_FRAC + 0.01) / 100
+        return f"gpu.memory_gib={enough_gib:g}"
+    fitting = (name for name, each in PROFILES.items() if way.peak.reserved_bytes <= limit_bytes(each.budget_gib))
+    return next((f"gpu={name}" for name in fitting), "")
 
 
 def _sentence(ways_out: list[str]) -> str:
@@ -163,6 +174,8 @@ def _overrides(config: RunConfig, choice: Choice, way: Way) -> str:
         typed.append("memory.checkpoint_activations=true")
     if memory.micro_batch is not None and way.micro_batch != memory.micro_batch:
         typed.append(f"memory.micro_batch={way.micro_batch}")
+        if memory.accumulate is not None:
+            typed.append("memory.accumulate=null")  # it follows from the other, and would contradict it
     elif memory.accumulate is not None and math.ceil(choice.step.samples / way.micro_batch) != memory.accumulate:
         typed.append(f"memory.accumulate={math.ceil(choice.step.samples / way.micro_batch)}")
     return " ".join(typed) or "memory=auto"

@@ -53,7 +53,8 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
         ),
         "gpu.enforce": _enforce(budget, gpu.enforce, on_gpu, caps_host),
     }
-    warnings = list(facts.warnings) + list(budget.warnings)
+    # On a CPU they say that the budget is not enforced, and with gpu.enforce=true it is.
+    warnings = [*facts.warnings, *(() if caps_host else budget.warnings)]
     if gpu.allocator is Allocator.expandable and not on_gpu:
         warnings.append("gpu.allocator=expandable has no effect on the CPU. Leave it at default there.")
     cap = budget.cap or caps_host

@@ -40,20 +40,34 @@ def known_parts(precision: str, model: ModelFacts, data: DataFacts, features: st
     }
 
 
-def parts_faults(parts: Mapping[str, int], budget_gib: float | None) -> list[Fault]:
+def parts_faults(parts: Mapping[str, int], budget_gib: float | None, precision: str) -> list[Fault]:
     """The fault where what is known alone is more than the budget."""
     if budget_gib is None or gib(sum(parts.values())) <= budget_gib:
         return []
     listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts.items() if size)
-    way_out = "memory.features=cache_host or dynamic" if parts["feature table"] else "gpu.precision=bf16-true"
+    way_out = _less_to_hold(parts, budget_gib, precision)
     return [
         Fault(
             "gpu.memory_gib",
             f"the budget is {budget_gib:.1f} GiB, and before any activation there is need of "
             f"{show_bytes(sum(parts.values()))} ({listed}).",
-            f"Set {way_out}, or take a smaller workload.model or a larger card.",
+            f"Set {way_out}, or take a smaller workload.model or a larger card."
+            if way_out
+            else "Take a smaller workload.model or a larger card.",
         )
     ]
+
+
+def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str) -> str:
+    """Overrides with which what is known alone is within the budget; empty if there are none."""
+    table = parts["feature table"]
+    rest_gib = gib(sum(parts.values()) - table)
+    typed = ["memory.features=cache_host or dynamic"] if table else []
+    if rest_gib > budget_gib:
+        if precision == "bf16-true" or rest_gib / 2 > budget_gib:
+            return ""
+        typed.append("gpu.precision=bf16-true")
+    return " and ".join(typed)
 
 
 def plan_micro_batch(config: RunConfig, model: ModelFacts, faults: list[Fault]) -> dict[str, Planned]:

@@ -55,7 +55,8 @@ def plan_run(
         return faults
     fitted = Fitted()
     if estimate is not None:
-        fitted = within_budget(config, knobs, device.budget_gib, data=data, model=model, estimate=estimate)
+        profile = choices.get("gpu", "auto")
+        fitted = within_budget(config, knobs, device.budget_gib, profile, data=data, model=model, estimate=estimate)
         knobs.update(fitted.knobs)
         warnings += fitted.warnings
     plan = RunPlan(knobs, device.budget_gib, device.cap, device.device_name, tuple(warnings))
@@ -69,9 +70,12 @@ def plan_run(
             misfit=fitted.misfit,
             remedies=fitted.remedies,
         )
-    parts = known_parts(device["gpu.precision"], model, data, knobs["memory.features"].value)
-    if on_gpu and device["trainer.strategy"] != "fsdp" and (too_much := parts_faults(parts, device.budget_gib)):
-        return too_much
+    precision = device["gpu.precision"]
+    parts = known_parts(precision, model, data, knobs["memory.features"].value)
+    if on_gpu and device["trainer.strategy"] != "fsdp":
+        faults += parts_faults(parts, device.budget_gib, precision)
+    if faults:
+        return faults
     return replace(plan, parts=parts)
 
 

@@ -6,7 +6,7 @@ a third more; a feature table in host memory is copied from at each batch; a dyn
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from wellfed.memory.footprint import Footprint, NoEstimate, Prediction, StepShape, largest_micro_batch, predicted_peak
@@ -135,6 +135,8 @@ def _reachable(footprint: Footprint, micro_batch: int) -> int:
 
 
 def show_parts(way: Way, most: int = 4) -> str:
-    """The largest parts of a peak, for messages."""
-    parts: Sequence[tuple[str, int]] = sorted(way.peak.parts.items(), key=lambda part: -part[1])
-    return ", ".join(f"{name} {show_bytes(size)}" for name, size in parts[:most] if size)
+    """The largest parts of a peak, for messages; with what is beside them they add up."""
+    parts: list[tuple[str, int]] = sorted(way.peak.parts.items(), key=lambda part: -part[1])
+    parts[most:] = [("other parts", sum(size for _, size in parts[most:]))]
+    parts.append(("allocator and cuBLAS's workspace", way.peak.reserved_bytes - way.peak.tensor_bytes))
+    return ", ".join(f"{name} {show_bytes(size)}" for name, size in parts if size)
