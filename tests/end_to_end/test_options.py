@@ -17,6 +17,7 @@ def trained(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
 
 
+@pytest.mark.slow
 def test_memory_options_learn_the_same(tmp_path: Path) -> None:
     seen = {}
     for memory in ("cache", "cache_host", "dynamic", "accumulate", "tight"):

@@ -141,6 +141,7 @@ def test_a_driver_that_hangs_costs_figures_and_no_time(tmp_path: Path, fake_driv
     assert rows(folder, -1)[-1]["phase"] in ("test", "ceiling")
 
 
+@pytest.mark.slow
 def test_a_bad_mix(tmp_path: Path, fake_driver: FakeDriver) -> None:
     """One GPU is lost; the other is flaky, its samples are stale, and it withholds power and PCIe."""
     lost = FakeGpu("GPU-lost", "NVIDIA H200", 141.0, util=90.0, lost=Lost(2.0, FOREVER))
@@ -166,6 +167,7 @@ def test_a_bad_mix(tmp_path: Path, fake_driver: FakeDriver) -> None:
     assert {row["power_w"] for row in rows(folder, 1)} == {""}
 
 
+@pytest.mark.slow
 def test_a_killed_run_keeps_its_curves_and_goes_on(tmp_path: Path, fake_driver: FakeDriver) -> None:
     variables = driver(fake_driver, Scenario([H200]))
     command = ["telemetry.interval_s=0.1", "trainer.checkpoint_every_steps=5", "hydra.run.dir=run"]

@@ -18,8 +18,10 @@ LIMIT_FRAC = 0.95
 """Share of the budget that a chosen size may need; the rest is for fragmentation and for batches that need more."""
 GOOD_FRAC = 0.95
 """A size of this share of the largest that fits is good enough; below `EXACT_BELOW` it is the largest itself."""
+ENOUGH_FRAC = 0.96
+"""Of the estimate, which is not the truth to the last percent."""
 EXACT_BELOW = 20
-AIM_FRAC = 0.985
+AIM_FRAC = 0.975
 """Where many fit, a size a little below the estimate is tried: as good, and it fits at the first try."""
 MAX_PROBES = 6
 PLATEAU_GAIN = 0.05
@@ -162,14 +164,14 @@ def _next_size(found: _Found) -> int | None:
     upper = min(failure - 1, estimate)
     if upper < EXACT_BELOW and largest.size == upper and _may_hold_one_more(found):
         return largest.size + 1
-    if largest.size >= upper or (upper >= EXACT_BELOW and largest.size >= GOOD_FRAC * upper and _is_line(found)):
+    if largest.size >= upper or (upper >= EXACT_BELOW and largest.size >= ENOUGH_FRAC * upper and _is_line(found)):
         return None
     out_of_memory_above = all(probe.peak is None for probe in found.probes if probe.size == failure)
     if failure <= found.max_size and estimate >= failure and out_of_memory_above:
         return largest.size + max(1, (failure - largest.size) // 2)  # the line said it would fit: it is none
-    if not _is_line(found) and upper > 2 * largest.size and len(found.probes) < MAX_PROBES - 1:
+    if _shows_slope(found) and not _is_line(found) and upper > 2 * largest.size and len(found.probes) < MAX_PROBES - 1:
         upper = max(_safe(found, largest), math.isqrt(largest.size * upper))
-    elif upper >= EXACT_BELOW and upper == estimate:
+    elif _shows_slope(found) and upper >= EXACT_BELOW and upper == estimate:
         upper = int(AIM_FRAC * upper)
     return max(largest.size + 1, min(upper, failure - 1))
 
@@ -185,6 +187,11 @@ def _estimate(found: _Found) -> int:
     bytes_here, rise, interval = _slope(found)
     size = largest.size + int((found.limit_bytes - bytes_here) / (max(rise, GRANULE_BYTES) / interval))
     return size if rise > GRANULE_BYTES else min(max(size, largest.size + 1), LEAP * largest.size)
+
+
+def _shows_slope(found: _Found) -> bool:
+    """The last two points differ by more than rounding; else the estimate takes the steepest slope it may hide."""
+    return len(found.points()) == 1 or _slope(found)[1] > GRANULE_BYTES
 
 
 def _may_hold_one_more(found: _Found) -> bool:
@@ -212,13 +219,14 @@ def _safe(found: _Found, probe: Probe) -> int:
 
 
 def _is_line(found: _Found) -> bool:
-    """Two successive slopes agree."""
+    """Two successive slopes agree, and rounding hides little of the second."""
     points = found.points()
     if len(points) < 3:
         return False
     (a, at_a), (b, at_b), (c, at_c) = points[-3:]
     first, second = (at_b - at_a) / (b - a), (at_c - at_b) / (c - b)
-    return second > 0 and abs(first - second) <= SLOPES_AGREE * second + GRANULE_BYTES / (b - a)
+    is_sure = at_c - at_b >= GRANULE_BYTES / SLOPES_AGREE
+    return is_sure and abs(first - second) <= SLOPES_AGREE * second + GRANULE_BYTES / (b - a)
 
 
 def _at_budget(found: _Found) -> Fit:
