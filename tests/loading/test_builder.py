@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.loading import sets
-from wellfed.loading.builder import BatchBuilder, is_of_the_machine, reason_of, takes_rng
+from wellfed.loading.builder import BatchBuilder, first_line, is_of_the_machine, reason_of, takes_rng
 from wellfed.loading.notes import Notes
 from wellfed.loading.requests import Request
 
@@ -113,3 +113,8 @@ def test_a_request_goes_through_a_pipe_without_a_tensor():
     assert not any(isinstance(part, torch.Tensor) for part in reduced[1])
     again = reduced[0](*reduced[1])
     assert (again.epoch, again.batch, again.indices.tolist()) == (1, 2, [3, 4])
+
+
+@pytest.mark.parametrize(("error", "line"), [(ValueError("a\nb"), "a"), (StopIteration(), "StopIteration")])
+def test_an_error_without_a_text_is_told_by_its_type(error, line):
+    assert first_line(error) == line

@@ -148,6 +148,14 @@ def test_a_card_that_others_use_gives_what_is_left_and_says_who_has_the_rest():
     assert "ollama (pid 4711" in plan.warnings[0]
 
 
+def test_a_ballast_that_has_nothing_to_fill_is_said():
+    said = "gpu.ballast=true has no effect"
+    assert said in plan_device(config(gpu={"ballast": True}), {"gpu": "auto"}, LAPTOP).warnings[-1]
+    assert said in plan_device(config(gpu={"ballast": True}), {"gpu": "auto"}, H200).warnings[-1]
+    rehearsing = plan_device(config(gpu={"ballast": True}), {"gpu": "24gb"}, H200)
+    assert not any(said in warning for warning in rehearsing.warnings)
+
+
 def test_on_the_cpu_a_budget_is_held_to_where_asked():
     plan = plan_device(config(gpu={"memory_gib": 7.2, "enforce": True}), {"gpu": "8gb"}, LAPTOP)
     assert (plan.cap, plan["gpu.enforce"]) == (True, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,6 +25,7 @@ from wellfed.planning.backend import candidates
 from wellfed.planning.loader import plans_to_time
 from wellfed.planning.planned import DataFacts, ModelFacts, Planned, RunPlan
 
+_LOG = logging.getLogger(__name__)
 _USUAL_STATES = 2
 """Tensors of a parameter's size that Adam keeps for it."""
 
@@ -146,7 +148,10 @@ def _states_per_parameter(optimizer: Mapping[str, Any]) -> int:
         takes_closure = "closure" in inspect.signature(made.step).parameters
         made.step(lambda: torch.zeros(())) if takes_closure else made.step()
         state = made.state[probe].values()
-    except Exception:  # noqa: BLE001  an optimizer of the user's own, which training will meet
+    except Exception as error:  # noqa: BLE001  an optimizer of the user's own, which training will meet
+        _LOG.info(
+            "workload.optimizer: a step on a tiny parameter failed (%r); %d states assumed.", error, _USUAL_STATES
+        )
         return _USUAL_STATES
     return sum(value.shape == probe.shape for value in state if isinstance(value, torch.Tensor))
 

@@ -16,6 +16,7 @@ from wellfed.contract import Batch, FeatureSource
 from wellfed.lit.step import Preparation, parameter_groups
 from wellfed.loading import batches
 from wellfed.loading.build import Delivery
+from wellfed.loading.builder import first_line
 from wellfed.loading.trial import copied, nothing_changes
 from wellfed.memory import estimate
 from wellfed.memory.apart import apart
@@ -102,7 +103,7 @@ class Footprints:
                 return self._first_batch
             return estimate.repeated(self._first_batch(min(SAMPLES, self._samples)), batches.map_tensors)
         except Exception as error:  # noqa: BLE001  training asks for the same samples and tells
-            return NoEstimate(f"no batch could be built: {error or type(error).__name__}".splitlines()[0])
+            return NoEstimate(f"no batch could be built: {first_line(error)}")
 
     def _first_batch(self, size: int) -> Batch:
         """Built by whoever is to build batches in training: a sample may end the process that loads it."""

@@ -200,6 +200,11 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
+def first_line(error: BaseException) -> str:
+    """Of an error's text, or its type where there is none."""
+    return next(iter(text_of(error).strip().splitlines()), type(error).__name__)
+
+
 def reason_of(error: BaseException) -> str:
     """Type, first line of the text, and the line of code, as a message names them."""
     first = next(iter(text_of(error).strip().splitlines()), "")

@@ -72,11 +72,6 @@ class Footprint:
             raise ValueError(f"a footprint needs points of rising micro-batch, not {sizes}")
 
     @property
-    def fixed_bytes(self) -> int:
-        """What is there all the time, whatever the batch: parameters, optimizer state, feature table."""
-        return self.parameters + self.optimizer_state + self.feature_table
-
-    @property
     def reach(self) -> int | None:
         """Largest micro-batch that can be predicted; None = any, the last slopes agree."""
         return None if is_straight(self.points) else self.points[-1].micro_batch

@@ -58,6 +58,10 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
     if gpu.allocator is Allocator.expandable and not on_gpu:
         warnings.append("gpu.allocator=expandable has no effect on the CPU. Leave it at default there.")
     cap = budget.cap or caps_host
+    if gpu.ballast and not (on_gpu and cap):
+        warnings.append(
+            "gpu.ballast=true has no effect: no GPU is held to a smaller budget here. Set gpu.ballast=false."
+        )
     return RunPlan(knobs, budget.budget_gib, cap, card.name if card else facts.cpu, tuple(warnings))
 
 
