@@ -1,0 +1,121 @@
+"""The points of a sweep: every combination of the axes' values, each with an id that its overrides alone decide."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from wellfed.record import write_atomically
+
+FILE_NAME = "sweep.json"
+SCHEMA = 1
+OF_THE_SWEEP = ("sweep", "hydra", "logger", "telemetry")
+"""Groups that say how a sweep is run or watched: no axis of it, no part of what a point is."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One combination."""
+
+    id: str
+    values: Mapping[str, str]
+    """Axis -> value, as typed."""
+    overrides: tuple[str, ...]
+    """All that its configuration is composed of, as typed: what all points share first, then the values."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What is varied, and what all points share."""
+
+    axes: Mapping[str, tuple[str, ...]]
+    """Knob or group -> values, as typed and in order; no value twice."""
+    fixed: tuple[str, ...] = ()
+    """Overrides that all points share."""
+
+    def __len__(self) -> int:
+        """Points, without making any."""
+        return prod(len(values) for values in self.axes.values())
+
+    def points(self) -> list[Point]:
+        """All combinations; the last axis turns fastest."""
+        return [self._point(dict(zip(self.axes, values, strict=True))) for values in product(*self.axes.values())]
+
+    def _point(self, values: Mapping[str, str]) -> Point:
+        overrides = (*self.fixed, *(f"{axis}={value}" for axis, value in values.items()))
+        return Point(point_id(overrides), values, overrides)
+
+
+def point_id(overrides: Sequence[str]) -> str:
+    """10 hex digits; the order of overrides and those of `OF_THE_SWEEP` don't count."""
+    counted = sorted(text for text in overrides if group_of(text) not in OF_THE_SWEEP)
+    return hashlib.sha256("\n".join(counted).encode()).hexdigest()[:10]
+
+
+def group_of(override: str) -> str:
+    """The group that an override or a dotted knob is about: ``loader`` of ``loader=auto`` and of ``loader.backend=x``;
+    ``hydra`` of ``hydra/launcher=x``."""
+    key = override.partition("=")[0].lstrip("+~").partition("@")[0]
+    return key.replace("/", ".").partition(".")[0]
+
+
+@dataclass(frozen=True)
+class SweepFile:
+    """``sweep.json``: which sweep a folder holds, for its readers and for the same command again."""
+
+    name: str
+    workload: str
+    sample_unit: str
+    axes: Mapping[str, tuple[str, ...]]
+    fixed: tuple[str, ...]
+    points: tuple[str, ...]
+    """Ids, in the grid's order."""
+    code: str
+    """What identifies the version of the code: see `wellfed.app.sweep`."""
+    machine: str
+    """Processor and GPUs, in words."""
+
+    @property
+    def grid(self) -> Grid:
+        """The grid that was asked for last."""
+        return Grid(self.axes, self.fixed)
+
+    def write(self, folder: Path) -> None:
+        """Replace the file as a whole.
+
+        Raises:
+            OSError: it can't be written.
+        """
+        write_atomically(folder / FILE_NAME, json.dumps({"schema": SCHEMA, **vars(self)}, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> SweepFile:
+        """What a sweep folder says of itself.
+
+        Raises:
+            OSError: there is no such file.
+            ValueError: it is not a sweep's, or of a schema this version does not know.
+        """
+        path = folder / FILE_NAME
+        try:
+            found: Any = json.loads(path.read_text(encoding="utf-8"))
+            if found["schema"] != SCHEMA:
+                raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
+            return cls(
+                name=str(found["name"]),
+                workload=str(found["workload"]),
+                sample_unit=str(found["sample_unit"]),
+                axes={str(axis): tuple(map(str, values)) for axis, values in found["axes"].items()},
+                fixed=tuple(map(str, found["fixed"])),
+                points=tuple(map(str, found["points"])),
+                code=str(found["code"]),
+                machine=str(found["machine"]),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not the file of a sweep: {error}.") from error

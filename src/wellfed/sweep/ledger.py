@@ -1,0 +1,157 @@
+"""``ledger.jsonl``: one line for each trial that ended, written at once and never changed.
+
+Whatever stops a sweep, at most the trials that were running are not in it. The same command again runs what is missing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from wellfed.record import Status, plain
+
+FILE_NAME = "ledger.jsonl"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one trial. Figures are None where they were not measured."""
+
+    point: str
+    kind: Literal["trial", "confirm"]
+    """``confirm``: one of the best, measured once more."""
+    overrides: tuple[str, ...]
+    """As typed, those that all points share first."""
+    status: Status
+    attempt: int
+    """Counts the rows of this point and kind, from 1."""
+    samples_per_s: float | None = None
+    seconds: float = 0.0
+    """The whole trial, from the start of its process to its end."""
+    ci95: tuple[float, float] | None = None
+    """Of samples_per_s, from the blocks of steps of this one trial."""
+    steps: int = 0
+    """Measured, without the warm-up."""
+    warmup_steps: int = 0
+    readiness_frac: float | None = None
+    ceiling_samples_per_s: float | None = None
+    peak_memory_gib: float | None = None
+    """On CUDA what the allocator reserved, else the growth of the process."""
+    predicted_peak_gib: float | None = None
+    util_pct: float | None = None
+    """Mean over the trial's GPUs while it trained; None without NVML."""
+    device: str = ""
+    """What it trained on, in words."""
+    error: Mapping[str, Any] | None = None
+    """``kind``, ``message``, ``advice`` as in run.json."""
+    exit_code: int | None = None
+    """Negative: the signal that ended the process."""
+    stderr: tuple[str, ...] = ()
+    """The last lines, unless the status is ok."""
+    folder: str = ""
+    """Of the trial, within the sweep's; empty where none was started."""
+    started_at: str = ""
+    """UTC."""
+    code: str = ""
+    """The version of the code, as in sweep.json."""
+
+    def to_line(self) -> str:
+        """One line of strict JSON, without its end."""
+        return json.dumps(plain(asdict(self)), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Row:
+        """The row of a parsed line; what a later version has added is left out.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is no row.
+        """
+        known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+        low_high = known.get("ci95")
+        return cls(
+            **{
+                **known,
+                "point": str(found["point"]),
+                "overrides": tuple(map(str, found["overrides"])),
+                "status": found["status"],
+                "ci95": None if low_high is None else (float(low_high[0]), float(low_high[1])),
+                "stderr": tuple(map(str, known.get("stderr") or ())),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Read:
+    """What a ledger holds."""
+
+    rows: tuple[Row, ...]
+    """In the order in which they were written."""
+    damaged: tuple[int, ...]
+    """Numbers, from 1, of the lines that are none: cut by a crash or a full disk."""
+
+    def latest(self, kind: str = "trial") -> dict[str, Row]:
+        """The last row of each point."""
+        return {row.point: row for row in self.rows if row.kind == kind}
+
+    def of(self, point: str, kind: str) -> list[Row]:
+        """All rows of a point, in order."""
+        return [row for row in self.rows if row.point == point and row.kind == kind]
+
+
+def read(folder: Path) -> Read:
+    """The ledger of a sweep folder; empty where there is none yet.
+
+    Raises:
+        OSError: it is there and can't be read.
+    """
+    try:
+        text = (folder / FILE_NAME).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return Read((), ())
+    rows, damaged = [], []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(Row.from_dict(json.loads(line)))
+        except (ValueError, KeyError, TypeError, IndexError):
+            damaged.append(number)
+    return Read(tuple(rows), tuple(damaged))
+
+
+def append(folder: Path, rows: Iterable[Row]) -> None:
+    """Write rows at the end, on disk on return. A line that was cut keeps its place, on a line of its own.
+
+    Raises:
+        OSError: not written, or not all of it.
+    """
+    text = "".join(f"{row.to_line()}\n" for row in rows)
+    if not text:
+        return
+    path = folder / FILE_NAME
+    with path.open("ab") as stream:  # O_APPEND: one write, one place
+        if _is_cut(path):
+            text = "\n" + text
+        stream.write(text.encode())
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _is_cut(path: Path) -> bool:
+    with path.open("rb") as stream:
+        if stream.seek(0, os.SEEK_END) == 0:
+            return False
+        stream.seek(-1, os.SEEK_END)
+        return stream.read(1) != b"\n"
+
+
+def missing(points: Sequence[str], found: Read, retry: Sequence[str] = ()) -> list[str]:
+    """Points that still have to be run, in order: never finished, known bad before they could run, or of a status that
+    is to be tried again."""
+    latest = found.latest()
+    again = {"invalid", "infeasible", *retry}
+    return [point for point in points if point not in latest or latest[point].status in again]
