@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST, Checkpoints
-from wellfed.lit.callbacks.clock import BareBatches, Clock, TimedLoader
+from wellfed.lit.callbacks.clock import WARMUP_STEPS, BareBatches, Clock, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
+from wellfed.lit.callbacks.measured import StopWhenMeasured
 from wellfed.lit.callbacks.profile import Profile
 from wellfed.lit.callbacks.progress import Counts, ProgressBar
 from wellfed.lit.callbacks.stop import StopAtStepEnd
@@ -32,6 +34,16 @@ from wellfed.stop_request import StopRequest
 from wellfed.telemetry.progress import Progress
 from wellfed.timing.clock import StepClock
 from wellfed.tracking.journal import Journal
+
+
+@dataclass(frozen=True)
+class Measure:
+    """How long a training that is only timed goes on."""
+
+    steps: int
+    """At most, without the warm-up."""
+    within: float = 0.02
+    """Half the 95 % interval of samples/s over the rate: known well enough."""
 
 
 class Passes:
@@ -132,13 +144,48 @@ class Passes:
         if config.trainer.profile_steps:
             callbacks.insert(1, Profile(self._folder / "profile.json", config.trainer.profile_steps))
         trainer = lit.make_trainer(self.options, callbacks, self._folder)
-        with prefetched(self._loader, self._module, device, self._plan["loader.device_prefetch"]) as batches:
-            loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
-            lit.fit(trainer, self._module, loader, self._eval_loader("val"), checkpoint)
-        self._loader.close()
+        self._fit(trainer, clock, device, self._eval_loader("val"), checkpoint)
         if self._figures.step == 0:  # nothing was left to train
             self._figures.step, self._figures.epoch = trainer.global_step, trainer.current_epoch
         self._validate_last_step(trainer.global_step)
+
+    def measure(
+        self,
+        measure: Measure,
+        stop: StopRequest,
+        *,
+        on_start: Callable[[], None],
+        on_step: Callable[[int, float, int], None],
+    ) -> None:
+        """Train to see how fast it goes, epoch after epoch; validates nothing and keeps nothing."""
+        device = torch.device("cuda" if self.options.accelerator == "gpu" else "cpu")
+        clock = StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
+        # What was loaded while the first step took its time would make the loader look faster than it is.
+        warmup = WARMUP_STEPS + min(measure.steps, loaded_ahead(self._plan))
+        callbacks: list[Any] = [
+            Clock(clock, self._journal.steps, warmup_steps=warmup),
+            Watch(self._progress),
+            Counts(on_start, on_step),
+            self._figures,
+            StopWhenMeasured(self._journal.summary, measure.within),
+            StopAtStepEnd(stop, lambda trainer: None),
+        ]
+        options = replace(
+            self.options,
+            max_epochs=None,
+            max_steps=warmup + measure.steps,
+            max_time_s=None,
+            validate_every_steps=None,
+        )
+        self._fit(lit.make_trainer(options, callbacks, self._folder), clock, device, None, None)
+
+    def _fit(
+        self, trainer: Any, clock: StepClock, device: torch.device, val_loader: Any, checkpoint: Path | None
+    ) -> None:
+        with prefetched(self._loader, self._module, device, self._plan["loader.device_prefetch"]) as batches:
+            loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
+            lit.fit(trainer, self._module, loader, val_loader, checkpoint)
+        self._loader.close()
 
     def test(self) -> dict[str, Path]:
         """Metrics on the test split with the best weights; the files that the evaluation wrote."""
@@ -245,6 +292,12 @@ class Passes:
             on_disk_error=self._journal.disk_full,
             progress=self._progress,
         )
+
+
+def loaded_ahead(plan: RunPlan) -> int:
+    """Batches that may wait for the step at one time."""
+    producers = plan["loader.num_workers"] * (plan["loader.prefetch_factor"] or 0)
+    return int(producers + (plan["loader.device_prefetch"] or 0))
 
 
 def evaluate_checkpoint(config: RunConfig, parts: Parts, plan: RunPlan, checkpoint: Path) -> dict[str, float]:

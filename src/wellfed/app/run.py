@@ -18,7 +18,7 @@ import torch
 from wellfed.app import assemble, figures, screen
 from wellfed.app.checkpoint_file import load_checkpoint
 from wellfed.app.outcome import OK, Outcome, outcome_of
-from wellfed.app.passes import Passes
+from wellfed.app.passes import Measure, Passes
 from wellfed.app.planner import Planner
 from wellfed.app.resume import CHECKPOINTS, Target, differences
 from wellfed.app.watch import MachineWatch
@@ -58,7 +58,10 @@ _ARTIFACTS = {
 class Run:
     """One run in its folder. ``go`` never raises: whatever ended the run is in the record and in the exit code.
 
-    ``began_s``: when the command started, by the monotonic clock.
+    Args:
+        began_s: when the command started, by the monotonic clock.
+        parts: data and model, where they are there already; trained as they are.
+        measure: only time the training: no validation, no checkpoint, no test, no wandb.
     """
 
     def __init__(
@@ -71,7 +74,10 @@ class Run:
         rank: int,
         stop: StopRequest,
         began_s: float,
+        parts: assemble.Parts | None = None,
+        measure: Measure | None = None,
     ) -> None:
+        self._parts, self._measure = parts, measure
         self._composed, self._config = composed, composed.config
         self._folder, self._target, self._rank, self._record = folder, target, rank, record
         self._journal = Journal(record, folder, earlier_s=record.duration_s + time.monotonic() - began_s)
@@ -104,10 +110,11 @@ class Run:
 
     def _stages(self) -> None:
         facts, device = self._look_at_machine()
-        lit.seed_everything(self._config.seed)
+        if self._parts is None:
+            lit.seed_everything(self._config.seed)
         # torch counts the host's cores; more threads than the quota only take turns, and wait for one another.
         torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
-        parts = assemble.make_parts(self._config)
+        parts = self._parts or assemble.make_parts(self._config)
         plan = self._make_plan(facts, device, parts)
         self._say_differences()
         self._ballast = _prepare_device(self._config, plan, parts)
@@ -131,12 +138,16 @@ class Run:
 
     def _train(self, passes: Passes, plan: RunPlan, checkpoint: Path | None) -> None:
         self._usage.start(plan)
-        passes.fit(self._console, self._stop, checkpoint, on_start=self._started, on_step=self._stepped)
-        if not self.has_trained:
-            _LOG.warning("Nothing was left to train. Raise trainer.max_epochs or trainer.max_steps to go on.")
-        self._usage.stop()
-        written = passes.test()
-        self._record.artifacts.update({name: str(path.relative_to(self._folder)) for name, path in written.items()})
+        if self._measure is not None:
+            passes.measure(self._measure, self._stop, on_start=self._started, on_step=self._stepped)
+            self._usage.stop()
+        else:
+            passes.fit(self._console, self._stop, checkpoint, on_start=self._started, on_step=self._stepped)
+            if not self.has_trained:
+                _LOG.warning("Nothing was left to train. Raise trainer.max_epochs or trainer.max_steps to go on.")
+            self._usage.stop()
+            written = passes.test()
+            self._record.artifacts.update({name: str(path.relative_to(self._folder)) for name, path in written.items()})
         ceiling = passes.ceiling()
         if ceiling is not None:
             self._record.ceiling = {"samples_per_s": ceiling}
@@ -185,7 +196,7 @@ class Run:
     def _open_sink(self) -> None:
         logger = self._config.logger
         mode = tracking_wandb.decide_mode(logger.mode.value)
-        if self._rank > 0 or mode == "disabled":
+        if self._rank > 0 or mode == "disabled" or self._measure is not None:  # a sweep publishes its trials itself
             return
         earlier = self._record.wandb or {}
         try:

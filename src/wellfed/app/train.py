@@ -10,7 +10,9 @@ import tempfile
 import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from wellfed import record
 from wellfed.app import resume, run_folder
@@ -19,6 +21,9 @@ from wellfed.config.compose import Composed, masked_override
 from wellfed.config.schema import Allocator, RunConfig
 from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_TERMINATED, ConfigError, Fault, WellfedError
 from wellfed.stop_request import Stopped, StopRequest
+
+if TYPE_CHECKING:
+    from wellfed.app.assemble import Parts
 
 _LOG = logging.getLogger("wellfed")
 SPIN_COUNT = "10000"
@@ -44,11 +49,16 @@ _KEPT_BY_RESUME = (
 """What a run that goes on in its folder knows of itself already, until it has something newer."""
 
 
-def train(composed: Composed[RunConfig]) -> int:
-    """Run it; the exit code. Whatever happens, the run's folder tells, or (exit 2) there is none."""
+def train(composed: Composed[RunConfig], parts: Parts | None = None) -> int:
+    """Run it; the exit code. Whatever happens, the run's folder tells, or (exit 2) there is none.
+
+    Args:
+        composed: with an option of ``sweep``, the run is a trial: only timed.
+        parts: data and model, where they are made already.
+    """
     try:
         with StopRequest().listening() as stop:
-            return _train(composed, stop)
+            return _train(composed, stop, parts)
     except WellfedError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
@@ -56,7 +66,7 @@ def train(composed: Composed[RunConfig]) -> int:
         return EXIT_NOTHING_RUN
 
 
-def _train(composed: Composed[RunConfig], stop: StopRequest) -> int:
+def _train(composed: Composed[RunConfig], stop: StopRequest, parts: Parts | None) -> int:
     began_s = time.monotonic()
     config = composed.config
     rank = launched_rank()
@@ -72,7 +82,7 @@ def _train(composed: Composed[RunConfig], stop: StopRequest) -> int:
         if target is not None and target.in_place:  # another resume may have ended since
             target = resume.locate(Path(str(config.resume)), may_run=rank > 0)
         run_record = begin_record(composed, folder, target)
-        return _run(composed, folder, run_record, target=target, stop=stop, began_s=began_s)
+        return _run(composed, folder, run_record, target=target, stop=stop, began_s=began_s, parts=parts)
 
 
 def set_environment(environ: MutableMapping[str, str], config: RunConfig) -> None:
@@ -100,6 +110,7 @@ def _run(
     target: resume.Target | None,
     stop: StopRequest,
     began_s: float,
+    parts: Parts | None,
 ) -> int:
     """The run in its folder; if nothing was run, the folder is as it was."""
     rank, run = launched_rank(), None
@@ -109,9 +120,20 @@ def _run(
         with log_file(folder.path / "train.log"):
             if folder.warning:
                 _LOG.warning(folder.warning)
-            from wellfed.app.run import Run  # torch and Lightning from here on
+            from wellfed.app.passes import Measure  # torch and Lightning from here on
+            from wellfed.app.run import Run
 
-            run = Run(composed, folder.path, run_record, target, rank=rank, stop=stop, began_s=began_s)
+            run = Run(
+                composed,
+                folder.path,
+                run_record,
+                target,
+                rank=rank,
+                stop=stop,
+                began_s=began_s,
+                parts=parts,
+                measure=Measure(composed.config.sweep.trial_steps) if "sweep" in composed.choices else None,
+            )
             exit_code = run.go()
     except Stopped as stopped:  # while torch was imported
         run_record.status = "interrupted"
@@ -159,13 +181,19 @@ def begin_record(
         masked_override(text) for text in composed.overrides if not text.startswith(("resume=", "rerun="))
     ]
     run_record.config = composed.resolved
-    run_record.git = record.git_state(Path(__file__).parent)
+    run_record.git = own_git_state()
     if target is not None:
         run_record.resumed_from = str(target.checkpoint)
         if target.in_place and target.earlier is not None:
             for name in _KEPT_BY_RESUME:
                 setattr(run_record, name, target.earlier[name])
     return run_record
+
+
+@cache
+def own_git_state() -> dict[str, Any] | None:
+    """Of the checkout that this process runs: asked once, which takes git 50 ms."""
+    return record.git_state(Path(__file__).parent)
 
 
 @contextmanager

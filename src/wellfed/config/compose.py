@@ -84,7 +84,7 @@ def compose(
     """
     cfg = compose_raw(open_hydra(config_dir, extra_dirs, job_name=config_name), config_name, overrides)
     typed_run_dir = any(text.lstrip("+").startswith("hydra.run.dir=") for text in overrides)
-    with _job_of(cfg) as job:
+    with job_of(cfg) as job:
         return composed_from(job, cfg.hydra, run_dir=cfg.hydra.run.dir if typed_run_dir else None)
 
 
@@ -96,7 +96,7 @@ def unchecked_values(
     Raises:
         ConfigError: it does not compose.
     """
-    with _job_of(compose_raw(open_hydra(config_dir, job_name=config_name), config_name, overrides)) as job:
+    with job_of(compose_raw(open_hydra(config_dir, job_name=config_name), config_name, overrides)) as job:
         try:
             values: Any = OmegaConf.to_container(job, resolve=True, enum_to_str=True)
         except OmegaConfBaseException:  # interpolates what is missing as yet
@@ -105,7 +105,7 @@ def unchecked_values(
 
 
 @contextmanager
-def _job_of(cfg: DictConfig) -> Iterator[DictConfig]:
+def job_of(cfg: DictConfig) -> Iterator[DictConfig]:
     """Without the ``hydra`` node, which ``${hydra:...}`` finds all the same."""
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(cfg)
@@ -135,19 +135,20 @@ def compose_raw(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> Dic
     return cfg
 
 
-def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None) -> Composed[Any]:
+def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, checked: bool = True) -> Composed[Any]:
     """The same from what Hydra composed itself (a job of a multirun); ``HydraConfig`` must be set.
 
     Args:
         job: typed by its schema, without a ``hydra`` node; left as it is.
         hydra: the ``hydra`` node.
         run_dir: where the run was told to write.
+        checked: False = what is at fault is the caller's matter.
 
     Raises:
         ConfigError: rules, missing values, interpolations, signatures.
     """
     examined = examine(job)
-    if examined.faults:
+    if examined.faults and checked:
         raise ConfigError(examined.faults)
     choices: Any = OmegaConf.to_container(hydra.runtime.choices)
     typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)

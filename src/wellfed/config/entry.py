@@ -87,7 +87,8 @@ class _JobInterrupted(BaseException):
 
 def _compose(args: Namespace, config_name: str) -> Composed[Any]:
     composed = compose(args.overrides, config_name, config_dir=_config_dir(args), extra_dirs=_extra_dirs(args))
-    if sweep := composed.choices.get("sweep"):
+    is_rank_of_trial = os.environ.get("LOCAL_RANK", "0") != "0"  # Lightning starts the others with this command line
+    if (sweep := composed.choices.get("sweep")) and not is_rank_of_trial:
         way_out = f"Add -m: python {sys.argv[0]} -m sweep={sweep}"
         raise ConfigError([Fault(f"sweep={sweep}", "is for many runs, and this is one.", way_out)])
     return composed
@@ -159,6 +160,8 @@ def _multirun(args: Namespace, config_name: str, job: Job) -> int:
         raise ConfigError(faults) from error
     finally:
         GlobalHydra.instance().clear()
+    if isinstance(returned, int):  # a sweep has a code of its own
+        return returned
     # A launcher that runs jobs in other processes hands their codes back as return values.
     codes += [result._return_value for result in _job_returns(returned) if isinstance(result._return_value, int)]
     return EXIT_OK if EXIT_OK in codes else EXIT_FAILED

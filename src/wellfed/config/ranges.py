@@ -71,6 +71,9 @@ RANGES: dict[str, Range] = {
     "trainer.profile_steps": _COUNT,
     "telemetry.interval_s": Range(at_least=0.1, at_most=3600),
     "telemetry.ceiling_steps": _COUNT_OR_NONE,
+    "sweep.max_trials": _COUNT,
+    "sweep.trial_steps": Range(at_least=10),
+    "sweep.timeout_s": _POSITIVE,
 }
 """Dotted knob -> range; a list must satisfy it with every entry. A test holds it against the schema's numbers."""
 

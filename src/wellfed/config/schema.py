@@ -27,6 +27,16 @@ Precision = Enum(
 )
 
 
+class SweepStatus(Enum):
+    """How a trial may have ended."""
+
+    ok = "ok"
+    oom = "oom"
+    failed = "failed"
+    killed = "killed"
+    timeout = "timeout"
+
+
 class Compile(Enum):
     """torch.compile modes."""
 
@@ -305,6 +315,26 @@ class LoggerConfig:
 
 
 @dataclass
+class SweepConfig:
+    """Many short runs to find the fastest settings; an option of this group says which, in hydra.sweeper.params."""
+
+    name: Optional[str] = None
+    """Folder of the sweep, <log_dir>/<workload>/sweeps/<name>; the same name goes on with what is missing there. null =
+    the name of the chosen option."""
+    max_trials: int = 100
+    """Largest number of combinations that are run without asking, >= 1."""
+    trial_steps: int = 200
+    """Optimizer steps measured in a trial at most, >= 10, after a warm-up that empties what was loaded ahead; it ends
+    sooner where the 95 % interval of samples/s is within 2 %."""
+    timeout_s: float = 600
+    """Seconds after which a trial is ended and noted as timeout, > 0; reading the data may take as long again."""
+    fail_fast: bool = False
+    """Start no further trial after one that did not end well."""
+    retry: list[SweepStatus] = field(default_factory=list)
+    """Statuses whose trials are run again: oom, failed, killed, timeout, ok; a list, e.g. [oom,failed]."""
+
+
+@dataclass
 class PathsConfig:
     """Where files are read and written."""
 
@@ -346,6 +376,8 @@ class RunConfig:
     """What is watched."""
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     """Where figures go beside the files."""
+    sweep: SweepConfig = field(default_factory=SweepConfig)
+    """Which combinations `-m sweep=<option>` runs, and for how long."""
     paths: PathsConfig = field(default_factory=PathsConfig)
     """Where files are read and written."""
     config: GuardConfig = field(default_factory=GuardConfig)

@@ -9,19 +9,16 @@ import os
 import random
 import signal
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 import numpy as np
 import torch
 
+from wellfed.forking import MAY_FORK, exit_code, fork, leave
 from wellfed.memory.footprint import Footprint, NoEstimate
 
 Found = Footprint | NoEstimate
-MAY_FORK = hasattr(os, "fork") and sys.platform != "darwin"
-"""macOS has fork, and its own libraries do not survive it
-(https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods)."""
 _STOP = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -41,7 +38,7 @@ def _in_process(work: Callable[[], Found]) -> Found:
         try:
             return work()
         except SystemExit as ended:
-            return NoEstimate(_ended(_exit_code(ended)))
+            return NoEstimate(_ended(exit_code(ended)))
 
 
 @contextlib.contextmanager
@@ -57,12 +54,11 @@ def _same_random() -> Iterator[None]:
 
 def _in_child(work: Callable[[], Found]) -> Found | None:
     """None: no process could be forked, or torch can't be used in it."""
-    _flush()  # or the child would write the same once more
     reading, writing = os.pipe()
     # A signal that the child gets before it has let go of this process's handlers would run them there.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     try:
-        child = _fork()
+        child = fork()
     except OSError:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         os.close(reading)
@@ -87,11 +83,6 @@ def _in_child(work: Callable[[], Found]) -> Found | None:
         return NoEstimate(_ended(os.waitstatus_to_exitcode(status)))
 
 
-def _fork() -> int:
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads do not go along
-        return os.fork()
-
-
 def _answer(work: Callable[[], Found], writing: int, mask: set[int | signal.Signals]) -> NoReturn:
     """The child's whole life. Leaves without the handlers that this process was given for its end."""
     code = 1
@@ -109,10 +100,9 @@ def _answer(work: Callable[[], Found], writing: int, mask: set[int | signal.Sign
             answers.write(answer)
         code = 0
     except SystemExit as ended:
-        code = _exit_code(ended)
+        code = exit_code(ended)
     finally:
-        _flush()
-        os._exit(code)
+        leave(code)
 
 
 def _told(work: Callable[[], Found]) -> dict[str, Any]:
@@ -139,16 +129,3 @@ def _ended(code: int) -> str:
     """A negative code is a signal's number."""
     how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
     return f"the rehearsal of a step ended with {how}"
-
-
-def _exit_code(ended: SystemExit) -> int:
-    """As Python makes it of what ``sys.exit`` was given."""
-    if ended.code is None:
-        return 0
-    return ended.code & 0xFF if isinstance(ended.code, int) else 1
-
-
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(AttributeError, OSError, ValueError):  # None, or closed
-            stream.flush()

@@ -150,8 +150,8 @@ def _is_cut(path: Path) -> bool:
 
 
 def missing(points: Sequence[str], found: Read, retry: Sequence[str] = ()) -> list[str]:
-    """Points that still have to be run, in order: never finished, known bad before they could run, or of a status that
-    is to be tried again."""
+    """Points that still have to be run, in order: never finished, interrupted, known bad before they could run, or of a
+    status that is to be tried again."""
     latest = found.latest()
-    again = {"invalid", "infeasible", *retry}
+    again = {"invalid", "infeasible", "interrupted", *retry}
     return [point for point in points if point not in latest or latest[point].status in again]

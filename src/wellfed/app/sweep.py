@@ -1,0 +1,438 @@
+"""``python src/train.py -m sweep=<option>``: every combination a row of the ledger, then the leaderboard.
+
+All points are composed and planned before the first is run. Each trial is a process of its own; whatever becomes of it
+is a row, and the same command again runs what is missing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import signal
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Literal
+
+import wellfed
+import wellfed.cpus
+from wellfed.app.lock import only_one
+from wellfed.app.sweep_screen import SweepScreen
+from wellfed.app.train import own_git_state, set_environment
+from wellfed.config.compose import Composed, masked_override
+from wellfed.config.multirun import Multirun
+from wellfed.config.schema import RunConfig
+from wellfed.errors import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_TERMINATED,
+    ConfigError,
+    Fault,
+)
+from wellfed.forking import MAY_FORK
+from wellfed.record import Status
+from wellfed.stop_request import Stopped, StopRequest
+from wellfed.sweep import ledger
+from wellfed.sweep.grid import Grid, Point, SweepFile
+from wellfed.sweep.ledger import Row
+from wellfed.sweep.rows import ended_row, recorded_row, refused_row
+from wellfed.sweep.slots import Slots, visible
+from wellfed.units import counted, show_duration
+
+if TYPE_CHECKING:
+    from wellfed.app.trials import Stems, Trial
+    from wellfed.sweep.stem import Ended, Stem
+
+Launch = Callable[[list[list[str]]], None]
+"""Another launcher of Hydra's: runs each list of overrides somewhere, and returns when all have ended."""
+CONFIRMED = 3
+"""So many of the best are measured again..."""
+CONFIRM_ROUNDS = 3
+"""...so often, in turn: a machine that slows down slows all of them."""
+_GUESSED_TRIAL_S = 5
+_NAME = re.compile(r"\w[\w.-]*")
+
+
+def sweep(multirun: Multirun, launch: Launch | None = None) -> int:
+    """All of it; 0 if any trial is ok.
+
+    Args:
+        launch: None = processes of our own, one a GPU at a time.
+
+    Raises:
+        ConfigError: no sweep can be made of this; nothing was run.
+    """
+    base = multirun.base()
+    axes, fixed = multirun.axes()
+    grid = Grid(axes, fixed)
+    folder = _folder(multirun, base)
+    _check_size(grid, base, folder)
+    if launch is None and not MAY_FORK:
+        problem = "starts trials by forking, which this system does not offer."
+        raise ConfigError([Fault("hydra/launcher=wellfed", problem, "Add hydra/launcher=basic: all in one process.")])
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"{folder} can't be made: {error.strerror}."
+        raise ConfigError([Fault("paths.log_dir", problem, "Name a folder that can be written.")]) from error
+    with only_one(folder), StopRequest().listening():
+        running = _Sweep(multirun, base, grid, folder, launch)
+        try:
+            return running.go()
+        except (Stopped, KeyboardInterrupt) as stopped:
+            running.interrupted()
+            is_term = isinstance(stopped, Stopped) and stopped.signum == signal.SIGTERM
+            return EXIT_TERMINATED if is_term else EXIT_INTERRUPTED
+
+
+def _folder(multirun: Multirun, base: Composed[RunConfig]) -> Path:
+    name = base.config.sweep.name or base.choices["sweep"]
+    if not _NAME.fullmatch(name):
+        problem = "becomes the name of a folder: letters, digits, '_', '-' and '.'."
+        raise ConfigError([Fault(f"sweep.name={name}", problem, "Write sweep.name=my_sweep.")])
+    config = base.config
+    return multirun.typed_dir or Path(config.paths.log_dir) / config.workload.name / "sweeps" / name
+
+
+def _check_size(grid: Grid, base: Composed[RunConfig], folder: Path) -> None:
+    if not grid.axes:
+        way_out = "Name values of one knob at least: loader=baseline,balanced"
+        raise ConfigError([Fault(f"sweep={base.choices['sweep']}", "has no axis: nothing varies.", way_out)])
+    limit = base.config.sweep.max_trials
+    if len(grid) <= limit:
+        return
+    known = [row.seconds for row in ledger.read(folder).rows if row.seconds > 0]
+    each_s = median(known) if known else _GUESSED_TRIAL_S
+    basis = "as the trials in its ledger took" if known else "a guess"
+    axes = " x ".join(f"{len(values)} of {axis}" for axis, values in grid.axes.items())
+    problem = (
+        f"{counted(len(grid), 'combination')} ({axes}), and sweep.max_trials={limit}; at {each_s:.0f} s each, {basis}, "
+        f"they take {show_duration(len(grid) * each_s)}."
+    )
+    way_out = f"Name fewer values, or set sweep.max_trials={len(grid)}."
+    raise ConfigError([Fault(f"sweep={base.choices['sweep']}", problem, way_out)])
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A point that can be run."""
+
+    point: Point
+    composed: Composed[RunConfig]
+    num_gpus: int | None = None
+    """None = not planned; it is then tried on the processor's place."""
+    predicted_peak_gib: float | None = None
+
+
+class _Sweep:
+    """One sweep in its folder, which nobody else writes to."""
+
+    def __init__(
+        self, multirun: Multirun, base: Composed[RunConfig], grid: Grid, folder: Path, launch: Launch | None
+    ) -> None:
+        self._multirun, self._base, self._folder, self._launch = multirun, base, folder, launch
+        self._config = base.config.sweep
+        self._points = list({point.id: point for point in grid.points()}.values())
+        self._code = code_version(own_git_state())
+        self._file = SweepFile(
+            name=self._config.name or base.choices["sweep"],
+            workload=base.config.workload.name,
+            sample_unit=base.config.workload.sample_unit,
+            axes=grid.axes,
+            fixed=grid.fixed,
+            points=tuple(point.id for point in self._points),
+            code=self._code,
+            machine="",
+        )
+        self._screen = SweepScreen(folder, self._file.sample_unit)
+        self._ready: dict[str, _Ready] = {}
+        """Points that compose and, once planned, fit; by id."""
+        self._begun: dict[str, Row] = {}
+        """By folder."""
+        self._gpus: list[str] = []
+
+    def go(self) -> int:
+        """All stages; the exit code."""
+        self._say_what_changed()
+        self._adopt()
+        self._compose()
+        set_environment(os.environ, self._base.config)  # read when torch is imported
+        from wellfed.app import trial
+        from wellfed.app.trials import Stems
+
+        with closing(Stems(trial.prepare, trial.work, self._log, self._config.timeout_s)) as stems:
+            self._plan(stems, self._missing())
+            self._file.write(self._folder)
+            if self._run_missing(stems):
+                self._confirm(stems)
+        return self._finish()
+
+    def interrupted(self) -> None:
+        """What is there is kept."""
+        self._finish()
+        self._screen.say("Stopped. The same command again runs what is missing.")
+
+    # -- before the first trial -----------------------------------------------------------------------------------
+
+    def _say_what_changed(self) -> None:
+        """A ledger that is there already is gone on with; what makes its rows another matter is said."""
+        found = ledger.read(self._folder)
+        for number in found.damaged:
+            self._screen.say(f"{ledger.FILE_NAME}: line {number} is cut or no row; its trial runs again.")
+        try:
+            earlier = SweepFile.read(self._folder)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            self._screen.say(f"{error} It is written anew.")
+            return
+        now, before, known = set(self._file.points), set(earlier.points), found.latest().keys()
+        if now == before:
+            self._screen.say(f"Going on in {self._folder}: {len(now & known)} of {len(now)} points have a row.")
+        else:
+            self._screen.say(
+                f"{self._folder} was made with another grid: {len(now - before)} points are new, {len(now & known)} "
+                f"have a row, {len(before - now)} that this grid lacks stay in {ledger.FILE_NAME}."
+            )
+        if earlier.code != self._code:
+            self._screen.say(
+                f"The code has changed since ({earlier.code} -> {self._code}): rows measured before are kept and "
+                "marked. To measure them again: sweep.retry=[ok], or another sweep.name."
+            )
+
+    def _adopt(self) -> None:
+        """Rows of trials that ended just when the sweep was killed."""
+        known = ledger.read(self._folder).latest()
+        rows = (
+            recorded_row(self._row(point, "trial"), self._folder) for point in self._points if point.id not in known
+        )
+        ledger.append(self._folder, [row for row in rows if row is not None])
+
+    def _compose(self) -> None:
+        """Each point's configuration, or its row."""
+        for point in self._points:
+            try:
+                composed = self._multirun.compose(point.overrides, self._folder / point.id)
+            except ConfigError as error:
+                self._refuse(point, "invalid", " ".join(map(str, error.faults)))
+            else:
+                self._ready[point.id] = _Ready(point, composed)
+
+    def _plan(self, stems: Stems, points: Sequence[str]) -> None:
+        """Each of these points' plan, or its row."""
+        from wellfed.app import trial
+        from wellfed.sweep.stem import StemFailed
+
+        groups: dict[str, list[str]] = {}
+        for point in points:
+            groups.setdefault(trial.what_is_shared(self._ready[point].composed.config), []).append(point)
+        for shared, left in groups.items():
+            self._screen.say(f"Reading data, building the model, planning {counted(len(left), 'point')} ...")
+            try:
+                stem = stems.get(shared, self._ready[left[0]].composed.config)
+                while left:
+                    left = self._look(stem, left)
+            except StemFailed as failed:
+                for point in left:
+                    self._refuse(self._ready.pop(point).point, "failed", str(failed))
+
+    def _look(self, stem: Stem[Any], points: Sequence[str]) -> list[str]:
+        """Plans points in one process; those that are left because one has ended it, which is then simply tried."""
+        from wellfed.app import trial
+        from wellfed.sweep.stem import Job
+
+        folder = self._folder / ".look"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        file = folder / "plans.jsonl"
+        stem.start(Job("look", folder, trial.Look([(each, self._ready[each].composed) for each in points], file)))
+        if not stem.connection.poll(self._config.timeout_s):
+            stem.kill("look")
+        stem.take()
+        try:
+            machine, *plans = map(json.loads, file.read_text(encoding="utf-8").splitlines())
+        except (OSError, ValueError):
+            machine, plans = {}, []
+        shutil.rmtree(folder, ignore_errors=True)
+        if machine:
+            self._file = replace(self._file, machine=machine["machine"])
+            self._gpus = visible(os.environ, machine["num_gpus"])
+        for plan in plans:
+            ready = self._ready[plan["point"]]
+            if plan["problem"] is not None:
+                del self._ready[plan["point"]]
+                self._refuse(ready.point, "infeasible", plan["problem"], plan.get("predicted_peak_gib"))
+            else:
+                known = {"num_gpus": plan["num_gpus"], "predicted_peak_gib": plan["predicted_peak_gib"]}
+                self._ready[plan["point"]] = replace(ready, **known)
+        return list(points[len(plans) + 1 :])
+
+    def _missing(self) -> list[str]:
+        retry = [status.value for status in self._config.retry]
+        missing = ledger.missing(self._file.points, ledger.read(self._folder), retry)
+        return [point for point in missing if point in self._ready]
+
+    # -- trials ---------------------------------------------------------------------------------------------------
+
+    def _run_missing(self, stems: Stems) -> bool:
+        """False: stopped at the first that did not end well."""
+        rows = ledger.read(self._folder).latest()
+        refused = [point for point in self._file.points if point not in self._ready]
+        if self._config.fail_fast and refused:
+            self._screen.say(f"sweep.fail_fast=true: {rows[refused[0]].error['message']}")  # type: ignore[index]
+            return False
+        missing = self._missing()
+        self._screen.begin(len(missing), self._best())
+        if self._launch is not None:
+            return self._launch_elsewhere(missing)
+        return self._run(stems, [self._trial(point, "trial") for point in missing])
+
+    def _launch_elsewhere(self, missing: Sequence[str]) -> bool:
+        """By Hydra's own means: the same trials, told when all have ended."""
+        assert self._launch is not None
+        jobs = []
+        for point in missing:
+            self._make_room(self._folder / point)
+            where = [f"hydra.sweep.dir='{self._folder.absolute()}'", f"hydra.sweep.subdir={point}"]
+            jobs.append([*self._ready[point].point.overrides, *where])
+        if jobs:
+            self._launch(jobs)
+        for point in missing:
+            row = self._row(self._ready[point].point, "trial")
+            self._note(recorded_row(row, self._folder) or refused_row(row, "failed", "left no complete record"))
+        return True
+
+    def _confirm(self, stems: Stems) -> None:
+        """The best, measured again in turn; what an earlier call has done counts."""
+        best = [row.point for row in self._by_rate() if row.point in self._ready][:CONFIRMED]
+        if len(best) < 2 or self._launch is not None:
+            return
+        done = {point: len(ledger.read(self._folder).of(point, "confirm")) for point in best}
+        rounds = [[point for point in best if done[point] <= number] for number in range(CONFIRM_ROUNDS)]
+        # Every other round backwards: nobody always follows the same one.
+        trials = [point for number, each in enumerate(rounds) for point in (each if number % 2 == 0 else each[::-1])]
+        if not trials:
+            return
+        self._plan(stems, [point for point in best if self._ready[point].num_gpus is None])
+        self._screen.begin(len(trials), self._best(), "Measuring the best again, in turn")
+        for point in trials:  # one at a time: each attempt has a folder of its own
+            if point in self._ready and not self._run(stems, [self._trial(point, "confirm")]):
+                return
+
+    def _run(self, stems: Stems, trials: Sequence[Trial]) -> bool:
+        """False: stopped at the first that did not end well."""
+        from wellfed.app.trials import Trials
+
+        goes_on = True
+
+        def note(row: Row) -> bool:
+            nonlocal goes_on
+            self._note(row)
+            goes_on = goes_on and (row.status == "ok" or not self._config.fail_fast)
+            return goes_on
+
+        def on_end(trial: Trial, ended: Ended, timed_out: bool) -> bool:
+            begun = self._begun.pop(trial.key)
+            return note(
+                ended_row(begun, self._folder, exit_code=ended.code, seconds=ended.seconds, timed_out=timed_out)
+            )
+
+        def on_failed(trial: Trial, problem: str) -> bool:
+            return note(refused_row(self._begun.pop(trial.key), "failed", problem))
+
+        Trials(
+            stems=stems,
+            slots=Slots(self._gpus, wellfed.cpus.AT_START),
+            timeout_s=self._config.timeout_s,
+            on_start=lambda trial: self._make_room(trial.folder),
+            on_end=on_end,
+            on_failed=on_failed,
+            on_tick=self._screen.tick,
+        ).run(trials)
+        return goes_on
+
+    def _trial(self, point: str, kind: Literal["trial", "confirm"]) -> Trial:
+        from wellfed.app.trial import what_is_shared
+        from wellfed.app.trials import Trial
+
+        ready = self._ready[point]
+        row = replace(self._row(ready.point, kind), predicted_peak_gib=ready.predicted_peak_gib)
+        self._begun[row.folder] = row
+        folder = self._folder / row.folder
+        composed = replace(ready.composed, run_dir=folder)
+        return Trial(
+            key=row.folder,
+            shared=what_is_shared(composed.config),
+            config=composed.config,
+            task=composed,
+            folder=folder,
+            num_gpus=ready.num_gpus or 0,
+        )
+
+    def _make_room(self, folder: Path) -> None:
+        """An earlier attempt's folder is kept beside."""
+        if folder.exists():
+            number = 1
+            while (aside := folder.with_name(f"{folder.name}.attempt{number}")).exists():
+                number += 1
+            folder.rename(aside)
+        folder.mkdir()
+
+    # -- rows -----------------------------------------------------------------------------------------------------
+
+    def _row(self, point: Point, kind: Literal["trial", "confirm"]) -> Row:
+        """What is known of a trial before it starts."""
+        attempt = len(ledger.read(self._folder).of(point.id, kind)) + 1
+        return Row(
+            point=point.id,
+            kind=kind,
+            overrides=tuple(masked_override(text) for text in point.overrides),
+            status="failed",
+            attempt=attempt,
+            folder=point.id if kind == "trial" else f"{point.id}.confirm{attempt}",
+            code=self._code,
+        )
+
+    def _refuse(self, point: Point, status: Status, problem: str, predicted_peak_gib: float | None = None) -> None:
+        """A row for what is not run; once, however often the command is given."""
+        row = refused_row(self._row(point, "trial"), status, problem)
+        row = replace(row, folder="", predicted_peak_gib=predicted_peak_gib)
+        last = ledger.read(self._folder).latest().get(point.id)
+        if last is None or (last.status, last.error) != (row.status, row.error):
+            ledger.append(self._folder, [row])
+        self._screen.refused(row)
+
+    def _note(self, row: Row) -> None:
+        ledger.append(self._folder, [row])
+        self._screen.ended(row, self._best())
+
+    def _by_rate(self) -> list[Row]:
+        rows = ledger.read(self._folder).latest()
+        ok = [rows[point] for point in self._file.points if point in rows and rows[point].status == "ok"]
+        return sorted((row for row in ok if row.samples_per_s), key=lambda row: -(row.samples_per_s or 0))
+
+    def _best(self) -> Row | None:
+        return next(iter(self._by_rate()), None)
+
+    def _finish(self) -> int:
+        """The exit code."""
+        self._screen.end()
+        return EXIT_OK if self._best() is not None else EXIT_FAILED
+
+    def _log(self, number: int) -> Path:
+        """Of what the process prints that prepares data and model."""
+        return self._folder / f"shared_{number}.log"
+
+
+def code_version(git: dict[str, Any] | None) -> str:
+    """The commit, and what was changed since as a digest; wellfed's version outside a checkout."""
+    if git is None:
+        return f"wellfed {wellfed.__version__}"
+    changed = f"+{hashlib.sha256(git['diff'].encode()).hexdigest()[:6]}" if git["diff"].strip() else ""
+    return f"{git['commit'][:10]}{changed}"

@@ -1,0 +1,138 @@
+"""The command line of a multirun: what varies and what all points share, and one checked configuration a point."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig
+
+from wellfed.config.compose import Composed, composed_from, job_of
+from wellfed.config.examine import examine
+from wellfed.config.faults import find_faults
+from wellfed.config.knobs import FREE_NODES, knob_type, nearest_knob
+from wellfed.config.override_faults import Typed, choice_fault, is_choice, read_overrides
+from wellfed.config.schema import RunConfig
+from wellfed.config.session import COMPOSE_ERRORS
+from wellfed.errors import ConfigError, Fault
+
+_MOST_VALUES = 100_000
+"""Of one axis: a range with no end in sight must not fill the memory before it is counted."""
+
+
+class Multirun:
+    """What Hydra has opened for a multirun.
+
+    Args:
+        loader: of that Hydra.
+        master: what it composed of all that has one value.
+        params: axes that the chosen option names (``hydra.sweeper.params``).
+        arguments: as typed; a knob typed here replaces an axis of the option.
+        group_of: the group that a knob is about.
+        no_axes: groups in which no two points may differ.
+    """
+
+    def __init__(
+        self,
+        loader: ConfigLoader,
+        master: DictConfig,
+        *,
+        params: Mapping[str, Any],
+        arguments: Sequence[str],
+        group_of: Callable[[str], str],
+        no_axes: Collection[str],
+    ) -> None:
+        assert isinstance(loader, ConfigLoaderImpl)
+        self._loader, self._master = loader, master
+        self._group_of, self._no_axes = group_of, no_axes
+        self._typed = read_overrides([*(f"{key}={value}" for key, value in params.items()), *arguments], multirun=True)
+
+    @property
+    def typed_dir(self) -> Path | None:
+        """``hydra.sweep.dir`` where it was typed."""
+        typed: list[str] = list(self._master.hydra.overrides.hydra)
+        is_typed = any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in typed)
+        return Path(str(self._master.hydra.sweep.dir)) if is_typed else None
+
+    @property
+    def choices(self) -> dict[str, str]:
+        """Group -> option, of what all points share; Hydra's own groups too."""
+        return {str(group): str(option) for group, option in self._master.hydra.runtime.choices.items() if option}
+
+    def base(self) -> Composed[RunConfig]:
+        """What all points share, where they share it: a point may differ in any knob but those of ``no_axes``.
+
+        Raises:
+            ConfigError: faults in knobs that no point can put right.
+        """
+        with job_of(self._master) as job:
+            faults = [fault for fault in examine(job).faults if self._group_of(fault.where) in self._no_axes]
+            if faults:
+                raise ConfigError(faults)
+            return composed_from(job, self._master.hydra, run_dir=None, checked=False)
+
+    def axes(self) -> tuple[dict[str, tuple[str, ...]], tuple[str, ...]]:
+        """Axis -> values, none twice, and the overrides that all points share; all as typed.
+
+        Raises:
+            ConfigError: an axis that is none, or an option that no file has.
+        """
+        last = {typed.parsed.get_key_element(): typed for typed in self._typed if typed.parsed is not None}
+        faults = [typed.fault for typed in self._typed if typed.fault]
+        faults += [fault for typed in last.values() if (fault := self._fault(typed))]
+        if faults:
+            raise ConfigError(faults)
+        axes: dict[str, tuple[str, ...]] = {}
+        fixed = []
+        for key, typed in last.items():
+            assert typed.parsed is not None
+            if typed.parsed.is_sweep_override():
+                axes[key] = tuple(dict.fromkeys(typed.parsed.sweep_string_iterator()))
+            else:
+                fixed.append(f"{key}={typed.parsed.get_value_element_as_str()}")
+        return axes, tuple(fixed)
+
+    def _fault(self, typed: Typed) -> Fault | None:
+        """What keeps an override from being an axis; None if nothing does, or if it is none."""
+        parsed = typed.parsed
+        if typed.fault or parsed is None or not parsed.is_sweep_override():
+            return None
+        name, values = parsed.key_or_group, typed.text.partition("=")[2]
+        if self._group_of(name) in self._no_axes:
+            way_out = f"Write {name}=[{values}] for a list, or one value." if "." in name else "Name one."
+            return Fault(typed.text, "is no axis: it says how the sweep itself is run or watched.", way_out)
+        if not parsed.is_discrete_sweep():
+            return Fault(typed.text, "has no end of values.", f"Name them: {name}=1,2,4 or {name}=range(1,9,2).")
+        number = _number_of_values(parsed)
+        if number in (0, _MOST_VALUES):
+            many = "no value" if number == 0 else f"{number:,} values or more"
+            return Fault(typed.text, f"is an axis with {many}.", f"Name a few: {name}=a,b")
+        if is_choice(parsed, self._loader.repository):
+            return choice_fault(typed, self._loader.repository, (), ())
+        if knob_type(RunConfig, name) is None and not name.startswith(tuple(f"{node}." for node in FREE_NODES)):
+            near = nearest_knob(RunConfig, name)
+            return Fault(typed.text, f"there is no knob {name}.", f"Did you mean {near}?" if near else "See --cfg job.")
+        return None
+
+    def compose(self, overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
+        """The configuration of one point, which writes to ``folder``.
+
+        Raises:
+            ConfigError: all its faults.
+        """
+        try:
+            cfg = self._loader.load_sweep_config(self._master, list(overrides))
+        except COMPOSE_ERRORS as error:
+            name = self._master.hydra.job.config_name
+            raise ConfigError(find_faults(self._loader, name, list(overrides), error)) from error
+        with job_of(cfg) as job:
+            return composed_from(job, cfg.hydra, run_dir=str(folder))
+
+
+def _number_of_values(parsed: Override) -> int:
+    return sum(1 for _ in islice(parsed.sweep_iterator(), _MOST_VALUES))

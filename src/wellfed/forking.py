@@ -1,0 +1,60 @@
+"""What every child of ``os.fork`` needs here: to leave without its parent's last duties, and not to outlive it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import warnings
+from typing import NoReturn
+
+MAY_FORK = hasattr(os, "fork") and sys.platform != "darwin"
+"""macOS has fork, and its own libraries do not survive it
+(https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods)."""
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def fork() -> int:
+    """As ``os.fork``; what was printed so far is written by this process alone.
+
+    Raises:
+        OSError: no process could be made.
+    """
+    flush()
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads do not go along
+        return os.fork()
+
+
+def leave(code: int) -> NoReturn:
+    """End a forked process without the handlers that its parent was given for its own end."""
+    flush()
+    os._exit(code)
+
+
+def exit_code(ended: SystemExit) -> int:
+    """As Python makes it of what ``sys.exit`` was given."""
+    if ended.code is None:
+        return 0
+    return ended.code & 0xFF if isinstance(ended.code, int) else 1
+
+
+def flush() -> None:
+    """Write what is buffered for the terminal."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # None, or closed
+            stream.flush()
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the system kill this process when its parent ends, whatever ends it; Linux alone offers it.
+
+    Args:
+        parent: its process id; if it is gone already, this process ends here.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)

@@ -1,0 +1,128 @@
+"""What a trial has left, as a row of the ledger."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from wellfed import record
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY
+from wellfed.record import Status
+from wellfed.sweep.ledger import Row
+from wellfed.sweep.stem import ERR, last_lines
+
+_STDERR_LINES = 20
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+_KILLED = (
+    "Mostly the system's out-of-memory killer: fewer loader.num_workers, a smaller loader.prefetch_factor or data."
+)
+
+
+def ended_row(row: Row, sweep: Path, *, exit_code: int, seconds: float, timed_out: bool) -> Row:
+    """The row of a trial whose process has ended; what its record lacks of its end is written there too.
+
+    Args:
+        row: what was known before: point, kind, overrides, attempt, folder, code.
+        sweep: the sweep's folder.
+        exit_code: negative: the signal that ended it.
+        timed_out: it was ended because it took too long.
+    """
+    folder = sweep / row.folder
+    found = _read(folder)
+    status, error = _verdict(found, exit_code, seconds, timed_out)
+    stderr = () if status == "ok" else tuple(last_lines(folder / ERR, _STDERR_LINES))
+    if error is not None and not error["message"]:
+        error = {**error, "message": stderr[-1] if stderr else f"ended with exit code {exit_code}"}
+    if found is not None and found["status"] != status:
+        _complete(folder, status, error, exit_code)
+    ended = replace(row, status=status, exit_code=exit_code, seconds=round(seconds, 3), error=error, stderr=stderr)
+    return ended if found is None else with_figures(ended, found)
+
+
+def with_figures(row: Row, found: Mapping[str, Any]) -> Row:
+    """The row with what a run record has measured."""
+    throughput, memory = found["throughput"] or {}, found["memory"]
+    low_high = throughput.get("ci95")
+    used = [each["util_pct"]["mean"] for each in found["gpus"].values() if each.get("util_pct")]
+    return replace(
+        row,
+        samples_per_s=throughput.get("samples_per_s"),
+        ci95=tuple(low_high) if low_high else None,
+        steps=throughput.get("steps", 0),
+        warmup_steps=throughput.get("warmup_steps", 0),
+        readiness_frac=found["readiness_frac"],
+        ceiling_samples_per_s=(found["ceiling"] or {}).get("samples_per_s"),
+        peak_memory_gib=memory.get("measured_peak_gib"),
+        predicted_peak_gib=memory.get("predicted_peak_gib") or row.predicted_peak_gib,
+        util_pct=fmean(used) if used else None,
+        device=memory.get("device") or row.device,
+        started_at=found["started_at"],
+    )
+
+
+def recorded_row(row: Row, sweep: Path) -> Row | None:
+    """The row of a trial that has ended and is not in the ledger: the sweep was killed just then, or another launcher
+    ran it. None if it left no complete record."""
+    found = _read(sweep / row.folder)
+    if found is None or found["status"] in ("running", "killed", "interrupted"):
+        return None
+    exit_code = found["exit_code"] if found["exit_code"] is not None else 1
+    return ended_row(row, sweep, exit_code=exit_code, seconds=found["duration_s"], timed_out=False)
+
+
+def _read(folder: Path) -> dict[str, Any] | None:
+    try:
+        found = record.read(folder)
+        return found if {"status", "throughput", "memory", "gpus"} <= found.keys() else None
+    except (OSError, ValueError):
+        return None
+
+
+def _verdict(
+    found: Mapping[str, Any] | None, exit_code: int, seconds: float, timed_out: bool
+) -> tuple[Status, dict[str, Any] | None]:
+    if timed_out:
+        return "timeout", _error(
+            "code", f"had not ended after {seconds:.0f} s", "Raise sweep.timeout_s if it is only slow."
+        )
+    if exit_code < 0:
+        number = signal.Signals(-exit_code)
+        if number in _FROM_OUTSIDE:
+            return "killed", _error(
+                "host_oom" if number == signal.SIGKILL else "code", f"ended by {number.name}", _KILLED
+            )
+        return "failed", _error("code", f"crashed: {number.name}", "Native code of the model, the data or a driver.")
+    if found is not None and found["status"] not in ("running", "killed"):
+        return found["status"], found["error"]
+    if exit_code == EXIT_NOTHING_RUN:
+        return "invalid", _error("config", "", "")
+    if exit_code == EXIT_OUT_OF_MEMORY:
+        return "oom", _error("device_oom", "", "")
+    return "failed", _error("code", "", "")
+
+
+def _error(kind: str, message: str, advice: str) -> dict[str, Any]:
+    return {"kind": kind, "message": message, "advice": advice}
+
+
+def _complete(folder: Path, status: Status, error: Mapping[str, Any] | None, exit_code: int) -> None:
+    """The process could not write its own end."""
+    path = folder / record.FILE_NAME
+    with contextlib.suppress(OSError, ValueError):
+        entries = json.loads(path.read_text(encoding="utf-8"))
+        entries.update(status=status, error=error, exit_code=exit_code)
+        record.write_atomically(path, json.dumps(entries, indent=1) + "\n")
+
+
+def refused_row(row: Row, status: Status, message: str) -> Row:
+    """The row of a point that was not started."""
+    kind = "data" if status == "failed" else "config"
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return replace(row, status=status, error=_error(kind, message, ""), started_at=now)
