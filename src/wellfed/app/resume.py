@@ -60,7 +60,8 @@ def expand(overrides: Sequence[str]) -> list[str]:
     if not _is_null(rerun):
         assert rerun is not None
         earlier = _read(Path(rerun), f"rerun={rerun}")
-        return _merged(earlier["overrides"], typed)
+        # Of a trial of a sweep: the run that it was measured for.
+        return _merged([text for text in earlier["overrides"] if not text.startswith("sweep")], typed)
     assert resume is not None
     rest = [text for text in typed if _key_value(text)[0] != "resume"]
     if resume == "auto":

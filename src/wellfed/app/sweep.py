@@ -47,7 +47,7 @@ from wellfed.units import counted, show_duration
 
 if TYPE_CHECKING:
     from wellfed.app.trials import Stems, Trial
-    from wellfed.sweep.stem import Ended, Stem
+    from wellfed.sweep.stem import Ended, Stem, StemFailed
 
 Launch = Callable[[list[list[str]]], None]
 """Another launcher of Hydra's: runs each list of overrides somewhere, and returns when all have ended."""
@@ -112,7 +112,7 @@ def _check_size(grid: Grid, base: Composed[RunConfig], folder: Path) -> None:
     basis = "as the trials in its ledger took" if known else "a guess"
     axes = " x ".join(f"{len(values)} of {axis}" for axis, values in grid.axes.items())
     problem = (
-        f"{counted(len(grid), 'combination')} ({axes}), and sweep.max_trials={limit}; at {each_s:.0f} s each, {basis}, "
+        f"{counted(len(grid), 'combination')} ({axes}), and sweep.max_trials={limit}; at {show_duration(each_s)} each, {basis}, "
         f"they take {show_duration(len(grid) * each_s)}."
     )
     way_out = f"Name fewer values, or set sweep.max_trials={len(grid)}."
@@ -150,7 +150,7 @@ class _Sweep:
             code=self._code,
             machine="",
         )
-        self._screen = SweepScreen(folder, self._file.sample_unit)
+        self._screen = SweepScreen(folder, self._file.sample_unit, grid.axes)
         self._ready: dict[str, _Ready] = {}
         """Points that compose and, once planned, fit; by id."""
         self._begun: dict[str, Row] = {}
@@ -232,15 +232,18 @@ class _Sweep:
         groups: dict[str, list[str]] = {}
         for point in points:
             groups.setdefault(trial.what_is_shared(self._ready[point].composed.config), []).append(point)
-        for shared, left in groups.items():
-            self._screen.say(f"Reading data, building the model, planning {counted(len(left), 'point')} ...")
+        if points:
+            different = f" of {len(groups)} different data or models" if len(groups) > 1 else ""
+            self._screen.say(f"Planning {counted(len(points), 'point')}{different}")
+        for shared, members in groups.items():
+            left = members
             try:
                 stem = stems.get(shared, self._ready[left[0]].composed.config)
                 while left:
                     left = self._look(stem, left)
             except StemFailed as failed:
                 for point in left:
-                    self._refuse(self._ready.pop(point).point, "failed", str(failed))
+                    self._refuse(self._ready.pop(point).point, failed.status, str(failed))
 
     def _look(self, stem: Stem[Any], points: Sequence[str]) -> list[str]:
         """Plans points in one process; those that are left because one has ended it, which is then simply tried."""
@@ -309,14 +312,15 @@ class _Sweep:
         return True
 
     def _confirm(self, stems: Stems) -> None:
-        """The best, measured again in turn; what an earlier call has done counts."""
+        """The best, measured again in turn; rounds in which all of them have been count, whenever they were."""
         best = [row.point for row in self._by_rate() if row.point in self._ready][:CONFIRMED]
         if len(best) < 2 or self._launch is not None:
             return
-        done = {point: len(ledger.read(self._folder).of(point, "confirm")) for point in best}
-        rounds = [[point for point in best if done[point] <= number] for number in range(CONFIRM_ROUNDS)]
+        done = min(len(ledger.read(self._folder).of(point, "confirm")) for point in best)
         # Every other round backwards: nobody always follows the same one.
-        trials = [point for number, each in enumerate(rounds) for point in (each if number % 2 == 0 else each[::-1])]
+        trials = [
+            point for number in range(done, CONFIRM_ROUNDS) for point in (best if number % 2 == 0 else best[::-1])
+        ]
         if not trials:
             return
         self._plan(stems, [point for point in best if self._ready[point].num_gpus is None])
@@ -343,8 +347,8 @@ class _Sweep:
                 ended_row(begun, self._folder, exit_code=ended.code, seconds=ended.seconds, timed_out=timed_out)
             )
 
-        def on_failed(trial: Trial, problem: str) -> bool:
-            return note(refused_row(self._begun.pop(trial.key), "failed", problem))
+        def on_failed(trial: Trial, failed: StemFailed) -> bool:
+            return note(refused_row(self._begun.pop(trial.key), failed.status, str(failed)))
 
         Trials(
             stems=stems,

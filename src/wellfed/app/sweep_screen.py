@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -17,10 +18,11 @@ class SweepScreen:
     Args:
         folder: of the sweep.
         unit: of samples.
+        axes: what tells points apart.
     """
 
-    def __init__(self, folder: Path, unit: str) -> None:
-        self._folder, self._unit = folder, unit
+    def __init__(self, folder: Path, unit: str, axes: Collection[str]) -> None:
+        self._folder, self._unit, self._axes = folder, unit, axes
         self._console = Terminal(highlight=False, markup=False, soft_wrap=True)
         self._bar: Progress | None = None
 
@@ -30,7 +32,7 @@ class SweepScreen:
 
     def refused(self, row: Row) -> None:
         """A point that will not be run."""
-        self.say(f"{row.status}: {_short(row)}: {(row.error or {}).get('message', '')}")
+        self.say(f"{row.status}: {self._short(row)}: {(row.error or {}).get('message', '')}")
 
     def begin(self, number: int, best: Row | None, title: str = "Trials") -> None:
         """So many trials come now."""
@@ -58,8 +60,8 @@ class SweepScreen:
     def ended(self, row: Row, best: Row | None) -> None:
         """A trial has ended."""
         rate = "" if row.samples_per_s is None else f" {show_count(row.samples_per_s)} {self._unit}/s"
-        why = "" if row.error is None else f" {row.error['message']}"
-        self.say(f"{row.status}{rate} in {show_duration(row.seconds)}: {_short(row)}{why}")
+        why = "" if row.error is None else f": {row.error['message']}"
+        self.say(f"{row.status}{rate} in {show_duration(row.seconds)}: {self._short(row)}{why}")
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], advance=1, description=self._describe(best), refresh=True)
 
@@ -72,8 +74,7 @@ class SweepScreen:
     def _describe(self, best: Row | None) -> str:
         if best is None or best.samples_per_s is None:
             return "best so far: none"
-        return f"best so far: {show_count(best.samples_per_s)} {self._unit}/s with {_short(best)}"
+        return f"best so far: {show_count(best.samples_per_s)} {self._unit}/s with {self._short(best)}"
 
-
-def _short(row: Row) -> str:
-    return " ".join(text for text in row.overrides if not text.startswith("sweep"))
+    def _short(self, row: Row) -> str:
+        return " ".join(text for text in row.overrides if text.partition("=")[0] in self._axes)

@@ -117,7 +117,7 @@ class Trials:
     timeout_s: float
     on_start: Callable[[Trial], None]
     on_end: Callable[[Trial, Ended, bool], bool]
-    on_failed: Callable[[Trial, str], bool]
+    on_failed: Callable[[Trial, StemFailed], bool]
     on_tick: Callable[[], None]
     _running: dict[str, _Running] = field(default_factory=dict)
 
@@ -149,7 +149,7 @@ class Trials:
             stem.start(Job(trial.key, trial.folder, trial.task, place.environment, place.cpus))
         except StemFailed as failed:
             self.slots.give_back(place)
-            if not self.on_failed(trial, str(failed)):
+            if not self.on_failed(trial, failed):
                 queue.clear()
             return True
         now_s = time.monotonic()

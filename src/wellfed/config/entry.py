@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -181,6 +181,13 @@ def _job_returns(returned: Any) -> Iterator[JobReturn]:
     elif isinstance(returned, (list, tuple)):
         for item in returned:
             yield from _job_returns(item)
+
+
+def where_flags(argv: Sequence[str]) -> list[str]:
+    """Of a command line, what says where configurations are."""
+    args = get_args_parser().parse_intermixed_args(argv)
+    named = {"--config-path": args.config_path, "--config-name": args.config_name, "--config-dir": args.config_dir}
+    return [f"{flag}={value}" for flag, value in named.items() if value is not None]
 
 
 def _refuse(error: WellfedError) -> int:

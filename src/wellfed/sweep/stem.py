@@ -21,8 +21,9 @@ from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-from wellfed.errors import WellfedError
+from wellfed.errors import ConfigError, WellfedError
 from wellfed.forking import die_with_parent, exit_code, fork, leave
+from wellfed.record import Status
 
 T = TypeVar("T")
 OUT, ERR = "stdout.txt", "stderr.txt"
@@ -56,6 +57,11 @@ class Ended:
 class StemFailed(Exception):
     """What trials share could not be prepared, or the process that holds it has died."""
 
+    def __init__(self, problem: str, status: Status = "failed") -> None:
+        super().__init__(problem)
+        self.status = status
+        """Of the trials that can't be started."""
+
 
 class Stem(Generic[T]):
     """One such process, from here on.
@@ -85,10 +91,11 @@ class Stem(Generic[T]):
             StemFailed: it could not be made, or not in time.
         """
         if not self.connection.poll(timeout_s):
-            raise StemFailed(f"data and model were not there after {timeout_s:g} s; see {self._log}.")
+            problem = f"data and model were not there after {timeout_s:g} s; see {self._log}."
+            raise StemFailed(problem, "timeout")
         problem = self._receive()
         if problem is not None:
-            raise StemFailed(problem)
+            raise StemFailed(*problem)
 
     def start(self, job: Job) -> None:
         """Fork a process for a job.
@@ -176,12 +183,15 @@ class _Child:
     def _prepare(self, prepare: Callable[[], T]) -> tuple[T] | None:
         try:
             prepared = prepare()
+        except ConfigError as error:
+            self._connection.send((" ".join(map(str, error.faults)), "invalid"))
+            return None
         except WellfedError as error:
-            self._connection.send(str(error))
+            self._connection.send((str(error),))
             return None
         except (Exception, SystemExit) as error:  # noqa: BLE001  user code
             traceback.print_exc()
-            self._connection.send(f"{type(error).__name__}: {error}".strip())
+            self._connection.send((f"{type(error).__name__}: {error}".strip(),))
             return None
         gc.collect()
         gc.freeze()  # a collection in a child would copy every page
