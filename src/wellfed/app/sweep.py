@@ -112,8 +112,8 @@ def _check_size(grid: Grid, base: Composed[RunConfig], folder: Path) -> None:
     basis = "as the trials in its ledger took" if known else "a guess"
     axes = " x ".join(f"{len(values)} of {axis}" for axis, values in grid.axes.items())
     problem = (
-        f"{counted(len(grid), 'combination')} ({axes}), and sweep.max_trials={limit}; at {show_duration(each_s)} each, {basis}, "
-        f"they take {show_duration(len(grid) * each_s)}."
+        f"{counted(len(grid), 'combination')} ({axes}), and sweep.max_trials={limit}; at {show_duration(each_s)} each, "
+        f"{basis}, they take {show_duration(len(grid) * each_s)}."
     )
     way_out = f"Name fewer values, or set sweep.max_trials={len(grid)}."
     raise ConfigError([Fault(f"sweep={base.choices['sweep']}", problem, way_out)])

@@ -77,12 +77,8 @@ def main(
     return job(composed)
 
 
-class _JobInterrupted(BaseException):
+class _JobInterrupted(SystemExit):
     """A job was stopped by a signal: so are the ones after it. No Exception, which Hydra would keep for later."""
-
-    def __init__(self, code: int) -> None:
-        super().__init__(code)
-        self.code = code
 
 
 def _compose(args: Namespace, config_name: str) -> Composed[Any]:
@@ -152,7 +148,7 @@ def _multirun(args: Namespace, config_name: str, job: Job) -> int:
     try:
         returned = hydra.multirun(config_name, one_job, [*args.overrides, "hydra.mode=MULTIRUN"])
     except _JobInterrupted as interrupted:
-        return interrupted.code
+        return int(interrupted.code or 0)
     except COMPOSE_ERRORS as error:
         from wellfed.config.faults import find_faults
 
