@@ -1,5 +1,5 @@
 # No activation is needed: every target uses $(VENV), which `make install` fills from constraints.txt.
-# W=, gpu=, loader=, memory= count on the command line only: a variable of the environment never changes a run.
+# W=, gpu=, loader=, memory=, sweep= count on the command line only: a variable of the environment never changes a run.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,18 +14,22 @@ OVERRIDES = $(strip $(call chosen,W,workload) $(call chosen,gpu,gpu) $(call chos
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-all check format doctor constraints clean
+.PHONY: help install train sweep test test-all check format doctor constraints clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo 'make train W=recsys gpu=24gb loader=aggressive memory=cache ARGS="trainer.max_epochs=3 seed=2"'
+	@echo 'make sweep W=recsys sweep=quick ARGS="loader=balanced,aggressive"'
 	@echo 'PYTHON=python3.12 chooses another Python (3.11 or newer).'
 
 install: $(STAMP) ## make .venv and install what the project needs, once
 
 train: $(STAMP) ## install if needed, then train: W= workload, gpu=, loader=, memory=, ARGS="any overrides"
 	$(BIN)/python src/train.py $(OVERRIDES)
+
+sweep: $(STAMP) ## install if needed, then measure combinations: sweep= throughput, quick, full; W=, gpu=, ARGS= as above
+	$(BIN)/python src/train.py -m $(or $(call chosen,sweep,sweep),sweep=throughput) $(OVERRIDES)
 
 test: $(STAMP) ## install if needed, then run the tests, without the slow ones and those for a GPU
 	$(PYTEST) $(ARGS)

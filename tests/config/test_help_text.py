@@ -33,17 +33,20 @@ def test_it_is_short_and_tells_where_to_read_on():
 
 def test_the_examples_compose():
     plain = [words for words in examples(HELP, "train.py") if "-m" not in words]
-    assert len(examples(HELP, "train.py")) == 3
+    assert len(examples(HELP, "train.py")) == 4
     assert len(plain) == 2
     for words in plain:
         assert compose(words).overrides == tuple(words)
 
 
-def test_every_point_of_the_multirun_example_composes():
-    (words,) = [words for words in examples(HELP, "train.py") if "-m" in words]
-    group, _, options = words[1].partition("=")
-    for option in options.split(","):
-        assert compose([f"{group}={option}", *words[2:]]).choices[group] == option
+def test_every_point_of_the_multirun_examples_composes():
+    multiruns = [words[1:] for words in examples(HELP, "train.py") if "-m" in words]
+    assert len(multiruns) == 2
+    for words in multiruns:
+        (axis,) = [word for word in words if "," in word]
+        group, _, options = axis.partition("=")
+        for option in options.split(","):
+            assert compose([f"{group}={option}", *(word for word in words if word != axis)]).choices[group] == option
 
 
 def test_evaluation_has_its_own():

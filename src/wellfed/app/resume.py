@@ -72,8 +72,8 @@ def expand(overrides: Sequence[str]) -> list[str]:
         resume = str(found)
     in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
     merged = _merged(named["overrides"] if named else [], rest)
-    folder = [_assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
-    return [*merged, *folder, _assigned("resume", resume)]
+    folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
+    return [*merged, *folder, assigned("resume", resume)]
 
 
 def locate(path: Path, *, may_run: bool = False) -> Target:
@@ -185,10 +185,10 @@ def quoted(text: str) -> str:
     key, value = _key_value(text)
     if key not in _PATH_KEYS or value is None or _is_null(value) or "${" in value or _is_quoted(value):
         return text
-    return _assigned(text[: text.index("=")], value)
+    return assigned(text[: text.index("=")], value)
 
 
-def _assigned(key: str, path: str) -> str:
+def assigned(key: str, path: str) -> str:
     """The override that gives ``key`` this path, whatever characters it has."""
     if _PLAIN.fullmatch(path) and not _NOT_TEXT.fullmatch(path):
         return f"{key}={path}"

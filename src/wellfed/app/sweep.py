@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import wellfed
 import wellfed.cpus
 from wellfed.app.lock import only_one
+from wellfed.app.resume import assigned
 from wellfed.app.sweep_screen import SweepScreen
 from wellfed.app.train import own_git_state, set_environment
 from wellfed.config.compose import Composed, masked_override
@@ -302,7 +303,7 @@ class _Sweep:
         jobs = []
         for point in missing:
             self._make_room(self._folder / point)
-            where = [f"hydra.sweep.dir='{self._folder.absolute()}'", f"hydra.sweep.subdir={point}"]
+            where = [assigned("hydra.sweep.dir", str(self._folder.absolute())), f"hydra.sweep.subdir={point}"]
             jobs.append([*self._ready[point].point.overrides, *where])
         if jobs:
             self._launch(jobs)

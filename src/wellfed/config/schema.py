@@ -327,7 +327,8 @@ class SweepConfig:
     """Optimizer steps measured in a trial at most, >= 10, after a warm-up that empties what was loaded ahead; it ends
     sooner where the 95 % interval of samples/s is within 2 %."""
     timeout_s: float = 600
-    """Seconds after which a trial is ended and noted as timeout, > 0; reading the data may take as long again."""
+    """Seconds after which a trial is ended and noted as timeout, 0..1e+06 (not 0 itself); preparing data and model may
+    take as long again."""
     fail_fast: bool = False
     """Start no further trial after one that did not end well."""
     retry: list[SweepStatus] = field(default_factory=list)

@@ -6,7 +6,7 @@ import logging
 import netrc
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -93,6 +93,16 @@ class WandbSink:
         """Hand a row to wandb; what it can't take is noted once. Nothing after ``finish``."""
         if not (self._is_hung or self._is_finished):
             self._guard(lambda: self._run.log({key: value for key, value in row.items() if value is not None}))
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Hand over a table, as one figure of that name."""
+
+        def log() -> None:
+            import wandb
+
+            self._run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+
+        self._guard(log)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Write the summary and close the run."""

@@ -1,0 +1,102 @@
+"""A sweep in wandb: a run for each trial, all in one group, and one that holds the leaderboard as a table.
+
+Made from the files when all is measured, so that it disturbs no figure.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from wellfed import record
+from wellfed.config.schema import LoggerConfig
+from wellfed.sweep.grid import SweepFile
+from wellfed.sweep.ledger import Row
+from wellfed.telemetry.metrics import TIME_AXIS, prefix
+from wellfed.tracking import wandb
+from wellfed.tracking.wandb import WandbSink
+
+_NOT_FIGURES = ("time_s", "step", "phase", "gpu")
+
+
+def publish(folder: Path, file: SweepFile, rows: Sequence[Row], leaderboard: Path, logger: LoggerConfig) -> None:
+    """Trials that are not there yet, then the table.
+
+    Args:
+        rows: the latest of each point.
+        leaderboard: the csv file.
+
+    Raises:
+        RuntimeError: wandb can't be started.
+    """
+    mode = wandb.decide_mode(logger.mode.value)
+    group = logger.group or f"{file.workload}/{file.name}"
+
+    def open_run(within: Path, name: str, config: Mapping[str, Any]) -> WandbSink:
+        return wandb.open_run(
+            within,
+            mode=mode,
+            project=logger.project,
+            entity=logger.entity,
+            group=group,
+            name=name,
+            run_id=None,
+            config=config,
+        )
+
+    for row in rows:
+        trial = folder / row.folder
+        if row.folder and not (trial / "wandb").exists():
+            _publish_trial(trial, row, open_run)
+    with leaderboard.open(encoding="utf-8", newline="") as stream:
+        columns, *table = csv.reader(stream)
+    sink = open_run(folder, f"{file.name} leaderboard", {"sweep": json.loads(json.dumps(vars(file)))})
+    sink.table("leaderboard", columns, table)
+    sink.finish({"points": len(table)}, 0)
+
+
+def _publish_trial(trial: Path, row: Row, open_run: Any) -> None:
+    try:
+        found = record.read(trial)
+    except (OSError, ValueError):  # it ended before it could write one
+        return
+    sink: WandbSink = open_run(trial, row.point, found["config"])
+    for figures in _telemetry(trial / "telemetry.csv"):
+        sink.log(figures)
+    sink.finish(_summary(row), found["exit_code"] or 0)
+    found["wandb"] = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": [str(sink.folder)]}
+    record.write_atomically(trial / record.FILE_NAME, json.dumps(found, indent=1) + "\n")
+
+
+def _summary(row: Row) -> dict[str, Any]:
+    figures = {
+        "status": row.status,
+        "throughput/samples_per_s": row.samples_per_s,
+        "throughput/readiness_frac": row.readiness_frac,
+        "ceiling/samples_per_s": row.ceiling_samples_per_s,
+        "memory/peak_gib": row.peak_memory_gib,
+        "gpu/util_pct": row.util_pct,
+        "seconds": row.seconds,
+    }
+    return {name: value for name, value in figures.items() if value is not None}
+
+
+def _telemetry(path: Path) -> Iterator[dict[str, float]]:
+    """A row for each time of reading, as a run would have logged it."""
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            rows = list(csv.DictReader(stream))
+    except OSError:
+        return
+    for time_s, samples in groupby(rows, key=lambda row: row["time_s"]):
+        figures = {
+            f"{prefix(int(sample['gpu']))}/{name}": float(value)
+            for sample in samples
+            for name, value in sample.items()
+            if name not in _NOT_FIGURES and value
+        }
+        yield {TIME_AXIS: float(time_s), **figures}
