@@ -68,7 +68,7 @@ PATHS = st.text(st.sampled_from("ab1e.0/_-+ '\"\\=,()[]{}:~@%é#*?|$&!\ttruenifX
 @example("true")
 @example("~/data")
 def test_hydra_reads_back_any_path_that_we_assign(path):
-    override = resume._assigned("resume", path)
+    override = resume.assigned("resume", path)
     if path.lower() != "null":  # which means none, also without quotes
         assert read_by_hydra(override) == path
     assert resume._unquoted(resume._key_value(override)[1]) == path

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import wellfed.cpus
+from wellfed.app.sweep import prepare_to_fork
 from wellfed.app.trials import Stems, Trial, Trials
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED
@@ -51,6 +52,7 @@ def in_processes(jobs: Sequence[HydraJob], environment: Any) -> list[int]:
         print(f"{trial.folder}: not started: {failed}", file=sys.stderr)
         return True
 
+    prepare_to_fork(RunConfig())
     gpus = visible(environment, len(machine().gpus))
     with (
         tempfile.TemporaryDirectory() as scratch,

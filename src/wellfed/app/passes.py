@@ -60,7 +60,13 @@ class Passes:
         rank: int,
         on_event: Callable[..., None],
         progress: Progress | None = None,
+        retries_oom: bool = True,
     ) -> None:
+        """
+        Args:
+            retries_oom: where the plan says so; False = out of memory ends it, as a result of its own.
+        """
+        self._retries_oom = retries_oom and plan["memory.on_oom"] == "retry"
         self._progress = progress or Progress()
         self._config, self._parts, self._plan, self._journal, self._rank = config, parts, plan, journal, rank
         self.options = _trainer_options(config, plan)
@@ -259,7 +265,7 @@ class Passes:
                 seed=config.seed,
                 feature_mode=plan["memory.features"],
                 compile_mode=plan["gpu.compile"],
-                retry_on_oom=plan["memory.on_oom"] == "retry",
+                retry_on_oom=self._retries_oom,
                 on_nan=config.trainer.on_nan.value,
             ),
             make_optimizer=lambda model: assemble.make_optimizer(

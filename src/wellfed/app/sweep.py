@@ -163,12 +163,13 @@ class _Sweep:
         self._say_what_changed()
         self._adopt()
         self._compose()
-        set_environment(os.environ, self._base.config)  # read when torch is imported
+        prepare_to_fork(self._base.config)
         from wellfed.app import trial
         from wellfed.app.trials import Stems
 
         with closing(Stems(trial.prepare, trial.work, self._log, self._config.timeout_s)) as stems:
-            self._plan(stems, self._missing())
+            if MAY_FORK:
+                self._plan(stems, self._missing())
             self._file.write(self._folder)
             if self._run_missing(stems):
                 self._confirm(stems)
@@ -433,6 +434,12 @@ class _Sweep:
     def _log(self, number: int) -> Path:
         """Of what the process prints that prepares data and model."""
         return self._folder / f"shared_{number}.log"
+
+
+def prepare_to_fork(config: RunConfig) -> None:
+    """Before torch is imported: what it reads then, and that to ask whether there is a GPU must not start CUDA."""
+    set_environment(os.environ, config)
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # torch.cuda.is_available's documentation
 
 
 def code_version(git: dict[str, Any] | None) -> str:

@@ -19,7 +19,7 @@ from wellfed.app.train import train
 from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import ConfigError, WellfedError
+from wellfed.errors import ConfigError, Fault, WellfedError
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
@@ -55,7 +55,12 @@ def prepare(config: RunConfig) -> Shared:
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     seed_everything(config.seed)
-    return Shared(assemble.make_parts(config), num_threads)
+    parts = assemble.make_parts(config)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."
+        way_out = "Leave tensors on the CPU; the engine moves them. Or add hydra/launcher=basic: all in one process."
+        raise ConfigError([Fault("workload.data or workload.model", problem, way_out)])
+    return Shared(parts, num_threads)
 
 
 def what_is_shared(config: RunConfig) -> str:
