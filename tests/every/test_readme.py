@@ -107,7 +107,7 @@ def test_commands_run(block: Block, project: Path):
     assert bool(records) == ("src/train.py" in block.text)
     assert {record["status"] for record in records} <= {"ok"}
     if "workload=mine" in block.text:
-        (record,) = records
+        (record,) = [json.loads(path.read_text()) for path in project.glob("logs/mine/runs/*/run.json")]
         assert (record["workload"], record["steps"], record["exit_code"]) == ("mine", 20, 0)
         assert "test/loss" in record["metrics"]
 
