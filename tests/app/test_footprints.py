@@ -14,6 +14,7 @@ from tests.end_to_end.commands import ROOT, only_folder, record_of, run
 from wellfed.app import fit, plan
 from wellfed.config.compose import compose
 from wellfed.errors import ConfigError, DataError
+from wellfed.loading import longest
 
 MODULE = """
 import random
@@ -59,8 +60,48 @@ class Rows:
         return {"x": torch.full((8,), float(index))}
 
 
+class Texts(Rows):
+    def __init__(self, late):
+        super().__init__(64)
+        self.late = late
+
+    def __getitem__(self, index):
+        return torch.ones(5000 if self.late in (index, "all") else 5, 8)
+
+
+def padded(samples):
+    return {"x": nn.utils.rnn.pad_sequence(samples, batch_first=True)}
+
+
+class Stream:
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        for number in range(6):
+            torch.rand(1), random.random()
+            yield {"x": torch.ones(16, 5000 if number == 4 else 5, 8)}
+
+
+class Splitting(Rows):
+    def split(self, batch, sizes):
+        return [{"x": x} for x in batch["x"].split(sizes)]
+
+
 def datasets(n=64):
     return Datasets(Rows(n))
+
+
+def texts(late):
+    return Datasets(Texts(late), collate=padded)
+
+
+def stream():
+    return Datasets(Stream())
+
+
+def splitting():
+    return Datasets(Splitting(64))
 """
 WORKLOAD = {
     "name": "rows",
@@ -126,6 +167,49 @@ def test_a_model_that_exits_does_not_end_the_command(typed, capsys):
 def test_a_model_without_sizes_is_refused(typed):
     with pytest.raises(ConfigError, match=r"without a shape until the first batch \(Lazy\*\): net\.weight\. Give"):
         plan.make(compose([*typed, "+workload.model.does=lazy"]))
+
+
+def test_a_later_longer_batch_is_planned_for(typed, capsys, monkeypatch):
+    monkeypatch.setattr(longest, "ALIKE_S", longest.MOST_S * 60)  # a machine under load looks at fewer
+    monkeypatch.setattr(longest, "MOST_S", longest.MOST_S * 60)
+
+    def told(late):
+        # In order, and 64 samples: limits count the run's batches, not those of the look.
+        words = ["trainer.overfit_batches=4", "workload.data._target_=theirs.texts", f"+workload.data.late={late}"]
+        found = planned(typed, capsys, *words)
+        return found["parts"], found["plan"]["memory.micro_batch"]["because"]
+
+    short, all_long, once_long = told("none"), told("all"), told(60)
+    assert once_long[0] == all_long[0]
+    assert once_long[0]["activations"] > 100 * short[0]["activations"]
+    for_samples = ", for samples as in the longest of 8 small batches (160 B to 156.2 KiB each)"
+    assert once_long[1].endswith(for_samples)
+    assert "for samples" not in short[1] + all_long[1]
+
+
+def test_the_longest_batch_is_the_same_in_every_run(typed, tmp_path, monkeypatch):
+    monkeypatch.setattr(longest, "ALIKE_S", longest.MOST_S * 60)
+    monkeypatch.setattr(longest, "MOST_S", longest.MOST_S * 60)
+    words = ["workload.data._target_=theirs.texts", "+workload.data.late=60"]
+    for _ in range(3):
+        plan.make(compose([*typed, *words]))
+    assert len([*(tmp_path / "cache" / "footprints").iterdir()]) == 1
+
+
+def test_of_an_iterable_the_first_batch_alone_is_looked_at_and_nothing_is_drawn(typed):
+    words = [*typed, "workload.data._target_=theirs.stream"]
+    plan.make(compose(words))  # imports, which may draw
+    drawn = []
+    for more in ([], ["trainer.limit_batches=1"]):
+        found = plan.make(compose([*words, *more])).plan
+        drawn.append((random.random(), torch.rand(1).item()))
+        assert found.predicted_peak_gib is not None
+        assert ", for samples as in " not in found.knobs["memory.micro_batch"].because
+    assert drawn[0] == drawn[1]
+
+
+def test_data_that_splits_its_batches_is_still_predicted(typed, capsys):
+    assert planned(typed, capsys, "workload.data._target_=theirs.splitting")["predicted_peak_gib"] > 0
 
 
 @pytest.mark.parametrize("samples", [0, 5])

@@ -86,6 +86,14 @@ def test_a_typo_is_told_as_training_tells_it_before_torch_is_there():
     assert "Did you mean gpu=8gb?" in done.stderr
 
 
+def test_planning_imports_no_lightning_and_what_the_model_needs_alone():
+    words = [*SMALL, "gpu=8gb", "workload.model.text=none"]
+    dear = {"lightning", "transformers", "torchmetrics", "matplotlib", "wandb"}
+    script = f"import sys; from wellfed.app.cli import main; main(['plan', *{words}]); print({dear} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "set()", done.stderr
+
+
 def test_a_plan_that_is_written_is_the_same_plan_again(tmp_path, monkeypatch, capsys):
     configs = shutil.copytree(ROOT / "configs", tmp_path / "configs")
     for module in ("session", "experiment_file"):

@@ -4,7 +4,7 @@ from torch import nn
 
 from wellfed.contract import Features
 from wellfed.memory import features as room
-from wellfed.memory.features import hold
+from wellfed.memory.features import blank, hold
 
 CPU = torch.device("cpu")
 NUM_ROWS = 700  # more than two chunks
@@ -77,6 +77,17 @@ def test_the_table_keeps_the_type_of_the_rows():
 def test_no_rows_are_refused():
     with pytest.raises(ValueError, match="0 rows"):
         hold(Features(0, 0, lambda indices: indices), "cache", CPU)
+
+
+@pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
+def test_a_blank_source_gives_rows_of_the_same_kind_and_computes_one(encoder, mode):
+    indices = torch.tensor([0, NUM_ROWS - 1])
+    real, made = hold(features(encoder), mode, CPU), blank(features(encoder), mode, CPU)
+    expected = real.rows(indices)
+    encoder.asked.clear()
+    rows = blank(features(encoder), mode, CPU).rows(indices)
+    assert (rows.shape, rows.dtype, type(made)) == (expected.shape, expected.dtype, type(real))
+    assert encoder.asked == ([2] if mode == "dynamic" else [1])
 
 
 @pytest.mark.gpu

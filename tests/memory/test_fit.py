@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from wellfed.memory.fit import ROUND_STEPS, TensorMeter, find_micro_batch, row
+from wellfed.memory.fit import ROUND_STEPS, CudaMeter, TensorMeter, find_micro_batch, row
 from wellfed.memory.size_search import LIMIT_FRAC, Peak, Probe
 
 WIDTH, HIDDEN = 64, 4096
@@ -158,3 +158,14 @@ def test_a_sample_is_taken_again_and_again_and_memory_is_that_of_all_tensors():
 def test_a_sample_that_is_no_batch_is_refused():
     with pytest.raises(TypeError, match="Give a function that makes a batch"):
         find_micro_batch(lambda batch: None, [1, 2], budget_gib=1, meter=TensorMeter(list))
+
+
+@pytest.mark.gpu
+def test_what_a_card_has_is_less_than_all_of_it_and_counts_what_is_held_here():
+    device = torch.device("cuda", 0)
+    meter = CudaMeter(device)
+    before = meter.room()
+    held = torch.empty(2**28, dtype=torch.uint8, device=device)
+    assert before < torch.cuda.get_device_properties(device).total_memory
+    assert meter.room() == pytest.approx(before, abs=2**26)
+    del held

@@ -16,7 +16,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.hardware.facts import MachineFacts
-from wellfed.lit import trainer as lit
+from wellfed.lit.unimported import is_lightning_module
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.build import EvalLoader, IterableLoader, TrainLoader, train_loader
 from wellfed.loading.trial import Trial, copied, run_trial
@@ -62,7 +62,7 @@ def make_parts(config: RunConfig) -> Parts:
             ]
         )
     model = build(workload.model, "workload.model", **data.model_args)
-    if lit.is_lightning_module(model):
+    if is_lightning_module(model):
         return Parts(data, model, None, is_lightning_module=True)
     _check_model(model, workload.model.get("_target_"))
     if workload.optimizer is None:

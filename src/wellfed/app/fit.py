@@ -68,13 +68,13 @@ def run(
     Raises:
         ConfigError, DataError: nothing can be run.
     """
-    # Torch and Lightning from here on: --help and a typo need neither.
+    # Torch from here on: --help and a typo need neither.
     import torch
 
     from wellfed.app.assemble import make_parts
     from wellfed.app.planner import Planner
     from wellfed.app.training_step import TrainingStep
-    from wellfed.lit.trainer import seed_everything
+    from wellfed.lit.unimported import seed_everything
     from wellfed.memory.cap import cap_cuda
     from wellfed.memory.fit import CudaMeter, TensorMeter, find_micro_batch
     from wellfed.memory.footprint import NoEstimate

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+import math
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from torch import nn, optim
 
 from wellfed.app import assemble
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import RunConfig, TrainerConfig
 from wellfed.contract import Batch, FeatureSource
 from wellfed.lit.step import Preparation, parameter_groups
 from wellfed.loading import batches
 from wellfed.loading.build import Delivery
 from wellfed.loading.builder import first_line
+from wellfed.loading.longest import Longest, longest_batch
 from wellfed.loading.trial import copied, nothing_changes
 from wellfed.memory import estimate
 from wellfed.memory.apart import apart
@@ -24,9 +27,10 @@ from wellfed.memory.footprint import Footprint, NoEstimate
 from wellfed.memory.footprint_cache import cached_measure
 from wellfed.memory.rehearsal import Task
 from wellfed.planning.planned import RunPlan
+from wellfed.units import show_bytes
 
 SAMPLES = 8
-"""Samples of the first batch that stand for all: larger batches are the same ones again."""
+"""Of a batch that is looked at. Those of the longest one stand for all: larger batches are the same ones again."""
 
 
 class Footprints:
@@ -53,6 +57,7 @@ class Footprints:
         """What it keeps of a rehearsal (a tensor made once) must not reach training."""
         self._known: dict[tuple[str | None, bool], Footprint | NoEstimate] = {}
         self._make_batch: Callable[[int], Batch] | NoEstimate | None = None
+        self._longest: Longest | None = None
 
     def __call__(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
         """Rehearsed at the first question, remembered after."""
@@ -89,8 +94,17 @@ class Footprints:
         delivery = Delivery(batch, epoch=0, index=0, total=batches.batch_size(batch))
         return Preparation(self._train, self._config.seed)(batch, delivery, 0, source)
 
+    @property
+    def looked_at(self) -> str:
+        """Which samples stand for all, where they differ in length; empty where they do not, or nobody asked yet."""
+        found = self._longest
+        if found is None or not found.is_longer:
+            return ""
+        shortest, longest = show_bytes(found.shortest_bytes), show_bytes(found.longest_bytes)
+        return f"for samples as in the longest of {found.num_batches} small batches ({shortest} to {longest} each)"
+
     def batches(self) -> Callable[[int], Batch] | NoEstimate:
-        """Makes batches of any size, of the first samples of the training data, on the CPU."""
+        """Makes batches of any size on the CPU, out of the longest of the first samples of the training data."""
         if self._make_batch is None:
             self._make_batch = self._batches()
         return self._make_batch
@@ -101,15 +115,36 @@ class Footprints:
                 assemble.make_one_off_loader(self._config, self._plan, replace(self._parts.data, train=self._train))
             if callable(getattr(self._train, "split", None)):  # its parts need not share the first dimension
                 return self._first_batch
-            return estimate.repeated(self._first_batch(min(SAMPLES, self._samples)), batches.map_tensors)
+            with self._deliveries(min(SAMPLES, self._samples)) as deliveries:
+                # A copy of an iterable may share its source with the one that trains: no more than must be is taken.
+                is_map_style = hasattr(self._train, "__getitem__")
+                self._longest = longest_batch(deliveries if is_map_style else islice(deliveries, 1))
+            return estimate.repeated(self._longest.batch, batches.map_tensors)
         except Exception as error:  # noqa: BLE001  training asks for the same samples and tells
             return NoEstimate(f"no batch could be built: {first_line(error)}")
 
     def _first_batch(self, size: int) -> Batch:
-        """Built by whoever is to build batches in training: a sample may end the process that loads it."""
+        with self._deliveries(size) as deliveries:
+            return next(deliveries).batch
+
+    @contextmanager
+    def _deliveries(self, size: int) -> Iterator[Iterator[Delivery]]:
+        """Batches of ``size`` samples, built by whoever is to build batches in training: a sample may end the process
+        that loads it."""
         workload = replace(self._config.workload, effective_batch_size=size)
-        config = replace(self._config, workload=workload, trainer=replace(self._config.trainer, devices=1))
+        config = replace(self._config, workload=workload, trainer=self._trainer(size))
         data = replace(self._parts.data, train=self._train)
         deliveries: Any = iter(assemble.make_one_off_loader(config, self._plan, data))
         with nothing_changes(), closing(deliveries):
-            return next(deliveries).batch
+            yield deliveries
+
+    def _trainer(self, size: int) -> TrainerConfig:
+        """Limits count batches: the same samples are more of smaller ones, unless the data brings its own."""
+        asked, is_map_style = self._config.trainer, hasattr(self._train, "__getitem__")
+        times = math.ceil(self._config.workload.effective_batch_size / size) if is_map_style else 1
+
+        def more(limit: int | None) -> int | None:
+            return None if limit is None else times * limit
+
+        limit_batches, overfit_batches = more(asked.limit_batches), more(asked.overfit_batches)
+        return replace(asked, devices=1, limit_batches=limit_batches, overfit_batches=overfit_batches)

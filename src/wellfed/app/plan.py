@@ -104,10 +104,10 @@ def make(composed: Composed[RunConfig]) -> Planned:
     Raises:
         ConfigError, DataError: there is no such plan.
     """
-    # Torch and Lightning from here on: --help and a typo need neither.
+    # Torch from here on: --help and a typo need neither.
     from wellfed.app.assemble import make_parts
     from wellfed.app.planner import Planner
-    from wellfed.lit.trainer import seed_everything
+    from wellfed.lit.unimported import seed_everything
 
     config, choices = composed.config, composed.choices
     profile = choices.get("gpu", "auto")

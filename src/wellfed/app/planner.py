@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
+import torch
 from torch.nn.parameter import is_lazy
 
 from wellfed.app import assemble
 from wellfed.app.footprints import Footprints
+from wellfed.app.probe import probed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.hardware.facts import MachineFacts
@@ -42,12 +44,26 @@ class Planner:
         rough = self.rough()
         estimate = None if self.device.budget_gib is None else self.estimate(rough)
         trial = assemble.try_loader(self.config, self.choices, self.facts, rough, self.parts, rank=rank)
-        plan = self._plan(self.config, self.device, trial=trial, estimate=estimate)
+        plan = _looked_at(self._plan(self.config, self.device, trial=trial, estimate=estimate), estimate)
         if plan.misfit is None:
-            return plan
+            if estimate is None or not self._may_probe(plan):
+                return plan
+            return probed(self.config, plan, self.parts, estimate, torch.device("cuda", 0))
         if plan["trainer.accelerator"] == "gpu" or plan.cap:
             raise ConfigError([plan.misfit])
         return replace(plan, warnings=(*plan.warnings, f"On the card that was named this does not fit: {plan.misfit}"))
+
+    def _may_probe(self, plan: RunPlan) -> bool:
+        """One GPU whose micro-batch is open; compiling twice would take longer than what a probe may save."""
+        model = self.model_facts()
+        return (
+            plan["trainer.accelerator"] == "gpu"
+            and plan["trainer.devices"] == 1
+            and plan["gpu.compile"] == "none"
+            and plan.knobs["memory.micro_batch"].source == "predicted"
+            and plan.predicted_peak_gib is not None
+            and not (model.has_batch_norm or model.is_lightning_module)
+        )
 
     def rough(self) -> RunPlan:
         """The plan by rules of thumb.
@@ -78,7 +94,7 @@ class Planner:
             ConfigError: what is asked for can't be done.
         """
         estimate = self.estimate(self.rough())
-        plan = self._plan(self.config, self.device, estimate=estimate)
+        plan = _looked_at(self._plan(self.config, self.device, estimate=estimate), estimate)
         return plan, self._by_devices(estimate) if self.config.trainer.devices > 1 else []
 
     def _by_devices(self, estimate: Estimate) -> list[RunPlan]:
@@ -112,3 +128,12 @@ class Planner:
     def _run(self, config: RunConfig, device: RunPlan, **known: object) -> RunPlan | list[Fault]:
         run: Callable[..., RunPlan | list[Fault]] = partial(plan_run, config, self.choices, self.facts, device)
         return run(assemble.data_facts(self.parts), self.model_facts(), **known)
+
+
+def _looked_at(plan: RunPlan, estimate: Footprints | None) -> RunPlan:
+    """The plan whose predicted peak says for which samples it was predicted, where they differ."""
+    if estimate is None or plan.predicted_peak_gib is None or not estimate.looked_at:
+        return plan
+    micro = plan.knobs["memory.micro_batch"]
+    said = replace(micro, because=f"{micro.because}, {estimate.looked_at}")
+    return replace(plan, knobs={**plan.knobs, "memory.micro_batch": said})

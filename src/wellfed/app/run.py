@@ -30,8 +30,8 @@ from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
+from wellfed.lit.unimported import seed_everything
 from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.device import plan_device
@@ -111,7 +111,7 @@ class Run:
     def _stages(self) -> None:
         facts, device = self._look_at_machine()
         if self._parts is None:
-            lit.seed_everything(self._config.seed)
+            seed_everything(self._config.seed)
         # torch counts the host's cores; more threads than the quota only take turns, and wait for one another.
         torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
         parts = self._parts or assemble.make_parts(self._config)

@@ -1,8 +1,8 @@
-"""One optimizer step of the configured model on one device, without a trainer: what `fit` runs."""
+"""One optimizer step of the configured model on one device, without a trainer: what `fit` and `probe` run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -11,12 +11,12 @@ from torch import Tensor
 
 from wellfed.app import assemble
 from wellfed.config.schema import RunConfig
-from wellfed.contract import Batch
+from wellfed.contract import Batch, Features, FeatureSource
 from wellfed.lit.step import Loss, Preparation, parameter_groups
 from wellfed.loading import batches
 from wellfed.loading.build import Delivery
 from wellfed.memory.checkpointing import checkpoint_blocks
-from wellfed.memory.features import DeviceTable, hold
+from wellfed.memory.features import DeviceTable, Mode, hold
 from wellfed.planning.planned import RunPlan
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -25,17 +25,24 @@ _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 class TrainingStep:
     """Moves the model to ``device``, fills the feature table, and steps; call it with a batch that `place` gave."""
 
-    def __init__(self, config: RunConfig, plan: RunPlan, parts: assemble.Parts, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: RunPlan,
+        parts: assemble.Parts,
+        device: torch.device,
+        fill: Callable[[Features, Mode, torch.device], FeatureSource] = hold,
+    ) -> None:
         self.device, self._precision = device, plan["gpu.precision"]
         self._model = parts.model.to(device)
         if self._precision == "bf16-true":
             self._model.to(torch.bfloat16)
         if plan["memory.checkpoint_activations"]:
             checkpoint_blocks(self._model)
-        self._features = None
+        self._features: FeatureSource | None = None
         if parts.features is not None:
             self._model.eval()
-            self._features = hold(parts.features, plan["memory.features"] or "dynamic", device)
+            self._features = fill(parts.features, plan["memory.features"] or "dynamic", device)
         self._model.train()
         self._prepare = Preparation(parts.data.train, config.seed)
         self._loss = Loss(self._model, plan["gpu.compile"], lambda message: None)

@@ -23,7 +23,7 @@ from wellfed.errors import ConfigError, Fault, WellfedError
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.lit.trainer import seed_everything
+from wellfed.lit.unimported import seed_everything
 from wellfed.planning.device import plan_device
 from wellfed.planning.planned import RunPlan
 

@@ -106,16 +106,6 @@ class NoProfiler(PassThroughProfiler):
         return self._nothing
 
 
-def seed_everything(seed: int) -> None:
-    """Seed python, numpy and torch for this process, and the processes it starts."""
-    pl.seed_everything(seed % 2**32, verbose=False)
-
-
-def is_lightning_module(model: Any) -> bool:
-    """Whether the user brings a finished LightningModule, which runs its own step."""
-    return isinstance(model, pl.LightningModule)
-
-
 def quiet_lightning() -> None:
     """Lightning's notes go to our log file; tips about its own products go nowhere."""
     for name in ("lightning.pytorch", "lightning.fabric", "lightning"):

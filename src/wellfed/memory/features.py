@@ -73,3 +73,14 @@ def hold(features: Features, mode: Mode, device: torch.device) -> FeatureSource:
     if table is None:
         raise ValueError("A workload offers features of 0 rows.")
     return DeviceTable(table) if mode == "cache" else HostTable(table, device)
+
+
+def blank(features: Features, mode: Mode, device: torch.device) -> FeatureSource:
+    """As `hold`, of the same size and without the work: all rows are zeros."""
+    if mode == "dynamic":
+        return Computed(features)
+    with torch.no_grad():
+        row = features.rows(torch.zeros(1, dtype=torch.long, device=device))
+    home = device if mode == "cache" else torch.device("cpu")
+    table = torch.zeros((features.num_rows, *row.shape[1:]), dtype=row.dtype, device=home)
+    return DeviceTable(table) if mode == "cache" else HostTable(table, device)

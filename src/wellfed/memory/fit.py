@@ -46,6 +46,10 @@ class Meter(Protocol):
         """Give back what nothing holds any more."""
         ...
 
+    def room(self) -> int | None:
+        """Bytes that this process could have of the device in all; None where nothing tells."""
+        ...
+
 
 class CudaMeter:
     """torch's caching allocator. Forward and backward end where an optimizer's step begins."""
@@ -83,6 +87,10 @@ class CudaMeter:
         gc.collect()
         torch.cuda.empty_cache()
 
+    def room(self) -> int | None:
+        """What the allocator holds, and what is free: CUDA's context is there by now and counts in neither."""
+        return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
+
 
 class TensorMeter:
     """Bytes of all live tensors, on any device: on a CPU, what a card's allocator would be asked for."""
@@ -115,6 +123,10 @@ class TensorMeter:
     def free(self) -> None:
         """Collects what only cycles hold."""
         gc.collect()
+
+    def room(self) -> int | None:
+        """A card's is not known here."""
+        return None
 
 
 def find_micro_batch(
