@@ -102,7 +102,7 @@ class Run:
             self._stop.is_finishing = True
             outcome = outcome_of(error, has_trained=self.has_trained)
             self._tell(outcome, error)
-        if outcome.exit_code == EXIT_NOTHING_RUN:
+        if outcome.exit_code == EXIT_NOTHING_RUN and self._measure is None:
             self._journal.sink.finish({}, outcome.exit_code)
         else:
             self._finish(outcome)

@@ -57,6 +57,8 @@ CONFIRMED = 3
 CONFIRM_ROUNDS = 3
 """...so often, in turn: a machine that slows down slows all of them."""
 _GUESSED_TRIAL_S = 5
+_MANY = 20
+"""Points that take seconds to compose."""
 _NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -152,6 +154,7 @@ class _Sweep:
             machine="",
         )
         self._screen = SweepScreen(folder, self._file.sample_unit, grid.axes)
+        self._found = ledger.read(folder)
         self._ready: dict[str, _Ready] = {}
         """Points that compose and, once planned, fit; by id."""
         self._begun: dict[str, Row] = {}
@@ -169,7 +172,7 @@ class _Sweep:
 
         with closing(Stems(trial.prepare, trial.work, self._log, self._config.timeout_s)) as stems:
             if MAY_FORK:
-                self._plan(stems, self._missing())
+                self._plan(stems, [*self._missing(), *self._best_ready()])
             self._file.write(self._folder)
             if self._run_missing(stems):
                 self._confirm(stems)
@@ -184,8 +187,7 @@ class _Sweep:
 
     def _say_what_changed(self) -> None:
         """A ledger that is there already is gone on with; what makes its rows another matter is said."""
-        found = ledger.read(self._folder)
-        for number in found.damaged:
+        for number in self._found.damaged:
             self._screen.say(f"{ledger.FILE_NAME}: line {number} is cut or no row; its trial runs again.")
         try:
             earlier = SweepFile.read(self._folder)
@@ -194,7 +196,8 @@ class _Sweep:
         except (OSError, ValueError) as error:
             self._screen.say(f"{error} It is written anew.")
             return
-        now, before, known = set(self._file.points), set(earlier.points), found.latest().keys()
+        self._file = replace(self._file, machine=earlier.machine)
+        now, before, known = set(self._file.points), set(earlier.points), self._found.latest().keys()
         if now == before:
             self._screen.say(f"Going on in {self._folder}: {len(now & known)} of {len(now)} points have a row.")
         else:
@@ -210,14 +213,16 @@ class _Sweep:
 
     def _adopt(self) -> None:
         """Rows of trials that ended just when the sweep was killed."""
-        known = ledger.read(self._folder).latest()
+        known = self._found.latest()
         rows = (
             recorded_row(self._row(point, "trial"), self._folder) for point in self._points if point.id not in known
         )
-        ledger.append(self._folder, [row for row in rows if row is not None])
+        self._append(*(row for row in rows if row is not None))
 
     def _compose(self) -> None:
         """Each point's configuration, or its row."""
+        if len(self._points) > _MANY:
+            self._screen.say(f"Composing {counted(len(self._points), 'point')}")
         for point in self._points:
             try:
                 composed = self._multirun.compose(point.overrides, self._folder / point.id)
@@ -232,11 +237,11 @@ class _Sweep:
         from wellfed.sweep.stem import StemFailed
 
         groups: dict[str, list[str]] = {}
-        for point in points:
+        for point in dict.fromkeys(points):
             groups.setdefault(trial.what_is_shared(self._ready[point].composed.config), []).append(point)
-        if points:
+        if groups:
             different = f" of {len(groups)} different data or models" if len(groups) > 1 else ""
-            self._screen.say(f"Planning {counted(len(points), 'point')}{different}")
+            self._screen.say(f"Planning {counted(sum(map(len, groups.values())), 'point')}{different}")
         for shared, members in groups.items():
             left = members
             try:
@@ -266,8 +271,8 @@ class _Sweep:
             machine, plans = {}, []
         shutil.rmtree(folder, ignore_errors=True)
         if machine:
-            self._file = replace(self._file, machine=machine["machine"])
             self._gpus = visible(os.environ, machine["num_gpus"])
+            self._note_machine(machine["machine"])
         for plan in plans:
             ready = self._ready[plan["point"]]
             if plan["problem"] is not None:
@@ -278,19 +283,29 @@ class _Sweep:
                 self._ready[plan["point"]] = replace(ready, **known)
         return list(points[len(plans) + 1 :])
 
+    def _note_machine(self, machine: str) -> None:
+        if self._file.machine not in ("", machine):
+            self._screen.say(
+                f"This is another machine than before ({self._file.machine} -> {machine}): rates of two machines are "
+                "no comparison. Take another sweep.name to keep them apart."
+            )
+        self._file = replace(self._file, machine=machine)
+
     def _missing(self) -> list[str]:
-        retry = [status.value for status in self._config.retry]
-        missing = ledger.missing(self._file.points, ledger.read(self._folder), retry)
+        missing = ledger.missing(self._file.points, self._found, self._retry)
         return [point for point in missing if point in self._ready]
+
+    @property
+    def _retry(self) -> list[str]:
+        return [status.value for status in self._config.retry]
 
     # -- trials ---------------------------------------------------------------------------------------------------
 
     def _run_missing(self, stems: Stems) -> bool:
         """False: stopped at the first that did not end well."""
-        rows = ledger.read(self._folder).latest()
-        refused = [point for point in self._file.points if point not in self._ready]
+        refused = len(self._points) - len(self._ready)
         if self._config.fail_fast and refused:
-            self._screen.say(f"sweep.fail_fast=true: {rows[refused[0]].error['message']}")  # type: ignore[index]
+            self._screen.say(f"sweep.fail_fast=true, and {counted(refused, 'point')} can't be run: none is started.")
             return False
         missing = self._missing()
         self._screen.begin(len(missing), self._best())
@@ -315,20 +330,19 @@ class _Sweep:
 
     def _confirm(self, stems: Stems) -> None:
         """The best, measured again in turn; rounds in which all of them have been count, whenever they were."""
-        best = [row.point for row in self._by_rate() if row.point in self._ready][:CONFIRMED]
+        best = self._best_ready()
         if len(best) < 2 or self._launch is not None:
             return
-        done = min(len(ledger.read(self._folder).of(point, "confirm")) for point in best)
+        done = min(len(self._found.of(point, "confirm")) for point in best)
         # Every other round backwards: nobody always follows the same one.
         trials = [
             point for number in range(done, CONFIRM_ROUNDS) for point in (best if number % 2 == 0 else best[::-1])
         ]
         if not trials:
             return
-        self._plan(stems, [point for point in best if self._ready[point].num_gpus is None])
         self._screen.begin(len(trials), self._best(), "Measuring the best again, in turn")
-        for point in trials:  # one at a time: each attempt has a folder of its own
-            if point in self._ready and not self._run(stems, [self._trial(point, "confirm")]):
+        for point in trials:  # one at a time: nothing disturbs a measurement
+            if not self._run(stems, [self._trial(point, "confirm")]):
                 return
 
     def _run(self, stems: Stems, trials: Sequence[Trial]) -> bool:
@@ -394,7 +408,7 @@ class _Sweep:
 
     def _row(self, point: Point, kind: Literal["trial", "confirm"]) -> Row:
         """What is known of a trial before it starts."""
-        attempt = len(ledger.read(self._folder).of(point.id, kind)) + 1
+        attempt = len(self._found.of(point.id, kind)) + 1
         return Row(
             point=point.id,
             kind=kind,
@@ -406,20 +420,29 @@ class _Sweep:
         )
 
     def _refuse(self, point: Point, status: Status, problem: str, predicted_peak_gib: float | None = None) -> None:
-        """A row for what is not run; once, however often the command is given."""
+        """A row for what is not run; once, however often the command is given, and never in place of a measured one."""
         row = refused_row(self._row(point, "trial"), status, problem)
         row = replace(row, folder="", predicted_peak_gib=predicted_peak_gib)
-        last = ledger.read(self._folder).latest().get(point.id)
-        if last is None or (last.status, last.error) != (row.status, row.error):
-            ledger.append(self._folder, [row])
         self._screen.refused(row)
+        last = self._found.latest().get(point.id)
+        is_measured = last is not None and last.status == "ok" and "ok" not in self._retry
+        if not is_measured and (last is None or (last.status, last.error) != (row.status, row.error)):
+            self._append(row)
 
     def _note(self, row: Row) -> None:
-        ledger.append(self._folder, [row])
+        self._append(row)
         self._screen.ended(row, self._best())
 
+    def _append(self, *rows: Row) -> None:
+        ledger.append(self._folder, rows)
+        self._found = replace(self._found, rows=(*self._found.rows, *rows))
+
+    def _best_ready(self) -> list[str]:
+        """Those that are measured again, fastest first."""
+        return [row.point for row in self._by_rate() if row.point in self._ready][:CONFIRMED]
+
     def _by_rate(self) -> list[Row]:
-        rows = ledger.read(self._folder).latest()
+        rows = self._found.latest()
         ok = [rows[point] for point in self._file.points if point in rows and rows[point].status == "ok"]
         return sorted((row for row in ok if row.samples_per_s), key=lambda row: -(row.samples_per_s or 0))
 

@@ -133,7 +133,7 @@ def _run(
                 stop=stop,
                 began_s=began_s,
                 parts=parts,
-                measure=Measure(composed.config.sweep.trial_steps) if "sweep" in composed.choices else None,
+                measure=Measure(composed.config.sweep.trial_steps) if _is_trial(composed) else None,
             )
             exit_code = run.go()
     except Stopped as stopped:  # while torch was imported
@@ -144,9 +144,14 @@ def _run(
         if run is None or not run.has_trained:
             folder.undo()
         raise
-    if exit_code == EXIT_NOTHING_RUN or rank > 0:
+    if (exit_code == EXIT_NOTHING_RUN and not _is_trial(composed)) or rank > 0:
         folder.undo()
     return exit_code
+
+
+def _is_trial(composed: Composed[RunConfig]) -> bool:
+    """Of a sweep: it has a record whatever becomes of it."""
+    return "sweep" in composed.choices
 
 
 def _write_first(composed: Composed[RunConfig], folder: Path, run_record: record.RunRecord) -> None:

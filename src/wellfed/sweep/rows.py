@@ -73,8 +73,17 @@ def recorded_row(row: Row, sweep: Path) -> Row | None:
     found = _read(sweep / row.folder)
     if found is None or found["status"] in ("running", "killed", "interrupted"):
         return None
-    exit_code = found["exit_code"] if found["exit_code"] is not None else 1
-    return ended_row(row, sweep, exit_code=exit_code, seconds=found["duration_s"], timed_out=False)
+    status, error = _as_told(found)
+    known = {"exit_code": found["exit_code"], "seconds": found["duration_s"]}
+    stderr = () if status == "ok" else tuple(last_lines(sweep / row.folder / ERR, _STDERR_LINES))
+    return with_figures(replace(row, status=status, error=error, stderr=stderr, **known), found)
+
+
+def _as_told(found: Mapping[str, Any]) -> tuple[Status, dict[str, Any] | None]:
+    """What a finished record says; a configuration that was refused before the first batch is no failure."""
+    error = found["error"]
+    is_refused = found["exit_code"] == EXIT_NOTHING_RUN and error is not None and error["kind"] == "config"
+    return "invalid" if is_refused else found["status"], error
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
@@ -100,7 +109,7 @@ def _verdict(
             )
         return "failed", _error("code", f"crashed: {number.name}", "Native code of the model, the data or a driver.")
     if found is not None and found["status"] not in ("running", "killed"):
-        return found["status"], found["error"]
+        return _as_told(found)
     if exit_code == EXIT_NOTHING_RUN:
         return "invalid", _error("config", "", "")
     if exit_code == EXIT_OUT_OF_MEMORY:
