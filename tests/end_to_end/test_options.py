@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.end_to_end.commands import only_folder, record_of, run, train
+from tests.end_to_end.commands import Done, only_folder, record_of, run, train
 
 QUICK = ("trainer.max_steps=4", "logger=none", "telemetry=none")
 
@@ -124,7 +124,7 @@ def mine(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def own(mine: Path, workload: str, *arguments: str):
+def own(mine: Path, workload: str, *arguments: str) -> Done:
     return run(
         "train.py",
         "--config-dir",

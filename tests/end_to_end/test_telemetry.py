@@ -62,7 +62,8 @@ def test_two_different_gpus_are_watched_under_cudas_numbers(tmp_path: Path, fake
         tmp_path / "calls",
         CUDA_VISIBLE_DEVICES="GPU-rtx,GPU-h200",
     )
-    done = train("telemetry=dense", "trainer.max_steps=120", cwd=tmp_path, **variables)
+    arguments = ("telemetry=dense", "telemetry.ceiling_steps=60", "trainer.max_steps=120")
+    done = train(*arguments, cwd=tmp_path, fresh=True, **variables)
     assert done.code == 0, done.text
     folder = only_folder(tmp_path)
     record = record_of(folder)
@@ -128,7 +129,7 @@ def test_a_driver_that_is_not_loaded_is_told_of_once(tmp_path: Path, fake_driver
 def test_a_driver_that_hangs_costs_figures_and_no_time(tmp_path: Path, fake_driver: FakeDriver) -> None:
     scenario = Scenario([H200], hangs=[Hang("nvmlDeviceGetMemoryInfo_v2", 600.0, from_s=3.0)])
     began_s = time.monotonic()
-    done = train("telemetry.interval_s=0.1", "trainer.max_epochs=100000", "trainer.max_time_s=12", cwd=tmp_path,
+    done = train("telemetry.interval_s=0.1", "trainer.max_epochs=100000", "trainer.max_time_s=8", cwd=tmp_path,
                  **driver(fake_driver, scenario))  # fmt: skip
     assert time.monotonic() - began_s < 120
     folder = only_folder(tmp_path)

@@ -1,0 +1,102 @@
+"""Runs scripts of ``src/`` in forked copies of a Python that has imported torch and Lightning already.
+
+Its own script, started by ``commands.Warm``: a line of JSON on stdin is a command or asks for the end of one, a line on
+stdout answers with its process or its exit code. A copy is what ``python src/train.py ...`` is but for its imports: own
+environment, folder, streams and exit code; its main module is the script, and it ends as Python ends. What is read when
+a process starts or torch is imported (OMP_NUM_THREADS, PYTHONHASHSEED) is as in this process; of LD_LIBRARY_PATH the
+NVIDIA driver alone is taken.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+IMPORTED = (
+    "transformers.models.gpt2.modeling_gpt2",
+    "wandb",
+    "wellfed.app.evaluate",
+    "wellfed.app.run",
+    "workloads.recsys.data",
+    "workloads.recsys.model",
+)
+"""What a run imports, with all that these import."""
+
+
+def import_path(environ: dict[str, str]) -> list[str]:
+    """PYTHONPATH as the interpreter reads it."""
+    given = environ.get("PYTHONPATH", "")
+    return [os.path.abspath(path) for path in given.split(os.pathsep)] if given else []
+
+
+def unfit() -> str:
+    """Why a copy of this process may not do what a new one does; empty if it may."""
+    num_threads = len(os.listdir("/proc/self/task"))
+    if num_threads > 1:  # they would be missing in a copy, with whatever locks they hold
+        return f"{num_threads} threads run"
+    files = [os.path.realpath(f"/proc/self/fd/{name}") for name in os.listdir("/proc/self/fd")]
+    if any(file.startswith("/dev/nvidia") for file in files):
+        return "CUDA was started, and a copy can't use it"
+    return ""
+
+
+def become(request: dict[str, Any], paths: list[str]) -> None:
+    """Make this process what the command's own would be when its script starts."""
+    for descriptor, name, flags in (
+        (0, os.devnull, os.O_RDONLY),
+        (1, request["out"], os.O_WRONLY | os.O_CREAT),
+        (2, request["err"], os.O_WRONLY | os.O_CREAT),
+    ):
+        opened = os.open(name, flags, 0o600)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.chdir(request["cwd"])
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    tempfile.tempdir = None  # TMPDIR may be another
+    for folder in os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep):
+        if os.path.exists(driver := os.path.join(folder, "libnvidia-ml.so.1")):
+            ctypes.CDLL(driver)  # what has been loaded is found by its name from then on
+            break
+    sys.argv = request["argv"]
+    sys.path[:] = [os.path.dirname(sys.argv[0]), *import_path(request["environ"]), *paths]
+
+
+def serve() -> None:
+    """Answer commands to the end of stdin; returns in a copy too, when it has become a command."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what an import prints is no answer
+    own = [os.path.abspath(os.path.dirname(__file__)), *import_path(dict(os.environ))]
+    paths = [path for path in sys.path if os.path.abspath(path) not in own]
+    sys.path[:0] = [str(ROOT / "src")]
+    for name in IMPORTED:
+        importlib.import_module(name)
+    gc.freeze()  # or a copy would look through all of it, and so copy it, when it ends
+    print(json.dumps({"unfit": unfit()}), file=answers, flush=True)
+    while line := sys.stdin.readline():
+        request = json.loads(line)
+        if "wait_for" in request:
+            ended, status = os.waitpid(request["wait_for"], 0 if request["is_blocking"] else os.WNOHANG)
+            answer = {"code": os.waitstatus_to_exitcode(status) if ended else None}
+        elif (child := os.fork()) == 0:
+            answers.close()
+            become(request, paths)
+            return
+        else:
+            answer = {"process": child}
+        print(json.dumps(answer), file=answers, flush=True)
+    sys.exit()
+
+
+if __name__ == "__main__":
+    serve()
+    runpy.run_path(sys.argv[0], run_name="__main__")
