@@ -15,6 +15,7 @@ from typing import Any
 from wellfed import record
 from wellfed.config.schema import LoggerConfig
 from wellfed.sweep.grid import SweepFile
+from wellfed.sweep.leaderboard_files import CSV
 from wellfed.sweep.ledger import Row
 from wellfed.telemetry.metrics import TIME_AXIS, prefix
 from wellfed.tracking import wandb
@@ -23,15 +24,15 @@ from wellfed.tracking.wandb import WandbSink
 _NOT_FIGURES = ("time_s", "step", "phase", "gpu")
 
 
-def publish(folder: Path, file: SweepFile, rows: Sequence[Row], leaderboard: Path, logger: LoggerConfig) -> None:
-    """Trials that are not there yet, then the table.
+def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerConfig) -> None:
+    """Trials that are not there yet, then the table of ``leaderboard.csv``.
 
     Args:
         rows: the latest of each point.
-        leaderboard: the csv file.
 
     Raises:
         RuntimeError: wandb can't be started.
+        OSError: there is no leaderboard.
     """
     mode = wandb.decide_mode(logger.mode.value)
     group = logger.group or f"{file.workload}/{file.name}"
@@ -52,7 +53,7 @@ def publish(folder: Path, file: SweepFile, rows: Sequence[Row], leaderboard: Pat
         trial = folder / row.folder
         if row.folder and not (trial / "wandb").exists():
             _publish_trial(trial, row, open_run)
-    with leaderboard.open(encoding="utf-8", newline="") as stream:
+    with (folder / CSV).open(encoding="utf-8", newline="") as stream:
         columns, *table = csv.reader(stream)
     sink = open_run(folder, f"{file.name} leaderboard", {"sweep": json.loads(json.dumps(vars(file)))})
     sink.table("leaderboard", columns, table)

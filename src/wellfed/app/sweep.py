@@ -39,11 +39,13 @@ from wellfed.errors import (
 from wellfed.forking import MAY_FORK
 from wellfed.record import Status
 from wellfed.stop_request import Stopped, StopRequest
-from wellfed.sweep import ledger
+from wellfed.sweep import leaderboard_files, ledger
 from wellfed.sweep.grid import Grid, Point, SweepFile
+from wellfed.sweep.leaderboard import leaderboard
 from wellfed.sweep.ledger import Row
 from wellfed.sweep.rows import ended_row, recorded_row, refused_row
 from wellfed.sweep.slots import Slots, visible
+from wellfed.tracking.wandb import decide_mode
 from wellfed.units import counted, show_duration
 
 if TYPE_CHECKING:
@@ -176,7 +178,9 @@ class _Sweep:
             self._file.write(self._folder)
             if self._run_missing(stems):
                 self._confirm(stems)
-        return self._finish()
+        exit_code = self._finish()
+        self._publish()
+        return exit_code
 
     def interrupted(self) -> None:
         """What is there is kept."""
@@ -450,9 +454,31 @@ class _Sweep:
         return next(iter(self._by_rate()), None)
 
     def _finish(self) -> int:
-        """The exit code."""
+        """Ranks what is there; the exit code."""
         self._screen.end()
+        board = leaderboard(self._file, self._found)
+        try:
+            self._file.write(self._folder)  # it may have ended before there was one
+            written = leaderboard_files.write(self._folder, board)
+        except OSError as error:
+            self._screen.say(f"The leaderboard can't be written: {error}. The rows are in {ledger.FILE_NAME}.")
+        else:
+            self._screen.finished(board, written)
         return EXIT_OK if self._best() is not None else EXIT_FAILED
+
+    def _publish(self) -> None:
+        """To wandb; its troubles are no trouble of the sweep."""
+        from wellfed.app.publish import publish
+
+        logger = self._base.config.logger
+        if decide_mode(logger.mode.value) == "disabled" or self._best() is None:
+            return
+        self._screen.say("Putting the trials into wandb")
+        rows = [row for row in self._found.latest().values() if row.point in self._file.points]
+        try:
+            publish(self._folder, self._file, rows, logger)
+        except (RuntimeError, OSError) as error:
+            self._screen.say(f"{error}; the files have every figure.")
 
     def _log(self, number: int) -> Path:
         """Of what the process prints that prepares data and model."""
