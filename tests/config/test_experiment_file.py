@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from wellfed.config.compose import compose
-from wellfed.config.experiment_file import Value, check_name, write_experiment
+from wellfed.config.experiment_file import write_experiment
+from wellfed.config.option_file import Value
 from wellfed.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -66,26 +67,6 @@ def test_no_secret_is_written(configs):
     assert "api_token" not in path.read_text()
 
 
-@pytest.mark.parametrize("name", ["on", "No", "4090", "", "a/b", "../x", "null", "a b", "x.yaml"])
-def test_a_name_that_yaml_or_hydra_would_misread_is_refused(name):
-    with pytest.raises(ConfigError, match="Write --write my_"):
-        check_name(name)
-
-
-@pytest.mark.parametrize("name", ["mine", "rtx4090", "my-card_2"])
-def test_a_plain_name_will_do(name):
-    check_name(name)
-
-
-@pytest.mark.parametrize(
-    ("name", "better"), [("é", "my_e"), ("größer", "my_groer"), ("日本", "my_plan"), ("a b", "my_a_b")]
-)
-def test_the_name_that_is_proposed_will_do(name, better):
-    with pytest.raises(ConfigError, match=f"Write --write {better}\\.$"):
-        check_name(name)
-    check_name(better)
-
-
 def test_choices_that_break_a_rule_alone_are_written_with_what_was_typed(configs):
     (configs / "loader" / "odd.yaml").write_text("num_workers: 0\nprefetch_factor: 4\n")
     with pytest.raises(ConfigError, match="prefetch_factor"):
@@ -99,7 +80,7 @@ def test_what_can_not_be_written_is_told_and_leaves_nothing(configs, monkeypatch
     def refuse(*given):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.replace", refuse)
+    monkeypatch.setattr("pathlib.Path.replace", refuse)
     before = sorted((configs / "experiment").iterdir())
     with pytest.raises(ConfigError, match=r"mine\.yaml can't be written: No space left on device\. Free space"):
         written(configs, ["gpu=8gb"], {})

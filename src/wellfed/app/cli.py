@@ -25,6 +25,8 @@ class Command:
 COMMANDS = (
     Command("doctor", "wellfed.app.doctor", "the machine, the profile it maps to, what is missing"),
     Command("plan", "wellfed.app.plan", "every number of a run with its reason, without running it"),
+    Command("leaderboard", "wellfed.app.leaderboard", "the ranks of a sweep, and its files anew"),
+    Command("choose", "wellfed.app.choose", "the winner of a sweep as options of loader and memory"),
     Command("fit", "wellfed.app.fit", "the micro-batch that this device can take, by running a few sizes"),
 )
 

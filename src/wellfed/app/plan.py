@@ -13,7 +13,8 @@ from typing import IO, Any
 
 from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed, compose, masked_override
-from wellfed.config.experiment_file import Value, free_path, write_experiment
+from wellfed.config.experiment_file import free_path, write_experiment
+from wellfed.config.option_file import Value
 from wellfed.config.schema import RunConfig
 from wellfed.diagnosis.report import show_value
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError

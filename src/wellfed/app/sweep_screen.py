@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from wellfed.app.leaderboard import show
 from wellfed.app.screen import Terminal
+from wellfed.sweep.leaderboard import Leaderboard
 from wellfed.sweep.ledger import Row
 from wellfed.units import show_count, show_duration
 
@@ -70,6 +72,10 @@ class SweepScreen:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def finished(self, board: Leaderboard, written: Sequence[Path]) -> None:
+        """What was found."""
+        show(self._console, board, written)
 
     def _describe(self, best: Row | None) -> str:
         if best is None or best.samples_per_s is None:

@@ -2,49 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import yaml
+from typing import Any
 
 from wellfed.config.compose import SECRET_SHOWN, Composed, unchecked_values
+from wellfed.config.option_file import Value, check_name, comment_lines, write_files, yaml_lines
 from wellfed.config.session import default_config_dir
 from wellfed.errors import ConfigError, Fault
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_WORDS_OF_YAML = {"on", "off", "yes", "no", "true", "false", "null", "y", "n"}
 _NOT_CHOSEN = ("experiment", "debug", "sweep", "paths", "hydra", "logger")
 """Groups that an experiment does not fix: what the first two set stands among the values."""
 _OF_ONE_RUN = ("seed", "resume", "rerun", "paths", "logger", "sweep")
 """Knobs that say nothing about how a run is fed."""
-
-
-class Value(NamedTuple):
-    """What a knob gets, and why."""
-
-    value: Any
-    because: str
-
-
-def check_name(name: str) -> None:
-    """Refuse what Hydra or yaml would read as something else than a name.
-
-    Raises:
-        ConfigError: with a name that would do.
-    """
-    if _NAME.fullmatch(name) and name.lower() not in _WORDS_OF_YAML:
-        return
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()  # an accent goes, its letter stays
-    better = "my_" + (re.sub(r"\W+", "_", plain).strip("_") or "plan")
-    problem = (
-        "becomes the name of a file and an option: letters, digits, '_' and '-', not first a digit, no word of yaml."
-    )
-    raise ConfigError([Fault(f"--write {name}", problem, f"Write --write {better}.")])
 
 
 def free_path(name: str, *, replaces: bool, config_dir: Path | None = None) -> Path:
@@ -53,7 +23,7 @@ def free_path(name: str, *, replaces: bool, config_dir: Path | None = None) -> P
     Raises:
         ConfigError: the name will not do, or a file is there already and may not be replaced.
     """
-    check_name(name)
+    check_name(name, "--write")
     path = (config_dir or default_config_dir()) / "experiment" / f"{name}.yaml"
     if path.exists() and not replaces:
         raise ConfigError([Fault(f"--write {name}", f"{path} is there already.", "Add --force, or take another name.")])
@@ -92,45 +62,20 @@ def write_experiment(
         and _at(plain, dotted) != value
     }
     text = _text(heading, chosen, typed, planned)
-    _write(path, text, f"--write {name}")
+    way_out = "Free space or make its folder writable; without --write the plan is shown alone."
+    write_files({path: text}, f"--write {name}", way_out)
     return path
 
 
-def _write(path: Path, text: str, asked: str) -> None:
-    """In one go: what was there stays until all is written."""
-    temporary = path.with_suffix(".yaml.tmp")
-    try:
-        path.parent.mkdir(exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        problem = f"{path} can't be written: {error.strerror or error}."
-        way_out = "Free space or make its folder writable; without --write the plan is shown alone."
-        raise ConfigError([Fault(asked, problem, way_out)]) from error
-
-
 def _text(heading: str, chosen: Mapping[str, str], typed: Mapping[str, Any], planned: Mapping[str, Value]) -> str:
-    lines = ["# @package _global_", *(f"# {line}" for line in heading.splitlines()), "defaults:"]
+    lines = ["# @package _global_", *comment_lines(heading), "defaults:"]
     lines += [f"  - override /{group}: {option}" for group, option in sorted(chosen.items())]
     tree: dict[str, Any] = {}
     for dotted, value in typed.items():
         _put(tree, dotted, Value(value, "as given"))
     for dotted, entry in planned.items():
         _put(tree, dotted, entry)
-    return "\n".join([*lines, *_yaml_lines(tree)]) + "\n"
-
-
-def _yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
-    for key, entry in tree.items():
-        if isinstance(entry, Value):
-            yield f"{indent}# {' '.join(entry.because.split())}"
-            in_a_list = yaml.safe_dump([entry.value], default_flow_style=True, width=10**6, sort_keys=False)
-            yield f"{indent}{key}: {in_a_list.strip()[1:-1]}"
-        else:
-            yield f"{indent}{key}:"
-            yield from _yaml_lines(entry, indent + "  ")
+    return "\n".join([*lines, *yaml_lines(tree)]) + "\n"
 
 
 def _put(tree: dict[str, Any], dotted: str, value: Value) -> None:

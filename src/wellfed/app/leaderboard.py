@@ -1,0 +1,93 @@
+"""``python -m wellfed leaderboard SWEEP``: the ranks of a sweep, on the terminal and in its files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from wellfed.config.schema import PathsConfig
+from wellfed.errors import EXIT_OK, ConfigError, Fault
+from wellfed.sweep import folders, leaderboard_files
+from wellfed.sweep.leaderboard import Entry, Leaderboard, leaderboard
+from wellfed.sweep.leaderboard_columns import columns, what_became
+from wellfed.units import show_percent
+
+_SHOWN = 20
+"""Ranks on the terminal; the files have all."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the ranks and writes the files anew."""
+    parser = argparse.ArgumentParser(
+        prog="python -m wellfed leaderboard",
+        description="The ranks of a sweep, from its ledger; writes its files anew.",
+    )
+    add_sweep(parser)
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+    asked = parser.parse_args(argv)
+    folder = folders.find(asked.sweep, Path(asked.log_dir))
+    board = leaderboard(*folders.load(folder))
+    try:
+        written = leaderboard_files.write(folder, board)
+    except OSError as error:
+        way_out = "Free space, or make the folder writable."
+        problem = f"can't be written to: {error.strerror or error}."
+        raise ConfigError([Fault(str(folder), problem, way_out)]) from error
+    if asked.json:
+        print(json.dumps(board.to_dict(), indent=2))
+    else:
+        show(Console(file=sys.stdout, markup=False, highlight=False), board, written)
+    return EXIT_OK
+
+
+def add_sweep(parser: argparse.ArgumentParser) -> None:
+    """How a sweep is named."""
+    parser.add_argument("sweep", metavar="SWEEP", help="its folder, or its name")
+    parser.add_argument(
+        "--log-dir", default=PathsConfig.log_dir, help="where names are looked up: <log dir>/*/sweeps/ (default: logs)"
+    )
+
+
+def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
+    """Ranks, what has no rate and why, which knob mattered, what to know, and the files."""
+    counts = ", ".join(f"{number} {status}" for status, number in board.counts.items())
+    console.print(f"\nSweep {board.name} of {board.workload}: {counts}", soft_wrap=True)
+    if board.ranked:
+        console.print(_ranks(board))
+        if len(board.ranked) > _SHOWN:
+            console.print(f"... and {len(board.ranked) - _SHOWN} more in the files")
+    for entry in board.unranked:
+        console.print(f"{entry.status}: {_values(entry)}: {what_became(entry)}", soft_wrap=True)
+    shares = ", ".join(f"{axis} {show_percent(board.effects.shares[axis])}" for axis in board.effects.by_importance)
+    if shares:
+        rest = "" if board.effects.rest is None else f", interactions and noise {show_percent(board.effects.rest)}"
+        console.print(f"Which knob mattered (share of variance): {shares}{rest}", soft_wrap=True)
+    for note in (*board.effects.notes, *board.notes):
+        console.print(note, soft_wrap=True)
+    if board.ranked:
+        console.print(f"Keep the fastest: python -m wellfed choose {written[0].parent} --name mine", soft_wrap=True)
+    console.print(f"Files: {', '.join(map(str, written))}", soft_wrap=True)
+
+
+def _ranks(board: Leaderboard) -> Table:
+    shown = [column for column in columns(board) if column.head != "predicted"]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("rank", justify="right")
+    for axis in board.axes:
+        table.add_column(axis, overflow="fold")
+    for column in shown:
+        table.add_column(column.head, justify="right")
+    for entry in board.ranked[:_SHOWN]:
+        cells = [column.text(entry) for column in shown]
+        table.add_row(entry.label, *(entry.values[axis] for axis in board.axes), *cells)
+    return table
+
+
+def _values(entry: Entry) -> str:
+    return " ".join(f"{axis}={value}" for axis, value in entry.values.items())
