@@ -8,11 +8,13 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 MAY_FORK = hasattr(os, "fork") and sys.platform != "darwin"
 """macOS has fork, and its own libraries do not survive it
 (https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods)."""
+_STOP = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -25,6 +27,23 @@ def fork() -> int:
     flush()
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads do not go along
         return os.fork()
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[Callable[[], None]]:
+    """Around a fork: a signal that the child gets before it has let go of this process's handlers would run them there.
+
+    The child calls what this hands out when it has; here they are let through at the end.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
+
+    def let_through() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    try:
+        yield let_through
+    finally:
+        let_through()
 
 
 def leave(code: int) -> NoReturn:

@@ -20,6 +20,9 @@ from wellfed.units import show_percent
 
 _SHOWN = 20
 """Ranks on the terminal; the files have all."""
+_IN_FILES_ALONE = ("of ceiling", "predicted", "took")
+PIPED_COLUMNS = 160
+"""Width where the output is no terminal; 80 is too narrow for the ranks."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -42,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
     if asked.json:
         print(json.dumps(board.to_dict(), indent=2))
     else:
-        show(Console(file=sys.stdout, markup=False, highlight=False), board, written)
+        width = None if sys.stdout.isatty() else PIPED_COLUMNS
+        show(Console(file=sys.stdout, markup=False, highlight=False, width=width), board, written)
     return EXIT_OK
 
 
@@ -76,13 +80,13 @@ def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
 
 
 def _ranks(board: Leaderboard) -> Table:
-    shown = [column for column in columns(board) if column.head != "predicted"]
+    shown = [column for column in columns(board) if column.head not in _IN_FILES_ALONE]
     table = Table(box=None, pad_edge=False)
-    table.add_column("rank", justify="right")
+    table.add_column("rank", justify="right", no_wrap=True)
     for axis in board.axes:
-        table.add_column(axis, overflow="fold")
+        table.add_column(axis, overflow="fold", min_width=len(axis))
     for column in shown:
-        table.add_column(column.head, justify="right")
+        table.add_column(column.head, justify="right", no_wrap=True)
     for entry in board.ranked[:_SHOWN]:
         cells = [column.text(entry) for column in shown]
         table.add_row(entry.label, *(entry.values[axis] for axis in board.axes), *cells)

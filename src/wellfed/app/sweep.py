@@ -86,14 +86,15 @@ def sweep(multirun: Multirun, launch: Launch | None = None) -> int:
     except OSError as error:
         problem = f"{folder} can't be made: {error.strerror}."
         raise ConfigError([Fault("paths.log_dir", problem, "Name a folder that can be written.")]) from error
-    with only_one(folder), StopRequest().listening():
+    stop = StopRequest()
+    with only_one(folder), stop.listening():
         running = _Sweep(multirun, base, grid, folder, launch)
         try:
             return running.go()
-        except (Stopped, KeyboardInterrupt) as stopped:
+        except (Stopped, KeyboardInterrupt):
+            stop.is_finishing = True  # an impatient second signal must not become a traceback
             running.interrupted()
-            is_term = isinstance(stopped, Stopped) and stopped.signum == signal.SIGTERM
-            return EXIT_TERMINATED if is_term else EXIT_INTERRUPTED
+            return EXIT_TERMINATED if stop.signum == signal.SIGTERM else EXIT_INTERRUPTED
 
 
 def _folder(multirun: Multirun, base: Composed[RunConfig]) -> Path:
@@ -110,17 +111,17 @@ def _check_size(grid: Grid, base: Composed[RunConfig], folder: Path) -> None:
         way_out = "Name values of one knob at least: loader=baseline,balanced"
         raise ConfigError([Fault(f"sweep={base.choices['sweep']}", "has no axis: nothing varies.", way_out)])
     limit = base.config.sweep.max_trials
-    if len(grid) <= limit:
+    if grid.size <= limit:
         return
     known = [row.seconds for row in ledger.read(folder).rows if row.seconds > 0]
     each_s = median(known) if known else _GUESSED_TRIAL_S
     basis = "as the trials in its ledger took" if known else "a guess"
-    axes = " x ".join(f"{len(values)} of {axis}" for axis, values in grid.axes.items())
+    axes = " x ".join(f"{len(values):,} of {axis}" for axis, values in grid.axes.items())
     problem = (
-        f"{counted(len(grid), 'combination')} ({axes}), and sweep.max_trials={limit}; at {show_duration(each_s)} each, "
-        f"{basis}, they take {show_duration(len(grid) * each_s)}."
+        f"{counted(grid.size, 'combination')} ({axes}), and sweep.max_trials={limit}; "
+        f"at {show_duration(each_s)} each, {basis}, they take {show_duration(grid.size * each_s)}."
     )
-    way_out = f"Name fewer values, or set sweep.max_trials={len(grid)}."
+    way_out = f"Name fewer values, or set sweep.max_trials={grid.size}."
     raise ConfigError([Fault(f"sweep={base.choices['sweep']}", problem, way_out)])
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from wellfed.app.leaderboard import show
+from wellfed.app.leaderboard import PIPED_COLUMNS, show
 from wellfed.app.screen import Terminal
 from wellfed.sweep.leaderboard import Leaderboard
 from wellfed.sweep.ledger import Row
@@ -25,7 +26,9 @@ class SweepScreen:
 
     def __init__(self, folder: Path, unit: str, axes: Collection[str]) -> None:
         self._folder, self._unit, self._axes = folder, unit, axes
-        self._console = Terminal(highlight=False, markup=False, soft_wrap=True)
+        self._console = Terminal(
+            highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPED_COLUMNS
+        )
         self._bar: Progress | None = None
 
     def say(self, text: str) -> None:

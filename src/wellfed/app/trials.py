@@ -144,9 +144,16 @@ class Trials:
             return False
         queue.popleft()
         try:
-            stem = self.stems.get(trial.shared, trial.config, [each.stem for each in self._running.values()])
+            stem = self._stem_of(trial)
             self.on_start(trial)
-            stem.start(Job(trial.key, trial.folder, trial.task, place.environment, place.cpus))
+            job = Job(trial.key, trial.folder, trial.task, place.environment, place.cpus)
+            try:
+                stem.start(job)
+            except StemFailed:  # it has died since it was last heard of
+                if not self._all_died(stem):
+                    queue.clear()
+                stem = self._stem_of(trial)
+                stem.start(job)
         except StemFailed as failed:
             self.slots.give_back(place)
             if not self.on_failed(trial, failed):
@@ -155,6 +162,9 @@ class Trials:
         now_s = time.monotonic()
         self._running[trial.key] = _Running(trial, stem, place, now_s + self.timeout_s, now_s)
         return True
+
+    def _stem_of(self, trial: Trial) -> Stem[Any]:
+        return self.stems.get(trial.shared, trial.config, [each.stem for each in self._running.values()])
 
     def _take(self) -> bool:
         """Wait a little for what ends; False = start no more."""

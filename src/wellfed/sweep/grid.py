@@ -39,8 +39,9 @@ class Grid:
     fixed: tuple[str, ...] = ()
     """Overrides that all points share."""
 
-    def __len__(self) -> int:
-        """Points, without making any."""
+    @property
+    def size(self) -> int:
+        """Number of points, without making any."""
         return prod(len(values) for values in self.axes.values())
 
     def points(self) -> list[Point]:

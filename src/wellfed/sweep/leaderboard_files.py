@@ -59,7 +59,7 @@ def write(folder: Path, board: Leaderboard) -> list[Path]:
 
 
 def to_csv(board: Leaderboard) -> str:
-    """A row a point, numbers unrounded, cells empty where nothing is known; ``overrides`` can be pasted into a shell."""
+    """A row a point; numbers unrounded, empty where nothing is known; ``overrides`` can be pasted into a shell."""
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
     writer.writerow([*CSV_COLUMNS, *board.axes, "overrides", "error"])

@@ -1,4 +1,4 @@
-"""``leaderboard.html``: one file without script or network, for a screen in light or dark, for paper, without colour."""
+"""``leaderboard.html``: one file without script or network, for light and dark screens, for paper, without colour."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ def _effects(board: Leaderboard) -> Iterator[str]:
         shown.append(("interactions and noise", effects.rest or 0.0))
         rows = [
             f"<tr><th scope=row>{name}</th><td class=n>{show_percent(share)}</td>"
-            f'<td class=wide><span class=strip aria-hidden=true><b style="width:{100 * share:.1f}%"></b></span></td></tr>'
+            f'<td class=wide><span class=strip aria-hidden=true><b style="width:{100 * share:.1f}%"></b></span></td>'
+            "</tr>"
             for name, share in shown
         ]
         yield _table(["<th scope=col>knob</th>", "<th scope=col class=n>share</th>", "<td></td>"], rows)
@@ -165,8 +166,8 @@ def _heat_maps(board: Leaderboard) -> Iterator[str]:
     pairs = sorted(combinations(varied, 2), key=lambda pair: -(share[pair[0]] + share[pair[1]]))
     yield "<h2>Two knobs at a time</h2>"
     yield (
-        "<p class=note>Mean rate relative to the best, over the points that share both values; below it those without a "
-        "rate.</p><div class=maps>"
+        "<p class=note>Mean rate relative to the best, over the points that share both values; below it those without "
+        "a rate.</p><div class=maps>"
     )
     lowest = min(entry.of_best or 0.0 for entry in board.ranked)
     yield from (_heat_map(board, pair, lowest) for pair in pairs[:MOST_MAPS])
@@ -238,11 +239,11 @@ def _reading(board: Leaderboard) -> Iterator[str]:
     yield "<h2>How to read this</h2><ul class=note>"
     yield from (f"<li>{escape(note)}</li>" for note in board.notes)
     yield (
-        "<li>A rate is the mean over a point's trial and the runs that confirmed it. Its 95&nbsp;% interval is the wider "
-        "of two: what the steps within the runs say, and Student's t of the noise between runs, pooled over all points "
-        "that were measured more than once.</li>"
-        "<li>Ranks with '=' are shared: the interval overlaps that of the first with this rank. Points were picked to be "
-        "confirmed because they were fast, so their first measurement tends to flatter them.</li>"
+        "<li>A rate is the mean over a point's trial and the runs that confirmed it. Its 95&nbsp;% interval is the "
+        "wider of two: what the steps within the runs say, and Student's t of the noise between runs, pooled over all "
+        "points that were measured more than once.</li>"
+        "<li>Ranks with '=' are shared: the interval overlaps that of the first with this rank. Points were picked to "
+        "be confirmed because they were fast, so their first measurement tends to flatter them.</li>"
         "<li>Each figure can be computed again from <code>ledger.jsonl</code>; unrounded: <code>leaderboard.csv</code>."
         "</li></ul>"
     )
@@ -294,7 +295,7 @@ main { max-width: 86rem; margin: 0 auto; padding: 1.5rem 1.5rem 4rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .6rem; } h1 small { color: var(--soft); font-weight: 400; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 code, pre { font: .86em/1.45 ui-monospace, monospace; overflow-wrap: anywhere; }
-pre { background: var(--wash); border: 1px solid var(--line); padding: .7rem; white-space: pre-wrap; margin: .5rem 0 0; }
+pre { background: var(--wash); border: 1px solid var(--line); padding: .7rem; white-space: pre-wrap; margin: .5rem 0 0 }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; margin: .4rem 0; }
 dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 .best { border-left: 4px solid var(--accent); background: var(--wash); padding: .6rem .9rem; margin: 1rem 0; }

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+from typing import Any
 
 from wellfed.sweep.leaderboard import Leaderboard
 
 _INK, _ACCENT = "#010203", "#040506"
 """Stand-ins that no default of matplotlib uses: the page's own colours take their place, in the dark too."""
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",  # text stays text: sharp, found by search, in the page's colour
     "svg.hashsalt": "wellfed",  # the same figures give the same file
     "font.family": "sans-serif",

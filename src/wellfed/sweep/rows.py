@@ -40,7 +40,7 @@ def ended_row(row: Row, sweep: Path, *, exit_code: int, seconds: float, timed_ou
     stderr = () if status == "ok" else tuple(last_lines(folder / ERR, _STDERR_LINES))
     if error is not None and not error["message"]:
         error = {**error, "message": stderr[-1] if stderr else f"ended with exit code {exit_code}"}
-    if found is not None and found["status"] != status:
+    if found is not None and (found["status"], found["exit_code"]) != (status, exit_code):
         _complete(folder, status, error, exit_code)
     ended = replace(row, status=status, exit_code=exit_code, seconds=round(seconds, 3), error=error, stderr=stderr)
     return ended if found is None else with_figures(ended, found)
@@ -102,12 +102,11 @@ def _verdict(
             "code", f"had not ended after {seconds:.0f} s", "Raise sweep.timeout_s if it is only slow."
         )
     if exit_code < 0:
-        number = signal.Signals(-exit_code)
+        number = -exit_code
+        name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
         if number in _FROM_OUTSIDE:
-            return "killed", _error(
-                "host_oom" if number == signal.SIGKILL else "code", f"ended by {number.name}", _KILLED
-            )
-        return "failed", _error("code", f"crashed: {number.name}", "Native code of the model, the data or a driver.")
+            return "killed", _error("host_oom" if number == signal.SIGKILL else "code", f"ended by {name}", _KILLED)
+        return "failed", _error("code", f"crashed: {name}", "Native code of the model, the data or a driver.")
     if found is not None and found["status"] not in ("running", "killed"):
         return _as_told(found)
     if exit_code == EXIT_NOTHING_RUN:

@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from wellfed.errors import ConfigError, WellfedError
-from wellfed.forking import die_with_parent, exit_code, fork, leave
+from wellfed.forking import die_with_parent, exit_code, fork, held_signals, leave
 from wellfed.record import Status
 
 T = TypeVar("T")
 OUT, ERR = "stdout.txt", "stderr.txt"
 """What a process of a trial printed, in its folder."""
+_open: set[Connection] = set()
+"""To the stems of this process. A stem that kept one to another would hide from it that the sweep is over."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +78,14 @@ class Stem(Generic[T]):
         self._log = log
         self.connection, other = Pipe()
         """Readable when there is something to `take`."""
+        _open.add(self.connection)
         parent = os.getpid()
-        self._pid = fork()
-        if self._pid == 0:
-            self.connection.close()
-            _Child(other, parent, log).live(prepare, work)
+        with held_signals() as let_through:
+            self._pid = fork()
+            if self._pid == 0:
+                for each in _open:
+                    each.close()
+                _Child(other, parent, log).live(prepare, work, let_through)
         other.close()
         self._is_open = True
 
@@ -126,6 +131,7 @@ class Stem(Generic[T]):
         """End the stem and what it has started."""
         if self._is_open:
             self._is_open = False
+            _open.discard(self.connection)
             self.connection.close()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL if self._is_stuck() else 0)
@@ -161,13 +167,16 @@ class _Child:
         self._log = log
         self._running: dict[int, tuple[str, float]] = {}
 
-    def live(self, prepare: Callable[[], T], work: Callable[[T, Any], int]) -> NoReturn:
+    def live(
+        self, prepare: Callable[[], T], work: Callable[[T, Any], int], let_through: Callable[[], None]
+    ) -> NoReturn:
         code = 1
         try:
             os.setsid()  # the terminal's Ctrl-C is for the sweep, which then ends this
             die_with_parent(self._parent)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
+            let_through()
             _print_to(self._log, self._log)
             prepared = self._prepare(prepare)
             if prepared is not None:

@@ -1,0 +1,447 @@
+"""``python src/train.py -m sweep=quick`` as its user meets it, whatever becomes of the trials and of the sweep."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import psutil
+import pytest
+
+from tests.end_to_end.commands import ROOT, Done, environment, record_of, run
+from wellfed.forking import MAY_FORK
+from wellfed.sweep import ledger
+from wellfed.sweep.ledger import Row
+
+pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
+PLANTED = ROOT / "tests" / "sweep" / "planted"
+PATH = os.pathsep.join(filter(None, [str(PLANTED), os.environ.get("PYTHONPATH")]))
+LR = "workload.optimizer.lr"
+FAULT = "workload.model.fault"
+
+
+@dataclass(frozen=True)
+class Swept:
+    """A finished command and what it has left."""
+
+    done: Done
+    folder: Path
+
+    @property
+    def rows(self) -> list[Row]:
+        return list(ledger.read(self.folder).rows)
+
+    def row(self, *overrides: str) -> Row:
+        """The last trial of the one point that has these."""
+        (found,) = [row for row in ledger.read(self.folder).latest().values() if {*overrides} <= {*row.overrides}]
+        return found
+
+
+def arguments(cwd: Path, *more: str) -> list[str]:
+    folder = cwd / "conf" / "workload"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "planted.yaml").write_text((PLANTED / "planted.yaml").read_text())
+    fixed = ["config.allow_targets=[planted,torch]", "workload=planted", "logger=none", "loader=baseline"]
+    short = ["telemetry.ceiling_steps=3", "sweep.trial_steps=20"]
+    return ["-m", "--config-dir", str(cwd / "conf"), "sweep=quick", *fixed, *short, *more]
+
+
+def folder_of(cwd: Path) -> Path:
+    return cwd / "logs" / "planted" / "sweeps" / "quick"
+
+
+def sweep(cwd: Path, *more: str) -> Swept:
+    return Swept(run("train.py", *arguments(cwd, *more), cwd=cwd, PYTHONPATH=PATH), folder_of(cwd))
+
+
+@contextmanager
+def sweeping(cwd: Path, *more: str) -> Iterator[subprocess.Popen[str]]:
+    """A sweep in a process group of its own, as a shell starts it; what it leaves is ended."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "src" / "train.py"), *arguments(cwd, *more)],
+        cwd=cwd,
+        env=environment(PYTHONPATH=PATH),
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+        for each in left_in(cwd):
+            each.kill()
+
+
+def left_in(cwd: Path) -> list[psutil.Process]:
+    """Processes of a sweep: all of them stay in the folder where it was started."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.cwd() == str(cwd) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def until(is_so: Callable[[], object], process: subprocess.Popen[str] | None = None) -> None:
+    end_s = time.monotonic() + 120
+    while not is_so():
+        assert time.monotonic() < end_s, "waited in vain"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.05)
+
+
+def faults(cwd: Path, *more: str) -> Done:
+    """A command that runs nothing, and leaves nothing."""
+    swept = sweep(cwd, *more)
+    assert swept.done.code == 2, swept.done.text
+    assert "Traceback" not in swept.done.err
+    assert not (swept.folder / "ledger.jsonl").exists()
+    return swept.done
+
+
+# -- what becomes of trials ------------------------------------------------------------------------------------------
+
+# Fault: status, exit code of its process, kind of error, words of its message, words of its last lines of stderr.
+ENDS = {
+    "none": ("ok", 0, None, "", ""),
+    "raise": ("failed", 1, "code", "planted: step went wrong", "planted: step went wrong"),
+    "kill": ("killed", -9, "host_oom", "ended by SIGKILL", ""),
+    "term": ("interrupted", 143, None, "", ""),
+    "segv": ("failed", -11, "code", "crashed: SIGSEGV", ""),
+    "exit": ("failed", 1, "code", "SystemExit: 7", "SystemExit: 7"),
+    "leave": ("failed", 0, "code", "", ""),
+    "oom": ("oom", 3, "device_oom", "Out of memory with micro-batches of 16 -> 8", "Out of memory"),
+    "hang": ("timeout", -9, "code", "had not ended after 10 s", ""),
+    "build": ("invalid", None, "config", "no such layer: 7", ""),
+    "build_crash": ("failed", None, "data", "the process that holds data and model has died", ""),
+    "build_exit": ("failed", None, "data", "SystemExit: 4", ""),
+}
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    """A trial of each kind."""
+    cwd = tmp_path_factory.mktemp("failures")
+    return sweep(cwd, f"{FAULT}={','.join(ENDS)}", "sweep.timeout_s=10")
+
+
+def test_one_trial_that_is_ok_makes_the_sweep_ok_and_nothing_is_left_running(failures: Swept) -> None:
+    assert failures.done.code == 0, failures.done.text
+    assert "Traceback" not in failures.done.text
+    assert left_in(failures.folder.parents[3]) == []
+
+
+def test_each_trial_that_went_wrong_is_a_row(failures: Swept) -> None:
+    assert Counter(row.kind for row in failures.rows) == {"trial": len(ENDS)}
+    for fault, (status, exit_code, kind, words, stderr) in ENDS.items():
+        row = failures.row(f"{FAULT}={fault}")
+        assert (row.status, row.exit_code) == (status, exit_code), row
+        assert (row.error or {}).get("kind") == kind, row
+        assert words in (row.error or {}).get("message", ""), row
+        assert stderr in "".join(row.stderr), row
+        assert row.attempt == 1
+        assert len(row.code) >= 10
+        lines = [
+            line for line in failures.done.out.splitlines() if line.endswith(f"{FAULT}={fault}") or f"{fault}: " in line
+        ]
+        assert any(line.startswith(status) for line in lines), failures.done.out
+
+
+def test_a_trial_has_its_figures(failures: Swept) -> None:
+    row = failures.row(f"{FAULT}=none")
+    record = record_of(failures.folder / row.folder)
+    assert row.samples_per_s == record["throughput"]["samples_per_s"] > 0
+    assert 10 <= row.steps <= 20
+    assert row.warmup_steps >= 3
+    assert row.ceiling_samples_per_s == record["ceiling"]["samples_per_s"] > 0
+    assert row.seconds > record["duration_s"] * 0.5
+    assert record["overrides"] == list(row.overrides)
+    assert not (failures.folder / row.folder / "checkpoints").exists()
+
+
+def test_no_record_of_a_dead_trial_says_that_it_runs(failures: Swept) -> None:
+    for row in failures.rows:
+        path = failures.folder / row.folder / "run.json"
+        if row.folder and path.exists():
+            assert record_of(path.parent)["status"] == row.status
+
+
+@pytest.mark.slow
+def test_without_any_that_is_ok_it_fails(tmp_path: Path) -> None:
+    swept = sweep(tmp_path, f"{FAULT}=raise,build")
+    assert swept.done.code == 1
+    assert [row.status for row in swept.rows] == ["invalid", "failed"]
+
+
+@pytest.mark.slow
+def test_fail_fast_starts_nothing_after_the_first_that_went_wrong(tmp_path: Path) -> None:
+    swept = sweep(tmp_path, f"{FAULT}=none,raise", f"{LR}=0.1,0.2", "sweep.fail_fast=true")
+    assert swept.done.code == 0
+    assert [row.status for row in swept.rows] == ["ok", "ok", "failed"]
+    swept = sweep(tmp_path, f"{FAULT}=build,none", f"{LR}=0.3", "sweep.fail_fast=true")
+    assert "sweep.fail_fast=true: " in swept.done.out
+    assert [row.status for row in swept.rows[3:]] == ["invalid"]
+
+
+# -- the same command again ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> Swept:
+    """Good ones, ones out of memory, and a value that no run can have."""
+    cwd = tmp_path_factory.mktemp("mixed")
+    return sweep(cwd, f"{FAULT}=none,oom", f"{LR}=0.1,0.2", "loader.num_workers=0,-1")
+
+
+def test_a_bad_value_on_one_axis_is_a_row_and_the_rest_runs(mixed: Swept) -> None:
+    assert mixed.done.code == 0, mixed.done.text
+    trials = [row for row in mixed.rows if row.kind == "trial"]
+    assert Counter(row.status for row in trials) == {"ok": 2, "oom": 2, "invalid": 4}
+    for row in trials:
+        assert (row.status == "invalid") == ("loader.num_workers=-1" in row.overrides)
+        assert row.status != "invalid" or "loader.num_workers: is -1" in str(row.error) or "-1" in str(row.error)
+
+
+def test_the_best_are_measured_again_in_turn(mixed: Swept) -> None:
+    confirmed = [row for row in mixed.rows if row.kind == "confirm"]
+    best = {row.point for row in mixed.rows if row.status == "ok" and row.kind == "trial"}
+    assert Counter(row.point for row in confirmed) == dict.fromkeys(best, 3)
+    order = [row.point for row in confirmed]
+    assert order == [*order[:2], *order[1::-1], *order[:2]]
+    assert [row.attempt for row in confirmed] == [1, 1, 2, 2, 3, 3]
+    assert len({row.folder for row in confirmed}) == 6
+
+
+def test_only_what_is_new_or_asked_for_runs_again_and_what_has_changed_is_said(mixed: Swept) -> None:
+    """One value more, other code, a ledger that was cut, and what was out of memory tried again."""
+    before = mixed.rows
+    file = mixed.folder / "sweep.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "code": "0123456789+abcdef"}))
+    with (mixed.folder / "ledger.jsonl").open("ab") as stream:
+        stream.write(b'{"point": "cu')
+    cwd = mixed.folder.parents[3]
+    swept = sweep(cwd, f"{FAULT}=none,oom", f"{LR}=0.1,0.2,0.3", "loader.num_workers=0,-1", "sweep.retry=[oom]")
+    assert swept.done.code == 0, swept.done.text
+    assert swept.rows[: len(before)] == before
+    new = [row for row in swept.rows[len(before) :] if row.kind == "trial"]
+    assert Counter((row.status, row.attempt, f"{LR}=0.3" in row.overrides) for row in new) == {
+        ("oom", 2, False): 2,
+        ("ok", 1, True): 1,
+        ("oom", 1, True): 1,
+        ("invalid", 1, True): 2,
+    }
+    for row in new:
+        if row.attempt == 2:  # the folder of the first is kept
+            assert record_of(swept.folder / f"{row.folder}.attempt1")["status"] == "oom"
+            assert record_of(swept.folder / row.folder)["status"] == "oom"
+    assert f"ledger.jsonl: line {len(before) + 1} is cut or no row" in swept.done.out
+    assert "was made with another grid: 4 points are new, 8 have a row, 0 that this grid lacks" in swept.done.out
+    assert "The code has changed since (0123456789+abcdef -> " in swept.done.out
+    assert ledger.read(swept.folder).damaged == (len(before) + 1,)
+
+
+@pytest.mark.slow
+def test_the_same_command_again_runs_nothing(tmp_path: Path) -> None:
+    same = [f"{FAULT}=none,oom", f"{LR}=0.1,0.2", "loader.num_workers=0,-1"]
+    first = sweep(tmp_path, *same).rows
+    again = sweep(tmp_path, *same)
+    assert again.done.code == 0
+    assert again.rows == first
+    assert "Going on in " in again.done.out
+    assert "8 of 8 points have a row" in again.done.out
+    assert "Trials:" not in again.done.out
+    retried = sweep(tmp_path, *same, "sweep.retry=[oom,failed]").rows
+    assert retried[: len(first)] == first
+    assert [(row.status, row.attempt) for row in retried[len(first) :]] == [("oom", 2), ("oom", 2)]
+
+
+# -- what becomes of the sweep ---------------------------------------------------------------------------------------
+
+
+def hanging(cwd: Path) -> bool:
+    """One trial has ended, and the next does its steps."""
+    rows = ledger.read(folder_of(cwd)).rows
+    return len(rows) == 1 and len(list(folder_of(cwd).glob("*/run.json"))) == 2
+
+
+def test_ctrl_c_ends_all_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    axes = [f"{FAULT}=none,hang"]
+    with sweeping(tmp_path, *axes) as process:
+        until(lambda: hanging(tmp_path), process)
+        second = run("train.py", *arguments(tmp_path, *axes), cwd=tmp_path, PYTHONPATH=PATH)
+        assert second.code == 2
+        assert f"{folder_of(tmp_path).relative_to(tmp_path)}: another process is writing to it." in second.err
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in out + err
+    assert "The same command again runs what is missing." in out
+    assert left_in(tmp_path) == []
+    (row,) = ledger.read(folder_of(tmp_path)).rows
+    assert row.status == "ok"
+    (folder_of(tmp_path) / "ledger.jsonl").unlink()  # as if killed between the trial's end and its row
+    again = sweep(tmp_path, *axes, "sweep.timeout_s=5")
+    assert again.done.code == 0
+    assert [(row.status, row.attempt) for row in again.rows] == [("ok", 1), ("timeout", 1)]
+    assert again.rows[0].samples_per_s == row.samples_per_s
+    assert len(list(again.folder.glob("*.attempt1"))) == 1  # the one that was stopped
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_signals_from_elsewhere_and_impatient_ones_end_it_too(tmp_path: Path, number: int, code: int) -> None:
+    with sweeping(tmp_path, f"{FAULT}=none,hang") as process:
+        until(lambda: hanging(tmp_path), process)
+        for _ in range(3):
+            process.send_signal(number)
+            time.sleep(0.02)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert "Traceback" not in out + err
+    assert left_in(tmp_path) == []
+    assert [row.status for row in ledger.read(folder_of(tmp_path)).rows] == ["ok"]
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on_until_all_is_there(tmp_path: Path) -> None:
+    rates = ",".join(f"0.{number}" for number in range(1, 9))
+    axes = [f"{FAULT}=slow", f"{LR}={rates}"]
+    draw, rows, kills = random.Random(7), [], 0
+    for _ in range(12):
+        with sweeping(tmp_path, *axes) as process:
+            if draw.random() < 0.7:  # in the trials, whenever those begin
+                started = len(list(folder_of(tmp_path).glob("*/stdout.txt")))
+                until(
+                    lambda: process.poll() is not None or len(list(folder_of(tmp_path).glob("*/stdout.txt"))) > started  # noqa: B023
+                )
+                time.sleep(draw.uniform(0, 3))
+            else:
+                time.sleep(draw.uniform(0, 10))
+            if process.poll() is not None:
+                break
+            process.kill()
+            process.wait()
+            kills += 1
+            until(lambda: left_in(tmp_path) == [])
+        found = ledger.read(folder_of(tmp_path)) if folder_of(tmp_path).exists() else ledger.Read((), ())
+        assert list(found.rows[: len(rows)]) == rows  # nothing is lost
+        rows = list(found.rows)
+    swept = sweep(tmp_path, *axes)
+    assert swept.done.code == 0
+    trials = Counter(row.point for row in swept.rows if row.kind == "trial")
+    assert trials == dict.fromkeys(json.loads((swept.folder / "sweep.json").read_text())["points"], 1)
+    assert len(trials) == 8
+    assert all((row.status, row.attempt) == ("ok", 1) for row in swept.rows if row.kind == "trial")
+    lost = list(swept.folder.glob("*.attempt*"))
+    assert kills >= 3
+    assert len(lost) <= kills  # at most the one that was running
+    assert left_in(tmp_path) == []
+
+
+# -- bad input -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["sweep.name=a/b"], "sweep.name=a/b: becomes the name of a folder"),
+        (["loader=baseline,fast"], "loader=baseline,fast: there is no option fast."),
+        (["sweep.trial_steps=1"], "sweep.trial_steps"),
+    ],
+)
+def test_what_can_not_be_swept_is_refused(tmp_path: Path, more: list[str], words: str) -> None:
+    assert words in faults(tmp_path, *more).err
+
+
+def test_a_grid_without_axes_is_refused(tmp_path: Path) -> None:
+    assert "sweep=quick: has no axis: nothing varies." in faults(tmp_path).err
+
+
+def test_many_points_are_told_with_their_time_and_the_way_out(tmp_path: Path) -> None:
+    told = faults(tmp_path, "seed=range(0,5000)", "trainer.max_epochs=1,2").err
+    assert "10,000 combinations (5,000 of seed x 2 of trainer.max_epochs), and sweep.max_trials=100" in told
+    assert "at 5.0 s each, a guess, they take 13 h 53 min" in told
+    assert "set sweep.max_trials=10000" in told
+
+
+# -- elsewhere and in parallel ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_no_trial_pays_for_imports_again(tmp_path: Path) -> None:
+    """A loader's workers are forked from what is there; a server for them would import torch once more."""
+    swept = sweep(
+        tmp_path, f"{LR}=0.1,0.2,0.3", "loader.backend=torch", "loader.num_workers=2", "sweep.trial_steps=100"
+    )
+    assert swept.done.code == 0, swept.done.text
+    began_s = time.monotonic()
+    subprocess.run(
+        [sys.executable, "-c", "import wellfed.app.run"],
+        env=environment(PYTHONPATH=str(ROOT / "src")),
+        cwd=tmp_path,
+        check=True,
+    )
+    import_s = time.monotonic() - began_s
+    besides_s = []
+    for row in swept.rows:
+        folder = swept.folder / row.folder
+        with (folder / "steps.csv").open() as stream:
+            parts = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
+            steps_s = sum(float(step[part] or 0) for step in csv.DictReader(stream) for part in parts) / 1e3
+        ceiling_s = 3 * 16 / row.ceiling_samples_per_s
+        besides_s.append(row.seconds - steps_s - ceiling_s)
+    assert len(besides_s) >= 3
+    assert median(besides_s) < 0.3 * import_s, (besides_s, import_s)
+
+
+@pytest.mark.slow
+def test_a_trial_on_several_devices(tmp_path: Path) -> None:
+    swept = sweep(tmp_path, f"{LR}=0.1", "trainer.devices=1,2", "trainer.accelerator=cpu")
+    assert swept.done.code == 0, swept.done.text
+    row = swept.row("trainer.devices=2")
+    assert row.status == "ok", row
+    assert row.samples_per_s
+    assert left_in(tmp_path) == []
+
+
+def elsewhere(cwd: Path, launcher: str) -> Swept:
+    swept = sweep(cwd, f"{FAULT}=none,raise,build", f"{LR}=0.1,0.2", f"hydra/launcher={launcher}")
+    assert swept.done.code == 0, swept.done.text
+    statuses = Counter(row.status for row in swept.rows)
+    assert statuses == {"ok": 2, "failed": 2, "invalid": 2}, swept.done.text
+    for row in swept.rows:
+        if row.status != "invalid":
+            assert record_of(swept.folder / row.folder)["status"] == row.status
+            assert row.steps
+    assert swept.row(f"{FAULT}=raise", f"{LR}=0.1").error["message"] == "RuntimeError: planted: step went wrong"
+    return swept
+
+
+@pytest.mark.slow
+def test_hydras_own_launcher_runs_the_same_trials(tmp_path: Path) -> None:
+    first = elsewhere(tmp_path, "basic")
+    axes = [f"{FAULT}=none,raise,build", f"{LR}=0.1,0.2", "hydra/launcher=basic"]
+    assert sweep(tmp_path, *axes).rows == first.rows
+
+
+@pytest.mark.slow
+def test_a_launcher_of_others_runs_the_same_trials(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_ray_launcher")
+    elsewhere(tmp_path, "ray")
