@@ -73,7 +73,7 @@ def test_the_group_of_an_override(override: str, group: str) -> None:
 def test_the_points_are_all_combinations_each_once(axes: Mapping[str, tuple[str, ...]], fixed: list[str]) -> None:
     made = Grid(axes, tuple(fixed))
     points = made.points()
-    assert len(made) == len(points) == prod(map(len, axes.values()))
+    assert made.size == len(points) == prod(map(len, axes.values()))
     assert len({tuple(point.values.items()) for point in points}) == len(points)
     for point in points:
         assert list(point.values) == list(axes)
