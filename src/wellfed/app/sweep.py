@@ -169,6 +169,8 @@ class _Sweep:
         self._say_what_changed()
         self._adopt()
         self._compose()
+        if not (self._missing() or self._to_confirm()):
+            return self._finish()
         prepare_to_fork(self._base.config)
         from wellfed.app import trial
         from wellfed.app.trials import Stems
@@ -335,20 +337,22 @@ class _Sweep:
 
     def _confirm(self, stems: Stems) -> None:
         """The best, measured again in turn; rounds in which all of them have been count, whenever they were."""
-        best = self._best_ready()
-        if len(best) < 2 or self._launch is not None:
-            return
-        done = min(len(self._found.of(point, "confirm")) for point in best)
-        # Every other round backwards: nobody always follows the same one.
-        trials = [
-            point for number in range(done, CONFIRM_ROUNDS) for point in (best if number % 2 == 0 else best[::-1])
-        ]
+        trials = self._to_confirm()
         if not trials:
             return
         self._screen.begin(len(trials), self._best(), "Measuring the best again, in turn")
         for point in trials:  # one at a time: nothing disturbs a measurement
             if not self._run(stems, [self._trial(point, "confirm")]):
                 return
+
+    def _to_confirm(self) -> list[str]:
+        """The best in turn, a round after the other; none where there is nothing to compare."""
+        best = self._best_ready()
+        if len(best) < 2 or self._launch is not None:
+            return []
+        done = min(len(self._found.of(point, "confirm")) for point in best)
+        # Every other round backwards: nobody always follows the same one.
+        return [point for number in range(done, CONFIRM_ROUNDS) for point in (best if number % 2 == 0 else best[::-1])]
 
     def _run(self, stems: Stems, trials: Sequence[Trial]) -> bool:
         """False: stopped at the first that did not end well."""
