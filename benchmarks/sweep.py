@@ -102,19 +102,12 @@ def main() -> None:
     )
     print(says)
     if chosen.out:
-        facts = machine()
         record: dict[str, Any] = {
             "theme": "sweep",
             "date": datetime.now(UTC).date().isoformat(),
             "command": f"python benchmarks/sweep.py --rounds {chosen.rounds} --trials {chosen.trials} --out RECORD",
             "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
-            "machine": {
-                "cpu": facts.cpu,
-                "cpu_quota_cores": facts.cpu_quota_cores,
-                "ram_gib": facts.ram_gib,
-                "gpus": [],
-                "versions": facts.versions,
-            },
+            "machine": {"load": os.getloadavg(), **machine().to_dict()},
             "config": {"settings": SETTINGS, "steps": STEPS, "OMP_NUM_THREADS": os.environ["OMP_NUM_THREADS"]},
             "results": results,
             "raw": {"trials_s": trials, "singles_s": singles, "imports_s": imports},
