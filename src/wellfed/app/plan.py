@@ -26,7 +26,7 @@ from wellfed.planning.device import plan_device
 from wellfed.planning.planned import RunPlan
 from wellfed.units import show_bytes, show_gib
 
-_HELP = "as for python src/train.py, e.g. gpu=8gb workload=recsys trainer.devices=8"
+_HELP = "as for python src/train.py, e.g. gpu=8gb memory=cache trainer.devices=8"
 _NOT_WRITTEN = ("trainer.accelerator", "workload.effective_batch_size")
 """The first is this machine's matter, the second the workload's."""
 

@@ -100,7 +100,10 @@ def _unpack(archive: Path, folder: Path, files: tuple[str, ...], url: str) -> No
 
 def main(arguments: list[str] | None = None) -> int:
     """Command line; prints what to type next."""
-    parser = argparse.ArgumentParser(prog="python -m workloads.recsys.download", description="Fetch MovieLens.")
+    parser = argparse.ArgumentParser(
+        prog="python -m workloads.recsys.download",
+        description="Fetch MovieLens.",
+    )
     parser.add_argument("release", choices=sorted(RELEASES))
     parser.add_argument("folder", type=Path, nargs="?", default=Path("data"))
     chosen = parser.parse_args(arguments)
@@ -109,7 +112,8 @@ def main(arguments: list[str] | None = None) -> int:
     except DataError as error:
         print(error, file=sys.stderr)
         return 2
-    print(f"{target} is complete. Train on it: python src/train.py workload=recsys workload.data.path={target}")
+    train_on_it = f"python src/train.py workload=recsys workload.data.path={target}"
+    print(f"{target} is complete. Train on it: {train_on_it}")
     return 0
 
 

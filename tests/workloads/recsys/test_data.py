@@ -70,7 +70,8 @@ def test_arguments_out_of_range_are_named(arguments: dict[str, float], name: str
 
 
 def test_data_needs_no_transformers():
-    code = "import sys, workloads.recsys.data, workloads.recsys.model; sys.exit('transformers' in sys.modules)"
+    modules = "workloads.recsys.data, workloads.recsys.model"
+    code = f"import sys, {modules}; sys.exit('transformers' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, env={"PYTHONPATH": "src"})
 
 

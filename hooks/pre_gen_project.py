@@ -1,0 +1,121 @@
+"""cookiecutter runs this before it writes a file: names that can't work are refused, all at once, with a way out.
+
+`make new` asks the same `faults` (tools/scaffold.py). cookiecutter renders a hook and runs it by itself, away from the
+template: nothing of the template can be imported here.
+"""
+
+from __future__ import annotations
+
+import json
+import keyword
+import re
+import sys
+from collections.abc import Mapping
+
+ANSWERS = r"""{{ cookiecutter | tojson }}"""
+"""Filled in by cookiecutter. ``tojson`` leaves no character that could end this text, whatever was answered."""
+
+PACKAGE = re.compile(r"[a-z][a-z0-9_]{0,29}")
+"""30 characters: with more, copies of examples would have lines that are too long for the formatter."""
+SLUG = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,58}[A-Za-z0-9])?")
+ENTITY = re.compile(r"[A-Za-z0-9._-]*")
+CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+
+PROJECT = {
+    "benchmarks",
+    "configs",
+    "docs",
+    "evaluate",
+    "hydra_plugins",
+    "src",
+    "tests",
+    "train",
+    "wellfed",
+    "workloads",
+}
+"""Names that the project itself uses."""
+EXAMPLES = {"recsys"}
+"""The folders of src/workloads/ in the template."""
+LIBRARIES = {
+    "huggingface_hub", "hydra", "hypothesis", "importlinter", "lightning", "matplotlib", "mypy", "numpy", "omegaconf",
+    "peft", "psutil", "pynvml", "pytest", "pytorch_lightning", "rich", "ruff", "safetensors", "threadpoolctl",
+    "tokenizers", "torch", "transformers", "wandb", "xdist", "yaml",
+}  # fmt: skip
+"""What the project imports or runs: a package of that name would hide it, or be hidden."""
+DISTRIBUTIONS = LIBRARIES | {
+    "hydra_core", "import_linter", "nvidia_ml_py", "pip", "pre_commit", "pytest_xdist", "setuptools",
+}  # fmt: skip
+"""What pip knows these by: a project of that name would take its place."""
+WORDS = {"false", "inf", "n", "nan", "no", "none", "null", "off", "on", "true", "y", "yes"}
+"""What yaml or Hydra read as something else than a name (workload=on)."""
+DEVICES = {"aux", "con", "nul", "prn", *(f"{port}{number}" for port in ("com", "lpt") for number in range(10))}
+"""No file can have these names on Windows."""
+
+
+def faults(answers: Mapping[str, object]) -> list[str]:
+    """What is wrong with the answers, a line each: value, rule, way out; empty where all is well."""
+    found = [
+        f"{key}={answers[key]!r}: it must be one line without control characters. Write it in one line."
+        for key in ("project_name", "description", "author")
+        if CONTROL.search(str(answers[key]))
+    ]
+    for key, suggestion in (("project_name", "My Nets"), ("author", "your name")):
+        if not str(answers[key]).strip():
+            found.append(f'{key}={answers[key]!r}: it must not be empty. Write {key}="{suggestion}".')
+    if str(answers["project_name"]).strip():  # else the other names, which follow from it, are no fault of their own
+        found += _slug_faults(str(answers["project_slug"]))
+        found += _package_faults(str(answers["package_name"]), bool(answers["keep_examples"]))
+    entity = str(answers["wandb_entity"])
+    if not ENTITY.fullmatch(entity):
+        rule = "a wandb user or team has letters a-z, digits, '-', '_' and '.' only"
+        found.append(f"wandb_entity={entity!r}: {rule}. Leave it empty for wandb's default.")
+    return found
+
+
+def _slug_faults(slug: str) -> list[str]:
+    plain = re.sub(r"[-.]+", "_", slug).lower()
+    if not SLUG.fullmatch(slug):
+        rule = "1 to 60 letters a-z, digits, '-', '_', '.', with a letter or digit at both ends"
+    elif slug == "unnamed":  # cookiecutter.json's stand-in: an empty name would be the folder that one stands in
+        return ["project_slug='': the project's name has no letter or digit for it. Take project_slug=my-nets."]
+    elif plain in DISTRIBUTIONS | PROJECT:
+        rule = "a project of this name would take the place of something that it is made of"
+    elif plain in DEVICES:
+        rule = "Windows can't have a folder of this name"
+    else:
+        return []
+    return [f"project_slug={slug!r}: {rule}. Take project_slug={_other(slug, '-')}."]
+
+
+def _package_faults(package: str, keep_examples: bool) -> list[str]:
+    if not PACKAGE.fullmatch(package):
+        rule = "1 to 30 letters a-z, digits and '_', with a letter first"
+    elif keyword.iskeyword(package):
+        rule = "it is a keyword of Python"
+    elif package in sys.stdlib_module_names:
+        rule = "it is a module of Python's standard library"
+    elif package in LIBRARIES | DISTRIBUTIONS:
+        rule = "it is a library that the project uses"
+    elif package in PROJECT:
+        rule = "the project itself uses this name"
+    elif package in WORDS | DEVICES:
+        rule = "yaml, Hydra or Windows read it as something else than a name"
+    elif keep_examples and package in EXAMPLES:
+        rule = "an example that you keep has this name"
+    else:
+        return []
+    return [f"package_name={package!r}: {rule}. Take package_name={_other(package, '_')}."]
+
+
+def _other(name: str, joint: str) -> str:
+    """A name close to ``name`` that no rule refuses."""
+    words = re.findall(r"[a-z0-9]+", name.lower())
+    shortened = joint.join(["my", *words] if words else ["my", "nets"])[:30].strip(joint)
+    return shortened if len(shortened) > len("my_") else joint.join(["my", "nets"])
+
+
+if __name__ == "__main__":
+    refused = faults(json.loads(ANSWERS))
+    for fault in refused:
+        print(f"refused: {fault}", file=sys.stderr)
+    sys.exit(1 if refused else 0)

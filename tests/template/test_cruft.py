@@ -1,0 +1,114 @@
+"""The life of a project after its first day: cruft create, check, update and diff against a template that moves on."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.template.commands import Done, commit, cookiecutter, git, run, tree
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A template and a project that cruft made of its tag v1."""
+
+    template: Path
+    project: Path
+
+    def cruft(self, *arguments: str) -> Done:
+        return run(sys.executable, "-m", "cruft", *arguments, cwd=self.project, home=self.project.parent)
+
+    def edit(self, *, template: bool, path: str, old: str, new: str) -> None:
+        file = (self.template if template else self.project) / path
+        text = file.read_text(encoding="utf-8")
+        assert text.count(old) == 1, f"{path}: {old}"
+        file.write_text(text.replace(old, new), encoding="utf-8")
+
+
+@pytest.fixture
+def pair(own_template: Path, tmp_path: Path) -> Pair:
+    made = run(
+        sys.executable, "-m", "cruft", "create", f"file://{own_template}", "--checkout", "v1", "--no-input",
+        "--extra-context", json.dumps({"project_name": "Örtliche Netze", "wandb_entity": "us"}),
+        cwd=tmp_path, home=tmp_path,
+    )  # fmt: skip
+    assert made.code == 0, made.text
+    project = tmp_path / "ortliche-netze"
+    git(project, "init", "-q")
+    git(project, "config", "user.name", "somebody")
+    git(project, "config", "user.email", "somebody@example.org")
+    commit(project, "first")
+    return Pair(own_template, project)
+
+
+def test_create_is_cookiecutter_and_link_ties_its_project(pair: Pair, tmp_path: Path):
+    same = {"project_name": "Örtliche Netze", "wandb_entity": "us"}
+    given = [f"{key}={value}" for key, value in same.items()]
+    done = cookiecutter(pair.template, "--no-input", *given, "-o", str(tmp_path / "plain"), cwd=tmp_path)
+    assert done.code == 0, done.text
+    plain = Pair(pair.template, tmp_path / "plain/ortliche-netze")
+    assert tree(plain.project) == tree(pair.project)
+    git(plain.project, "init", "-q")
+    assert plain.cruft("link", str(pair.template), "--no-input", "--extra-context", json.dumps(same)).code == 0
+    for project in (pair, plain):
+        assert project.cruft("check").code == 0
+        assert project.cruft("diff").text == ""
+
+
+def test_update_brings_the_templates_changes_and_keeps_ours(pair: Pair):
+    own = "src/ortliche_netze/model.py"
+    pair.edit(template=False, path=own, old="hidden: int = 64", new="hidden: int = 32")
+    (pair.project / "src/ortliche_netze/mine.py").write_text('"""A file of our own."""\n')
+    pair.edit(template=False, path="README.md", old="## Start\n", new="## Start\n\nA line of ours.\n")
+    commit(pair.project, "ours")
+    assert "src/ortliche_netze/model.py" in pair.cruft("diff").out
+
+    pair.edit(
+        template=True, path="{{cookiecutter.project_slug}}/README.md", old="## License\n", new="## License\n\nNew.\n"
+    )
+    pair.edit(template=True, path="pyproject.toml", old='  "rich>=13",\n', new='  "rich>=13.5",\n')
+    pair.edit(template=True, path="configs/logger/wandb.yaml", old="mode: auto\n", new="# New.\nmode: auto\n")
+    (pair.template / "src/wellfed/newer.py").write_text('"""New."""\n')
+    (pair.template / "src/wellfed/units.py").unlink()
+    (pair.template / "tests/every/test_docs.py").write_text("# changed, but no file of a project\n")
+    commit(pair.template, "second")
+    git(pair.template, "tag", "v2")
+    assert pair.cruft("check").code == 1
+
+    done = pair.cruft("update", "--skip-apply-ask", "--checkout", "v2")
+    assert done.code == 0, done.text
+    files = {path: content.decode(errors="replace") for path, (content, _) in tree(pair.project).items()}
+    assert "hidden: int = 32" in files[own]
+    assert files["src/ortliche_netze/mine.py"] == '"""A file of our own."""\n'
+    assert "## Start\n\nA line of ours.\n" in files["README.md"]
+    assert "## License\n\nNew.\n" in files["README.md"]
+    assert '  "rich>=13.5",\n' in files["pyproject.toml"]
+    assert 'name = "ortliche-netze"\n' in files["pyproject.toml"]
+    assert files["configs/logger/wandb.yaml"] == '# New.\nmode: auto\nproject: "ortliche-netze"\nentity: "us"\n'
+    assert files["src/wellfed/newer.py"] == '"""New."""\n'
+    assert "src/wellfed/units.py" not in files
+    assert "tests/every/test_docs.py" not in files
+    assert not [path for path in files if path.endswith(".rej")]
+    assert git(pair.project, "diff", "--name-only", "--diff-filter=U") == ""
+    commit(pair.project, "updated")
+    assert pair.cruft("check", "--checkout", "v2").code == 0
+
+
+def test_both_sides_on_one_line_are_a_git_conflict(pair: Pair):
+    line = "max_epochs: 40\n"
+    pair.edit(template=False, path="configs/trainer/default.yaml", old=line, new="max_epochs: 41\n")
+    commit(pair.project, "ours")
+    pair.edit(template=True, path="configs/trainer/default.yaml", old=line, new="max_epochs: 42\n")
+    pair.edit(template=True, path="docs/record.md", old="# What a run", new="# New: what a run")
+    commit(pair.template, "second")
+    pair.cruft("update", "--skip-apply-ask")
+    assert git(pair.project, "diff", "--name-only", "--diff-filter=U").split() == ["configs/trainer/default.yaml"]
+    text = (pair.project / "configs/trainer/default.yaml").read_text()
+    assert "<<<<<<<" in text
+    assert "max_epochs: 41\n" in text
+    assert "max_epochs: 42\n" in text
+    assert (pair.project / "docs/record.md").read_text().startswith("# New: what")
