@@ -1,6 +1,8 @@
 """README.md is run: every command block in a copy of the project, the worked example for real, tables against yaml.
 
 Blocks are fenced as ``bash`` (run), ``text`` (what a command shows) or ``<language> <path>`` (a file of the example).
+The section of the example is followed from its first block to its last; the other blocks each start anew, beside what
+the example has written.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import pytest
 import yaml
 
 from wellfed import errors
+from wellfed.app.add import write_workload
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -37,10 +40,14 @@ class Block:
         return self.language == "bash" and all(line.startswith(("make ", "#")) for line in self.text.splitlines())
 
 
-BLOCKS = [
-    Block(*match) for match in re.findall(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
-]
-RUN = [block for block in BLOCKS if block.language == "bash" and not block.is_make]
+def blocks(text: str) -> list[Block]:
+    found = re.findall(r"^```(\w+)(?: +(\S+))?\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [Block(*match) for match in found]
+
+
+BLOCKS = blocks(README)
+EXAMPLE = blocks(README.partition("\n## Your model and data in 10 minutes\n")[2].partition("\n## ")[0])
+RUN = [block for block in BLOCKS if block.language == "bash" and not block.is_make and block not in EXAMPLE]
 FILES = [block for block in BLOCKS if block.path]
 
 
@@ -48,13 +55,15 @@ def test_every_block_is_of_a_known_kind():
     assert README.count("\n```") == 2 * len(BLOCKS)
     assert all(block.path or block.language in ("bash", "text") for block in BLOCKS)
     assert [Path(block.path).name for block in FILES] == ["model.py", "data.py", "mine.yaml"]
+    assert [block for block in EXAMPLE if block.path] == FILES
+    assert [block.language for block in EXAMPLE] == ["bash", "python", "python", "yaml", "bash"]
     assert len(RUN) >= 4
     assert any(block.is_make for block in BLOCKS)
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A copy of the project as a clone would have it, with the files of the worked example."""
+    """A copy of the project as a clone would have it, without what the worked example adds."""
     copy = tmp_path / "project"
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard"], capture_output=True, text=True
@@ -68,18 +77,21 @@ def project(tmp_path: Path) -> Path:
     else:
         ignored = shutil.ignore_patterns(".*", "__pycache__", "*.egg-info", "logs", "build", "dist")
         shutil.copytree(ROOT, copy, ignore=ignored)
-    for block in FILES:
-        target = copy / block.path
-        assert not target.exists(), f"the example must bring files of its own: {block.path}"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(block.text, encoding="utf-8")
+    shutil.rmtree(copy / "src" / "workloads" / "mine", ignore_errors=True)  # there may be one of that name
+    (copy / "configs" / "workload" / "mine.yaml").unlink(missing_ok=True)
     return copy
+
+
+def edit(block: Block, project: Path) -> None:
+    """As the README says: the block is all of the file, which is there already."""
+    assert (project / block.path).is_file(), f"the example edits what is not there: {block.path}"
+    (project / block.path).write_text(block.text, encoding="utf-8")
 
 
 def run(command: str, project: Path) -> subprocess.CompletedProcess[str]:
     """The command as typed in the copy, where ``python`` is the Python of the tests."""
     programs = project.parent / "bin"
-    programs.mkdir()
+    programs.mkdir(exist_ok=True)
     (programs / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n', encoding="utf-8")
     (programs / "python").chmod(0o755)
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("WANDB_", "HYDRA_"))}
@@ -101,6 +113,10 @@ def run(command: str, project: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("block", RUN, ids=lambda block: block.text.splitlines()[0])
 def test_commands_run(block: Block, project: Path):
+    if "workload=mine" in block.text:
+        write_workload("mine", project)
+        for file in FILES:
+            edit(file, project)
     done = run(block.text, project)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     records = [json.loads(path.read_text()) for path in project.glob("logs/**/run.json")]
@@ -110,6 +126,22 @@ def test_commands_run(block: Block, project: Path):
         (record,) = [json.loads(path.read_text()) for path in project.glob("logs/mine/runs/*/run.json")]
         assert (record["workload"], record["steps"], record["exit_code"]) == ("mine", 20, 0)
         assert "test/loss" in record["metrics"]
+
+
+def test_the_example_is_followed_to_the_letter(project: Path):
+    for block in EXAMPLE:
+        if block.path:
+            edit(block, project)
+        else:
+            done = run(block.text, project)
+            assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    files = sorted(project.glob("logs/mine/**/run.json"), key=lambda path: path.stat().st_mtime)
+    records = [json.loads(path.read_text()) for path in files]
+    assert [(record["status"], record["steps"]) for record in records] == [("ok", 50), ("ok", 20), ("ok", 20)]
+    added, *own = records
+    assert added["metrics"]["test/accuracy"] > 0.5
+    assert [record["config"]["workload"]["model"]["hidden"] for record in own] == [32, 128]
+    assert all({"train/mae", "test/loss"} < set(record["metrics"]) for record in own)
 
 
 def test_make_commands_exist():
@@ -138,7 +170,9 @@ def test_all_groups_and_options_are_listed():
     groups = {path.name for path in (ROOT / "configs").iterdir() if path.is_dir()} - {"hydra"}
     assert set(listed) == groups
     for group in groups:
-        assert listed[group] == set(options(group)), group
+        there = set(options(group))
+        # Workloads are what people add, and theirs need no line in the README.
+        assert listed[group] <= there if group == "workload" else listed[group] == there, group
 
 
 def test_the_first_option_is_the_default():

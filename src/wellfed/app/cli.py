@@ -23,6 +23,7 @@ class Command:
 
 
 COMMANDS = (
+    Command("add", "wellfed.app.add", "a workload of your own to start from: add workload NAME"),
     Command("doctor", "wellfed.app.doctor", "the machine, the profile it maps to, what is missing"),
     Command("plan", "wellfed.app.plan", "every number of a run with its reason, without running it"),
     Command("leaderboard", "wellfed.app.leaderboard", "the ranks of a sweep, and its files anew"),

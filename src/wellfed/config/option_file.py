@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import re
-import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from wellfed.config.option_names import in_ascii, is_read_as_value
 from wellfed.errors import ConfigError, Fault
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_WORDS_OF_YAML = {"on", "off", "yes", "no", "true", "false", "null", "y", "n"}
 
 
 class Value(NamedTuple):
@@ -33,10 +32,9 @@ def check_name(name: str, flag: str) -> None:
     Raises:
         ConfigError: with a name that would do.
     """
-    if _NAME.fullmatch(name) and name.lower() not in _WORDS_OF_YAML:
+    if _NAME.fullmatch(name) and not is_read_as_value(name):
         return
-    plain = unicodedata.normalize("NFKD", name).encode("ascii", "ignore").decode()  # an accent goes, its letter stays
-    better = "my_" + (re.sub(r"\W+", "_", plain).strip("_") or "plan")
+    better = f"my_{in_ascii(name) or 'plan'}"
     problem = (
         "becomes the name of a file and an option: letters, digits, '_' and '-', not first a digit, no word of yaml."
     )

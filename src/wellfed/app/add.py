@@ -1,0 +1,124 @@
+"""``python -m wellfed add workload NAME``: a new workload with a small one inside, that trains at once.
+
+What is written is `wellfed.blank` under another name. Only the standard library is needed here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import keyword
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from wellfed.config.option_names import in_ascii, is_read_as_value
+from wellfed.errors import EXIT_OK, ConfigError, Fault
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGE = "workloads"
+"""Where the examples are; a configuration may name it (`config.allow_targets`)."""
+_BLANK = Path(__file__).resolve().parents[1] / "blank"
+_KINDS = {"workload": "model, data and yaml, to be replaced by your own"}
+_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
+_LONGEST = 40
+
+
+def main(argv: Sequence[str]) -> int:
+    """Writes what is asked for and says what can be done with it; 2 and nothing written if that can't be."""
+    parser = argparse.ArgumentParser(
+        prog="python -m wellfed add",
+        description="Writes the files of something new, with a small one inside that works.",
+    )
+    parser.add_argument("what", nargs="?", help=_what_there_is())
+    parser.add_argument("name", nargs="?", help="of the folder, the yaml and the option: small letters, digits and '_'")
+    asked = parser.parse_args(argv)
+    if asked.what is None or asked.name is None or asked.what not in _KINDS:
+        raise ConfigError([_unclear(asked.what)])
+    written = write_workload(asked.name)
+    print("\n".join(["Written:", *(f"  {path.relative_to(ROOT)}" for path in written)]))
+    print(f"Try it: python src/train.py workload={asked.name} trainer.max_steps=50")
+    print("Then put your own model and data in its place; README.md beside them and docs/workloads.md say how.")
+    return EXIT_OK
+
+
+def write_workload(name: str, root: Path | None = None, package: str = PACKAGE) -> list[Path]:
+    """The files of `wellfed.blank` as ``src/<package>/<name>/`` and ``configs/workload/<name>.yaml``; all or none.
+
+    Args:
+        root: of the project; None = this one.
+        package: dotted, may be new.
+
+    Raises:
+        ConfigError: the name will not do, something of that name is there already, or can't be written.
+    """
+    _check_name(name)
+    root = root or ROOT
+    folder = root.joinpath("src", *package.split("."), name)
+    option = root / "configs" / "workload" / f"{name}.yaml"
+    _check_places(name, folder, option)
+    places = {folder / file: file for file in ("model.py", "data.py", "__init__.py", "README.md")}
+    places[option] = "workload.yaml"  # last: from then on there is such a workload
+    asked = f"add workload {name}"
+    with ExitStack() as undo:  # what stops half-way leaves nothing
+        try:
+            folder.mkdir(parents=True)
+            undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            undo.callback(option.unlink, missing_ok=True)
+            for place, file in places.items():
+                text = (_BLANK / file).read_text(encoding="utf-8")
+                _write(place, text.replace("wellfed.blank", f"{package}.{name}").replace("blank", name))
+        except OSError as error:
+            problem = f"{error.filename or folder} can't be written: {error.strerror or error}."
+            raise ConfigError([Fault(asked, problem, "Free space, or make its folder writable.")]) from error
+        undo.pop_all()
+    return list(places)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+
+
+def _check_name(name: str) -> None:
+    if _will_do(name):
+        return
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", in_ascii(name)).lower()
+    cut = [text[:_LONGEST].rstrip("_") for text in (words, f"my_{words or 'workload'}")]
+    better = next(filter(_will_do, cut))
+    problem = (
+        f"becomes the name of a Python package and an option: small letters, digits and single '_', first a letter, "
+        f"at most {_LONGEST}, no word of Python or yaml."
+    )
+    raise ConfigError([Fault(f"add workload {name!r}", problem, f"Write python -m wellfed add workload {better}.")])
+
+
+def _will_do(name: str) -> bool:
+    is_a_word = keyword.iskeyword(name) or is_read_as_value(name)
+    return _NAME.fullmatch(name) is not None and len(name) <= _LONGEST and not is_a_word
+
+
+def _check_places(name: str, folder: Path, option: Path) -> None:
+    asked = f"add workload {name}"
+    if not option.parent.is_dir():
+        problem = f"{option.parent} is no folder of configurations."
+        raise ConfigError([Fault(asked, problem, "Run from a full clone.")])
+    taken = [path for path in (folder, folder.with_suffix(".py"), option) if os.path.lexists(path)]
+    if taken:
+        problem = f"{taken[0]} is there already."
+        raise ConfigError([Fault(asked, problem, "Take another name, or move it away.")])
+
+
+def _what_there_is() -> str:
+    return "; ".join(f"{kind} ({content})" for kind, content in _KINDS.items())
+
+
+def _unclear(what: str | None) -> Fault:
+    where = "python -m wellfed add" + (f" {what}" if what else "")
+    if what in _KINDS:
+        problem = "under which name?"
+    else:
+        problem = "there is no such thing to add." if what else "add what?"
+        problem += f" There is: {_what_there_is()}."
+    return Fault(where, problem, "Write python -m wellfed add workload my_workload.")
