@@ -29,8 +29,8 @@ from typing import Any
 TEMPLATE = Path(__file__).resolve().parents[1]
 DIFFERENT = "{{cookiecutter.project_slug}}/"
 """Folder of the files that are written anew for a project; cookiecutter renders it, `rendered` does for `make new`."""
-BLANK = "tools/blank/"
-"""Folder of the workload to start from when it is no example, laid out like the examples."""
+BLANK = "blank"
+"""The workload to start from when it is no example: what `python -m wellfed add workload` copies too."""
 
 TEMPLATE_ONLY = (
     ".ci/", ".github/", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "benchmarks/", "cookiecutter.json",
@@ -145,7 +145,7 @@ def project_files(source: Files, answers: Answers) -> Files:
     Raises:
         ScaffoldError: an answer is none of the choices, or a file does not have the place that is to be edited.
     """
-    for key, choices in {"license": licenses(source), "workload": ["blank", *examples(source)]}.items():
+    for key, choices in {"license": licenses(source), "workload": [BLANK, *examples(source)]}.items():
         if answers[key] not in choices:
             raise ScaffoldError(f"{key}={answers[key]}: it must be one of {', '.join(choices)}.")
     files = {path: file for path, file in source.items() if _stays(path, source, answers)}
@@ -182,12 +182,17 @@ def _stays(path: str, source: Files, answers: Answers) -> bool:
 def starting_workload(source: Files, answers: Answers) -> Files:
     """The user's own package with its yaml and tests: a copy of the chosen workload under the package's name."""
     start, package = str(answers["workload"]), str(answers["package_name"])
-    root = BLANK if start == "blank" else ""
     moves = {
-        f"{root}src/workloads/{start}/": f"src/{package}/",
-        f"{root}tests/workloads/{start}/": f"tests/{package}/",
-        f"{root}configs/workload/{start}.yaml": f"configs/workload/{package}.yaml",
+        f"configs/workload/{start}.yaml": f"configs/workload/{package}.yaml",
+        f"src/workloads/{start}/": f"src/{package}/",
+        f"tests/workloads/{start}/": f"tests/{package}/",
     }
+    if start == BLANK:
+        moves = {
+            "src/wellfed/blank/workload.yaml": f"configs/workload/{package}.yaml",
+            "src/wellfed/blank/": f"src/{package}/",
+            "tests/blank/": f"tests/{package}/",
+        }
     files = {}
     for path, file in source.items():
         for old, new in moves.items():
@@ -196,6 +201,7 @@ def starting_workload(source: Files, answers: Answers) -> Files:
                 files[target] = file
                 with suppress(UnicodeDecodeError):  # an image, a table: nothing to rename
                     files[target] = _edited(path, file, [partial(renamed, start=start, package=package)])
+                break
     return files
 
 
@@ -206,7 +212,7 @@ def renamed(text: str, start: str, package: str) -> str:
     """
     text = text.partition("\n**Learning.**")[0].rstrip("\n") + "\n" if "\n**Learning.**" in text else text
     text = re.sub(r" \(`benchmarks/[\w./]+`\)", "", text)
-    text = re.sub(rf"\bworkloads([./]){re.escape(start)}\b", package, text)
+    text = re.sub(rf"\b(workloads|wellfed)([./]){re.escape(start)}\b", package, text)
     text = re.sub(_word(start), package, text)
     return re.sub(
         rf"(?m)(?:^{STATEMENT})+",
@@ -301,7 +307,10 @@ def _edits(source: Files, answers: Answers) -> dict[str, list[Edit]]:
         "docs/sweep.md": [speak_of_the_package],
         "docs/workloads.md": [
             replacing(
-                ("The README shows a complete one; this page", f"`src/{package}/` holds one; this page"),
+                (
+                    "writes one to start from, and the\n[README](../README.md) goes on from there. This page",
+                    f"writes one to\nstart from, and `src/{package}/` holds one. This page",
+                ),
                 ("| `src/workloads/<name>/model.py` |", "| `src/<package>/model.py` |"),
                 ("| `src/workloads/<name>/data.py` |", "| `src/<package>/data.py` |"),
             )
@@ -377,7 +386,10 @@ def _of_architecture(answers: Answers) -> list[tuple[str, str]]:
         (benchmarks, benchmarks if keep else ""),
         (makers, ""),
         ("| `workloads` | `workloads` |", f"| {rooms} | {rooms} |"),
-        ("| a model, a dataset | `src/workloads/<name>/`,", "| a model, a dataset | `src/<package>/`,"),
+        (
+            "| a model, a dataset | `python -m wellfed add workload NAME`: `src/workloads/<name>/`,",
+            f"| a model, a dataset | `src/{package}/`; another: `python -m wellfed add workload NAME`,",
+        ),
     ]
 
 

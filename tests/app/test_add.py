@@ -22,15 +22,23 @@ QUIET = ("logger=none", "telemetry=none")
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty project, to which the command adds."""
-    root = tmp_path / "project"
-    (root / "configs" / "workload").mkdir(parents=True)
+    """A project of one workload, to which the command adds."""
+    root = project_with(tmp_path / "project", "recsys", "workloads.recsys.model.Recommender")
     monkeypatch.setattr(add, "ROOT", root)
     return root
 
 
+def project_with(root: Path, default: str, target: str) -> Path:
+    (root / "configs" / "workload").mkdir(parents=True)
+    (root / "configs" / "train.yaml").write_text(f"defaults:\n- run_schema\n- gpu: auto\n- workload: {default}\n")
+    (root / "configs" / "workload" / f"{default}.yaml").write_text(f"model:\n  _target_: {target}\n")
+    return root
+
+
 def files(root: Path) -> list[str]:
-    return sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    """Without those that were there before."""
+    found = {path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()}
+    return sorted(found - {"configs/train.yaml", "configs/workload/recsys.yaml"})
 
 
 def test_what_is_written(project: Path, capsys: pytest.CaptureFixture[str]):
@@ -75,11 +83,19 @@ def test_all_files_are_in_the_tree():
     assert {"__init__.py", "model.py", "data.py", "README.md", "workload.yaml"} == set(listed.stdout.decode().split())
 
 
-def test_another_package_and_place(tmp_path: Path):
-    (tmp_path / "configs" / "workload").mkdir(parents=True)
-    add.write_workload("mine", tmp_path, package="nets.own")
-    assert (tmp_path / "src" / "nets" / "own" / "mine" / "model.py").is_file()
-    assert "_target_: nets.own.mine.model.Network" in (tmp_path / "configs" / "workload" / "mine.yaml").read_text()
+@pytest.mark.parametrize(
+    ("default", "target", "home"),
+    [
+        ("my_nets", "my_nets.model.Net", "my_nets"),
+        ("cats", "my_nets.cats.model.Net", "my_nets"),
+        ("cats", "my_nets.models.resnet.model.Net", "my_nets.models.resnet"),
+    ],
+)
+def test_a_new_one_goes_beside_the_default_one_or_below_it(tmp_path: Path, default: str, target: str, home: str):
+    root = project_with(tmp_path, default, target)
+    add.write_workload("mine", root)
+    assert root.joinpath("src", *home.split("."), "mine", "model.py").is_file()
+    assert f"_target_: {home}.mine.model.Network" in (root / "configs" / "workload" / "mine.yaml").read_text()
 
 
 @pytest.mark.parametrize(
@@ -181,7 +197,7 @@ def test_what_stops_in_the_middle_leaves_nothing(
 
 def test_outside_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(add, "ROOT", tmp_path)
-    with pytest.raises(ConfigError, match="no folder of configurations. Run from a full clone"):
+    with pytest.raises(ConfigError, match="does not tell where workloads are: .* Run from a full clone"):
         add.write_workload("mine")
 
 

@@ -78,7 +78,7 @@ def test_the_default_project_is_its_owners(default: Path):
     assert (project["name"], project["license"]) == ("my-nets", "MIT")
     assert project["authors"] == [{"name": "The My Nets authors"}]
     assert {"workload": "my_nets"} in options(default, "train.yaml")["defaults"]
-    assert options(default, "workload/my_nets.yaml")["model"]["_target_"] == "my_nets.model.Regressor"
+    assert options(default, "workload/my_nets.yaml")["model"]["_target_"] == "my_nets.model.Network"
     assert options(default, "logger/wandb.yaml") == {"mode": "auto", "project": "my-nets", "entity": None}
     assert "Copyright (c) The My Nets authors\n" in (default / "LICENSE").read_text()
     assert "The wellfed authors" in (default / "src/wellfed/LICENSE").read_text()

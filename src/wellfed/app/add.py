@@ -1,6 +1,6 @@
 """``python -m wellfed add workload NAME``: a new workload with a small one inside, that trains at once.
 
-What is written is `wellfed.blank` under another name. Only the standard library is needed here.
+What is written is `wellfed.blank` under another name.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+import yaml
+
 from wellfed.config.option_names import in_ascii, is_read_as_value
 from wellfed.errors import EXIT_OK, ConfigError, Fault
 
 ROOT = Path(__file__).resolve().parents[3]
-PACKAGE = "workloads"
-"""Where the examples are; a configuration may name it (`config.allow_targets`)."""
 _BLANK = Path(__file__).resolve().parents[1] / "blank"
 _KINDS = {"workload": "model, data and yaml, to be replaced by your own"}
 _NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
@@ -44,18 +44,18 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def write_workload(name: str, root: Path | None = None, package: str = PACKAGE) -> list[Path]:
+def write_workload(name: str, root: Path | None = None) -> list[Path]:
     """The files of `wellfed.blank` as ``src/<package>/<name>/`` and ``configs/workload/<name>.yaml``; all or none.
 
     Args:
         root: of the project; None = this one.
-        package: dotted, may be new.
 
     Raises:
         ConfigError: the name will not do, something of that name is there already, or can't be written.
     """
     _check_name(name)
     root = root or ROOT
+    package = home_of_workloads(root)
     folder = root.joinpath("src", *package.split("."), name)
     option = root / "configs" / "workload" / f"{name}.yaml"
     _check_places(name, folder, option)
@@ -75,6 +75,26 @@ def write_workload(name: str, root: Path | None = None, package: str = PACKAGE) 
             raise ConfigError([Fault(asked, problem, "Free space, or make its folder writable.")]) from error
         undo.pop_all()
     return list(places)
+
+
+def home_of_workloads(root: Path) -> str:
+    """The package that new workloads go to, beside the default one or below it: its code may be named by a yaml.
+
+    ``workloads`` for ``workloads.cats.model.Net`` of cats, and ``my_nets`` for ``my_nets.model.Net`` of my_nets.
+
+    Raises:
+        ConfigError: the default workload does not tell.
+    """
+    configs = root / "configs"
+    try:
+        defaults = yaml.safe_load((configs / "train.yaml").read_text(encoding="utf-8"))["defaults"]
+        (default,) = (entry["workload"] for entry in defaults if isinstance(entry, dict) and "workload" in entry)
+        options = yaml.safe_load((configs / "workload" / f"{default}.yaml").read_text(encoding="utf-8"))
+        home = str(options["model"]["_target_"]).split(".")[:-2]
+        return ".".join(home[:-1] if len(home) > 1 and home[-1] == default else home)
+    except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
+        problem = f"the default workload of {configs / 'train.yaml'} does not tell where workloads are: {error!r}."
+        raise ConfigError([Fault("add workload", problem, "Run from a full clone.")]) from error
 
 
 def _write(path: Path, text: str) -> None:
