@@ -37,8 +37,9 @@ test: $(STAMP) ## install if needed, then run the tests, without the slow ones a
 test-all: $(STAMP) ## run the slow tests too, and those for a GPU where there is one
 	$(PYTEST) -m "slow or not slow" $(ARGS)
 
-check: $(STAMP) ## format, lint, types, layers: changes nothing
-	@failed=; for tool in "ruff format --check ." "ruff check ." mypy lint-imports; do \
+check: $(STAMP) ## format, lint, types, layers, workflows: changes nothing
+	@failed=; for tool in "ruff format --check ." "ruff check ." mypy lint-imports \
+	  "check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml"; do \
 	  echo "$(BIN)/$$tool"; $(BIN)/$$tool || failed="$$failed [$$tool]"; done; \
 	test -z "$$failed" || { echo "make check failed in:$$failed" >&2; exit 1; }
 

@@ -38,6 +38,8 @@ TEMPLATE_ONLY = (
 )  # fmt: skip
 """Beginnings of paths that stay behind, but for `CARRIED` and what belongs to an example that is kept."""
 CARRIED = (".github/dependabot.yml", ".github/workflows/ci.yml", "tests/every/test_workloads.py")
+OF_EXAMPLES = ("docs/my_gpu_is_at_20_percent.md",)
+"""Pages whose every figure is an example's: they stay where the examples do."""
 TEMPLATE_TOOLS = (
     "arrow", "binaryornot", "cookiecutter", "cruft", "gitdb", "gitpython", "python-slugify", "smmap", "text-unidecode",
 )  # fmt: skip
@@ -174,7 +176,7 @@ def licenses(source: Files) -> list[str]:
 
 
 def _stays(path: str, source: Files, answers: Answers) -> bool:
-    if any(of_example(path, name) for name in examples(source)):
+    if path in OF_EXAMPLES or any(of_example(path, name) for name in examples(source)):
         return bool(answers["keep_examples"])
     return path in CARRIED or not path.startswith(TEMPLATE_ONLY)
 
@@ -303,6 +305,8 @@ def _edits(source: Files, answers: Answers) -> dict[str, list[Edit]]:
         "configs/hydra/default.yaml": [replacing((" workload.data.path=ml-100k", "")), speak_of_the_package],
         "configs/evaluate.yaml": [speak_of_the_package],
         "docs/architecture.md": [replacing(*_of_architecture(answers))],
+        "docs/8gb.md": [speak_of_the_package],
+        "docs/faq.md": [speak_of_the_package],
         "docs/memory.md": [speak_of_the_package],
         "docs/sweep.md": [speak_of_the_package],
         "docs/workloads.md": [

@@ -103,6 +103,11 @@ def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:
             f"trainer.devices={devices}",
             "workload.effective_batch_size=501",
             "trainer.max_epochs=1",
+            # Ranks must agree on what is saved when: by the metric (here the first is the best), by the clock.
+            "trainer.validate_every_steps=3",
+            "trainer.best_metric=ndcg_at_10",
+            "trainer.best_mode=min",
+            "trainer.checkpoint_minutes=0.0001",
             "telemetry=none",
             "logger=none",
             cwd=cwd,

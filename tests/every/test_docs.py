@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import itertools
 import re
+import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from wellfed import contract, errors, record
+from wellfed.app.cli import COMMANDS
+from wellfed.config.compose import compose
 from wellfed.sample_rng import SampleRng
 from wellfed.telemetry import metrics
 from wellfed.tracking import journal
@@ -173,6 +180,102 @@ def test_the_evaluation_of_the_page_is_additive(examples: dict[str, Any]):
             evaluation.update(model, part)
         results.append(evaluation.compute())
     assert results[0] == results[1] == {"accuracy": int((inputs.argmax(1) == labels).sum()) / 10}
+
+
+LAUNCHERS_OF_EXTRAS = ("hydra/launcher=submitit_slurm", "hydra/launcher=ray", "hydra.launcher.")
+"""Overrides that only an extra of pyproject.toml can compose."""
+WORDS_OF_FIT = ("target_util_pct=",)
+"""What `python -m wellfed fit` takes beside overrides."""
+
+
+def typed_commands(text: str) -> list[list[str]]:
+    """What a page shows to be typed, as words: lines of its blocks, continued ones joined, and code within sentences.
+
+    Only what calls Python or make; a ``<place>`` or ``...`` to be filled in makes a sentence's code no command.
+    """
+    blocks = re.findall(r"^```\w*\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    sentences = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", sentences)]
+    lines += [span for span in spans if "src/" in span and not re.search(r"<|\.\.\.", span)]
+    caller = r"(srun |torchrun |\.venv/bin/)?(--\S+ )*(python3? (-m wellfed|src/)|src/\w+\.py )|make "
+    return [shlex.split(line, comments=True) for line in lines if re.match(caller, line)]
+
+
+def single_runs(overrides: list[str]) -> Iterator[list[str]]:
+    """The overrides of each run that a command line stands for: axes of a multirun spelled out."""
+    known = [re.sub(r"\$\w+", "1", text) for text in overrides if not text.startswith(LAUNCHERS_OF_EXTRAS)]
+    axes = [
+        [f"{parsed.input_line.partition('=')[0]}={value}" for value in parsed.sweep_string_iterator()]
+        if parsed.is_sweep_override()
+        else [parsed.input_line]
+        for parsed in OverridesParser.create().parse_overrides(known)
+    ]
+    for point in itertools.product(*axes):
+        yield list(point)
+
+
+def hold(words: list[str]) -> None:
+    """Fails where the command is none, or would be refused for its configuration."""
+    if words[0] == "make":
+        targets = re.findall(r"^([a-z][\w-]*):", page("Makefile"), flags=re.MULTILINE)
+        assert [word for word in words[1:] if "=" not in word and word not in targets] == [], words
+        return
+    script = next((word for word in words if word.startswith("src/")), None)
+    if script is not None:
+        assert (ROOT / script).is_file(), words
+        given = words[words.index(script) + 1 :]
+        assert {word for word in given if word.startswith("-")} <= {"-m", "--help", "--cfg"}, words
+        overrides = [word for word in given if "=" in word]
+        for point in single_runs(overrides) if overrides else ():
+            compose(point, Path(script).stem)
+        return
+    module = words[words.index("-m") + 1]
+    if module != "wellfed":
+        assert importlib.util.find_spec(module), words
+        return
+    command, *given = words[words.index("-m") + 2 :]
+    assert command in {known.name for known in COMMANDS}, words
+    for point in single_runs([word for word in given if "=" in word and not word.startswith(WORDS_OF_FIT)]):
+        compose(point)
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "README.md"])  # whose blocks are run
+def test_commands_of_a_page_can_be_typed(name: str):
+    for words in typed_commands(page(name)):
+        hold(words)
+
+
+def test_commands_are_found():
+    found = {name: typed_commands(page(name)) for name in PAGES}
+    assert ["python", "-m", "wellfed", "plan", "gpu=8gb", "workload=recsys"] in found["docs/8gb.md"]
+    assert any(words[0] == "torchrun" for words in found["docs/slurm_and_ray.md"])
+    assert any(words[0] == "srun" for words in found["docs/slurm_and_ray.md"])
+    assert ["python", "src/train.py", "resume=auto"] in found["docs/faq.md"]
+    assert ["make", "check"] in found["CONTRIBUTING.md"]
+    assert sum(map(len, found.values())) > 40
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "python src/train.py gpu=9gb",
+        "python src/train.py loader.num_worker=2",
+        "python src/train.py -m loader=baseline,blanced",
+        "python src/train.py --quick",
+        "python src/trian.py",
+        "torchrun --nproc-per-node=2 src/train.py trainer=dpp",
+        "srun python src/train.py sed=$SLURM_ARRAY_TASK_ID",
+        "python -m wellfed dotcor",
+        "python -m wellfed fit workload=resys target_util_pct=85",
+        "python -m wellfed.config.refrence > docs/configuration.md",
+        "make tset",
+    ],
+)
+def test_a_command_that_is_wrong_is_caught(command: str):
+    (words,) = typed_commands(f"```bash\n{command}\n```\n")
+    with pytest.raises((AssertionError, errors.ConfigError)):
+        hold(words)
 
 
 @pytest.mark.parametrize("name", PAGES)

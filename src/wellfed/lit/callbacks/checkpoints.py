@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 
+from wellfed.lit.callbacks.stop import AGREE_EVERY_STEPS
 from wellfed.telemetry.progress import Progress
 
 LAST, BEST, BEST_VALUE = "last.ckpt", "best.ckpt", "best.json"
@@ -53,14 +54,23 @@ class Checkpoints(pl.Callback):
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         due = self._every_steps is not None and trainer.global_step % self._every_steps == 0
-        if self._minutes is not None and time.monotonic() - self._saved_at_s >= 60 * self._minutes:
-            due = True
-        if due:
+        if due or self._is_time(trainer):
             self.save_last(trainer)
+
+    def _is_time(self, trainer: pl.Trainer) -> bool:
+        """Of several ranks, each with a clock of its own, all or none: saving is a collective."""
+        is_alone = trainer.world_size == 1
+        if self._minutes is None or not (is_alone or trainer.global_step % AGREE_EVERY_STEPS == 0):
+            return False
+        is_time = time.monotonic() - self._saved_at_s >= 60 * self._minutes
+        return is_time if is_alone else bool(trainer.strategy.reduce_boolean_decision(is_time, all=False))
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
         value = self._metrics.get(f"val/{self._best_metric}")
-        if value is None or not self._is_best(value):
+        is_best = value is not None and self._is_best(value)
+        if trainer.world_size > 1:  # rank 0 alone knows the best so far; saving is a collective
+            is_best = trainer.strategy.broadcast(is_best)
+        if value is None or not is_best:
             return
         if self._save(trainer, BEST) and trainer.is_global_zero:
             self._write_best(value)
