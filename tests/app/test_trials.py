@@ -154,18 +154,6 @@ def test_each_gpu_has_a_trial_at_a_time_and_all_are_used(told: Callable[..., Tol
     assert sorted(runs.codes.values()) == [0, 1]
 
 
-def test_one_by_one_leaves_the_others_idle(told: Callable[..., Told]) -> None:
-    began: list[int] = []
-    runs = told(lambda prepared, task: 0)
-    runs.run(
-        [runs.trial(str(number), num_gpus=1) for number in range(3)],
-        gpus=2,
-        on_start=lambda trial: began.append(len(runs.codes)),
-        one_by_one=True,
-    )
-    assert began == [0, 1, 2]
-
-
 def test_closing_ends_what_runs(told: Callable[..., Told]) -> None:
     runs = told(lambda prepared, task: time.sleep(600) or 0)
 

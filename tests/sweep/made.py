@@ -72,7 +72,7 @@ def sweep_file(
     grid = Grid({axis: tuple(values) for axis, values in axes.items()}, tuple(fixed))
     ids = tuple(point.id for point in grid.points())
     given = {"workload": "recsys", "sample_unit": "triplets", "code": "56d4f5d", "machine": MACHINE, **more}
-    return SweepFile(name=name, axes=grid.axes, fixed=grid.fixed, points=ids, **given)
+    return SweepFile(name=name, axes=grid.axes, fixed=grid.fixed, ids=ids, **given)
 
 
 def row(point: Point, rate: float | None = 1000.0, *, own: float | None = 0.01, **more: Any) -> Row:
@@ -122,7 +122,7 @@ def rows(sweep: SweepFile, *, confirms: int = 3) -> list[Row]:
     """All ends of `_ENDS`, the other points ok, the three fastest measured again."""
     draw = random.Random(7)
     found: list[Row] = []
-    points = {point.id: point for point in sweep.grid.points()}
+    points = {point.id: point for point in sweep.points}
     for point in points.values():
         status = _ENDS.get(tuple(point.values.values()), "ok")
         if status == "pending":

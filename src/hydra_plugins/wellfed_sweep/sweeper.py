@@ -29,7 +29,7 @@ class WellfedSweeper(BasicSweeper):
             params=self.params,
             arguments=arguments,
             group_of=group_of,
-            no_axes=OF_THE_SWEEP,
+            no_axes=(*OF_THE_SWEEP, "paths"),
         )
         is_ours = isinstance(launcher, WellfedLauncher)
         return sweep(multirun, None if is_ours else lambda jobs: launcher.launch(jobs, initial_job_idx=0))

@@ -94,5 +94,5 @@ def _tell(name: str, board: Leaderboard, entry: Entry, written: Sequence[Path]) 
     if tie := told_of_tie(board, entry):
         print(tie)
     print(f"Written: {', '.join(map(str, written))}")
-    besides = shlex.join(typed_besides(entry, list(_SCHEMAS)))
-    print(f"Use it: python src/train.py loader={name} memory={name} {besides}".rstrip())
+    words = [*board.flags, f"loader={name}", f"memory={name}", *typed_besides(entry, list(_SCHEMAS))]
+    print(f"Use it: python src/train.py {shlex.join(words)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from wellfed.app.screen import Terminal
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import EXIT_OK, ConfigError, Fault
 from wellfed.sweep import folders, leaderboard_files
@@ -45,8 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if asked.json:
         print(json.dumps(board.to_dict(), indent=2))
     else:
-        width = None if sys.stdout.isatty() else PIPED_COLUMNS
-        show(Console(file=sys.stdout, markup=False, highlight=False, width=width), board, written)
+        show(Terminal(markup=False, highlight=False, width=width()), board, written)
     return EXIT_OK
 
 
@@ -56,6 +57,12 @@ def add_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--log-dir", default=PathsConfig.log_dir, help="where names are looked up: <log dir>/*/sweeps/ (default: logs)"
     )
+
+
+def width() -> int | None:
+    """Of a console; None = the terminal's."""
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return None if is_terminal else PIPED_COLUMNS
 
 
 def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
@@ -75,7 +82,8 @@ def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
     for note in (*board.effects.notes, *board.notes):
         console.print(note, soft_wrap=True)
     if board.ranked:
-        console.print(f"Keep the fastest: python -m wellfed choose {written[0].parent} --name mine", soft_wrap=True)
+        folder = shlex.quote(str(written[0].parent))
+        console.print(f"Keep the fastest: python -m wellfed choose {folder} --name mine", soft_wrap=True)
     console.print(f"Files: {', '.join(map(str, written))}", soft_wrap=True)
 
 

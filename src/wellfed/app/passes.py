@@ -163,11 +163,14 @@ class Passes:
         on_start: Callable[[], None],
         on_step: Callable[[int, float, int], None],
     ) -> None:
-        """Train to see how fast it goes, epoch after epoch; validates nothing and keeps nothing."""
+        """Train to see how fast it goes, epoch after epoch; validates nothing and keeps nothing.
+
+        To be called when steps have been done already (`warm_up`): batches that are loaded while the first step takes
+        its time would be a stock that makes a slow loader look fast for as long as it lasts.
+        """
         device = torch.device("cuda" if self.options.accelerator == "gpu" else "cpu")
         clock = StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
-        # What was loaded while the first step took its time would make the loader look faster than it is.
-        warmup = WARMUP_STEPS + min(measure.steps, loaded_ahead(self._plan))
+        warmup = WARMUP_STEPS + int(self._plan["loader.num_workers"])  # whose first batches come all at once
         callbacks: list[Any] = [
             Clock(clock, self._journal.steps, warmup_steps=warmup),
             Watch(self._progress),
@@ -217,6 +220,13 @@ class Passes:
             lit.load_weights(self._module, checkpoint)
         lit.make_trainer(self.options, [self._figures], self._folder).test(self._module, loader, verbose=False)
         return {name.removeprefix("test/"): value for name, value in self.latest.items() if name.startswith("test/")}
+
+    def warm_up(self) -> float | None:
+        """Do a few steps on batches that are on the device already; their rate as by `ceiling`."""
+        rate = self.ceiling()
+        if rate is None:
+            lit.run_ceiling(self._module, self._loader, self.options, 1, self._folder)
+        return rate
 
     def ceiling(self) -> float | None:
         """Samples/s on batches already on the device; None if not asked for. Changes the weights: comes last."""
@@ -298,12 +308,6 @@ class Passes:
             on_disk_error=self._journal.disk_full,
             progress=self._progress,
         )
-
-
-def loaded_ahead(plan: RunPlan) -> int:
-    """Batches that may wait for the step at one time."""
-    producers = plan["loader.num_workers"] * (plan["loader.prefetch_factor"] or 0)
-    return int(producers + (plan["loader.device_prefetch"] or 0))
 
 
 def evaluate_checkpoint(config: RunConfig, parts: Parts, plan: RunPlan, checkpoint: Path) -> dict[str, float]:

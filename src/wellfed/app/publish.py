@@ -21,14 +21,25 @@ from wellfed.telemetry.metrics import TIME_AXIS, prefix
 from wellfed.tracking import wandb
 from wellfed.tracking.wandb import WandbSink
 
+_DONE = ".published"
+"""Holds the number of rows that were there when all was put into wandb."""
 _NOT_FIGURES = ("time_s", "step", "phase", "gpu")
 
 
-def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerConfig) -> None:
+def is_published(folder: Path, number_of_rows: int) -> bool:
+    """Whether nothing has been measured since it was."""
+    try:
+        return (folder / _DONE).read_text(encoding="ascii") == str(number_of_rows)
+    except (OSError, ValueError):
+        return False
+
+
+def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerConfig, *, number_of_rows: int) -> None:
     """Trials that are not there yet, then the table of ``leaderboard.csv``.
 
     Args:
         rows: the latest of each point.
+        number_of_rows: in the ledger.
 
     Raises:
         RuntimeError: wandb can't be started.
@@ -55,9 +66,10 @@ def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerCo
             _publish_trial(trial, row, open_run)
     with (folder / CSV).open(encoding="utf-8", newline="") as stream:
         columns, *table = csv.reader(stream)
-    sink = open_run(folder, f"{file.name} leaderboard", {"sweep": json.loads(json.dumps(vars(file)))})
+    sink = open_run(folder, f"{file.name} leaderboard", {"sweep": file.to_dict()})
     sink.table("leaderboard", columns, table)
     sink.finish({"points": len(table)}, 0)
+    record.write_atomically(folder / _DONE, str(number_of_rows))
 
 
 def _publish_trial(trial: Path, row: Row, open_run: Any) -> None:

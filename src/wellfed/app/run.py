@@ -140,18 +140,22 @@ class Run:
     def _train(self, passes: Passes, plan: RunPlan, checkpoint: Path | None) -> None:
         self._usage.start(plan)
         if self._measure is not None:
+            self._started()
+            self._note_ceiling(passes.warm_up())
             passes.measure(self._measure, self._stop, on_start=self._started, on_step=self._stepped)
             self._usage.stop()
-        else:
-            passes.fit(self._console, self._stop, checkpoint, on_start=self._started, on_step=self._stepped)
-            if not self.has_trained:
-                _LOG.warning("Nothing was left to train. Raise trainer.max_epochs or trainer.max_steps to go on.")
-            self._usage.stop()
-            written = passes.test()
-            self._record.artifacts.update({name: str(path.relative_to(self._folder)) for name, path in written.items()})
-        ceiling = passes.ceiling()
-        if ceiling is not None:
-            self._record.ceiling = {"samples_per_s": ceiling}
+            return
+        passes.fit(self._console, self._stop, checkpoint, on_start=self._started, on_step=self._stepped)
+        if not self.has_trained:
+            _LOG.warning("Nothing was left to train. Raise trainer.max_epochs or trainer.max_steps to go on.")
+        self._usage.stop()
+        written = passes.test()
+        self._record.artifacts.update({name: str(path.relative_to(self._folder)) for name, path in written.items()})
+        self._note_ceiling(passes.ceiling())
+
+    def _note_ceiling(self, samples_per_s: float | None) -> None:
+        if samples_per_s is not None:
+            self._record.ceiling = {"samples_per_s": samples_per_s}
 
     # -- before training ------------------------------------------------------------------------------------------
 

@@ -6,12 +6,13 @@ is a row, and the same command again runs what is missing.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
 import shutil
 import signal
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -25,7 +26,8 @@ from wellfed.app.lock import only_one
 from wellfed.app.resume import assigned
 from wellfed.app.sweep_screen import SweepScreen
 from wellfed.app.train import own_git_state, set_environment
-from wellfed.config.compose import Composed, masked_override
+from wellfed.config.compose import SECRET_SHOWN, Composed, masked_override
+from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig
 from wellfed.errors import (
@@ -43,7 +45,7 @@ from wellfed.sweep import leaderboard_files, ledger
 from wellfed.sweep.grid import Grid, Point, SweepFile
 from wellfed.sweep.leaderboard import leaderboard
 from wellfed.sweep.ledger import Row
-from wellfed.sweep.rows import ended_row, recorded_row, refused_row
+from wellfed.sweep.rows import code_version, ended_row, recorded_row, refused_row
 from wellfed.sweep.slots import Slots, visible
 from wellfed.tracking.wandb import decide_mode
 from wellfed.units import counted, show_duration
@@ -61,6 +63,7 @@ CONFIRM_ROUNDS = 3
 _GUESSED_TRIAL_S = 5
 _MANY = 20
 """Points that take seconds to compose."""
+_MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
 _NAME = re.compile(r"\w[\w.-]*")
 
 
@@ -81,6 +84,7 @@ def sweep(multirun: Multirun, launch: Launch | None = None) -> int:
     if launch is None and not MAY_FORK:
         problem = "starts trials by forking, which this system does not offer."
         raise ConfigError([Fault("hydra/launcher=wellfed", problem, "Add hydra/launcher=basic: all in one process.")])
+    is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -95,6 +99,12 @@ def sweep(multirun: Multirun, launch: Launch | None = None) -> int:
             stop.is_finishing = True  # an impatient second signal must not become a traceback
             running.interrupted()
             return EXIT_TERMINATED if stop.signum == signal.SIGTERM else EXIT_INTERRUPTED
+        except ConfigError:
+            if is_new:
+                shutil.rmtree(folder, ignore_errors=True)
+            raise
+        except OSError as error:
+            return running.stopped_by(error)
 
 
 def _folder(multirun: Multirun, base: Composed[RunConfig]) -> Path:
@@ -144,17 +154,19 @@ class _Sweep:
     ) -> None:
         self._multirun, self._base, self._folder, self._launch = multirun, base, folder, launch
         self._config = base.config.sweep
-        self._points = list({point.id: point for point in grid.points()}.values())
+        self._points = grid.points()
         self._code = code_version(own_git_state())
         self._file = SweepFile(
             name=self._config.name or base.choices["sweep"],
             workload=base.config.workload.name,
             sample_unit=base.config.workload.sample_unit,
-            axes=grid.axes,
-            fixed=grid.fixed,
-            points=tuple(point.id for point in self._points),
+            axes={axis: _masked_values(axis, values) for axis, values in grid.axes.items()},
+            fixed=tuple(map(masked_override, grid.fixed)),
+            ids=tuple(point.id for point in self._points),
             code=self._code,
             machine="",
+            trial_steps=self._config.trial_steps,
+            flags=tuple(where_flags(sys.argv[1:])),
         )
         self._screen = SweepScreen(folder, self._file.sample_unit, grid.axes)
         self._found = ledger.read(folder)
@@ -163,6 +175,8 @@ class _Sweep:
         self._begun: dict[str, Row] = {}
         """By folder."""
         self._gpus: list[str] = []
+        self._is_ranked = False
+        """All that is to be measured has been, and told."""
 
     def go(self) -> int:
         """All stages; the exit code."""
@@ -170,7 +184,7 @@ class _Sweep:
         self._adopt()
         self._compose()
         if not (self._missing() or self._to_confirm()):
-            return self._finish()
+            return self._end()
         prepare_to_fork(self._base.config)
         from wellfed.app import trial
         from wellfed.app.trials import Stems
@@ -181,21 +195,36 @@ class _Sweep:
             self._file.write(self._folder)
             if self._run_missing(stems):
                 self._confirm(stems)
+        return self._end()
+
+    def _end(self) -> int:
         exit_code = self._finish()
+        self._is_ranked = True
         self._publish()
         return exit_code
 
     def interrupted(self) -> None:
         """What is there is kept."""
+        if self._is_ranked:
+            self._screen.say("Stopped while putting the trials into wandb. The same command again does the rest.")
+            return
         self._finish()
         self._screen.say("Stopped. The same command again runs what is missing.")
+
+    def stopped_by(self, error: OSError) -> int:
+        """A disk that is full, above all: what is known is told; the exit code."""
+        exit_code = EXIT_FAILED if self._is_ranked else self._finish()
+        where = f" ({error.filename})" if error.filename else ""
+        self._screen.say(f"Stopped: {error.strerror or error}{where}. Make room, then the same command goes on.")
+        return exit_code
 
     # -- before the first trial -----------------------------------------------------------------------------------
 
     def _say_what_changed(self) -> None:
         """A ledger that is there already is gone on with; what makes its rows another matter is said."""
         for number in self._found.damaged:
-            self._screen.say(f"{ledger.FILE_NAME}: line {number} is cut or no row; its trial runs again.")
+            text = "is cut or no row; its trial runs again unless its own record is whole."
+            self._screen.say(f"{ledger.FILE_NAME}: line {number} {text}")
         try:
             earlier = SweepFile.read(self._folder)
         except FileNotFoundError:
@@ -204,7 +233,8 @@ class _Sweep:
             self._screen.say(f"{error} It is written anew.")
             return
         self._file = replace(self._file, machine=earlier.machine)
-        now, before, known = set(self._file.points), set(earlier.points), self._found.latest().keys()
+        now, before, latest = set(self._file.ids), set(earlier.ids), self._found.latest()
+        known = latest.keys()
         if now == before:
             self._screen.say(f"Going on in {self._folder}: {len(now & known)} of {len(now)} points have a row.")
         else:
@@ -212,11 +242,23 @@ class _Sweep:
                 f"{self._folder} was made with another grid: {len(now - before)} points are new, {len(now & known)} "
                 f"have a row, {len(before - now)} that this grid lacks stay in {ledger.FILE_NAME}."
             )
-        if earlier.code != self._code:
+        again = "To measure them again: sweep.retry=[ok], or another sweep.name."
+        measured = [row for point, row in latest.items() if point in now and row.status == "ok"]
+        codes = sorted({row.code for row in measured} - {self._code})
+        if codes:
             self._screen.say(
-                f"The code has changed since ({earlier.code} -> {self._code}): rows measured before are kept and "
-                "marked. To measure them again: sweep.retry=[ok], or another sweep.name."
+                f"The code has changed since ({', '.join(codes)} -> {self._code}): rows measured before are kept and "
+                f"marked. {again}"
             )
+        if measured and earlier.trial_steps not in (0, self._config.trial_steps):
+            self._screen.say(
+                f"sweep.trial_steps was {earlier.trial_steps} and is {self._config.trial_steps}: rows measured before "
+                f"are kept. {again}"
+            )
+        bad = Counter(row.status for point, row in latest.items() if point in now and row.status in _MAY_BE_RETRIED)
+        if left := {status: number for status, number in bad.items() if status not in self._retry}:
+            told = ", ".join(f"{number} {status}" for status, number in left.items())
+            self._screen.say(f"Kept as they are: {told}; sweep.retry=[{','.join(left)}] runs them again.")
 
     def _adopt(self) -> None:
         """Rows of trials that ended just when the sweep was killed."""
@@ -230,13 +272,18 @@ class _Sweep:
         """Each point's configuration, or its row."""
         if len(self._points) > _MANY:
             self._screen.say(f"Composing {counted(len(self._points), 'point')}")
+        refused: list[tuple[Point, ConfigError]] = []
         for point in self._points:
             try:
                 composed = self._multirun.compose(point.overrides, self._folder / point.id)
             except ConfigError as error:
-                self._refuse(point, "invalid", " ".join(map(str, error.faults)))
+                refused.append((point, error))
             else:
                 self._ready[point.id] = _Ready(point, composed)
+        if not (self._ready or self._found.rows) and len({refusal.faults for _, refusal in refused}) == 1:
+            raise refused[0][1]  # of what all points share: no axis can cure it
+        for point, refusal in refused:
+            self._refuse(point, "invalid", " ".join(map(str, refusal.faults)))
 
     def _plan(self, stems: Stems, points: Sequence[str]) -> None:
         """Each of these points' plan, or its row."""
@@ -253,11 +300,15 @@ class _Sweep:
             left = members
             try:
                 stem = stems.get(shared, self._ready[left[0]].composed.config)
-                while left:
-                    left = self._look(stem, left)
             except StemFailed as failed:
                 for point in left:
                     self._refuse(self._ready.pop(point).point, failed.status, str(failed))
+                continue
+            try:
+                while left:
+                    left = self._look(stem, left)
+            except StemFailed:  # killed from outside, for want of memory above all: what is left is simply tried
+                stems.drop(stem)
 
     def _look(self, stem: Stem[Any], points: Sequence[str]) -> list[str]:
         """Plans points in one process; those that are left because one has ended it, which is then simply tried."""
@@ -268,15 +319,16 @@ class _Sweep:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         file = folder / "plans.jsonl"
-        stem.start(Job("look", folder, trial.Look([(each, self._ready[each].composed) for each in points], file)))
-        if not stem.connection.poll(self._config.timeout_s):
-            stem.kill("look")
-        stem.take()
         try:
+            stem.start(Job("look", folder, trial.Look([(each, self._ready[each].composed) for each in points], file)))
+            if not stem.connection.poll(self._config.timeout_s):
+                stem.kill("look")
+            stem.take()
             machine, *plans = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-        except (OSError, ValueError):
+        except (FileNotFoundError, ValueError):
             machine, plans = {}, []
-        shutil.rmtree(folder, ignore_errors=True)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
         if machine:
             self._gpus = visible(os.environ, machine["num_gpus"])
             self._note_machine(machine["machine"])
@@ -299,7 +351,7 @@ class _Sweep:
         self._file = replace(self._file, machine=machine)
 
     def _missing(self) -> list[str]:
-        missing = ledger.missing(self._file.points, self._found, self._retry)
+        missing = ledger.missing(self._file.ids, self._found, self._retry)
         return [point for point in missing if point in self._ready]
 
     @property
@@ -350,7 +402,7 @@ class _Sweep:
         best = self._best_ready()
         if len(best) < 2 or self._launch is not None:
             return []
-        done = min(len(self._found.of(point, "confirm")) for point in best)
+        done = min(len(self._found.confirms(point)) for point in best)
         # Every other round backwards: nobody always follows the same one.
         return [point for number in range(done, CONFIRM_ROUNDS) for point in (best if number % 2 == 0 else best[::-1])]
 
@@ -443,8 +495,8 @@ class _Sweep:
         self._screen.ended(row, self._best())
 
     def _append(self, *rows: Row) -> None:
+        self._found = replace(self._found, rows=(*self._found.rows, *rows))  # known, if it can't be written
         ledger.append(self._folder, rows)
-        self._found = replace(self._found, rows=(*self._found.rows, *rows))
 
     def _best_ready(self) -> list[str]:
         """Those that are measured again, fastest first."""
@@ -452,7 +504,7 @@ class _Sweep:
 
     def _by_rate(self) -> list[Row]:
         rows = self._found.latest()
-        ok = [rows[point] for point in self._file.points if point in rows and rows[point].status == "ok"]
+        ok = [rows[point] for point in self._file.ids if point in rows and rows[point].status == "ok"]
         return sorted((row for row in ok if row.samples_per_s), key=lambda row: -(row.samples_per_s or 0))
 
     def _best(self) -> Row | None:
@@ -473,15 +525,17 @@ class _Sweep:
 
     def _publish(self) -> None:
         """To wandb; its troubles are no trouble of the sweep."""
-        from wellfed.app.publish import publish
+        from wellfed.app.publish import is_published, publish
 
         logger = self._base.config.logger
-        if decide_mode(logger.mode.value) == "disabled" or self._best() is None:
+        number = len(self._found.rows)
+        is_off = decide_mode(logger.mode.value) == "disabled"
+        if is_off or self._best() is None or is_published(self._folder, number):
             return
         self._screen.say("Putting the trials into wandb")
-        rows = [row for row in self._found.latest().values() if row.point in self._file.points]
+        rows = [row for row in self._found.latest().values() if row.point in self._file.ids]
         try:
-            publish(self._folder, self._file, rows, logger)
+            publish(self._folder, self._file, rows, logger, number_of_rows=number)
         except (RuntimeError, OSError) as error:
             self._screen.say(f"{error}; the files have every figure.")
 
@@ -496,9 +550,10 @@ def prepare_to_fork(config: RunConfig) -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # torch.cuda.is_available's documentation
 
 
-def code_version(git: dict[str, Any] | None) -> str:
-    """The commit, and what was changed since as a digest; wellfed's version outside a checkout."""
-    if git is None:
-        return f"wellfed {wellfed.__version__}"
-    changed = f"+{hashlib.sha256(git['diff'].encode()).hexdigest()[:6]}" if git["diff"].strip() else ""
-    return f"{git['commit'][:10]}{changed}"
+def _masked_values(axis: str, values: Sequence[str]) -> tuple[str, ...]:
+    """Secrets as ``***`` and their number."""
+    texts = [(f"{axis}={value}", value) for value in values]
+    return tuple(
+        value if masked_override(text) == text else f"{SECRET_SHOWN}{number}"
+        for number, (text, value) in enumerate(texts, start=1)
+    )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from wellfed.app.leaderboard import PIPED_COLUMNS, show
+from wellfed.app.leaderboard import show, width
 from wellfed.app.screen import Terminal
 from wellfed.sweep.leaderboard import Leaderboard
 from wellfed.sweep.ledger import Row
@@ -26,9 +25,7 @@ class SweepScreen:
 
     def __init__(self, folder: Path, unit: str, axes: Collection[str]) -> None:
         self._folder, self._unit, self._axes = folder, unit, axes
-        self._console = Terminal(
-            highlight=False, markup=False, soft_wrap=True, width=None if sys.stdout.isatty() else PIPED_COLUMNS
-        )
+        self._console = Terminal(highlight=False, markup=False, soft_wrap=True, width=width())
         self._bar: Progress | None = None
 
     def say(self, text: str) -> None:
@@ -37,7 +34,8 @@ class SweepScreen:
 
     def refused(self, row: Row) -> None:
         """A point that will not be run."""
-        self.say(f"{row.status}: {self._short(row)}: {(row.error or {}).get('message', '')}")
+        short, message = self._short(row), (row.error or {}).get("message", "")
+        self.say(f"{row.status}: {message}" if short in message else f"{row.status}: {short}: {message}")
 
     def begin(self, number: int, best: Row | None, title: str = "Trials") -> None:
         """So many trials come now."""

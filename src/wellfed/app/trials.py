@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -121,17 +122,12 @@ class Trials:
     on_tick: Callable[[], None]
     _running: dict[str, _Running] = field(default_factory=dict)
 
-    def run(self, trials: Iterable[Trial], *, one_by_one: bool = False) -> None:
-        """Until all have ended.
-
-        Args:
-            one_by_one: leave other GPUs idle, so that nothing disturbs a measurement.
-        """
+    def run(self, trials: Iterable[Trial]) -> None:
+        """Until all have ended."""
         queue = deque(trials)
         while queue or self._running:
-            while queue and not (one_by_one and self._running):
-                if not self._start(queue):
-                    break
+            while queue and self._start(queue):
+                pass
             self.on_tick()
             if not self._take():
                 queue.clear()
@@ -189,13 +185,14 @@ class Trials:
 
     def _end(self, running: _Running, ended: Ended) -> bool:
         self.slots.give_back(running.place)
-        return self.on_end(running.trial, ended, running.timed_out)
+        # It may have ended well just then.
+        return self.on_end(running.trial, ended, running.timed_out and ended.code == -signal.SIGKILL)
 
     def _all_died(self, stem: Stem[Any]) -> bool:
         self.stems.drop(stem)
         goes_on = True
         for key in [key for key, each in self._running.items() if each.stem is stem]:
             running = self._running.pop(key)
-            ended = Ended(key, -9, time.monotonic() - running.began_s)
+            ended = Ended(key, -signal.SIGKILL, time.monotonic() - running.began_s)
             goes_on = self._end(running, ended) and goes_on
         return goes_on

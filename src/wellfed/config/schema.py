@@ -324,8 +324,8 @@ class SweepConfig:
     max_trials: int = 100
     """Largest number of combinations that are run without asking, >= 1."""
     trial_steps: int = 200
-    """Optimizer steps measured in a trial at most, >= 10, after a warm-up that empties what was loaded ahead; it ends
-    sooner where the 95 % interval of samples/s is within 2 %."""
+    """Optimizer steps measured in a trial at most, >= 10; it ends sooner where the 95 % interval of samples/s is within
+    2 %."""
     timeout_s: float = 600
     """Seconds after which a trial is ended and noted as timeout, 0..1e+06 (not 0 itself); preparing data and model may
     take as long again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -74,18 +74,24 @@ class SweepFile:
     workload: str
     sample_unit: str
     axes: Mapping[str, tuple[str, ...]]
+    """With secrets as ``***``, as in ``fixed``."""
     fixed: tuple[str, ...]
-    points: tuple[str, ...]
-    """Ids, in the grid's order."""
+    ids: tuple[str, ...]
+    """Of the points, in the grid's order."""
     code: str
     """What identifies the version of the code: see `wellfed.app.sweep`."""
     machine: str
     """Processor and GPUs, in words."""
+    trial_steps: int = 0
+    """Measured at most; 0 = not told."""
+    flags: tuple[str, ...] = ()
+    """Of the command line, where configurations are searched."""
 
     @property
-    def grid(self) -> Grid:
-        """The grid that was asked for last."""
-        return Grid(self.axes, self.fixed)
+    def points(self) -> list[Point]:
+        """Of the grid that was asked for last; their overrides without secrets, so ids can't be made from them."""
+        made = Grid(self.axes, self.fixed).points()
+        return [replace(point, id=id_) for point, id_ in zip(made, self.ids, strict=True)]
 
     def write(self, folder: Path) -> None:
         """Replace the file as a whole.
@@ -93,7 +99,11 @@ class SweepFile:
         Raises:
             OSError: it can't be written.
         """
-        write_atomically(folder / FILE_NAME, json.dumps({"schema": SCHEMA, **vars(self)}, indent=1) + "\n")
+        write_atomically(folder / FILE_NAME, json.dumps(self.to_dict(), indent=1) + "\n")
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is written."""
+        return {"schema": SCHEMA, **vars(self)}
 
     @classmethod
     def read(cls, folder: Path) -> SweepFile:
@@ -114,9 +124,11 @@ class SweepFile:
                 sample_unit=str(found["sample_unit"]),
                 axes={str(axis): tuple(map(str, values)) for axis, values in found["axes"].items()},
                 fixed=tuple(map(str, found["fixed"])),
-                points=tuple(map(str, found["points"])),
+                ids=tuple(map(str, found["ids"])),
                 code=str(found["code"]),
                 machine=str(found["machine"]),
+                trial_steps=int(found.get("trial_steps", 0)),
+                flags=tuple(map(str, found.get("flags", ()))),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not the file of a sweep: {error}.") from error

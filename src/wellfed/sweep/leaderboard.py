@@ -92,6 +92,8 @@ class Leaderboard:
     code: str
     axes: Mapping[str, tuple[str, ...]]
     fixed: tuple[str, ...]
+    flags: tuple[str, ...]
+    """Of the command line, where configurations are searched."""
     entries: tuple[Entry, ...]
     effects: Effects
     noise: repeats.Noise | None
@@ -129,7 +131,7 @@ def leaderboard(sweep: SweepFile, found: Read) -> Leaderboard:
     each next entry whose interval overlaps the leader's has the leader's rank, and the first that does not leads the
     next group. So entries of one rank are not told apart from their leader; neighbours of two ranks need not differ.
     """
-    points = sweep.grid.points()
+    points = sweep.points
     noise = repeats.pooled_noise(_runs(rows) for rows in (_counted(point, found) for point in points) if rows)
     entries = _with_ratios(_ranked([_entry(point, found, noise) for point in points]))
     entries, apart = _marked(entries)
@@ -143,6 +145,7 @@ def leaderboard(sweep: SweepFile, found: Read) -> Leaderboard:
         code=sweep.code,
         axes=sweep.axes,
         fixed=sweep.fixed,
+        flags=sweep.flags,
         entries=tuple(entries),
         effects=knob_effects([entry.values for entry in rated], rates, list(sweep.axes)),
         noise=noise,
@@ -155,8 +158,7 @@ def _counted(point: Point, found: Read) -> list[Row]:
     trial = found.latest().get(point.id)
     if trial is None or trial.status != "ok" or _rate(trial) is None:
         return []
-    confirms = [row for row in found.of(point.id, "confirm") if row.status == "ok" and _rate(row) is not None]
-    return [trial, *(row for row in confirms if (row.code, row.device) == (trial.code, trial.device))]
+    return [trial, *(row for row in found.confirms(point.id) if row.status == "ok" and _rate(row) is not None)]
 
 
 def _rate(row: Row) -> float | None:
@@ -211,7 +213,7 @@ def _entry(point: Point, found: Read, noise: repeats.Noise | None) -> Entry:
         util_pct=_mean(row.util_pct for row in rows),
         confirms_failed=tuple(
             row.status if row.status != "ok" else "ok, but without a rate"
-            for row in found.of(point.id, "confirm")
+            for row in found.confirms(point.id)
             if row.status != "ok" or _rate(row) is None
         ),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import signal
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import wellfed
 from wellfed import record
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY
 from wellfed.record import Status
@@ -74,7 +76,12 @@ def recorded_row(row: Row, sweep: Path) -> Row | None:
     if found is None or found["status"] in ("running", "killed", "interrupted"):
         return None
     status, error = _as_told(found)
-    known = {"exit_code": found["exit_code"], "seconds": found["duration_s"]}
+    known = {
+        "exit_code": found["exit_code"],
+        "seconds": found["duration_s"],
+        "overrides": tuple(found["overrides"]),
+        "code": code_version(found["git"]),
+    }
     stderr = () if status == "ok" else tuple(last_lines(sweep / row.folder / ERR, _STDERR_LINES))
     return with_figures(replace(row, status=status, error=error, stderr=stderr, **known), found)
 
@@ -84,6 +91,14 @@ def _as_told(found: Mapping[str, Any]) -> tuple[Status, dict[str, Any] | None]:
     error = found["error"]
     is_refused = found["exit_code"] == EXIT_NOTHING_RUN and error is not None and error["kind"] == "config"
     return "invalid" if is_refused else found["status"], error
+
+
+def code_version(git: Mapping[str, Any] | None) -> str:
+    """By a record's ``git``: the commit, with a digest of what was changed since; elsewhere wellfed's version."""
+    if git is None:
+        return f"wellfed {wellfed.__version__}"
+    changed = f"+{hashlib.sha256(git['diff'].encode()).hexdigest()[:6]}" if git["diff"].strip() else ""
+    return f"{git['commit'][:10]}{changed}"
 
 
 def _read(folder: Path) -> dict[str, Any] | None:
@@ -99,7 +114,9 @@ def _verdict(
 ) -> tuple[Status, dict[str, Any] | None]:
     if timed_out:
         return "timeout", _error(
-            "code", f"had not ended after {seconds:.0f} s", "Raise sweep.timeout_s if it is only slow."
+            "code",
+            f"had not ended after {seconds:.0f} s",
+            "Raise sweep.timeout_s if it is only slow, with sweep.retry=[timeout].",
         )
     if exit_code < 0:
         number = -exit_code

@@ -96,7 +96,10 @@ class Stem(Generic[T]):
             StemFailed: it could not be made, or not in time.
         """
         if not self.connection.poll(timeout_s):
-            problem = f"data and model were not there after {timeout_s:g} s; see {self._log}."
+            problem = (
+                f"data and model were not there after {timeout_s:g} s; see {self._log}. Raise sweep.timeout_s, with "
+                "sweep.retry=[timeout]."
+            )
             raise StemFailed(problem, "timeout")
         problem = self._receive()
         if problem is not None:
@@ -133,20 +136,20 @@ class Stem(Generic[T]):
             self._is_open = False
             _open.discard(self.connection)
             self.connection.close()
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL if self._is_stuck() else 0)
+            self._wait_a_little()
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, signal.SIGKILL)  # itself if it is stuck, and what the data has started
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._pid, 0)
 
-    def _is_stuck(self) -> bool:
-        """It does not notice that its connection is closed: user code is at work in it, for more than 2 s."""
+    def _wait_a_little(self) -> None:
+        """It ends its jobs when it notices that its connection is closed, unless user code is at work in it."""
         limit_s = time.monotonic() + 2
-        while time.monotonic() < limit_s:
-            with contextlib.suppress(ChildProcessError):
+        with contextlib.suppress(ChildProcessError):
+            while time.monotonic() < limit_s:
                 if os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
-                    return False
-            time.sleep(0.005)
-        return True
+                    return
+                time.sleep(0.005)
 
     def _receive(self) -> Any:
         try:
