@@ -28,6 +28,8 @@ from wellfed.sweep.ledger import Row
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 PLANTED = ROOT / "tests" / "sweep" / "planted"
 PATH = os.pathsep.join(filter(None, [str(PLANTED), os.environ.get("PYTHONPATH")]))
+OTHER = "0123456789+abcdef"
+"""A version of the code."""
 LR = "workload.optimizer.lr"
 FAULT = "workload.model.fault"
 
@@ -127,7 +129,7 @@ ENDS = {
     "segv": ("failed", -11, "code", "crashed: SIGSEGV", ""),
     "exit": ("failed", 1, "code", "SystemExit: 7", "SystemExit: 7"),
     "leave": ("failed", 0, "code", "", ""),
-    "oom": ("oom", 3, "device_oom", "Out of memory with micro-batches of 16 -> 8", "Out of memory"),
+    "oom": ("oom", 3, "device_oom", "Out of memory with micro-batches of 16:", "Out of memory"),
     "hang": ("timeout", -9, "code", "had not ended after 10 s", ""),
     "build": ("invalid", None, "config", "no such layer: 7", ""),
     "build_crash": ("failed", None, "data", "the process that holds data and model has died", ""),
@@ -231,9 +233,10 @@ def test_the_best_are_measured_again_in_turn(mixed: Swept) -> None:
 
 def test_only_what_is_new_or_asked_for_runs_again_and_what_has_changed_is_said(mixed: Swept) -> None:
     """One value more, other code, a ledger that was cut, and what was out of memory tried again."""
-    before = mixed.rows
-    file = mixed.folder / "sweep.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "code": "0123456789+abcdef"}))
+    file = mixed.folder / "ledger.jsonl"
+    lines = file.read_text().splitlines()
+    file.write_text("".join(f"{json.dumps({**json.loads(line), 'code': OTHER})}\n" for line in lines))
+    before = [*ledger.read(mixed.folder).rows]
     with (mixed.folder / "ledger.jsonl").open("ab") as stream:
         stream.write(b'{"point": "cu')
     cwd = mixed.folder.parents[3]
@@ -253,7 +256,7 @@ def test_only_what_is_new_or_asked_for_runs_again_and_what_has_changed_is_said(m
             assert record_of(swept.folder / row.folder)["status"] == "oom"
     assert f"ledger.jsonl: line {len(before) + 1} is cut or no row" in swept.done.out
     assert "was made with another grid: 4 points are new, 8 have a row, 0 that this grid lacks" in swept.done.out
-    assert "The code has changed since (0123456789+abcdef -> " in swept.done.out
+    assert f"The code has changed since ({OTHER} -> " in swept.done.out
     assert ledger.read(swept.folder).damaged == (len(before) + 1,)
 
 

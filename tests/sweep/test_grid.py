@@ -133,7 +133,7 @@ def test_other_json_is_no_sweeps(written: Path, text: str) -> None:
         SweepFile.read(written.parent)
 
 
-@pytest.mark.parametrize(("key", "value"), [("axes", []), ("axes", {"seed": 3}), ("points", None), ("fixed", 3)])
+@pytest.mark.parametrize(("key", "value"), [("axes", []), ("axes", {"seed": 3}), ("ids", None), ("fixed", 3)])
 def test_a_damaged_value_makes_it_no_sweeps(written: Path, key: str, value: object) -> None:
     written.write_text(json.dumps({**json.loads(written.read_text()), key: value}))
     with pytest.raises(ValueError, match="is not the file of a sweep"):
