@@ -291,7 +291,7 @@ _STYLE = """
   --wash: #1c2127; --accent: #6cb2f7; --cold: #181c21; --hot: #1f6198; --bar: #2c5b88; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.5 system-ui, sans-serif; }
-main { max-width: 86rem; margin: 0 auto; padding: 1.5rem 1.5rem 4rem; }
+main { max-width: 92rem; margin: 0 auto; padding: 1.5rem 1.5rem 4rem; }
 h1 { font-size: 1.6rem; margin: 0 0 .6rem; } h1 small { color: var(--soft); font-weight: 400; }
 h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; }
 code, pre { font: .86em/1.45 ui-monospace, monospace; overflow-wrap: anywhere; }
@@ -302,14 +302,14 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 .note { color: var(--soft); font-size: .88rem; max-width: 62rem; margin: .5rem 0; } ul.note { padding-left: 1.2rem; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .88rem; }
-th, td { padding: .28rem .6rem; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
+th, td { padding: .28rem .45rem; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
 thead th { border-bottom: 2px solid var(--soft); vertical-align: bottom; font-weight: 600; }
 tbody th { font-weight: 400; }
 .n { text-align: right; white-space: nowrap; }
-.v { overflow-wrap: anywhere; } td.v, th.v { min-width: 4.5rem; max-width: 18rem; }
+.v { overflow-wrap: break-word; } td.v, th.v { max-width: 18rem; } td code { overflow-wrap: normal; }
 tr.first td { background: var(--wash); } tr.first td.n:first-child { font-weight: 700; }
 .mark { color: var(--soft); font-size: .85em; }
-.strip { display: block; position: relative; height: .75rem; margin-top: .3rem; min-width: 8rem; }
+.strip { display: block; position: relative; height: .75rem; margin-top: .3rem; min-width: 6rem; }
 th.strip { display: table-cell; height: auto; font-weight: 400; color: var(--soft); }
 .strip b { position: absolute; inset: 0 auto 0 0; background: var(--bar); }
 .strip i { position: absolute; top: 50%; margin-top: -1px; border-top: 2px solid var(--ink); min-width: 2px; }
