@@ -294,7 +294,10 @@ def _edits(source: Files, answers: Answers) -> dict[str, list[Edit]]:
             lambda text: re.sub(r"(?m)^new:.*\n(?:\t.*\n)+\n", "", text),
             lambda text: text.replace("W=recsys", f"W={package}"),
         ],
-        ".github/workflows/ci.yml": [replacing(("\n        env:\n          WELLFED_REQUIRE: cc", ""))],
+        ".github/workflows/ci.yml": [
+            replacing(("\n        env:\n          WELLFED_REQUIRE: cc", "")),
+            lambda text: re.sub(r"\n  generated_project:\n(?:    .*\n)+", "", text),
+        ],
         "configs/train.yaml": [
             replacing(
                 ("- workload: recsys\n", f"- workload: {package}\n"), ("- gpu: auto\n", f"- gpu: {answers['gpu']}\n")
