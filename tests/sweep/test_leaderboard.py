@@ -1,176 +1,248 @@
-"""Ranks, intervals and notes of a leaderboard, from rows as a sweep writes them."""
+"""The leaderboard: order, ranks and ratios that a reader can trust, and notes of what he could trip over."""
 
 from __future__ import annotations
 
-import math
+import json
 from dataclasses import replace
-from statistics import fmean
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.sweep.made import AXES, failed_row, row, rows, sweep_file
-from wellfed.sweep.knob_effects import knob_effects
-from wellfed.sweep.leaderboard import Leaderboard, leaderboard
-from wellfed.sweep.ledger import Read, Row
-from wellfed.sweep.repeats import Noise, Run, pooled_noise, rate_with_interval
+from tests.sweep import made
+from wellfed.sweep.grid import SweepFile
+from wellfed.sweep.leaderboard import Entry, Leaderboard, leaderboard
+from wellfed.sweep.ledger import Read, Row, read
 
-RATES = st.floats(1e-3, 1e9)
-
-
-def board(made: list[Row], axes=AXES, damaged=(), **more) -> Leaderboard:
-    return leaderboard(sweep_file(axes, **more), Read(tuple(made), tuple(damaged)))
+FOUR = made.sweep_file({"loader": ("baseline", "a", "b", "c")})
 
 
-def two() -> list[Row]:
-    """Of two loaders, 100 and 90 samples/s."""
-    points = sweep_file({"loader": ("baseline", "auto")}).points
-    return [row(points[0], 90.0), row(points[1], 100.0)]
+def board(*rows: Row, sweep: SweepFile = FOUR, damaged: tuple[int, ...] = ()) -> Leaderboard:
+    return leaderboard(sweep, Read(rows, damaged))
 
 
-def of_two(made: list[Row], **more) -> Leaderboard:
-    return board(made, {"loader": ("baseline", "auto")}, **more)
+def rated(*rates: float | None, own: float | None = 0.01, sweep: SweepFile = FOUR) -> list[Row]:
+    points = zip(sweep.points, rates, strict=False)
+    return [made.row(point, rate, own=own) for point, rate in points if rate is not None]
 
 
-@given(st.lists(RATES, min_size=1, max_size=6), st.floats(0, 0.3), st.integers(1, 20))
-def test_a_rate_lies_in_its_interval_which_narrows_with_runs(rates: list[float], deviation: float, degrees: int):
-    noise = Noise(deviation, degrees)
-    rate, (low, high) = rate_with_interval([Run(each, None) for each in rates], noise)
-    assert rate == pytest.approx(fmean(rates))
-    assert low <= rate <= high
-    more, (_, more_high) = rate_with_interval([Run(each, None) for each in rates * 2], noise)
-    assert more == pytest.approx(rate)
-    assert more_high - more <= (high - rate) * 0.75 + 1e-9 * rate
+def confirm(row: Row, rate: float | None, **more: object) -> Row:
+    ci95 = None if rate is None else (rate * 0.99, rate * 1.01)
+    return replace(row, **{"kind": "confirm", "samples_per_s": rate, "ci95": ci95, **more})
 
 
-def test_one_run_has_its_own_interval_or_that_of_the_noise_whichever_is_wider():
-    assert rate_with_interval([Run(100.0, 5.0)], None) == (100.0, (95.0, 105.0))
-    _, (low, _) = rate_with_interval([Run(100.0, 5.0)], Noise(0.1, 4))
-    assert low == pytest.approx(100 - 2.776 * 10, abs=0.2)
-    assert rate_with_interval([Run(100.0, None)], None) == (100.0, None)
+def of(found: Leaderboard, place: int) -> Entry:
+    """The entry of the grid's point at this place."""
+    return next(entry for entry in found.entries if entry.point == FOUR.points[place].id)
 
 
-def test_noise_is_pooled_within_points_that_were_measured_more_than_once():
-    assert pooled_noise([[Run(1.0, None)], [Run(5.0, None)]]) is None
-    once, twice = [Run(7.0, None)], [Run(100.0, None), Run(100.0 * math.exp(0.2), None)]
-    assert pooled_noise([once, twice, [Run(3.0, None)] * 3]) == Noise(pytest.approx(math.sqrt(0.02 / 3)), 3)
+def told(found: Leaderboard, words: str) -> bool:
+    return any(words in note for note in found.notes)
 
 
-@given(st.lists(st.floats(-1, 1), min_size=3, max_size=3), st.lists(st.floats(-1, 1), min_size=2, max_size=2))
-def test_effects_that_add_up_explain_all_of_a_full_grid(of_a: list[float], of_b: list[float]):
-    values = [{"a": str(a), "b": str(b)} for a in range(3) for b in range(2)]
-    logs = [of_a[int(point["a"])] + of_b[int(point["b"])] for point in values]
-    found = knob_effects(values, [math.exp(log) for log in logs], ["a", "b"])
-    if max(logs) - min(logs) < 1e-6:
-        return  # nothing to explain
-    assert sum(found.shares.values()) == pytest.approx(1, abs=1e-6)
-    assert found.rest == pytest.approx(0, abs=1e-6)
-    wider = max(("a", "b"), key=lambda axis: {"a": _spread(of_a), "b": _spread(of_b)}[axis])
-    if abs(_spread(of_a) - _spread(of_b)) > 0.1:
-        assert found.by_importance[0] == wider
+def test_a_real_sweep_has_one_entry_a_point_and_ends_of_each_kind() -> None:
+    sweep = made.sweep_file()
+    found = leaderboard(sweep, Read(tuple(made.rows(sweep)), ()))
+    assert sorted(entry.point for entry in found.entries) == sorted(sweep.ids)
+    ends = dict.fromkeys(("oom", "infeasible", "invalid", "timeout", "failed", "killed", "pending"), 1)
+    assert found.counts == {"ok": 17, **ends}
+    assert list(found.counts) == ["ok", *ends]
+    assert [entry.status for entry in found.entries[17:]] == list(ends)
+    assert [entry.runs for entry in found.ranked[:4]] == [4, 4, 4, 1]
+    assert found.effects.points == 17
+    assert found.effects.by_importance[0] == "loader"
+    json.dumps(found.to_dict(), allow_nan=False)
 
 
-def _spread(levels: list[float]) -> float:
-    return math.sqrt(fmean((level - fmean(levels)) ** 2 for level in levels))
+def test_nothing_has_run_yet() -> None:
+    found = board()
+    assert found.counts == {"pending": 4}
+    assert found.ranked == found.unranked == []
+    assert found.notes == ()
 
 
-def test_axes_without_a_share_say_why():
-    assert "1 point has a rate" in knob_effects([{"a": "1"}], [5.0], ["a"]).absent["a"]
-    assert knob_effects([{"a": "1"}, {"a": "2"}], [5.0, 5.0], ["a"]).absent["a"] == "all rates are the same"
-    one_value = knob_effects([{"a": "1", "b": "1"}, {"a": "1", "b": "2"}], [5.0, 6.0], ["a", "b"])
-    assert "share the value 1" in one_value.absent["a"]
-    uneven = [{"a": "1", "b": "1"}, {"a": "2", "b": "1"}, {"a": "2", "b": "2"}, {"a": "3", "b": "2"}]
-    assert any("Points are missing" in note for note in knob_effects(uneven, [1.0, 2.0, 3.0, 7.0], ["a", "b"]).notes)
+def test_the_fastest_comes_first_and_those_apart_have_ranks_of_their_own() -> None:
+    found = board(*rated(100, 400, 200, 300))
+    assert [entry.samples_per_s for entry in found.entries] == [400, 300, 200, 100]
+    assert [entry.label for entry in found.entries] == ["1", "2", "3", "4"]
 
 
-def test_each_point_has_one_entry_whatever_became_of_it():
-    found = board(rows(sweep_file()))
-    assert sorted(entry.point for entry in found.entries) == sorted(point.id for point in sweep_file().points)
-    assert found.counts == {
-        "ok": 17, "oom": 1, "infeasible": 1, "invalid": 1, "timeout": 1, "failed": 1, "killed": 1, "pending": 1
-    }  # fmt: skip
+def test_intervals_that_overlap_the_leaders_share_its_rank() -> None:
+    found = board(*rated(1000, 985, 970, 900))
+    assert [entry.label for entry in found.entries] == ["1=", "1=", "3", "4"]
+    # 970 overlaps 985, but not the leader: it leads the next group.
+    assert found.entries[2].ci95 == pytest.approx((960.3, 979.7))
+
+
+def test_a_rank_without_an_interval_is_a_guess() -> None:
+    found = board(*rated(1000, 990, own=None))
+    assert [entry.label for entry in found.entries] == ["1?", "2?", "", ""]
+    assert told(found, "'?' has no interval")
+
+
+def test_a_guess_between_two_that_tie_leaves_their_tie() -> None:
+    first, guess, last, _ = FOUR.points
+    found = board(made.row(first, 1000), made.row(guess, 995, own=None), made.row(last, 990))
+    assert [entry.label for entry in found.ranked] == ["1=", "2?", "1="]
+
+
+@given(st.lists(st.none() | st.floats(1, 1e6), min_size=4, max_size=4), st.none() | st.floats(0, 0.5))
+def test_ranks_follow_rates(rates: list[float | None], own: float | None) -> None:
+    found = board(*rated(*rates, own=own))
+    assert len(found.entries) == 4
     speeds = [entry.samples_per_s for entry in found.ranked]
-    assert speeds == sorted(speeds, reverse=True)
-    assert [entry.rank for entry in found.unranked] == [None] * 6
-    assert found.ranked[0].values == {"loader": "aggressive", "memory": "cache", "gpu.precision": "bf16-mixed"}
+    assert speeds == sorted((rate for rate in rates if rate is not None), reverse=True)
+    ranks = [entry.rank for entry in found.ranked]
+    assert ranks == sorted(ranks)
+    assert ranks[:1] in ([], [1])
+    shared = [entry.tie == "=" for entry in found.ranked]
+    assert shared == [ranks.count(rank) > 1 for rank in ranks]
+    assert all(0 < entry.of_best <= 1 for entry in found.ranked)
 
 
-def test_what_was_confirmed_is_a_mean_and_its_noise_widens_the_others():
-    made = rows(sweep_file())
-    found, alone = board(made), board([each for each in made if each.kind == "trial"])
-    best = found.ranked[0]
-    mine = [each.samples_per_s for each in made if each.point == best.point]
-    assert (best.runs, best.samples_per_s) == (4, pytest.approx(fmean(mine)))
+def test_the_same_rows_in_another_order_give_the_same_ranks() -> None:
+    rows = rated(1000, 985, 970, 900)
+    assert [e.label for e in board(*rows).entries] == [e.label for e in board(*rows[::-1]).entries]
+
+
+def test_confirms_are_averaged_with_the_trial() -> None:
+    first, *rest = rated(1000, 500, 400, 300)
+    found = board(first, *rest, confirm(first, 980), confirm(first, 990))
+    assert of(found, 0).samples_per_s == pytest.approx(990)
+    assert of(found, 0).runs == 3
     assert found.noise is not None
-    assert found.noise.degrees == 9
-    last, last_alone = found.ranked[-1], alone.ranked[-1]
-    assert last.ci95[1] - last.ci95[0] > last_alone.ci95[1] - last_alone.ci95[0]
-    assert any("No point was measured twice" in note for note in alone.notes)
+    assert found.noise.degrees == 2
+    assert told(found, "Between runs of the same settings")
 
 
-def test_intervals_that_overlap_share_a_rank_and_those_without_claim_nothing():
-    apart, tied = of_two(two()), of_two([replace(each, ci95=(80.0, 110.0)) for each in two()])
-    assert [entry.label for entry in apart.ranked] == ["1", "2"]
-    assert [entry.label for entry in tied.ranked] == ["1=", "1="]
-    unknown = of_two([replace(each, ci95=None) for each in two()])
-    assert [entry.label for entry in unknown.ranked] == ["1?", "2?"]
-    assert any("no interval" in note for note in unknown.notes)
+def test_noise_between_runs_widens_points_that_were_measured_once() -> None:
+    first, *rest = rated(1000, 500, 400, 300)
+    before, after = board(first, *rest), board(first, *rest, confirm(first, 900))
+    assert before.noise is None
+    assert told(before, "No point was measured twice")
+    assert of(before, 1).ci95 == pytest.approx((495, 505))
+    assert after.noise is not None
+    assert of(after, 1).samples_per_s == 500
+    half = 500 * 12.706 * after.noise.relative_sd
+    assert of(after, 1).ci95 == pytest.approx((max(0, 500 - half), 500 + half))
 
 
-def test_rates_are_compared_with_the_best_and_with_the_baseline():
-    found = {entry.values["loader"]: entry for entry in of_two(two()).entries}
-    assert (found["auto"].of_best, found["baseline"].of_best) == (1.0, 0.9)
-    assert found["auto"].of_baseline == pytest.approx(100 / 90)
-    assert found["baseline"].of_baseline == 1.0
-    other = board([row(point) for point in sweep_file({"seed": ("1", "2")}).points], {"seed": ("1", "2")})
-    assert {entry.of_baseline for entry in other.entries} == {None}
+def test_confirms_that_failed_are_told() -> None:
+    first, *_ = rated(1000)
+    found = board(first, confirm(first, None, status="oom"), confirm(first, None), confirm(first, 990))
+    assert of(found, 0).confirms_failed == ("oom", "ok, but without a rate")
+    assert of(found, 0).runs == 2
+    assert told(found, f"{first.point}: 2 runs that should have confirmed it gave no rate")
 
 
-def test_confirms_count_for_the_trial_that_they_followed_alone():
-    first, second = two()
-    confirm = replace(second, kind="confirm", samples_per_s=200.0)
-    later = replace(second, attempt=2, samples_per_s=50.0)
-    assert of_two([first, second, confirm]).ranked[0].runs == 2
-    again = {entry.point: entry for entry in of_two([first, second, confirm, later]).entries}[second.point]
-    assert (again.runs, again.samples_per_s) == (1, 50.0)
-    other_code = of_two([first, second, replace(confirm, code="other")])
-    assert {entry.runs for entry in other_code.ranked} == {1}
-    failed = of_two([first, second, replace(confirm, status="oom", samples_per_s=None)])
-    assert any(
-        f"{second.point}: 1 run that should have confirmed it gave no rate (oom)" in note for note in failed.notes
-    )
+def test_a_confirm_that_died_before_it_knew_its_device_is_told() -> None:
+    first, *_ = rated(1000)
+    found = board(first, confirm(first, None, status="killed", device=""))
+    assert of(found, 0).confirms_failed == ("killed",)
 
 
-def test_rates_of_another_code_or_device_are_marked():
-    first, second = two()
-    found = of_two([first, replace(second, code="newer")])
-    assert sum(bool(entry.marks) for entry in found.entries) == 1
-    assert any("2 versions of the code" in note for note in found.notes)
-    assert any("2 devices" in note for note in of_two([first, replace(second, device="another")]).notes)
+@pytest.mark.parametrize("other", [{"code": "other"}, {"device": "another GPU"}])
+def test_confirms_by_other_code_or_on_another_device_do_not_count(other: dict[str, str]) -> None:
+    first, *_ = rated(1000)
+    found = board(first, confirm(first, 10, **other))
+    assert (of(found, 0).samples_per_s, of(found, 0).runs) == (1000, 1)
+    assert found.noise is None
 
 
-def test_the_front_is_what_nothing_beats_in_both():
-    points = sweep_file({"seed": ("1", "2", "3")}).points
-    made = [
-        row(point, rate, peak_memory_gib=peak)
-        for point, rate, peak in zip(points, (9.0, 8.0, 7.0), (5.0, 2.0, 3.0), strict=True)
-    ]
-    found = board(made, {"seed": ("1", "2", "3")})
-    assert [entry.on_front for entry in found.ranked] == [True, True, False]
+def test_confirms_of_an_earlier_trial_do_not_count() -> None:
+    first, *_ = rated(1000)
+    found = board(first, confirm(first, 10), replace(first, attempt=2))
+    assert (of(found, 0).samples_per_s, of(found, 0).runs, of(found, 0).attempt) == (1000, 1, 2)
 
 
-def test_points_of_earlier_grids_and_unreadable_lines_are_left_out_and_told():
-    stranger = row(sweep_file({"seed": ("9",)}).points[0])
-    found = of_two([*two(), stranger], damaged=[4])
-    assert len(found.entries) == 2
-    assert any("1 point of earlier grids" in note for note in found.notes)
-    assert any("Unreadable lines of the ledger" in note and "4" in note for note in found.notes)
+def test_a_retry_that_fails_takes_the_rate_away() -> None:
+    first, *_ = rated(1000)
+    found = board(first, made.failed_row(FOUR.points[0], "oom", attempt=2))
+    assert of(found, 0).status == "oom"
+    assert of(found, 0).samples_per_s is None
+    assert found.unranked == [of(found, 0)]
 
 
-def test_a_point_that_failed_later_has_no_rate():
-    first, second = two()
-    point = sweep_file({"loader": ("baseline", "auto")}).points[1]
-    found = of_two([first, second, failed_row(point, "oom", attempt=2)])
-    assert [entry.status for entry in found.entries] == ["ok", "oom"]
-    assert found.entries[1].rank is None
+@pytest.mark.parametrize(("noun", "what"), [("code", "versions of the code"), ("device", "devices")])
+def test_rates_of_other_code_or_devices_are_marked(noun: str, what: str) -> None:
+    first, *rest = rated(1000, 900, 800)
+    found = board(replace(first, **{noun: "odd"}), *rest)
+    assert [entry.marks for entry in found.ranked] == [(f"{noun} odd",), (), ()]
+    assert told(found, f"2 {what}")
+    assert told(found, "odd (1 point)")
+
+
+def test_ratios_are_to_the_best_and_to_the_same_point_with_the_baseline_loader() -> None:
+    sweep = made.sweep_file({"loader": ("baseline", "fast"), "size": ("1", "2")})
+    found = board(*rated(100, 200, 300, 400, sweep=sweep), sweep=sweep)
+    figures = {tuple(e.values.values()): (e.of_best, e.of_baseline) for e in found.entries}
+    assert figures == {
+        ("baseline", "1"): (0.25, 1.0),
+        ("baseline", "2"): (0.5, 1.0),
+        ("fast", "1"): (0.75, 3.0),
+        ("fast", "2"): (1.0, 2.0),
+    }
+
+
+def test_without_the_baseline_there_is_nothing_to_compare_with() -> None:
+    found = board(*rated(None, 200, 300))
+    assert {entry.of_baseline for entry in found.entries} == {None}
+    sweep = made.sweep_file({"size": ("1", "2")})
+    assert {entry.of_baseline for entry in board(*rated(1, 2, sweep=sweep), sweep=sweep).entries} == {None}
+
+
+def test_the_front_is_what_no_other_beats_in_rate_and_memory() -> None:
+    rows = rated(400, 300, 200, 100)
+    peaks = (8.0, 2.0, 4.0, None)
+    found = board(*(replace(row, peak_memory_gib=peak) for row, peak in zip(rows, peaks, strict=True)))
+    assert [entry.on_front for entry in found.ranked] == [True, True, False, False]
+
+
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=4, max_size=4))
+def test_each_point_off_the_front_is_beaten_by_one_on_it(figures: list[tuple[int, int]]) -> None:
+    rows = rated(*(float(rate) for rate, _ in figures))
+    found = board(*(replace(row, peak_memory_gib=float(peak)) for row, (_, peak) in zip(rows, figures, strict=True)))
+    places = [(entry.samples_per_s, -entry.peak_memory_gib, entry.on_front) for entry in found.ranked]
+    for rate, less, on_front in places:
+        beaten = any(o[0] >= rate and o[1] >= less and o[:2] != (rate, less) for o in places if o[2])
+        assert beaten != on_front
+
+
+def test_points_of_an_earlier_grid_are_left_out_and_told() -> None:
+    other = made.sweep_file({"loader": ("gone",)})
+    found = board(*rated(100, 200), made.row(other.points[0], 9999))
+    assert len(found.entries) == 4
+    assert found.ranked[0].samples_per_s == 200
+    assert told(found, "1 point of earlier grids")
+
+
+def test_damaged_lines_are_told_by_number(tmp_path: Path) -> None:
+    made.write(tmp_path, FOUR, rated(100, 200))
+    with (tmp_path / "ledger.jsonl").open("a") as stream:
+        stream.write('{"point": \n')
+    found = leaderboard(SweepFile.read(tmp_path), read(tmp_path))
+    assert len(found.ranked) == 2
+    assert told(found, "Unreadable lines of the ledger left out, cut by a crash or a full disk: 3.")
+
+
+def test_points_whose_secrets_were_hidden_are_found_by_their_ids() -> None:
+    real = made.sweep_file({"token": ("s3cret", "t0psecret")})
+    hidden = replace(real, axes={"token": ("***", "***")})
+    found = board(*rated(100, 200, sweep=real), sweep=hidden)
+    assert [(entry.point, entry.samples_per_s) for entry in found.ranked] == [(real.ids[1], 200), (real.ids[0], 100)]
+    assert not told(found, "earlier grids")
+    assert {entry.values["token"] for entry in found.entries} == {"***"}
+    assert "s3cret" not in json.dumps([dict(entry.values) for entry in found.entries])
+
+
+@pytest.mark.parametrize("rate", [None, 0.0, -1.0, float("nan"), float("inf")])
+def test_a_trial_that_ended_well_without_a_usable_rate_has_no_rank(rate: float | None) -> None:
+    found = board(replace(rated(100)[0], samples_per_s=rate))
+    assert (of(found, 0).status, of(found, 0).rank) == ("ok", None)
+    assert told(found, "1 point ended well without a rate")
+
+
+def test_a_status_of_a_later_version_is_a_failure() -> None:
+    found = board(replace(rated(100)[0], status="melted", samples_per_s=None))
+    assert of(found, 0).status == "failed"

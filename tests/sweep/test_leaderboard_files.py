@@ -1,126 +1,121 @@
-"""The files of a leaderboard: for programs, for people, and for a browser."""
+"""The three files of a leaderboard: programs read one, people the others."""
 
 from __future__ import annotations
 
 import csv
+import io
 import shlex
-import subprocess
-from html.parser import HTMLParser
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.sweep.made import failed_row, row, rows, sweep_file
-from wellfed.sweep import leaderboard_files
+from tests.sweep import made
+from wellfed.sweep.grid import SweepFile
 from wellfed.sweep.leaderboard import Leaderboard, leaderboard
-from wellfed.sweep.leaderboard_html import to_html
-from wellfed.sweep.ledger import Read
+from wellfed.sweep.leaderboard_files import CSV, to_csv, to_markdown, write
+from wellfed.sweep.ledger import Read, Row
 
-VOID = {"meta", "br", "hr", "img", "input", "link", "path", "circle", "rect", "line", "use", "col"}
-EVIL = ("</td><script>alert(1)</script>", "a|b`c", "[1,{x: '\"'}]", "größer", "x" * 120)
-
-
-def board(axes=None, made=None) -> Leaderboard:
-    sweep = sweep_file() if axes is None else sweep_file(axes)
-    return leaderboard(sweep, Read(tuple(rows(sweep) if made is None else made(sweep)), ()))
+ODD = ("[16, 8]", "a,b", 'say "hi"', "it's", "$(rm x) | y", "two\nlines", "ü ✓", "", "\r")
 
 
-def ok(sweep):
-    return [row(point, 100.0 + number, peak_memory_gib=1.0) for number, point in enumerate(sweep.points)]
+def board(sweep: SweepFile, rows: list[Row] | None = None) -> Leaderboard:
+    return leaderboard(sweep, Read(tuple(made.rows(sweep) if rows is None else rows), ()))
 
 
-BOARDS = {
-    "all ends": board(),
-    "one point": board({"loader": ("auto",)}, ok),
-    "one axis": board({"loader": ("auto", "baseline")}, ok),
-    "many": board({"seed": tuple(map(str, range(50))), "loader": ("auto", "baseline", "balanced")}, ok),
-    "all failed": board({"seed": ("1", "2")}, lambda sweep: [failed_row(point, "failed") for point in sweep.points]),
-    "none finished": board({"seed": ("1", "2")}, lambda sweep: []),
-    "odd values": board({"workload.data.text": EVIL}, ok),
-}
+def table(found: Leaderboard) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(to_csv(found), newline="")))
 
 
-class Tags(HTMLParser):
-    """All that a page names, and whether its tags close."""
-
-    def __init__(self, page: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.names: set[str] = set()
-        self.targets: list[str] = []
-        self.text = ""
-        self.feed(page)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.names.add(tag)
-        self.targets += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.names.add(tag)
-
-    def handle_endtag(self, tag):
-        while self.open and self.open[-1] != tag and self.open[-1] in ("li", "p", "td", "th", "tr", "dt", "dd"):
-            self.open.pop()
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
+def cells(line: str) -> int:
+    """Of a Markdown row: bars that are not escaped, less one."""
+    return line.replace("\\|", "").count("|") - 1
 
 
-@pytest.mark.parametrize("name", BOARDS)
-def test_the_page_is_whole_and_asks_nobody_for_anything(name: str):
-    page = to_html(BOARDS[name])
-    found = Tags(page)
-    assert found.open in ([], ["html"], ["html", "body"])
-    assert "script" not in found.names
-    assert not [target for target in found.targets if not target.startswith(("#", "data:"))]
-    assert "url(http" not in page
+def test_programs_find_rank_point_and_status_first() -> None:
+    sweep = made.sweep_file()
+    head = to_csv(board(sweep)).split("\n", maxsplit=1)[0].split(",")
+    assert head[:3] == ["rank", "point", "status"]
+    assert head[-5:] == [*sweep.axes, "overrides", "error"]
+    assert len(set(head)) == len(head)
 
 
-def test_what_users_wrote_is_text():
-    page = to_html(BOARDS["odd values"])
-    assert "<script>" not in page
-    assert all(value in Tags(page).text for value in EVIL)
-    assert '<b>"embedding"</b> & more' in Tags(to_html(BOARDS["all ends"])).text
+def test_each_point_has_a_row_in_the_leaderboards_order() -> None:
+    found = board(made.sweep_file())
+    rows = table(found)
+    assert [row["point"] for row in rows] == [entry.point for entry in found.entries]
+    assert rows[0]["rank"] == "1"
+    assert float(rows[0]["samples_per_s"]) == found.entries[0].samples_per_s
+    assert float(rows[0]["ci95_low"]) < float(rows[0]["samples_per_s"]) < float(rows[0]["ci95_high"])
+    assert (rows[-1]["status"], rows[-1]["rank"], rows[-1]["samples_per_s"]) == ("pending", "", "")
+    assert "KeyError: '<b>\"embedding\"</b> & more'" in next(r["error"] for r in rows if r["status"] == "failed")
 
 
-@pytest.mark.parametrize("name", BOARDS)
-def test_the_table_for_programs_has_a_row_a_point(name: str, tmp_path: Path):
-    found = BOARDS[name]
-    written = leaderboard_files.write(tmp_path, found)
-    assert sorted(path.name for path in written) == ["leaderboard.csv", "leaderboard.html", "leaderboard.md"]
-    with (tmp_path / "leaderboard.csv").open(encoding="utf-8", newline="") as stream:
-        table = csv.DictReader(stream)
-        lines = list(table)
-    assert table.fieldnames[:3] == ["rank", "point", "status"]
-    assert [line["point"] for line in lines] == [entry.point for entry in found.entries]
-    for line, entry in zip(lines, found.entries, strict=True):
-        assert line["status"] == entry.status
-        assert tuple(shlex.split(line["overrides"])) == entry.overrides
-        assert (line["samples_per_s"] == "") == (entry.samples_per_s is None)
-        assert all(line[axis] == value for axis, value in entry.values.items())
+def test_odd_overrides_can_be_pasted_into_a_shell() -> None:
+    sweep = made.sweep_file({"odd": ODD}, fixed=("name='a b'",))
+    found = board(sweep, [made.row(point) for point in sweep.points])
+    rows = table(found)
+    assert {row["odd"] for row in rows} == set(ODD)
+    for row in rows:
+        assert shlex.split(row["overrides"]) == ["name='a b'", f"odd={row['odd']}"]
 
 
-def test_tables_in_markdown_keep_their_columns():
-    text = leaderboard_files.to_markdown(BOARDS["odd values"])
-    (head,) = [line for line in text.splitlines() if line.startswith("| rank")]
-    lines = text[text.index(head) :].split("\n\n")[0].splitlines()
-    assert len(lines) == 2 + len(EVIL)
-    assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+def test_markdown_tables_keep_their_columns_whatever_is_in_them() -> None:
+    sweep = made.sweep_file({"x|y": ("a|b", "`tick`", "c\nd", "<img src=x>"), "n": ("1", "2")}, name="a|b `c`")
+    first, *rest = sweep.points
+    error = {"kind": "code", "message": "x | `y` <b>\nnext", "advice": "*now*"}
+    rows = [made.failed_row(first, "failed", error=error), *(made.row(point, 100.0) for point in rest)]
+    text = to_markdown(board(sweep, rows))
+    for block in text.split("\n\n"):
+        if block.startswith("|"):
+            assert len({cells(line) for line in block.splitlines()}) == 1, block
+    assert "<b>" not in text
+    assert "`a\\|b`" in text
+    assert "`'tick'`" in text
+    assert "&#42;now&#42;" in text
 
 
-def test_a_browser_shows_it(chromium: Path, tmp_path: Path):
-    leaderboard_files.write(tmp_path, BOARDS["all ends"])
-    page = (tmp_path / "leaderboard.html").as_uri()
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
-    shot = tmp_path / "shot.png"
-    for more in (["--dump-dom"], [f"--screenshot={shot}", "--window-size=1400,2700"]):
-        done = subprocess.run([chromium, *flags, *more, page], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stderr
-        if "--dump-dom" in more:
-            assert BOARDS["all ends"].ranked[0].point in done.stdout
-    assert shot.stat().st_size > 50_000
+@pytest.mark.parametrize("message", ["[here](https://example.org)", "KeyError: __init__", "C:\\*", "~~no~~"])
+def test_a_message_in_markdown_is_text(message: str) -> None:
+    sweep = made.sweep_file({"n": ("1",)})
+    rows = [made.failed_row(sweep.points[0], "failed", error={"kind": "code", "message": message, "advice": ""})]
+    text = to_markdown(board(sweep, rows))
+    for special in ("[here]", "__init__", "C:\\", "~~"):
+        assert special not in text
+
+
+def test_markdown_tells_ranks_failures_knobs_and_notes() -> None:
+    found = board(made.sweep_file())
+    text = to_markdown(found)
+    assert "24 points: 17 ok, 1 oom, 1 infeasible" in text
+    assert [line for line in text.splitlines() if line.startswith("## ")] == [
+        "## Ranks",
+        "## Without a rate",
+        "## Which knob mattered",
+        "## Notes",
+    ]
+    assert all(f"`{entry.point}`" in text for entry in (*found.ranked, *found.unranked))
+
+
+def test_markdown_of_a_sweep_without_a_rate_says_so() -> None:
+    assert "No point has a rate." in to_markdown(board(made.sweep_file(), []))
+
+
+def test_three_files_are_written_and_replaced(tmp_path: Path) -> None:
+    sweep = made.sweep_file()
+    folder = made.write(tmp_path / "sweep", sweep)
+    found = board(sweep)
+    (folder / CSV).write_text("old")
+    before = {path.name for path in folder.iterdir()}
+    paths = write(folder, found)
+    assert [path.name for path in paths] == ["leaderboard.csv", "leaderboard.md", "leaderboard.html"]
+    assert {path.name for path in folder.iterdir()} == before | {path.name for path in paths}
+    assert (folder / CSV).read_text() == to_csv(found)
+    assert write(folder, found) == paths
+
+
+def test_a_text_that_is_no_utf8_stops_nothing(tmp_path: Path) -> None:
+    sweep = made.sweep_file({"path": ("a\udc80", "b")})
+    found = board(sweep, [replace(made.row(point), folder="x\udcff") for point in sweep.points])
+    for path in write(tmp_path, found):
+        assert "?" in path.read_text(encoding="utf-8")

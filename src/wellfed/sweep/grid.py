@@ -56,7 +56,7 @@ class Grid:
 def point_id(overrides: Sequence[str]) -> str:
     """10 hex digits; the order of overrides and those of `OF_THE_SWEEP` don't count."""
     counted = sorted(text for text in overrides if group_of(text) not in OF_THE_SWEEP)
-    return hashlib.sha256("\n".join(counted).encode()).hexdigest()[:10]
+    return hashlib.sha256("\n".join(counted).encode(errors="surrogatepass")).hexdigest()[:10]
 
 
 def group_of(override: str) -> str:

@@ -61,7 +61,7 @@ def write(folder: Path, board: Leaderboard) -> list[Path]:
 def to_csv(board: Leaderboard) -> str:
     """A row a point; numbers unrounded, empty where nothing is known; ``overrides`` can be pasted into a shell."""
     stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
+    writer = csv.writer(_Lines(stream), lineterminator="\r\n")  # with this end a lone \r in a cell is quoted too
     writer.writerow([*CSV_COLUMNS, *board.axes, "overrides", "error"])
     for entry in board.entries:
         low, high = entry.ci95 or (None, None)
@@ -70,6 +70,16 @@ def to_csv(board: Leaderboard) -> str:
         error = "" if entry.error is None else what_became(entry)
         writer.writerow([*cells, *entry.values.values(), shlex.join(entry.overrides), error])
     return stream.getvalue()
+
+
+class _Lines:
+    """What the CSV writer writes to: each row ends in a line feed alone."""
+
+    def __init__(self, stream: io.StringIO) -> None:
+        self._stream = stream
+
+    def write(self, row: str) -> None:
+        self._stream.write(row.removesuffix("\r\n") + "\n")
 
 
 def to_markdown(board: Leaderboard) -> str:
@@ -141,6 +151,11 @@ def _plain(text: str) -> str:
         ("|", "&#124;"),
         ("`", "&#96;"),
         ("*", "&#42;"),
+        ("_", "&#95;"),
+        ("~", "&#126;"),
+        ("[", "&#91;"),
+        ("]", "&#93;"),
+        ("\\", "&#92;"),
     ):
         text = text.replace(special, shown)
     return " ".join(text.split())

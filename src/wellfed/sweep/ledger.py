@@ -98,12 +98,18 @@ class Read:
         return {row.point: row for row in self.rows if row.kind == kind}
 
     def confirms(self, point: str) -> list[Row]:
-        """Rows that confirm the last trial of a point: after it, with its code, on its device."""
+        """Rows that confirm the last trial of a point: after it, with its code, on its device; one that ended before it
+        could tell its device counts as a failed one."""
         own = [row for row in self.rows if row.point == point]
         last = max((place for place, row in enumerate(own) if row.kind == "trial"), default=None)
         if last is None:
             return []
-        return [row for row in own[last + 1 :] if (row.code, row.device) == (own[last].code, own[last].device)]
+        trial = own[last]
+        return [
+            row
+            for row in own[last + 1 :]
+            if row.code == trial.code and (row.device == trial.device or (row.status != "ok" and not row.device))
+        ]
 
     def of(self, point: str, kind: str) -> list[Row]:
         """All rows of a point, in order."""
