@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellfed.sweep.repeats import Noise, Run, pooled_noise, rate_with_interval
@@ -50,6 +50,7 @@ def test_own_intervals_of_four_equal_runs_are_halved() -> None:
     assert rate_with_interval([Run(100.0, 4.0)] * 4, None) == (100.0, (98.0, 102.0))
 
 
+@settings(deadline=None)
 @given(RUNS, NOISES)
 def test_the_rate_is_in_its_interval_and_among_its_runs(runs: list[Run], noise: Noise | None) -> None:
     rate, interval = rate_with_interval(runs, noise)
@@ -76,6 +77,7 @@ def test_noise_of_known_runs() -> None:
     assert noise.relative_sd == pytest.approx(math.sqrt((2e-4 + 2 * 4e-4) / 3))
 
 
+@settings(deadline=None)
 @given(st.lists(RUNS, max_size=5), st.floats(1e-3, 1e3))
 def test_noise_is_relative_so_units_do_not_matter(points: list[list[Run]], factor: float) -> None:
     noise = pooled_noise(points)

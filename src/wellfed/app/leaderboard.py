@@ -45,9 +45,11 @@ def main(argv: Sequence[str]) -> int:
         problem = f"can't be written to: {error.strerror or error}."
         raise ConfigError([Fault(str(folder), problem, way_out)]) from error
     if asked.json:
-        print(json.dumps(board.to_dict(), indent=2))
+        Terminal(markup=False, highlight=False, emoji=False).print(
+            json.dumps(board.to_dict(), indent=2), soft_wrap=True
+        )
     else:
-        show(Terminal(markup=False, highlight=False, width=width()), board, written)
+        show(Terminal(markup=False, highlight=False, emoji=False, width=width()), board, written)
     return EXIT_OK
 
 

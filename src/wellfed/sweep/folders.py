@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
 from pathlib import Path
 
 from wellfed.errors import ConfigError, Fault
@@ -21,7 +22,7 @@ def find(asked: str, log_dir: Path) -> Path:
         ConfigError: there is none of that name, or more than one; lists what there is.
     """
     folder = Path(asked)
-    if asked and (folder / grid.FILE_NAME).is_file():
+    if asked and _is(Path.is_file, folder / grid.FILE_NAME):
         return folder
     known = sorted(path.parent for path in log_dir.glob(f"*/sweeps/*/{grid.FILE_NAME}"))
     named = [path for path in known if path.name == asked]
@@ -30,7 +31,7 @@ def find(asked: str, log_dir: Path) -> Path:
     if named:
         listed = " or ".join(map(str, named))
         raise ConfigError([Fault(asked, f"is the name of {len(named)} sweeps.", f"Write its folder: {listed}.")])
-    if asked and folder.is_dir():
+    if asked and _is(Path.is_dir, folder):
         problem = f"is a folder without {grid.FILE_NAME}, so no sweep's."
     else:
         problem = f"is neither a folder nor the name of a sweep in {log_dir}/*/sweeps."
@@ -48,6 +49,14 @@ def load(folder: Path) -> tuple[SweepFile, Read]:
     except (OSError, ValueError) as error:
         way_out = "Start the sweep again with the same command: what is in the ledger is kept."
         raise ConfigError([Fault(str(folder), f"can't be read: {error}", way_out)]) from error
+
+
+def _is(kind: Callable[[Path], bool], path: Path) -> bool:
+    """What the system takes for no path is neither: a name that is too long, a folder that may not be looked into."""
+    try:
+        return kind(path)
+    except (OSError, ValueError):
+        return False
 
 
 def _way_out(asked: str, known: list[Path], log_dir: Path) -> str:

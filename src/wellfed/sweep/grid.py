@@ -118,7 +118,7 @@ class SweepFile:
             found: Any = json.loads(path.read_text(encoding="utf-8"))
             if found["schema"] != SCHEMA:
                 raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
-            return cls(
+            file = cls(
                 name=str(found["name"]),
                 workload=str(found["workload"]),
                 sample_unit=str(found["sample_unit"]),
@@ -130,5 +130,8 @@ class SweepFile:
                 trial_steps=int(found.get("trial_steps", 0)),
                 flags=tuple(map(str, found.get("flags", ()))),
             )
+            if len(file.ids) != Grid(file.axes).size:
+                raise ValueError(f"has {len(file.ids)} ids for a grid of {Grid(file.axes).size}")
+            return file
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{path} is not the file of a sweep: {error}.") from error
