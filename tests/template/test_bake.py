@@ -359,7 +359,7 @@ def test_the_project_passes_its_own_checks(which: str, template: Path, tmp_path:
         project = shutil.copytree(request.getfixturevalue(which), tmp_path / "project")
     programs = tmp_path / "venv/bin"
     programs.mkdir(parents=True)
-    for tool in ("python", "ruff", "mypy", "lint-imports"):
+    for tool in ("python", "ruff", "mypy", "lint-imports", "check-jsonschema"):
         found = sys.executable if tool == "python" else str(Path(sys.executable).with_name(tool))
         (programs / tool).write_text(f'#!/bin/sh\nexec "{found}" "$@"\n')
         (programs / tool).chmod(0o755)
