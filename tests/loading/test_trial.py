@@ -75,6 +75,14 @@ def test_one_batch_is_sized_and_timed():
     assert (trial.timed, trial.failed) == ({}, ())
 
 
+def test_what_is_known_is_not_built_again():
+    known, data, seen = tried(Sleeping()), Noting(), []
+    trial = run_trial(loaders(data), lambda first: seen.append(first) or (), on_gpu=True, known=known)
+    assert (trial, seen, data.asked) == (known, [known], [])
+    timed = run_trial(loaders(data), lambda _: (INLINE,), on_gpu=True, known=known)
+    assert (timed.build_ms, set(timed.timed)) == (known.build_ms, {"inline"})
+
+
 def test_a_fast_batch_is_measured_against_steps_of_a_millisecond():
     trial = tried(Fetching(), INLINE)
     assert trial.build_ms < trial.step_ms == 1.0 or trial.build_ms == trial.step_ms

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from wellfed.config.build import build
 from wellfed.config.schema import RunConfig
@@ -40,6 +40,10 @@ class Parts:
     is_lightning_module: bool = False
     has_sparse_gradients: bool = False
     """As ``nn.Embedding(sparse=True)`` gives its weight."""
+    feature_rows: Tensor | None = None
+    """All rows of ``features``, where they have been computed on the CPU already."""
+    first_batches: Trial | None = None
+    """What building them has shown, where that is known already."""
 
 
 def make_parts(config: RunConfig) -> Parts:
@@ -199,6 +203,11 @@ def make_one_off_loader(config: RunConfig, plan: RunPlan, data: Datasets) -> Tra
     return _train_loader(config, _one_producer(config, asked) if is_watched else LoaderPlan(), data, rank=0)
 
 
+def make_inline_loader(config: RunConfig, data: Datasets) -> TrainLoader | IterableLoader:
+    """The same batches for a look at a few, built in this process; shares no file that is opened on first use."""
+    return _train_loader(config, LoaderPlan(), replace(data, train=copied(data.train)), rank=0)
+
+
 def _one_producer(config: RunConfig, plan: LoaderPlan) -> LoaderPlan:
     """For a look at a few batches. Training names the sample that hangs; here it is only left out, if it may be."""
     return replace(
@@ -262,28 +271,46 @@ def try_loader(
     Args:
         plan: as it is without.
     """
-    data = data_facts(parts)
-    builds_ahead, names = plan["loader.num_workers"] > 0, candidates(config.loader, data, choices)
-    if data.is_iterable or not (builds_ahead or len(names) > 1):
+    first = first_builder(config, choices, plan, parts)
+    if first is None:
         return None
-    on_gpu = plan["trainer.accelerator"] == "gpu"
-    train = replace(parts.data, train=copied(parts.data.train))
-
-    def make(loader_plan: LoaderPlan) -> TrainLoader:
-        made = _train_loader(config, loader_plan, train, rank)
-        assert isinstance(made, TrainLoader)
-        return made
+    data, on_gpu = data_facts(parts), plan["trainer.accelerator"] == "gpu"
 
     def to_time(trial: Trial) -> list[LoaderPlan]:
         found = plans_to_time(config, choices, facts, data=data, on_gpu=on_gpu, trial=trial)
         return [_loader_plan(knobs) for knobs in found]
 
-    # Producers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
-    asked = _loader_plan(plan.knobs)
-    first = LoaderPlan() if "inline" in names and not asked.timeout_s else _one_producer(config, asked)
-    trial = run_trial(make, to_time, first=first, on_gpu=on_gpu)
+    make = _loaders_of_a_trial(config, parts, rank)
+    trial = run_trial(make, to_time, first=first, on_gpu=on_gpu, known=parts.first_batches)
     # Host memory is checked once, by rank 0 for all of them: what a rank finds free changes while others start.
     return trial if trial is None or rank == 0 else replace(trial, batch_bytes=0)
+
+
+def first_builder(config: RunConfig, choices: Mapping[str, str], plan: RunPlan, parts: Parts) -> LoaderPlan | None:
+    """Who builds the first batches that are looked at before training; None where nothing depends on them."""
+    data = data_facts(parts)
+    names = candidates(config.loader, data, choices)
+    if data.is_iterable or not (plan["loader.num_workers"] > 0 or len(names) > 1):
+        return None
+    # Producers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
+    asked = _loader_plan(plan.knobs)
+    return LoaderPlan() if "inline" in names and not asked.timeout_s else _one_producer(config, asked)
+
+
+def look_at_first_batches(config: RunConfig, first: LoaderPlan, parts: Parts) -> Trial | None:
+    """How long building one takes, and its size; None if it can't be built."""
+    return run_trial(_loaders_of_a_trial(config, parts), lambda _: (), first=first, on_gpu=False)
+
+
+def _loaders_of_a_trial(config: RunConfig, parts: Parts, rank: int = 0) -> Callable[[LoaderPlan], TrainLoader]:
+    data = replace(parts.data, train=copied(parts.data.train))
+
+    def make(plan: LoaderPlan) -> TrainLoader:
+        made = _train_loader(config, plan, data, rank)
+        assert isinstance(made, TrainLoader)
+        return made
+
+    return make
 
 
 def make_eval_loader(config: RunConfig, plan: RunPlan, data: Datasets, split: str) -> EvalLoader | None:

@@ -35,6 +35,9 @@ from wellfed.telemetry.progress import Progress
 from wellfed.timing.clock import StepClock
 from wellfed.tracking.journal import Journal
 
+_LITTLE_MS = 500
+"""By so much a few batches may take longer without worker processes: to start and end those takes 150 ms and more."""
+
 
 @dataclass(frozen=True)
 class Measure:
@@ -223,19 +226,33 @@ class Passes:
 
     def warm_up(self) -> float | None:
         """Do a few steps on batches that are on the device already; their rate as by `ceiling`."""
-        rate = self.ceiling()
+        loader = self._loader_of_a_few()
+        rate = self._ceiling(loader)
         if rate is None:
-            lit.run_ceiling(self._module, self._loader, self.options, 1, self._folder)
+            lit.run_ceiling(self._module, loader, self.options, 1, self._folder)
         return rate
 
     def ceiling(self) -> float | None:
         """Samples/s on batches already on the device; None if not asked for. Changes the weights: comes last."""
+        return self._ceiling(self._loader)
+
+    def _ceiling(self, loader: Any) -> float | None:
         steps = self._config.telemetry.ceiling_steps
         if steps == 0 or not self._config.telemetry.enabled:
             return None
         self._progress.enter("ceiling")
-        summary = lit.run_ceiling(self._module, self._loader, self.options, steps, self._folder)
+        summary = lit.run_ceiling(self._module, loader, self.options, steps, self._folder)
         return None if summary is None else summary.samples_per_s
+
+    def _loader_of_a_few(self) -> Any:
+        """Built in this process where that is sooner than starting worker processes twice."""
+        known, knobs, num_workers = self._parts.first_batches, self._plan, self._plan["loader.num_workers"]
+        if known is None or num_workers == 0 or knobs["loader.backend"] not in ("torch", "processes"):
+            return self._loader
+        later_ms = lit.CEILING_BATCHES * known.build_ms * (1 - 1 / num_workers)
+        if later_ms > _LITTLE_MS or self._config.loader.max_skipped:  # a sample may be expected to kill who loads it
+            return self._loader
+        return assemble.make_inline_loader(self._config, self._parts.data)
 
     def _validate_last_step(self, step: int) -> None:
         """The run may have ended between two validations."""
@@ -270,6 +287,8 @@ class Passes:
             evaluation=data.evaluation,
             eval_data={"val": data.val, "test": data.test},
             features=self._parts.features,
+            # Lightning makes a model of bf16-true bf16 as a whole, and with it the rows.
+            feature_rows=None if plan["gpu.precision"] == "bf16-true" else self._parts.feature_rows,
             micro=MicroBatches(plan["memory.micro_batch"], config.memory.micro_batch_steps),
             options=StepOptions(
                 seed=config.seed,

@@ -16,6 +16,7 @@ from wellfed.app.probe import probed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.hardware.facts import MachineFacts
+from wellfed.loading.trial import Trial
 from wellfed.planning.device import plan_device
 from wellfed.planning.plan import plan_run
 from wellfed.planning.planned import ModelFacts, RunPlan
@@ -87,14 +88,17 @@ class Planner:
             raise ConfigError([Fault("workload.model", problem, way_out)])
         return assemble.model_facts(self.parts, self.config)
 
-    def without_running(self) -> tuple[RunPlan, list[RunPlan]]:
+    def without_running(self, trial: Trial | None = None) -> tuple[RunPlan, list[RunPlan]]:
         """The plan by estimate alone, and for several devices that of each smaller number too; nothing is timed.
+
+        Args:
+            trial: what the first batches have shown.
 
         Raises:
             ConfigError: what is asked for can't be done.
         """
         estimate = self.estimate(self.rough())
-        plan = _looked_at(self._plan(self.config, self.device, estimate=estimate), estimate)
+        plan = _looked_at(self._plan(self.config, self.device, trial=trial, estimate=estimate), estimate)
         return plan, self._by_devices(estimate) if self.config.trainer.devices > 1 else []
 
     def _by_devices(self, estimate: Estimate) -> list[RunPlan]:

@@ -81,7 +81,7 @@ class Run:
         self._composed, self._config = composed, composed.config
         self._folder, self._target, self._rank, self._record = folder, target, rank, record
         self._journal = Journal(record, folder, earlier_s=record.duration_s + time.monotonic() - began_s)
-        self._console = screen.Terminal(quiet=rank > 0, highlight=False)
+        self._console = screen.Terminal(quiet=rank > 0, highlight=False, emoji=False)
         self._stop = stop
         self.has_trained = False
         """The first batch was asked for: from here on the folder stays."""

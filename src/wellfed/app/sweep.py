@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -144,6 +144,8 @@ class _Ready:
     num_gpus: int | None = None
     """None = not planned; it is then tried on the processor's place."""
     predicted_peak_gib: float | None = None
+    first_batches: Mapping[str, Any] | None = None
+    """What building them has shown, where the plan depends on it."""
 
 
 class _Sweep:
@@ -299,7 +301,7 @@ class _Sweep:
         for shared, members in groups.items():
             left = members
             try:
-                stem = stems.get(shared, self._ready[left[0]].composed.config)
+                stem = stems.get(shared, self._ready[left[0]].composed)
             except StemFailed as failed:
                 for point in left:
                     self._refuse(self._ready.pop(point).point, failed.status, str(failed))
@@ -338,7 +340,7 @@ class _Sweep:
                 del self._ready[plan["point"]]
                 self._refuse(ready.point, "infeasible", plan["problem"], plan.get("predicted_peak_gib"))
             else:
-                known = {"num_gpus": plan["num_gpus"], "predicted_peak_gib": plan["predicted_peak_gib"]}
+                known = {name: plan[name] for name in ("num_gpus", "predicted_peak_gib", "first_batches")}
                 self._ready[plan["point"]] = replace(ready, **known)
         return list(points[len(plans) + 1 :])
 
@@ -439,7 +441,7 @@ class _Sweep:
         return goes_on
 
     def _trial(self, point: str, kind: Literal["trial", "confirm"]) -> Trial:
-        from wellfed.app.trial import what_is_shared
+        from wellfed.app.trial import Task, what_is_shared
         from wellfed.app.trials import Trial
 
         ready = self._ready[point]
@@ -450,8 +452,8 @@ class _Sweep:
         return Trial(
             key=row.folder,
             shared=what_is_shared(composed.config),
-            config=composed.config,
-            task=composed,
+            common=composed,
+            task=Task(composed, ready.first_batches),
             folder=folder,
             num_gpus=ready.num_gpus or 0,
         )

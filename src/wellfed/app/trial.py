@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import logging
 import multiprocessing
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # What a trial needs is imported before the fork.
 import wellfed.app.run  # noqa: F401
@@ -18,14 +20,20 @@ from wellfed.app.planner import Planner
 from wellfed.app.train import train
 from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import Backend, RunConfig
 from wellfed.errors import ConfigError, Fault, WellfedError
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.lit.unimported import seed_everything
+from wellfed.loading.trial import Trial as FirstBatches
+from wellfed.memory.features import all_rows
 from wellfed.planning.device import plan_device
 from wellfed.planning.planned import RunPlan
+
+_LOG = logging.getLogger(__name__)
+_ROWS_S = 20.0
+"""Feature rows that take longer than this on the CPU are left to the trials."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,15 @@ class Shared:
 
 
 @dataclass(frozen=True)
+class Task:
+    """Run one point."""
+
+    composed: Composed[RunConfig]
+    first_batches: Mapping[str, Any] | None = None
+    """Fields of `FirstBatches`, where the look at the point has seen them."""
+
+
+@dataclass(frozen=True)
 class Look:
     """Plan points without running any: a line of ``file`` for each, the first about the machine."""
 
@@ -46,21 +63,48 @@ class Look:
     file: Path
 
 
-def prepare(config: RunConfig) -> Shared:
-    """Data and model, as a run's own process would make them.
+def prepare(composed: Composed[RunConfig]) -> Shared:
+    """Data and model, as a run's own process would make them, and what else need not be made by each trial.
 
     Raises:
         ConfigError, DataError: the configuration or the input is at fault.
     """
+    config = composed.config
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     seed_everything(config.seed)
     parts = assemble.make_parts(config)
+    parts = replace(parts, feature_rows=_feature_rows(composed, parts))
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."
         way_out = "Leave tensors on the CPU; the engine moves them. Or add hydra/launcher=basic: all in one process."
         raise ConfigError([Fault("workload.data or workload.model", problem, way_out)])
     return Shared(parts, num_threads)
+
+
+def _feature_rows(composed: Composed[RunConfig], parts: assemble.Parts) -> Tensor | None:
+    """All rows, where trials keep them and train on the CPU; None where that is not so, or they take long."""
+    if parts.features is None:
+        return None
+    facts = machine()  # without torch's view: asking for that starts CUDA
+    device = plan_device(composed.config, composed.choices, facts)
+    if isinstance(device, list):
+        return None
+    try:
+        plan = Planner(composed.config, composed.choices, facts, device, parts).rough()
+    except ConfigError:  # the look at the points tells
+        return None
+    if plan["trainer.accelerator"] != "cpu" or plan["memory.features"] not in ("cache", "cache_host"):
+        return None
+    was_training, cpu = parts.model.training, torch.device("cpu")
+    parts.model.eval()
+    try:
+        return all_rows(parts.features, cpu, cpu, _ROWS_S)
+    except Exception as error:  # noqa: BLE001  foreign code: a trial meets it again, and tells
+        _LOG.info("feature rows are left to the trials: %r", error)
+        return None
+    finally:
+        parts.model.train(was_training)
 
 
 def what_is_shared(config: RunConfig) -> str:
@@ -70,7 +114,7 @@ def what_is_shared(config: RunConfig) -> str:
     return json.dumps([workload.data, workload.model, has_optimizer, config.seed], sort_keys=True, default=str)
 
 
-def work(shared: Shared, task: Composed[RunConfig] | Look) -> int:
+def work(shared: Shared, task: Task | Look) -> int:
     """A trial, or a look at many; the exit code."""
     # A loader would otherwise start a server for its workers, which imports torch once more.
     multiprocessing.set_start_method("fork", force=True)
@@ -78,16 +122,38 @@ def work(shared: Shared, task: Composed[RunConfig] | Look) -> int:
     if isinstance(task, Look):
         look(shared.parts, task)
         return 0
-    return train(task, shared.parts)
+    first_batches = None if task.first_batches is None else FirstBatches(**task.first_batches)
+    return train(task.composed, replace(shared.parts, first_batches=first_batches))
 
 
 def look(parts: assemble.Parts, task: Look) -> None:
     """Writes what the plan of each point says; a point whose planning ends this process leaves no line."""
-    facts = machine(torch_cuda())
+    facts, seen = machine(torch_cuda()), _Seen(parts)
     with task.file.open("a", encoding="utf-8") as stream:
         print(json.dumps(_machine(facts)), file=stream, flush=True)
         for point, composed in task.points:
-            print(json.dumps({"point": point, **_plan(parts, composed, facts)}), file=stream, flush=True)
+            print(json.dumps({"point": point, **_plan(parts, composed, facts, seen)}), file=stream, flush=True)
+
+
+class _Seen:
+    """The first batches, built once for all points that share them."""
+
+    def __init__(self, parts: assemble.Parts) -> None:
+        self._parts = parts
+        self._known: dict[str, FirstBatches | None] = {}
+
+    def __call__(self, composed: Composed[RunConfig], plan: RunPlan) -> FirstBatches | None:
+        """None where nothing depends on them, or they can't be built."""
+        config = composed.config
+        first = assemble.first_builder(config, composed.choices, plan, self._parts)
+        if first is None:
+            return None
+        loader, trainer = config.loader, config.trainer
+        limits = [trainer.devices, trainer.limit_batches, trainer.overfit_batches]
+        key = repr([first, config.workload, limits, loader.skip_ids, loader.max_skipped])
+        if key not in self._known:
+            self._known[key] = assemble.look_at_first_batches(config, first, self._parts)
+        return self._known[key]
 
 
 def _machine(facts: MachineFacts) -> dict[str, Any]:
@@ -96,15 +162,19 @@ def _machine(facts: MachineFacts) -> dict[str, Any]:
     return {"machine": words, "num_gpus": len(facts.training_gpus)}
 
 
-def _plan(parts: assemble.Parts, composed: Composed[RunConfig], facts: MachineFacts) -> dict[str, Any]:
-    """``num_gpus`` and what is predicted, or ``problem``."""
+def _plan(parts: assemble.Parts, composed: Composed[RunConfig], facts: MachineFacts, seen: _Seen) -> dict[str, Any]:
+    """``num_gpus``, what is predicted and what was seen of the first batches, or ``problem``."""
     config, choices = composed.config, composed.choices
     try:
         device = plan_device(config, choices, facts)
         faults = check_imported(config)
         if isinstance(device, list) or faults:
             raise ConfigError([*(device if isinstance(device, list) else []), *faults])
-        plan, _ = Planner(config, choices, facts, device, parts).without_running()
+        planner = Planner(config, choices, facts, device, parts)
+        first_batches = seen(composed, planner.rough())
+        # A backend that is still to be chosen is chosen by times, in the trial.
+        is_chosen = config.loader.backend is not Backend.auto
+        plan, _ = planner.without_running(first_batches if is_chosen else None)
     except ConfigError as error:
         return {"problem": " ".join(map(str, error.faults))}
     except WellfedError as error:
@@ -114,6 +184,7 @@ def _plan(parts: assemble.Parts, composed: Composed[RunConfig], facts: MachineFa
         "num_gpus": _num_gpus(plan),
         "predicted_peak_gib": plan.predicted_peak_gib,
         "device": plan.device_name,
+        "first_batches": None if first_batches is None else asdict(first_batches),
     }
 
 

@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from wellfed.config.examine import examine
 from wellfed.config.faults import find_faults
 from wellfed.config.session import COMPOSE_ERRORS, open_hydra
+from wellfed.config.yaml_text import to_yaml
 from wellfed.errors import ConfigError
 
 C = TypeVar("C")
@@ -55,10 +56,10 @@ class Composed(Generic[C]):
         """
         target = folder / ".hydra"
         target.mkdir(parents=True, exist_ok=True)
-        config = OmegaConf.create(_masked(OmegaConf.to_container(self._unresolved, enum_to_str=True)))
-        overrides, hydra = OmegaConf.create([*self.overrides]), OmegaConf.create({"hydra": self._hydra})
-        for name, node in (("config", config), ("hydra", hydra), ("overrides", overrides)):
-            text = OmegaConf.to_yaml(node)
+        config = _masked(OmegaConf.to_container(self._unresolved, enum_to_str=True))
+        hydra = {"hydra": OmegaConf.to_container(self._hydra, enum_to_str=True)}
+        for name, tree in (("config", config), ("hydra", hydra), ("overrides", [*self.overrides])):
+            text = to_yaml(tree)
             for override in self.overrides:  # they stand in hydra.yaml more than once
                 text = text.replace(override, masked_override(override))
             (target / f"{name}.yaml").write_text(text, encoding="utf-8")

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -225,17 +226,25 @@ def _cpu_name(root: Path) -> str:
 
 def _versions(cards: tuple[Device, ...], torch: TorchCuda | None) -> dict[str, str]:
     versions = {"python": platform.python_version(), "wellfed": __version__}
-    for name in _DISTRIBUTIONS:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    versions |= _installed()
     driver = next((card.driver_version for card in cards if card.driver_version), None)
     if driver:
         versions["driver"] = driver
     if torch is not None and torch.cuda:
         versions["cuda"] = torch.cuda
     return versions
+
+
+@cache
+def _installed() -> dict[str, str]:
+    """Does not change while a process lives, and takes a dozen files to find."""
+    found = {}
+    for name in _DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
 
 
 def _or(value: float | None, otherwise: float) -> float:

@@ -64,6 +64,7 @@ class StepModule(pl.LightningModule):
         evaluation: Evaluation | None,
         eval_data: Mapping[str, Any],
         features: Features | None,
+        feature_rows: Tensor | None = None,
         micro: MicroBatches,
         options: StepOptions,
         make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
@@ -81,7 +82,7 @@ class StepModule(pl.LightningModule):
         self._train = Preparation(train_data, options.seed)
         self._eval = {split: Preparation(data, options.seed) for split, data in eval_data.items()}
         self.evaluation = evaluation or MeanLoss()
-        self._features = features
+        self._features, self._feature_rows = features, feature_rows
         self._source: FeatureSource | None = None if features is None else _NotHeld()
         self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
         self._make_optimizer, self._lr_factor, self._on_event = make_optimizer, lr_factor, on_event
@@ -115,7 +116,8 @@ class StepModule(pl.LightningModule):
             was_training = self.model.training
             self.model.eval()
             mode = self.options.feature_mode or "dynamic"
-            self._source = feature_room.hold(self._features, mode, self.device)
+            known = self._feature_rows if self.device.type == "cpu" else None
+            self._source = feature_room.hold(self._features, mode, self.device, known)
             self.model.train(was_training)
 
     def on_fit_start(self) -> None:

@@ -74,6 +74,7 @@ def run_trial(
     *,
     first: LoaderPlan | None = None,
     on_gpu: bool,
+    known: Trial | None = None,
 ) -> Trial | None:
     """Milliseconds that a step and its batch take with each candidate; None if a batch can't be built.
 
@@ -86,10 +87,11 @@ def run_trial(
         candidates: what is to be timed, now that building one batch has been.
         first: who builds that one; None = this process.
         on_gpu: the step leaves the cores to the producers.
+        known: what building one batch has shown before, with the same ``first``; not built again then.
     """
     with nothing_changes():
         try:
-            trial = _build(make(first or LoaderPlan()))
+            trial = known or _build(make(first or LoaderPlan()))
         except Exception as error:  # noqa: BLE001  training meets it again, and tells
             _LOG.info("no batch could be built for the trial of loader backends: %r", error)
             return None

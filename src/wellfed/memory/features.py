@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from typing import Literal
 
 import torch
@@ -51,8 +53,34 @@ class Computed:
             return self._features.rows(indices)
 
 
-def hold(features: Features, mode: Mode, device: torch.device) -> FeatureSource:
+def all_rows(features: Features, device: torch.device, home: torch.device, limit_s: float = math.inf) -> Tensor:
+    """All rows, computed on ``device`` and kept on ``home``: ``[num_rows, dim]`` in the dtype of ``rows``.
+
+    Raises:
+        ValueError: there are none.
+        TimeoutError: they take longer than ``limit_s``.
+    """
+    table: Tensor | None = None
+    until_s = time.monotonic() + limit_s
+    with torch.no_grad():
+        for start in range(0, features.num_rows, CHUNK_ROWS):
+            indices = torch.arange(start, min(start + CHUNK_ROWS, features.num_rows), device=device)
+            if time.monotonic() > until_s:
+                raise TimeoutError(f"{start} of {features.num_rows} feature rows were computed in {limit_s:g} s")
+            chunk = features.rows(indices)
+            if table is None:
+                table = torch.empty((features.num_rows, *chunk.shape[1:]), dtype=chunk.dtype, device=home)
+            table[start : start + len(indices)] = chunk
+    if table is None:
+        raise ValueError("A workload offers features of 0 rows.")
+    return table
+
+
+def hold(features: Features, mode: Mode, device: torch.device, known: Tensor | None = None) -> FeatureSource:
     """The source of rows for a mode. ``cache`` and ``cache_host`` compute all rows now, in the dtype of ``rows``.
+
+    Args:
+        known: what `all_rows` gave earlier, on the table's home; computed now where it is None.
 
     Raises:
         ValueError: trainable features asked to be kept: they would never change.
@@ -62,16 +90,7 @@ def hold(features: Features, mode: Mode, device: torch.device) -> FeatureSource:
     if features.trainable:
         raise ValueError(f"memory.features={mode} would freeze features that are trained; only dynamic can train them.")
     home = device if mode == "cache" else torch.device("cpu")
-    table: Tensor | None = None
-    with torch.no_grad():
-        for start in range(0, features.num_rows, CHUNK_ROWS):
-            indices = torch.arange(start, min(start + CHUNK_ROWS, features.num_rows), device=device)
-            chunk = features.rows(indices)
-            if table is None:
-                table = torch.empty((features.num_rows, *chunk.shape[1:]), dtype=chunk.dtype, device=home)
-            table[start : start + len(indices)] = chunk
-    if table is None:
-        raise ValueError("A workload offers features of 0 rows.")
+    table = all_rows(features, device, home) if known is None else known
     return DeviceTable(table) if mode == "cache" else HostTable(table, device)
 
 
