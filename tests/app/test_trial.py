@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from wellfed.app import assemble, trial
+from wellfed.app import assemble, footprints, trial
 from wellfed.app.passes import Passes
 from wellfed.app.planner import Planner
 from wellfed.config.compose import Composed, compose
@@ -22,7 +23,6 @@ from wellfed.contract import Datasets, Features, LossOutput
 from wellfed.hardware.detect import machine
 from wellfed.loading.trial import Trial as FirstBatches
 from wellfed.planning.device import plan_device
-from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord
 from wellfed.tracking.journal import Journal
 
@@ -133,6 +133,13 @@ def test_rows_that_can_not_be_computed_are_for_a_trial_to_tell() -> None:
     assert parts.model.training
 
 
+def planner(point: Composed[RunConfig], parts: assemble.Parts) -> Planner:
+    facts = machine()
+    device = plan_device(point.config, point.choices, facts)
+    assert not isinstance(device, list)
+    return Planner(point.config, point.choices, facts, device, parts)
+
+
 # -- the look --------------------------------------------------------------------------------------------------------
 
 
@@ -163,11 +170,11 @@ def test_a_look_tells_what_the_first_batches_are_and_builds_them_once(
     monkeypatch.setattr(assemble, "look_at_first_batches", lambda *given: built.append(given) or really(*given))
     plans = looked_at(tmp_path, points, parts_of())
     assert [plan["problem"] for plan in plans] == [None] * 5
-    first = FirstBatches(**plans[0]["first_batches"])
+    first = FirstBatches(**plans[0]["seen"]["first_batches"])
     assert (first.num_batches, first.batch_bytes) == (6, 4 * 8)
-    assert plans[1]["first_batches"] == plans[3]["first_batches"] == plans[0]["first_batches"]
-    assert plans[2]["first_batches"] is None  # nobody builds ahead
-    assert plans[4]["first_batches"]["batch_bytes"] == 2 * 8
+    assert plans[1]["seen"]["first_batches"] == plans[3]["seen"]["first_batches"] == plans[0]["seen"]["first_batches"]
+    assert plans[2]["seen"]["first_batches"] is None  # nobody builds ahead
+    assert plans[4]["seen"]["first_batches"]["batch_bytes"] == 2 * 8
     assert len(built) == 2
 
 
@@ -185,17 +192,29 @@ def test_data_that_fails_is_left_to_the_trial(tmp_path: Path) -> None:
         [composed("loader.backend=processes", "loader.num_workers=1", data="Unreadable")],
         parts_of("Unreadable"),
     )
-    assert (plan["problem"], plan["first_batches"]) == (None, None)
+    assert (plan["problem"], plan["seen"]["first_batches"]) == (None, None)
+
+
+def test_memory_that_the_look_has_estimated_is_not_estimated_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point, parts = composed("gpu=24gb", f"paths.cache_dir={tmp_path / 'cache'}"), parts_of()
+    (plan,) = looked_at(tmp_path, [point], parts)
+    assert plan["predicted_peak_gib"] > 0
+    trained: list[assemble.Parts] = []
+    monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
+    before = multiprocessing.get_start_method(allow_none=True)
+    try:
+        trial.work(trial.Shared(parts, torch.get_num_threads()), trial.Task(point, plan["seen"]))
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+    monkeypatch.setattr(footprints, "cached_measure", None)
+    again = planner(point, trained[0]).for_training(0)
+    assert again.predicted_peak_gib == plan["predicted_peak_gib"]
+    assert planner(point, parts).for_training(0).predicted_peak_gib is None
 
 
 # -- the warm-up -----------------------------------------------------------------------------------------------------
-
-
-def planned(point: Composed[RunConfig], parts: assemble.Parts) -> RunPlan:
-    facts = machine()
-    device = plan_device(point.config, point.choices, facts)
-    assert not isinstance(device, list)
-    return Planner(point.config, point.choices, facts, device, parts).rough()
 
 
 @pytest.mark.parametrize(
@@ -210,7 +229,13 @@ def test_the_few_batches_of_the_warm_up_start_workers_only_where_that_pays(
     parts = replace(parts_of(), first_batches=known)
     journal = Journal(RunRecord.start("w"), tmp_path)
     passes = Passes(
-        point.config, parts, planned(point, parts), journal, checkpoints=tmp_path, rank=0, on_event=journal.event
+        point.config,
+        parts,
+        planner(point, parts).rough(),
+        journal,
+        checkpoints=tmp_path,
+        rank=0,
+        on_event=journal.event,
     )
     asked.clear()
     rate = passes.warm_up()

@@ -11,6 +11,8 @@ from wellfed.memory.footprint import (
     ALLOCATOR_BYTES,
     CUBLAS_BYTES,
     Footprint,
+    KnownFootprints,
+    NoEstimate,
     Point,
     StepShape,
     largest_micro_batch,
@@ -203,3 +205,8 @@ def test_every_footprint_goes_through_json(of):
 def test_it_needs_no_torch():
     code = "import sys, wellfed.memory.footprint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_what_is_known_goes_through_json_whole():
+    known = KnownFootprints({("cache", True): footprint(), (None, False): NoEstimate("no batch")}, "the longest of 4")
+    assert KnownFootprints.from_dict(json.loads(json.dumps(known.to_dict()))) == known

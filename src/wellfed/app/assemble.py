@@ -21,6 +21,7 @@ from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.build import EvalLoader, IterableLoader, TrainLoader, train_loader
 from wellfed.loading.trial import Trial, copied, run_trial
 from wellfed.memory.checkpointing import blocks
+from wellfed.memory.footprint import KnownFootprints
 from wellfed.planning.backend import candidates
 from wellfed.planning.loader import plans_to_time
 from wellfed.planning.planned import DataFacts, ModelFacts, Planned, RunPlan
@@ -44,6 +45,8 @@ class Parts:
     """All rows of ``features``, where they have been computed on the CPU already."""
     first_batches: Trial | None = None
     """What building them has shown, where that is known already."""
+    footprints: KnownFootprints | None = None
+    """Those for the way in which it is trained, where some are known already."""
 
 
 def make_parts(config: RunConfig) -> Parts:

@@ -23,7 +23,7 @@ from wellfed.loading.longest import Longest, longest_batch
 from wellfed.loading.trial import copied, nothing_changes
 from wellfed.memory import estimate
 from wellfed.memory.apart import apart
-from wellfed.memory.footprint import Footprint, NoEstimate
+from wellfed.memory.footprint import Footprint, KnownFootprints, NoEstimate
 from wellfed.memory.footprint_cache import cached_measure
 from wellfed.memory.rehearsal import Task
 from wellfed.planning.planned import RunPlan
@@ -55,7 +55,8 @@ class Footprints:
         self._samples, self._host_bytes = samples, host_bytes
         self._train = copied(parts.data.train)
         """What it keeps of a rehearsal (a tensor made once) must not reach training."""
-        self._known: dict[tuple[str | None, bool], Footprint | NoEstimate] = {}
+        before = parts.footprints or KnownFootprints({})
+        self._known, self._looked_at_before = dict(before.found), before.looked_at
         self._make_batch: Callable[[int], Batch] | NoEstimate | None = None
         self._longest: Longest | None = None
 
@@ -98,10 +99,17 @@ class Footprints:
     def looked_at(self) -> str:
         """Which samples stand for all, where they differ in length; empty where they do not, or nobody asked yet."""
         found = self._longest
-        if found is None or not found.is_longer:
+        if found is None:
+            return self._looked_at_before
+        if not found.is_longer:
             return ""
         shortest, longest = show_bytes(found.shortest_bytes), show_bytes(found.longest_bytes)
         return f"for samples as in the longest of {found.num_batches} small batches ({shortest} to {longest} each)"
+
+    @property
+    def known(self) -> KnownFootprints:
+        """All that was asked for, to be handed to who asks for the same."""
+        return KnownFootprints(dict(self._known), self.looked_at)
 
     def batches(self) -> Callable[[int], Batch] | NoEstimate:
         """Makes batches of any size on the CPU, out of the longest of the first samples of the training data."""

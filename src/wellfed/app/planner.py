@@ -88,18 +88,23 @@ class Planner:
             raise ConfigError([Fault("workload.model", problem, way_out)])
         return assemble.model_facts(self.parts, self.config)
 
-    def without_running(self, trial: Trial | None = None) -> tuple[RunPlan, list[RunPlan]]:
+    def without_running(self) -> tuple[RunPlan, list[RunPlan]]:
         """The plan by estimate alone, and for several devices that of each smaller number too; nothing is timed.
-
-        Args:
-            trial: what the first batches have shown.
 
         Raises:
             ConfigError: what is asked for can't be done.
         """
         estimate = self.estimate(self.rough())
-        plan = _looked_at(self._plan(self.config, self.device, trial=trial, estimate=estimate), estimate)
+        plan = self.estimated(estimate)
         return plan, self._by_devices(estimate) if self.config.trainer.devices > 1 else []
+
+    def estimated(self, estimate: Footprints, trial: Trial | None = None) -> RunPlan:
+        """The plan by an estimate of memory, and by what the first batches have shown.
+
+        Raises:
+            ConfigError: what is asked for can't be done.
+        """
+        return _looked_at(self._plan(self.config, self.device, trial=trial, estimate=estimate), estimate)
 
     def _by_devices(self, estimate: Estimate) -> list[RunPlan]:
         plans = []

@@ -144,8 +144,8 @@ class _Ready:
     num_gpus: int | None = None
     """None = not planned; it is then tried on the processor's place."""
     predicted_peak_gib: float | None = None
-    first_batches: Mapping[str, Any] | None = None
-    """What building them has shown, where the plan depends on it."""
+    seen: Mapping[str, Any] | None = None
+    """What need not be found out once more by its trials."""
 
 
 class _Sweep:
@@ -340,7 +340,7 @@ class _Sweep:
                 del self._ready[plan["point"]]
                 self._refuse(ready.point, "infeasible", plan["problem"], plan.get("predicted_peak_gib"))
             else:
-                known = {name: plan[name] for name in ("num_gpus", "predicted_peak_gib", "first_batches")}
+                known = {name: plan[name] for name in ("num_gpus", "predicted_peak_gib", "seen")}
                 self._ready[plan["point"]] = replace(ready, **known)
         return list(points[len(plans) + 1 :])
 
@@ -453,7 +453,7 @@ class _Sweep:
             key=row.folder,
             shared=what_is_shared(composed.config),
             common=composed,
-            task=Task(composed, ready.first_batches),
+            task=Task(composed, ready.seen),
             folder=folder,
             num_gpus=ready.num_gpus or 0,
         )

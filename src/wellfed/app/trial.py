@@ -28,6 +28,7 @@ from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.lit.unimported import seed_everything
 from wellfed.loading.trial import Trial as FirstBatches
 from wellfed.memory.features import all_rows
+from wellfed.memory.footprint import KnownFootprints
 from wellfed.planning.device import plan_device
 from wellfed.planning.planned import RunPlan
 
@@ -50,8 +51,8 @@ class Task:
     """Run one point."""
 
     composed: Composed[RunConfig]
-    first_batches: Mapping[str, Any] | None = None
-    """Fields of `FirstBatches`, where the look at the point has seen them."""
+    seen: Mapping[str, Any] | None = None
+    """What the look at the point has told of its batches and its memory."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,18 @@ def work(shared: Shared, task: Task | Look) -> int:
     if isinstance(task, Look):
         look(shared.parts, task)
         return 0
-    first_batches = None if task.first_batches is None else FirstBatches(**task.first_batches)
-    return train(task.composed, replace(shared.parts, first_batches=first_batches))
+    return train(task.composed, _with(shared.parts, task.seen))
+
+
+def _with(parts: assemble.Parts, seen: Mapping[str, Any] | None) -> assemble.Parts:
+    if seen is None:
+        return parts
+    first = seen["first_batches"]
+    return replace(
+        parts,
+        first_batches=None if first is None else FirstBatches(**first),
+        footprints=KnownFootprints.from_dict(seen["footprints"]),
+    )
 
 
 def look(parts: assemble.Parts, task: Look) -> None:
@@ -163,7 +174,7 @@ def _machine(facts: MachineFacts) -> dict[str, Any]:
 
 
 def _plan(parts: assemble.Parts, composed: Composed[RunConfig], facts: MachineFacts, seen: _Seen) -> dict[str, Any]:
-    """``num_gpus``, what is predicted and what was seen of the first batches, or ``problem``."""
+    """``num_gpus``, what is predicted and what was seen, or ``problem``."""
     config, choices = composed.config, composed.choices
     try:
         device = plan_device(config, choices, facts)
@@ -171,10 +182,10 @@ def _plan(parts: assemble.Parts, composed: Composed[RunConfig], facts: MachineFa
         if isinstance(device, list) or faults:
             raise ConfigError([*(device if isinstance(device, list) else []), *faults])
         planner = Planner(config, choices, facts, device, parts)
-        first_batches = seen(composed, planner.rough())
+        rough = planner.rough()
+        estimate, first_batches = planner.estimate(rough), seen(composed, rough)
         # A backend that is still to be chosen is chosen by times, in the trial.
-        is_chosen = config.loader.backend is not Backend.auto
-        plan, _ = planner.without_running(first_batches if is_chosen else None)
+        plan = planner.estimated(estimate, None if config.loader.backend is Backend.auto else first_batches)
     except ConfigError as error:
         return {"problem": " ".join(map(str, error.faults))}
     except WellfedError as error:
@@ -184,7 +195,10 @@ def _plan(parts: assemble.Parts, composed: Composed[RunConfig], facts: MachineFa
         "num_gpus": _num_gpus(plan),
         "predicted_peak_gib": plan.predicted_peak_gib,
         "device": plan.device_name,
-        "first_batches": None if first_batches is None else asdict(first_batches),
+        "seen": {
+            "first_batches": None if first_batches is None else asdict(first_batches),
+            "footprints": estimate.known.to_dict(),
+        },
     }
 
 

@@ -113,6 +113,32 @@ class NoEstimate:
 
 
 @dataclass(frozen=True)
+class KnownFootprints:
+    """What has been found of one model in several ways of training."""
+
+    found: Mapping[tuple[str | None, bool], Footprint | NoEstimate]
+    """By feature mode and whether activations are checkpointed."""
+    looked_at: str = ""
+    """Which samples stand for all, where they differ in length."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        found = [
+            [*way, each.reason if isinstance(each, NoEstimate) else each.to_dict()] for way, each in self.found.items()
+        ]
+        return {"found": found, "looked_at": self.looked_at}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> KnownFootprints:
+        """What `to_dict` described."""
+        found = {
+            (features, checkpointed): NoEstimate(each) if isinstance(each, str) else Footprint.from_dict(each)
+            for features, checkpointed, each in values["found"]
+        }
+        return cls(found, values["looked_at"])
+
+
+@dataclass(frozen=True)
 class StepShape:
     """What one device does in an optimizer step."""
 
