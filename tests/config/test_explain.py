@@ -33,8 +33,16 @@ def test_wrong_types():
 def test_a_chained_error_gives_the_reason():
     error = ValueError("Error merging override")
     error.__cause__ = ValueError("Value 'a' of type 'str' could not be converted to Integer\n    full_key: x")
-    problem, _ = explain(RunConfig, "loader.skip_ids[0]", error)
+    problem, _ = explain(RunConfig, "memory.stages[0]", error)
     assert problem.endswith("Value 'a' of type 'str' could not be converted to Integer.")
+
+
+def test_a_list_says_what_its_entries_are():
+    error = ValueError("Invalid value assigned: str is not a ListConfig, list or tuple.")
+    assert explain(RunConfig, "loader.skip_ids[0]", error)[0] == "must be a list [..] of whole numbers."
+    problem, way_out = explain(RunConfig, "sweep.retry", error)
+    assert problem == "must be a list [..] of ok, oom, failed, killed, timeout."
+    assert "e.g. [oom,failed]" in way_out
 
 
 def test_free_nodes_have_no_knobs():

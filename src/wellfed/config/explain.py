@@ -22,7 +22,7 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None) -> t
         near = nearest(_value_in(reason), in_words(annotation).removeprefix("one of ").split(", "))
         return f"must be {in_words(annotation)}.", f"Did you mean {dotted}={near}?" if near else ""
     meaning = help_of(dotted, schema_type)
-    if error is not None and in_words(annotation).startswith("a list"):
+    if error is not None and "{..}" in in_words(annotation):  # which part of an entry is wrong
         return f"must be {in_words(annotation)}: {reason}.", f"{dotted}: {meaning}"
     return f"must be {in_words(annotation)}.", f"{dotted}: {meaning}" if meaning else ""
 

@@ -67,7 +67,8 @@ def in_words(annotation: Any) -> str:
         text = "one of " + ", ".join(bare.__members__)
     elif get_origin(bare) is list:
         (inner,) = get_args(bare)
-        text = "a list [..] of " + {int: "whole numbers", str: "texts"}.get(inner, "{..} entries")
+        names = ", ".join(inner.__members__) if is_enum(inner) else "{..} entries"
+        text = "a list [..] of " + {int: "whole numbers", str: "texts"}.get(inner, names)
     elif isinstance(bare, type) and is_dataclass(bare):
         text = "a group of knobs (" + ", ".join(entry.name for entry in fields(bare)) + ")"
     else:

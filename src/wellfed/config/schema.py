@@ -332,7 +332,7 @@ class SweepConfig:
     fail_fast: bool = False
     """Start no further trial after one that did not end well."""
     retry: list[SweepStatus] = field(default_factory=list)
-    """Statuses whose trials are run again: oom, failed, killed, timeout, ok; a list, e.g. [oom,failed]."""
+    """Statuses whose trials are run again, e.g. [oom,failed]."""
 
 
 @dataclass
