@@ -160,7 +160,7 @@ def test_a_look_tells_what_the_first_batches_are_and_builds_them_once(
     torch_2 = ["loader.backend=torch", "loader.num_workers=2"]
     points = [
         composed(*torch_2),
-        composed(*torch_2, "trainer.log_every_steps=7"),
+        composed(*torch_2, "workload.schedule.warmup_steps=7"),
         composed("loader.num_workers=0"),
         composed(*torch_2, "loader.prefetch_factor=7"),
         composed(*torch_2, "trainer.devices=2"),

@@ -122,14 +122,18 @@ def test_hydra_files_are_hydras(tmp_path):
     assert overrides == ["seed=7", "gpu=8gb", "paths.cache_dir=${paths.log_dir}/c"]
 
 
-def test_hydra_files_hide_secrets_that_were_typed(tmp_path):
-    typed = ["+workload.data.api_key=abc", "+workload.data.hf_token=${oc.env:HF_TOKEN,none}"]
+@pytest.mark.parametrize(
+    "secret", ["abc", "'abc: # it is'", '"abc\'s"', f"'abc {'long ' * 40}'"], ids=["word", "yaml", "quote", "folded"]
+)
+def test_hydra_files_hide_secrets_that_were_typed(secret, tmp_path):
+    typed = [f"+workload.data.api_key={secret}", "+workload.data.hf_token=${oc.env:HF_TOKEN,none}"]
     free = ["workload.data._target_=my_free_form.f", "config.allow_targets=[torch,workloads,my_free_form]"]
     compose([*typed, *free]).write_hydra_files(tmp_path)
     data = yaml.safe_load((tmp_path / ".hydra" / "config.yaml").read_text())["workload"]["data"]
     assert (data["api_key"], data["hf_token"]) == ("***", "${oc.env:HF_TOKEN,none}")
     for path in (tmp_path / ".hydra").glob("*.yaml"):
         assert "abc" not in path.read_text()
+        assert "***" in path.read_text()
 
 
 def test_yaml_is_what_cfg_job_shows():

@@ -36,7 +36,7 @@ from wellfed.timing.clock import StepClock
 from wellfed.tracking.journal import Journal
 
 _LITTLE_MS = 500
-"""By so much a few batches may take longer without worker processes: to start and end those takes 150 ms and more."""
+"""By so much longer a few batches may take without worker processes, which must be started and ended for them."""
 
 
 @dataclass(frozen=True)

@@ -159,9 +159,10 @@ class _Seen:
         first = assemble.first_builder(config, composed.choices, plan, self._parts)
         if first is None:
             return None
-        loader, trainer = config.loader, config.trainer
-        limits = [trainer.devices, trainer.limit_batches, trainer.overfit_batches]
-        key = repr([first, config.workload, limits, loader.skip_ids, loader.max_skipped])
+        workload, loader, trainer = config.workload, config.loader, config.trainer
+        batches = [workload.effective_batch_size, workload.drop_last, trainer.devices]
+        limits = [trainer.limit_batches, trainer.overfit_batches, loader.skip_ids, loader.max_skipped]
+        key = repr([first, batches, limits])  # data and seed are the stem's
         if key not in self._known:
             self._known[key] = assemble.look_at_first_batches(config, first, self._parts)
         return self._known[key]

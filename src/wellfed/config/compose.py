@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -58,11 +58,9 @@ class Composed(Generic[C]):
         target.mkdir(parents=True, exist_ok=True)
         config = _masked(OmegaConf.to_container(self._unresolved, enum_to_str=True))
         hydra = {"hydra": OmegaConf.to_container(self._hydra, enum_to_str=True)}
+        shown = {text: hidden for text in self.overrides if (hidden := masked_override(text)) != text}
         for name, tree in (("config", config), ("hydra", hydra), ("overrides", [*self.overrides])):
-            text = to_yaml(tree)
-            for override in self.overrides:  # they stand in hydra.yaml more than once
-                text = text.replace(override, masked_override(override))
-            (target / f"{name}.yaml").write_text(text, encoding="utf-8")
+            (target / f"{name}.yaml").write_text(to_yaml(_replaced(tree, shown)), encoding="utf-8")
 
 
 def compose(
@@ -171,6 +169,18 @@ def _masked(tree: Any) -> Any:
     if not isinstance(tree, dict):
         return tree
     return {key: SECRET_SHOWN if _is_secret(str(key), value) else _masked(value) for key, value in tree.items()}
+
+
+def _replaced(tree: Any, shown: Mapping[str, str]) -> Any:
+    """Overrides stand in Hydra's own node more than once, also within other texts."""
+    if isinstance(tree, dict):
+        return {key: _replaced(value, shown) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [_replaced(item, shown) for item in tree]
+    if isinstance(tree, str):
+        for typed, hidden in shown.items():
+            tree = tree.replace(typed, hidden)
+    return tree
 
 
 def _is_secret(key: str, value: Any) -> bool:
