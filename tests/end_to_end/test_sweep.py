@@ -367,6 +367,7 @@ def test_killed_at_any_moment_it_goes_on_until_all_is_there(tmp_path: Path) -> N
         (["sweep.name=a/b"], "sweep.name=a/b: becomes the name of a folder"),
         (["loader=baseline,fast"], "loader=baseline,fast: there is no option fast."),
         (["sweep.trial_steps=1"], "sweep.trial_steps"),
+        (["workload=planted,recsys"], "are no comparison. Sweep one after the other: workload=planted"),
     ],
 )
 def test_what_can_not_be_swept_is_refused(tmp_path: Path, more: list[str], words: str) -> None:

@@ -78,6 +78,10 @@ def sweep(multirun: Multirun, launch: Launch | None = None) -> int:
     """
     base = multirun.base()
     axes, fixed = multirun.axes()
+    if "workload" in axes:
+        problem = "is no axis of a sweep: samples/s of different workloads are no comparison."
+        way_out = f"Sweep one after the other: workload={axes['workload'][0]}"
+        raise ConfigError([Fault(f"workload={','.join(axes['workload'])}", problem, way_out)])
     grid = Grid(axes, fixed)
     folder = _folder(multirun, base)
     _check_size(grid, base, folder)

@@ -34,7 +34,8 @@ from wellfed.planning.planned import RunPlan
 
 _LOG = logging.getLogger(__name__)
 _ROWS_S = 20.0
-"""Feature rows that take longer than this on the CPU are left to the trials."""
+"""Feature rows that take longer than this on the CPU, or than a quarter of ``sweep.timeout_s``, are left to the
+trials."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def _feature_rows(composed: Composed[RunConfig], parts: assemble.Parts) -> Tenso
     was_training, cpu = parts.model.training, torch.device("cpu")
     parts.model.eval()
     try:
-        return all_rows(parts.features, cpu, cpu, _ROWS_S)
+        return all_rows(parts.features, cpu, cpu, min(_ROWS_S, composed.config.sweep.timeout_s / 4))
     except Exception as error:  # noqa: BLE001  foreign code: a trial meets it again, and tells
         _LOG.info("feature rows are left to the trials: %r", error)
         return None
