@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,21 @@ class Items:
         return {"index": torch.tensor(index)}
 
 
+class InWorkers(Items):
+    """Can't be loaded without one."""
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        assert torch.utils.data.get_worker_info() is not None
+        return super().__getitem__(index)
+
+
 class Unreadable(Items):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         raise OSError(f"no sample {index}")
 
 
 def datasets(kind: str = "Items") -> Datasets:
-    return Datasets(train={"Items": Items, "Unreadable": Unreadable}[kind]())
+    return Datasets(train={"Items": Items, "Unreadable": Unreadable, "InWorkers": InWorkers}[kind]())
 
 
 @pytest.fixture(autouse=True)
@@ -94,43 +102,52 @@ def composed(*overrides: str, rows: str = "frozen", data: str = "Items") -> Comp
 # -- rows ------------------------------------------------------------------------------------------------------------
 
 
-def prepared(*overrides: str, **more: str) -> assemble.Parts:
-    before = torch.get_num_threads()
-    try:
-        return trial.prepare(composed(*overrides, **more)).parts
-    finally:
-        torch.set_num_threads(before)
+@pytest.fixture
+def start_method() -> Iterator[None]:
+    """A job's process sets its own."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
-@pytest.mark.parametrize("mode", ["cache", "cache_host"])
-def test_rows_that_trials_keep_are_computed_once_as_a_trial_does(mode: str) -> None:
-    parts = prepared(f"memory.features={mode}")
-    assert parts.features is not None
-    assert parts.model.training
+def test_rows_are_computed_as_a_trial_does_and_reach_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: None
+) -> None:
+    shared = trial.Shared(parts_of(), torch.get_num_threads())
+    file = tmp_path / "rows.pt"
+    assert trial.work(shared, trial.Rows(file)) == 0
     assert asked == [NUM_ROWS]
-    parts.model.eval()
-    assert parts.feature_rows is not None
-    assert parts.feature_rows.equal(parts.features.rows(torch.arange(NUM_ROWS)))
-    assert not parts.feature_rows.requires_grad
+    assert list(tmp_path.iterdir()) == [file]
+    trained: list[assemble.Parts] = []
+    monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
+    trial.work(shared, trial.Task(composed("memory.features=cache"), rows=file))
+    shared.parts.model.eval()
+    assert trained[0].feature_rows is not None
+    assert shared.parts.features is not None
+    assert trained[0].feature_rows.equal(shared.parts.features.rows(torch.arange(NUM_ROWS)))
+
+
+def test_rows_that_can_not_be_computed_leave_no_file(tmp_path: Path, start_method: None) -> None:
+    with pytest.raises(RuntimeError, match="no rows"):
+        trial.work(trial.Shared(parts_of(rows="broken"), 1), trial.Rows(tmp_path / "rows.pt"))
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("mode", "rows"), [("dynamic", "frozen"), ("dynamic", "trained"), ("null", "trained")], ids=str
+    ("overrides", "rows", "are_kept"),
+    [
+        (["memory.features=cache"], "frozen", True),
+        (["memory.features=cache_host"], "frozen", True),
+        (["memory.features=cache", "gpu.precision=bf16-true"], "frozen", False),
+        (["memory.features=dynamic"], "frozen", False),
+        (["memory.features=null"], "trained", False),
+    ],
 )
-def test_rows_that_no_trial_keeps_are_not_computed(mode: str, rows: str) -> None:
-    assert prepared(f"memory.features={mode}", rows=rows).feature_rows is None
-    assert asked == []
-
-
-def test_rows_that_take_long_are_left_to_the_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "_ROWS_S", -1.0)
-    assert prepared("memory.features=cache").feature_rows is None
-
-
-def test_rows_that_can_not_be_computed_are_for_a_trial_to_tell() -> None:
-    parts = prepared("memory.features=cache", rows="broken")
-    assert parts.feature_rows is None
-    assert parts.model.training
+def test_a_look_says_whether_a_trial_keeps_rows(
+    tmp_path: Path, overrides: Sequence[str], rows: str, are_kept: bool
+) -> None:
+    (plan,) = looked_at(tmp_path, [composed(*overrides, rows=rows)], parts_of(rows=rows))
+    assert plan["keeps_rows"] is are_kept
 
 
 def planner(point: Composed[RunConfig], parts: assemble.Parts) -> Planner:
@@ -150,8 +167,8 @@ def looked_at(tmp_path: Path, points: Sequence[Composed[RunConfig]], parts: asse
     return plans
 
 
-def parts_of(data: str = "Items") -> assemble.Parts:
-    return assemble.make_parts(composed(data=data).config)
+def parts_of(data: str = "Items", rows: str = "frozen") -> assemble.Parts:
+    return assemble.make_parts(composed(data=data, rows=rows).config)
 
 
 def test_a_look_tells_what_the_first_batches_are_and_builds_them_once(
@@ -196,18 +213,14 @@ def test_data_that_fails_is_left_to_the_trial(tmp_path: Path) -> None:
 
 
 def test_memory_that_the_look_has_estimated_is_not_estimated_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: None
 ) -> None:
     point, parts = composed("gpu=24gb", f"paths.cache_dir={tmp_path / 'cache'}"), parts_of()
     (plan,) = looked_at(tmp_path, [point], parts)
     assert plan["predicted_peak_gib"] > 0
     trained: list[assemble.Parts] = []
     monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
-    before = multiprocessing.get_start_method(allow_none=True)
-    try:
-        trial.work(trial.Shared(parts, torch.get_num_threads()), trial.Task(point, plan["seen"]))
-    finally:
-        multiprocessing.set_start_method(before, force=True)
+    trial.work(trial.Shared(parts, torch.get_num_threads()), trial.Task(point, plan["seen"]))
     monkeypatch.setattr(footprints, "cached_measure", None)
     again = planner(point, trained[0]).for_training(0)
     assert again.predicted_peak_gib == plan["predicted_peak_gib"]
@@ -218,15 +231,21 @@ def test_memory_that_the_look_has_estimated_is_not_estimated_again(
 
 
 @pytest.mark.parametrize(
-    ("build_ms", "more", "is_here"),
-    [(1.0, (), True), (900.0, (), False), (None, (), False), (1.0, ("loader.max_skipped=1",), False)],
+    ("data", "build_ms", "more", "is_here"),
+    [
+        ("Items", 1.0, (), True),
+        ("InWorkers", 1.0, (), False),
+        ("Items", 900.0, (), False),
+        ("Items", None, (), False),
+        ("Items", 1.0, ("loader.max_skipped=1",), False),
+    ],
 )
 def test_the_few_batches_of_the_warm_up_start_workers_only_where_that_pays(
-    tmp_path: Path, build_ms: float | None, more: Sequence[str], is_here: bool
+    tmp_path: Path, data: str, build_ms: float | None, more: Sequence[str], is_here: bool
 ) -> None:
     point = composed("loader.backend=torch", "loader.num_workers=2", "telemetry.ceiling_steps=2", *more)
     known = None if build_ms is None else FirstBatches(build_ms, 80, 6)
-    parts = replace(parts_of(), first_batches=known)
+    parts = replace(parts_of(data), first_batches=known)
     journal = Journal(RunRecord.start("w"), tmp_path)
     passes = Passes(
         point.config,
@@ -242,3 +261,4 @@ def test_the_few_batches_of_the_warm_up_start_workers_only_where_that_pays(
     assert rate is not None
     assert rate > 0
     assert (os.getpid() in asked) is is_here
+    assert passes._loader.state_dict() == {"epoch": 0, "batch": 4}  # training goes on from there, whoever built them

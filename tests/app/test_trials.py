@@ -36,7 +36,7 @@ class Told:
         return self.folder / f"{number}.log"
 
     def trial(self, key: str, task: Any = None, shared: str = "a", num_gpus: int = 0) -> Trial:
-        return Trial(key, shared, None, task, self.folder / key, num_gpus)
+        return Trial(key, shared, RunConfig(), task, self.folder / key, num_gpus)
 
     def run(self, trials: list[Trial], *, timeout_s: float = 60, gpus: int = 0, **more: Any) -> None:
         def on_end(trial: Trial, ended: Ended, timed_out: bool) -> bool:

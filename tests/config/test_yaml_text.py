@@ -40,3 +40,8 @@ def test_the_files_of_a_run_say_what_omegaconf_writes() -> None:
     tree = OmegaConf.to_container(OmegaConf.create(compose(["workload=recsys"]).yaml()))
     assert yaml.safe_load(to_yaml(tree)) == yaml.safe_load(OmegaConf.to_yaml(tree))
     assert list(yaml.safe_load(to_yaml(tree))) == list(tree)
+
+
+def test_a_name_that_is_no_utf8_is_written_too() -> None:
+    name = b"/tmp/l\xe9".decode(errors="surrogateescape")
+    assert yaml.safe_load(to_yaml({"a": name, "b": "é"})) == {"a": name, "b": "é"}

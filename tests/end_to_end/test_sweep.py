@@ -358,6 +358,15 @@ def test_killed_at_any_moment_it_goes_on_until_all_is_there(tmp_path: Path) -> N
     assert left_in(tmp_path) == []
 
 
+def test_feature_rows_that_can_not_be_computed_cost_the_points_that_keep_them(tmp_path: Path) -> None:
+    words = ["workload.model._target_=planted.Featured", "~workload.model.fault"]
+    swept = sweep(tmp_path, "memory.features=cache,dynamic", *words)
+    assert swept.done.code == 0, swept.done.text
+    assert swept.row("memory.features=dynamic").status == "ok"
+    assert swept.row("memory.features=cache").status == "killed"
+    assert not (swept.folder / ".rows").exists()
+
+
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 

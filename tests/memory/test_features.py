@@ -85,12 +85,6 @@ def test_rows_that_are_known_are_not_computed_again(encoder, mode):
     assert encoder.asked == [1]
 
 
-def test_rows_that_take_long_are_given_up(encoder):
-    with pytest.raises(TimeoutError, match="0 of 700 feature rows were computed in -1 s"):
-        all_rows(features(encoder), CPU, CPU, limit_s=-1)
-    assert encoder.asked == []
-
-
 def test_no_rows_are_refused():
     with pytest.raises(ValueError, match="0 rows"):
         hold(Features(0, 0, lambda indices: indices), "cache", CPU)

@@ -42,7 +42,7 @@ class Parts:
     has_sparse_gradients: bool = False
     """As ``nn.Embedding(sparse=True)`` gives its weight."""
     feature_rows: Tensor | None = None
-    """All rows of ``features``, where they have been computed on the CPU already."""
+    """All rows of ``features``, where they have been computed on the CPU already, for training there."""
     first_batches: Trial | None = None
     """What building them has shown, where that is known already."""
     footprints: KnownFootprints | None = None

@@ -69,12 +69,12 @@ def in_processes(jobs: Sequence[HydraJob], environment: Any) -> list[int]:
             on_failed=on_failed,
             on_tick=lambda: None,
         ).run(
-            Trial(str(number), "", None, number, job.folder, min(job.num_devices, len(gpus)))
+            Trial(str(number), "", RunConfig(), number, job.folder, min(job.num_devices, len(gpus)))
             for number, job in enumerate(jobs)
         )
     return codes
 
 
-def _imports(nothing: None) -> None:
+def _imports(config: RunConfig) -> None:
     """What each job would otherwise wait for."""
     import wellfed.app.run  # noqa: F401

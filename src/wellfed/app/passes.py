@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ from wellfed.telemetry.progress import Progress
 from wellfed.timing.clock import StepClock
 from wellfed.tracking.journal import Journal
 
+_LOG = logging.getLogger(__name__)
 _LITTLE_MS = 500
 """By so much longer a few batches may take without worker processes, which must be started and ended for them."""
 
@@ -226,7 +229,8 @@ class Passes:
 
     def warm_up(self) -> float | None:
         """Do a few steps on batches that are on the device already; their rate as by `ceiling`."""
-        loader = self._loader_of_a_few()
+        few = self._few_batches()
+        loader = self._loader if few is None else few
         rate = self._ceiling(loader)
         if rate is None:
             lit.run_ceiling(self._module, loader, self.options, 1, self._folder)
@@ -244,15 +248,25 @@ class Passes:
         summary = lit.run_ceiling(self._module, loader, self.options, steps, self._folder)
         return None if summary is None else summary.samples_per_s
 
-    def _loader_of_a_few(self) -> Any:
-        """Built in this process where that is sooner than starting worker processes twice."""
+    def _few_batches(self) -> list[Any] | None:
+        """Built in this process where that is sooner than starting workers twice; training goes on after them.
+
+        None where it is not, or where it can't be done.
+        """
         known, knobs, num_workers = self._parts.first_batches, self._plan, self._plan["loader.num_workers"]
         if known is None or num_workers == 0 or knobs["loader.backend"] not in ("torch", "processes"):
-            return self._loader
+            return None
         later_ms = lit.CEILING_BATCHES * known.build_ms * (1 - 1 / num_workers)
         if later_ms > _LITTLE_MS or self._config.loader.max_skipped:  # a sample may be expected to kill who loads it
-            return self._loader
-        return assemble.make_inline_loader(self._config, self._parts.data)
+            return None
+        loader = assemble.make_inline_loader(self._config, self._parts.data)
+        try:
+            few = list(islice(loader, lit.CEILING_BATCHES))
+        except Exception as error:  # noqa: BLE001  data that loads in workers alone; else training tells
+            _LOG.info("the first batches could not be built without workers: %r", error)
+            return None
+        self._loader.load_state_dict(loader.state_dict())
+        return few
 
     def _validate_last_step(self, step: int) -> None:
         """The run may have ended between two validations."""
@@ -287,8 +301,7 @@ class Passes:
             evaluation=data.evaluation,
             eval_data={"val": data.val, "test": data.test},
             features=self._parts.features,
-            # Lightning makes a model of bf16-true bf16 as a whole, and with it the rows.
-            feature_rows=None if plan["gpu.precision"] == "bf16-true" else self._parts.feature_rows,
+            feature_rows=self._parts.feature_rows,
             micro=MicroBatches(plan["memory.micro_batch"], config.memory.micro_batch_steps),
             options=StepOptions(
                 seed=config.seed,

@@ -294,7 +294,8 @@ class Run:
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self._folder / path).exists()})
         record.artifacts["report"] = "report.md"
         try:
-            (self._folder / "report.md").write_text(to_markdown(vars(record)), encoding="utf-8")
+            report = to_markdown(vars(record))  # a path may hold what is no UTF-8
+            (self._folder / "report.md").write_text(report, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             self._journal.disk_full(error, record.steps)
         self._journal.sink.finish(record.metrics, outcome.exit_code)

@@ -13,8 +13,8 @@ import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -61,6 +61,8 @@ CONFIRMED = 3
 CONFIRM_ROUNDS = 3
 """...so often, in turn: a machine that slows down slows all of them."""
 _GUESSED_TRIAL_S = 5
+_ROWS_S = 20
+"""For feature rows that all trials share."""
 _MANY = 20
 """Points that take seconds to compose."""
 _MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
@@ -150,6 +152,10 @@ class _Ready:
     predicted_peak_gib: float | None = None
     seen: Mapping[str, Any] | None = None
     """What need not be found out once more by its trials."""
+    keeps_rows: bool = False
+    """Feature rows that can be computed for all trials that share them."""
+    rows: Path | None = None
+    """Where they are."""
 
 
 class _Sweep:
@@ -195,7 +201,10 @@ class _Sweep:
         from wellfed.app import trial
         from wellfed.app.trials import Stems
 
-        with closing(Stems(trial.prepare, trial.work, self._log, self._config.timeout_s)) as stems:
+        with (
+            self._rows_for_a_while(),
+            closing(Stems(trial.prepare, trial.work, self._log, self._config.timeout_s)) as stems,
+        ):
             if MAY_FORK:
                 self._plan(stems, [*self._missing(), *self._best_ready()])
             self._file.write(self._folder)
@@ -305,7 +314,7 @@ class _Sweep:
         for shared, members in groups.items():
             left = members
             try:
-                stem = stems.get(shared, self._ready[left[0]].composed)
+                stem = stems.get(shared, self._ready[left[0]].composed.config)
             except StemFailed as failed:
                 for point in left:
                     self._refuse(self._ready.pop(point).point, failed.status, str(failed))
@@ -313,6 +322,7 @@ class _Sweep:
             try:
                 while left:
                     left = self._look(stem, left)
+                self._share_rows(stem, members)
             except StemFailed:  # killed from outside, for want of memory above all: what is left is simply tried
                 stems.drop(stem)
 
@@ -344,9 +354,40 @@ class _Sweep:
                 del self._ready[plan["point"]]
                 self._refuse(ready.point, "infeasible", plan["problem"], plan.get("predicted_peak_gib"))
             else:
-                known = {name: plan[name] for name in ("num_gpus", "predicted_peak_gib", "seen")}
+                known = {name: plan[name] for name in ("num_gpus", "predicted_peak_gib", "seen", "keeps_rows")}
                 self._ready[plan["point"]] = replace(ready, **known)
         return list(points[len(plans) + 1 :])
+
+    def _share_rows(self, stem: Stem[Any], points: Sequence[str]) -> None:
+        """Feature rows, once for all trials that keep them; where they can't be had in time, each computes its own."""
+        from wellfed.app import trial
+        from wellfed.sweep.stem import Job
+
+        keep = [point for point in points if point in self._ready and self._ready[point].keeps_rows]
+        if not keep:
+            return
+        file = self._rows / f"{keep[0]}.pt"
+        stem.start(Job("rows", self._rows, trial.Rows(file)))
+        if not stem.connection.poll(min(_ROWS_S, self._config.timeout_s)):
+            stem.kill("rows")
+        stem.take()
+        if file.exists():
+            for point in keep:
+                self._ready[point] = replace(self._ready[point], rows=file)
+
+    @property
+    def _rows(self) -> Path:
+        return self._folder / ".rows"
+
+    @contextmanager
+    def _rows_for_a_while(self) -> Iterator[None]:
+        """A folder for `_share_rows`; what a killed sweep has left in it is of no use."""
+        shutil.rmtree(self._rows, ignore_errors=True)
+        self._rows.mkdir()
+        try:
+            yield
+        finally:
+            shutil.rmtree(self._rows, ignore_errors=True)
 
     def _note_machine(self, machine: str) -> None:
         if self._file.machine not in ("", machine):
@@ -456,8 +497,8 @@ class _Sweep:
         return Trial(
             key=row.folder,
             shared=what_is_shared(composed.config),
-            common=composed,
-            task=Task(composed, ready.seen),
+            config=composed.config,
+            task=Task(composed, ready.seen, ready.rows),
             folder=folder,
             num_gpus=ready.num_gpus or 0,
         )

@@ -208,7 +208,7 @@ def log_file(path: Path) -> Iterator[None]:
     root, package = logging.getLogger(), logging.getLogger("wellfed")
     handlers: list[logging.Handler] = []
     try:
-        handlers.append(logging.FileHandler(path, encoding="utf-8"))
+        handlers.append(logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"))
     except OSError as error:
         print(f"{path} can't be written ({error.strerror}); the log goes to the terminal alone.", file=sys.stderr)
     for handler in handlers:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 # What a trial needs is imported before the fork.
 import wellfed.app.run  # noqa: F401
@@ -32,11 +30,6 @@ from wellfed.memory.footprint import KnownFootprints
 from wellfed.planning.device import plan_device
 from wellfed.planning.planned import RunPlan
 
-_LOG = logging.getLogger(__name__)
-_ROWS_S = 20.0
-"""Feature rows that take longer than this on the CPU, or than a quarter of ``sweep.timeout_s``, are left to the
-trials."""
-
 
 @dataclass(frozen=True)
 class Shared:
@@ -54,6 +47,8 @@ class Task:
     composed: Composed[RunConfig]
     seen: Mapping[str, Any] | None = None
     """What the look at the point has told of its batches and its memory."""
+    rows: Path | None = None
+    """Where `Rows` has left the features that it keeps."""
 
 
 @dataclass(frozen=True)
@@ -65,48 +60,29 @@ class Look:
     file: Path
 
 
-def prepare(composed: Composed[RunConfig]) -> Shared:
-    """Data and model, as a run's own process would make them, and what else need not be made by each trial.
+@dataclass(frozen=True)
+class Rows:
+    """Compute all feature rows on the CPU, for trials that would each do so."""
+
+    file: Path
+    """Not there unless all could be computed."""
+
+
+def prepare(config: RunConfig) -> Shared:
+    """Data and model, as a run's own process would make them.
 
     Raises:
         ConfigError, DataError: the configuration or the input is at fault.
     """
-    config = composed.config
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     seed_everything(config.seed)
     parts = assemble.make_parts(config)
-    parts = replace(parts, feature_rows=_feature_rows(composed, parts))
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."
         way_out = "Leave tensors on the CPU; the engine moves them. Or add hydra/launcher=basic: all in one process."
         raise ConfigError([Fault("workload.data or workload.model", problem, way_out)])
     return Shared(parts, num_threads)
-
-
-def _feature_rows(composed: Composed[RunConfig], parts: assemble.Parts) -> Tensor | None:
-    """All rows, where trials keep them and train on the CPU; None where that is not so, or they take long."""
-    if parts.features is None:
-        return None
-    facts = machine()  # without torch's view: asking for that starts CUDA
-    device = plan_device(composed.config, composed.choices, facts)
-    if isinstance(device, list):
-        return None
-    try:
-        plan = Planner(composed.config, composed.choices, facts, device, parts).rough()
-    except ConfigError:  # the look at the points tells
-        return None
-    if plan["trainer.accelerator"] != "cpu" or plan["memory.features"] not in ("cache", "cache_host"):
-        return None
-    was_training, cpu = parts.model.training, torch.device("cpu")
-    parts.model.eval()
-    try:
-        return all_rows(parts.features, cpu, cpu, min(_ROWS_S, composed.config.sweep.timeout_s / 4))
-    except Exception as error:  # noqa: BLE001  foreign code: a trial meets it again, and tells
-        _LOG.info("feature rows are left to the trials: %r", error)
-        return None
-    finally:
-        parts.model.train(was_training)
 
 
 def what_is_shared(config: RunConfig) -> str:
@@ -116,26 +92,49 @@ def what_is_shared(config: RunConfig) -> str:
     return json.dumps([workload.data, workload.model, has_optimizer, config.seed], sort_keys=True, default=str)
 
 
-def work(shared: Shared, task: Task | Look) -> int:
-    """A trial, or a look at many; the exit code."""
+def work(shared: Shared, task: Task | Look | Rows) -> int:
+    """A trial, or what many need; the exit code."""
     # A loader would otherwise start a server for its workers, which imports torch once more.
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(shared.num_threads)
     if isinstance(task, Look):
         look(shared.parts, task)
         return 0
-    return train(task.composed, _with(shared.parts, task.seen))
+    if isinstance(task, Rows):
+        _compute(task, shared.parts)
+        return 0
+    return train(task.composed, _with_what_is_known(shared.parts, task))
 
 
-def _with(parts: assemble.Parts, seen: Mapping[str, Any] | None) -> assemble.Parts:
-    if seen is None:
+def _with_what_is_known(parts: assemble.Parts, task: Task) -> assemble.Parts:
+    if task.rows is not None:
+        parts = replace(parts, feature_rows=torch.load(task.rows, weights_only=True))
+    if task.seen is None:
         return parts
-    first = seen["first_batches"]
+    first = task.seen["first_batches"]
     return replace(
         parts,
         first_batches=None if first is None else FirstBatches(**first),
-        footprints=KnownFootprints.from_dict(seen["footprints"]),
+        footprints=KnownFootprints.from_dict(task.seen["footprints"]),
     )
+
+
+def _compute(task: Rows, parts: assemble.Parts) -> None:
+    assert parts.features is not None
+    cpu = torch.device("cpu")
+    parts.model.eval()
+    unfinished = task.file.with_suffix(".part")
+    torch.save(all_rows(parts.features, cpu, cpu), unfinished)
+    unfinished.rename(task.file)
+
+
+def _keeps_rows(parts: assemble.Parts, plan: RunPlan) -> bool:
+    """Whether a trial keeps the features that `Rows` computes.
+
+    On a GPU it computes them there; of bf16-true Lightning makes the model bf16 as a whole, and with it the rows.
+    """
+    is_kept = parts.features is not None and plan["memory.features"] in ("cache", "cache_host")
+    return is_kept and plan["trainer.accelerator"] == "cpu" and plan["gpu.precision"] != "bf16-true"
 
 
 def look(parts: assemble.Parts, task: Look) -> None:
@@ -201,6 +200,7 @@ def _plan(parts: assemble.Parts, composed: Composed[RunConfig], facts: MachineFa
             "first_batches": None if first_batches is None else asdict(first_batches),
             "footprints": estimate.known.to_dict(),
         },
+        "keeps_rows": _keeps_rows(parts, plan),
     }
 
 

@@ -11,6 +11,7 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from wellfed.config.schema import RunConfig
 from wellfed.sweep.slots import Place, Slots
 from wellfed.sweep.stem import Ended, Job, Stem, StemFailed
 
@@ -27,8 +28,7 @@ class Trial:
     """Tells trials apart."""
     shared: str
     """Trials of the same data and model have it in common."""
-    common: Any
-    """What their stem is prepared by; any of those that share it does."""
+    config: RunConfig
     task: Any
     folder: Path
     num_gpus: int = 0
@@ -49,7 +49,7 @@ class Stems:
     """A stem for each data and model, made when first asked for; the oldest goes where there are too many.
 
     Args:
-        prepare: what a stem prepares.
+        prepare: what a stem of a configuration prepares.
         work: what its processes do.
         log: of a stem, by its number.
         timeout_s: for preparing.
@@ -57,7 +57,7 @@ class Stems:
 
     def __init__(
         self,
-        prepare: Callable[[Any], Any],
+        prepare: Callable[[RunConfig], Any],
         work: Callable[[Any, Any], int],
         log: Callable[[int], Path],
         timeout_s: float,
@@ -66,11 +66,10 @@ class Stems:
         self._stems: dict[str, Stem[Any]] = {}
         self._numbers: dict[str, int] = {}
 
-    def get(self, shared: str, common: Any, busy: Iterable[Stem[Any]] = ()) -> Stem[Any]:
+    def get(self, shared: str, config: RunConfig, busy: Iterable[Stem[Any]] = ()) -> Stem[Any]:
         """The stem of what is shared.
 
         Args:
-            common: what it is prepared by, if it must be made.
             busy: stems that must stay.
 
         Raises:
@@ -82,7 +81,7 @@ class Stems:
             if self._stems[old] not in busy:
                 self._stems.pop(old).close()
         number = self._numbers.setdefault(shared, len(self._numbers) + 1)
-        stem = Stem(lambda: self._prepare(common), self._work, self._log(number))
+        stem = Stem(lambda: self._prepare(config), self._work, self._log(number))
         self._stems[shared] = stem
         try:
             stem.wait_ready(self._timeout_s)
@@ -161,7 +160,7 @@ class Trials:
         return True
 
     def _stem_of(self, trial: Trial) -> Stem[Any]:
-        return self.stems.get(trial.shared, trial.common, [each.stem for each in self._running.values()])
+        return self.stems.get(trial.shared, trial.config, [each.stem for each in self._running.values()])
 
     def _take(self) -> bool:
         """Wait a little for what ends; False = start no more."""

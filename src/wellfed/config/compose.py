@@ -26,6 +26,12 @@ C = TypeVar("C")
 
 SECRET_SHOWN = "***"
 _SECRET = re.compile(r"(^|[_\-])(key|token|password|passwd|secret|credentials?)$|password|secret", re.IGNORECASE)
+_PASSWORD = re.compile("password|passwd|secret|credential", re.IGNORECASE)
+_REFERENCE = re.compile(r"\$\{([^{}]|\$\{[^{}]*\})*\}")
+_ENTRY = re.compile(
+    r"""([\w-]+)(\s*:\s*)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\$\{[^{}]*\}|[^\s,{}\[\]'"][^,{}\[\]]*)"""
+)
+"""``key: value`` within braces, as Hydra reads them."""
 
 
 @dataclass(frozen=True)
@@ -184,10 +190,20 @@ def _replaced(tree: Any, shown: Mapping[str, str]) -> Any:
 
 
 def _is_secret(key: str, value: Any) -> bool:
-    return isinstance(value, str) and bool(value) and "${" not in value and bool(_SECRET.search(key))
+    if isinstance(value, str):
+        return bool(value) and not _REFERENCE.fullmatch(value) and bool(_SECRET.search(key))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and bool(_PASSWORD.search(key))  # max_token=512 is none
 
 
 def masked_override(text: str) -> str:
-    """The override with a secret's value as ``***``, so that it may be written down."""
-    key, _, value = text.partition("=")
-    return f"{key}='{SECRET_SHOWN}'" if _is_secret(key.rpartition(".")[2], value) else text
+    """The override with secrets as ``***``, also those in ``{..}`` or ``[..]``, so that it may be written down."""
+    key, equals, value = text.partition("=")
+    if _is_secret(key.rpartition(".")[2], value):
+        return f"{key}='{SECRET_SHOWN}'"
+    return key + equals + _ENTRY.sub(_masked_entry, value) if value[:1] in ("{", "[") else text
+
+
+def _masked_entry(entry: re.Match[str]) -> str:
+    key, colon, value = entry.groups()
+    return f"{key}{colon}'{SECRET_SHOWN}'" if _is_secret(key, value) else entry.group()

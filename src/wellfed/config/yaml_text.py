@@ -5,14 +5,9 @@ OmegaConf's own way takes 30 ms for the files of one run: a sweep has one such r
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
-
-if TYPE_CHECKING:
-    from yaml import CDumper as _Base
-else:
-    _Base = getattr(yaml, "CDumper", yaml.Dumper)
 
 _WORDS = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off"})
 """Booleans to some reader of yaml."""
@@ -20,15 +15,26 @@ _WORDS = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off"})
 
 def to_yaml(tree: Any) -> str:
     """Mappings keep their order; texts that a reader could take for a number or a boolean are quoted."""
-    text: str = yaml.dump(tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+    try:
+        return _written(tree, _Fast)
+    except UnicodeEncodeError:  # a name that is no UTF-8: libyaml has no way to write it
+        return _written(tree, _Plain)
+
+
+def _written(tree: Any, dumper: type[yaml.Dumper]) -> str:
+    text: str = yaml.dump(tree, Dumper=dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
     return text
 
 
-class _Dumper(_Base):
+class _Plain(yaml.Dumper):
     pass
 
 
-def _text(dumper: _Dumper, text: str) -> yaml.ScalarNode:
+class _Fast(getattr(yaml, "CDumper", yaml.Dumper)):  # type: ignore[misc]
+    pass
+
+
+def _text(dumper: Any, text: str) -> yaml.ScalarNode:
     style = "'" if text.lower() in _WORDS or _is_number(text) else None
     node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
     return node
@@ -43,4 +49,5 @@ def _is_number(text: str) -> bool:
     return True
 
 
-_Dumper.add_representer(str, _text)
+for _dumper in (_Plain, _Fast):
+    _dumper.add_representer(str, _text)

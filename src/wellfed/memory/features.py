@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import time
 from typing import Literal
 
 import torch
@@ -53,20 +51,16 @@ class Computed:
             return self._features.rows(indices)
 
 
-def all_rows(features: Features, device: torch.device, home: torch.device, limit_s: float = math.inf) -> Tensor:
+def all_rows(features: Features, device: torch.device, home: torch.device) -> Tensor:
     """All rows, computed on ``device`` and kept on ``home``: ``[num_rows, dim]`` in the dtype of ``rows``.
 
     Raises:
         ValueError: there are none.
-        TimeoutError: they take longer than ``limit_s``.
     """
     table: Tensor | None = None
-    until_s = time.monotonic() + limit_s
     with torch.no_grad():
         for start in range(0, features.num_rows, CHUNK_ROWS):
             indices = torch.arange(start, min(start + CHUNK_ROWS, features.num_rows), device=device)
-            if time.monotonic() > until_s:
-                raise TimeoutError(f"{start} of {features.num_rows} feature rows were computed in {limit_s:g} s")
             chunk = features.rows(indices)
             if table is None:
                 table = torch.empty((features.num_rows, *chunk.shape[1:]), dtype=chunk.dtype, device=home)

@@ -11,9 +11,10 @@ import time
 import torch
 from torch import Tensor, nn
 
-from wellfed.contract import Datasets, LossOutput
+from wellfed.contract import Datasets, Features, LossOutput
 
 _FIRST_BAD_CALL = 9
+NUM_ROWS = 7
 
 
 class Points:
@@ -97,3 +98,16 @@ class Line(nn.Module):
         if self.calls >= _FIRST_BAD_CALL and self.training:
             IN_A_STEP[self.fault]()
         return LossOutput(self.line(batch["x"]).square().mean())
+
+
+class Featured(Line):
+    """Offers features; to compute all rows at once ends the process."""
+
+    def features(self) -> Features:
+        """None of them is looked at."""
+        return Features(NUM_ROWS, NUM_ROWS * 4, self._rows)
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        if len(indices) == NUM_ROWS:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return indices[:, None].float()
