@@ -117,6 +117,38 @@ def test_confirms_are_averaged_with_the_trial() -> None:
     assert told(found, "Between runs of the same settings")
 
 
+def test_what_was_measured_again_on_a_slower_machine_stays_before_what_was_slower_then() -> None:
+    first, second, third, last = rated(1000, 990, 600, 800)
+    slow = [confirm(row, rate) for row, rate in ((first, 400), (second, 380), (third, 390)) for _ in range(3)]
+    found = board(first, second, third, last, *slow)
+    order = [(entry.values["loader"], entry.runs) for entry in found.ranked]
+    assert order == [("baseline", 4), ("a", 4), ("c", 1), ("b", 4)]
+    assert of(found, 3).of_best == pytest.approx(800 / 550)
+
+
+@given(st.lists(st.tuples(st.floats(1, 1000), st.lists(st.floats(1, 1000), max_size=3)), min_size=4, max_size=4))
+@settings(deadline=None)
+def test_only_what_was_faster_from_the_start_stands_before_a_higher_rate(
+    measured: list[tuple[float, list[float]]],
+) -> None:
+    rows = rated(*(rate for rate, _ in measured))
+    more = [confirm(row, rate) for row, (_, rates) in zip(rows, measured, strict=True) for rate in rates]
+    found = board(*rows, *more)
+    firsts = {row.point: row.samples_per_s or 0 for row in rows}
+    assert {entry.point for entry in found.ranked} == set(firsts)
+    for at, entry in enumerate(found.ranked):
+        for later in found.ranked[at + 1 :]:
+            is_faster = (entry.samples_per_s or 0) >= (later.samples_per_s or 0)
+            held_back = later.runs == 1 and any(
+                firsts[other.point] > firsts[later.point]
+                for other in found.ranked[: found.ranked.index(later)]
+                if other.runs > 1
+            )
+            assert is_faster or held_back
+            if entry.runs == 1 and later.runs > 1:
+                assert firsts[later.point] <= firsts[entry.point]
+
+
 def test_noise_between_runs_widens_points_that_were_measured_once() -> None:
     first, *rest = rated(1000, 500, 400, 300)
     before, after = board(first, *rest), board(first, *rest, confirm(first, 900))

@@ -127,13 +127,16 @@ def leaderboard(sweep: SweepFile, found: Read) -> Leaderboard:
     """Entries, ranks and effects of a sweep as it stands.
 
     An entry's rate is the mean over its last trial and the runs that confirmed it with the same code on the same
-    device; its 95 % interval is `repeats.rate_with_interval`'s. Entries are sorted by rate. The first leads a group;
-    each next entry whose interval overlaps the leader's has the leader's rank, and the first that does not leads the
-    next group. So entries of one rank are not told apart from their leader; neighbours of two ranks need not differ.
+    device; its 95 % interval is `repeats.rate_with_interval`'s. Entries are sorted by rate, but none that was measured
+    once stands before one that was faster when each was measured once, and has been measured again since: a machine
+    that slows down meanwhile slows only that one. The first leads a group; each next entry whose interval overlaps the
+    leader's has the leader's rank, and the first that does not leads the next group. So entries of one rank are not
+    told apart from their leader; neighbours of two ranks need not differ.
     """
     points = sweep.points
     noise = repeats.pooled_noise(_runs(rows) for rows in (_counted(point, found) for point in points) if rows)
-    entries = _with_ratios(_ranked([_entry(point, found, noise) for point in points]))
+    first_rates = {point.id: _rate(rows[0]) or 0.0 for point in points if (rows := _counted(point, found))}
+    entries = _with_ratios(_ranked([_entry(point, found, noise) for point in points], first_rates))
     entries, apart = _marked(entries)
     rated = [entry for entry in entries if entry.rank is not None]
     rates = [entry.samples_per_s or 0.0 for entry in rated]
@@ -224,9 +227,26 @@ def _mean(figures: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _ranked(entries: Sequence[Entry]) -> list[Entry]:
-    """In order, with ranks; those without a rate last, by status and then in the grid's order."""
+def _in_order(entries: Sequence[Entry], first_rates: Mapping[str, float]) -> list[Entry]:
+    """Those that have a rate, as `leaderboard` sorts them; ``first_rates`` are those of their trials alone."""
     rated = sorted((entry for entry in entries if entry.samples_per_s is not None), key=lambda entry: -_speed(entry))
+    order = [entry for entry in rated if entry.runs > 1]
+    for entry in rated:
+        if entry.runs > 1:
+            continue
+        mine = first_rates[entry.point]
+        place = max(
+            (at for at, other in enumerate(order, 1) if other.runs > 1 and first_rates[other.point] > mine), default=0
+        )
+        while place < len(order) and _speed(order[place]) >= _speed(entry):
+            place += 1
+        order.insert(place, entry)
+    return order
+
+
+def _ranked(entries: Sequence[Entry], first_rates: Mapping[str, float]) -> list[Entry]:
+    """In order, with ranks; those without a rate last, by status and then in the grid's order."""
+    rated = _in_order(entries, first_rates)
     ranked: list[Entry] = []
     leader = 0
     """Place, in ``ranked``, of the first of the group."""
