@@ -127,7 +127,7 @@ def test_damaged_lines_of_the_ledger_are_left_out_and_told(folder: Path, capsys:
     with (folder / "ledger.jsonl").open("a") as stream:
         stream.write('{"point": "cut')
     assert cli.main(["leaderboard", "quick"]) == 0
-    assert "Unreadable lines of the ledger left out" in capsys.readouterr().out
+    assert "Left out of the ledger, cut by a crash or a full disk: line " in capsys.readouterr().out
 
 
 def test_a_folder_that_can_not_be_written_is_told(

@@ -1,3 +1,4 @@
+import copy
 import dataclasses
 import os
 import re
@@ -274,6 +275,15 @@ def test_another_seed_or_workload_lists_both_values():
     assert f"seed: is 2 now and was {then['seed']} in the run to resume. Leave it at {then['seed']}, or start" in told
     assert "workload.effective_batch_size: is 512 now and was 2048" in told
     assert "workload.optimizer.lr: is 0.1 now and was" in told
+
+
+def test_a_secret_is_to_be_typed_again():
+    now = compose([])
+    then = copy.deepcopy(now.resolved)
+    then["workload"]["data"]["api_token"] = "***"
+    told = message(check_unchanged, now, {"config": then})
+    assert "workload.data.api_token: is null now and was ***" in told
+    assert "Type it again (secrets are not written down)." in told
 
 
 def test_everything_else_may_change():

@@ -257,7 +257,7 @@ def test_damaged_lines_are_told_by_number(tmp_path: Path) -> None:
         stream.write('{"point": \n')
     found = leaderboard(SweepFile.read(tmp_path), read(tmp_path))
     assert len(found.ranked) == 2
-    assert told(found, "Unreadable lines of the ledger left out, cut by a crash or a full disk: 3.")
+    assert told(found, "Left out of the ledger, cut by a crash or a full disk: line 3.")
 
 
 def test_points_whose_secrets_were_hidden_are_found_by_their_ids() -> None:

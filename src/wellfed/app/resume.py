@@ -159,7 +159,9 @@ def check_unchanged(composed: Composed[RunConfig], earlier: Mapping[str, Any]) -
         Fault(
             name,
             f"is {_show(new)} now and was {_show(old)} in the run to resume.",
-            f"Leave it at {_show(old)}, or start a new run without resume.",
+            "Type it again (secrets are not written down)."
+            if old == SECRET_SHOWN
+            else f"Leave it at {_show(old)}, or start a new run without resume.",
         )
         for name, old, new in differences(
             {"seed": then.get("seed"), "workload": then.get("workload")},

@@ -353,5 +353,5 @@ def _notes(entries: Sequence[Entry], noise: repeats.Noise | None, found: Read, p
         notes.append(f"{counted(len(gone), 'point')} of earlier grids of this sweep left out.")
     if found.damaged:
         lines = ", ".join(map(str, found.damaged))
-        notes.append(f"Unreadable lines of the ledger left out, cut by a crash or a full disk: {lines}.")
+        notes.append(f"Left out of the ledger, cut by a crash or a full disk: line {lines}.")
     return notes
