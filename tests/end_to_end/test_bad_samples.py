@@ -87,7 +87,10 @@ def train(cwd: Path, *arguments: str) -> Done:
     [
         ("loader.backend=inline",),
         ("loader.backend=processes", "loader.num_workers=1", "workload.data.how=kill"),
-        ("loader.backend=threads", "loader.num_workers=1", "+workload.data.fetch=true", "workload.data.how=hang"),
+        pytest.param(
+            ("loader.backend=threads", "loader.num_workers=1", "+workload.data.fetch=true", "workload.data.how=hang"),
+            marks=pytest.mark.slow,  # each look for the sample waits for a timeout
+        ),
     ],
     ids=["raise", "kill", "hang"],
 )
