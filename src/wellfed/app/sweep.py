@@ -6,15 +6,14 @@ is a row, and the same command again runs what is missing.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
 import signal
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -51,6 +50,7 @@ from wellfed.tracking.wandb import decide_mode
 from wellfed.units import counted, show_duration
 
 if TYPE_CHECKING:
+    from wellfed.app.looks import Looks
     from wellfed.app.trials import Stems, Trial
     from wellfed.sweep.stem import Ended, Stem, StemFailed
 
@@ -61,8 +61,6 @@ CONFIRMED = 3
 CONFIRM_ROUNDS = 3
 """...so often, in turn: a machine that slows down slows all of them."""
 _GUESSED_TRIAL_S = 5
-_ROWS_S = 20
-"""For feature rows that all trials share."""
 _MANY = 20
 """Points that take seconds to compose."""
 _MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
@@ -199,14 +197,15 @@ class _Sweep:
             return self._end()
         prepare_to_fork(self._base.config)
         from wellfed.app import trial
+        from wellfed.app.looks import Looks
         from wellfed.app.trials import Stems
 
         with (
-            self._rows_for_a_while(),
+            Looks(self._folder / ".look", self._config.timeout_s) as looks,
             closing(Stems(trial.prepare, trial.work, self._log, self._config.timeout_s)) as stems,
         ):
             if MAY_FORK:
-                self._plan(stems, [*self._missing(), *self._best_ready()])
+                self._plan(looks, stems, [*self._missing(), *self._best_ready()])
             self._file.write(self._folder)
             if self._run_missing(stems):
                 self._confirm(stems)
@@ -300,7 +299,7 @@ class _Sweep:
         for point, refusal in refused:
             self._refuse(point, "invalid", " ".join(map(str, refusal.faults)))
 
-    def _plan(self, stems: Stems, points: Sequence[str]) -> None:
+    def _plan(self, looks: Looks, stems: Stems, points: Sequence[str]) -> None:
         """Each of these points' plan, or its row."""
         from wellfed.app import trial
         from wellfed.sweep.stem import StemFailed
@@ -321,33 +320,19 @@ class _Sweep:
                 continue
             try:
                 while left:
-                    left = self._look(stem, left)
-                self._share_rows(stem, members)
+                    left = self._look(looks, stem, left)
+                self._share_rows(looks, stem, members)
             except StemFailed:  # killed from outside, for want of memory above all: what is left is simply tried
                 stems.drop(stem)
 
-    def _look(self, stem: Stem[Any], points: Sequence[str]) -> list[str]:
+    def _look(self, looks: Looks, stem: Stem[Any], points: Sequence[str]) -> list[str]:
         """Plans points in one process; those that are left because one has ended it, which is then simply tried."""
-        from wellfed.app import trial
-        from wellfed.sweep.stem import Job
-
-        folder = self._folder / ".look"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
-        file = folder / "plans.jsonl"
-        try:
-            stem.start(Job("look", folder, trial.Look([(each, self._ready[each].composed) for each in points], file)))
-            if not stem.connection.poll(self._config.timeout_s):
-                stem.kill("look")
-            stem.take()
-            machine, *plans = map(json.loads, file.read_text(encoding="utf-8").splitlines())
-        except (FileNotFoundError, ValueError):
-            machine, plans = {}, []
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-        if machine:
-            self._gpus = visible(os.environ, machine["num_gpus"])
-            self._note_machine(machine["machine"])
+        told = looks.plans(stem, [(point, self._ready[point].composed) for point in points])
+        if not told:
+            return list(points[1:])
+        machine, *plans = told
+        self._gpus = visible(os.environ, machine["num_gpus"])
+        self._note_machine(machine["machine"])
         for plan in plans:
             ready = self._ready[plan["point"]]
             if plan["problem"] is not None:
@@ -358,36 +343,12 @@ class _Sweep:
                 self._ready[plan["point"]] = replace(ready, **known)
         return list(points[len(plans) + 1 :])
 
-    def _share_rows(self, stem: Stem[Any], points: Sequence[str]) -> None:
-        """Feature rows, once for all trials that keep them; where they can't be had in time, each computes its own."""
-        from wellfed.app import trial
-        from wellfed.sweep.stem import Job
-
+    def _share_rows(self, looks: Looks, stem: Stem[Any], points: Sequence[str]) -> None:
+        """Feature rows, once for all trials that keep them; where they can't be had, each computes its own."""
         keep = [point for point in points if point in self._ready and self._ready[point].keeps_rows]
-        if not keep:
-            return
-        file = self._rows / f"{keep[0]}.pt"
-        stem.start(Job("rows", self._rows, trial.Rows(file)))
-        if not stem.connection.poll(min(_ROWS_S, self._config.timeout_s)):
-            stem.kill("rows")
-        stem.take()
-        if file.exists():
-            for point in keep:
-                self._ready[point] = replace(self._ready[point], rows=file)
-
-    @property
-    def _rows(self) -> Path:
-        return self._folder / ".rows"
-
-    @contextmanager
-    def _rows_for_a_while(self) -> Iterator[None]:
-        """A folder for `_share_rows`; what a killed sweep has left in it is of no use."""
-        shutil.rmtree(self._rows, ignore_errors=True)
-        self._rows.mkdir()
-        try:
-            yield
-        finally:
-            shutil.rmtree(self._rows, ignore_errors=True)
+        rows = looks.rows(stem) if keep else None
+        for point in keep:
+            self._ready[point] = replace(self._ready[point], rows=rows)
 
     def _note_machine(self, machine: str) -> None:
         if self._file.machine not in ("", machine):
