@@ -1,4 +1,4 @@
-"""What all trials of the same data and model would find out each, found out once before them, in processes of their stem."""
+"""What all trials of the same data and model would find out each, found out before them in processes of their stem."""
 
 from __future__ import annotations
 
