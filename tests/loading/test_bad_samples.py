@@ -320,6 +320,24 @@ def test_an_exception_that_does_not_pickle_reaches_the_message():
     assert "in breaks" in cause.__notes__[0]  # the worker's traceback
 
 
+class Turning(KeyError):
+    """Pickles as something that is no exception."""
+
+    def __reduce__(self):
+        return str, ("no exception",)
+
+
+class WithTurning(sets.BreakingItems):
+    def breaks(self):
+        raise Turning("gone")
+
+
+def test_an_exception_that_pickles_as_something_else_reaches_the_message():
+    with pytest.raises(DataError, match="Turning: 'gone'") as caught:
+        taken(loader(WithTurning("", 6), PLANS["processes"]))
+    assert "in breaks" in caught.value.__cause__.__notes__[0]
+
+
 def test_the_way_out_of_many_stays_readable():
     bad = BadSamples("Set", most=0, skip_ids=range(30))
     with pytest.raises(DataError) as caught:

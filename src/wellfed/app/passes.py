@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -261,7 +262,8 @@ class Passes:
             return None
         loader = assemble.make_inline_loader(self._config, self._parts.data)
         try:
-            few = list(islice(loader, lit.CEILING_BATCHES))
+            with closing(loader):
+                few = list(islice(loader, lit.CEILING_BATCHES))
         except Exception as error:  # noqa: BLE001  data that loads in workers alone; else training tells
             _LOG.info("the first batches could not be built without workers: %r", error)
             return None

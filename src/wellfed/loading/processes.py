@@ -302,11 +302,13 @@ def _portable(error: BaseException | None) -> BaseException | None:
         return None
     text = "".join(traceback.format_exception(error)).rstrip()
     try:
-        copy = pickle.loads(pickle.dumps(error))
+        copy: object = pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001  whatever a user's exception does when it is pickled
-        copy = RuntimeError(f"{type(error).__name__}: {text_of(error)}")
-    copy.add_note(f"In the worker process:\n{text}")
-    return copy if isinstance(copy, BaseException) else None
+        copy = None
+    own = RuntimeError(f"{type(error).__name__}: {text_of(error)}")
+    portable = copy if isinstance(copy, BaseException) else own  # a __reduce__ may make anything of an error
+    portable.add_note(f"In the worker process:\n{text}")
+    return portable
 
 
 def _how_it_ended(code: int | None) -> str:

@@ -79,8 +79,8 @@ def run_trial(
     """Milliseconds that a step and its batch take with each candidate; None if a batch can't be built.
 
     Then training asks for the same batch and tells the error as it always does; one that does not come in the timeout
-    of ``first`` is such an error. Blocks for milliseconds where a batch
-    is cheap, for up to about 2 s where it takes 100 ms.
+    of ``first`` is such an error. Blocks for milliseconds where a batch is cheap, for up to about 2 s where it takes
+    100 ms.
 
     Args:
         make: a loader of epoch 0 that shares nothing with the one of training.
