@@ -139,7 +139,7 @@ def test_a_driver_that_hangs_costs_figures_and_no_time(tmp_path: Path, fake_driv
     (trouble,) = events(record, "telemetry_trouble")
     assert trouble["trouble"] == "stuck"
     assert len(rows(folder, -1)) > 2 * len(rows(folder, 0))
-    assert rows(folder, -1)[-1]["phase"] in ("test", "ceiling")
+    assert float(rows(folder, -1)[-1]["time_s"]) > 8  # to the end of the training, whose time is that alone
 
 
 @pytest.mark.slow
