@@ -11,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.fake_cuda.machine import FakeCuda
+from tests.fake_cuda.marker import pytest_runtest_protocol, simulated_machine
 from tests.fake_nvml.driver import FakeDriver
 from tests.required_tools import find_tool
+
+__all__ = ["pytest_runtest_protocol"]
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +46,12 @@ def fake_driver(cc: Path, tmp_path_factory: pytest.TempPathFactory) -> FakeDrive
     if sys.platform != "linux":
         pytest.skip("the fake driver is a Linux library")
     return FakeDriver(cc, tmp_path_factory.mktemp("fake_driver"))
+
+
+@pytest.fixture(scope="session")
+def fake_cuda() -> FakeCuda:
+    """A machine with simulated CUDA cards: ``environment(cards=2, mib=512)`` for subprocesses."""
+    return simulated_machine()
 
 
 @pytest.fixture

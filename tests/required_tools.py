@@ -9,18 +9,22 @@ import pytest
 
 TOOLS = {
     "cc": (("cc", "gcc", "clang"), "apt-get install gcc libc6-dev"),
+    "c++": (("c++", "g++", "clang++"), "apt-get install g++"),
     "chromium": (("chromium", "chromium-browser", "google-chrome"), "apt-get install chromium"),
 }
 """Name in WELLFED_REQUIRE -> (programs, any of which will do; how to get one)."""
 
 
 def find_tool(name: str, required: str) -> Path:
-    """The program, or the end of the test: a skip, or a failure if ``name`` is in the comma list ``required``."""
+    """The program, or the end of the test: a skip, or a failure if ``name`` is in the comma list ``required``.
+
+    Who requires ``cc`` requires compilers, of C++ too.
+    """
     programs, install = TOOLS[name]
     found = next(filter(None, map(shutil.which, programs)), None)
     if found is not None:
         return Path(found)
     reason = f"needs {' or '.join(programs)}: {install}"
-    if name in [word.strip() for word in required.split(",")]:
+    if ("cc" if name == "c++" else name) in [word.strip() for word in required.split(",")]:
         pytest.fail(f"{reason} (WELLFED_REQUIRE={required} makes this a failure)", pytrace=False)
     pytest.skip(reason)

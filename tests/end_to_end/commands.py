@@ -18,12 +18,23 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.fake_cuda.machine import SITE
+
 ROOT = Path(__file__).parents[2]
 FAST = ("workload.data.scale=0.02", "workload.model.encoder_layers=1", "telemetry.ceiling_steps=3")
 """A run of seconds: 380 users."""
 TIMEOUT_S = 300
-READ_LATE = {"PYTHONPATH", "TMPDIR", "LD_LIBRARY_PATH", "FAKE_NVML_SCENARIO", "FAKE_NVML_REPORT"}
-"""Variables that can be set for a Python that runs already, as ``warm_start.py`` does."""
+READ_LATE = {
+    "PYTHONPATH",
+    "TMPDIR",
+    "LD_LIBRARY_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "FAKE_NVML_SCENARIO",
+    "FAKE_NVML_REPORT",
+}
+"""Variables that can be set for a Python that runs already, as ``warm_start.py`` does; and FAKE_CUDA_*."""
+PRELOADED = {"PYTHONPATH": str(SITE), "FAKE_CUDA_DEVICES": "1", "FAKE_CUDA_LATER": "1"}
+"""The simulated cards' driver is there, and a copy gets its own cards."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +56,8 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "COLUMNS": "200", "HOME": kept.get("HOME", "/"), **more}
 
 
-def start(script: str, *arguments: str, cwd: Path, **more: str) -> subprocess.Popen[str]:
-    """Start a script of ``src/`` in a Python of its own."""
+def start(script: str | Path, *arguments: str, cwd: Path, **more: str) -> subprocess.Popen[str]:
+    """Start a script, by its path below ``src/`` or a whole one, in a Python of its own."""
     return subprocess.Popen(
         [sys.executable, str(ROOT / "src" / script), *arguments],
         cwd=cwd,
@@ -57,32 +68,43 @@ def start(script: str, *arguments: str, cwd: Path, **more: str) -> subprocess.Po
     )
 
 
-def start_warm(script: str, *arguments: str, cwd: Path, **more: str) -> subprocess.Popen[str] | WarmProcess:
-    """Start a script of ``src/`` in a copy of a Python that has imported torch already, which spares 5 s.
+def start_warm(script: str | Path, *arguments: str, cwd: Path, **more: str) -> subprocess.Popen[str] | WarmProcess:
+    """Start a script (as `start`) in a copy of a Python that has imported torch already, which spares 5 s.
 
     In a Python of its own where there can be no such copy, or ``more`` has variables that are read when it starts.
     """
-    server = None if set(more) - READ_LATE else warm()
+    fresh_only = {name for name in more if name not in READ_LATE and not name.startswith("FAKE_CUDA_")}
+    server = None if fresh_only else warm(simulated="FAKE_CUDA_DEVICES" in more)
     if server is None:
         return start(script, *arguments, cwd=cwd, **more)
     return server.start(script, *arguments, cwd=cwd, environ=environment(**more))
 
 
-def run(script: str, *arguments: str, cwd: Path, fresh: bool = False, **more: str) -> Done:
-    """Run a script of ``src/`` to its end; ``fresh``: in a Python of its own in any case."""
+def run(
+    script: str | Path, *arguments: str, cwd: Path, fresh: bool = False, timeout_s: float = TIMEOUT_S, **more: str
+) -> Done:
+    """Run a script (as `start`) to its end; ``fresh``: in a Python of its own in any case.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end in time; it is killed.
+    """
     process = (start if fresh else start_warm)(script, *arguments, cwd=cwd, **more)
-    out, err = process.communicate(timeout=TIMEOUT_S)
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        raise
     return Done(process.returncode, out, err)
 
 
 class Warm:
     """``warm_start.py``, one a test session. What does not answer in time is ended, with all that it started."""
 
-    def __init__(self) -> None:
+    def __init__(self, **more: str) -> None:
         self._streams = tempfile.mkdtemp(prefix="wellfed-streams-")
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("warm_start.py"))],
-            env=environment(),
+            env=environment(**more),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
@@ -91,7 +113,7 @@ class Warm:
         self.unfit: str = self.ask(None)["unfit"]
         """Why a copy of it may not do what a new process does."""
 
-    def start(self, script: str, *arguments: str, cwd: Path, environ: Mapping[str, str]) -> WarmProcess:
+    def start(self, script: str | Path, *arguments: str, cwd: Path, environ: Mapping[str, str]) -> WarmProcess:
         """Start one command."""
         folder = Path(tempfile.mkdtemp(dir=self._streams))
         out, err = folder / "out", folder / "err"
@@ -150,11 +172,15 @@ class WarmProcess:
 
 
 @cache
-def warm() -> Warm | None:
-    """The session's, started when it is first needed; None where a copy can't do what a new process does."""
+def warm(simulated: bool = False) -> Warm | None:
+    """The session's, started when it is first needed; None where a copy can't do what a new process does.
+
+    Args:
+        simulated: copies get the simulated cards that their own variables describe.
+    """
     if sys.platform != "linux":
         return None
-    server = Warm()
+    server = Warm(**PRELOADED) if simulated else Warm()
     atexit.register(server.close)
     return None if server.unfit else server
 

@@ -4,7 +4,7 @@ Its own script, started by ``commands.Warm``: a line of JSON on stdin is a comma
 stdout answers with its process or its exit code. A copy is what ``python src/train.py ...`` is but for its imports: own
 environment, folder, streams and exit code; its main module is the script, and it ends as Python ends. What is read when
 a process starts or torch is imported (OMP_NUM_THREADS, PYTHONHASHSEED) is as in this process; of LD_LIBRARY_PATH the
-NVIDIA driver alone is taken.
+NVIDIA driver alone is taken. Where the simulated cards are preloaded, a copy gets those that its FAKE_CUDA_* describe.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ def become(request: dict[str, Any], paths: list[str]) -> None:
         if os.path.exists(driver := os.path.join(folder, "libnvidia-ml.so.1")):
             ctypes.CDLL(driver)  # what has been loaded is found by its name from then on
             break
+    if "fake_cuda" in sys.modules:  # PYTHONPATH has tests/fake_cuda/site
+        sys.modules["fake_cuda"].install()
     sys.argv = request["argv"]
     sys.path[:] = [os.path.dirname(sys.argv[0]), *import_path(request["environ"]), *paths]
 

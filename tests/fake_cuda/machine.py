@@ -1,0 +1,72 @@
+"""The simulated CUDA machine for tests: what its cards are like, and how a test or a command gets them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+SITE = Path(__file__).with_name("site")
+"""On PYTHONPATH it gives a Python its cards."""
+INSIDE = Path(__file__).with_name("inside.py")
+
+
+@dataclass(frozen=True)
+class Cards:
+    """Cards of a kind, as the variables FAKE_CUDA_* describe them (README.md)."""
+
+    cards: int = 1
+    mib: int = 1024
+    """Memory of a card; beyond it torch.OutOfMemoryError."""
+    slowdown: float = 1.0
+    """A kernel takes so many times the time that it takes the host; above 1 a card lags behind the host."""
+    kernel_us: float = 0.0
+    """And so much more."""
+    copy_gbps: float = 0.0
+    """GB/s of copies between host and card; 0 = they take no time."""
+    strict: bool = False
+    """An access that nothing orders raises at once."""
+
+    def variables(self) -> dict[str, str]:
+        """FAKE_CUDA_* that say so."""
+        return {
+            "FAKE_CUDA_DEVICES": str(self.cards),
+            "FAKE_CUDA_MIB": str(self.mib),
+            "FAKE_CUDA_SLOWDOWN": str(self.slowdown),
+            "FAKE_CUDA_KERNEL_US": str(self.kernel_us),
+            "FAKE_CUDA_COPY_GBPS": str(self.copy_gbps),
+            "FAKE_CUDA_STRICT": str(int(self.strict)),
+        }
+
+
+class FakeCuda:
+    """The fixture ``fake_cuda``; its driver is compiled."""
+
+    def environment(self, *, report: Path | None = None, **cards: Any) -> dict[str, str]:
+        """Variables with which a command finds `Cards` of that kind.
+
+        Args:
+            report: a file that gets a line of JSON from each process at its end: ``violations``, ``contexts``, counts.
+            cards: fields of `Cards`.
+        """
+        changed = Cards(**cards).variables()
+        before = os.environ.get("PYTHONPATH")
+        changed["PYTHONPATH"] = os.pathsep.join([str(SITE), *([before] if before else [])])
+        return changed | ({} if report is None else {"FAKE_CUDA_REPORT": str(report)})
+
+
+def compile_driver() -> None:
+    """Have the driver compiled, unless it is.
+
+    Raises:
+        RuntimeError: it can't be; with what the compiler said.
+    """
+    command = [sys.executable, "-m", "fake_cuda.build"]
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(SITE)}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr)

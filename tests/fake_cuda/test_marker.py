@@ -1,0 +1,25 @@
+"""Tests marked ``simulated`` run where the marker says."""
+
+import os
+
+import pytest
+import torch
+
+
+@pytest.mark.simulated(cards=2, mib=256)
+def test_a_marked_test_has_its_cards() -> None:
+    assert torch.cuda.device_count() == 2
+    assert torch.cuda.get_device_properties(1).total_memory == 256 << 20
+    assert (torch.ones(2, device="cuda:1") + 1).tolist() == [2, 2]
+
+
+def test_others_have_none() -> None:
+    assert "FAKE_CUDA_DEVICES" not in os.environ
+    assert not torch.cuda.is_available()
+
+
+@pytest.mark.simulated
+@pytest.mark.xfail(strict=True, raises=ZeroDivisionError, reason="what a marked test ends with is told here")
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_failure_is_told(number: int) -> None:
+    assert number / 0
