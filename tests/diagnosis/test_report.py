@@ -100,3 +100,10 @@ def test_values_as_typed(value, shown):
 def test_a_run_at_its_ceiling_is_told_so_and_not_as_more_than_all_of_it():
     record = vars(full()) | {"ceiling": {"samples_per_s": 40_000.0}}
     assert speed_lines(record)[-1].endswith("this run was no slower, so data cost it nothing")
+
+
+def test_figures_of_a_simulated_card_are_marked():
+    record = full()
+    assert "Simulated" not in to_markdown(vars(record))
+    record.machine["gpus"][0].update(name="Simulated GPU 24 GiB", is_simulated=True)
+    assert "Simulated: Simulated GPU 24 GiB." in to_markdown(vars(record))

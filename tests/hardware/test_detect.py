@@ -212,3 +212,13 @@ def test_a_driver_that_fails_is_told_from_a_machine_without_one(tmp_path, fake_d
     assert (facts.nvml_failed, facts.nvml_problem) == (True, "driver not loaded")
     assert not look(tmp_path, errors={"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}).nvml_failed
     assert not look(tmp_path, LARGE).nvml_failed
+
+
+def test_a_simulated_card_says_so(tmp_path):
+    card = TorchDevice("cccc", "Simulated GPU 24 GiB", 24 * GIB, (9, 0))
+    facts = look(tmp_path, torch=TorchCuda(devices=(card,), cuda="CUDA 13.0"))
+    assert [gpu.is_simulated for gpu in facts.gpus] == [True]
+    assert any("simulated" in warning for warning in facts.warnings)
+    real = look(tmp_path, torch=TorchCuda(devices=(TORCH_LARGE,), cuda="CUDA 13.0"))
+    assert not real.gpus[0].is_simulated
+    assert not any("simulated" in warning for warning in real.warnings)

@@ -76,7 +76,8 @@ def show_end(console: Console, record: Mapping[str, Any], first: Mapping[str, fl
     console.print(
         f"\n{record['status']}: {record['steps']} steps in {show_duration(record['duration_s'])}", markup=False
     )
-    for line in report.time_lines(record) + report.gpu_lines(record) + report.memory_lines(record):
+    lines = report.simulated_lines(record) + report.time_lines(record) + report.gpu_lines(record)
+    for line in lines + report.memory_lines(record):
         console.print(line, markup=False)
     for name, value in record["metrics"].items():
         began = first.get(name, value)

@@ -13,6 +13,7 @@ def to_markdown(record: Mapping[str, Any]) -> str:
     parts = [
         f"# {record['workload']}: {record['run_id']}",
         _headline(record),
+        *simulated_lines(record),
         *_error(record),
         "## Where the time went",
         *time_lines(record),
@@ -45,6 +46,12 @@ def to_markdown(record: Mapping[str, Any]) -> str:
         f"`{' '.join(record['overrides']) or '(no overrides)'}`, seed {record['seed']}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def simulated_lines(record: Mapping[str, Any]) -> list[str]:
+    """That the figures are of no real GPU, where that is so."""
+    names = [gpu["name"] for gpu in record["machine"].get("gpus", ()) if gpu.get("is_simulated")]
+    return [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."] if names else []
 
 
 def speed_lines(record: Mapping[str, Any]) -> list[str]:

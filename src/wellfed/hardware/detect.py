@@ -13,7 +13,7 @@ import psutil
 
 from wellfed import __version__
 from wellfed.hardware.cgroup import CgroupLimits, cgroup_limits
-from wellfed.hardware.facts import GpuFacts, HolderFacts, MachineFacts
+from wellfed.hardware.facts import SIMULATED, GpuFacts, HolderFacts, MachineFacts
 from wellfed.hardware.torch_cuda import TorchCuda, TorchDevice
 from wellfed.nvml.deadline import START_S, within
 from wellfed.nvml.devices import Device, Devices, list_devices
@@ -64,6 +64,8 @@ def machine(
         nvml_problem = left_out[0].rstrip(".")
     gpus = _merged(cards.devices, torch_cuda)
     warnings = [f"NVML: {note}" for note in cards.notes]
+    if any(gpu.is_simulated for gpu in gpus):
+        warnings.append("The GPU is simulated: figures of speed, memory and power are of no real card.")
     if torch_cuda is not None:
         warnings += torch_cuda.notes
         if torch_cuda.devices and nvml_problem is not None:
@@ -170,15 +172,17 @@ def _gpu(index: int, card: Device | None, torch: TorchDevice | None, free_bytes:
     capability = torch.capability if torch else card.capability if card else None
     if free_bytes is not None and total_bytes is not None:
         free_bytes = min(free_bytes, total_bytes)
+    name = torch.name if torch else card.name if card else "GPU"
     return GpuFacts(
         index=index,
         uuid=card.uuid if card else torch.uuid if torch else None,
-        name=torch.name if torch else card.name if card else "GPU",
+        name=name,
         memory_gib=None if total_bytes is None else gib(total_bytes),
         capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         free_gib=None if free_bytes is None else gib(free_bytes),
         nvml_index=card.nvml_index if card else None,
         is_mig=card.is_mig if card else False,
+        is_simulated=name.startswith(SIMULATED),
         holders=tuple(_holder(one) for one in card.holders if one.pid != os.getpid()) if card else (),
     )
 

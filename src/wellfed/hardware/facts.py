@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+SIMULATED = "Simulated "
+"""How the name of a card begins that is no real GPU."""
+
 
 @dataclass(frozen=True)
 class HolderFacts:
@@ -39,6 +42,8 @@ class GpuFacts:
     nvml_index: int | None = None
     """None where NVML does not know the card: no utilisation, power or temperature."""
     is_mig: bool = False
+    is_simulated: bool = False
+    """No real GPU (tests/fake_cuda): every figure of it is for learning and demonstration."""
     holders: tuple[HolderFacts, ...] = ()
     """Other processes with memory here, the largest first; empty where the driver does not tell."""
 
