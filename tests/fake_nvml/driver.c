@@ -6,6 +6,9 @@
  * Structures are those of pynvml 13.615's ctypes definitions; error codes, what a function answers to bad arguments and
  * what MIG devices refuse follow https://docs.nvidia.com/deploy/nvml-api. Times in a scenario are seconds since the
  * first nvmlInit. All state is behind one lock, and no call sleeps while it holds it.
+ *
+ * A device with `simulated N` is the N-th card (from 1) of the simulated CUDA machine in the file FAKE_CUDA_STATE: busy,
+ * memory, processes, PCIe and loss are what that card does. Power and clocks are modelled from how busy it is.
  */
 #define _GNU_SOURCE
 #include <inttypes.h>
@@ -18,6 +21,8 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "../fake_cuda/machine_state.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define COUNT(table) (sizeof(table) / sizeof((table)[0]))
@@ -62,6 +67,8 @@ enum { MEMORY_V2 = 0x02000028, TEMPERATURE_V1 = 0x100000C, GPM_VERSION = 1, VALU
        GPU_UTILIZATION_SAMPLES = 1, MEMORY_UTILIZATION_SAMPLES = 2, CLOCK_MEM = 2, PCIE_TX = 0, PCIE_RX = 1,
        NO_INSTANCE = 0xFFFFFFFF };
 
+enum { RESTING_CLOCK = 5 }; /* a simulated card that has done nothing for a second runs at this part of its clock */
+
 _Static_assert(sizeof(nvmlMemory_v2_t) == (MEMORY_V2 & 0xFFFFFF), "nvmlMemory_v2_t");
 _Static_assert(sizeof(nvmlTemperature_t) == (TEMPERATURE_V1 & 0xFFFFFF), "nvmlTemperature_t");
 
@@ -77,6 +84,7 @@ struct device {
     char uuid[TEXT], name[TEXT];
     int parent, slot; /* of a MIG instance; parent is -1 for a card */
     int mig_mode, mig_capable, gpu_instance_id, compute_instance_id;
+    int simulated; /* number of the card in the simulated machine, from 1; 0 = the scenario says it all */
     uint64_t total_bytes, used_bytes, reserved_bytes;
     int major, minor;
     struct wave util, memory_util, power_w;
@@ -126,7 +134,7 @@ static const struct field DEVICE_FIELDS[] = {
     DEVICE(pcie_generation, IS_INT),  DEVICE(max_pcie_generation, IS_INT), DEVICE(pcie_width, IS_INT),
     DEVICE(max_pcie_width, IS_INT),   DEVICE(has_energy, IS_INT),          DEVICE(gpm, IS_INT),
     DEVICE(stale_samples, IS_INT),    DEVICE(samples_lag_s, IS_REAL),      DEVICE(lost_from_s, IS_REAL),
-    DEVICE(lost_to_s, IS_REAL),       DEVICE(lost_needs_init, IS_INT),
+    DEVICE(lost_to_s, IS_REAL),       DEVICE(lost_needs_init, IS_INT),     DEVICE(simulated, IS_INT),
 };
 
 static int set_value(enum kind kind, void *to, const char *text) {
@@ -215,7 +223,7 @@ static nvmlReturn_t read_scenario(const char *path, struct scenario *s) {
 /* ---- State ---- */
 
 struct handle { int unused; }; /* a handle is the address of its device's entry: valid whatever scenario comes */
-struct gpm_sample { int used, taken, device; double at_s; };
+struct gpm_sample { int used, taken, device; double at_s; uint64_t to_card_bytes, to_host_bytes; };
 struct calls { char function[TEXT]; unsigned long count; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -227,6 +235,8 @@ static char loaded_path[4096];
 static int num_users, started, hang_is_over[MAX_HANGS];
 static unsigned long num_device_calls;
 static double started_at_s, started_epoch_s, advanced_s, init_s;
+static struct fake_cuda_machine *machine; /* the simulated one; NULL until a scenario speaks of it */
+static struct { int64_t at_ns; uint64_t bytes; } pcie_before[FAKE_CUDA_MAX_CARDS][2];
 
 static double clock_s(clockid_t id) {
     struct timespec t;
@@ -253,8 +263,75 @@ static double wave_integral(const struct wave *w, double t) {
     return w->period_s * (periods * of_period + of_rest);
 }
 
+/* ---- A device that is a card of the simulated machine ---- */
+
+/* Whether the machine is there. The file appears when the first process uses its cards. */
+static int is_simulated(const struct device *d) {
+    if (d->simulated == 0) return 0;
+    const char *path = getenv("FAKE_CUDA_STATE");
+    if (machine == NULL && path != NULL) machine = fake_cuda_open_machine(path, 0, 0, 0, 0, NULL);
+    return machine != NULL;
+}
+
+static int64_t ns_of(double t) { return (int64_t)(1e9 * (started_at_s + t - advanced_s)); }
+
+/* Percent of the time between two moments in which the card was busy. */
+static double busy_pct(const struct device *d, double from_s, double to_s) {
+    if (!is_simulated(d) || to_s <= from_s) return 0;
+    double busy_s = 1e-9 * (double)fake_cuda_busy_ns(machine, d->simulated - 1, ns_of(from_s), ns_of(to_s));
+    return fmin(100, 100 * busy_s / (to_s - from_s));
+}
+
+static double busy_since_start_s(const struct device *d) {
+    uint64_t busy_ns = 0;
+    for (int i = 0; is_simulated(d) && i < FAKE_CUDA_MAX_PROCESSES; i++)
+        busy_ns += fake_cuda_load(&machine->processes[i].cards[d->simulated - 1].busy_ns);
+    return 1e-9 * (double)busy_ns;
+}
+
+/* What the driver shows at a moment: of a simulated card the mean of the time up to it, scaled to 0 ... `high`. */
+static double shown_at(const struct device *d, const struct wave *wave, double t) {
+    if (d->simulated == 0) return wave_at(wave, t);
+    return wave->low + (wave->high - wave->low) * busy_pct(d, t - now_played.sample_spacing_s, t) / 100;
+}
+
+/* The integral of what is shown over the time from the start. */
+static double energy_j(const struct device *d, double t) {
+    if (d->simulated == 0) return d->energy_start_j + wave_integral(&d->power_w, t);
+    return d->energy_start_j + d->power_w.low * t + (d->power_w.high - d->power_w.low) * busy_since_start_s(d);
+}
+
+/* Bytes since the last time that this was asked, as KB/s. */
+static double pcie_kb_s(const struct device *d, int is_to_card) {
+    if (!is_simulated(d)) return 0;
+    int card = d->simulated - 1;
+    int64_t now_ns = fake_cuda_now_ns(), before_ns = pcie_before[card][is_to_card].at_ns;
+    uint64_t bytes = is_to_card ? fake_cuda_to_card_bytes(machine, card) : fake_cuda_to_host_bytes(machine, card);
+    uint64_t before = pcie_before[card][is_to_card].bytes;
+    pcie_before[card][is_to_card].at_ns = now_ns;
+    pcie_before[card][is_to_card].bytes = bytes;
+    return before_ns ? 1e6 * (double)(bytes - before) / (double)(now_ns - before_ns) : 0;
+}
+
+/* Puts the card's memory and processes into what the scenario says of the device. */
+static void look_at_card(struct device *d) {
+    if (!is_simulated(d)) return;
+    int card = d->simulated - 1;
+    d->total_bytes = machine->cards[card].total_bytes;
+    d->used_bytes = fake_cuda_used_bytes(machine, card);
+    d->num_processes = 0;
+    for (int i = 0; i < FAKE_CUDA_MAX_PROCESSES && d->num_processes < MAX_PROCESSES; i++) {
+        const struct fake_cuda_process *process = &machine->processes[i];
+        uint64_t pid = fake_cuda_load(&process->pid);
+        if (!fake_cuda_load(&process->cards[card].has_context) || !fake_cuda_is_alive(pid)) continue;
+        uint64_t held = machine->cards[card].context_bytes + fake_cuda_load(&process->cards[card].reserved_bytes);
+        d->processes[d->num_processes++] = (struct process){ .pid = (int)pid, .used_bytes = held };
+    }
+}
+
 static int is_lost(const struct device *d, double t) {
     if (d->parent >= 0) d = &now_played.devices[d->parent];
+    if (is_simulated(d) && fake_cuda_load(&machine->cards[d->simulated - 1].is_lost)) return 1;
     return t >= d->lost_from_s && (t < d->lost_to_s || (d->lost_needs_init && init_s < d->lost_to_s));
 }
 
@@ -351,6 +428,7 @@ static nvmlReturn_t ask(const char *function, nvmlDevice_t handle, struct device
         if (result == SUCCESS) {
             *copy = now_played.devices[index];
             copy->asked_at_s = elapsed_s();
+            look_at_card(copy);
         }
     }
     pthread_mutex_unlock(&lock);
@@ -631,7 +709,7 @@ EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned int pid, char *name, unsig
         return SUCCESS; \
     }
 
-FIGURE(nvmlDeviceGetPowerUsage, unsigned int, lround(1e3 * wave_at(&d.power_w, d.asked_at_s)))
+FIGURE(nvmlDeviceGetPowerUsage, unsigned int, lround(1e3 * shown_at(&d, &d.power_w, d.asked_at_s)))
 FIGURE(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, d.event_reasons)
 FIGURE(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, d.event_reasons)
 FIGURE(nvmlDeviceGetCurrPcieLinkGeneration, unsigned int, d.pcie_generation)
@@ -642,7 +720,7 @@ FIGURE(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, d.max_pcie_width)
 EXPORT nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, unsigned long long *energy_mj) {
     ASK(d, device);
     if (!d.has_energy) return NOT_SUPPORTED;
-    *energy_mj = (unsigned long long)(1e3 * (d.energy_start_j + wave_integral(&d.power_w, d.asked_at_s)));
+    *energy_mj = (unsigned long long)(1e3 * energy_j(&d, d.asked_at_s));
     return SUCCESS;
 }
 
@@ -662,19 +740,24 @@ EXPORT nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperatu
 EXPORT nvmlReturn_t nvmlDeviceGetClockInfo(nvmlDevice_t device, unsigned int type, unsigned int *mhz) {
     ASK(d, device);
     *mhz = (unsigned int)(type == CLOCK_MEM ? d.mem_clock_mhz : d.sm_clock_mhz);
+    int rests = d.simulated && busy_pct(&d, d.asked_at_s - 1, d.asked_at_s) == 0;
+    if (rests && type != CLOCK_MEM) *mhz /= RESTING_CLOCK;
     return type < 4 ? SUCCESS : INVALID_ARGUMENT;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned int counter, unsigned int *kb_s) {
     ASK(d, device);
     *kb_s = (unsigned int)(counter == PCIE_TX ? d.pcie_tx_kb_s : d.pcie_rx_kb_s);
+    pthread_mutex_lock(&lock);
+    if (d.simulated) *kb_s = (unsigned int)pcie_kb_s(&d, counter == PCIE_RX); /* what the card receives goes to it */
+    pthread_mutex_unlock(&lock);
     return counter <= PCIE_RX ? SUCCESS : INVALID_ARGUMENT;
 }
 
 EXPORT nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *rates) {
     ASK(d, device);
-    rates->gpu = (unsigned int)lround(wave_at(&d.util, d.asked_at_s));
-    rates->memory = (unsigned int)lround(wave_at(&d.memory_util, d.asked_at_s));
+    rates->gpu = (unsigned int)lround(shown_at(&d, &d.util, d.asked_at_s));
+    rates->memory = (unsigned int)lround(shown_at(&d, &d.memory_util, d.asked_at_s));
     return SUCCESS;
 }
 
@@ -692,7 +775,7 @@ static nvmlReturn_t held_samples(const struct device *d, const struct wave *wave
         if (num == room) return INSUFFICIENT_SIZE;
         samples[num].timeStamp = at_us;
         samples[num].sampleValue.ullVal = 0;
-        samples[num++].sampleValue.uiVal = (unsigned int)lround(wave_at(wave, t));
+        samples[num++].sampleValue.uiVal = (unsigned int)lround(shown_at(d, wave, t));
     }
     *count = num;
     return num ? SUCCESS : NOT_FOUND;
@@ -752,7 +835,14 @@ EXPORT nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample) {
 static nvmlReturn_t take_sample(int device, nvmlGpmSample_t sample) {
     pthread_mutex_lock(&lock);
     nvmlReturn_t result = is_sample(sample) ? SUCCESS : INVALID_ARGUMENT;
-    if (result == SUCCESS) *sample = (struct gpm_sample){ .used = 1, .taken = 1, .device = device, .at_s = elapsed_s() };
+    if (result == SUCCESS) {
+        *sample = (struct gpm_sample){ .used = 1, .taken = 1, .device = device, .at_s = elapsed_s() };
+        const struct device *d = &now_played.devices[device];
+        if (is_simulated(d)) {
+            sample->to_card_bytes = fake_cuda_to_card_bytes(machine, d->simulated - 1);
+            sample->to_host_bytes = fake_cuda_to_host_bytes(machine, d->simulated - 1);
+        }
+    }
     pthread_mutex_unlock(&lock);
     return result;
 }
@@ -774,18 +864,26 @@ EXPORT nvmlReturn_t nvmlGpmMigSampleGet(nvmlDevice_t device, unsigned int gpu_in
     return NOT_FOUND;
 }
 
-/* The mean between two points in time; figures that are no wave are constant. */
-static void answer_metric(const struct device *d, double from_s, double to_s, nvmlGpmMetric_t *asked) {
+/* The mean of a metric between two samples, before its scale; figures that are no wave are constant. */
+static double gpm_mean(const struct device *d, int metric, const struct gpm_sample *one, const struct gpm_sample *two) {
+    double took_s = two->at_s - one->at_s, mib = 1 << 20;
+    if (metric == GPM_PCIE_TX)
+        return d->simulated ? (double)(two->to_host_bytes - one->to_host_bytes) / took_s / mib : d->pcie_tx_kb_s * 1e3 / mib;
+    if (metric == GPM_PCIE_RX)
+        return d->simulated ? (double)(two->to_card_bytes - one->to_card_bytes) / took_s / mib : d->pcie_rx_kb_s * 1e3 / mib;
+    if (d->simulated) return busy_pct(d, one->at_s, two->at_s);
+    return (wave_integral(&d->util, two->at_s) - wave_integral(&d->util, one->at_s)) / took_s;
+}
+
+static void answer_metric(const struct device *d, const struct gpm_sample *one, const struct gpm_sample *two,
+                          nvmlGpmMetric_t *asked) {
     asked->nvmlReturn = NOT_SUPPORTED;
     asked->value = 0;
     for (int i = 0; i < d->num_metrics; i++) {
         const struct metric *m = &d->metrics[i];
         if (m->id != (int)asked->metricId) continue;
-        double mean = (wave_integral(&d->util, to_s) - wave_integral(&d->util, from_s)) / (to_s - from_s);
-        if (m->id == GPM_PCIE_TX) mean = d->pcie_tx_kb_s * 1e3 / (1 << 20); /* MiB/s */
-        if (m->id == GPM_PCIE_RX) mean = d->pcie_rx_kb_s * 1e3 / (1 << 20);
-        asked->nvmlReturn = m->code ? (nvmlReturn_t)m->code : to_s > from_s ? SUCCESS : NO_DATA;
-        if (asked->nvmlReturn == SUCCESS) asked->value = m->scale * mean;
+        asked->nvmlReturn = m->code ? (nvmlReturn_t)m->code : two->at_s > one->at_s ? SUCCESS : NO_DATA;
+        if (asked->nvmlReturn == SUCCESS) asked->value = m->scale * gpm_mean(d, m->id, one, two);
     }
 }
 
@@ -797,7 +895,7 @@ EXPORT nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *asked) {
     else if (!is_sample(asked->sample1) || !is_sample(asked->sample2)) result = INVALID_ARGUMENT;
     else if (!one->taken || !two->taken || one->device != two->device) result = INVALID_ARGUMENT;
     for (unsigned int i = 0; result == SUCCESS && i < asked->numMetrics; i++)
-        answer_metric(&now_played.devices[one->device], one->at_s, two->at_s, &asked->metrics[i]);
+        answer_metric(&now_played.devices[one->device], one, two, &asked->metrics[i]);
     pthread_mutex_unlock(&lock);
     return result;
 }

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("driver.c")
+STATE = SOURCE.parents[1] / "fake_cuda" / "machine_state.h"
 SONAME = "libnvidia-ml.so.1"
 FUNCTIONS = frozenset(
     re.findall(r"^(?:EXPORT (?:nvmlReturn_t |const char \*)|FIGURE\()(nvml\w+)", SOURCE.read_text(), re.MULTILINE)
@@ -153,6 +154,10 @@ class FakeGpu:
     processes: Sequence[tuple[int, float] | tuple[int, float, str]] = ()
     """(pid, GiB, path) of what GetComputeRunningProcesses lists; without a path SystemGetProcessName knows no name."""
     errors: Errors = field(default_factory=dict)
+    simulated_card: int | None = None
+    """The card of this number, from 0, in the simulated machine of FAKE_CUDA_STATE: how busy it is, its memory, processes,
+    PCIe and loss are what it does. ``util``, ``memory_util`` and ``power_w`` are then waves between what an idle card
+    (``low``) and a busy one (``high``) shows; clocks fall where it rests."""
 
 
 @dataclass
@@ -209,6 +214,7 @@ def _gpu_lines(gpu: FakeGpu) -> list[str]:
     lines += [f"{key} {getattr(gpu, key)}" for key in _GPU_KEYS]
     lines += [f"memory_util {_wave(gpu.memory_util)}", f"power_w {_wave(gpu.power_w)}"]
     lines += [f"has_energy {gpu.has_energy:d}", f"stale_samples {gpu.stale_samples:d}"]
+    lines += [f"simulated {0 if gpu.simulated_card is None else gpu.simulated_card + 1}"]
     lines += [f"mig_mode {gpu.mig is not None:d}", f"mig_capable {gpu.mig_capable or gpu.mig is not None:d}"]
     lines += [" ".join([f"process {pid} {_bytes(gib)}", *name]) for pid, gib, *name in gpu.processes]
     if gpu.lost is not None:
@@ -273,7 +279,7 @@ def build(cc: Path, folder: Path, without: Sequence[str] = (), *, soname: str | 
     # A function that is renamed is one that nobody finds.
     flags = [f"-D{_known(function)}=fake_absent_{function}" for function in sorted(without)]
     flags += [f"-Wl,-soname,{soname}"] if soname else []
-    key = hashlib.sha256("\n".join([SOURCE.read_text(), *flags]).encode()).hexdigest()[:12]
+    key = hashlib.sha256("\n".join([SOURCE.read_text(), STATE.read_text(), *flags]).encode()).hexdigest()[:12]
     library = folder / key / SONAME
     if library.exists():
         return library
