@@ -10,11 +10,14 @@ chosen = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
 OVERRIDES = $(strip $(call chosen,W,workload) $(call chosen,gpu,gpu) $(call chosen,loader,loader) \
   $(call chosen,memory,memory) $(ARGS))
 
+# SIMULATED=24gb: on a machine with a simulated GPU; more words for tools/simulated.py may follow in quotes.
+ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py $(SIMULATED) -- )
+
 # Two test processes with one thread each: torch would otherwise start a thread a core in both.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train sweep test test-all check format doctor constraints clean new
+.PHONY: help install train sweep test bench-gpu test-all check format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -26,13 +29,16 @@ help: ## this list
 install: $(STAMP) ## make .venv and install what the project needs, once
 
 train: $(STAMP) ## install if needed, then train: W= workload, gpu=, loader=, memory=, ARGS="any overrides"
-	$(BIN)/python src/train.py $(OVERRIDES)
+	$(ON)$(BIN)/python src/train.py $(OVERRIDES)
 
 sweep: $(STAMP) ## install if needed, then measure combinations: sweep= throughput, quick, full; W=, gpu=, ARGS= as above
 	$(BIN)/python src/train.py -m $(or $(call chosen,sweep,sweep),sweep=throughput) $(OVERRIDES)
 
 test: $(STAMP) ## install if needed, then run the tests, without the slow ones and those for a GPU
 	$(PYTEST) $(ARGS)
+
+bench-gpu: $(STAMP) ## on a machine with a GPU: check what only a real one can show, and leave a record to send in
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 test-all: $(STAMP) ## run the slow tests too, and those for a GPU where there is one
 	$(PYTEST) -m "slow or not slow" $(ARGS)

@@ -52,7 +52,14 @@ def test_choices_are_handed_on():
 
 
 def test_choices_come_from_the_command_line_only():
-    assert command_of_train(gpu="24gb", memory="cache", W="recsys").endswith("src/train.py")
+    typed = command_of_train(gpu="24gb", memory="cache", W="recsys", SIMULATED="24gb")
+    assert typed.endswith("src/train.py")
+    assert "simulated" not in typed
+
+
+def test_a_simulated_card_is_put_below_the_training():
+    typed = command_of_train("SIMULATED=24gb --slowdown 3", "gpu=8gb")
+    assert typed.endswith("python tools/simulated.py 24gb --slowdown 3 -- .venv/bin/python src/train.py gpu=8gb")
 
 
 @pytest.mark.parametrize(

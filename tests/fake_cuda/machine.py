@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.fake_nvml.driver import PCIE_RX, PCIE_TX, SM_ACTIVE, SM_OCCUPANCY, FakeDriver, FakeGpu, Scenario, Wave
+
 SITE = Path(__file__).with_name("site")
 """On PYTHONPATH it gives a Python its cards."""
 INSIDE = Path(__file__).with_name("inside.py")
@@ -27,6 +29,12 @@ class Cards:
     """And so much more."""
     copy_gbps: float = 0.0
     """GB/s of copies between host and card; 0 = they take no time."""
+    pageable_gbps: float = 0.0
+    """The same of memory that is not pinned."""
+    others_mib: int = 0
+    """Held on each card by other processes."""
+    context_mib: int = 0
+    """What a process takes by using a card at all."""
     strict: bool = False
     """An access that nothing orders raises at once."""
 
@@ -38,6 +46,9 @@ class Cards:
             "FAKE_CUDA_SLOWDOWN": str(self.slowdown),
             "FAKE_CUDA_KERNEL_US": str(self.kernel_us),
             "FAKE_CUDA_COPY_GBPS": str(self.copy_gbps),
+            "FAKE_CUDA_PAGEABLE_GBPS": str(self.pageable_gbps),
+            "FAKE_CUDA_OTHERS_MIB": str(self.others_mib),
+            "FAKE_CUDA_CONTEXT_MIB": str(self.context_mib),
             "FAKE_CUDA_STRICT": str(int(self.strict)),
         }
 
@@ -52,10 +63,41 @@ class FakeCuda:
             report: a file that gets a line of JSON from each process at its end: ``violations``, ``contexts``, counts.
             cards: fields of `Cards`.
         """
-        changed = Cards(**cards).variables()
+        return self.of(Cards(**cards)) | ({} if report is None else {"FAKE_CUDA_REPORT": str(report)})
+
+    def of(self, cards: Cards) -> dict[str, str]:
+        """Variables with which a command finds these cards."""
         before = os.environ.get("PYTHONPATH")
-        changed["PYTHONPATH"] = os.pathsep.join([str(SITE), *([before] if before else [])])
-        return changed | ({} if report is None else {"FAKE_CUDA_REPORT": str(report)})
+        return cards.variables() | {"PYTHONPATH": os.pathsep.join([str(SITE), *([before] if before else [])])}
+
+
+def machine_environment(
+    driver: FakeDriver, folder: Path, cards: Cards, *, sm_share_frac: float = 1.0
+) -> dict[str, str]:
+    """Variables with which commands find one machine: the cards, and NVML that shows what they do.
+
+    Args:
+        folder: holds what the processes of the machine share; one machine a folder.
+        sm_share_frac: share of its multiprocessors that a busy card uses.
+    """
+    gib = cards.mib / 1024
+    gpus = [
+        FakeGpu(
+            uuid=f"GPU-aaaa1111-0000-0000-0000-{number + 1:012d}",
+            name=f"Simulated GPU {gib:g} GiB",
+            total_gib=gib,
+            util=Wave(1.0),
+            memory_util=Wave(1.0, high=60),
+            power_w=Wave(1.0, low=60, high=350),
+            gpm=True,
+            gpm_scales={SM_ACTIVE: sm_share_frac, SM_OCCUPANCY: sm_share_frac / 2, PCIE_TX: 1.0, PCIE_RX: 1.0},
+            simulated_card=number,
+        )
+        for number in range(cards.cards)
+    ]
+    whole = driver.environment(Scenario(gpus))
+    shown = {name: whole[name] for name in ("LD_LIBRARY_PATH", "FAKE_NVML_SCENARIO")}
+    return FakeCuda().of(cards) | shown | {"FAKE_CUDA_STATE": str(folder / "machine")}
 
 
 def compile_driver() -> None:
