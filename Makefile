@@ -34,13 +34,13 @@ train: $(STAMP) ## install if needed, then train: W= workload, gpu=, loader=, me
 sweep: $(STAMP) ## install if needed, then measure combinations: sweep= throughput, quick, full; W=, gpu=, ARGS= as above
 	$(BIN)/python src/train.py -m $(or $(call chosen,sweep,sweep),sweep=throughput) $(OVERRIDES)
 
-test: $(STAMP) ## install if needed, then run the tests, without the slow ones and those for a GPU
+test: $(STAMP) ## install if needed, then run the tests, without the slow ones
 	$(PYTEST) $(ARGS)
 
 bench-gpu: $(STAMP) ## on a machine with a GPU: check what only a real one can show, and leave a record to send in
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
-test-all: $(STAMP) ## run the slow tests too, and those for a GPU where there is one
+test-all: $(STAMP) ## run the slow tests too
 	$(PYTEST) -m "slow or not slow" $(ARGS)
 
 check: $(STAMP) ## format, lint, types, layers, workflows: changes nothing

@@ -74,13 +74,3 @@ def at_once() -> Iterator[Callable[..., None]]:
 
     yield run
     sys.setswitchinterval(interval_s)
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Tests marked ``gpu`` are skipped where torch has no GPU."""
-    if item.get_closest_marker("gpu") is None:
-        return
-    import torch
-
-    if not torch.cuda.is_available():
-        pytest.skip("needs a GPU that torch can use")

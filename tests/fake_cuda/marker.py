@@ -1,4 +1,5 @@
-"""The marker ``simulated``: a test that has it runs in a process of its own, on a machine with simulated cards."""
+"""Where tests for cards run: those marked ``simulated`` in a process of their own with simulated cards, those marked
+``gpu`` on a real card, and where there is none on a simulated one too."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ from tests.fake_cuda.machine import INSIDE, FakeCuda, compile_driver
 from tests.required_tools import find_tool
 
 ROOT = Path(__file__).parents[2]
+ORDINARY = {"mib": 8192, "context_mib": 300, "slowdown": 3}
+"""The card of a test marked ``gpu``."""
 
 
 @cache
@@ -40,15 +43,22 @@ def simulated_machine() -> FakeCuda:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Runs the test there and hands its reports on; None = it is not one of these, or this is that process."""
-    marker = item.get_closest_marker("simulated")
-    if marker is None or os.environ.get("FAKE_CUDA_DEVICES"):
+    marker = item.get_closest_marker("simulated") or item.get_closest_marker("gpu")
+    if marker is None or os.environ.get("FAKE_CUDA_DEVICES") or (marker.name == "gpu" and _has_gpu()):
         return None
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _reports(item, dict(marker.kwargs)):
+    cards = dict(marker.kwargs) if marker.name == "simulated" else ORDINARY
+    for report in _reports(item, dict(cards)):
         item.ihook.pytest_runtest_logreport(report=report)
     item.session._setupstate.teardown_exact(nextitem)  # what earlier tests of the file have set up
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _reports(item: pytest.Item, cards: dict[str, object]) -> list[pytest.TestReport]:

@@ -155,9 +155,9 @@ class FakeGpu:
     """(pid, GiB, path) of what GetComputeRunningProcesses lists; without a path SystemGetProcessName knows no name."""
     errors: Errors = field(default_factory=dict)
     simulated_card: int | None = None
-    """The card of this number, from 0, in the simulated machine of FAKE_CUDA_STATE: how busy it is, its memory, processes,
-    PCIe and loss are what it does. ``util``, ``memory_util`` and ``power_w`` are then waves between what an idle card
-    (``low``) and a busy one (``high``) shows; clocks fall where it rests."""
+    """The card of this number, from 0, in the simulated machine of FAKE_CUDA_STATE: how busy it is, its memory,
+    processes, PCIe and loss are what it does. Of ``util``, ``memory_util`` and ``power_w``, which are waves then,
+    ``low`` is what an idle card shows and ``high`` what a busy one does; clocks fall where it rests."""
 
 
 @dataclass

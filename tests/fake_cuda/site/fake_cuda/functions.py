@@ -10,7 +10,7 @@ import torch.cuda
 
 def fill_in(driver: ModuleType, devices: int, total: int) -> None:
     properties = SimpleNamespace(
-        name="Fake GPU", major=9, minor=0, total_memory=total, multi_processor_count=8, uuid=None, is_integrated=False,
+        name=f"Simulated GPU {total / 2**30:g} GiB", major=9, minor=0, total_memory=total, multi_processor_count=8, uuid=None, is_integrated=False,
         is_multi_gpu_board=False, max_threads_per_multi_processor=2048, warp_size=32, regs_per_multiprocessor=65536, gcnArchName="", L2_cache_size=1 << 20,
     )  # fmt: skip
     nothing = lambda *args, **kwargs: None  # noqa: E731
