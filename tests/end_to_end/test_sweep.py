@@ -285,6 +285,7 @@ def hanging(cwd: Path) -> bool:
     return len(rows) == 1 and len(list(folder_of(cwd).glob("*/run.json"))) == 2
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all_and_the_same_command_goes_on(tmp_path: Path) -> None:
     axes = [f"{FAULT}=none,hang"]
     with sweeping(tmp_path, *axes) as process:

@@ -126,6 +126,7 @@ def test_a_driver_that_is_not_loaded_is_told_of_once(tmp_path: Path, fake_driver
     assert rows(only_folder(tmp_path), -1)
 
 
+@pytest.mark.slow
 def test_a_driver_that_hangs_costs_figures_and_no_time(tmp_path: Path, fake_driver: FakeDriver) -> None:
     scenario = Scenario([H200], hangs=[Hang("nvmlDeviceGetMemoryInfo_v2", 600.0, from_s=3.0)])
     began_s = time.monotonic()
@@ -200,6 +201,7 @@ def test_a_killed_run_keeps_its_curves_and_goes_on(tmp_path: Path, fake_driver: 
     assert record["gpus"]["0"]["util_pct"]["n"] < len(went_on)
 
 
+@pytest.mark.slow
 def test_runs_of_one_command_are_apart(tmp_path: Path, fake_driver: FakeDriver) -> None:
     done = train("-m", "seed=1,2", "telemetry=dense", "trainer.max_steps=20", cwd=tmp_path,
                  **driver(fake_driver, Scenario([H200])))  # fmt: skip

@@ -77,6 +77,7 @@ def test_the_main_command_as_typed_leaves_the_whole_record(tmp_path: Path) -> No
     assert state["global_step"] == 30
 
 
+@pytest.mark.slow
 def test_equal_seeds_give_equal_runs_whatever_the_loader(tmp_path: Path) -> None:
     results = []
     for loader in ("baseline", "aggressive", "auto"):
@@ -200,6 +201,7 @@ def test_ctrl_c_is_130_and_a_kill_reads_as_killed(tmp_path: Path) -> None:
     assert read(only_folder(killed))["status"] == "killed"
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
     # No file may grow beyond 600 KiB: the checkpoint does not fit, the tables and the record do.
     code = (
@@ -295,6 +297,7 @@ def test_a_mistake_in_the_users_model_shows_where(tmp_path: Path) -> None:
     assert record["error"]["kind"] == "code"
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
     process = start("train.py", "workload.data.scale=0.02", "trainer.max_steps=5", "logger=none", cwd=tmp_path)
     assert process.stdout is not None
@@ -320,6 +323,7 @@ def test_impatient_signals_keep_the_record(tmp_path: Path) -> None:
     assert record_of(only_folder(tmp_path))["status"] == "interrupted"
 
 
+@pytest.mark.slow
 def test_two_ranks_stop_together(tmp_path: Path) -> None:
     code, text = interrupt(signal.SIGTERM, tmp_path, "trainer.devices=2", "logger=none")
     assert code == 143, text

@@ -111,6 +111,7 @@ def run(command: str, project: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", RUN, ids=lambda block: block.text.splitlines()[0])
 def test_commands_run(block: Block, project: Path):
     if "workload=mine" in block.text:
