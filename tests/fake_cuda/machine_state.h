@@ -1,7 +1,7 @@
 /* What the simulated cards do at this moment, in memory that all processes of the simulated machine map.
  *
  * The file's path is FAKE_CUDA_STATE. The simulated CUDA driver writes it, the simulated NVML driver reads it (C11 and
- * C++20 can both include this). Cards are counted as the machine does, whatever CUDA_VISIBLE_DEVICES leaves a process.
+ * C++20 can both include this, C after #define _GNU_SOURCE). Cards are counted as the machine does, whatever CUDA_VISIBLE_DEVICES leaves a process.
  *
  * Every figure is one aligned 64-bit word that is read and written at once, so that readers need no lock and see no
  * figure half written. Each process writes in a place of its own; two figures of one card may be a moment apart.
@@ -22,14 +22,12 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-    FAKE_CUDA_MAX_CARDS = 8,
-    FAKE_CUDA_MAX_PROCESSES = 16,
-    FAKE_CUDA_UUID_SIZE = 48,
-    FAKE_CUDA_NUM_SLICES = 32768, /* of a millisecond each: half a minute */
-    FAKE_CUDA_SLICE_NS = 1000000,
-    FAKE_CUDA_BUSY_BITS = 20, /* hold 0 ... FAKE_CUDA_SLICE_NS */
-};
+#define FAKE_CUDA_MAX_CARDS 8
+#define FAKE_CUDA_MAX_PROCESSES 16
+#define FAKE_CUDA_UUID_SIZE 48
+#define FAKE_CUDA_NUM_SLICES 32768 /* of a millisecond each: half a minute */
+#define FAKE_CUDA_SLICE_NS 1000000
+#define FAKE_CUDA_BUSY_BITS 20 /* hold 0 ... FAKE_CUDA_SLICE_NS */
 #define FAKE_CUDA_MAGIC UINT64_C(0x3161647563656b66) /* "fkecuda1" */
 
 /* What one process does on one card. All counts only grow, and go on with the next process that gets the place. */
@@ -96,7 +94,7 @@ static inline struct fake_cuda_machine *fake_cuda_open_machine(const char *path,
             errno = EINVAL;
         }
         if (machine != NULL && is_new) {
-            machine->num_cards = num_cards < FAKE_CUDA_MAX_CARDS ? (uint64_t)num_cards : FAKE_CUDA_MAX_CARDS;
+            machine->num_cards = (uint64_t)(num_cards < FAKE_CUDA_MAX_CARDS ? num_cards : FAKE_CUDA_MAX_CARDS);
             for (uint64_t i = 0; i < machine->num_cards; i++) {
                 struct fake_cuda_card *card = &machine->cards[i];
                 snprintf(card->uuid, sizeof card->uuid, "GPU-aaaa1111-0000-0000-0000-%012d", (int)i + 1);
