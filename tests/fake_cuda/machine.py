@@ -23,6 +23,10 @@ class Cards:
     cards: int = 1
     mib: int = 1024
     """Memory of a card; beyond it torch.OutOfMemoryError."""
+    context_mib: int = 0
+    """What a process takes of it by using the card at all; some 500 on a real one."""
+    others_mib: int = 0
+    """What processes hold that are not simulated."""
     slowdown: float = 1.0
     """A kernel takes so many times the time that it takes the host; above 1 a card lags behind the host."""
     kernel_us: float = 0.0
@@ -37,12 +41,16 @@ class Cards:
     """What a process takes by using a card at all."""
     strict: bool = False
     """An access that nothing orders raises at once."""
+    lost_after: int | str = ""
+    """Launches after which every card is lost; by card ``1:1000``; empty = never."""
 
     def variables(self) -> dict[str, str]:
         """FAKE_CUDA_* that say so."""
         return {
             "FAKE_CUDA_DEVICES": str(self.cards),
             "FAKE_CUDA_MIB": str(self.mib),
+            "FAKE_CUDA_CONTEXT_MIB": str(self.context_mib),
+            "FAKE_CUDA_OTHERS_MIB": str(self.others_mib),
             "FAKE_CUDA_SLOWDOWN": str(self.slowdown),
             "FAKE_CUDA_KERNEL_US": str(self.kernel_us),
             "FAKE_CUDA_COPY_GBPS": str(self.copy_gbps),
@@ -50,20 +58,23 @@ class Cards:
             "FAKE_CUDA_OTHERS_MIB": str(self.others_mib),
             "FAKE_CUDA_CONTEXT_MIB": str(self.context_mib),
             "FAKE_CUDA_STRICT": str(int(self.strict)),
+            "FAKE_CUDA_LOST_AFTER": str(self.lost_after),
         }
 
 
 class FakeCuda:
     """The fixture ``fake_cuda``; its driver is compiled."""
 
-    def environment(self, *, report: Path | None = None, **cards: Any) -> dict[str, str]:
+    def environment(self, *, report: Path | None = None, state: Path | None = None, **cards: Any) -> dict[str, str]:
         """Variables with which a command finds `Cards` of that kind.
 
         Args:
             report: a file that gets a line of JSON from each process at its end: ``violations``, ``contexts``, counts.
+            state: the file that makes processes share the cards' memory (machine_state.h); made by the first of them.
             cards: fields of `Cards`.
         """
-        return self.of(Cards(**cards)) | ({} if report is None else {"FAKE_CUDA_REPORT": str(report)})
+        paths = {"FAKE_CUDA_REPORT": report, "FAKE_CUDA_STATE": state}
+        return self.of(Cards(**cards)) | {name: str(path) for name, path in paths.items() if path is not None}
 
     def of(self, cards: Cards) -> dict[str, str]:
         """Variables with which a command finds these cards."""

@@ -72,6 +72,19 @@ static inline int64_t fake_cuda_now_ns(void) {
     return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
 }
 
+static inline void fake_cuda_set_up_machine(struct fake_cuda_machine *machine, int num_cards, uint64_t total_bytes,
+                                            uint64_t context_bytes, uint64_t others_bytes) {
+    machine->num_cards = (uint64_t)(num_cards < FAKE_CUDA_MAX_CARDS ? num_cards : FAKE_CUDA_MAX_CARDS);
+    for (uint64_t i = 0; i < machine->num_cards; i++) {
+        struct fake_cuda_card *card = &machine->cards[i];
+        snprintf(card->uuid, sizeof card->uuid, "GPU-aaaa1111-0000-0000-0000-%012d", (int)i + 1);
+        card->total_bytes = total_bytes;
+        card->context_bytes = context_bytes;
+        card->others_bytes = others_bytes;
+    }
+    __atomic_store_n(&machine->magic, FAKE_CUDA_MAGIC, __ATOMIC_RELEASE);
+}
+
 /* Maps the machine of that file. A file that is not there yet is made, with these cards.
  *
  * NULL if it can't be had (errno) or is no such file (EINVAL). With num_cards = 0 it is not made: ENOENT.
@@ -94,15 +107,7 @@ static inline struct fake_cuda_machine *fake_cuda_open_machine(const char *path,
             errno = EINVAL;
         }
         if (machine != NULL && is_new) {
-            machine->num_cards = (uint64_t)(num_cards < FAKE_CUDA_MAX_CARDS ? num_cards : FAKE_CUDA_MAX_CARDS);
-            for (uint64_t i = 0; i < machine->num_cards; i++) {
-                struct fake_cuda_card *card = &machine->cards[i];
-                snprintf(card->uuid, sizeof card->uuid, "GPU-aaaa1111-0000-0000-0000-%012d", (int)i + 1);
-                card->total_bytes = total_bytes;
-                card->context_bytes = context_bytes;
-                card->others_bytes = others_bytes;
-            }
-            __atomic_store_n(&machine->magic, FAKE_CUDA_MAGIC, __ATOMIC_RELEASE);
+            fake_cuda_set_up_machine(machine, num_cards, total_bytes, context_bytes, others_bytes);
         } else if (machine != NULL && machine->magic != FAKE_CUDA_MAGIC) {
             munmap(machine, sizeof *machine);
             machine = NULL;
@@ -120,7 +125,19 @@ static inline struct fake_cuda_machine *fake_cuda_open_machine(const char *path,
     return machine;
 }
 
-static inline int fake_cuda_is_alive(uint64_t pid) { return pid != 0 && (kill((pid_t)pid, 0) == 0 || errno == EPERM); }
+/* Whether that process runs. One that was killed does not, though its parent has not asked for it yet (a "zombie"). */
+static inline int fake_cuda_is_alive(uint64_t pid) {
+    char path[48], text[512];
+    if (pid == 0 || (kill((pid_t)pid, 0) != 0 && errno != EPERM)) return 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0) return errno != ENOENT;
+    ssize_t size = read(file, text, sizeof text - 1);
+    close(file);
+    text[size > 0 ? size : 0] = 0;
+    const char *name_end = strrchr(text, ')'); /* "pid (name) state ..." */
+    return name_end == NULL || name_end[1] == 0 || (name_end[2] != 'Z' && name_end[2] != 'X');
+}
 
 /* Bytes of the card that are taken: contexts and segments of processes that live, and what others hold. */
 static inline uint64_t fake_cuda_used_bytes(const struct fake_cuda_machine *machine, int card) {

@@ -1,8 +1,8 @@
 """Simulated CUDA cards below a torch that has no CUDA of its own.
 
 `preload` before ``import torch``, `install` after it; ``sitecustomize`` beside this package does both. From then on
-``torch.device("cuda")``, ``torch.cuda``, autograd, autocast, Lightning and DDP are the real ones, on cards whose memory,
-streams and time the compiled `driver` simulates. Variables of the environment say what the cards are like: see README.md.
+``torch.device("cuda")``, ``torch.cuda``, autograd, autocast, Lightning and DDP are the real ones, on cards whose
+memory, streams and time the compiled `driver` simulates. FAKE_CUDA_* say what the cards are like: see README.md.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from types import ModuleType
 from fake_cuda.build import compiled
 
 driver: ModuleType | None = None
-"""The compiled driver once `install` has been called: ``violations()``, ``counts()``, ``has_context(card)``."""
+"""The compiled driver once `install` has been called: ``violations()``, ``counts()``, ``busy_ns(card, from, to)``."""
 
 
 def preload() -> None:
@@ -26,18 +26,27 @@ def preload() -> None:
     ctypes.CDLL(str(compiled()))
 
 
-def visible_cards() -> int:
-    """Cards that FAKE_CUDA_DEVICES gives and CUDA_VISIBLE_DEVICES leaves; as CUDA, up to the first that is none."""
-    there = int(os.environ.get("FAKE_CUDA_DEVICES", "0"))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return there
-    found = 0
-    for word in visible.split(","):
-        if not word.strip().isdigit() or int(word) >= there:
+def uuid(card: int) -> str:
+    """Of a card by the machine's numbers, as CUDA_VISIBLE_DEVICES and the simulated NVML have it."""
+    return f"GPU-aaaa1111-0000-0000-0000-{card + 1:012d}"
+
+
+def visible_cards() -> list[int]:
+    """The machine's cards that CUDA_VISIBLE_DEVICES leaves, in its order; as CUDA, up to the first that is none."""
+    there = range(int(os.environ.get("FAKE_CUDA_DEVICES", "0")))
+    asked = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if asked is None:
+        return list(there)
+    visible: list[int] = []
+    for word in (word.strip() for word in asked.split(",")):
+        if word.startswith("GPU-"):  # the start of one is enough
+            named = [card for card in there if uuid(card).startswith(word)]
+        else:
+            named = [card for card in there if word == str(card)]
+        if len(named) != 1 or named[0] in visible:
             break
-        found += 1
-    return found
+        visible += named
+    return visible
 
 
 def install() -> None:
@@ -54,28 +63,63 @@ def install() -> None:
     assert spec.loader is not None
     driver = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(driver)
-    cards, total = visible_cards(), int(os.environ.get("FAKE_CUDA_MIB", "1024")) << 20
-    figures = (float(os.environ.get(f"FAKE_CUDA_{name}", given)) for name, given in _FIGURES.items())
-    driver.set_up(cards, total, *figures, os.environ.get("FAKE_CUDA_STRICT") == "1")
+    cards = visible_cards()
+    num_cards = int(os.environ["FAKE_CUDA_DEVICES"])
+    total_bytes = _mib("MIB", 1024)
+    driver.set_up(
+        cards=cards,
+        machine_cards=num_cards,
+        total_bytes=total_bytes,
+        context_bytes=_mib("CONTEXT_MIB", 0),
+        others_bytes=_mib("OTHERS_MIB", 0),
+        slowdown=_number("SLOWDOWN", 1),
+        kernel_us=_number("KERNEL_US", 0),
+        copy_gbps=_number("COPY_GBPS", 0),
+        strict=os.environ.get("FAKE_CUDA_STRICT") == "1",
+        lost_after=lost_after(os.environ.get("FAKE_CUDA_LOST_AFTER", ""), num_cards),
+        state_path=os.environ.get("FAKE_CUDA_STATE", ""),
+    )
+    atexit.register(driver.shut_down)
 
     from fake_cuda import functions, nccl, streams
 
-    functions.fill_in(driver, cards, total)
+    functions.fill_in(driver, cards, total_bytes)
     streams.fill_in(driver)
     nccl.fill_in(driver)
     if report := os.environ.get("FAKE_CUDA_REPORT"):
-        atexit.register(_report, driver, cards, Path(report))
+        atexit.register(_report, driver, len(cards), Path(report))
 
 
-_FIGURES = {"SLOWDOWN": "1", "KERNEL_US": "0", "COPY_GBPS": "0"}
+def lost_after(text: str, num_cards: int) -> list[int]:
+    """Launches after which each of the machine's cards is lost, -1 = never.
+
+    Args:
+        text: FAKE_CUDA_LOST_AFTER: ``1000`` for every card, or ``1:1000,3:0`` by card.
+        num_cards: of the machine.
+    """
+    if text.isdigit():
+        return [int(text)] * num_cards
+    launches = [-1] * num_cards
+    for word in filter(None, text.split(",")):
+        card, _, num = word.partition(":")
+        launches[int(card)] = int(num)
+    return launches
 
 
-def _report(driver: ModuleType, cards: int, path: Path) -> None:
+def _number(name: str, default: float) -> float:
+    return float(os.environ.get(f"FAKE_CUDA_{name}", default))
+
+
+def _mib(name: str, default: int) -> int:
+    return int(os.environ.get(f"FAKE_CUDA_{name}", default)) << 20
+
+
+def _report(driver: ModuleType, num_cards: int, path: Path) -> None:
     """What this process did, as a line of JSON; several processes may write at once."""
     seen = {
         "pid": os.getpid(),
         "rank": int(os.environ.get("LOCAL_RANK", "0")),
-        "contexts": [card for card in range(cards) if driver.has_context(card)],
+        "contexts": [card for card in range(num_cards) if driver.has_context(card)],
         "violations": driver.violations(),
         **driver.counts(),
     }

@@ -8,10 +8,15 @@ import importlib.util
 import os
 import subprocess
 import sysconfig
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-SOURCES = Path(__file__).parents[2]
-"""Holds the driver's C++ files."""
+SOURCES = Path(__file__).parents[2] / "driver"
+STATE_HEADER = SOURCES.with_name("machine_state.h")
+OPERATORS = ("composites", "copies", "kernels", "tensors")
+"""Files that need torch's operators; they are compiled as one, and the others as another: torch's headers take most of
+the time, and there are often two cores."""
 
 
 def cache_folder() -> Path:
@@ -26,10 +31,9 @@ def compiled() -> Path:
     Raises:
         RuntimeError: there is no C++ compiler, or it can't build the driver; with what it said.
     """
-    sources = sorted(SOURCES.glob("*.cpp")) + sorted(SOURCES.glob("*.h"))
     root = _torch_folder()
     key = hashlib.sha256((root / "version.py").read_bytes() + sysconfig.get_config_var("SOABI").encode())
-    for source in sources:
+    for source in [STATE_HEADER, Path(__file__), *sorted(SOURCES.glob("*.cpp")), *sorted(SOURCES.glob("*.h"))]:
         key.update(source.read_bytes())
     library = cache_folder() / key.hexdigest()[:16] / "fake_cuda_driver.so"
     if not library.exists():
@@ -37,24 +41,41 @@ def compiled() -> Path:
         with (library.parent / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it: one of them compiles, the others wait
             if not library.exists():
-                _compile([source for source in sources if source.suffix == ".cpp"], root, library)
+                _build(root, library)
     return library
 
 
-def _compile(sources: list[Path], root: Path, library: Path) -> None:
-    unfinished = library.with_suffix(f".{os.getpid()}")
-    includes = [root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]]
-    command = [os.environ.get("CXX", "c++"), "-shared", "-fPIC", "-std=c++20", "-O1", "-w"]
-    command += [*map(str, sources), "-o", str(unfinished), *(f"-I{folder}" for folder in includes)]
-    command += [f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"]
-    command += ["-DTORCH_EXTENSION_NAME=fake_cuda_driver"]
+def _build(root: Path, library: Path) -> None:
+    operators = [SOURCES / f"{name}.cpp" for name in OPERATORS]
+    others = sorted(set(SOURCES.glob("*.cpp")) - set(operators))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
+        objects = [Path(folder, "operators.o"), Path(folder, "others.o")]
+        list(pool.map(_compile, [operators, others], objects, [root, root]))
+        unfinished = library.with_suffix(f".{os.getpid()}")
+        command = [*map(str, objects), "-shared", "-o", str(unfinished), f"-L{root / 'lib'}"]
+        _run([*command, f"-Wl,-rpath,{root / 'lib'}", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"])
+        unfinished.replace(library)
+
+
+def _compile(sources: list[Path], to: Path, root: Path) -> None:
+    command = ["-c", "-fPIC", "-std=c++20", "-O1", "-Wall", "-Wextra", "-Wno-unused-parameter"]
+    for folder in (root / "include", root / "include/torch/csrc/api/include", sysconfig.get_paths()["include"]):
+        command += ["-isystem", str(folder)]
+    command += ["-DAT_PER_OPERATOR_HEADERS", "-DTORCH_EXTENSION_NAME=fake_cuda_driver", "-I", str(SOURCES)]
+    text = "".join(f'#include "{source}"\n' for source in sources)
+    _run([*command, "-x", "c++", "-", "-o", str(to)], text)
+
+
+def _run(arguments: list[str], text: str = "") -> None:
+    command = [os.environ.get("CXX", "c++"), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     except FileNotFoundError as error:
         raise RuntimeError(f"{command[0]}: no such C++ compiler. Install g++, or name one by CXX.") from error
     if done.returncode:
         raise RuntimeError(f"{command[0]} can't build the simulated cards' driver:\n{done.stderr}")
-    unfinished.replace(library)
+    if done.stderr:
+        print(done.stderr)
 
 
 def _torch_folder() -> Path:

@@ -2,59 +2,155 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
+from typing import Any
+from uuid import UUID
 
 import torch
 import torch.cuda
 
+import fake_cuda
 
-def fill_in(driver: ModuleType, devices: int, total: int) -> None:
-    properties = SimpleNamespace(
-        name=f"Simulated GPU {total / 2**30:g} GiB", major=9, minor=0, total_memory=total, multi_processor_count=8, uuid=None, is_integrated=False,
-        is_multi_gpu_board=False, max_threads_per_multi_processor=2048, warp_size=32, regs_per_multiprocessor=65536, gcnArchName="", L2_cache_size=1 << 20,
-    )  # fmt: skip
-    nothing = lambda *args, **kwargs: None  # noqa: E731
-    given = dict(
-        getDeviceCount=lambda: devices, init=nothing, isInBadFork=driver.forked, getDevice=driver.device,
-        setDevice=driver.set_device, exchangeDevice=driver.exchange_device, maybeExchangeDevice=driver.exchange_device,
-        getCompiledVersion=lambda: 13000, getArchFlags=lambda: "sm_90", synchronize=driver.synchronize,
-        getCurrentStream=driver.current_stream, getDefaultStream=driver.default_stream, setStream=driver.set_stream,
-        setMemoryFraction=driver.set_fraction, getMemoryFraction=driver.fraction, emptyCache=driver.empty_cache,
-        memoryStats=driver.stats, resetPeakMemoryStats=driver.reset_peak, resetAccumulatedMemoryStats=nothing,
-        get_sync_debug_mode=lambda: 0, set_sync_debug_mode=nothing, canDeviceAccessPeer=lambda a, b: True,
-        getAllocatorBackend=lambda: "native", ipc_collect=nothing, isCurrentStreamCapturing=lambda: False,
-        isHistoryEnabled=lambda: False, sleep=nothing, clearCublasWorkspaces=nothing,
-        getCurrentBlasHandle=lambda: 0,
-        getCurrentRawStream=lambda device: driver.current_stream(device)[0], hostMemoryStats=dict,
-    )  # fmt: skip
-    for name, value in given.items():
-        setattr(torch._C, f"_cuda_{name}", value)
-    torch._C._nccl_version, torch._C._nccl_version_suffix = lambda: (2 << 32) | (27 << 16), lambda: b""
+CUDA_VERSION, NCCL_VERSION = (13, 0), (2, 27, 0)
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What ``torch.cuda.get_device_properties`` tells of a card; a made-up one of Hopper's kind."""
+
+    total_memory: int
+    uuid: UUID
+    name: str
+    major: int = 9
+    minor: int = 0
+    multi_processor_count: int = 8
+    max_threads_per_multi_processor: int = 2048
+    max_threads_per_block: int = 1024
+    regs_per_multiprocessor: int = 65536
+    shared_memory_per_block: int = 49152
+    shared_memory_per_block_optin: int = 232448
+    shared_memory_per_multiprocessor: int = 233472
+    L2_cache_size: int = 1 << 20
+    warp_size: int = 32
+    clock_rate: int = 1_500_000
+    memory_clock_rate: int = 2_600_000
+    memory_bus_width: int = 5120
+    is_integrated: bool = False
+    is_multi_gpu_board: bool = False
+    gcnArchName: str = ""  # noqa: N815  torch's name
+    pci_bus_id: int = 0
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
+
+
+def fill_in(driver: ModuleType, cards: list[int], total_bytes: int) -> None:
+    """Add them.
+
+    Args:
+        driver: the compiled one.
+        cards: the machine's numbers of the cards that this process sees.
+        total_bytes: memory of a card.
+    """
+    for name, function in _of_c(driver, len(cards)).items():
+        setattr(torch._C, f"_cuda_{name}", function)
+    major, minor, patch = NCCL_VERSION
+    torch._C._nccl_version = lambda: (major << 32) | (minor << 16) | patch  # type: ignore[attr-defined]
+    torch._C._nccl_version_suffix = lambda: b""  # type: ignore[attr-defined]
     torch._C._has_cuda = True
-    torch.version.cuda = "13.0"
-    cuda = torch.cuda
-    cuda._exchange_device, cuda._maybe_exchange_device = driver.exchange_device, driver.exchange_device
+    torch.version.cuda = ".".join(map(str, CUDA_VERSION))
+    name = f"Simulated GPU {total_bytes / 2**30:g} GiB"
+    properties = [Properties(total_bytes, UUID(fake_cuda.uuid(card).removeprefix("GPU-")), name) for card in cards]
+    _fill_in_cuda(driver, properties)
+    _fill_in_storages(driver)
+
+
+def _of_c(driver: ModuleType, num_cards: int) -> dict[str, Callable[..., Any]]:
+    """``torch._C._cuda_<name>`` -> function."""
+    return {
+        "init": _nothing,
+        "getDeviceCount": lambda: num_cards,
+        "isInBadFork": driver.is_forked,
+        "getDevice": driver.device,
+        "setDevice": driver.set_device,
+        "exchangeDevice": driver.exchange_device,
+        "maybeExchangeDevice": driver.exchange_device,
+        "canDeviceAccessPeer": lambda device, peer: False,
+        "getCompiledVersion": lambda: CUDA_VERSION[0] * 1000 + CUDA_VERSION[1] * 10,
+        "getArchFlags": lambda: "sm_90",
+        "synchronize": driver.synchronize,
+        "getCurrentStream": driver.current_stream,
+        "getDefaultStream": driver.default_stream,
+        "setStream": driver.set_stream,
+        "getCurrentRawStream": lambda device: driver.current_stream(device)[0],
+        "isCurrentStreamCapturing": lambda: False,
+        "sleep": _nothing,
+        "get_sync_debug_mode": lambda: 0,
+        "set_sync_debug_mode": _nothing,
+        "getCurrentBlasHandle": lambda: 0,
+        "clearCublasWorkspaces": _nothing,
+        "ipc_collect": _nothing,
+        "getAllocatorBackend": lambda: "native",
+        "setMemoryFraction": driver.set_fraction,
+        "getMemoryFraction": driver.fraction,
+        "emptyCache": driver.empty_cache,
+        "memoryStats": driver.memory_stats,
+        "memorySnapshot": lambda *arguments: driver.memory_snapshot(),
+        "resetPeakMemoryStats": driver.reset_peak_stats,
+        "resetAccumulatedMemoryStats": driver.reset_accumulated_stats,
+        "hostMemoryStats": dict,
+        "isHistoryEnabled": lambda: False,
+    }
+
+
+def _fill_in_cuda(driver: ModuleType, properties: list[Properties]) -> None:
+    cuda: Any = torch.cuda
+
+    def get_device_properties(device: torch.types.Device = None) -> Properties:
+        cuda._lazy_init()
+        return properties[_checked(cuda._utils._get_device_index(device, optional=True), len(properties))]
+
+    cuda._exchange_device = cuda._maybe_exchange_device = driver.exchange_device
     cuda._cudart = SimpleNamespace(
         cudaMemGetInfo=driver.memory_info,
         cudaError=int,
         cudaGetErrorString=str,
-        cudaProfilerStart=nothing,
-        cudaProfilerStop=nothing,
+        cudaProfilerStart=_nothing,
+        cudaProfilerStop=_nothing,
     )
-    cuda._get_device_properties = lambda device: properties
-    cuda.get_device_properties = lambda device=None: properties
-    cuda.default_generators = tuple(driver.generator(index) for index in range(devices))
-    cuda._check_cubins = cuda._check_capability = nothing
+    cuda._get_device_properties = properties.__getitem__
+    cuda.get_device_properties = get_device_properties
+    cuda.default_generators = tuple(driver.generator(index) for index in range(len(properties)))
+    cuda._check_cubins = cuda._check_capability = _nothing
     cuda._queued_calls.clear()
 
-    def to(self, device, non_blocking=False):  # torch.load with its map_location
-        device = torch.device(device)
-        if device.type != "cuda" or self.device == device:
-            return to_before(self, device, non_blocking)
-        return torch.empty(0, dtype=torch.uint8, device=self.device).set_(self).to(device).untyped_storage()
 
-    def resize_(self, size):  # FSDP
+def _fill_in_storages(driver: ModuleType) -> None:
+    """torch's own go through functions of the CUDA library."""
+    to_before, resize_before = torch.UntypedStorage.to, torch.UntypedStorage.resize_
+
+    def to(
+        self: torch.UntypedStorage, *, device: torch.types.Device, non_blocking: bool = False
+    ) -> torch.UntypedStorage:  # torch.load with its map_location
+        target = torch.device(device)  # type: ignore[arg-type]
+        if target.type != "cuda" or self.device == target:
+            return to_before(self, device=target, non_blocking=non_blocking)
+        as_tensor = torch.empty(0, dtype=torch.uint8, device=self.device).set_(self)
+        return as_tensor.to(target).untyped_storage()
+
+    def resize_(self: torch.UntypedStorage, size: int) -> Any:  # FSDP
         return driver.resize_storage(self, size) if self.device.type == "cuda" else resize_before(self, size)
 
-    to_before, resize_before = torch.UntypedStorage.to, torch.UntypedStorage.resize_
-    torch.UntypedStorage.to, torch.UntypedStorage.resize_ = to, resize_
+    torch.UntypedStorage.to = to  # type: ignore[method-assign]
+    torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign]
+
+
+def _checked(card: int, num_cards: int) -> int:
+    if not 0 <= card < num_cards:
+        raise AssertionError("Invalid device id")  # torch's words
+    return card
+
+
+def _nothing(*arguments: object, **options: object) -> None:
+    pass

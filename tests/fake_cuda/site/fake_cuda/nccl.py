@@ -1,136 +1,165 @@
-"""A process group "nccl" for the simulated cards: Gloo on the memory of their tensors."""
+"""A process group "nccl" for the simulated cards: Gloo on the memory of their tensors.
+
+A collective is done at once and takes the card the time that it takes Gloo; NCCL's own stream is not modelled.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Sequence
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import torch
+import torch.distributed as dist
+
+_driver: Any = None
+_Work: Any = getattr(dist, "_Work", object)
+_ProcessGroup: Any = getattr(dist, "ProcessGroup", object)  # a torch without distributed has neither
+
+
+class Done(_Work):
+    """A collective that is over."""
+
+    def __init__(self, result: list[torch.Tensor]) -> None:
+        super().__init__()
+        devices = [result[0].device] if result and result[0].is_cuda else None
+        self._future: Any = torch.futures.Future(devices=devices)  # type: ignore[arg-type]
+        self._future.set_result(result)
+
+    def wait(self, timeout: Any = None) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def get_future(self) -> Any:
+        return self._future
+
+
+class SimulatedNccl(_ProcessGroup):
+    """As ProcessGroupNCCL, for the collectives that DDP and FSDP use."""
+
+    class Options(SimpleNamespace):
+        """What ProcessGroupNCCL can be told."""
+
+    supports_splitting = False
+    _device_types = (torch.device("cuda"),)
+
+    def __init__(self, store: Any, rank: int, size: int, options: Any) -> None:
+        super().__init__(rank, size)
+        self._store, self._rank, self._size = store, rank, size
+        self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
+        self._device: int | None = None
+        self._name = ""
+
+    def _set_sequence_number_for_group(self) -> None:
+        pass
+
+    def _get_backend(self, device: torch.device) -> SimulatedNccl:
+        return self
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, description: str) -> None:
+        pass
+
+    def getBackendName(self) -> str:
+        return "nccl"
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Done:
+        opts, divides = _sum_instead_of_mean(opts or dist.AllreduceOptions())
+        return self._do("allreduce", tensors, opts, result=tensors, divides=divides)
+
+    def broadcast(self, tensors: list[torch.Tensor], opts: Any = None) -> Done:
+        return self._do("broadcast", tensors, opts or dist.BroadcastOptions(), result=tensors)
+
+    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Done:
+        return self._do("allgather", outputs, inputs, opts or dist.AllgatherOptions(), result=outputs[0])
+
+    def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Done:
+        opts, divides = _sum_instead_of_mean(opts or dist.ReduceScatterOptions())
+        return self._do("reduce_scatter", outputs, inputs, opts, result=outputs, divides=divides)
+
+    def _allgather_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Done:
+        return self._do("_allgather_base", output, tensor, opts or dist.AllgatherOptions(), result=[output])
+
+    def _reduce_scatter_base(self, output: torch.Tensor, tensor: torch.Tensor, opts: Any = None) -> Done:
+        opts, divides = _sum_instead_of_mean(opts or dist.ReduceScatterOptions())
+        return self._do("_reduce_scatter_base", output, tensor, opts, result=[output], divides=divides)
+
+    all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # their names since torch 2.13
+
+    def barrier(self, opts: Any = None) -> Done:
+        self._gloo.barrier().wait()
+        return Done([])
+
+    def _do(self, name: str, *arguments: Any, result: list[torch.Tensor], divides: bool = False) -> Done:
+        device = self._check([tensor for argument in arguments for tensor in _tensors(argument)])
+        began_ns = time.monotonic_ns()
+        getattr(self._gloo, name)(*(_on_host(argument) for argument in arguments)).wait()
+        _driver.count_collective(device, began_ns)
+        if divides:
+            for tensor in result:
+                tensor.div_(self._size)
+        return Done(result)
+
+    def _check(self, tensors: Sequence[torch.Tensor]) -> int:
+        """The card of this rank; NCCL wants one a rank.
+
+        Raises:
+            RuntimeError: a tensor of the host, or two ranks on one card.
+        """
+        if any(not tensor.is_cuda for tensor in tensors):
+            raise RuntimeError("No backend type associated with device type cpu")
+        device = tensors[0].get_device()
+        if self._device is None:
+            self._device = device
+            card = _driver.uuid(device)  # visible devices may number them differently
+            self._store.set(f"simulated_nccl/{self._rank}", card)
+            cards = [self._store.get(f"simulated_nccl/{rank}").decode() for rank in range(self._size)]
+            if cards.count(card) > 1:
+                raise RuntimeError(f"Duplicate GPU detected : rank {self._rank} is on {card}, all ranks on {cards}")
+        return device
+
+
+def _sum_instead_of_mean(opts: Any) -> tuple[Any, bool]:
+    """Gloo has no mean: the options to give it, and whether to divide then."""
+    divides = opts.reduceOp == dist.ReduceOp.AVG
+    if divides:
+        opts.reduceOp = dist.ReduceOp.SUM
+    return opts, divides
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _tensors(each)
+
+
+def _on_host(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return _driver.view_for_collective(value, True)
+    if isinstance(value, list | tuple):
+        return [_on_host(each) for each in value]
+    return value
 
 
 def fill_in(driver: ModuleType) -> None:
-    """A process group "nccl" for the fake devices: Gloo on the memory of the tensors."""
-    if not torch.distributed.is_available():
+    """Make it torch.distributed's "nccl"."""
+    global _driver  # noqa: PLW0603  one machine a process
+    _driver = driver
+    if not dist.is_available():
         return
-    import torch.distributed as dist
-    import torch.distributed.distributed_c10d as c10d
+    from torch.distributed import distributed_c10d
 
-    class Done(dist._Work):
-        def __init__(self, result):
-            super().__init__()
-            self._future = torch.futures.Future(devices=[result[0].device] if result and result[0].is_cuda else None)
-            self._future.set_result(result)
-
-        def wait(self, timeout=None):
-            return True
-
-        def is_completed(self):
-            return True
-
-        def get_future(self):
-            return self._future
-
-    class FakeNccl(dist.ProcessGroup):
-        class Options(SimpleNamespace):
-            """What ProcessGroupNCCL can be told."""
-
-        def __init__(self, store, rank, size, options):
-            super().__init__(rank, size)
-            self._store, self._rank, self._size = store, rank, size
-            self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout=options._timeout)
-            self._device, self._name = None, ""
-
-        def _set_sequence_number_for_group(self):
-            pass
-
-        supports_splitting = False
-        _device_types = [torch.device("cuda")]
-
-        def _get_backend(self, device):
-            return self
-
-        def _set_group_name(self, name):
-            self._name = name
-
-        def _set_group_desc(self, description):
-            pass
-
-        def getBackendName(self):
-            return "nccl"
-
-        @property
-        def group_name(self):
-            return self._name
-
-        def _on_card(self, tensors):
-            for tensor in tensors:
-                if not tensor.is_cuda:
-                    raise RuntimeError("No backend type associated with device type cpu")
-            if self._device is None and tensors:  # NCCL: one rank a card
-                self._device = tensors[0].get_device()
-                self._store.set(f"fake_nccl/{self._rank}", str(self._device))
-                all_ranks = [self._store.get(f"fake_nccl/{rank}").decode() for rank in range(self._size)]
-                if len(set(all_ranks)) < self._size:
-                    raise RuntimeError(f"Duplicate GPU detected : ranks are on the CUDA devices {all_ranks}")
-
-        def _do(self, name, *arguments, result):
-            flat = [each for argument in arguments if isinstance(argument, (list, tuple)) for each in _flat(argument)]
-            flat += [each for each in arguments if isinstance(each, torch.Tensor)]
-            self._on_card(flat)
-            getattr(self._gloo, name)(*(_host(argument) for argument in arguments)).wait()
-            return Done(result)
-
-        def allreduce(self, tensors, opts=None):
-            opts = opts or dist.AllreduceOptions()
-            is_mean = opts.reduceOp == dist.ReduceOp.AVG
-            if is_mean:
-                opts.reduceOp = dist.ReduceOp.SUM
-            done = self._do("allreduce", tensors, opts, result=tensors)
-            if is_mean:
-                for tensor in tensors:
-                    tensor.div_(self._size)
-            return done
-
-        def broadcast(self, tensors, opts=None):
-            return self._do("broadcast", tensors, opts or dist.BroadcastOptions(), result=tensors)
-
-        def allgather(self, outputs, inputs, opts=None):
-            return self._do("allgather", outputs, inputs, opts or dist.AllgatherOptions(), result=outputs[0])
-
-        def reduce_scatter(self, outputs, inputs, opts=None):
-            return self._do("reduce_scatter", outputs, inputs, opts or dist.ReduceScatterOptions(), result=outputs)
-
-        def _allgather_base(self, output, input, opts=None):
-            return self._do("_allgather_base", output, input, opts or dist.AllgatherOptions(), result=[output])
-
-        def _reduce_scatter_base(self, output, input, opts=None):
-            opts = opts or dist.ReduceScatterOptions()
-            is_mean = opts.reduceOp == dist.ReduceOp.AVG
-            if is_mean:
-                opts.reduceOp = dist.ReduceOp.SUM
-            done = self._do("_reduce_scatter_base", output, input, opts, result=[output])
-            if is_mean:
-                output.div_(self._size)
-            return done
-
-        all_gather_single, reduce_scatter_single = _allgather_base, _reduce_scatter_base  # their names since torch 2.13
-
-        def barrier(self, opts=None):
-            self._gloo.barrier().wait()
-            return Done([])
-
-    def _flat(tensors):
-        for each in tensors:
-            if isinstance(each, torch.Tensor):
-                yield each
-            else:
-                yield from _flat(each)
-
-    def _host(value):
-        if isinstance(value, torch.Tensor):
-            return driver.host_view(value, True)
-        if isinstance(value, (list, tuple)):
-            return [_host(each) for each in value]
-        return value
-
-    c10d.ProcessGroupNCCL = dist.ProcessGroupNCCL = FakeNccl
-    c10d._NCCL_AVAILABLE = True
+    for module in (dist, distributed_c10d):
+        module.ProcessGroupNCCL = SimulatedNccl  # type: ignore[attr-defined]
+    distributed_c10d._NCCL_AVAILABLE = True

@@ -1,0 +1,91 @@
+#include "streams.h"
+
+#include "machine.h"
+
+namespace fake_cuda {
+
+Clocks host_known;
+
+void Queue::push(std::function<void()> work) {
+  pending.push_back(std::move(work));
+  ++num_issued;
+}
+
+void Queue::drain(uint64_t up_to) {
+  while (num_done < up_to && !pending.empty()) {
+    auto work = std::move(pending.front());
+    pending.pop_front();
+    ++num_done;
+    work();
+  }
+}
+
+c10::Stream stream_at(DeviceIndex device, int id) {
+  return c10::Stream(c10::Stream::UNSAFE, Device(DeviceType::CUDA, device), id);
+}
+
+Queue* queue_of(const c10::Stream& stream) {
+  return card(stream.device_index()).queues.at(static_cast<size_t>(stream.id())).get();
+}
+
+uint64_t launch(Queue* queue) {
+  Card& it = cards[queue->device];
+  if (it.lost_after >= 0 && it.num_launches >= it.lost_after) it.share->lose();
+  check_not_lost(it);
+  ++it.num_launches;
+  ++counts.launches;
+  it.share->count_launch();
+  merge(queue->known, host_known);
+  return ++queue->known[queue->number];
+}
+
+void busy(Queue* queue, int64_t began_ns, double for_ns) {
+  auto from = std::max(queue->busy_until_ns, began_ns);
+  queue->busy_until_ns = from + static_cast<int64_t>(for_ns);
+  cards[queue->device].share->busy(from, queue->busy_until_ns);
+}
+
+Event record_event(Queue* queue, bool is_timed) {
+  return {queue, queue->num_issued, std::max(now_ns(), queue->busy_until_ns), is_timed, queue->known};
+}
+
+void wait_for(Queue* queue, const Event& event) {
+  if (event.queue != queue)
+    queue->push([from = event.queue, position = event.position] { from->drain(position); });
+  queue->busy_until_ns = std::max(queue->busy_until_ns, event.at_ns);
+  merge(queue->known, event.known);
+}
+
+bool is_over(const Event& event) {
+  if (event.at_ns > now_ns()) return false;
+  event.queue->drain(event.position);
+  merge(host_known, event.known);
+  return true;
+}
+
+void synchronize(const Event& event) {
+  {
+    Locked guard(machine_lock);
+    check_not_lost(cards[event.queue->device]);
+    ++counts.synchronisations;
+    event.queue->drain(event.position);
+  }
+  sleep_until(event.at_ns);  // other threads go on launching meanwhile
+  Locked guard(machine_lock);
+  merge(host_known, event.known);
+}
+
+void synchronize(Queue* queue) {
+  Event last;
+  {
+    Locked guard(machine_lock);
+    last = record_event(queue);
+  }
+  synchronize(last);
+}
+
+void synchronize_card(DeviceIndex device) {
+  for (size_t i = 0; i < card(device).queues.size(); ++i) synchronize(card(device).queues[i].get());
+}
+
+}  // namespace fake_cuda
