@@ -35,10 +35,6 @@ class Cards:
     """GB/s of copies between host and card; 0 = they take no time."""
     pageable_gbps: float = 0.0
     """The same of memory that is not pinned."""
-    others_mib: int = 0
-    """Held on each card by other processes."""
-    context_mib: int = 0
-    """What a process takes by using a card at all."""
     strict: bool = False
     """An access that nothing orders raises at once."""
     lost_after: int | str = ""
@@ -55,8 +51,6 @@ class Cards:
             "FAKE_CUDA_KERNEL_US": str(self.kernel_us),
             "FAKE_CUDA_COPY_GBPS": str(self.copy_gbps),
             "FAKE_CUDA_PAGEABLE_GBPS": str(self.pageable_gbps),
-            "FAKE_CUDA_OTHERS_MIB": str(self.others_mib),
-            "FAKE_CUDA_CONTEXT_MIB": str(self.context_mib),
             "FAKE_CUDA_STRICT": str(int(self.strict)),
             "FAKE_CUDA_LOST_AFTER": str(self.lost_after),
         }

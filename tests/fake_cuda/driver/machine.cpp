@@ -1,3 +1,5 @@
+#include <Python.h>  // first: it sets macros that the standard headers look at
+
 #include "machine.h"
 
 #include <ATen/CPUGeneratorImpl.h>
@@ -25,6 +27,13 @@ thread_local std::vector<int> current_streams;  // by card
 constexpr int kInitializationError = 3, kInvalidDevice = 101, kLaunchFailure = 719;
 
 }  // namespace
+
+Locked::Locked(std::recursive_mutex& lock) : lock_(lock) {
+  if (lock_.try_lock()) return;
+  PyThreadState* thread = Py_IsInitialized() && PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+  lock_.lock();
+  if (thread) PyEval_RestoreThread(thread);
+}
 
 void set_up(Settings given) {
   TORCH_CHECK(cards.empty(), "the simulated cards are set up already");

@@ -51,7 +51,19 @@ struct Counts {
 
 // One lock for everything here. Held for short moments: never while a kernel runs or the host waits for a card.
 extern std::recursive_mutex machine_lock;
-using Locked = std::lock_guard<std::recursive_mutex>;
+
+// Holds the lock. A thread that must wait for it gives Python's lock away meanwhile: who holds this one may want that,
+// since a tensor known to Python takes it when its count of references changes.
+class Locked {
+ public:
+  explicit Locked(std::recursive_mutex& lock);
+  ~Locked() { lock_.unlock(); }
+  Locked(const Locked&) = delete;
+  Locked& operator=(const Locked&) = delete;
+
+ private:
+  std::recursive_mutex& lock_;
+};
 
 extern Settings settings;
 extern std::vector<Card> cards;
