@@ -2,8 +2,6 @@
 
 #include <c10/core/AllocatorConfig.h>
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <limits>
 #include <tuple>
@@ -20,9 +18,6 @@ using c10::CachingAllocator::kRoundLarge;
 using c10::CachingAllocator::kSmallBuffer;
 using c10::CachingAllocator::kSmallSize;
 using Config = c10::CachingAllocator::AcceleratorAllocatorConfig;
-using Stats = c10::CachingDeviceAllocator::DeviceStats;
-
-size_t rounded_up(size_t size, size_t to) { return (size + to - 1) / to * to; }
 
 size_t rounded(size_t size) {
   if (size < kMinBlockSize) return kMinBlockSize;
@@ -49,12 +44,6 @@ size_t size_when_grown(const Block* block) {
   return block->size + (block->after && !block->after->is_mapped ? block->after->size : 0);
 }
 
-std::array<c10::CachingAllocator::StatArray*, 9> stat_arrays(Stats& stats) {
-  return {&stats.allocation,     &stats.segment,        &stats.active,       &stats.inactive_split,
-          &stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.inactive_split_bytes,
-          &stats.requested_bytes};
-}
-
 }  // namespace
 
 bool BySize::operator()(const Block* a, const Block* b) const {
@@ -66,13 +55,6 @@ bool ByAddress::operator()(const Block* a, const Block* b) const {
 
 CachingAllocator::CachingAllocator(Card& card) : card_(card), memory_(*card.share) {
   stats_.max_split_size = static_cast<int64_t>(Config::max_split_size());
-}
-
-template <typename Change>
-void CachingAllocator::count(const Pool& pool, Change change) {
-  using c10::CachingAllocator::StatType;
-  change(static_cast<size_t>(StatType::AGGREGATE));
-  change(static_cast<size_t>(pool.is_small ? StatType::SMALL_POOL : StatType::LARGE_POOL));
 }
 
 // -- handing out and taking back ------------------------------------------------------------------------------------
@@ -303,109 +285,17 @@ void CachingAllocator::release_cached() {
   synchronize_card(card_.index);  // as cudaFree does; copies that wait are made before their memory goes
   finish_events(true);
   for (Pool* pool : {&large_, &small_}) {
-    std::vector<Block*> all(pool->free.begin(), pool->free.end());
-    for (Block* block : all)
-      if (!block->expandable && !block->is_split()) release_segment(block);
-    for (Block* block : all)
-      if (pool->free.count(block) && block->expandable) unmap(block);
+    std::vector<Block*> whole, expandable;
+    for (Block* block : pool->free) {
+      if (block->expandable) {
+        expandable.push_back(block);
+      } else if (!block->is_split()) {
+        whole.push_back(block);
+      }
+    }
+    for (Block* block : whole) release_segment(block);
+    for (Block* block : expandable) unmap(block);
   }
-}
-
-// -- expandable segments ----------------------------------------------------------------------------------------------
-
-// The lowest place with room for so much in what is free or not mapped yet.
-Block* CachingAllocator::find_expandable(Pool& pool, Queue* owner, size_t size) {
-  for (Block* candidate : pool.unmapped) {
-    if (candidate->owner != owner) continue;
-    Block* first = candidate->before && candidate->before->is_usable() ? candidate->before : candidate;
-    size_t room = 0;
-    for (Block* block = first; block && block->is_usable() && room < size; block = block->after) room += block->size;
-    if (room >= size) return first;
-  }
-  size_t page_size = pool.is_small ? kSmallBuffer : Config::large_segment_size();
-  size_t space = rounded_up(memory_.total_bytes() + memory_.total_bytes() / 8, page_size);
-  char* data = memory_.reserve_addresses(space);
-  expandable_.push_back(std::make_unique<ExpandableSegment>(ExpandableSegment{data, space, page_size}));
-  auto block = new Block{card_.index, owner, &pool, data, space};
-  block->is_mapped = false;
-  block->expandable = expandable_.back().get();
-  pool.unmapped.insert(block);
-  return block;
-}
-
-Block* CachingAllocator::grow_expandable(Pool& pool, Queue* owner, size_t size) {
-  Block* block = find_expandable(pool, owner, size);
-  if (!block->is_mapped && !map(block, std::min(block->size, size))) return nullptr;
-  while (block->size < size) {
-    Block* next = block->after;
-    if (!map(next, std::min(size - block->size, next->size))) return nullptr;
-    block = next;  // which has taken its free neighbour in
-  }
-  pool.free.erase(block);
-  return block;
-}
-
-// Maps whole pages from the block's start on and makes them free.
-bool CachingAllocator::map(Block* block, size_t size) {
-  size_t mapped = rounded_up(size, block->expandable->page_size);
-  if (!memory_.map(block->data, mapped)) return false;
-  Pool& pool = *block->pool;
-  pool.unmapped.erase(block);
-  block->is_mapped = true;
-  if (mapped < block->size) {
-    auto rest = new Block{block->device, block->owner, &pool, block->data + mapped, block->size - mapped};
-    rest->is_mapped = false;
-    rest->expandable = block->expandable;
-    rest->before = block;
-    rest->after = block->after;
-    if (rest->after) rest->after->before = rest;
-    block->after = rest;
-    block->size = mapped;
-    pool.unmapped.insert(rest);
-  }
-  join(block, block->before);
-  join(block, block->after);
-  pool.free.insert(block);
-  count(pool, [&](size_t i) { stats_.reserved_bytes[i].increase(mapped); });
-  ++stats_.num_device_alloc;
-  return true;
-}
-
-// Gives the whole pages of a free block back, and the segment if nothing of it is in use.
-void CachingAllocator::unmap(Block* block) {
-  ExpandableSegment* segment = block->expandable;
-  size_t offset = static_cast<size_t>(block->data - segment->data);
-  size_t begin = rounded_up(offset, segment->page_size);
-  size_t end = (offset + block->size) / segment->page_size * segment->page_size;
-  if (begin >= end) return;
-  Pool& pool = *block->pool;
-  pool.free.erase(block);
-  auto keep = [&](char* data, size_t size, Block* before, Block* after) {
-    auto kept = new Block{block->device, block->owner, &pool, data, size};
-    kept->expandable = segment;
-    kept->queued = block->queued;
-    kept->before = before;
-    kept->after = after;
-    if (before) before->after = kept;
-    if (after) after->before = kept;
-    pool.free.insert(kept);
-  };
-  if (begin > offset) keep(block->data, begin - offset, block->before, block);
-  if (end < offset + block->size) keep(segment->data + end, offset + block->size - end, block, block->after);
-  block->data = segment->data + begin;
-  block->size = end - begin;
-  block->is_mapped = false;
-  memory_.unmap(block->data, end - begin);
-  join(block, block->before);
-  join(block, block->after);
-  pool.unmapped.insert(block);
-  count(pool, [&](size_t i) { stats_.reserved_bytes[i].decrease(end - begin); });
-  ++stats_.num_device_free;
-  if (block->is_split()) return;
-  pool.unmapped.erase(block);
-  memory_.release_addresses(segment->data, segment->size);
-  std::erase_if(expandable_, [&](auto& it) { return it.get() == segment; });
-  delete block;
 }
 
 // -- blocks that other streams use ------------------------------------------------------------------------------------
@@ -434,78 +324,8 @@ void CachingAllocator::finish_events(bool waits) {
     }
 }
 
-// -- what is told -----------------------------------------------------------------------------------------------------
-
-void CachingAllocator::raise_out_of_memory(size_t segment_size) {
-  using c10::CachingAllocator::format_size;
-  ++stats_.num_ooms;
-  auto allocated = static_cast<size_t>(stats_.allocated_bytes[0].current);
-  auto reserved = static_cast<size_t>(stats_.reserved_bytes[0].current);
-  std::string processes;
-  for (auto& [pid, bytes] : card_.share->users()) {
-    bool is_this = pid == static_cast<uint64_t>(getpid());
-    processes += is_this ? "Including non-PyTorch memory, this process" : "Process " + std::to_string(pid);
-    processes += " has " + format_size(bytes) + " memory in use. ";
-  }
-  std::string allowed;
-  if (fraction_) allowed = format_size(static_cast<uint64_t>(*fraction_ * memory_.total_bytes())) + " allowed; ";
-  TORCH_CHECK_WITH(
-      OutOfMemoryError, false, "CUDA out of memory. Tried to allocate ", format_size(segment_size), ". GPU ",
-      static_cast<int>(card_.index), " has a total capacity of ", format_size(memory_.total_bytes()), " of which ",
-      format_size(memory_.free_bytes()), " is free. ", processes, allowed, "Of the allocated memory ",
-      format_size(allocated), " is allocated by PyTorch, and ", format_size(reserved - allocated),
-      " is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
-      "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation.  See documentation for Memory Management  "
-      "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf)");
-}
-
 void CachingAllocator::empty_cache() { release_cached(); }
 
 void CachingAllocator::set_fraction(double fraction) { fraction_ = fraction; }
-
-void CachingAllocator::reset_accumulated_stats() {
-  for (auto* array : stat_arrays(stats_))
-    for (auto& stat : *array) stat.reset_accumulated();
-  stats_.oversize_allocations.reset_accumulated();
-  stats_.oversize_segments.reset_accumulated();
-  stats_.num_alloc_retries = stats_.num_ooms = stats_.num_sync_all_streams = 0;
-  stats_.num_device_alloc = stats_.num_device_free = 0;
-}
-
-void CachingAllocator::reset_peak_stats() {
-  for (auto* array : stat_arrays(stats_))
-    for (auto& stat : *array) stat.reset_peak();
-  stats_.oversize_allocations.reset_peak();
-  stats_.oversize_segments.reset_peak();
-}
-
-std::vector<c10::CachingDeviceAllocator::SegmentInfo> CachingAllocator::snapshot() const {
-  std::set<const Block*, ByAddress> firsts;
-  auto add = [&](const Block* block) {
-    bool is_first = block->is_mapped && (!block->before || !block->before->is_mapped);
-    if (is_first) firsts.insert(block);
-  };
-  for (auto* pool : {&small_, &large_})
-    for (auto* block : pool->free) add(block);
-  for (auto* block : active_) add(block);
-  std::vector<c10::CachingDeviceAllocator::SegmentInfo> found;
-  for (const Block* first : firsts) {
-    auto& segment = found.emplace_back();
-    segment.device = first->device;
-    segment.address = reinterpret_cast<size_t>(first->data);
-    segment.stream = reinterpret_cast<void*>(static_cast<intptr_t>(first->owner->number));
-    segment.is_large = !first->pool->is_small;
-    segment.is_expandable = first->expandable != nullptr;
-    for (const Block* block = first; block && block->is_mapped; block = block->after) {
-      bool is_active = block->is_allocated || block->num_events > 0;
-      segment.blocks.push_back({block->size, block->requested, 0, block->is_allocated, is_active, nullptr});
-      segment.total_size += block->size;
-      if (block->is_allocated) segment.allocated_size += block->size;
-      if (is_active) segment.active_size += block->size;
-      if (is_active) segment.requested_size += block->requested;
-    }
-  }
-  return found;
-}
 
 }  // namespace fake_cuda

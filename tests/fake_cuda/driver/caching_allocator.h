@@ -103,7 +103,11 @@ class CachingAllocator {
   [[noreturn]] void raise_out_of_memory(size_t segment_size);
 
   template <typename Change>
-  void count(const Pool& pool, Change change);  // for "all" and for the pool
+  void count(const Pool& pool, Change change) {  // for "all" and for the pool
+    using c10::CachingAllocator::StatType;
+    change(static_cast<size_t>(StatType::AGGREGATE));
+    change(static_cast<size_t>(pool.is_small ? StatType::SMALL_POOL : StatType::LARGE_POOL));
+  }
 
   Card& card_;
   DeviceMemory memory_;

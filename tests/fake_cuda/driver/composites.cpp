@@ -1,11 +1,6 @@
 // Operators that need more than the fallback: those that are composite where the fallback would never be asked, and those
 // that have a CUDA kernel only.
-#include <ATen/ops/_scaled_dot_product_attention_math.h>
-#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
-#include <ATen/ops/ones_like.h>
-#include <ATen/ops/zeros_like.h>
 #include <ATen/ops/_coalesced_native.h>
 #include <ATen/ops/_indices_native.h>
 #include <ATen/ops/_nnz_native.h>
@@ -17,8 +12,6 @@
 #include <ATen/ops/sparse_dim_native.h>
 #include <ATen/ops/values_native.h>
 
-#include <cmath>
-
 #include "kernels.h"
 #include "tensors.h"
 
@@ -28,18 +21,6 @@ namespace {
 using Maybe = std::optional<Tensor>;
 
 bool is_given(const Maybe& tensor) { return tensor && tensor->defined(); }
-
-Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const Maybe& mask, double dropout, bool is_causal,
-                 std::optional<double> scale, bool enable_gqa) {
-  bool is_fused = q.dim() == 4 && q.size(3) == v.size(3) && !enable_gqa && dropout == 0;
-  if (!is_fused)
-    return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, mask, dropout, is_causal, std::nullopt, scale,
-                                                              enable_gqa));
-  Maybe bias = mask;
-  if (is_given(mask) && mask->scalar_type() == at::kBool)
-    bias = at::zeros_like(*mask, mask->options().dtype(q.scalar_type())).masked_fill_(mask->logical_not(), -INFINITY);
-  return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, bias, scale));
-}
 
 std::tuple<Tensor, Tensor, Tensor> lstm_cell(const Tensor& x, const Tensor& h, const Tensor& cell, const Maybe& x_bias,
                                              const Maybe& h_bias) {
@@ -64,13 +45,11 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   for (auto name : {"native_dropout", "convolution", "convolution_backward", "native_group_norm", "native_layer_norm",
                     "silu_backward", "mish_backward"})
     m.impl(name, on_host());
-  m.impl("scaled_dot_product_attention", attention);
   m.impl("_thnn_fused_lstm_cell", lstm_cell);
   m.impl("_thnn_fused_gru_cell", gru_cell);
 }
 
 TORCH_LIBRARY_IMPL(aten, AutogradCUDA, m) {
-  m.impl("scaled_dot_product_attention", attention);
   m.impl("_thnn_fused_lstm_cell", lstm_cell);
   m.impl("_thnn_fused_gru_cell", gru_cell);
 }

@@ -8,6 +8,8 @@
 
 namespace fake_cuda {
 
+inline size_t rounded_up(size_t size, size_t to) { return (size + to - 1) / to * to; }
+
 // What a fresh or reused block holds: NaN, or -1. Who reads before something is written sees it.
 constexpr int kGarbage = 0xFF;
 

@@ -5,6 +5,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <pthread.h>
+#include <torch/csrc/utils/device_lazy_init.h>
 
 #include "caching_allocator.h"
 #include "generator.h"
@@ -53,6 +54,7 @@ void set_up(Settings given) {
   install_allocators();
   pthread_atfork(nullptr, nullptr, [] {
     for (auto& it : cards) forked |= it.share->has_context();
+    if (forked) torch::utils::set_requires_device_init(at::kCUDA, true);  // torch.cuda then refuses in its own words
   });
   TORCH_CHECK(at::detail::getCUDAHooks().hasCUDA() == !cards.empty(),
               "torch has asked for its CUDA hooks before the simulated driver was loaded");

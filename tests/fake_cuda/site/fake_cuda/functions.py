@@ -123,6 +123,7 @@ def _fill_in_cuda(driver: ModuleType, properties: list[Properties]) -> None:
     cuda.get_device_properties = get_device_properties
     cuda.default_generators = tuple(driver.generator(index) for index in range(len(properties)))
     cuda._check_cubins = cuda._check_capability = _nothing
+    torch.backends.cudnn.is_acceptable = lambda tensor: False  # it would warn at every LSTM
     cuda._queued_calls.clear()
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -163,3 +164,4 @@ def fill_in(driver: ModuleType) -> None:
     for module in (dist, distributed_c10d):
         module.ProcessGroupNCCL = SimulatedNccl  # type: ignore[attr-defined]
     distributed_c10d._NCCL_AVAILABLE = True
+    distributed_c10d.default_pg_nccl_timeout = timedelta(minutes=10)  # NCCL's
