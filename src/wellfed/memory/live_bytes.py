@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from wellfed.memory.in_place import without_a_mode
+
 
 class LiveBytes(TorchDispatchMode):
     """While entered, notes each storage that an operator returns, until it is freed.
@@ -45,6 +47,7 @@ class LiveBytes(TorchDispatchMode):
         self._highest, self.peak = self._total, dict(self.live)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        func = without_a_mode(func, args, kwargs)
         result = func(*args, **(kwargs or {}))
         for tensor in (result,) if isinstance(result, Tensor) else _tensors(result):
             for storage in _storages(tensor):
