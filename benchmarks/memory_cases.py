@@ -106,7 +106,7 @@ def cases() -> Iterator[Case]:
     yield _case("vision transformer, checkpointed", VisionTransformer(), vision, (8, 16, 32, 64), checkpointed=True)
     yield _case("language model, low rank", LanguageModel(), {"x": torch.randint(2000, (4, 64))}, small)
     yield _case("conv3d", Volume(), {"x": torch.randn(4, 1, 16, 16, 16), "label": label}, small)
-    ids = {"ids": torch.randint(50_000, (4096, 32)), "y": torch.randn(4096)}
+    ids = {"ids": torch.randint(100_000, (4096, 8)), "y": torch.randn(4096)}
     yield _case("embedding, adam", SparseTable(sparse=False), ids, (64, 512, 2048, 4096))
     yield _case("embedding, sparse adam", SparseTable(), ids, (64, 512, 2048, 4096), sparse_adam)
     points = {"points": torch.randn(4, 96, 3), "label": label}

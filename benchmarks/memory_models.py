@@ -217,7 +217,7 @@ class Volume(nn.Module):
 class SparseTable(nn.Module):
     """An embedding whose gradient holds the rows that were looked up, and nothing else."""
 
-    def __init__(self, rows: int = 50_000, width: int = 64, *, sparse: bool = True) -> None:
+    def __init__(self, rows: int = 100_000, width: int = 32, *, sparse: bool = True) -> None:
         super().__init__()
         self.table = nn.Embedding(rows, width, sparse=sparse)
 

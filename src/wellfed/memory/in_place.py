@@ -56,7 +56,7 @@ def _in_backward() -> bool:
 
 
 def _is_held_by_autograd_alone(tensor: Tensor, uses: int = SOLE_USES) -> bool:
-    if tensor.layout is not torch.strided or tensor._use_count() != uses:
+    if tensor.layout is not torch.strided or tensor._use_count() != uses:  # type: ignore[attr-defined]
         return False
     storage = tensor.untyped_storage()
     return bool(torch._C._storage_Use_Count(storage._cdata) == SOLE_STORAGE_USES)
