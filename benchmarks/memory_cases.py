@@ -34,7 +34,7 @@ from benchmarks.memory_models import (
 from wellfed.app.assemble import Parts, make_optimizer, make_parts
 from wellfed.config.compose import compose
 from wellfed.config.schema import RunConfig
-from wellfed.contract import Batch, Features, FeatureSource, LossOutput
+from wellfed.contract import Batch, FeatureSource, LossOutput
 from wellfed.lit.step import parameter_groups
 from wellfed.loading import batches
 from wellfed.loading.backends import LoaderPlan

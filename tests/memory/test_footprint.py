@@ -8,8 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.memory.footprint import (
-    ALLOCATOR_BYTES,
-    CUBLAS_BYTES,
     Footprint,
     KnownFootprints,
     NoEstimate,
@@ -20,7 +18,7 @@ from wellfed.memory.footprint import (
 )
 
 MIB = 2**20
-RESERVED = ALLOCATOR_BYTES + CUBLAS_BYTES
+WORKSPACES = 8 * MIB
 
 
 def footprint(points=((1, 10, 30, 12), (4, 50, 10, 50), (8, 100, 0, 100)), **more):
@@ -36,7 +34,7 @@ def footprint(points=((1, 10, 30, 12), (4, 50, 10, 50), (8, 100, 0, 100)), **mor
         "optimizer_temporaries": 40,
         "feature_table": 0,
         "filling": 0,
-        "sample_bytes": 2,
+        "inputs": (2,),
     }
     return Footprint(**{**parts, **more}, points=tuple(Point(*point) for point in points))
 
@@ -56,7 +54,9 @@ def test_the_optimizer_is_the_peak_of_small_batches():
         "optimizer temporaries": 40,
     }
     assert found.tensor_bytes == 262
-    assert found.reserved_bytes == 262 + RESERVED
+    assert found.slack == 2 * MIB - 2  # of the inputs' segment
+    assert found.reserved_bytes == 262 + 2 * MIB - 2
+    assert at(1, 1, workspaces=WORKSPACES).reserved_bytes == 260 + 2 * MIB + WORKSPACES
 
 
 @pytest.mark.parametrize(
@@ -118,14 +118,14 @@ def test_more_devices():
 
 
 def test_the_largest_micro_batch():
-    budget = RESERVED + 100 + 80 + 2 * 64
+    budget = 100 + 80 + 2 * MIB  # the inputs take a segment
     assert largest_micro_batch(footprint(), budget + 40 + 40, StepShape(64)) == 3
     assert largest_micro_batch(footprint(), budget + 39 + 40, StepShape(64)) == 0  # not even the optimizer's step
     assert largest_micro_batch(footprint(), budget + 40 + 100, StepShape(64)) == 8
     assert largest_micro_batch(footprint(), 2**40, StepShape(64)) == 8  # no further than is known
     straight = footprint([(1, 10, 0, 10), (2, 20, 0, 20), (4, 40, 0, 40)])
     assert largest_micro_batch(straight, 2**40, StepShape(64)) == 64
-    assert largest_micro_batch(footprint(), RESERVED, StepShape(64)) == 0
+    assert largest_micro_batch(footprint(), 2 * MIB, StepShape(64)) == 0
 
 
 def test_unsplit_may_need_less_than_in_two_parts():

@@ -16,6 +16,9 @@ class DistinctRows(TorchDispatchMode):
     A rehearsal repeats a few samples, whose rows would melt into those few. The values are no sums then.
     """
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._coalesce.default:
             return _as_coalesced(args[0])

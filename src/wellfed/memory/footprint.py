@@ -11,7 +11,6 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from wellfed.memory.caching_allocator import reserved_for
-from wellfed.units import MIB
 
 Basis = Literal["fake tensors", "small runs"]
 Moment = Literal["forward and backward", "optimizer step", "filling the feature table"]
@@ -20,9 +19,6 @@ FORMAT = 2
 """Of a footprint's JSON; another is not read."""
 SLOPES_AGREE_FRAC = 0.05
 """Two successive slopes that differ by no more are one line, which may be drawn on."""
-CUBLAS_BYTES = 32 * MIB
-"""cuBLAS's workspace, which the allocator holds: 32 MiB on Hopper, 8.1 MiB before
-(https://docs.nvidia.com/cuda/cublas/#cublassetworkspace)."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +34,11 @@ class Point:
     """As ``activations``, where a micro-batch went before: then all gradients exist all the time."""
     slack: int = 0
     """What the allocator reserves beyond all tensors at their peak, where the micro-batch is its step (`replay`)."""
+    least_slack: int = 0
+    """The same where memory is short, and cached segments go back to the driver first."""
     slack_after: int = 0
-    """As ``slack``, in a step of several."""
+    """In a step of several."""
+    least_slack_after: int = 0
     sparse_gradients: int = 0
     """Those left by a pass that hold the rows looked up alone, and so grow with the samples."""
     sparse_temporaries: int = 0
@@ -160,8 +159,8 @@ class StepShape:
     batches_ahead: int = 0
     """Batches of as many samples that are there already (``loader.device_prefetch``)."""
     world_size: int = 1
-    workspaces: int = CUBLAS_BYTES
-    """What libraries keep of the allocator's memory on this device; 0 for one without cuBLAS."""
+    workspaces: int = 0
+    """What libraries keep of the allocator's memory on this device."""
     is_sharded: bool = False
     """FSDP: parameters, gradients and state are divided by ``world_size``. An approximation: the layer that is at work
     is whole on each device. Otherwise DDP, whose buckets hold the gradients once more."""
@@ -176,6 +175,8 @@ class Prediction:
     """Bytes by what needs them at that moment; parts of 0 bytes too."""
     slack: int = 0
     """What the CUDA allocator reserves beyond the tensors: rounded sizes, and blocks that nothing fits into."""
+    least_slack: int = 0
+    """As much of it as must be."""
     workspaces: int = 0
     """What libraries allocate there for themselves (see `StepShape`)."""
 
@@ -186,8 +187,17 @@ class Prediction:
 
     @property
     def reserved_bytes(self) -> int:
-        """What the CUDA allocator reserves for all of it."""
+        """What the CUDA allocator reserves for all of it where it may."""
         return self.tensor_bytes + self.slack + self.workspaces
+
+    @property
+    def needed_bytes(self) -> int:
+        """What it must be able to reserve."""
+        return self.tensor_bytes + self.least_slack + self.workspaces
+
+    def reserved_within(self, limit_bytes: int) -> int:
+        """What it reserves where it may reserve so much, or as much more as it must."""
+        return max(self.needed_bytes, min(self.reserved_bytes, limit_bytes))
 
 
 def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> Prediction:
@@ -234,8 +244,18 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> P
         ("filling the feature table", {**filled, "activations": footprint.filling}),
     ]
     moment, parts = max(moments, key=lambda each: sum(each[1].values()))
-    unused = on_curve(footprint.points, micro_batch, lambda point: point.slack_after if is_split else point.slack)
-    return Prediction(moment, parts, unused + _unused_by_inputs(footprint, step), step.workspaces)
+    unused, measured = _unused_by_inputs(footprint, step), min(micro_batch, footprint.points[-1].micro_batch)
+    slack, least = (
+        on_curve(footprint.points, measured, value) + unused for value in (_SLACK_SPLIT if is_split else _SLACK)
+    )
+    return Prediction(moment, parts, slack, min(slack, least), step.workspaces)
+
+
+_SLACK: tuple[Callable[[Point], int], ...] = (lambda point: point.slack, lambda point: point.least_slack)
+_SLACK_SPLIT: tuple[Callable[[Point], int], ...] = (
+    lambda point: point.slack_after,
+    lambda point: point.least_slack_after,
+)
 
 
 def _unused_by_inputs(footprint: Footprint, step: StepShape) -> int:
@@ -245,10 +265,10 @@ def _unused_by_inputs(footprint: Footprint, step: StepShape) -> int:
 
 
 def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape) -> int:
-    """The largest micro-batch, at most ``step.samples``, for which all that is reserved fits; 0 if none does."""
+    """The largest micro-batch, at most ``step.samples``, for which all that must be reserved fits; 0 if none does."""
 
     def fits(micro_batch: int) -> bool:
-        return predicted_peak(footprint, micro_batch, step).reserved_bytes <= budget_bytes
+        return predicted_peak(footprint, micro_batch, step).needed_bytes <= budget_bytes
 
     reach = step.samples if footprint.reach is None else min(step.samples, footprint.reach)
     # Unsplit comes first: its gradients are not all there when the activations are, so it may need less than a step in
@@ -273,7 +293,7 @@ def whole_pass(point: Point) -> int:
 
 def on_curve(points: Sequence[Point], micro_batch: int, value: Callable[[Point], int]) -> int:
     """The value at a micro-batch, rounded up; the last line goes on beyond the last point."""
-    if micro_batch <= points[0].micro_batch:
+    if micro_batch <= points[0].micro_batch or len(points) == 1:
         return value(points[0])
     place = next((at for at, point in enumerate(points) if point.micro_batch >= micro_batch), len(points) - 1)
     before, after = points[place - 1], points[place]

@@ -99,15 +99,18 @@ class Rehearsal:
             temporaries, step = self._optimizer_step()
             temporaries -= self._temporaries
         unused = partial(slack, self._recording, step=step, expandable=self._task.expandable_segments)
+        whole, split = unused(alone.events), unused(alone.events, after.events)
         return Point(
             micro_batch,
             alone.bytes["activations"],
             alone.bytes.get("gradients", 0),
             after.bytes["activations"],
-            unused(alone.events),
-            unused(alone.events, after.events),
-            sparse,
-            max(0, temporaries),
+            slack=whole.free,
+            least_slack=whole.least,
+            slack_after=split.free,
+            least_slack_after=split.least,
+            sparse_gradients=sparse,
+            sparse_temporaries=max(0, temporaries),
         )
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from wellfed.memory.caching_allocator import CachingAllocator
+from wellfed.memory.caching_allocator import SMALL_SEGMENT, CachingAllocator, OutOfMemory
 
 Events = Sequence[tuple[int, int]]
 """A number for each tensor with its bytes where it is made, with 0 where it is let go; in order."""
@@ -13,6 +13,9 @@ STEPS = 3
 """The first makes the optimizer's state among all else, so the second finds other holes; the third is as the second."""
 PARTS = 3
 """Micro-batches of a split step that are replayed: those after them find what the ones before have left."""
+
+NEAR_FRAC = 0.005
+"""How exactly the least limit is known."""
 
 
 @dataclass
@@ -29,10 +32,20 @@ class Recording:
     """Each other one."""
 
 
+@dataclass(frozen=True)
+class Slack:
+    """Bytes that are reserved beyond the tensors at their peak."""
+
+    free: int
+    """Where nothing limits them."""
+    least: int
+    """Where no more are to be had: cached segments went back to the driver while the run settled, and no more do."""
+
+
 def slack(
     recording: Recording, alone: Events, after: Events | None = None, step: Events | None = None, *, expandable: bool
-) -> int:
-    """Bytes by which the most that is reserved is above the most that is allocated, in a few steps of a run.
+) -> Slack:
+    """What a few steps of a run reserve beyond what they allocate.
 
     Inputs are left out: they come on a stream of their own.
 
@@ -41,22 +54,25 @@ def slack(
         after: a later one; None for a step of one.
         step: the optimizer's, where it depends on the passes.
     """
-    run = _Run(CachingAllocator(expandable=expandable))
-    for size in recording.resident:
-        if size:
-            run.allocator.allocate(size)
-    run.play(recording.filling)
-    run.keep()
-    for number in range(STEPS):
-        run.let_go()
-        run.play(alone)
-        for _ in range(0 if after is None else PARTS - 1):
-            run.play(after or ())
-        if number == 0:
-            run.keep_of(recording.first_step)
-        else:
-            run.play(recording.step if step is None else step)
-    return run.allocator.peak_reserved - run.allocator.peak_allocated
+    optimizer = recording.step if step is None else step
+    passes = [alone, *([] if after is None else [after] * (PARTS - 1))]
+
+    def settled(limit: int | None) -> CachingAllocator | None:
+        """None: it does not fit, or goes on giving segments back."""
+        run = _Run(CachingAllocator(limit, expandable=expandable))
+        try:
+            return run.allocator if run.settles(recording, passes, optimizer) else None
+        except OutOfMemory:
+            return None
+
+    allocator = settled(None)
+    assert allocator is not None, "without a limit nothing goes back"
+    peak, high = allocator.peak_allocated, allocator.peak_reserved
+    low = peak  # less can't do
+    while high - low > max(SMALL_SEGMENT, NEAR_FRAC * high):
+        middle = (low + high) // 2
+        low, high = (low, middle) if settled(middle) is not None else (middle, high)
+    return Slack(allocator.peak_reserved - peak, high - peak)
 
 
 class _Run:
@@ -64,6 +80,25 @@ class _Run:
         self.allocator = allocator
         self._held: dict[int, int] = {}
         """Addresses of what lives until it is let go, or at most until the next step."""
+
+    def settles(self, recording: Recording, passes: Sequence[Events], optimizer: Events) -> bool:
+        """Whether the last of some steps needs nothing back from the cache."""
+        for size in recording.resident:
+            if size:
+                self.allocator.allocate(size)
+        self.play(recording.filling)
+        self.keep()
+        before = 0
+        for number in range(STEPS):
+            before = self.allocator.retries
+            self.let_go()
+            for each in passes:
+                self.play(each)
+            if number == 0:
+                self.keep_of(recording.first_step)
+            else:
+                self.play(optimizer)
+        return self.allocator.retries == before
 
     def play(self, events: Events) -> None:
         for number, num_bytes in events:

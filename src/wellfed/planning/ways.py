@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from wellfed.memory.footprint import Footprint, NoEstimate, Prediction, StepShape, largest_micro_batch, predicted_peak
-from wellfed.memory.size_search import LIMIT_FRAC
 from wellfed.units import gib, show_bytes
 
 Estimate = Callable[[str | None, bool], Footprint | NoEstimate]
 """The footprint for a feature mode (None: no features) with or without activation checkpointing."""
+PLANNED_FRAC = 0.98
+"""Share of the budget that a predicted peak may take; the rest is for what the prediction is off by
+(benchmarks/records/2026-11-22_memory_accuracy_simulated.json) and for what it does not see."""
 FEATURE_MODES = ("cache", "cache_host", "dynamic")
 """Fastest first."""
 
@@ -40,11 +42,13 @@ class Way:
     checkpointed: bool
     micro_batch: int
     peak: Prediction
+    limit: int | None = None
+    """Bytes that the allocator may reserve."""
 
     @property
     def peak_gib(self) -> float:
-        """What the allocator will reserve."""
-        return gib(self.peak.reserved_bytes)
+        """What it will reserve."""
+        return gib(self.peak.reserved_bytes if self.limit is None else self.peak.reserved_within(self.limit))
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ class Outcome:
 
 
 def limit_bytes(budget_gib: float) -> int:
-    """What a planned peak may be: a margin of the budget is left for fragmentation."""
-    return int(LIMIT_FRAC * budget_gib * 2**30)
+    """What a planned peak may be."""
+    return int(PLANNED_FRAC * budget_gib * 2**30)
 
 
 def cheapest(choice: Choice, estimate: Estimate, budget_gib: float | None) -> Outcome:
@@ -75,7 +79,7 @@ def cheapest(choice: Choice, estimate: Estimate, budget_gib: float | None) -> Ou
         if fits:
             return Outcome(way, True, tuple(passed))
         passed.append(way)
-    return Outcome(min(passed, key=lambda way: way.peak.reserved_bytes), False, tuple(passed))
+    return Outcome(min(passed, key=lambda way: way.peak.needed_bytes), False, tuple(passed))
 
 
 def remedies(
@@ -127,7 +131,7 @@ def _largest(
     else:
         micro = _reachable(footprint, choice.micro_batch)
     peak = predicted_peak(footprint, micro, choice.step)
-    return Way(features, checkpointed, micro, peak), peak.reserved_bytes <= limit
+    return Way(features, checkpointed, micro, peak, limit), peak.needed_bytes <= limit
 
 
 def _reachable(footprint: Footprint, micro_batch: int) -> int:
@@ -138,5 +142,5 @@ def show_parts(way: Way, most: int = 4) -> str:
     """The largest parts of a peak, for messages; with what is beside them they add up."""
     parts: list[tuple[str, int]] = sorted(way.peak.parts.items(), key=lambda part: -part[1])
     parts[most:] = [("other parts", sum(size for _, size in parts[most:]))]
-    parts.append(("allocator and cuBLAS's workspace", way.peak.reserved_bytes - way.peak.tensor_bytes))
+    parts += [("the allocator's unused blocks", way.peak.least_slack), ("cuBLAS's workspaces", way.peak.workspaces)]
     return ", ".join(f"{name} {show_bytes(size)}" for name, size in parts if size)
