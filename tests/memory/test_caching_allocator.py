@@ -154,7 +154,8 @@ def check(allocator, live, limit):
     assert sum(size for _, size in used) == allocator.allocated
     assert allocator.allocated + sum(size for _, size in free) == allocator.reserved
     assert limit is None or allocator.reserved <= limit
-    assert allocator.peak_reserved >= allocator.peak_allocated
+    assert allocator.peak_reserved >= allocator.peak_allocated >= allocator.peak_asked
+    assert allocator.allocated - len(live) * MIB <= allocator.asked <= allocator.allocated
     assert allocator.peak_reserved >= allocator.reserved
     blocks = sorted([*used, *free])
     for (address, size), (after, _) in zip(blocks, blocks[1:], strict=False):

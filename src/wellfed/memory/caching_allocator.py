@@ -8,7 +8,7 @@ neighbours of its segment. Blocks of different streams, and small ones and large
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MIN_BLOCK = 512
@@ -31,13 +31,15 @@ class OutOfMemory(Exception):
     """A request does not fit within the limit, even after cached segments went back to the driver."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class _Block:
     """Successive bytes of a segment, in use or free; neighbours are linked."""
 
     pool: _Pool
     address: int
     size: int
+    asked: int = 0
+    """Of ``size``, where it is in use; the rest was too little to be split off."""
     before: _Block | None = None
     after: _Block | None = None
     is_used: bool = False
@@ -89,8 +91,9 @@ class CachingAllocator:
     """
 
     def __init__(self, limit_bytes: int | None = None, *, expandable: bool = False) -> None:
-        self.allocated = self.reserved = 0
-        self.peak_allocated = self.peak_reserved = 0
+        self.asked = self.allocated = self.reserved = 0
+        """Bytes of requests, rounded; of blocks in use; of segments."""
+        self.peak_asked = self.peak_allocated = self.peak_reserved = 0
         self.retries = 0
         """Requests for which cached segments had to go back to the driver."""
         self._limit, self._expandable = limit_bytes, expandable
@@ -112,7 +115,9 @@ class CachingAllocator:
         pool.remove(block)
         if self._splits(pool, block.size - size):
             self._split(block, size)
-        block.is_used = True
+        block.is_used, block.asked = True, size
+        self.asked += size
+        self.peak_asked = max(self.peak_asked, self.asked)
         self._used[block.address] = block
         self.allocated += block.size
         self.peak_allocated = max(self.peak_allocated, self.allocated)
@@ -127,6 +132,7 @@ class CachingAllocator:
         block = self._used.pop(address)
         block.is_used = False
         self.allocated -= block.size
+        self.asked -= block.asked
         self._join(block)
 
     def release_cached(self) -> None:
@@ -149,18 +155,21 @@ class CachingAllocator:
 
     # -- segments -------------------------------------------------------------------------------------------------
 
-    def _reserve(self, num_bytes: int) -> None:
+    def _reserve(self, missing: Callable[[], int]) -> int:
+        """Ask the driver for what is missing, which may be more once cached segments went back."""
+        num_bytes = missing()
         if self._limit is not None and self.reserved + num_bytes > self._limit:
             self.retries += 1
             self.release_cached()
+            num_bytes = missing()
             if self.reserved + num_bytes > self._limit:
                 raise OutOfMemory(f"{num_bytes} bytes beside {self.reserved} of {self._limit}")
         self.reserved += num_bytes
         self.peak_reserved = max(self.peak_reserved, self.reserved)
+        return num_bytes
 
     def _new_segment(self, pool: _Pool, size: int) -> _Block:
-        segment = segment_size(size)
-        self._reserve(segment)
+        segment = self._reserve(lambda: segment_size(size))
         block = _Block(pool, self._next_address, segment)
         self._next_address += segment
         pool.add(block)
@@ -172,17 +181,19 @@ class CachingAllocator:
         if pool.unmapped is None:
             pool.unmapped = _Block(pool, self._next_address, EXPANDABLE_SPACE, is_mapped=False)
             self._next_address += EXPANDABLE_SPACE
-        last = pool.unmapped.before
-        there = last.size if last is not None and not last.is_used else 0
-        wanted = -(-(size - there) // page) * page
-        self._reserve(wanted)
-        unmapped = pool.unmapped  # a retry may have given pages back
-        new = _Block(pool, unmapped.address, wanted, before=unmapped.before, after=unmapped)
+        unmapped = pool.unmapped
+
+        def missing() -> int:
+            last = unmapped.before
+            there = last.size if last is not None and not last.is_used else 0
+            return -(-(size - there) // page) * page
+
+        pages = self._reserve(missing)
+        new = _Block(pool, unmapped.address, pages, before=unmapped.before, after=unmapped)
         if new.before is not None:
             new.before.after = new
-        unmapped.before, unmapped.address, unmapped.size = new, unmapped.address + wanted, unmapped.size - wanted
-        block = self._join(new)
-        return block if block.size >= size else self._grown(pool, size)
+        unmapped.before, unmapped.address, unmapped.size = new, unmapped.address + pages, unmapped.size - pages
+        return self._join(new)
 
     def _unmap(self, block: _Block) -> None:
         """Pages of an expandable segment go back, where they end it. (torch gives back those between blocks too.)"""

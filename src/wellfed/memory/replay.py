@@ -67,7 +67,7 @@ def slack(
 
     allocator = settled(None)
     assert allocator is not None, "without a limit nothing goes back"
-    peak, high = allocator.peak_allocated, allocator.peak_reserved
+    peak, high = allocator.peak_asked, allocator.peak_reserved
     low = peak  # less can't do
     while high - low > max(SMALL_SEGMENT, NEAR_FRAC * high):
         middle = (low + high) // 2
