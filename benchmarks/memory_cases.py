@@ -192,7 +192,7 @@ def counted_peak(case: Case, micro_batch: int, samples: int) -> int:
 
 
 def cuda_peak(case: Case, micro_batch: int, samples: int) -> tuple[int, int]:
-    """Bytes allocated and reserved at the highest moment of a real run on the GPU."""
+    """Bytes of tensors, rounded as blocks are, and bytes reserved at the highest moment of a real run on the GPU."""
     gc.collect()  # else what goes during this run would be counted as there before it
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()

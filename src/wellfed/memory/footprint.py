@@ -6,11 +6,12 @@ Arithmetic on measured figures, without torch, so that planning may use it. `est
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 from wellfed.memory.caching_allocator import reserved_for
+from wellfed.memory.replay import Recording
 
 Basis = Literal["fake tensors", "small runs"]
 Moment = Literal["forward and backward", "optimizer step", "filling the feature table"]
@@ -19,6 +20,9 @@ FORMAT = 2
 """Of a footprint's JSON; another is not read."""
 SLOPES_AGREE_FRAC = 0.05
 """Two successive slopes that differ by no more are one line, which may be drawn on."""
+
+NEAR_FRAC = 0.005
+"""How exactly `needed_bytes` is found."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +36,6 @@ class Point:
     """Gradients that exist at that moment, where the micro-batch is the only one of its step."""
     activations_after: int
     """As ``activations``, where a micro-batch went before: then all gradients exist all the time."""
-    slack: int = 0
-    """What the allocator reserves beyond all tensors at their peak, where the micro-batch is its step (`replay`)."""
-    least_slack: int = 0
-    """The same where memory is short, and cached segments go back to the driver first."""
-    slack_after: int = 0
-    """In a step of several."""
-    least_slack_after: int = 0
     sparse_gradients: int = 0
     """Those left by a pass that hold the rows looked up alone, and so grow with the samples."""
     sparse_temporaries: int = 0
@@ -69,6 +66,8 @@ class Footprint:
     """Bytes of each tensor of a batch as it comes from the loader, for one sample."""
     points: tuple[Point, ...]
     """By rising micro-batch."""
+    recording: Recording | None = None
+    """Of all allocations, for what is reserved beyond the tensors; None: nothing is."""
     notes: tuple[str, ...] = ()
     """What is assumed, for people."""
 
@@ -89,7 +88,8 @@ class Footprint:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"format": FORMAT, **asdict(self)}
+        recording = None if self.recording is None else self.recording.to_dict()
+        return {"format": FORMAT, **asdict(replace(self, recording=None)), "recording": recording}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Footprint:
@@ -104,6 +104,8 @@ class Footprint:
                 raise ValueError(f"format {values['format']!r} is not {FORMAT}")
             rest["points"] = tuple(Point(**point) for point in rest["points"])
             rest["notes"], rest["inputs"] = tuple(rest["notes"]), tuple(rest["inputs"])
+            if rest["recording"] is not None:
+                rest["recording"] = Recording.from_dict(rest["recording"])
             made = cls(**rest)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a footprint: {error}") from error
@@ -175,8 +177,6 @@ class Prediction:
     """Bytes by what needs them at that moment; parts of 0 bytes too."""
     slack: int = 0
     """What the CUDA allocator reserves beyond the tensors: rounded sizes, and blocks that nothing fits into."""
-    least_slack: int = 0
-    """As much of it as must be."""
     workspaces: int = 0
     """What libraries allocate there for themselves (see `StepShape`)."""
 
@@ -189,15 +189,6 @@ class Prediction:
     def reserved_bytes(self) -> int:
         """What the CUDA allocator reserves for all of it where it may."""
         return self.tensor_bytes + self.slack + self.workspaces
-
-    @property
-    def needed_bytes(self) -> int:
-        """What it must be able to reserve."""
-        return self.tensor_bytes + self.least_slack + self.workspaces
-
-    def reserved_within(self, limit_bytes: int) -> int:
-        """What it reserves where it may reserve so much, or as much more as it must."""
-        return max(self.needed_bytes, min(self.reserved_bytes, limit_bytes))
 
 
 def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> Prediction:
@@ -244,31 +235,62 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> P
         ("filling the feature table", {**filled, "activations": footprint.filling}),
     ]
     moment, parts = max(moments, key=lambda each: sum(each[1].values()))
-    unused, measured = _unused_by_inputs(footprint, step), min(micro_batch, footprint.points[-1].micro_batch)
-    slack, least = (
-        on_curve(footprint.points, measured, value) + unused for value in (_SLACK_SPLIT if is_split else _SLACK)
-    )
-    return Prediction(moment, parts, slack, min(slack, least), step.workspaces)
+    return Prediction(moment, parts, slack(footprint, micro_batch, step), step.workspaces)
 
 
-_SLACK: tuple[Callable[[Point], int], ...] = (lambda point: point.slack, lambda point: point.least_slack)
-_SLACK_SPLIT: tuple[Callable[[Point], int], ...] = (
-    lambda point: point.slack_after,
-    lambda point: point.least_slack_after,
-)
+def slack(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
+    """Bytes that the allocator reserves beyond the tensors, where it may reserve any."""
+    if footprint.recording is None:
+        return 0
+    replayed = footprint.recording.replayed(micro_batch, step.samples, _computed_on(footprint, step))
+    return replayed.reserved - replayed.asked + _unused_by_copies(footprint, step)
 
 
-def _unused_by_inputs(footprint: Footprint, step: StepShape) -> int:
-    """Of the segments that whole batches lie in: those of the stream that copies them."""
+def fits_within(footprint: Footprint, micro_batch: int, step: StepShape, limit_bytes: int) -> bool:
+    """Whether a run can go on for long with so many bytes reserved.
+
+    What is predicted to be reserved where any may be is enough, but need not be: cached segments go back to the driver.
+    """
+    peak = predicted_peak(footprint, micro_batch, step)
+    if peak.reserved_bytes <= limit_bytes or footprint.recording is None:
+        return peak.reserved_bytes <= limit_bytes
+    if peak.tensor_bytes + peak.workspaces > limit_bytes:
+        return False
+    inputs = _computed_on(footprint, step)
+    freely = footprint.recording.replayed(micro_batch, step.samples, inputs)
+    limit = freely.reserved - (peak.reserved_bytes - limit_bytes)
+    return footprint.recording.replayed(micro_batch, step.samples, inputs, limit).settles
+
+
+def needed_bytes(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
+    """The least that is enough, to half a percent."""
+    peak = predicted_peak(footprint, micro_batch, step)
+    low, high = peak.tensor_bytes + peak.workspaces - 1, peak.reserved_bytes
+    while high - low > max(1, NEAR_FRAC * high):
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits_within(footprint, micro_batch, step, middle) else (middle, high)
+    return high
+
+
+def _computed_on(footprint: Footprint, step: StepShape) -> list[int]:
+    """Bytes of inputs that come on the stream that computes: those that nobody copied ahead."""
+    return [] if step.batches_ahead else [size * step.samples for size in footprint.inputs]
+
+
+def _unused_by_copies(footprint: Footprint, step: StepShape) -> int:
+    """Of the segments of the stream that copies batches ahead."""
+    if not step.batches_ahead:
+        return 0
     sizes = [each * step.samples for each in footprint.inputs] * (1 + step.batches_ahead)
-    return reserved_for(sizes) - sum(sizes)
+    expandable = footprint.recording is not None and footprint.recording.expandable
+    return reserved_for(sizes, expandable=expandable) - sum(sizes)
 
 
 def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape) -> int:
     """The largest micro-batch, at most ``step.samples``, for which all that must be reserved fits; 0 if none does."""
 
     def fits(micro_batch: int) -> bool:
-        return predicted_peak(footprint, micro_batch, step).needed_bytes <= budget_bytes
+        return fits_within(footprint, micro_batch, step, budget_bytes)
 
     reach = step.samples if footprint.reach is None else min(step.samples, footprint.reach)
     # Unsplit comes first: its gradients are not all there when the activations are, so it may need less than a step in

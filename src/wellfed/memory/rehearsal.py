@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -25,10 +24,12 @@ from wellfed.memory.distinct_rows import DistinctRows
 from wellfed.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, Mode, hold
 from wellfed.memory.footprint import Basis, Footprint, Point
 from wellfed.memory.live_bytes import LiveBytes
-from wellfed.memory.replay import Events, Recording, resized, slack, without
+from wellfed.memory.replay import Events, Recording, Trace, renumbered, resized, without
 
 CPU = torch.device("cpu")
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+OPTIMIZER = 10**6
+"""From here on the optimizer's tensors are numbered."""
 _TRUE = {"bf16-true": torch.bfloat16}
 
 
@@ -80,37 +81,49 @@ class Rehearsal:
         if task.checkpointed:
             checkpoint_blocks(self._model)
         self._live.note([*self._model.parameters(), *self._model.buffers()], "parameters")
-        self._recording = Recording([_num_bytes(each) for each in (*self._model.parameters(), *self._model.buffers())])
+        self._filling_events: Events = ()
+        self._recorded: dict[int, tuple[Events, Events, Events]] = {}
+        """Of each micro-batch: the first pass, a later one, the optimizer's step."""
         self._feature_table = self._filling = 0
         self._inputs: tuple[int, ...] = ()
         self._source = self._features()
         self._model.train()
         self._optimizer = self._make_optimizer()
-        self._temporaries = self._step_twice()
+        self._first_step_events, self._step_events, self._temporaries = self._step_twice()
 
     def point(self, micro_batch: int) -> Point:
         """The passes of a micro-batch, alone and after another of its size."""
         alone, after = self._peaks(micro_batch)
-        sparse, step = self._sparse_gradients(), None
-        temporaries = 0
+        sparse, temporaries, step = self._sparse_gradients(), 0, self._step_events
         if sparse:
             self._peaks(micro_batch, num_passes=1)
             sparse = self._sparse_gradients()
             temporaries, step = self._optimizer_step()
-            temporaries -= self._temporaries
-        unused = partial(slack, self._recording, step=step, expandable=self._task.expandable_segments)
-        whole, split = unused(alone.events), unused(alone.events, after.events)
+        first, later = renumbered(alone.events, after.events)
+        self._recorded[micro_batch] = first, later, renumbered(step, first=OPTIMIZER)[0]
         return Point(
             micro_batch,
             alone.bytes["activations"],
             alone.bytes.get("gradients", 0),
             after.bytes["activations"],
-            slack=whole.free,
-            least_slack=whole.least,
-            slack_after=split.free,
-            least_slack_after=split.least,
             sparse_gradients=sparse,
-            sparse_temporaries=max(0, temporaries),
+            sparse_temporaries=max(0, temporaries - self._temporaries),
+        )
+
+    def _recording(self) -> Recording:
+        low, high = min(self._recorded), max(self._recorded)
+        alone, after, step = (
+            Trace.between(low, at_low, high, at_high)
+            for at_low, at_high in zip(self._recorded[low], self._recorded[high], strict=True)
+        )
+        return Recording(
+            tuple(_num_bytes(each) for each in (*self._model.parameters(), *self._model.buffers())),
+            tuple(self._filling_events),
+            alone,
+            after,
+            tuple(renumbered(self._first_step_events, first=OPTIMIZER)[0]),
+            step,
+            self._task.expandable_segments,
         )
 
     @property
@@ -143,6 +156,7 @@ class Rehearsal:
             filling=self._filling,
             inputs=self._inputs,
             points=tuple(points),
+            recording=self._recording(),
             notes=notes,
         )
 
@@ -166,7 +180,7 @@ class Rehearsal:
             row = few.rows(torch.arange(1))
         held = num_rows * row.nbytes
         whole = features.num_rows * row.nbytes
-        self._recording.filling = resized(events, number, whole) if mode == "cache" else without(events, number)
+        self._filling_events = resized(events, number, whole) if mode == "cache" else without(events, number)
         self._filling = max(0, self._live.peak.get("activations", 0) - held)
         table = torch.zeros((features.num_rows, *row.shape[1:]), dtype=row.dtype)
         if mode == "cache_host":
@@ -192,14 +206,14 @@ class Rehearsal:
         if parameter.grad is not None:
             self._live.note([parameter.grad], "gradients")
 
-    def _step_twice(self) -> int:
-        """The first makes the state. Bytes that the second makes and drops."""
+    def _step_twice(self) -> tuple[Events, Events, int]:
+        """The first makes the state. Also bytes that the second makes and drops."""
         self._peaks(self.lowest)
         if self._sparse_gradients() and self._is_fake:
             raise TypeError("its gradients are sparse")
-        _, self._recording.first_step = self._optimizer_step()
-        temporaries, self._recording.step = self._optimizer_step()
-        return temporaries
+        _, first = self._optimizer_step()
+        temporaries, second = self._optimizer_step()
+        return first, second, temporaries
 
     def _optimizer_step(self) -> tuple[int, Events]:
         """Bytes that it makes and drops, and what it does."""

@@ -167,9 +167,9 @@ def _larger_card(config: RunConfig, way: Way, profile: str) -> str:
     """The override for a card that the way fits; empty if there is none. A budget that was typed beats a profile."""
     asked, named = config.gpu.memory_gib, PROFILES.get(profile)
     if asked is not None and (named is None or asked != named.budget_gib):
-        enough_gib = math.ceil(100 * gib(way.peak.needed_bytes) / PLANNED_FRAC + 0.01) / 100
+        enough_gib = math.ceil(100 * gib(way.reserved_bytes) / PLANNED_FRAC + 0.01) / 100
         return f"gpu.memory_gib={enough_gib:g}"
-    fitting = (name for name, each in PROFILES.items() if way.peak.needed_bytes <= limit_bytes(each.budget_gib))
+    fitting = (name for name, each in PROFILES.items() if way.reserved_bytes <= limit_bytes(each.budget_gib))
     return next((f"gpu={name}" for name in fitting), "")
 
 
