@@ -50,6 +50,8 @@ from wellfed.sample_rng import SampleRng
 
 CPU = torch.device("cpu")
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+STEPS = 4
+"""The first makes the optimizer's state; what the allocator reserves settles after."""
 MODES: tuple[Mode, ...] = ("cache", "cache_host", "dynamic")
 
 
@@ -192,20 +194,21 @@ def counted_peak(case: Case, micro_batch: int, samples: int) -> int:
 
 
 def cuda_peak(case: Case, micro_batch: int, samples: int) -> tuple[int, int]:
-    """Bytes of tensors, rounded as blocks are, and bytes reserved at the highest moment of a real run on the GPU."""
+    """Bytes that tensors asked for, and bytes reserved, at the highest moment of a run on the GPU."""
+    stats = torch.cuda.memory_stats
     gc.collect()  # else what goes during this run would be counted as there before it
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = stats()["requested_bytes.all.current"]
     for moment in training(case, micro_batch, samples, torch.device("cuda"), lambda *_: None):
         moment()
-    return torch.cuda.max_memory_allocated() - before, torch.cuda.max_memory_reserved()
+    return stats()["requested_bytes.all.peak"] - before, torch.cuda.max_memory_reserved()
 
 
 def training(
     case: Case, micro_batch: int, samples: int, device: torch.device, count: Callable[..., None]
 ) -> Iterator[Callable[[], None]]:
-    """What a run does, moment by moment, in the order of `wellfed.lit`: fill the feature table, two steps.
+    """What a run does, moment by moment, in the order of `wellfed.lit`: fill the feature table, some steps.
 
     Args:
         count: told of what was made outside the moments.
@@ -249,8 +252,8 @@ def training(
             backward(loss_of(part))
         optimizer.step()
 
-    yield step
-    yield step
+    for _ in range(STEPS):
+        yield step
 
 
 def _precision(precision: str, device: torch.device) -> AbstractContextManager[Any]:

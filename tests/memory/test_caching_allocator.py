@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -158,7 +159,7 @@ def check(allocator, live, limit):
     assert allocator.allocated - len(live) * MIB <= allocator.asked <= allocator.allocated
     assert allocator.peak_reserved >= allocator.reserved
     blocks = sorted([*used, *free])
-    for (address, size), (after, _) in zip(blocks, blocks[1:], strict=False):
+    for (address, size), (after, _) in pairwise(blocks):
         assert address + size <= after  # no two overlap
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wellfed.memory.caching_allocator import CachingAllocator, OutOfMemory
@@ -62,6 +62,7 @@ class Recording:
     step: Trace
     """Its other ones, by the samples of a step."""
     expandable: bool = False
+    _known: dict[tuple[Any, ...], Replayed] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def replayed(
         self, micro_batch: int, samples: int, inputs: Sequence[int] = (), limit: int | None = None
@@ -72,6 +73,12 @@ class Recording:
             inputs: bytes of a step's, where they come on the stream that computes.
             limit: bytes that may be reserved.
         """
+        question = (micro_batch, samples, *inputs, limit)
+        if question not in self._known:
+            self._known[question] = self._replayed(micro_batch, samples, inputs, limit)
+        return self._known[question]
+
+    def _replayed(self, micro_batch: int, samples: int, inputs: Sequence[int], limit: int | None) -> Replayed:
         run = _Run(CachingAllocator(limit, expandable=self.expandable))
         passes = [self.alone.at(micro_batch)]
         if micro_batch < samples:
@@ -84,7 +91,7 @@ class Recording:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "_known"}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recording:
