@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
@@ -12,12 +13,28 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed._tools.mem_tracker import MemTracker
-from torch.nn import functional
 
+from benchmarks.memory_models import (
+    Attention,
+    Conv,
+    FrozenEncoder,
+    FrozenMixture,
+    GradientPenalty,
+    LanguageModel,
+    Lstm,
+    Mlp,
+    Neighbours,
+    ResNet,
+    SparseTable,
+    UNet,
+    VisionTransformer,
+    Volume,
+    with_text,
+)
 from wellfed.app.assemble import Parts, make_optimizer, make_parts
 from wellfed.config.compose import compose
 from wellfed.config.schema import RunConfig
-from wellfed.contract import Batch, Features, FeatureSource, LossOutput
+from wellfed.contract import Batch, FeatureSource, LossOutput
 from wellfed.lit.step import parameter_groups
 from wellfed.loading import batches
 from wellfed.loading.backends import LoaderPlan
@@ -33,6 +50,8 @@ from wellfed.sample_rng import SampleRng
 
 CPU = torch.device("cpu")
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+STEPS = 4
+"""The first makes the optimizer's state; what the allocator reserves settles after."""
 MODES: tuple[Mode, ...] = ("cache", "cache_host", "dynamic")
 
 
@@ -47,89 +66,16 @@ class Case:
     """Micro-batches to look at."""
 
 
-class Mlp(nn.Module):
-    def __init__(self, width: int = 512) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, 10)
-        )
-
-    def loss(self, batch: Batch) -> LossOutput:
-        return LossOutput(functional.cross_entropy(self.layers(batch["x"]), batch["label"]))
-
-
-class Conv(nn.Module):
-    def __init__(self, width: int = 32) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(3, width, 3, padding=1)
-        self.blocks = nn.ModuleList(
-            nn.Sequential(nn.GroupNorm(8, width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1)) for _ in range(4)
-        )
-        self.head = nn.Linear(width, 10)
-
-    def loss(self, batch: Batch) -> LossOutput:
-        x = self.stem(batch["x"].float() / 255)
-        for block in self.blocks:
-            x = x + block(x)
-        return LossOutput(functional.cross_entropy(self.head(x.mean((2, 3))), batch["label"]))
-
-
-class Lstm(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lstm, self.head = nn.LSTM(8, 64, num_layers=2, batch_first=True), nn.Linear(64, 1)
-
-    def loss(self, batch: Batch) -> LossOutput:
-        hidden, _ = self.lstm(batch["x"])
-        return LossOutput(functional.mse_loss(self.head(hidden[:, -1]).squeeze(1), batch["y"]))
-
-
-class Attention(nn.Module):
-    def __init__(self, dropout: float = 0.1) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=dropout, batch_first=True)
-        self.embed, self.layers = nn.Embedding(1000, 64), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False)
-        self.head = nn.Linear(64, 1000)
-
-    def loss(self, batch: Batch) -> LossOutput:
-        logits = self.head(self.layers(self.embed(batch["x"])))
-        return LossOutput(functional.cross_entropy(logits.flatten(0, 1), batch["x"].flatten()))
-
-
-class FrozenEncoder(nn.Module):
-    """Ids through a table and an encoder that is not trained, then a head that is."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layer = nn.TransformerEncoderLayer(64, 4, 256, dropout=0.0, batch_first=True)
-        self.ids = nn.Embedding(5000, 64)
-        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).requires_grad_(False).eval()
-        self.head = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 1))
-        self.register_buffer("texts", torch.randn(600, 8, 64))
-
-    def features(self) -> Features:
-        return Features(600, 600 * 64 * 4, self._rows)
-
-    def _rows(self, indices: Tensor) -> Tensor:
-        with torch.no_grad():
-            return cast(Tensor, self.encoder(self.texts.index_select(0, indices)).mean(1))
-
-    def loss(self, batch: Batch) -> LossOutput:
-        score = self.head(self.ids(batch["user"]) + batch["text"]).squeeze(1)
-        return LossOutput(functional.binary_cross_entropy_with_logits(score, batch["y"]))
-
-
-def _with_text(batch: Batch, features: FeatureSource | None) -> Batch:
-    assert features is not None
-    return batch | {"text": features.rows(batch["item"])}
-
-
 def adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameter_groups(model), lr=1e-3)
 
 
 def momentum(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameter_groups(model), lr=1e-3, momentum=0.9)
+
+
+def sparse_adam(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SparseAdam(list(model.parameters()), lr=1e-3)
 
 
 def cases() -> Iterator[Case]:
@@ -151,9 +97,25 @@ def cases() -> Iterator[Case]:
             FrozenEncoder(),
             triple,
             (16, 128, 512, 2048),
-            prepare=_with_text,
+            prepare=with_text,
             feature_mode=mode,
         )
+    small = (4, 8, 16, 32)
+    yield _case("resnet, batch norm, sgd", ResNet(), {"x": pixels, "label": label}, (16, 32, 64), momentum)
+    yield _case("u-net", UNet(), {"x": pixels, "label": label}, (8, 16, 32, 64))
+    vision = {"x": pixels, "label": label}
+    yield _case("vision transformer", VisionTransformer(), vision, (8, 16, 32, 64))
+    yield _case("vision transformer, checkpointed", VisionTransformer(), vision, (8, 16, 32, 64), checkpointed=True)
+    yield _case("language model, low rank", LanguageModel(), {"x": torch.randint(2000, (4, 64))}, small)
+    yield _case("conv3d", Volume(), {"x": torch.randn(4, 1, 16, 16, 16), "label": label}, small)
+    ids = {"ids": torch.randint(100_000, (4096, 8)), "y": torch.randn(4096)}
+    yield _case("embedding, adam", SparseTable(sparse=False), ids, (64, 512, 2048, 4096))
+    yield _case("embedding, sparse adam", SparseTable(), ids, (64, 512, 2048, 4096), sparse_adam)
+    points = {"points": torch.randn(4, 96, 3), "label": label}
+    yield _case("neighbours, gather", Neighbours(), points, (2, 4, 8, 16))
+    wide = {"x": torch.randn(4, 64), "label": label}
+    yield _case("gradient penalty", GradientPenalty(), wide, (64, 512, 2048, 4096))
+    yield _case("frozen mixture", FrozenMixture(), wide, (64, 512, 2048, 4096))
 
 
 def _case(
@@ -232,19 +194,21 @@ def counted_peak(case: Case, micro_batch: int, samples: int) -> int:
 
 
 def cuda_peak(case: Case, micro_batch: int, samples: int) -> tuple[int, int]:
-    """Bytes allocated and reserved at the highest moment of a real run on the GPU."""
+    """Bytes that tensors asked for, and bytes reserved, at the highest moment of a run on the GPU."""
+    stats = torch.cuda.memory_stats
+    gc.collect()  # else what goes during this run would be counted as there before it
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    before = stats()["requested_bytes.all.current"]
     for moment in training(case, micro_batch, samples, torch.device("cuda"), lambda *_: None):
         moment()
-    return torch.cuda.max_memory_allocated() - before, torch.cuda.max_memory_reserved()
+    return stats()["requested_bytes.all.peak"] - before, torch.cuda.max_memory_reserved()
 
 
 def training(
     case: Case, micro_batch: int, samples: int, device: torch.device, count: Callable[..., None]
 ) -> Iterator[Callable[[], None]]:
-    """What a run does, moment by moment, in the order of `wellfed.lit`: fill the feature table, two steps.
+    """What a run does, moment by moment, in the order of `wellfed.lit`: fill the feature table, some steps.
 
     Args:
         count: told of what was made outside the moments.
@@ -288,8 +252,8 @@ def training(
             backward(loss_of(part))
         optimizer.step()
 
-    yield step
-    yield step
+    for _ in range(STEPS):
+        yield step
 
 
 def _precision(precision: str, device: torch.device) -> AbstractContextManager[Any]:

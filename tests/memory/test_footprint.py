@@ -8,19 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.memory.footprint import (
-    ALLOCATOR_BYTES,
-    CUBLAS_BYTES,
     Footprint,
     KnownFootprints,
     NoEstimate,
     Point,
     StepShape,
+    fits_within,
     largest_micro_batch,
+    needed_bytes,
     predicted_peak,
 )
+from wellfed.memory.replay import Recording, Trace
 
 MIB = 2**20
-RESERVED = ALLOCATOR_BYTES + CUBLAS_BYTES
+WORKSPACES = 8 * MIB
 
 
 def footprint(points=((1, 10, 30, 12), (4, 50, 10, 50), (8, 100, 0, 100)), **more):
@@ -36,7 +37,7 @@ def footprint(points=((1, 10, 30, 12), (4, 50, 10, 50), (8, 100, 0, 100)), **mor
         "optimizer_temporaries": 40,
         "feature_table": 0,
         "filling": 0,
-        "sample_bytes": 2,
+        "inputs": (2,),
     }
     return Footprint(**{**parts, **more}, points=tuple(Point(*point) for point in points))
 
@@ -56,7 +57,8 @@ def test_the_optimizer_is_the_peak_of_small_batches():
         "optimizer temporaries": 40,
     }
     assert found.tensor_bytes == 262
-    assert found.reserved_bytes == 262 + RESERVED
+    assert found.reserved_bytes == 262
+    assert at(1, 1, workspaces=WORKSPACES).reserved_bytes == 262 + WORKSPACES
 
 
 @pytest.mark.parametrize(
@@ -118,14 +120,14 @@ def test_more_devices():
 
 
 def test_the_largest_micro_batch():
-    budget = RESERVED + 100 + 80 + 2 * 64
+    budget = 100 + 80 + 2 * 64
     assert largest_micro_batch(footprint(), budget + 40 + 40, StepShape(64)) == 3
     assert largest_micro_batch(footprint(), budget + 39 + 40, StepShape(64)) == 0  # not even the optimizer's step
     assert largest_micro_batch(footprint(), budget + 40 + 100, StepShape(64)) == 8
     assert largest_micro_batch(footprint(), 2**40, StepShape(64)) == 8  # no further than is known
     straight = footprint([(1, 10, 0, 10), (2, 20, 0, 20), (4, 40, 0, 40)])
     assert largest_micro_batch(straight, 2**40, StepShape(64)) == 64
-    assert largest_micro_batch(footprint(), RESERVED, StepShape(64)) == 0
+    assert largest_micro_batch(footprint(), 2 * 64, StepShape(64)) == 0
 
 
 def test_unsplit_may_need_less_than_in_two_parts():
@@ -210,3 +212,58 @@ def test_it_needs_no_torch():
 def test_what_is_known_goes_through_json_whole():
     known = KnownFootprints({("cache", True): footprint(), (None, False): NoEstimate("no batch")}, "the longest of 4")
     assert KnownFootprints.from_dict(json.loads(json.dumps(known.to_dict()))) == known
+
+
+def recording(micro=12 * MIB, state=6 * MIB, **more):
+    """A tensor a sample, beside parameters of 4 MiB and a state that is made after the first pass."""
+    one, eight = (((1, size * micro), (1, 0)) for size in (1, 8))
+    empty = Trace.between(1, (), 8, ())
+    return Recording((4 * MIB,), (), Trace.between(1, one, 8, eight), empty, ((9, state),), empty, **more)
+
+
+def large(**more):
+    points = tuple((size, size * 12 * MIB, 0, size * 12 * MIB) for size in (1, 4, 8))
+    given = {"gradients": 0, "parameters": 4 * MIB, "optimizer_state": 6 * MIB, "optimizer_temporaries": 0}
+    return footprint(points, **{**given, "inputs": (5 * MIB,), "recording": recording(), **more})
+
+
+def test_what_is_reserved_comes_from_a_replay():
+    of = large()
+    # A segment for parameters, state and inputs; in the first step the state has split it.
+    assert at(8, 8, of=of).tensor_bytes == (4 + 6 + 8 * 5 + 96) * MIB
+    assert at(8, 8, of=of).reserved_bytes == (20 + 40 + 96) * MIB
+    assert at(8, 8, of=of, batches_ahead=1).reserved_bytes == (20 + 2 * 40 + 96) * MIB
+    assert at(8, 8, of=large(inputs=())).reserved_bytes == (20 + 96) * MIB
+    expandable = large(recording=recording(expandable=True))
+    assert at(8, 8, of=expandable).reserved_bytes == 160 * MIB  # pages of 20 MiB
+
+
+def test_what_must_be_reserved_may_be_less():
+    """In the first step the state splits the segment of the pass, so that the second takes another."""
+    of = large(recording=recording(state=30 * MIB), optimizer_state=30 * MIB, inputs=())
+    step = StepShape(8)
+    freely = predicted_peak(of, 8, step).reserved_bytes
+    assert freely == (20 + 96 + 96) * MIB
+    assert needed_bytes(of, 8, step) == pytest.approx(freely, rel=0.01)
+    wide = recording(state=1)
+    step_alone = Trace.between(1, ((5, 90 * MIB), (5, 0)), 8, ((5, 90 * MIB), (5, 0)))
+    of = large(
+        recording=dataclasses.replace(wide, first_step=((5, 90 * MIB), (5, 0), (9, 1)), step=step_alone),
+        optimizer_temporaries=90 * MIB,
+        optimizer_state=512,
+        inputs=(),
+    )
+    step = StepShape(4)
+    assert predicted_peak(of, 4, step).reserved_bytes == (20 + 48 + 90 + 2) * MIB
+    needed = needed_bytes(of, 4, step)
+    assert (20 + 90) * MIB < needed < 115 * MIB
+    assert fits_within(of, 4, step, needed)
+    assert not fits_within(of, 4, step, 100 * MIB)
+    assert largest_micro_batch(of, needed, step) == 4
+
+
+def test_a_recording_goes_through_json_too():
+    of = large()
+    assert Footprint.from_dict(json.loads(json.dumps(of.to_dict()))) == of
+    with pytest.raises(ValueError, match="not a footprint"):
+        Footprint.from_dict({**of.to_dict(), "recording": {"resident": []}})

@@ -22,7 +22,7 @@ def footprint(
         "optimizer_temporaries": 0,
         "feature_table": table if mode == "cache" else 0,
         "filling": 0,
-        "sample_bytes": 0,
+        "inputs": (),
         "points": points,
     }
     return Footprint(**{**given, **more})

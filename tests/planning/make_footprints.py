@@ -61,6 +61,13 @@ def measured(*overrides: str) -> dict:
     }
 
 
+def _a_line_each(model: dict) -> str:
+    """JSON with a line for each footprint, whose recordings are long."""
+    rest = {name: value for name, value in model.items() if name != "footprints"}
+    ways = [f"{json.dumps(way)}: {json.dumps(each)}" for way, each in model["footprints"].items()]
+    return json.dumps(rest)[:-1] + ', "footprints": {\n' + ",\n".join(ways) + "}}"
+
+
 def main() -> None:
     """Writes the file."""
     with tempfile.TemporaryDirectory() as folder:
@@ -69,7 +76,8 @@ def main() -> None:
             "recsys": measured("workload=recsys"),
             "recsys_gpt2": measured(*guide, f"workload.model.pretrained={gpt2_base(Path(folder) / 'gpt2')}"),
         }
-    OUT.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    models = [f"{json.dumps(name)}: {_a_line_each(model)}" for name, model in found.items()]
+    OUT.write_text("{" + ",\n".join(models) + "}\n", encoding="utf-8")
     for name, each in found.items():
         print(name, each["data"], each["model"])
         for way, footprint in each["footprints"].items():

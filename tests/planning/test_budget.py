@@ -12,6 +12,7 @@ from wellfed.memory.footprint import NoEstimate
 from wellfed.planning.device import plan_device
 from wellfed.planning.plan import plan_run
 from wellfed.planning.planned import RunPlan
+from wellfed.planning.ways import PLANNED_FRAC
 
 BLOCKS = dataclasses.replace(MODEL, has_blocks=True)
 WHOLE = {"micro_batch": 64, "checkpoint_activations": False}
@@ -31,7 +32,7 @@ def test_what_fits_whole_is_not_split_and_the_peak_is_the_reason():
     plan = planned(config(), "24gb", **DEEP)
     assert (plan["memory.micro_batch"], plan["memory.accumulate"], plan.misfit) == (64, 1, None)
     assert plan.predicted_peak_gib == pytest.approx(0.8 + 6.4, rel=0.2)
-    assert f"predicted peak {plan.predicted_peak_gib:.2f} GiB of 20.52" in plan.knobs["memory.micro_batch"].because
+    assert f"predicted peak {plan.predicted_peak_gib:.2f} GiB of 21.17" in plan.knobs["memory.micro_batch"].because
     assert plan.parts["activations"] == 6400 * MIB
 
 
@@ -41,7 +42,7 @@ def test_a_small_card_gets_smaller_micro_batches_and_the_same_step():
     assert 40 <= micro < 64
     assert plan["memory.accumulate"] * micro >= 64 > (plan["memory.accumulate"] - 1) * micro
     assert plan["memory.checkpoint_activations"] is False
-    assert plan.predicted_peak_gib <= 0.95 * 7.2
+    assert plan.predicted_peak_gib <= PLANNED_FRAC * 7.2
     assert "the most of 64 samples a device that fit at a time" in plan.knobs["memory.micro_batch"].because
 
 
@@ -66,7 +67,7 @@ def test_what_was_asked_for_is_not_changed_and_the_way_out_is_named():
     plan = planned(asked, "8gb", data=TABLE, **DEEP)
     assert (plan["memory.micro_batch"], plan["memory.features"]) == (64, "cache")
     text = str(plan.misfit)
-    assert "the budget is 7.20 GiB, of which 6.84 GiB are planned with, and 64 samples at a time need" in text
+    assert "the budget is 7.20 GiB, of which 7.06 GiB are planned with, and 64 samples at a time need" in text
     assert "activations 6.2" in text
     assert "Set memory.micro_batch=" in text
     assert "or set memory.checkpoint_activations=true" in text
@@ -134,7 +135,7 @@ def test_a_plan_without_a_misfit_fits_and_keeps_the_step(gpu, per_sample, effect
     micro, parts = plan["memory.micro_batch"], plan["memory.accumulate"]
     assert 1 <= micro <= share
     assert parts * micro >= share > (parts - 1) * micro
-    assert (plan.misfit is None) == (plan.predicted_peak_gib <= 0.95 * plan.budget_gib + 1e-6)
+    assert (plan.misfit is None) == (plan.predicted_peak_gib <= PLANNED_FRAC * plan.budget_gib + 1e-6)
     assert plan["workload.effective_batch_size"] == effective
 
 
@@ -157,7 +158,7 @@ def test_a_larger_card_for_a_budget_that_was_typed_is_a_larger_budget():
     plan = planned(config(gpu={"memory_gib": 0.5}), "8gb", per_sample=8 * GIB, model=MODEL)
     text = str(plan.misfit)
     assert "gpu=8gb" not in text
-    assert "the budget is 512.0 MiB, of which 486.4 MiB are planned with" in text
+    assert "the budget is 512.0 MiB, of which 501.8 MiB are planned with" in text
     enough = float(text.partition("gpu.memory_gib=")[2].removesuffix(")."))
     for size, fits in ((enough, True), (enough - 0.02, False)):
         again = planned(config(gpu={"memory_gib": size}), "8gb", per_sample=8 * GIB, model=MODEL)
@@ -166,7 +167,7 @@ def test_a_larger_card_for_a_budget_that_was_typed_is_a_larger_budget():
 
 def test_the_parts_of_what_does_not_fit_add_up():
     text = str(planned(config(memory=WHOLE), "8gb", **DEEP).misfit)
-    assert "allocator and cuBLAS's workspace 54.0 MiB" in text
+    assert "cuBLAS's workspaces 64.0 MiB" in text
     parts = text.partition(" GiB: ")[2].partition(". Set")[0].split(", ")
     units = {"MiB": 2**-10, "GiB": 1}
     total = sum(float(part.split()[-2]) * units[part.split()[-1]] for part in parts)

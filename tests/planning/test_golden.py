@@ -5,6 +5,7 @@ footprints themselves come from ``make_footprints.py``.
 """
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -29,9 +30,11 @@ SHOWN = ("trainer.accelerator", "gpu.precision", "memory.micro_batch", "memory.a
 SHOWN += ("memory.checkpoint_activations", "loader.backend", "loader.num_workers", "loader.prefetch_factor")
 
 
+@functools.cache
 def estimate_of(name):
-    footprints = RECORDED[name]["footprints"]
-    return lambda mode, checkpointed: Footprint.from_dict(footprints[f"{mode}/{checkpointed}"])
+    """Of one model; what is replayed for one plan is known to the next."""
+    footprints = {way: Footprint.from_dict(each) for way, each in RECORDED[name]["footprints"].items()}
+    return lambda mode, checkpointed: footprints[f"{mode}/{checkpointed}"]
 
 
 def planned(name, composed, facts=H200):

@@ -8,6 +8,7 @@ from tests.planning.test_budget import DEEP, planned
 from tests.planning.test_plan import config
 from wellfed.memory.footprint import StepShape, predicted_peak
 from wellfed.planning.probed import MOST_PROBES, with_probes
+from wellfed.planning.ways import PLANNED_FRAC
 
 STEP = StepShape(samples=64)
 CARD = footprint(**DEEP)
@@ -59,7 +60,7 @@ def test_what_takes_more_goes_down_until_a_measured_step_fits(truth):
     plan, found = probed(truth)
     micro = found["memory.micro_batch"]
     assert plan["memory.micro_batch"] > micro == truth.tried[-1]
-    assert truth.needs(micro, STEP) <= 1.02 * 0.95 * 7.2 * GIB  # the rest of a step is as predicted
+    assert truth.needs(micro, STEP) <= 1.02 * PLANNED_FRAC * 7.2 * GIB  # the rest of a step is as predicted
     assert micro > 3
     assert found["memory.accumulate"] == -(-64 // micro)
     assert {found.knobs[f"memory.{knob}"].source for knob in ("micro_batch", "accumulate")} == {"measured"}
@@ -79,7 +80,7 @@ def test_running_out_is_told_and_halved():
 def test_a_card_with_less_than_the_budget_beside_the_context_counts_as_it_is():
     truth = Truth()
     plan, found = probed(truth, room=int(5.5 * GIB))
-    assert truth.needs(found["memory.micro_batch"], STEP) <= 0.95 * 5.5 * GIB
+    assert truth.needs(found["memory.micro_batch"], STEP) <= PLANNED_FRAC * 5.5 * GIB
     assert found["memory.micro_batch"] < plan["memory.micro_batch"]
     assert "beside CUDA's context the card has 5.5 GiB" in found.knobs["memory.micro_batch"].because
     assert probed(Truth(), room=100 * GIB)[1] == probed(Truth())[1]

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn, optim
 
 from wellfed.app import assemble
-from wellfed.config.schema import RunConfig, TrainerConfig
+from wellfed.config.schema import Allocator, RunConfig, TrainerConfig
 from wellfed.contract import Batch, FeatureSource
 from wellfed.lit.step import Preparation, parameter_groups
 from wellfed.loading import batches
@@ -83,6 +83,7 @@ class Footprints:
             feature_mode=features,  # type: ignore[arg-type]
             compile_mode=self._plan["gpu.compile"],
             shaped_by=(self._train,),
+            expandable_segments=self._config.gpu.allocator is Allocator.expandable,
         )
         cache_dir, host_bytes = Path(self._config.paths.cache_dir), self._host_bytes
         return apart(lambda: cached_measure(self._parts.model, task, self._samples, cache_dir, host_bytes=host_bytes))

@@ -147,8 +147,9 @@ def show(found: Planned, stream: IO[str]) -> None:
         memory.add_column("bytes", justify="right")
         for name, size in plan.parts.items():
             memory.add_row(name, show_bytes(size))
-        beside = plan.predicted_peak_gib * 2**30 - sum(plan.parts.values())
-        memory.add_row("allocator and cuBLAS's workspace", show_bytes(beside))
+        unused = plan.predicted_peak_gib * 2**30 - sum(plan.parts.values()) - plan.workspaces
+        memory.add_row("the allocator's unused blocks", show_bytes(unused))
+        memory.add_row("cuBLAS's workspaces", show_bytes(plan.workspaces))
         memory.add_row("reserved by the allocator, all in all", show_bytes(plan.predicted_peak_gib * 2**30))
         console.print(memory)
     if found.by_devices:

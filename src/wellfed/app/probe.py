@@ -57,7 +57,7 @@ def probed(
                 meter.free()
                 return found
 
-            return with_probes(plan, footprint, step_shape(config, plan.knobs), probe, meter.room)
+            return with_probes(plan, footprint, step_shape(config, plan.knobs, plan.workspaces), probe, meter.room)
     except Exception as error:  # noqa: BLE001  foreign code, and a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)
         return plan

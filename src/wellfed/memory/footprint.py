@@ -6,26 +6,23 @@ Arithmetic on measured figures, without torch, so that planning may use it. `est
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from wellfed.units import MIB
+from wellfed.memory.caching_allocator import reserved_for
+from wellfed.memory.replay import Recording
 
 Basis = Literal["fake tensors", "small runs"]
 Moment = Literal["forward and backward", "optimizer step", "filling the feature table"]
 
-FORMAT = 1
+FORMAT = 2
 """Of a footprint's JSON; another is not read."""
 SLOPES_AGREE_FRAC = 0.05
 """Two successive slopes that differ by no more are one line, which may be drawn on."""
-ALLOCATOR_BYTES = 2 * MIB + 20 * MIB
-"""Unused rest of the CUDA allocator's segments: small blocks share segments of 2 MiB, those of 1-10 MiB segments of
-20 MiB, and one of each kind is partly empty (https://docs.pytorch.org/docs/stable/notes/cuda.html, memory
-management). Larger blocks are rounded up to 2 MiB, and fragments come on top: a margin of the budget is for these."""
-CUBLAS_BYTES = 32 * MIB
-"""cuBLAS's workspace, which the allocator holds: 32 MiB on Hopper, 8.1 MiB before
-(https://docs.nvidia.com/cuda/cublas/#cublassetworkspace)."""
+
+NEAR_FRAC = 0.005
+"""How exactly `needed_bytes` is found."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +36,10 @@ class Point:
     """Gradients that exist at that moment, where the micro-batch is the only one of its step."""
     activations_after: int
     """As ``activations``, where a micro-batch went before: then all gradients exist all the time."""
+    sparse_gradients: int = 0
+    """Those left by a pass that hold the rows looked up alone, and so grow with the samples."""
+    sparse_temporaries: int = 0
+    """What the optimizer makes and drops for them."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +54,20 @@ class Footprint:
     parameters: int
     """Frozen ones and buffers too."""
     gradients: int
+    """Dense ones."""
     optimizer_state: int
     optimizer_temporaries: int
+    """For dense gradients."""
     feature_table: int
     """0 unless it is on the device."""
     filling: int
     """Peak beside parameters and table while the feature table is filled, whether it is on the device or not."""
-    sample_bytes: int
-    """Of a batch as it comes from the loader, for one sample."""
+    inputs: tuple[int, ...]
+    """Bytes of each tensor of a batch as it comes from the loader, for one sample."""
     points: tuple[Point, ...]
     """By rising micro-batch."""
+    recording: Recording | None = None
+    """Of all allocations, for what is reserved beyond the tensors; None: nothing is."""
     notes: tuple[str, ...] = ()
     """What is assumed, for people."""
 
@@ -72,13 +77,19 @@ class Footprint:
             raise ValueError(f"a footprint needs points of rising micro-batch, not {sizes}")
 
     @property
+    def sample_bytes(self) -> int:
+        """Of all inputs."""
+        return sum(self.inputs)
+
+    @property
     def reach(self) -> int | None:
         """Largest micro-batch that can be predicted; None = any, the last slopes agree."""
         return None if is_straight(self.points) else self.points[-1].micro_batch
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {"format": FORMAT, **asdict(self)}
+        recording = None if self.recording is None else self.recording.to_dict()
+        return {"format": FORMAT, **asdict(replace(self, recording=None)), "recording": recording}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Footprint:
@@ -92,13 +103,16 @@ class Footprint:
             if rest.pop("format") != FORMAT:
                 raise ValueError(f"format {values['format']!r} is not {FORMAT}")
             rest["points"] = tuple(Point(**point) for point in rest["points"])
-            rest["notes"] = tuple(rest["notes"])
+            rest["notes"], rest["inputs"] = tuple(rest["notes"]), tuple(rest["inputs"])
+            if rest["recording"] is not None:
+                rest["recording"] = Recording.from_dict(rest["recording"])
             made = cls(**rest)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a footprint: {error}") from error
         parts: tuple[Footprint | Point, ...] = (made, *made.points)
         for part in parts:
             numbers = {spec.name: getattr(part, spec.name) for spec in fields(part) if spec.type == "int"}
+            numbers |= {f"inputs[{n}]": each for n, each in enumerate(made.inputs)}
             if wrong := {name: value for name, value in numbers.items() if type(value) is not int or value < 0}:
                 raise ValueError(f"not a footprint: {wrong} should be counts of bytes")
         return made
@@ -147,6 +161,8 @@ class StepShape:
     batches_ahead: int = 0
     """Batches of as many samples that are there already (``loader.device_prefetch``)."""
     world_size: int = 1
+    workspaces: int = 0
+    """What libraries keep of the allocator's memory on this device."""
     is_sharded: bool = False
     """FSDP: parameters, gradients and state are divided by ``world_size``. An approximation: the layer that is at work
     is whole on each device. Otherwise DDP, whose buckets hold the gradients once more."""
@@ -159,6 +175,10 @@ class Prediction:
     moment: Moment
     parts: Mapping[str, int]
     """Bytes by what needs them at that moment; parts of 0 bytes too."""
+    slack: int = 0
+    """What the CUDA allocator reserves beyond the tensors: rounded sizes, and blocks that nothing fits into."""
+    workspaces: int = 0
+    """What libraries allocate there for themselves (see `StepShape`)."""
 
     @property
     def tensor_bytes(self) -> int:
@@ -167,8 +187,8 @@ class Prediction:
 
     @property
     def reserved_bytes(self) -> int:
-        """What the CUDA allocator reserves for them, fragments aside (see ``ALLOCATOR_BYTES``, ``CUBLAS_BYTES``)."""
-        return self.tensor_bytes + ALLOCATOR_BYTES + CUBLAS_BYTES
+        """What the CUDA allocator reserves for all of it where it may."""
+        return self.tensor_bytes + self.slack + self.workspaces
 
 
 def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> Prediction:
@@ -183,7 +203,8 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> P
     if micro_batch < 1 or (footprint.reach is not None and micro_batch > footprint.reach):
         raise ValueError(f"micro_batch {micro_batch} is not in 1..{footprint.reach}")
     shards = step.world_size if step.is_sharded else 1
-    gradients = _share(footprint.gradients, shards)
+    sparse = on_curve(footprint.points, step.samples, lambda point: point.sparse_gradients)
+    gradients = _share(footprint.gradients, shards) + sparse
     buckets = gradients if step.world_size > 1 and not step.is_sharded else 0
     fixed = {
         "parameters": _share(footprint.parameters, shards),
@@ -192,41 +213,84 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> P
         "inputs": footprint.sample_bytes * step.samples * (1 + step.batches_ahead),
         "gradient buckets": buckets,
     }
-    if micro_batch < step.samples:
-        existing = footprint.gradients
+    is_split = micro_batch < step.samples
+    if is_split:
+        existing = footprint.gradients + sparse
         activations = on_curve(footprint.points, micro_batch, _after_another)
     else:
-        existing = min(on_curve(footprint.points, micro_batch, lambda point: point.gradients), footprint.gradients)
+        existing = on_curve(footprint.points, micro_batch, lambda point: point.gradients)
+        existing = min(existing, footprint.gradients + sparse)
         activations = on_curve(footprint.points, micro_batch, whole_pass) - existing
-    moments: list[Prediction] = [
-        Prediction(
-            "forward and backward", {**fixed, "gradients": _share(existing, shards), "activations": max(0, activations)}
+    temporaries = on_curve(footprint.points, step.samples, lambda point: point.sparse_temporaries)
+    temporaries += _share(footprint.optimizer_temporaries, shards)
+    filled = {"parameters": fixed["parameters"], "feature table": footprint.feature_table}
+    moments: list[tuple[Moment, dict[str, int]]] = [
+        (
+            "forward and backward",
+            {**fixed, "gradients": _share(existing, shards), "activations": max(0, activations)},
         ),
-        Prediction(
-            "optimizer step",
-            {
-                **fixed,
-                "gradients": gradients,
-                "optimizer temporaries": _share(footprint.optimizer_temporaries, shards),
-            },
-        ),
-        Prediction(
-            "filling the feature table",
-            {
-                "parameters": fixed["parameters"],
-                "feature table": footprint.feature_table,
-                "activations": footprint.filling,
-            },
-        ),
+        # The rows of the last micro-batch are added to those before by writing all of them anew.
+        ("forward and backward", {**fixed, "gradients": gradients + (sparse if is_split else 0)}),
+        ("optimizer step", {**fixed, "gradients": gradients, "optimizer temporaries": temporaries}),
+        ("filling the feature table", {**filled, "activations": footprint.filling}),
     ]
-    return max(moments, key=lambda moment: moment.tensor_bytes)
+    moment, parts = max(moments, key=lambda each: sum(each[1].values()))
+    return Prediction(moment, parts, slack(footprint, micro_batch, step), step.workspaces)
+
+
+def slack(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
+    """Bytes that the allocator reserves beyond the tensors, where it may reserve any."""
+    if footprint.recording is None:
+        return 0
+    replayed = footprint.recording.replayed(micro_batch, step.samples, _computed_on(footprint, step))
+    return replayed.reserved - replayed.asked + _unused_by_copies(footprint, step)
+
+
+def fits_within(footprint: Footprint, micro_batch: int, step: StepShape, limit_bytes: int) -> bool:
+    """Whether a run can go on for long with so many bytes reserved.
+
+    What is predicted to be reserved where any may be is enough, but need not be: cached segments go back to the driver.
+    """
+    peak = predicted_peak(footprint, micro_batch, step)
+    if peak.reserved_bytes <= limit_bytes or footprint.recording is None:
+        return peak.reserved_bytes <= limit_bytes
+    if peak.tensor_bytes + peak.workspaces > limit_bytes:
+        return False
+    inputs = _computed_on(footprint, step)
+    freely = footprint.recording.replayed(micro_batch, step.samples, inputs)
+    limit = freely.reserved - (peak.reserved_bytes - limit_bytes)
+    return footprint.recording.replayed(micro_batch, step.samples, inputs, limit).settles
+
+
+def needed_bytes(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
+    """The least that is enough, to half a percent."""
+    peak = predicted_peak(footprint, micro_batch, step)
+    low, high = peak.tensor_bytes + peak.workspaces - 1, peak.reserved_bytes
+    while high - low > max(1, NEAR_FRAC * high):
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits_within(footprint, micro_batch, step, middle) else (middle, high)
+    return high
+
+
+def _computed_on(footprint: Footprint, step: StepShape) -> list[int]:
+    """Bytes of inputs that come on the stream that computes: those that nobody copied ahead."""
+    return [] if step.batches_ahead else [size * step.samples for size in footprint.inputs]
+
+
+def _unused_by_copies(footprint: Footprint, step: StepShape) -> int:
+    """Of the segments of the stream that copies batches ahead."""
+    if not step.batches_ahead:
+        return 0
+    sizes = [each * step.samples for each in footprint.inputs] * (1 + step.batches_ahead)
+    expandable = footprint.recording is not None and footprint.recording.expandable
+    return reserved_for(sizes, expandable=expandable) - sum(sizes)
 
 
 def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape) -> int:
-    """The largest micro-batch, at most ``step.samples``, for which all that is reserved fits; 0 if none does."""
+    """The largest micro-batch, at most ``step.samples``, for which all that must be reserved fits; 0 if none does."""
 
     def fits(micro_batch: int) -> bool:
-        return predicted_peak(footprint, micro_batch, step).reserved_bytes <= budget_bytes
+        return fits_within(footprint, micro_batch, step, budget_bytes)
 
     reach = step.samples if footprint.reach is None else min(step.samples, footprint.reach)
     # Unsplit comes first: its gradients are not all there when the activations are, so it may need less than a step in
@@ -251,7 +315,7 @@ def whole_pass(point: Point) -> int:
 
 def on_curve(points: Sequence[Point], micro_batch: int, value: Callable[[Point], int]) -> int:
     """The value at a micro-batch, rounded up; the last line goes on beyond the last point."""
-    if micro_batch <= points[0].micro_batch:
+    if micro_batch <= points[0].micro_batch or len(points) == 1:
         return value(points[0])
     place = next((at for at, point in enumerate(points) if point.micro_batch >= micro_batch), len(points) - 1)
     before, after = points[place - 1], points[place]

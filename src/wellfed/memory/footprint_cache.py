@@ -79,6 +79,7 @@ def digest(model: nn.Module, task: Task, samples: int, block_bytes: int = BLOCK_
         "batch": shapes,
         "optimizer": [class_name(optimizer), [_options(group) for group in optimizer.param_groups]],
         "training": [task.precision, task.checkpointed, task.feature_mode, task.compile_mode, samples, block_bytes],
+        "allocator": task.expandable_segments,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -21,12 +20,16 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from wellfed.contract import Batch, Features, FeatureSource, LossOutput
 from wellfed.memory.as_on_cuda import backward
 from wellfed.memory.checkpointing import checkpoint_blocks
+from wellfed.memory.distinct_rows import DistinctRows
 from wellfed.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, Mode, hold
 from wellfed.memory.footprint import Basis, Footprint, Point
 from wellfed.memory.live_bytes import LiveBytes
+from wellfed.memory.replay import Events, Recording, Trace, renumbered, resized, without
 
 CPU = torch.device("cpu")
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+OPTIMIZER = 10**6
+"""From here on the optimizer's tensors are numbered."""
 _TRUE = {"bf16-true": torch.bfloat16}
 
 
@@ -49,6 +52,17 @@ class Task:
     compile_mode: str = "none"
     shaped_by: tuple[object, ...] = ()
     """What decides, beside the model, what a pass makes: the data set, for one. A cached footprint belongs to it."""
+    expandable_segments: bool = False
+    """Of the CUDA allocator."""
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Forward and backward of a micro-batch."""
+
+    bytes: dict[str, int]
+    """By kind, at the peak."""
+    events: Events
 
 
 class Rehearsal:
@@ -59,7 +73,7 @@ class Rehearsal:
         Args:
             fake: entered already; None runs for real.
         """
-        self._task, self._live = task, LiveBytes(block_bytes)
+        self._task, self._live, self._is_fake = task, LiveBytes(block_bytes), fake is not None
         self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
         """Smallest micro-batch that can be run: BatchNorm has no statistics of a single sample."""
         with nullcontext() if fake is None else FakeCopyMode(fake):
@@ -67,17 +81,50 @@ class Rehearsal:
         if task.checkpointed:
             checkpoint_blocks(self._model)
         self._live.note([*self._model.parameters(), *self._model.buffers()], "parameters")
+        self._filling_events: Events = ()
+        self._recorded: dict[int, tuple[Events, Events, Events]] = {}
+        """Of each micro-batch: the first pass, a later one, the optimizer's step."""
         self._feature_table = self._filling = 0
-        self._sample_bytes = sys.maxsize
+        self._inputs: tuple[int, ...] = ()
         self._source = self._features()
         self._model.train()
         self._optimizer = self._make_optimizer()
-        self._temporaries = self._step_twice()
+        self._first_step_events, self._step_events, self._temporaries = self._step_twice()
 
     def point(self, micro_batch: int) -> Point:
         """The passes of a micro-batch, alone and after another of its size."""
         alone, after = self._peaks(micro_batch)
-        return Point(micro_batch, alone["activations"], alone.get("gradients", 0), after["activations"])
+        sparse, temporaries, step = self._sparse_gradients(), 0, self._step_events
+        if sparse:
+            self._peaks(micro_batch, num_passes=1)
+            sparse = self._sparse_gradients()
+            temporaries, step = self._optimizer_step()
+        first, later = renumbered(alone.events, after.events)
+        self._recorded[micro_batch] = first, later, renumbered(step, first=OPTIMIZER)[0]
+        return Point(
+            micro_batch,
+            alone.bytes["activations"],
+            alone.bytes.get("gradients", 0),
+            after.bytes["activations"],
+            sparse_gradients=sparse,
+            sparse_temporaries=max(0, temporaries - self._temporaries),
+        )
+
+    def _recording(self) -> Recording:
+        low, high = min(self._recorded), max(self._recorded)
+        alone, after, step = (
+            Trace.between(low, at_low, high, at_high)
+            for at_low, at_high in zip(self._recorded[low], self._recorded[high], strict=True)
+        )
+        return Recording(
+            tuple(_num_bytes(each) for each in (*self._model.parameters(), *self._model.buffers())),
+            tuple(self._filling_events),
+            alone,
+            after,
+            tuple(renumbered(self._first_step_events, first=OPTIMIZER)[0]),
+            step,
+            self._task.expandable_segments,
+        )
 
     @property
     def resident_bytes(self) -> int:
@@ -89,6 +136,10 @@ class Rehearsal:
         """Of all that is trained."""
         return self._live.live.get("gradients", 0)
 
+    def _sparse_gradients(self) -> int:
+        found = (each.grad for each in self._model.parameters())
+        return sum(_num_bytes(part) for grad in found if grad is not None and grad.is_sparse for part in _parts(grad))
+
     def footprint(self, points: Sequence[Point], basis: Basis, notes: tuple[str, ...]) -> Footprint:
         """All that was found."""
         live = self._live.live
@@ -98,13 +149,14 @@ class Rehearsal:
             feature_mode=None if self._source is None else self._task.feature_mode or "dynamic",
             basis=basis,
             parameters=live["parameters"],
-            gradients=live.get("gradients", 0),
+            gradients=live.get("gradients", 0) - self._sparse_gradients(),
             optimizer_state=live.get("optimizer state", 0),
             optimizer_temporaries=self._temporaries,
             feature_table=self._feature_table,
             filling=self._filling,
-            sample_bytes=self._sample_bytes,
+            inputs=self._inputs,
             points=tuple(points),
+            recording=self._recording(),
             notes=notes,
         )
 
@@ -121,10 +173,14 @@ class Rehearsal:
         # Two chunks show what filling takes: all other rows are the same again.
         num_rows = min(features.num_rows, 2 * CHUNK_ROWS)
         self._model.eval()
+        self._live.events = []
         with self._live:
             few = hold(replace(features, num_rows=num_rows), "cache", CPU)
+            events, number = self._live.events, self._live.number(few.table)  # type: ignore[attr-defined]
             row = few.rows(torch.arange(1))
         held = num_rows * row.nbytes
+        whole = features.num_rows * row.nbytes
+        self._filling_events = resized(events, number, whole) if mode == "cache" else without(events, number)
         self._filling = max(0, self._live.peak.get("activations", 0) - held)
         table = torch.zeros((features.num_rows, *row.shape[1:]), dtype=row.dtype)
         if mode == "cache_host":
@@ -150,44 +206,53 @@ class Rehearsal:
         if parameter.grad is not None:
             self._live.note([parameter.grad], "gradients")
 
-    def _step_twice(self) -> int:
-        """The first makes the state. Bytes that the second makes and drops."""
-        live = self._live
+    def _step_twice(self) -> tuple[Events, Events, int]:
+        """The first makes the state. Also bytes that the second makes and drops."""
         self._peaks(self.lowest)
-        live.making = "optimizer temporaries"
-        for _ in range(2):
-            live.forget_peak()
-            with live:
-                self._optimizer.step()
-            live.note(_state_tensors(self._optimizer), "optimizer state")
+        if self._sparse_gradients() and self._is_fake:
+            raise TypeError("its gradients are sparse")
+        _, first = self._optimizer_step()
+        temporaries, second = self._optimizer_step()
+        return first, second, temporaries
+
+    def _optimizer_step(self) -> tuple[int, Events]:
+        """Bytes that it makes and drops, and what it does."""
+        live = self._live
+        live.making, live.events = "optimizer temporaries", []
+        live.forget_peak()
+        with DistinctRows() if self._sparse_gradients() else nullcontext(), live:
+            self._optimizer.step()
+        events = live.events
+        live.note(_state_tensors(self._optimizer), "optimizer state")
         kept = live.live.get("optimizer temporaries", 0)
-        live.live["optimizer state"] = live.live.get("optimizer state", 0) + kept
-        return max(0, live.peak.get("optimizer temporaries", 0) - kept)
+        return max(0, live.peak.get("optimizer temporaries", 0) - kept), events
 
     # -- passes ---------------------------------------------------------------------------------------------------
 
-    def _peaks(self, micro_batch: int) -> list[dict[str, int]]:
-        """Bytes by kind at the peak of the first and of the second micro-batch of a step."""
+    def _peaks(self, micro_batch: int, num_passes: int = 2) -> list[_Pass]:
+        """The first and the second micro-batch of a step."""
         live = self._live
         batch = self._task.map_tensors(self._task.make_batch(micro_batch), self._own)
         inputs: list[Tensor] = []
         self._task.map_tensors(batch, lambda tensor: inputs.append(tensor) or tensor)  # type: ignore[func-returns-value]
         live.note(inputs, "inputs")
+        a_sample = tuple(-(-each.nbytes // micro_batch) for each in inputs)
         # What does not grow with the batch weighs least in the largest.
-        self._sample_bytes = min(self._sample_bytes, -(-sum(each.nbytes for each in inputs) // micro_batch))
+        self._inputs = min(self._inputs or a_sample, a_sample, key=sum)
         for parameter in self._model.parameters():
             parameter.grad = None
         live.making = "activations"
-        peaks = []
-        for _ in range(2):
+        passes = []
+        for _ in range(num_passes):
             live.forget_peak()
+            live.events = []
             with live:
                 with self._precision():
                     loss = self._loss(batch)
                 backward(loss)
                 del loss
-            peaks.append(live.peak)
-        return peaks
+            passes.append(_Pass(live.peak, live.events))
+        return passes
 
     def _own(self, tensor: Tensor) -> Tensor:
         """A storage of its own size, as the copy on the device has it."""
@@ -215,6 +280,14 @@ def _converted(model: nn.Module, dtype: torch.dtype | None) -> dict[int, Tensor]
             other = tensor.detach().to(dtype)
             made[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else other
     return made
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
 
 
 def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:

@@ -10,9 +10,18 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
 from wellfed.hardware.profiles import PROFILES
 from wellfed.memory.footprint import StepShape
-from wellfed.memory.size_search import LIMIT_FRAC
 from wellfed.planning.planned import DataFacts, ModelFacts, Planned
-from wellfed.planning.ways import Choice, Estimate, Outcome, Way, cheapest, limit_bytes, remedies, show_parts
+from wellfed.planning.ways import (
+    PLANNED_FRAC,
+    Choice,
+    Estimate,
+    Outcome,
+    Way,
+    cheapest,
+    limit_bytes,
+    remedies,
+    show_parts,
+)
 from wellfed.units import gib, show_gib
 
 MOST_REMEDIES = 3
@@ -38,18 +47,20 @@ def within_budget(
     knobs: Mapping[str, Planned],
     budget_gib: float | None,
     profile: str,
-    *,
     data: DataFacts,
     model: ModelFacts,
     estimate: Estimate,
+    *,
+    workspaces: int = 0,
 ) -> Fitted:
     """The cheapest way of training that fits, of those that the configuration leaves open.
 
     Args:
         knobs: the plan so far, by rules of thumb.
         profile: the ``gpu=`` option.
+        workspaces: bytes that libraries keep of the device's memory.
     """
-    choice = _choice(config, knobs, data, model)
+    choice = _choice(config, knobs, data, model, step_shape(config, knobs, workspaces))
     outcome = cheapest(choice, estimate, budget_gib)
     if outcome.way is None:
         return Fitted(warnings=(f"The peak memory is not predicted: {str(outcome.no_estimate).rstrip('.')}.",))
@@ -71,13 +82,14 @@ def within_budget(
     return Fitted(decided, outcome.way, _misfit(outcome.way, changes, budget_gib, card), tuple(changes))
 
 
-def step_shape(config: RunConfig, knobs: Mapping[str, Planned]) -> StepShape:
+def step_shape(config: RunConfig, knobs: Mapping[str, Planned], workspaces: int) -> StepShape:
     """What one device does in an optimizer step of this plan."""
     devices = knobs["trainer.devices"].value
     return StepShape(
         samples=math.ceil(config.workload.effective_batch_size / devices),
         batches_ahead=knobs["loader.device_prefetch"].value,
         world_size=devices,
+        workspaces=workspaces,
         is_sharded=knobs["trainer.strategy"].value == "fsdp",
     )
 
@@ -86,11 +98,12 @@ def _may_split(model: ModelFacts) -> bool:
     return not (model.has_batch_norm or model.is_lightning_module)
 
 
-def _choice(config: RunConfig, knobs: Mapping[str, Planned], data: DataFacts, model: ModelFacts) -> Choice:
+def _choice(
+    config: RunConfig, knobs: Mapping[str, Planned], data: DataFacts, model: ModelFacts, step: StepShape
+) -> Choice:
     memory, planned = config.memory, knobs["memory.features"].value
     is_open = memory.features is None and data.feature_rows > 0 and not data.features_trainable
     modes = ("cache", "cache_host", "dynamic")
-    step = step_shape(config, knobs)
     is_fixed = memory.micro_batch is not None or memory.accumulate is not None or not _may_split(model)
     by_rule = int(knobs["memory.micro_batch"].value)
     asked = memory.checkpoint_activations
@@ -111,7 +124,7 @@ def _decided(
     rule, memory = knobs["memory.micro_batch"], config.memory
     peak = f"predicted peak {way.peak_gib:.2f} GiB"
     if budget_gib is not None:
-        peak += f" of {budget_gib * LIMIT_FRAC:.2f} ({LIMIT_FRAC:g} of the budget)"
+        peak += f" of {budget_gib * PLANNED_FRAC:.2f} ({PLANNED_FRAC:g} of the budget)"
     if way.micro_batch == rule.value or rule.source == "set":
         micro = Planned(rule.value, f"{rule.because}; {peak}", rule.source)
     else:
@@ -141,7 +154,7 @@ def _need(outcome: Outcome, features: str | None, checkpointed: bool) -> str:
 def _misfit(way: Way, changes: Mapping[str, Way], budget_gib: float, card: str) -> Fault:
     what = "one sample at a time" if way.micro_batch == 1 else f"{way.micro_batch} samples at a time"
     problem = (
-        f"the budget is {show_gib(budget_gib)}, of which {show_gib(budget_gib * LIMIT_FRAC)} are planned with, and "
+        f"the budget is {show_gib(budget_gib)}, of which {show_gib(budget_gib * PLANNED_FRAC)} are planned with, and "
         f"{what} need{'s' if way.micro_batch == 1 else ''} {show_gib(way.peak_gib)}: {show_parts(way)}."
     )
     ways_out = [f"set {change} ({show_gib(one.peak_gib)})" for change, one in list(changes.items())[:MOST_REMEDIES]]
@@ -154,9 +167,9 @@ def _larger_card(config: RunConfig, way: Way, profile: str) -> str:
     """The override for a card that the way fits; empty if there is none. A budget that was typed beats a profile."""
     asked, named = config.gpu.memory_gib, PROFILES.get(profile)
     if asked is not None and (named is None or asked != named.budget_gib):
-        enough_gib = math.ceil(100 * gib(way.peak.reserved_bytes) / LIMIT_FRAC + 0.01) / 100
+        enough_gib = math.ceil(100 * gib(way.reserved_bytes) / PLANNED_FRAC + 0.01) / 100
         return f"gpu.memory_gib={enough_gib:g}"
-    fitting = (name for name, each in PROFILES.items() if way.peak.reserved_bytes <= limit_bytes(each.budget_gib))
+    fitting = (name for name, each in PROFILES.items() if way.reserved_bytes <= limit_bytes(each.budget_gib))
     return next((f"gpu={name}" for name in fitting), "")
 
 

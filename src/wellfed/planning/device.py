@@ -11,7 +11,13 @@ from wellfed.errors import Fault
 from wellfed.hardware.facts import GpuFacts, MachineFacts
 from wellfed.hardware.profiles import BUDGET_FRAC, PROFILES, Budget, resolve_budget, resolve_precision
 from wellfed.planning.planned import Planned, RunPlan, planned
+from wellfed.units import MIB
 
+CUBLAS_BYTES = 2 * 8_519_680
+"""cuBLAS's workspaces (":4096:2:16:8"), one for the thread of the forward pass and one for that of the backward pass,
+which the allocator holds (aten/src/ATen/cuda/CublasHandlePool.cpp, pytorch/pytorch issue 95668)."""
+CUBLAS_BYTES_HOPPER = 2 * 32 * MIB
+"""From capability 9.0 on (https://docs.nvidia.com/cuda/cublas/#cublassetworkspace)."""
 LEAST_GIB = 0.5
 """With less nothing can be trained: CUDA's own context takes that much."""
 
@@ -62,7 +68,17 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
         warnings.append(
             "gpu.ballast=true has no effect: no GPU is held to a smaller budget here. Set gpu.ballast=false."
         )
-    return RunPlan(knobs, budget.budget_gib, cap, card.name if card else facts.cpu, tuple(warnings))
+    return RunPlan(
+        knobs, budget.budget_gib, cap, card.name if card else facts.cpu, tuple(warnings), workspaces=_workspaces(card)
+    )
+
+
+def _workspaces(card: GpuFacts | None) -> int:
+    """A card that is not here counts as one of capability 8.0; a simulated one has no cuBLAS."""
+    if card is None or card.capability is None:
+        return CUBLAS_BYTES
+    is_hopper = int(card.capability.partition(".")[0]) >= 9
+    return 0 if card.is_simulated else CUBLAS_BYTES_HOPPER if is_hopper else CUBLAS_BYTES
 
 
 def _budget(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Budget:

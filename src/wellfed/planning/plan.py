@@ -56,10 +56,12 @@ def plan_run(
     fitted = Fitted()
     if estimate is not None:
         profile = choices.get("gpu", "auto")
-        fitted = within_budget(config, knobs, device.budget_gib, profile, data=data, model=model, estimate=estimate)
+        fitted = within_budget(
+            config, knobs, device.budget_gib, profile, data, model, estimate, workspaces=device.workspaces
+        )
         knobs.update(fitted.knobs)
         warnings += fitted.warnings
-    plan = RunPlan(knobs, device.budget_gib, device.cap, device.device_name, tuple(warnings))
+    plan = replace(device, knobs=knobs, warnings=tuple(warnings))
     if fitted.way is not None:
         peak = fitted.way.peak
         return replace(

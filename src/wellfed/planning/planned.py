@@ -54,6 +54,8 @@ class RunPlan:
     cap: bool
     device_name: str
     warnings: tuple[str, ...] = ()
+    workspaces: int = 0
+    """Bytes that libraries keep of the device's memory for themselves."""
     parts: Mapping[str, int] = field(default_factory=dict)
     """Device memory by what needs it, bytes: at the predicted peak, or without an estimate all but activations."""
     predicted_peak_gib: float | None = None

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from wellfed.memory.footprint import Footprint, StepShape, largest_micro_batch, predicted_peak
+from wellfed.memory.footprint import Footprint, StepShape, fits_within, largest_micro_batch, predicted_peak
 from wellfed.planning.planned import Planned, RunPlan
 from wellfed.planning.ways import limit_bytes
 from wellfed.units import gib, show_bytes
@@ -40,11 +40,11 @@ def with_probes(
             smaller = micro // 2
         else:
             limit, left = _limit(plan.budget_gib, room())
-            predicted = predicted_peak(footprint, micro, StepShape(micro)).reserved_bytes
+            predicted = predicted_peak(footprint, micro, StepShape(micro, workspaces=step.workspaces)).reserved_bytes
             told = f"a step of {micro} alone took {show_bytes(measured)} where {show_bytes(predicted)} were predicted"
             said.append(told + left)
             beyond = max(0, measured - predicted)
-            fits = predicted_peak(footprint, micro, step).reserved_bytes + beyond <= limit
+            fits = fits_within(footprint, micro, step, limit - beyond)
             if fits:
                 break
             # If all sizes need as many times more; what part of it does not grow with them, the next probe shows.
@@ -78,6 +78,6 @@ def _decided(plan: RunPlan, footprint: Footprint, step: StepShape, micro: int, s
         plan,
         knobs=knobs,
         parts=peak.parts,
-        predicted_peak_gib=gib(peak.reserved_bytes),
+        predicted_peak_gib=gib(min(peak.reserved_bytes, limit_bytes(plan.budget_gib or 0))),
         peak_moment=peak.moment,
     )

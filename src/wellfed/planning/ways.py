@@ -9,12 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from wellfed.memory.footprint import Footprint, NoEstimate, Prediction, StepShape, largest_micro_batch, predicted_peak
-from wellfed.memory.size_search import LIMIT_FRAC
+from wellfed.memory.footprint import (
+    Footprint,
+    NoEstimate,
+    Prediction,
+    StepShape,
+    fits_within,
+    largest_micro_batch,
+    needed_bytes,
+    predicted_peak,
+)
 from wellfed.units import gib, show_bytes
 
 Estimate = Callable[[str | None, bool], Footprint | NoEstimate]
 """The footprint for a feature mode (None: no features) with or without activation checkpointing."""
+PLANNED_FRAC = 0.98
+"""Share of the budget that a predicted peak may take; the rest is for what the prediction is off by
+(benchmarks/records/2026-11-22_memory_accuracy_simulated.json) and for what it does not see."""
 FEATURE_MODES = ("cache", "cache_host", "dynamic")
 """Fastest first."""
 
@@ -40,11 +51,13 @@ class Way:
     checkpointed: bool
     micro_batch: int
     peak: Prediction
+    reserved_bytes: int
+    """What the allocator will reserve within the budget; where it does not fit, what it would need."""
 
     @property
     def peak_gib(self) -> float:
-        """What the allocator will reserve."""
-        return gib(self.peak.reserved_bytes)
+        """``reserved_bytes``."""
+        return gib(self.reserved_bytes)
 
 
 @dataclass(frozen=True)
@@ -60,8 +73,8 @@ class Outcome:
 
 
 def limit_bytes(budget_gib: float) -> int:
-    """What a planned peak may be: a margin of the budget is left for fragmentation."""
-    return int(LIMIT_FRAC * budget_gib * 2**30)
+    """What a planned peak may be."""
+    return int(PLANNED_FRAC * budget_gib * 2**30)
 
 
 def cheapest(choice: Choice, estimate: Estimate, budget_gib: float | None) -> Outcome:
@@ -75,7 +88,7 @@ def cheapest(choice: Choice, estimate: Estimate, budget_gib: float | None) -> Ou
         if fits:
             return Outcome(way, True, tuple(passed))
         passed.append(way)
-    return Outcome(min(passed, key=lambda way: way.peak.reserved_bytes), False, tuple(passed))
+    return Outcome(min(passed, key=lambda way: way.reserved_bytes), False, tuple(passed))
 
 
 def remedies(
@@ -119,7 +132,8 @@ def _largest(
     """The way with the largest micro-batch that fits, or with the one that needs the least, which does not."""
     if budget_gib is None:
         micro = _reachable(footprint, choice.micro_batch or choice.at_most)
-        return Way(features, checkpointed, micro, predicted_peak(footprint, micro, choice.step)), True
+        peak = predicted_peak(footprint, micro, choice.step)
+        return Way(features, checkpointed, micro, peak, peak.reserved_bytes), True
     limit = limit_bytes(budget_gib)
     if choice.micro_batch is None:
         largest = min(largest_micro_batch(footprint, limit, choice.step), choice.at_most)
@@ -127,7 +141,9 @@ def _largest(
     else:
         micro = _reachable(footprint, choice.micro_batch)
     peak = predicted_peak(footprint, micro, choice.step)
-    return Way(features, checkpointed, micro, peak), peak.reserved_bytes <= limit
+    fits = fits_within(footprint, micro, choice.step, limit)
+    reserved = min(peak.reserved_bytes, limit) if fits else needed_bytes(footprint, micro, choice.step)
+    return Way(features, checkpointed, micro, peak, reserved), fits
 
 
 def _reachable(footprint: Footprint, micro_batch: int) -> int:
@@ -138,5 +154,8 @@ def show_parts(way: Way, most: int = 4) -> str:
     """The largest parts of a peak, for messages; with what is beside them they add up."""
     parts: list[tuple[str, int]] = sorted(way.peak.parts.items(), key=lambda part: -part[1])
     parts[most:] = [("other parts", sum(size for _, size in parts[most:]))]
-    parts.append(("allocator and cuBLAS's workspace", way.peak.reserved_bytes - way.peak.tensor_bytes))
+    parts += [
+        ("the allocator's unused blocks", max(0, way.reserved_bytes - way.peak.tensor_bytes - way.peak.workspaces)),
+        ("cuBLAS's workspaces", way.peak.workspaces),
+    ]
     return ", ".join(f"{name} {show_bytes(size)}" for name, size in parts if size)

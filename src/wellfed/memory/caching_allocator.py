@@ -1,0 +1,258 @@
+"""What torch's CUDA allocator reserves of a card for a sequence of allocations and frees; pure, without torch.
+
+The rules are those of c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h (torch 2.13, default settings).
+Memory is asked of the driver in segments and given out in blocks; what is freed is kept and joined with free
+neighbours of its segment. Blocks of different streams, and small ones and large ones, never come from the same segment.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+MIN_BLOCK = 512
+"""Requests are rounded up to multiples of it (kMinBlockSize)."""
+SMALL = 2**20
+"""Requests up to here are small (kSmallSize)."""
+SMALL_SEGMENT = 2 * 2**20
+"""Segment for small requests (kSmallBuffer)."""
+MEDIUM_BELOW = 10 * 2**20
+"""Larger requests below it get a segment of ``MEDIUM_SEGMENT`` (kMinLargeAlloc)."""
+MEDIUM_SEGMENT = 20 * 2**20
+"""large_segment_size."""
+ROUND_LARGE = 2 * 2**20
+"""From ``MEDIUM_BELOW`` on a segment is the request, rounded up to a multiple of it (kRoundLarge)."""
+EXPANDABLE_SPACE = 2**50
+"""Addresses that an expandable segment may grow into: more than any card has."""
+
+
+class OutOfMemory(Exception):
+    """A request does not fit within the limit, even after cached segments went back to the driver."""
+
+
+@dataclass(eq=False, repr=False)
+class _Block:
+    """Successive bytes of a segment, in use or free; neighbours are linked."""
+
+    pool: _Pool
+    address: int
+    size: int
+    asked: int = 0
+    """Of ``size``, where it is in use; the rest was too little to be split off."""
+    before: _Block | None = None
+    after: _Block | None = None
+    is_used: bool = False
+    is_mapped: bool = True
+    """Of an expandable segment: memory of the card stands behind the addresses."""
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Order of the search: the smallest first, then the lowest address."""
+        return self.size, self.address
+
+
+class _Pool:
+    """Small or large blocks of one stream."""
+
+    def __init__(self, *, is_small: bool) -> None:
+        self.is_small = is_small
+        self.keys: list[tuple[int, int]] = []
+        """Of free blocks, sorted."""
+        self.free: dict[tuple[int, int], _Block] = {}
+        self.unmapped: _Block | None = None
+        """The rest of an expandable segment."""
+
+    def add(self, block: _Block) -> None:
+        insort(self.keys, block.key)
+        self.free[block.key] = block
+
+    def remove(self, block: _Block) -> None:
+        del self.keys[bisect_left(self.keys, block.key)]
+        del self.free[block.key]
+
+    def smallest(self, size: int) -> _Block | None:
+        """The smallest free block of at least so many bytes."""
+        place = bisect_left(self.keys, (size, 0))
+        if place == len(self.keys):
+            return None
+        block = self.free[self.keys[place]]
+        if block.after is not None and not block.after.is_mapped and place + 1 < len(self.keys):
+            return self.free[self.keys[place + 1]]  # the end of an expandable segment counts as large as it may become
+        return block
+
+
+class CachingAllocator:
+    """One card's. Sizes are bytes; a block is named by the address that `allocate` gave.
+
+    Args:
+        limit_bytes: what may be reserved; None = any.
+        expandable: ``expandable_segments:True``: one segment for each stream and pool, which grows by pages.
+    """
+
+    def __init__(self, limit_bytes: int | None = None, *, expandable: bool = False) -> None:
+        self.asked = self.allocated = self.reserved = 0
+        """Bytes of requests, rounded; of blocks in use; of segments."""
+        self.peak_asked = self.peak_allocated = self.peak_reserved = 0
+        self.retries = 0
+        """Requests for which cached segments had to go back to the driver."""
+        self._limit, self._expandable = limit_bytes, expandable
+        self._pools: dict[tuple[int, bool], _Pool] = {}
+        self._used: dict[int, _Block] = {}
+        self._next_address = 0
+
+    def allocate(self, num_bytes: int, stream: int = 0) -> int:
+        """The address of a block for a request above 0.
+
+        Raises:
+            OutOfMemory: see there.
+        """
+        size = rounded(num_bytes)
+        pool = self._pools.setdefault((stream, size <= SMALL), _Pool(is_small=size <= SMALL))
+        block = pool.smallest(size)
+        if block is None:
+            block = self._grown(pool, size) if self._expandable else self._new_segment(pool, size)
+        pool.remove(block)
+        if self._splits(pool, block.size - size):
+            self._split(block, size)
+        block.is_used, block.asked = True, size
+        self.asked += size
+        self.peak_asked = max(self.peak_asked, self.asked)
+        self._used[block.address] = block
+        self.allocated += block.size
+        self.peak_allocated = max(self.peak_allocated, self.allocated)
+        return block.address
+
+    def free(self, address: int) -> None:
+        """Give a block back to its pool.
+
+        Raises:
+            KeyError: no block in use has this address.
+        """
+        block = self._used.pop(address)
+        block.is_used = False
+        self.allocated -= block.size
+        self.asked -= block.asked
+        self._join(block)
+
+    def release_cached(self) -> None:
+        """Segments that are free as a whole go back to the driver (``torch.cuda.empty_cache``)."""
+        for pool in self._pools.values():
+            for block in list(pool.free.values()):
+                if pool.unmapped is not None:
+                    self._unmap(block)
+                elif block.before is None and block.after is None:
+                    pool.remove(block)
+                    self.reserved -= block.size
+
+    def free_blocks(self) -> list[tuple[int, int]]:
+        """Address and size of each block that waits to be used again."""
+        return [(block.address, block.size) for pool in self._pools.values() for block in pool.free.values()]
+
+    def used_blocks(self) -> list[tuple[int, int]]:
+        """Address and size of each block in use."""
+        return [(address, block.size) for address, block in self._used.items()]
+
+    # -- segments -------------------------------------------------------------------------------------------------
+
+    def _reserve(self, missing: Callable[[], int]) -> int:
+        """Ask the driver for what is missing, which may be more once cached segments went back."""
+        num_bytes = missing()
+        if self._limit is not None and self.reserved + num_bytes > self._limit:
+            self.retries += 1
+            self.release_cached()
+            num_bytes = missing()
+            if self.reserved + num_bytes > self._limit:
+                raise OutOfMemory(f"{num_bytes} bytes beside {self.reserved} of {self._limit}")
+        self.reserved += num_bytes
+        self.peak_reserved = max(self.peak_reserved, self.reserved)
+        return num_bytes
+
+    def _new_segment(self, pool: _Pool, size: int) -> _Block:
+        segment = self._reserve(lambda: segment_size(size))
+        block = _Block(pool, self._next_address, segment)
+        self._next_address += segment
+        pool.add(block)
+        return block
+
+    def _grown(self, pool: _Pool, size: int) -> _Block:
+        """The last free block of an expandable segment, with as many pages more as the request needs."""
+        page = SMALL_SEGMENT if pool.is_small else MEDIUM_SEGMENT
+        if pool.unmapped is None:
+            pool.unmapped = _Block(pool, self._next_address, EXPANDABLE_SPACE, is_mapped=False)
+            self._next_address += EXPANDABLE_SPACE
+        unmapped = pool.unmapped
+
+        def missing() -> int:
+            last = unmapped.before
+            there = last.size if last is not None and not last.is_used else 0
+            return -(-(size - there) // page) * page
+
+        pages = self._reserve(missing)
+        new = _Block(pool, unmapped.address, pages, before=unmapped.before, after=unmapped)
+        if new.before is not None:
+            new.before.after = new
+        unmapped.before, unmapped.address, unmapped.size = new, unmapped.address + pages, unmapped.size - pages
+        return self._join(new)
+
+    def _unmap(self, block: _Block) -> None:
+        """Pages of an expandable segment go back, where they end it. (torch gives back those between blocks too.)"""
+        unmapped = block.pool.unmapped
+        if unmapped is None or block.after is not unmapped:
+            return
+        block.pool.remove(block)
+        self.reserved -= block.size
+        unmapped.address, unmapped.size = block.address, unmapped.size + block.size
+        unmapped.before = block.before
+        if block.before is not None:
+            block.before.after = unmapped
+
+    # -- blocks ---------------------------------------------------------------------------------------------------
+
+    def _splits(self, pool: _Pool, rest: int) -> bool:
+        """Whether what a request leaves of a block becomes one of its own."""
+        return rest >= MIN_BLOCK if pool.is_small or self._expandable else rest > SMALL
+
+    def _split(self, block: _Block, size: int) -> None:
+        rest = _Block(block.pool, block.address + size, block.size - size, before=block, after=block.after)
+        if rest.after is not None:
+            rest.after.before = rest
+        block.after, block.size = rest, size
+        block.pool.add(rest)
+
+    def _join(self, block: _Block) -> _Block:
+        """The block with its free neighbours, in its pool."""
+        for other in (block.before, block.after):
+            if other is None or other.is_used or not other.is_mapped:
+                continue
+            block.pool.remove(other)
+            first, second = (other, block) if other is block.before else (block, other)
+            block.address, block.size = first.address, first.size + second.size
+            block.before, block.after = first.before, second.after
+            if block.before is not None:
+                block.before.after = block
+            if block.after is not None:
+                block.after.before = block
+        block.pool.add(block)
+        return block
+
+
+def rounded(num_bytes: int) -> int:
+    """A request's block: the next multiple of ``MIN_BLOCK``, at least one."""
+    return max(1, -(-num_bytes // MIN_BLOCK)) * MIN_BLOCK
+
+
+def segment_size(size: int) -> int:
+    """What is asked of the driver for a block that no free one holds."""
+    if size <= SMALL:
+        return SMALL_SEGMENT
+    return MEDIUM_SEGMENT if size < MEDIUM_BELOW else -(-size // ROUND_LARGE) * ROUND_LARGE
+
+
+def reserved_for(sizes: Sequence[int], *, expandable: bool = False) -> int:
+    """What is reserved where these are allocated one after the other and stay."""
+    allocator = CachingAllocator(expandable=expandable)
+    for size in sizes:
+        if size:
+            allocator.allocate(size)
+    return allocator.reserved
