@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from wellfed.diagnosis.ceiling import ceiling_line
 from wellfed.units import show_count, show_duration, show_energy, show_percent
 
 
@@ -71,13 +72,7 @@ def speed_lines(record: Mapping[str, Any]) -> list[str]:
             f"readiness {show_percent(record['readiness_frac'])}: steps whose batch was waiting when asked for"
         )
     if record["ceiling"] and throughput:
-        ceiling = record["ceiling"]["samples_per_s"]
-        share = throughput["samples_per_s"] / ceiling
-        reached = f"reached {show_percent(share)} of it" if share < 1 else "was no slower, so data cost it nothing"
-        lines.append(
-            f"ceiling {show_count(ceiling)} {throughput['sample_unit']}/s with batches already on the device: "
-            f"this run {reached}"
-        )
+        lines.append(ceiling_line(record))
     return lines
 
 

@@ -1,0 +1,83 @@
+"""What the ceiling says, and whether the time that a run waited for data bears it out.
+
+The ceiling is measured at another time than training. Where the machine was slower in one of the two, their ratio is no
+gain that a better loader could bring; the share of time that training stood waiting tells so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from wellfed.units import show_count, show_percent
+
+_NOISE_FRAC = 0.1
+"""The ceiling is of some 20 steps: less than this is no contradiction."""
+_EXPLAINED_FRAC = 0.5
+"""Of the gap between rate and ceiling, what waiting must explain at least for the two to agree."""
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """Rate, ceiling and waiting can't all be of a machine that was as fast all the time."""
+
+    slower: Literal["steps", "loop", "ceiling"]
+    """What took longer than the rest lets expect: the steps of training, the loop around them, or the ceiling."""
+    data_frac: float
+    """Share of training's time that went into data: waiting for it and copying it."""
+    without_data_per_s: float
+    """Samples/s of training had it never stood waiting, by its own steps."""
+
+
+def contradiction(record: Mapping[str, Any]) -> Contradiction | None:
+    """What contradicts what in a record; None where nothing does, or something was not measured."""
+    throughput, ceiling, time = record["throughput"], record["ceiling"], record["time"]
+    if not (throughput and ceiling and time) or time["wait_frac"] is None:
+        return None
+    rate, top = throughput["samples_per_s"], ceiling["samples_per_s"]
+    low, high = throughput["ci95"] or (rate, rate)
+    data = min(time["wait_frac"] + (time["copy_frac"] or 0.0), 0.999)
+    without_data = rate / (1 - data)
+    reached, expected = top / rate - 1, without_data / rate - 1  # gains: by the ceiling, and by the waiting
+    noise = 1 + _NOISE_FRAC
+    if top > noise * high / (1 - data) and expected < _EXPLAINED_FRAC * reached:
+        excess = 1 - data - rate / top  # of training's time: longer than the ceiling's steps, and not for data
+        in_loop = time["host_frac"] >= 0.5 * excess
+        return Contradiction("loop" if in_loop else "steps", data, without_data)
+    if expected > _NOISE_FRAC and noise * top < low / (1 - data) and reached < _EXPLAINED_FRAC * expected:
+        return Contradiction("ceiling", data, without_data)
+    return None
+
+
+def ceiling_line(record: Mapping[str, Any]) -> str:
+    """The ceiling and what it means for this run, in a line; record and rate are there."""
+    throughput, top = record["throughput"], record["ceiling"]["samples_per_s"]
+    unit, share = throughput["sample_unit"], throughput["samples_per_s"] / top
+    line = f"ceiling {show_count(top)} {unit}/s with batches already on the device: this run "
+    line += f"reached {show_percent(share)} of it" if share < 1 else "was no slower"
+    found = contradiction(record)
+    if found is not None:
+        return f"{line}. {explanation(found, unit)}"
+    return line if share < 1 else f"{line}, so data cost it nothing"
+
+
+def explanation(found: Contradiction, unit: str) -> str:
+    """Why the ceiling is not to be taken at its word, and what can be won."""
+    share = show_percent(found.data_frac)
+    if found.slower == "ceiling":
+        return (
+            f"That is too low: {share} of training's time went into data, and without that its own steps make "
+            f"{show_count(found.without_data_per_s)} {unit}/s (predicted). The machine was slower while the ceiling "
+            "was measured: other processes had the CPU, or clocks fell."
+        )
+    if found.slower == "loop":
+        return (
+            f"But only {share} of its time went into data, which is all that a loader can win: the rest was lost "
+            "between the steps, to callbacks and logging, or because something else had the CPU."
+        )
+    return (
+        f"But only {share} of its time went into data, which is all that a loader can win: the steps themselves took "
+        "longer than in the ceiling. The machine was slower meanwhile: other processes, or the run's own workers, had "
+        "the CPU, or clocks fell."
+    )
