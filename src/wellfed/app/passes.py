@@ -156,7 +156,7 @@ class Passes:
                 rate=self._journal.recent_rate,
                 unit=config.workload.sample_unit,
             ),
-            StopAtStepEnd(stop, self._checkpoints.save_last),
+            StopAtStepEnd(stop, self._checkpoints.save_before_end),
         ]
         if config.trainer.profile_steps:
             callbacks.insert(1, Profile(self._folder / "profile.json", config.trainer.profile_steps))
@@ -308,7 +308,7 @@ class Passes:
         )
         value = self.latest.get(f"val/{self._best_metric()[0]}")
         if value is not None and self._rank == 0:
-            self._checkpoints.validated_at_end(value)
+            self._checkpoints.validated_at_end(value, step)
 
     def _eval_loader(self, split: str) -> Any:
         loader = assemble.make_eval_loader(self._config, self._plan, self._parts.data, split)
@@ -369,6 +369,7 @@ class Passes:
             metrics=self._figures.latest,
             on_disk_error=self._journal.disk_full,
             progress=self._progress,
+            finite_step=lambda: self._figures.handed_over_step if trainer.on_nan.value == "raise" else 0,
         )
 
 
