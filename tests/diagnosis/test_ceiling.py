@@ -48,6 +48,7 @@ def record(
         (record(500, 1000, 0.3, copy=0.2), None),
         (record(100, 1400, 0.9), None),  # starved; and cold steps are slower than warm ones
         (record(100, 1000, 0.9), None),
+        (record(4601, 126_273, 0.855), None),  # workers that take the CPU from the steps: nearly all is still the wait
         (record(950, 1000, 0.01), None),
         (record(1000, 900, 0.04), None),
         (record(1000, 1000, 0.5), "ceiling"),
@@ -78,6 +79,16 @@ def test_a_ceiling_below_the_rate_is_not_believed_where_the_run_waited() -> None
     assert "2,000 samples/s (predicted)" in line
 
 
+def test_without_a_ceiling_the_waiting_predicts_what_can_be_won() -> None:
+    starved = {**record(100, 1, 0.8, copy=0.1), "ceiling": None}
+    assert ceiling_line(starved) == (
+        "without waiting for data its steps would make 1,000 samples/s (predicted; no ceiling was measured)"
+    )
+    assert ceiling_line({**record(100, 1, 0.03), "ceiling": None}) is None
+    assert ceiling_line({**starved, "time": {}}) is None
+    assert ceiling_line({**starved, "throughput": None}) is None
+
+
 def test_where_all_agrees_there_is_nothing_to_explain() -> None:
     assert ceiling_line(record(500, 1000, 0.5)).endswith("this run reached 50.0 % of it")
     assert ceiling_line(record(1000, 990, 0.01)).endswith("this run was no slower, so data cost it nothing")
@@ -98,4 +109,5 @@ def test_a_ceiling_that_the_waiting_explains_contradicts_nothing(rate: float, wa
 def test_any_figures_can_be_judged(rate: float, ceiling: float, wait: float, host: float) -> None:
     made = record(rate, ceiling, wait, host=host)
     line, found = ceiling_line(made), contradiction(made)
+    assert line is not None
     assert ("slower" in line.split(". ", 1)[-1] or "between" in line) or found is None

@@ -15,7 +15,8 @@ from wellfed.units import show_count, show_percent
 _NOISE_FRAC = 0.1
 """The ceiling is of some 20 steps: less than this is no contradiction."""
 _EXPLAINED_FRAC = 0.5
-"""Of the gap between rate and ceiling, what waiting must explain at least for the two to agree."""
+"""The time that the ceiling would save and the time that went into data agree where neither is less than so much of the
+other."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,16 @@ class Contradiction:
     """Samples/s of training had it never stood waiting, by its own steps."""
 
 
+def data_frac(time: Mapping[str, Any]) -> float:
+    """Share of training's time that went into data, < 1; from ``time`` of a record."""
+    return min(float(time["wait_frac"] + (time["copy_frac"] or 0.0)), 0.999)
+
+
+def without_data(record: Mapping[str, Any]) -> float:
+    """Samples/s of a run's own steps had they never stood waiting, nor copied."""
+    return float(record["throughput"]["samples_per_s"] / (1 - data_frac(record["time"])))
+
+
 def contradiction(record: Mapping[str, Any]) -> Contradiction | None:
     """What contradicts what in a record; None where nothing does, or something was not measured."""
     throughput, ceiling, time = record["throughput"], record["ceiling"], record["time"]
@@ -37,21 +48,26 @@ def contradiction(record: Mapping[str, Any]) -> Contradiction | None:
         return None
     rate, top = throughput["samples_per_s"], ceiling["samples_per_s"]
     low, high = throughput["ci95"] or (rate, rate)
-    data = min(time["wait_frac"] + (time["copy_frac"] or 0.0), 0.999)
-    without_data = rate / (1 - data)
-    reached, expected = top / rate - 1, without_data / rate - 1  # gains: by the ceiling, and by the waiting
+    data = data_frac(time)
+    gap = 1 - rate / top  # of training's time: what it would save at the ceiling
     noise = 1 + _NOISE_FRAC
-    if top > noise * high / (1 - data) and expected < _EXPLAINED_FRAC * reached:
-        excess = 1 - data - rate / top  # of training's time: longer than the ceiling's steps, and not for data
-        in_loop = time["host_frac"] >= 0.5 * excess
-        return Contradiction("loop" if in_loop else "steps", data, without_data)
-    if expected > _NOISE_FRAC and noise * top < low / (1 - data) and reached < _EXPLAINED_FRAC * expected:
-        return Contradiction("ceiling", data, without_data)
+    if data < _EXPLAINED_FRAC * gap and top > noise * high / (1 - data):
+        in_loop = time["host_frac"] >= 0.5 * (gap - data)
+        return Contradiction("loop" if in_loop else "steps", data, without_data(record))
+    if data > _NOISE_FRAC and gap < _EXPLAINED_FRAC * data and noise * top < low / (1 - data):
+        return Contradiction("ceiling", data, without_data(record))
     return None
 
 
-def ceiling_line(record: Mapping[str, Any]) -> str:
-    """The ceiling and what it means for this run, in a line; record and rate are there."""
+def ceiling_line(record: Mapping[str, Any]) -> str | None:
+    """The ceiling and what it means for this run, in a line; None where there is nothing to say.
+
+    Without a ceiling a prediction stands in, where there is something to win.
+    """
+    if not record["throughput"]:
+        return None
+    if not record["ceiling"]:
+        return _prediction(record)
     throughput, top = record["throughput"], record["ceiling"]["samples_per_s"]
     unit, share = throughput["sample_unit"], throughput["samples_per_s"] / top
     line = f"ceiling {show_count(top)} {unit}/s with batches already on the device: this run "
@@ -60,6 +76,15 @@ def ceiling_line(record: Mapping[str, Any]) -> str:
     if found is not None:
         return f"{line}. {explanation(found, unit)}"
     return line if share < 1 else f"{line}, so data cost it nothing"
+
+
+def _prediction(record: Mapping[str, Any]) -> str | None:
+    if not record["time"] or data_frac(record["time"]) <= _NOISE_FRAC:
+        return None
+    return (
+        f"without waiting for data its steps would make {show_count(without_data(record))} "
+        f"{record['throughput']['sample_unit']}/s (predicted; no ceiling was measured)"
+    )
 
 
 def explanation(found: Contradiction, unit: str) -> str:

@@ -70,10 +70,18 @@ def speed_lines(record: Mapping[str, Any]) -> list[str]:
     if record["readiness_frac"] is not None:
         lines.append(
             f"readiness {show_percent(record['readiness_frac'])}: steps whose batch was waiting when asked for"
+            f"{_hidden(record)}"
         )
-    if record["ceiling"] and throughput:
-        lines.append(ceiling_line(record))
-    return lines
+    ceiling = ceiling_line(record)
+    return lines if ceiling is None else [*lines, ceiling]
+
+
+def _hidden(record: Mapping[str, Any]) -> str:
+    """A device that has work in store does not notice that the host waits."""
+    time = record["time"]
+    has_waited = record["readiness_frac"] < 0.9
+    is_hidden = bool(time) and time["copy_frac"] is not None and time["wait_frac"] < 0.05
+    return "; the device had work meanwhile" if has_waited and is_hidden else ""
 
 
 def time_lines(record: Mapping[str, Any]) -> list[str]:
