@@ -90,7 +90,7 @@ def trained(mine: Path, *arguments: str, steps: int = 63, **machine: str) -> tup
 def test_a_machine_that_was_slower_while_training_is_no_gain_that_is_promised(mine: Path) -> None:
     done, record, report = trained(mine, "+workload.model.slow_steps=63")
     assert record["ceiling"]["samples_per_s"] > 3 * record["throughput"]["samples_per_s"]
-    assert record["time"]["wait_frac"] < 0.1
+    assert record["time"]["wait_frac"] < 0.3
     for text in (done.out, report):
         assert "The machine was slower meanwhile" in text
     (told,) = [event for event in record["events"] if event["kind"] == "ceiling_doubtful"]
