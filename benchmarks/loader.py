@@ -40,7 +40,7 @@ from wellfed.loading.backends import LoaderPlan  # noqa: E402
 from wellfed.loading.build import train_loader  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.sample_rng import SampleRng  # noqa: E402
-from wellfed.timing.readiness import student_t_975  # noqa: E402
+from wellfed.timing.interval import student_t_975  # noqa: E402
 
 ROWS, USERS, ITEMS = 1_000_000, 100_000, 50_000
 BATCHES = (512, 2048, 8192)

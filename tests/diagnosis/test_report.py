@@ -99,7 +99,18 @@ def test_values_as_typed(value, shown):
 
 def test_a_run_at_its_ceiling_is_told_so_and_not_as_more_than_all_of_it():
     record = vars(full()) | {"ceiling": {"samples_per_s": 40_000.0}}
+    record["time"] |= {"wait_frac": 0.02, "compute_frac": 0.88}
     assert speed_lines(record)[-1].endswith("this run was no slower, so data cost it nothing")
+
+
+@pytest.mark.parametrize(
+    ("copy", "wait", "readiness", "is_hidden"),
+    [(0.01, 0.013, 0.49, True), (None, 0.013, 0.49, False), (0.01, 0.3, 0.49, False), (0.01, 0.013, 0.97, False)],
+)
+def test_waiting_that_a_device_does_not_notice_is_told_so(copy, wait, readiness, is_hidden):
+    record = vars(full()) | {"readiness_frac": readiness}
+    record["time"] |= {"copy_frac": copy, "wait_frac": wait}
+    assert any(line.endswith("; the device had work meanwhile") for line in speed_lines(record)) is is_hidden
 
 
 def test_figures_of_a_simulated_card_are_marked():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.lit import tiny
 from wellfed.lit import trainer as lit
-from wellfed.lit.trainer import CEILING_BATCHES, CachedBatches, Schedule, total_steps
+from wellfed.lit.trainer import Schedule, total_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -42,31 +42,6 @@ def test_cosine_ends_at_its_floor_and_warm_up_rises_to_one() -> None:
 )
 def test_the_first_limit_counts(epochs: int | None, steps: int | None, expected: int | None) -> None:
     assert total_steps(tiny.options(max_epochs=epochs, max_steps=steps), 10) == expected
-
-
-def test_the_ceiling_replays_a_few_batches_and_fetches_no_more(tmp_path: Path) -> None:
-    fetched: list[int] = []
-
-    class Counting(tiny.TinyData):
-        def fetch(self, indices, rng):
-            fetched.append(len(indices))
-            return super().fetch(indices, rng)
-
-    module = tiny.module()
-    summary = lit.run_ceiling(module, tiny.loader(batch_size=8, data=Counting()), tiny.options(), 12, tmp_path)
-    assert summary is not None
-    assert summary.steps == 12
-    assert summary.samples_per_s > 0
-    assert fetched == [8] * CEILING_BATCHES
-    assert set(module.model.seen) == {8}
-
-
-def test_cached_batches_take_turns() -> None:
-    class Delivery:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-    assert [item.name for item in CachedBatches([Delivery("a"), Delivery("b")], 5)] == ["a", "b", "a", "b", "a"]
 
 
 def test_weights_come_back_from_a_checkpoint(tmp_path: Path) -> None:

@@ -79,6 +79,12 @@ def test_a_real_sweep_shows_each_point_and_what_became_of_it() -> None:
     assert "KeyError: '<b>\"embedding\"</b> & more'" in found.text
 
 
+def test_rates_without_an_interval_have_a_page() -> None:
+    sweep = made.sweep_file()
+    few_steps = [made.row(point, 1000.0 + place, own=None, steps=20) for place, point in enumerate(sweep.points)]
+    assert "1?" in page(sweep, few_steps).text
+
+
 @pytest.mark.parametrize("evil", [EVIL, QUOTE, "&lt;b&gt;", "${title} $body", "</style><b>", "</svg><b>"])
 def test_every_text_of_the_users_is_shown_as_it_is(evil: str) -> None:
     sweep = made.sweep_file(

@@ -46,8 +46,19 @@ def test_the_noise_of_others_widens_a_point_that_was_measured_once() -> None:
     assert rate_with_interval([Run(100.0, 5.0)], noise)[1] == (95.0, 105.0)
 
 
-def test_own_intervals_of_four_equal_runs_are_halved() -> None:
-    assert rate_with_interval([Run(100.0, 4.0)] * 4, None) == (100.0, (98.0, 102.0))
+def test_own_intervals_of_two_runs_go_down_by_root_two() -> None:
+    _, interval = rate_with_interval([Run(99.0, 4.0), Run(101.0, 4.0)], None)
+    assert interval == pytest.approx((100 - 4 / math.sqrt(2), 100 + 4 / math.sqrt(2)))
+
+
+def test_own_intervals_of_four_runs_are_halved_unless_the_runs_agree_better() -> None:
+    apart = [Run(rate, 4.0) for rate in (95.0, 98.0, 102.0, 105.0)]
+    assert rate_with_interval(apart, None) == (100.0, (98.0, 102.0))
+    alike = [Run(rate, 60.0) for rate in (22.7, 25.1, 27.4, 30.6)]
+    _, interval = rate_with_interval(alike, pooled_noise([alike]))
+    assert interval is not None
+    assert 20 < interval[0] < 22.7
+    assert 30.6 < interval[1] < 33
 
 
 @settings(deadline=None)

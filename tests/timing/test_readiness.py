@@ -1,11 +1,9 @@
-import random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellfed.timing.phases import StepRow
-from wellfed.timing.readiness import quantile, rate_interval, student_t_975, summarise
+from wellfed.timing.readiness import quantile, rate_interval, summarise
 
 durations = st.floats(0, 1e4, allow_subnormal=False)
 
@@ -14,7 +12,7 @@ def row(wait=1.0, copy=None, compute=4.0, host=0.0, *, samples=8, asked=0.0, war
     return StepRow(1, 0.0, 0, samples, 8, 1, wait, copy, compute, host, asked, warmup)
 
 
-@given(st.lists(st.tuples(durations, st.none() | durations, durations, durations), min_size=1, max_size=40))
+@given(st.lists(st.tuples(durations, st.none() | durations, durations, durations), min_size=1, max_size=60))
 def test_shares_sum_to_one(steps):
     rows = [row(*step) for step in steps]
     found = summarise(rows)
@@ -44,9 +42,9 @@ def test_nothing_but_warm_up_has_no_figures():
     assert summarise([row(warmup=True)]) is None
 
 
-def test_an_interval_needs_two_blocks_of_five_steps():
-    assert rate_interval([row()] * 9) is None
-    assert rate_interval([row()] * 10) == pytest.approx((1600, 1600))
+def test_an_interval_needs_40_steps():
+    assert rate_interval([row()] * 39) is None
+    assert rate_interval([row()] * 40) == pytest.approx((1600, 1600))
 
 
 def test_one_stall_does_not_put_the_rate_outside_its_interval():
@@ -54,31 +52,6 @@ def test_one_stall_does_not_put_the_rate_outside_its_interval():
     found = summarise(rows)
     low, high = found.ci95
     assert 0 <= low <= found.samples_per_s <= high
-
-
-@pytest.mark.parametrize("noise", ["independent", "drifting"])
-def test_the_interval_holds_the_true_rate_in_95_of_100_runs(noise):
-    draw = random.Random(0)
-    hits, runs = 0, 500
-    for _ in range(runs):
-        level, rows = 0.0, []
-        for _ in range(200):
-            level = draw.gauss(0, 1) if noise == "independent" else 0.5 * level + draw.gauss(0, 0.866)
-            rows.append(row(0, None, 10 + level))
-        low, high = rate_interval(rows)
-        hits += low <= 800 <= high
-    # 500 runs of 95 %: two sd are 2 %. Blocks of 10 steps forgive most of a drift, not all of it.
-    assert 0.92 <= hits / runs <= 0.98 if noise == "independent" else 0.88 <= hits / runs <= 0.98
-
-
-# https://www.itl.nist.gov/div898/handbook/eda/section3/eda3672.htm
-STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228,
-           12: 2.179, 15: 2.131, 19: 2.093, 20: 2.086, 30: 2.042, 60: 2.000, 100: 1.984}  # fmt: skip
-
-
-@pytest.mark.parametrize("degrees", STUDENT)
-def test_students_t(degrees):
-    assert student_t_975(degrees) == pytest.approx(STUDENT[degrees], rel=0.005)
 
 
 @settings(max_examples=50)

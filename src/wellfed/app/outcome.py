@@ -69,7 +69,7 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
             "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model.",
         )
     if isinstance(error, NonFiniteLoss):
-        return Outcome("failed", EXIT_FAILED, "code", str(error))
+        return Outcome("failed", EXIT_FAILED, "code", str(error), " ".join(getattr(error, "__notes__", ())))
     if isinstance(error, WellfedError):
         return Outcome("failed", failed, error.kind, _with_notes(str(error), error))
     died = _WORKER_DIED.search(str(error)) if isinstance(error, RuntimeError) else None

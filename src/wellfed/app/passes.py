@@ -27,9 +27,12 @@ from wellfed.lit.callbacks.profile import Profile
 from wellfed.lit.callbacks.progress import Counts, ProgressBar
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.callbacks.watch import Watch
+from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.prefetch import prefetched
 from wellfed.lit.step import parameter_groups
+from wellfed.loading.build import Delivery
+from wellfed.loading.builder import reason_of
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord
@@ -82,6 +85,7 @@ class Passes:
             config, plan, parts.data, rank=rank, on_skipped=lambda **facts: on_event("sample_skipped", **facts)
         )
         self._module = parts.model if parts.is_lightning_module else self._step_module(on_event)
+        self._on_event = on_event
         self._figures = Figures(
             journal.metrics,
             every=config.trainer.log_every_steps,
@@ -152,7 +156,7 @@ class Passes:
                 rate=self._journal.recent_rate,
                 unit=config.workload.sample_unit,
             ),
-            StopAtStepEnd(stop, self._checkpoints.save_last),
+            StopAtStepEnd(stop, self._checkpoints.save_before_end),
         ]
         if config.trainer.profile_steps:
             callbacks.insert(1, Profile(self._folder / "profile.json", config.trainer.profile_steps))
@@ -229,46 +233,70 @@ class Passes:
         return {name.removeprefix("test/"): value for name, value in self.latest.items() if name.startswith("test/")}
 
     def warm_up(self) -> float | None:
-        """Do a few steps on batches that are on the device already; their rate as by `ceiling`."""
-        few = self._few_batches()
-        loader = self._loader if few is None else few
-        rate = self._ceiling(loader)
-        if rate is None:
-            lit.run_ceiling(self._module, loader, self.options, 1, self._folder)
-        return rate
+        """Do a few steps on batches that are on the device already; their rate as by `ceiling`.
+
+        Training goes on after these batches: those it begins with are as new to it as all others.
+        """
+        steps = self._ceiling_steps
+        rate = self._timed_without_data(self._few_batches() or self._first_batches, max(1, steps))
+        return rate if steps else None
 
     def ceiling(self) -> float | None:
-        """Samples/s on batches already on the device; None if not asked for. Changes the weights: comes last."""
-        return self._ceiling(self._loader)
+        """Samples/s on batches already on the device; None if not asked for, or where it can't be told.
 
-    def _ceiling(self, loader: Any) -> float | None:
-        steps = self._config.telemetry.ceiling_steps
-        if steps == 0 or not self._config.telemetry.enabled:
+        Whatever goes wrong in it is an event, and changes nothing else of a run that is done.
+        """
+        if self._ceiling_steps == 0:
+            return None
+        return self._timed_without_data(self._first_batches, self._ceiling_steps)
+
+    @property
+    def _ceiling_steps(self) -> int:
+        return self._config.telemetry.ceiling_steps if self._config.telemetry.enabled else 0
+
+    def _timed_without_data(self, few: Callable[[], list[Delivery]], steps: int) -> float | None:
+        if self.options.strategy == "fsdp":  # what has been sharded for one Trainer is not for another
+            _LOG.info("No ceiling: with trainer.strategy=fsdp it can't be measured.")
             return None
         self._progress.enter("ceiling")
-        summary = lit.run_ceiling(self._module, loader, self.options, steps, self._folder)
+        try:
+            summary = run_ceiling(self._module, whole(few()), self.options, steps, self._folder)
+        except Exception as error:  # noqa: BLE001  a user's step on other batches than training's; it costs a figure
+            message = reason_of(error)
+            _LOG.warning("The ceiling could not be measured: %s", message)
+            _LOG.info("it ended by", exc_info=error)
+            self._on_event("ceiling_failed", message=message)
+            return None
         return None if summary is None else summary.samples_per_s
 
-    def _few_batches(self) -> list[Any] | None:
-        """Built in this process where that is sooner than starting workers twice; training goes on after them.
+    def _first_batches(self) -> list[Delivery]:
+        """Of an epoch, by the loader of training, which is closed and goes on after them."""
+        self._loader.load_state_dict({**self._loader.state_dict(), "epoch": self._loader.epoch, "batch": 0})
+        try:
+            return list(islice(self._loader, CEILING_BATCHES))
+        finally:
+            self._loader.close()
+
+    def _few_batches(self) -> Callable[[], list[Delivery]] | None:
+        """The same, built in this process where that is sooner than starting workers twice.
 
         None where it is not, or where it can't be done.
         """
         known, knobs, num_workers = self._parts.first_batches, self._plan, self._plan["loader.num_workers"]
         if known is None or num_workers == 0 or knobs["loader.backend"] not in ("torch", "processes"):
             return None
-        later_ms = lit.CEILING_BATCHES * known.build_ms * (1 - 1 / num_workers)
+        later_ms = CEILING_BATCHES * known.build_ms * (1 - 1 / num_workers)
         if later_ms > _LITTLE_MS or self._config.loader.max_skipped:  # a sample may be expected to kill who loads it
             return None
         loader = assemble.make_inline_loader(self._config, self._parts.data)
         try:
             with closing(loader):
-                few = list(islice(loader, lit.CEILING_BATCHES))
+                few = list(islice(loader, CEILING_BATCHES))
         except Exception as error:  # noqa: BLE001  data that loads in workers alone; else training tells
             _LOG.info("the first batches could not be built without workers: %r", error)
             return None
         self._loader.load_state_dict(loader.state_dict())
-        return few
+        return lambda: few
 
     def _validate_last_step(self, step: int) -> None:
         """The run may have ended between two validations."""
@@ -280,7 +308,7 @@ class Passes:
         )
         value = self.latest.get(f"val/{self._best_metric()[0]}")
         if value is not None and self._rank == 0:
-            self._checkpoints.validated_at_end(value)
+            self._checkpoints.validated_at_end(value, step)
 
     def _eval_loader(self, split: str) -> Any:
         loader = assemble.make_eval_loader(self._config, self._plan, self._parts.data, split)
@@ -341,6 +369,7 @@ class Passes:
             metrics=self._figures.latest,
             on_disk_error=self._journal.disk_full,
             progress=self._progress,
+            finite_step=lambda: self._figures.handed_over_step if trainer.on_nan.value == "raise" else 0,
         )
 
 

@@ -25,6 +25,7 @@ from wellfed.app.watch import MachineWatch
 from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
+from wellfed.diagnosis.ceiling import contradiction
 from wellfed.diagnosis.report import to_markdown
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
 from wellfed.hardware.detect import machine
@@ -290,6 +291,9 @@ class Run:
         if outcome.status == "interrupted":
             self._event("signal", message=outcome.message)
         self._fill_in()
+        doubt = contradiction(vars(record))
+        if doubt is not None:
+            self._event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self._journal.save()
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self._folder / path).exists()})
         record.artifacts["report"] = "report.md"

@@ -19,8 +19,8 @@ from wellfed.units import show_bytes, show_duration
 
 LEFT_BEHIND = ("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log")
 
-EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent")
-"""Nothing to worry about; the record has them."""
+EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
+"""Nothing to worry about, or told beside the figures; the record has them."""
 
 
 class Terminal(Console):

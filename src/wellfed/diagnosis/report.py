@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from wellfed.diagnosis.ceiling import ceiling_line
 from wellfed.units import show_count, show_duration, show_energy, show_percent
 
 
@@ -51,7 +52,9 @@ def to_markdown(record: Mapping[str, Any]) -> str:
 def simulated_lines(record: Mapping[str, Any]) -> list[str]:
     """That the figures are of no real GPU, where that is so."""
     names = [gpu["name"] for gpu in record["machine"].get("gpus", ()) if gpu.get("is_simulated")]
-    return [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."] if names else []
+    return (
+        [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."] if names else []
+    )
 
 
 def speed_lines(record: Mapping[str, Any]) -> list[str]:
@@ -67,16 +70,18 @@ def speed_lines(record: Mapping[str, Any]) -> list[str]:
     if record["readiness_frac"] is not None:
         lines.append(
             f"readiness {show_percent(record['readiness_frac'])}: steps whose batch was waiting when asked for"
+            f"{_hidden(record)}"
         )
-    if record["ceiling"] and throughput:
-        ceiling = record["ceiling"]["samples_per_s"]
-        share = throughput["samples_per_s"] / ceiling
-        reached = f"reached {show_percent(share)} of it" if share < 1 else "was no slower, so data cost it nothing"
-        lines.append(
-            f"ceiling {show_count(ceiling)} {throughput['sample_unit']}/s with batches already on the device: "
-            f"this run {reached}"
-        )
-    return lines
+    ceiling = ceiling_line(record)
+    return lines if ceiling is None else [*lines, ceiling]
+
+
+def _hidden(record: Mapping[str, Any]) -> str:
+    """A device that has work in store does not notice that the host waits."""
+    time = record["time"]
+    has_waited = record["readiness_frac"] < 0.9
+    is_hidden = bool(time) and time["copy_frac"] is not None and time["wait_frac"] < 0.05
+    return "; the device had work meanwhile" if has_waited and is_hidden else ""
 
 
 def time_lines(record: Mapping[str, Any]) -> list[str]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 import gc
 import inspect
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -315,6 +316,17 @@ class StepModule(pl.LightningModule):
             for group in optimizer.param_groups:
                 group["lr"] /= 2
         self._on_event("nan", step=step, action=self.options.on_nan)
+
+    @contextmanager
+    def only_timed(self) -> Iterator[None]:
+        """Steps within leave no event and no metric, and are not done again where memory does not suffice."""
+        kept = {name: self.__dict__[name] for name in ("options", "totals", "_on_event", "was_disturbed")}
+        self.options, self.totals = replace(self.options, retry_on_oom=False), Totals()
+        self._on_event = lambda kind, **facts: None
+        try:
+            yield
+        finally:
+            self.__dict__.update(kept)
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 

@@ -1,14 +1,13 @@
-"""Lightning's Trainer with our callbacks, and the passes of a run: fit, test, ceiling."""
+"""Lightning's Trainer with our callbacks, and what a run does with it: training, weights from a checkpoint."""
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -17,17 +16,8 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
 from wellfed.lit.callbacks.go_on import GoOn
 from wellfed.lit.callbacks.together import Together
-from wellfed.lit.module import StepModule
-from wellfed.loading import batches
-from wellfed.timing.clock import StepClock
-from wellfed.timing.phases import StepRow
-from wellfed.timing.readiness import StepSummary, summarise
-
-CEILING_BATCHES = 4
-"""Distinct batches that the ceiling run takes in turn; caches must not make them cheaper than real ones."""
 
 
 @dataclass(frozen=True)
@@ -148,44 +138,6 @@ class Schedule:
         length = max(1, self.total_steps - self.warmup_steps)
         done = min(1.0, (step - self.warmup_steps) / length)
         return self.min_lr_frac + (1 - self.min_lr_frac) * 0.5 * (1 + math.cos(math.pi * done))
-
-
-class CachedBatches:
-    """A few batches already on the device, again and again: what training would be if data cost nothing."""
-
-    def __init__(self, deliveries: Sequence[Any], length: int) -> None:
-        self._deliveries, self._length = deliveries, length
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[Any]:
-        for number in range(self._length):
-            yield copy.copy(self._deliveries[number % len(self._deliveries)])
-
-
-def run_ceiling(
-    module: pl.LightningModule, loader: Any, options: TrainerOptions, steps: int, folder: Path
-) -> StepSummary | None:
-    """Time the same steps on batches that are already on the device.
-
-    Changes the weights: run it when nothing needs them any more.
-    """
-    deliveries = []
-    for _, delivery in zip(range(CEILING_BATCHES), loader, strict=False):
-        delivery.batch = batches.to_device(delivery.batch, module.device)
-        deliveries.append(delivery)
-    if hasattr(loader, "close"):
-        loader.close()
-    if not deliveries:
-        return None
-    rows: list[StepRow] = []
-    clock = StepClock(new_event=new_event_factory(module.device))
-    limited = replace(options, max_epochs=1, max_steps=None, max_time_s=None, validate_every_steps=None)
-    trainer = make_trainer(limited, [Clock(clock, rows.extend)], folder)
-    cached = CachedBatches(deliveries, steps + WARMUP_STEPS)
-    trainer.fit(module, TimedLoader(cached, clock, unwrap=not isinstance(module, StepModule)))
-    return summarise(rows)
 
 
 def new_event_factory(device: torch.device) -> Callable[[], Any] | None:

@@ -64,7 +64,7 @@ def _ranks(board: Leaderboard) -> Iterator[str]:
     if not board.ranked:
         return
     figures = columns(board)
-    top = max(max(_rate(entry), *(entry.ci95 or ())) for entry in board.ranked)
+    top = max(max([_rate(entry), *(entry.ci95 or ())]) for entry in board.ranked)
     rows = []
     for entry in board.ranked:
         cells = [f"<td class=n>{entry.label}</td>", f"<td><code>{escape(entry.point)}</code>{_marks(entry)}</td>"]
@@ -240,8 +240,8 @@ def _reading(board: Leaderboard) -> Iterator[str]:
     yield from (f"<li>{escape(note)}</li>" for note in board.notes)
     yield (
         "<li>A rate is the mean over a point's trial and the runs that confirmed it. Its 95&nbsp;% interval is the "
-        "wider of two: what the steps within the runs say, and Student's t of the noise between runs, pooled over all "
-        "points that were measured more than once.</li>"
+        "wider of two: what its own runs say, by their steps or by how they differ, and Student's t of the noise "
+        "between runs, pooled over all points that were measured more than once.</li>"
         "<li>Ranks with '=' are shared: the interval overlaps that of the first with this rank. Points were picked to "
         "be confirmed because they were fast, so their first measurement tends to flatter them.</li>"
         "<li>Each figure can be computed again from <code>ledger.jsonl</code>; unrounded: <code>leaderboard.csv</code>."

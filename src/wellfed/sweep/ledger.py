@@ -33,7 +33,7 @@ class Row:
     seconds: float = 0.0
     """The whole trial, from the start of its process to its end."""
     ci95: tuple[float, float] | None = None
-    """Of samples_per_s, from the blocks of steps of this one trial."""
+    """Of samples_per_s, from the steps of this one trial."""
     steps: int = 0
     """Measured, without the warm-up."""
     warmup_steps: int = 0

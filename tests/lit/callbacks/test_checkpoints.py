@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import errno
+import math
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,12 @@ import pytest
 import torch
 
 from tests.lit import tiny
+from wellfed.contract import LossOutput
+from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import is_disk_error
+from wellfed.lit.callbacks.stop import StopAtStepEnd
+from wellfed.lit.module import NonFiniteLoss
+from wellfed.stop_request import Stopped, StopRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -66,8 +73,6 @@ def test_best_follows_the_metric_in_its_direction(tmp_path: Path, mode: str, bes
         def on_validation_epoch_end(self, *_: Any) -> None:
             metrics["val/loss"] = next(values)
 
-    from wellfed.lit import trainer as lit
-
     trainer = lit.make_trainer(tiny.options(max_steps=None, max_epochs=4), [Values(), callback], tmp_path)
     lit.fit(trainer, tiny.module(), tiny.loader(), tiny.eval_loader(), None)
     assert step_of(tmp_path / "best.ckpt") == 3 * best
@@ -76,23 +81,134 @@ def test_best_follows_the_metric_in_its_direction(tmp_path: Path, mode: str, bes
 def test_a_resumed_run_goes_on_comparing_with_the_best_so_far(tmp_path: Path) -> None:
     first = tiny.checkpoints(tmp_path)
     tiny.fit(tiny.module(), tmp_path, [first], max_steps=2)
-    first.validated_at_end(0.1)  # known only after the last checkpoint was written
+    first.validated_at_end(0.1, 2)  # known only after the last checkpoint was written
     second = tiny.checkpoints(tmp_path)
     tiny.fit(tiny.module(), tmp_path, [second], checkpoint=tmp_path / "last.ckpt", max_steps=3)
-    second.validated_at_end(0.2)
+    second.validated_at_end(0.2, 3)
     assert (second.best_value, step_of(tmp_path / "best.ckpt")) == (0.1, 2)
-    second.validated_at_end(0.05)
+    second.validated_at_end(0.05, 3)
     assert (second.best_value, step_of(tmp_path / "best.ckpt")) == (0.05, 3)
 
 
 def test_another_folder_knows_no_best_yet(tmp_path: Path) -> None:
     first = tiny.checkpoints(tmp_path / "one")
     tiny.fit(tiny.module(), tmp_path, [first], max_steps=2)
-    first.validated_at_end(0.1)
+    first.validated_at_end(0.1, 2)
     second = tiny.checkpoints(tmp_path / "two")
     tiny.fit(tiny.module(), tmp_path, [second], checkpoint=tmp_path / "one" / "last.ckpt", max_steps=3)
-    second.validated_at_end(0.2)
+    second.validated_at_end(0.2, 3)
     assert step_of(tmp_path / "two" / "best.ckpt") == 3
+
+
+def test_best_is_of_the_step_that_was_validated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    callback = tiny.checkpoints(tmp_path, every_steps=2)
+    tiny.fit(tiny.module(), tmp_path, [callback], max_steps=2)
+    save = pl.Trainer.save_checkpoint
+
+    def full_after_two(self: pl.Trainer, path: Path, *rest: Any, **more: Any) -> None:
+        if self.global_step > 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, path, *rest, **more)
+
+    monkeypatch.setattr(pl.Trainer, "save_checkpoint", full_after_two)
+    tiny.fit(tiny.module(), tmp_path, [callback], max_steps=5)
+    callback.validated_at_end(0.1, 5)  # of weights that are in no file
+    assert not (tmp_path / "best.ckpt").exists()
+    callback.validated_at_end(0.1, 2)
+    assert step_of(tmp_path / "best.ckpt") == 2
+
+
+def test_a_run_with_nothing_left_to_train_finds_the_step_in_the_file(tmp_path: Path) -> None:
+    tiny.fit(tiny.module(), tmp_path, [tiny.checkpoints(tmp_path)], max_steps=2)
+    again = tiny.checkpoints(tmp_path)
+    again.validated_at_end(0.1, 3)
+    assert not (tmp_path / "best.ckpt").exists()
+    again.validated_at_end(0.1, 2)
+    assert step_of(tmp_path / "best.ckpt") == 2
+    (tmp_path / "last.ckpt").write_bytes(b"damaged")
+    tiny.checkpoints(tmp_path).validated_at_end(0.01, 2)
+    assert step_of(tmp_path / "best.ckpt") == 2
+
+
+class Breaks(tiny.TinyModel):
+    """After three good steps one with gradients that are no numbers; the loss is, unless ``loss_too``."""
+
+    def __init__(self, loss_too: bool) -> None:
+        super().__init__()
+        self.loss_too, self.steps = loss_too, 0
+
+    def loss(self, batch: Any) -> LossOutput:
+        output = super().loss(batch)
+        self.steps += self.training
+        if not self.training or self.steps != 4:
+            return output
+        if self.loss_too:
+            return LossOutput(output.loss * math.nan)
+        weight = self.net[0].weight
+        return LossOutput(output.loss + (weight - weight.detach()).abs().sqrt().sum())  # its slope at 0 is infinite
+
+
+@pytest.mark.parametrize("loss_too", [True, False])
+@pytest.mark.parametrize("on_nan", ["raise", "skip"])
+def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path: Path, loss_too: bool, on_nan: str) -> None:
+    torch.manual_seed(3)
+    module, callback = tiny.module(model=Breaks(loss_too), on_nan=on_nan), tiny.checkpoints(tmp_path, every_steps=2)
+    if loss_too and on_nan == "skip":
+        tiny.fit(module, tmp_path, [callback], max_steps=6)
+        assert step_of(tmp_path / "last.ckpt") == 6
+        return
+    with pytest.raises(NonFiniteLoss, match="within the steps 3 to 4; they are not saved.*gradient_clip") as caught:
+        tiny.fit(module, tmp_path, [callback])
+    assert caught.value.__notes__ == [
+        "last.ckpt of step 2 is good: resume=auto goes on from it, with trainer.gradient_clip=1.0 or "
+        "trainer.on_nan=skip."
+    ]
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["last.ckpt"]
+    state = torch.load(tmp_path / "last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.isfinite(value).all() for value in state.values())
+    if on_nan == "raise":
+        resumed = tiny.fit(tiny.module(), tmp_path, checkpoint=tmp_path / "last.ckpt", max_steps=6)
+        assert resumed.global_step == 6
+
+
+def test_the_losses_that_are_known_to_be_finite_narrow_the_steps_down(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    callback = tiny.checkpoints(tmp_path, every_steps=5, finite_step=lambda: 3)
+    with pytest.raises(NonFiniteLoss, match="within the steps 3 to 5") as caught:
+        tiny.fit(tiny.module(model=Breaks(True)), tmp_path, [callback])
+    assert caught.value.__notes__ == ["No checkpoint had been written by then."]
+
+
+def test_best_never_comes_from_what_is_not_finite(tmp_path: Path) -> None:
+    """A metric may be a number although the weights are none: ranks of NaN are."""
+    metrics = {"val/loss": 0.5}
+    callback = tiny.checkpoints(tmp_path, every_steps=None, metrics=metrics)
+    torch.manual_seed(3)
+    trainer = lit.make_trainer(tiny.options(max_steps=None, max_epochs=4), [callback], tmp_path)
+    with pytest.raises(NonFiniteLoss):
+        lit.fit(trainer, tiny.module(model=Breaks(True)), tiny.loader(), tiny.eval_loader(), None)
+    assert step_of(tmp_path / "best.ckpt") == step_of(tmp_path / "last.ckpt") == 3
+    for value in (math.nan, math.inf, -math.inf):
+        callback.validated_at_end(value, 3)
+    assert callback.best_value == 0.5
+
+
+def test_a_run_that_is_stopped_keeps_the_good_one_and_ends_as_it_was_to(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch.manual_seed(3)
+    callback, request = tiny.checkpoints(tmp_path, every_steps=3), StopRequest()
+
+    class AskAtFive(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            if trainer.global_step == 5:
+                request.signum = signal.SIGINT
+
+    last = StopAtStepEnd(request, callback.save_before_end)
+    with request.listening(), pytest.raises(Stopped):
+        tiny.fit(tiny.module(model=Breaks(True)), tmp_path, [callback, AskAtFive(), last])
+    assert step_of(tmp_path / "last.ckpt") == 3
+    assert "last.ckpt of step 3 is good" in caplog.text
 
 
 def test_a_save_that_fails_keeps_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

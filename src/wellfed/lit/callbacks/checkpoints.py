@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import pickle
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -11,10 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 import lightning.pytorch as pl
+import torch
 
 from wellfed.lit.callbacks.stop import AGREE_EVERY_STEPS
+from wellfed.lit.finite import is_finite, no_longer_finite
+from wellfed.lit.module import NonFiniteLoss
 from wellfed.telemetry.progress import Progress
 
+_LOG = logging.getLogger(__name__)
 LAST, BEST, BEST_VALUE = "last.ckpt", "best.ckpt", "best.json"
 
 
@@ -22,8 +28,8 @@ class Checkpoints(pl.Callback):
     """Saves every n steps, every so many minutes, and after each epoch where no step count is given.
 
     Files: ``last.ckpt``, before it ``last-1.ckpt`` and so on up to ``keep_last``, and ``best.ckpt`` with its value in
-    ``best.json``. A file is
-    written beside and renamed, so none is ever half written.
+    ``best.json``. A file is written beside and renamed, so none is ever half written; and none is written of a module
+    whose weights or loss are no longer finite numbers, which is looked at before each.
     """
 
     def __init__(
@@ -38,11 +44,13 @@ class Checkpoints(pl.Callback):
         metrics: Mapping[str, float],
         on_disk_error: Callable[[BaseException, int], None],
         progress: Progress | None = None,
+        finite_step: Callable[[], int] = lambda: 0,
     ) -> None:
         """
         Args:
             metrics: the latest figures, ``val/<name>`` among them; read when a validation ends.
             progress: told when a checkpoint is being written.
+            finite_step: the last step up to which all losses are known to have been finite.
         """
         self._progress = progress or Progress()
         self.folder, self._every_steps, self._minutes, self._keep = folder, every_steps, minutes, keep_last
@@ -50,7 +58,11 @@ class Checkpoints(pl.Callback):
         self._on_disk_error = on_disk_error
         self.on_saved: Callable[[int, str], None] = lambda step, name: None
         self._saved_at_s, self._saved_step = time.monotonic(), -1
+        self._finite_step, self._looked_step = finite_step, 0
         self.best_value = self._read_best()
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._looked_step = trainer.global_step  # a checkpoint that was loaded was looked at when it was written
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         due = self._every_steps is not None and trainer.global_step % self._every_steps == 0
@@ -75,9 +87,9 @@ class Checkpoints(pl.Callback):
         if self._save(trainer, BEST) and trainer.is_global_zero:
             self._write_best(value)
 
-    def validated_at_end(self, value: float) -> None:
-        """A validation after the last step, whose weights are in ``last.ckpt``, gave this value."""
-        if self._is_best(value) and (self.folder / LAST).exists():
+    def validated_at_end(self, value: float, step: int) -> None:
+        """A validation after training gave this value; ``last.ckpt`` has its weights if it is of this step."""
+        if self._is_best(value) and self._step_of_last() == step:
             temporary = self.folder / f".{BEST}.tmp"
             try:
                 shutil.copyfile(self.folder / LAST, temporary)
@@ -105,8 +117,18 @@ class Checkpoints(pl.Callback):
         except (OSError, ValueError, KeyError):
             return None
 
+    def _step_of_last(self) -> int | None:
+        """Of ``last.ckpt``; None without one."""
+        if self._saved_step >= 0 or not (self.folder / LAST).exists():
+            return self._saved_step if self._saved_step >= 0 else None
+        try:  # written by the run that is resumed
+            return int(torch.load(self.folder / LAST, map_location="cpu", mmap=True, weights_only=True)["global_step"])
+        except (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
+            _LOG.warning("%s can't be read: %s", self.folder / LAST, error)
+            return None
+
     def _is_best(self, value: float) -> bool:
-        if math.isnan(value):
+        if not math.isfinite(value):
             return False
         if self.best_value is None:
             return True
@@ -119,15 +141,50 @@ class Checkpoints(pl.Callback):
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         self.save_last(trainer)
 
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+        if isinstance(exception, NonFiniteLoss):
+            exception.add_note(self._way_back())
+
+    def _way_back(self) -> str:
+        step = self._step_of_last()
+        if step is None:
+            return "No checkpoint had been written by then."
+        return (
+            f"{LAST} of step {step} is good: resume=auto goes on from it, with trainer.gradient_clip=1.0 or "
+            "trainer.on_nan=skip."
+        )
+
+    def save_before_end(self, trainer: pl.Trainer) -> None:
+        """As `save_last`, for a run that is stopped: what is not finite is not saved, and the run ends as it was to."""
+        try:
+            self.save_last(trainer)
+        except NonFiniteLoss as error:
+            _LOG.warning("%s %s", error, self._way_back())
+
     def save_last(self, trainer: pl.Trainer) -> None:
-        """Write ``last.ckpt`` for the steps done so far, unless it is there already."""
+        """Write ``last.ckpt`` for the steps done so far, unless it is there already.
+
+        Raises:
+            NonFiniteLoss: weights or loss are not finite; what was saved before stays.
+        """
         if self._saved_step == trainer.global_step:
             return
         self._saved_at_s = time.monotonic()
         if self._save(trainer, LAST):
             self._saved_step = trainer.global_step
 
+    def _look(self, trainer: pl.Trainer) -> None:
+        """Waits for the device. Of several ranks all raise, or none."""
+        step, is_good = trainer.global_step, is_finite(trainer.lightning_module)
+        if trainer.world_size > 1:
+            is_good = trainer.strategy.reduce_boolean_decision(is_good, all=True)
+        if not is_good:
+            # A finite loss tells of the weights before its step.
+            raise NonFiniteLoss(no_longer_finite(max(self._looked_step + 1, self._finite_step()), step))
+        self._looked_step = step
+
     def _save(self, trainer: pl.Trainer, name: str) -> bool:
+        self._look(trainer)
         temporary = self.folder / f".{name}.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)

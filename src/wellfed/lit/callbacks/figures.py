@@ -44,7 +44,8 @@ class Figures(pl.Callback):
             throughput: asked with each training row how fast it goes.
         """
         self._take, self._every, self._stop_on_nan, self._throughput = take, every, stop_on_nan, throughput
-        self._handed_over_step = 0
+        self.handed_over_step = 0
+        """The last step whose figures are out; with ``stop_on_nan`` all losses up to it were finite."""
         self.first: dict[str, float] = {}
         self.latest: dict[str, float] = {}
         self.validated_step: int | None = None
@@ -63,17 +64,17 @@ class Figures(pl.Callback):
 
     def _hand_over(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         step = trainer.global_step
-        if step == self._handed_over_step:
+        if step == self.handed_over_step:
             return
         reduce = trainer.strategy.reduce if trainer.world_size > 1 else None
         values = module.totals.take(reduce) if isinstance(module, StepModule) else _logged(trainer, "train")
         if self._stop_on_nan and not math.isfinite(loss := values.get("loss", 0.0)):
             raise NonFiniteLoss(
-                f"The training loss is {loss} within the steps {self._handed_over_step + 1} to {step}. Usual causes: "
+                f"The training loss is {loss} within the steps {self.handed_over_step + 1} to {step}. Usual causes: "
                 "the learning rate (workload.optimizer.lr), no warm-up (workload.schedule.warmup_steps), no clipping "
                 "(trainer.gradient_clip=1.0). trainer.on_nan=skip or halve_lr leave such steps out."
             )
-        self._handed_over_step = step
+        self.handed_over_step = step
         values["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])
         self._tell("train", values, trainer, self._throughput)
 

@@ -7,10 +7,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from wellfed.timing.interval import MIN_STEPS
 from wellfed.timing.readiness import StepSummary
-
-_FIRST_LOOK = 40
-"""Measured steps before which the interval, from blocks of five steps, is itself too uncertain."""
 
 
 class StopWhenMeasured(pl.Callback):
@@ -31,8 +29,8 @@ class StopWhenMeasured(pl.Callback):
         found = self._summary()
         steps = 0 if found is None else found.steps
         # Looking takes time that counts: the further on, the rarer.
-        self._next_look = trainer.global_step + max(_FIRST_LOOK - steps, steps // 4, 1)
-        if found is not None and steps >= _FIRST_LOOK and _is_known(found, self._within):
+        self._next_look = trainer.global_step + max(MIN_STEPS - steps, steps // 4, 1)
+        if found is not None and steps >= MIN_STEPS and _is_known(found, self._within):
             trainer.should_stop = True
 
 

@@ -1,0 +1,108 @@
+"""What the ceiling says, and whether the time that a run waited for data bears it out.
+
+The ceiling is measured at another time than training. Where the machine was slower in one of the two, their ratio is no
+gain that a better loader could bring; the share of time that training stood waiting tells so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from wellfed.units import show_count, show_percent
+
+_NOISE_FRAC = 0.1
+"""The ceiling is of some 20 steps: less than this is no contradiction."""
+_EXPLAINED_FRAC = 0.5
+"""The time that the ceiling would save and the time that went into data agree where neither is less than so much of the
+other."""
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """Rate, ceiling and waiting can't all be of a machine that was as fast all the time."""
+
+    slower: Literal["steps", "loop", "ceiling"]
+    """What took longer than the rest lets expect: the steps of training, the loop around them, or the ceiling."""
+    data_frac: float
+    """Share of training's time that went into data: waiting for it and copying it."""
+    without_data_per_s: float
+    """Samples/s of training had it never stood waiting, by its own steps."""
+
+
+def data_frac(time: Mapping[str, Any]) -> float:
+    """Share of training's time that went into data, < 1; from ``time`` of a record."""
+    return min(float(time["wait_frac"] + (time["copy_frac"] or 0.0)), 0.999)
+
+
+def without_data(record: Mapping[str, Any]) -> float:
+    """Samples/s of a run's own steps had they never stood waiting, nor copied."""
+    return float(record["throughput"]["samples_per_s"] / (1 - data_frac(record["time"])))
+
+
+def contradiction(record: Mapping[str, Any]) -> Contradiction | None:
+    """What contradicts what in a record; None where nothing does, or something was not measured."""
+    throughput, ceiling, time = record["throughput"], record["ceiling"], record["time"]
+    if not (throughput and ceiling and time) or time["wait_frac"] is None:
+        return None
+    rate, top = throughput["samples_per_s"], ceiling["samples_per_s"]
+    low, high = throughput["ci95"] or (rate, rate)
+    data = data_frac(time)
+    gap = 1 - rate / top  # of training's time: what it would save at the ceiling
+    noise = 1 + _NOISE_FRAC
+    if data < _EXPLAINED_FRAC * gap and top > noise * high / (1 - data):
+        in_loop = time["host_frac"] >= 0.5 * (gap - data)
+        return Contradiction("loop" if in_loop else "steps", data, without_data(record))
+    if data > _NOISE_FRAC and gap < _EXPLAINED_FRAC * data and noise * top < low / (1 - data):
+        return Contradiction("ceiling", data, without_data(record))
+    return None
+
+
+def ceiling_line(record: Mapping[str, Any]) -> str | None:
+    """The ceiling and what it means for this run, in a line; None where there is nothing to say.
+
+    Without a ceiling a prediction stands in, where there is something to win.
+    """
+    if not record["throughput"]:
+        return None
+    if not record["ceiling"]:
+        return _prediction(record)
+    throughput, top = record["throughput"], record["ceiling"]["samples_per_s"]
+    unit, share = throughput["sample_unit"], throughput["samples_per_s"] / top
+    line = f"ceiling {show_count(top)} {unit}/s with batches already on the device: this run "
+    line += f"reached {show_percent(share)} of it" if share < 1 else "was no slower"
+    found = contradiction(record)
+    if found is not None:
+        return f"{line}. {explanation(found, unit)}"
+    return line if share < 1 else f"{line}, so data cost it nothing"
+
+
+def _prediction(record: Mapping[str, Any]) -> str | None:
+    if not record["time"] or data_frac(record["time"]) <= _NOISE_FRAC:
+        return None
+    return (
+        f"without waiting for data its steps would make {show_count(without_data(record))} "
+        f"{record['throughput']['sample_unit']}/s (predicted; no ceiling was measured)"
+    )
+
+
+def explanation(found: Contradiction, unit: str) -> str:
+    """Why the ceiling is not to be taken at its word, and what can be won."""
+    share = show_percent(found.data_frac)
+    if found.slower == "ceiling":
+        return (
+            f"That is too low: {share} of training's time went into data, and without that its own steps make "
+            f"{show_count(found.without_data_per_s)} {unit}/s (predicted). The machine was slower while the ceiling "
+            "was measured: other processes had the CPU, or clocks fell."
+        )
+    if found.slower == "loop":
+        return (
+            f"But only {share} of its time went into data, which is all that a loader can win: the rest was lost "
+            "between the steps, to callbacks and logging, or because something else had the CPU."
+        )
+    return (
+        f"But only {share} of its time went into data, which is all that a loader can win: the steps themselves took "
+        "longer than in the ceiling. The machine was slower meanwhile: other processes, or the run's own workers, had "
+        "the CPU, or clocks fell."
+    )

@@ -1,0 +1,171 @@
+"""The ceiling: how fast the same steps go on batches that are on the device already.
+
+They are real steps of the run's own module by a Trainer of their own, so they change weights, buffers and generators:
+all of that is put back. A user's LightningModule does its steps alone: its hooks, callbacks and schedulers belong to
+training, and would be called for an epoch that is none.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from types import MethodType
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.pytorch.core.hooks import CheckpointHooks, DataHooks, ModelHooks
+from lightning.pytorch.loggers.logger import DummyLogger
+from torch import Tensor
+from torch.nn.parameter import is_lazy
+
+from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
+from wellfed.lit.callbacks.together import Together
+from wellfed.lit.module import StepModule, _restore_rng, _rng_state
+from wellfed.lit.trainer import TrainerOptions, make_trainer, new_event_factory
+from wellfed.loading import batches
+from wellfed.loading.build import Delivery
+from wellfed.timing.clock import StepClock
+from wellfed.timing.phases import StepRow
+from wellfed.timing.readiness import StepSummary, summarise
+
+CEILING_BATCHES = 4
+"""Distinct batches that are taken in turn; caches must not make them cheaper than real ones."""
+_HOOKS = [name for room in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(room) if name.startswith("on_")]
+_KEPT_HOOK = "on_after_batch_transfer"
+"""Changes a batch on the device: without it the step would be another."""
+_DONE_BEFORE = ("prepare_data", "setup", "configure_model", "teardown")
+"""What a module has been through where it was trained."""
+
+
+class CachedBatches:
+    """A few batches already on the device, again and again: what training would be if data cost nothing."""
+
+    def __init__(self, deliveries: Sequence[Delivery], length: int) -> None:
+        self._deliveries, self._length = deliveries, length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Delivery]:
+        for number in range(self._length):
+            delivery = copy.copy(self._deliveries[number % len(self._deliveries)])
+            # A step may take what it was given apart; the next one with these tensors finds all in place.
+            delivery.batch = batches.map_tensors(delivery.batch, lambda tensor: tensor)
+            yield delivery
+
+
+def whole(deliveries: Sequence[Delivery]) -> list[Delivery]:
+    """Those of the full size: what is left at the end of an epoch is no measure."""
+    largest = max((delivery.total for delivery in deliveries), default=0)
+    return [delivery for delivery in deliveries if delivery.total == largest]
+
+
+def run_ceiling(
+    module: pl.LightningModule, deliveries: Sequence[Delivery], options: TrainerOptions, steps: int, folder: Path
+) -> StepSummary | None:
+    """Time the same steps on these batches, which are copied to the device first; None without any.
+
+    Whatever it raises, the module is as it was and on the CPU: weights, buffers, generators. Gradients are gone, and
+    what the code of a user's module keeps elsewhere is not known here.
+
+    Args:
+        deliveries: on the host.
+    """
+    if not deliveries:
+        return None
+    rows: list[StepRow] = []
+    is_ours, is_set_up = isinstance(module, StepModule), module._trainer is not None
+    limited = replace(options, max_epochs=1, max_steps=None, max_time_s=None, validate_every_steps=None)
+    trainer = make_trainer(limited, [], folder)
+    trainer.limit_val_batches = 0
+    device = trainer.strategy.root_device  # the module's own is the CPU, before a fit and after one
+    clock = StepClock(new_event=new_event_factory(device))
+    trainer.callbacks.append(Together([Clock(clock, rows.extend)]))
+    with put_back(module):
+        module.trainer = trainer
+        move = batches.to_device if is_ours else _as_moved_by(module)
+        ready = [replace(delivery, batch=move(delivery.batch, device), arrive=None) for delivery in deliveries]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)  # the loader may use its host buffers again
+        if not is_ours:
+            trainer.logger = DummyLogger()  # what the module logs must have somewhere to go
+        with module.only_timed() if isinstance(module, StepModule) else steps_alone(module, is_set_up=is_set_up):
+            cached = CachedBatches(ready, steps + WARMUP_STEPS)
+            trainer.fit(module, TimedLoader(cached, clock, unwrap=not is_ours))
+    return summarise(rows)
+
+
+@contextmanager
+def put_back(module: pl.LightningModule) -> Iterator[None]:
+    """On the way out parameters, buffers, modes and Trainer of the module are what they were, and all generators.
+
+    Gradients are gone.
+    """
+    before = {name: value.detach().to("cpu", copy=True) for name, value in _tensors(module)}
+    modes = [(part, part.training) for part in module.modules()]
+    trainer, generators = module._trainer, _rng_state()
+    module.zero_grad()
+    try:
+        yield
+    finally:
+        module.zero_grad()
+        with torch.no_grad():
+            for name, value in _tensors(module):
+                if name in before and before[name].shape == value.shape:
+                    value.copy_(before[name])
+        for part, mode in modes:
+            part.training = mode
+        module.trainer = trainer
+        _restore_rng(generators)
+
+
+def _tensors(module: pl.LightningModule) -> Iterator[tuple[str, Tensor]]:
+    """Parameters and buffers by name; not those that the first batch has yet to make."""
+    named = chain(module.named_parameters(), module.named_buffers())
+    return ((name, value) for name, value in named if not is_lazy(value))
+
+
+@contextmanager
+def steps_alone(module: pl.LightningModule, *, is_set_up: bool) -> Iterator[None]:
+    """Within, nothing of a user's LightningModule is called but what makes a step; its batches are on the device.
+
+    Args:
+        is_set_up: it has been through ``setup`` and the like.
+    """
+    names = [name for name in _HOOKS if name != _KEPT_HOOK]
+    names += ["configure_callbacks", *(_DONE_BEFORE if is_set_up else ())]
+    own = module.configure_optimizers
+    instead: dict[str, Any] = {name: MethodType(getattr(pl.LightningModule, name), module) for name in names}
+    instead["transfer_batch_to_device"] = lambda batch, device, number: batch
+    if module.automatic_optimization:  # else schedulers are stepped by the step itself
+        instead["configure_optimizers"] = lambda: _optimizers_of(own())
+    own_attributes = {name: vars(module)[name] for name in instead if name in vars(module)}
+    vars(module).update(instead)
+    try:
+        yield
+    finally:
+        for name in instead:
+            del vars(module)[name]
+        vars(module).update(own_attributes)
+
+
+def _optimizers_of(configured: Any) -> Any:
+    """What ``configure_optimizers`` has returned, in any of its forms, without the schedulers."""
+    if isinstance(configured, dict):
+        return configured["optimizer"]
+    if not isinstance(configured, (list, tuple)):
+        return configured
+    if len(configured) == 2 and isinstance(configured[0], (list, tuple)):
+        return configured[0]
+    return [_optimizers_of(one) for one in configured]
+
+
+def _as_moved_by(module: pl.LightningModule) -> Callable[[Any, torch.device], Any]:
+    """How a user's LightningModule has its batches moved to the device."""
+    before, move = module.on_before_batch_transfer, module.transfer_batch_to_device
+    return lambda batch, device: move(before(batch, 0), device, 0)

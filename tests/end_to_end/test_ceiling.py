@@ -1,0 +1,128 @@
+"""What a run says of its ceiling: on a machine that was slower meanwhile, where it fails, and on a card."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.commands import Done, only_folder, record_of, run
+from tests.fake_cuda.machine import FakeCuda
+
+MODULE = """
+import time
+import torch
+from torch import nn
+from wellfed.contract import Datasets, LossOutput
+
+
+class Model(nn.Module):
+    def __init__(self, slow_steps=0, good_steps=10**9):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(8, 8) for _ in range(6)))
+        self.slow_steps, self.good_steps, self.steps = slow_steps, good_steps, 0
+
+    def loss(self, batch):
+        self.steps += self.training
+        if self.steps > self.good_steps:
+            raise ValueError("too many steps")
+        if self.steps <= self.slow_steps:
+            time.sleep(0.03)
+        return LossOutput(self.layers(batch["x"]).square().mean())
+
+
+class Data:
+    def __init__(self, fetch_s=0.0):
+        self.fetch_s = fetch_s
+
+    def __len__(self):
+        return 1000
+
+    def __getitem__(self, i):
+        return {"x": torch.full((8,), i / 1000)}
+
+    def fetch(self, indices, rng):
+        time.sleep(self.fetch_s)
+        return {"x": (indices / 1000)[:, None].expand(-1, 8).contiguous()}
+
+
+def data(fetch_s=0.0):
+    return Datasets(Data(fetch_s))
+"""
+YAML = """
+name: mine
+effective_batch_size: 32
+model: {_target_: mine.Model}
+data: {_target_: mine.data}
+optimizer: {_target_: torch.optim.SGD, lr: 0.1}
+"""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(MODULE)
+    folder = tmp_path / "configs" / "workload"
+    folder.mkdir(parents=True)
+    (folder / "mine.yaml").write_text(YAML)
+    return tmp_path
+
+
+def trained(mine: Path, *arguments: str, steps: int = 63, **machine: str) -> tuple[Done, dict[str, Any], str]:
+    """Command, record and report of a run that ended well; 31 whole steps and one of 8 are an epoch."""
+    paths = [str(mine), machine.pop("PYTHONPATH", "")]
+    done = run(
+        "train.py",
+        *["--config-dir", str(mine / "configs"), "workload=mine", "config.allow_targets=[mine,torch]", "logger=none"],
+        *["loader.backend=inline", f"trainer.max_steps={steps}", *arguments],
+        cwd=mine,
+        PYTHONPATH=":".join(filter(None, paths)),
+        **machine,
+    )
+    assert done.code == 0, done.text
+    assert "Traceback" not in done.text
+    folder = only_folder(mine, "mine")
+    record = record_of(folder)
+    assert record["status"] == "ok"
+    return done, record, (folder / "report.md").read_text()
+
+
+def test_a_machine_that_was_slower_while_training_is_no_gain_that_is_promised(mine: Path) -> None:
+    done, record, report = trained(mine, "+workload.model.slow_steps=63")
+    assert record["ceiling"]["samples_per_s"] > 3 * record["throughput"]["samples_per_s"]
+    assert record["time"]["wait_frac"] < 0.3
+    for text in (done.out, report):
+        assert "The machine was slower meanwhile" in text
+    (told,) = [event for event in record["events"] if event["kind"] == "ceiling_doubtful"]
+    assert told["slower"] == "steps"
+    assert "event ceiling_doubtful" not in done.out  # said where the ceiling stands
+
+
+def test_a_ceiling_that_fails_costs_a_figure(mine: Path) -> None:
+    done, record, _ = trained(mine, "+workload.model.good_steps=66")
+    assert record["ceiling"] is None
+    (told,) = [event for event in record["events"] if event["kind"] == "ceiling_failed"]
+    assert "too many steps" in told["message"]
+    assert "The ceiling could not be measured: ValueError: too many steps" in done.err
+    assert record["throughput"]["steps"] == 60
+
+
+@pytest.mark.slow  # tests/lit/test_ceiling.py and tests/app/test_passes.py hold the parts of it
+@pytest.mark.parametrize("steps", [63, 64])
+def test_on_a_card_that_lags_behind_the_ceiling_is_the_rate_wherever_training_ended(
+    mine: Path, fake_cuda: FakeCuda, steps: int
+) -> None:
+    card = fake_cuda.environment(cards=1, mib=8192, kernel_us=300)
+    _, record, _ = trained(mine, steps=steps, **card)
+    assert record["machine"]["gpus"][0]["is_simulated"]
+    assert record["ceiling"]["samples_per_s"] == pytest.approx(record["throughput"]["samples_per_s"], rel=0.1)
+
+
+@pytest.mark.slow
+def test_a_starved_card_is_well_below_its_ceiling(mine: Path, fake_cuda: FakeCuda) -> None:
+    card = fake_cuda.environment(cards=1, mib=8192, kernel_us=100)
+    done, record, _ = trained(mine, "+workload.data.fetch_s=0.1", **card)
+    assert record["ceiling"]["samples_per_s"] > 3 * record["throughput"]["samples_per_s"]
+    assert record["time"]["wait_frac"] > 0.5
+    assert "this run reached" in done.out
+    assert "ceiling_doubtful" not in [event["kind"] for event in record["events"]]
