@@ -45,6 +45,15 @@ class Slow(Fetching):
         return super().fetch(indices, rng)
 
 
+class Writing(Fetching):
+    """Uses the indices that it is given as scratch space."""
+
+    def fetch(self, indices, rng):
+        batch = super().fetch(indices.clone(), rng)
+        indices.zero_()
+        return batch
+
+
 class TwoPartError(Exception):
     pass
 

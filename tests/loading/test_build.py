@@ -81,6 +81,15 @@ def test_threads_that_finish_out_of_order_deliver_in_order(expected):
     assert deliveries(loader(sets.Slow(), THREADS[3])) == expected[sets.Fetching]
 
 
+@pytest.mark.parametrize("plan", [INLINE, THREADS[3], PROCESSES[0]], ids=named)
+def test_data_that_writes_to_its_indices_changes_no_order(expected, plan):
+    made = loader(sets.Writing(), plan)
+    for _ in range(2):  # the order of the epoch is kept from the first time
+        made.load_state_dict({"epoch": 0, "batch": 0})
+        assert [flat(delivery) for delivery in made] == expected[sets.Fetching][:6]
+    made.close()
+
+
 def test_the_trainings_own_generators_are_left_alone():
     torch.manual_seed(5)
     before = torch.rand(3)

@@ -94,7 +94,8 @@ class BatchBuilder:
     def _fetch(self, request: Request) -> Batch:
         rng = SampleRng(self._seed, request.epoch, request.batch, self._rank)
         try:
-            return self.dataset.fetch(request.indices, rng)
+            # Its own copy: these are a view of the epoch's order, and the data may write to them.
+            return self.dataset.fetch(request.indices.clone(), rng)
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
 
