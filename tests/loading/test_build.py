@@ -187,6 +187,36 @@ def test_any_chain_of_resumes_gives_the_same_deliveries(stops, batch_size, drop_
         assert {len(entry[4]["index"]) for entry in seen} == {batch_size}
 
 
+skipped = st.sets(st.integers(0, sets.SIZE - 2), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    runs=st.lists(st.tuples(skipped, st.integers(1, 7)), min_size=1, max_size=4), batch_size=st.integers(1, 30),
+    last=skipped,
+)  # fmt: skip
+def test_a_run_that_goes_on_with_other_skip_ids_loses_no_healthy_sample(runs, batch_size, last):
+    state, seen = {"epoch": 0, "batch": 0}, []
+    for skip, stop in [*runs, (last, 10**6)]:
+        made = loader(sets.Fetching(), batch_size=batch_size, skip_ids=tuple(skip))
+        made.load_state_dict(pickle.loads(pickle.dumps(state)))
+        while stop and made.epoch < 3:
+            for delivery in made:
+                seen.append((delivery.epoch, delivery.batch["index"].tolist()))
+                assert not skip & set(seen[-1][1])
+                stop -= 1
+                if not stop:
+                    break
+        state = made.state_dict()
+    ever = set().union(last, *(skip for skip, _ in runs))
+    for epoch in range(3):
+        batches = [ids for of, ids in seen if of == epoch]
+        ids = [index for batch in batches for index in batch]
+        assert len(set(ids)) == len(ids)
+        assert set(ids) >= set(range(sets.SIZE)) - ever
+        assert sum(len(batch) < batch_size for batch in batches) <= 1 + len(runs)  # what is left of an epoch
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_ranks_share_each_step(expected, world_size):
     ranks = [deliveries(loader(sets.Fetching(), rank=rank, world_size=world_size)) for rank in range(world_size)]

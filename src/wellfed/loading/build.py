@@ -14,7 +14,7 @@ from wellfed.loading import backends, batches, threads
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.bad_samples import BadSamples, evaluation_error
 from wellfed.loading.builder import BatchBuilder
-from wellfed.loading.position import EpochOrder, Share
+from wellfed.loading.position import EpochOrder, Share, Taken
 from wellfed.loading.processes import ProcessBackend
 from wellfed.loading.requests import Built, Request
 
@@ -58,6 +58,10 @@ class TrainLoader:
         self._builder, self._order, self._plan = builder, order, plan
         self._bad = bad or BadSamples(type(builder.dataset).__name__)
         self._epoch, self._next_batch = 0, 0
+        self._taken: list[Taken] = []
+        """Of the epoch, by runs with other loader.skip_ids."""
+        self._first_batch = 0
+        """Number of the first that is left of it."""
         self._processes = ProcessBackend(builder, plan) if plan.backend in ("torch", "processes") else None
         self._running: Generator[Built] | None = None
 
@@ -70,19 +74,39 @@ class TrainLoader:
         return self._epoch + (self._next_batch >= len(self))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the next batch, and the samples that failed so far if there are any."""
-        position: dict[str, Any] = {"epoch": self._epoch, "batch": self._next_batch}
-        return {**position, "skipped": self._bad.indices} if self._bad.indices else position
+        """The position of the next batch, and what else there is to know: the samples that failed so far, and which
+        samples the epoch was cut into batches without."""
+        state: dict[str, Any] = {"epoch": self._epoch, "batch": self._next_batch}
+        if self._bad.indices:
+            state["skipped"] = self._bad.indices
+        if self._order.skip_ids:
+            state["skip_ids"] = list(self._order.skip_ids)
+        if self._taken:
+            state["taken"] = [[list(skip_ids), num_batches] for skip_ids, num_batches in self._taken]
+            state["first_batch"] = self._first_batch
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position; what failed before it is not asked for again."""
+        """Go on at a position; what failed before it is not asked for again.
+
+        From a run with other loader.skip_ids the rest of the epoch has numbers of its own: its last are the same.
+        """
         self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
         self._bad.remember(state.get("skipped", ()))
+        skip_ids = tuple(state.get("skip_ids", ()))
+        self._taken = [Taken(tuple(ids), number) for ids, number in state.get("taken", ())]
+        num_batches = self._next_batch - state.get("first_batch", 0)
+        has_others = skip_ids != self._order.skip_ids
+        if has_others and num_batches:
+            self._taken.append(Taken(skip_ids, num_batches))
+        self._first_batch = self._order.go_on(self._epoch, self._taken)
+        if has_others:
+            self._next_batch = self._first_batch
 
     def __iter__(self) -> Iterator[Delivery]:
         self._stop_running()
         if self._next_batch >= len(self):
-            self._epoch, self._next_batch = self._epoch + 1, 0
+            self._epoch, self._next_batch, self._taken = self._epoch + 1, 0, []
         epoch = self._epoch
         asked: deque[tuple[Share, int]] = deque()
         running = self._running = self._build(self._requests(epoch, asked))

@@ -73,7 +73,7 @@ class DevicePrefetcher:
         """Go on at a position."""
         self._stop()
         self._loader.load_state_dict(state)
-        self._position = _position(state)
+        self._position = _position(self._loader.state_dict())
 
     def __iter__(self) -> Iterator[Delivery]:
         self._stop()
