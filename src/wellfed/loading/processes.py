@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from wellfed import cpus
@@ -224,6 +225,8 @@ class ProcessBackend:
                 collate_fn=_as_it_is,
                 num_workers=plan.num_workers,
                 pin_memory=plan.pin_memory,
+                # For its workers' seeds. Without one of its own it draws from the process's, and so changes dropout.
+                generator=torch.Generator().manual_seed(self._builder.seed),
                 **options,
             )
 
