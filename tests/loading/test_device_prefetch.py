@@ -8,6 +8,7 @@ import torch
 
 from tests.loading.sets import SIZE, Failing, Fetching
 from wellfed.errors import DataError
+from wellfed.loading import device_prefetch
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.build import train_loader
 from wellfed.loading.device_prefetch import DevicePrefetcher
@@ -149,6 +150,37 @@ def test_a_data_set_that_hangs_does_not_keep_close_waiting():
     prefetcher.close()
     assert time.monotonic() - began_s < 15
     hang.set()
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.backend)
+def test_a_slow_batch_when_training_ends_is_left_to_its_thread(plan, monkeypatch, tmp_path):
+    monkeypatch.setattr(device_prefetch, "_STOP_S", 0.05)
+    go_on, expected, before = tmp_path / "go on", ids(loader()), set(threading.enumerate())
+
+    class Slow(Fetching):
+        def fetch(self, indices, rng):
+            if indices.tolist() in expected[2:4]:
+                until_s = time.monotonic() + 30
+                while not go_on.exists() and time.monotonic() < until_s:
+                    time.sleep(0.01)
+            return super().fetch(indices, rng)
+
+    read = loader(plan, Slow())
+    prefetcher = DevicePrefetcher(read, CPU, 2)
+    deliveries = iter(prefetcher)
+    assert [next(deliveries).index for _ in range(2)] == [0, 1]
+    (left,) = (each for each in set(threading.enumerate()) - before if each.name == "wellfed-device-prefetch")
+    deliveries.close()
+    prefetcher.close()
+    read.close()
+    assert left.is_alive()  # at its batch still
+    assert read.state_dict() == {"epoch": 0, "batch": 2}
+    go_on.touch()
+    assert ids(read) == expected[2:]  # for the ceiling, say
+    left.join(10)
+    assert not left.is_alive()
+    assert read.state_dict() == {"epoch": 0, "batch": 6}
+    read.close()
 
 
 class Reusing:

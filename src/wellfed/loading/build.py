@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
@@ -64,6 +65,8 @@ class TrainLoader:
         """Number of the first that is left of it."""
         self._processes = ProcessBackend(builder, plan) if plan.backend in ("torch", "processes") else None
         self._running: Generator[Built] | None = None
+        self._reader = threading.current_thread()
+        """Who reads ``_running``, and so closes it: the data may hold up one that another thread can't wait for."""
 
     def __len__(self) -> int:
         return self._order.num_batches
@@ -110,8 +113,11 @@ class TrainLoader:
         epoch = self._epoch
         asked: deque[tuple[Share, int]] = deque()
         running = self._running = self._build(self._requests(epoch, asked))
+        self._reader = threading.current_thread()
         try:
             for built in running:
+                if self._running is not running:
+                    return  # left behind with a batch that came too late
                 share, left_out = asked.popleft()
                 if built.lost:
                     self._bad.take(built.lost, epoch, share.batch)
@@ -145,14 +151,21 @@ class TrainLoader:
         return self._processes(requests)
 
     def close(self) -> None:
-        """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew."""
+        """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew.
+
+        A thread that is waiting for a batch stops when it has it, and changes nothing here any more.
+        """
         self._stop_running()
         self._processes = None
 
     def _stop_running(self) -> None:
         running, self._running = self._running, None
-        if running is not None:
+        if running is None:
+            return
+        if self._reader is threading.current_thread() or not self._reader.is_alive():
             running.close()
+        else:
+            self._processes = None  # they are that thread's
 
 
 class IterableLoader:
@@ -162,6 +175,7 @@ class IterableLoader:
         self._dataset = dataset
         self._length = len(dataset) if limit_batches is None else min(len(dataset), limit_batches)  # type: ignore[arg-type]
         self._epoch, self._next_batch = 0, 0
+        self._reading: object = None
 
     def __len__(self) -> int:
         return self._length
@@ -182,8 +196,11 @@ class IterableLoader:
     def __iter__(self) -> Iterator[Delivery]:
         if self._next_batch >= len(self):
             self._epoch, self._next_batch = self._epoch + 1, 0
+        reading = self._reading = object()
         number = -1
         for number, batch in zip(range(len(self)), self._dataset, strict=False):
+            if self._reading is not reading:
+                return  # a thread that was left behind with a batch that came too late
             if number < self._next_batch:
                 continue
             self._next_batch = number + 1
@@ -195,7 +212,8 @@ class IterableLoader:
             )
 
     def close(self) -> None:
-        """Nothing runs ahead here."""
+        """Nothing runs ahead here; who is waiting for a batch stops when it has it."""
+        self._reading = None
 
 
 class EvalLoader:

@@ -90,17 +90,17 @@ class DevicePrefetcher:
     def close(self) -> None:
         """Stop what reads ahead, the loader's producers too; a later ``iter()`` starts them anew.
 
-        A thread that the data set holds up is left behind with the loader.
+        A thread that the data holds up is left behind, and ends with the batch that it waits for.
         """
         self.latest = None
-        if self._stop():
-            self._loader.close()
-            self._loader.load_state_dict(self.state_dict())
+        self._stop()
+        self._loader.close()
+        self._loader.load_state_dict(self.state_dict())
 
-    def _stop(self) -> bool:
-        """Whether nothing reads the loader any more."""
+    def _stop(self) -> None:
         running, self._running = self._running, None
-        return running is None or running.stop()
+        if running is not None:
+            running.stop()
 
     def _bring(self, delivery: Delivery) -> Delivery:
         """The delivery with its batch on the device; done when it returns, so the host's buffers may be used again."""
@@ -147,11 +147,10 @@ class _ReadAhead:
         if found.error is not None:
             raise found.error
 
-    def stop(self) -> bool:
-        """Read no more; waits a moment for the batch in hand. Whether the thread has ended."""
+    def stop(self) -> None:
+        """Read no more; waits a moment for the batch in hand."""
         self._is_stopped = True
         self._thread.join(_STOP_S)
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         deliveries: Any = iter(self._loader)
