@@ -157,7 +157,7 @@ class Passes:
         if config.trainer.profile_steps:
             callbacks.insert(1, Profile(self._folder / "profile.json", config.trainer.profile_steps))
         trainer = lit.make_trainer(self.options, callbacks, self._folder)
-        self._fit(trainer, clock, device, self._eval_loader("val"), checkpoint)
+        self._fit(trainer, clock, self._eval_loader("val"), checkpoint)
         if self._figures.step == 0:  # nothing was left to train
             self._figures.step, self._figures.epoch = trainer.global_step, trainer.current_epoch
         self._validate_last_step(trainer.global_step)
@@ -193,11 +193,10 @@ class Passes:
             max_time_s=None,
             validate_every_steps=None,
         )
-        self._fit(lit.make_trainer(options, callbacks, self._folder), clock, device, None, None)
+        self._fit(lit.make_trainer(options, callbacks, self._folder), clock, None, None)
 
-    def _fit(
-        self, trainer: Any, clock: StepClock, device: torch.device, val_loader: Any, checkpoint: Path | None
-    ) -> None:
+    def _fit(self, trainer: Any, clock: StepClock, val_loader: Any, checkpoint: Path | None) -> None:
+        device = trainer.strategy.root_device  # this rank's own
         with prefetched(self._loader, self._module, device, self._plan["loader.device_prefetch"]) as batches:
             loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
             lit.fit(trainer, self._module, loader, val_loader, checkpoint)

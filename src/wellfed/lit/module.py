@@ -154,7 +154,7 @@ class StepModule(pl.LightningModule):
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Our own walk over the batch: Lightning's copies a dataclass deeply before it moves it."""
-        if isinstance(batch, Delivery) and batch.arrive is None and device.type != "cpu":
+        if isinstance(batch, Delivery) and not batch.is_on_device and device.type != "cpu":
             batch.batch = batches.to_device(batch.batch, device)
         return batch
 

@@ -39,8 +39,9 @@ def prefetched(loader: Any, module: pl.LightningModule, device: torch.device, ah
     own = None if isinstance(module, StepModule) else _own_transfer(module)
     move = batches.to_device if own is None else lambda batch, where: own(batch, where, 0)
     prefetcher = DevicePrefetcher(loader, device, ahead, move=move)
+    before = vars(module).get("transfer_batch_to_device")  # that of another loader's
     if own is not None:
-        # Lightning asks for every batch, those of the evaluation too.
+        # Lightning asks for every batch, those of other loaders too.
         module.transfer_batch_to_device = lambda batch, where, number: (
             batch if batch is prefetcher.latest else own(batch, where, number)
         )
@@ -48,7 +49,9 @@ def prefetched(loader: Any, module: pl.LightningModule, device: torch.device, ah
         yield prefetcher
     finally:
         prefetcher.close()
-        if own is not None:
+        if before is not None:
+            module.transfer_batch_to_device = before
+        elif own is not None:
             del module.transfer_batch_to_device
 
 

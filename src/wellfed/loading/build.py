@@ -32,9 +32,8 @@ class Delivery:
     """Samples of the step over all ranks."""
     is_padding: bool = False
     """See `position.Share`."""
-    arrive: Callable[[], None] | None = None
-    """To be called in the step's stream before the batch is used; the batch is on the device already. None = it is not,
-    or nothing is to be waited for."""
+    is_on_device: bool = False
+    """Its batch has been brought to the device."""
 
     @cached_property
     def size(self) -> int:
