@@ -200,12 +200,13 @@ def test_a_run_that_goes_on_with_other_skip_ids_loses_no_healthy_sample(runs, ba
     for skip, stop in [*runs, (last, 10**6)]:
         made = loader(sets.Fetching(), batch_size=batch_size, skip_ids=tuple(skip))
         made.load_state_dict(pickle.loads(pickle.dumps(state)))
-        while stop and made.epoch < 3:
+        left = stop
+        while left and made.epoch < 3:
             for delivery in made:
                 seen.append((delivery.epoch, delivery.batch["index"].tolist()))
                 assert not skip & set(seen[-1][1])
-                stop -= 1
-                if not stop:
+                left -= 1
+                if not left:
                     break
         state = made.state_dict()
     ever = set().union(last, *(skip for skip, _ in runs))

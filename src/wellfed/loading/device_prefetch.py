@@ -268,7 +268,9 @@ class _ReadAhead:
                 if self.num_places == 1:
                     raise
             self.num_places -= 1
-            _LOG.warning("No room on the device for another batch: %d ahead of the step from here on.", self.num_places - 1)
+            _LOG.warning(
+                "No room on the device for another batch: %d ahead of the step from here on.", self.num_places - 1
+            )
             if not self._has_place():  # that of a batch whose memory this one gets
                 return
 
