@@ -304,7 +304,7 @@ def test_a_worker_killed_between_batches_is_told_as_torch_tells_it(monkeypatch):
     next(delivered)
     assert signal.getsignal(signal.SIGCHLD) is handler  # torch's would raise in the midst of a step
     for process in multiprocessing.active_children():
-        while made._processes._notes.doing(0) is not None:
+        while made._source._processes._notes.doing(0) is not None:
             pass
         os.kill(process.pid, signal.SIGKILL)
         while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
@@ -380,8 +380,8 @@ def test_ranks_cannot_skip():
 def test_workers_take_their_row_and_no_other():
     made = loader(sets.Fetching(), LoaderPlan("processes", 2, 2, persistent_workers=True))
     list(made)
-    notes = made._processes._notes
-    assert {notes.pid(0), notes.pid(1)} == {process.pid for process in made._processes._processes}
+    notes = made._source._processes._notes
+    assert {notes.pid(0), notes.pid(1)} == {process.pid for process in made._source._processes._processes}
     assert notes.doing(0) is notes.doing(1) is None
     made.close()
     assert processes._LOOK_S < 5  # torch's own look

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.loading import sets
 from wellfed.errors import DataError
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import EvalLoader, IterableLoader, train_loader
+from wellfed.loading.build import IterableLoader, train_loader
+from wellfed.loading.evaluation import EvalLoader
 
 INLINE = LoaderPlan()
 GRID = [(workers, prefetch) for workers in (1, 2, 3) for prefetch in (1, 2, 4)]

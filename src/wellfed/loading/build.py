@@ -1,23 +1,22 @@
-"""Loaders for training and evaluation, built from a dataset, an order and a loader plan."""
+"""Loaders for training, built from a dataset, an order and a loader plan."""
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from wellfed.contract import Batch
 from wellfed.errors import DataError
-from wellfed.loading import backends, batches, threads
+from wellfed.loading import batches
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.bad_samples import BadSamples, evaluation_error
+from wellfed.loading.bad_samples import BadSamples
 from wellfed.loading.builder import BatchBuilder
 from wellfed.loading.position import EpochOrder, Share, Taken
-from wellfed.loading.processes import ProcessBackend
-from wellfed.loading.requests import Built, Request
+from wellfed.loading.requests import Request
+from wellfed.loading.source import BatchSource
 
 
 @dataclass
@@ -55,17 +54,14 @@ class TrainLoader:
     def __init__(
         self, builder: BatchBuilder, order: EpochOrder, plan: LoaderPlan, bad: BadSamples | None = None
     ) -> None:
-        self._builder, self._order, self._plan = builder, order, plan
+        self._builder, self._order = builder, order
         self._bad = bad or BadSamples(type(builder.dataset).__name__)
         self._epoch, self._next_batch = 0, 0
         self._taken: list[Taken] = []
         """Of the epoch, by runs with other loader.skip_ids."""
         self._first_batch = 0
         """Number of the first that is left of it."""
-        self._processes = ProcessBackend(builder, plan) if plan.backend in ("torch", "processes") else None
-        self._running: Generator[Built] | None = None
-        self._reader = threading.current_thread()
-        """Who reads ``_running``, and so closes it: the data may hold up one that another thread can't wait for."""
+        self._source = BatchSource(builder, plan)
 
     def __len__(self) -> int:
         return self._order.num_batches
@@ -106,16 +102,15 @@ class TrainLoader:
             self._next_batch = self._first_batch
 
     def __iter__(self) -> Iterator[Delivery]:
-        self._stop_running()
+        self._source.stop()
         if self._next_batch >= len(self):
             self._epoch, self._next_batch, self._taken = self._epoch + 1, 0, []
         epoch = self._epoch
         asked: deque[tuple[Share, int]] = deque()
-        running = self._running = self._build(self._requests(epoch, asked))
-        self._reader = threading.current_thread()
+        running = self._source.start(self._requests(epoch, asked), len(self) - self._next_batch)
         try:
             for built in running:
-                if self._running is not running:
+                if self._source.is_left(running):
                     return  # left behind with a batch that came too late
                 share, left_out = asked.popleft()
                 if built.lost:
@@ -141,30 +136,12 @@ class TrainLoader:
             asked.append((share, share.indices.numel() - indices.numel()))
             yield Request(epoch, batch, indices)
 
-    def _build(self, requests: Iterator[Request]) -> Generator[Built]:
-        if self._plan.backend == "inline":
-            return backends.inline(self._builder, requests, self._plan)
-        if self._plan.backend == "threads":
-            return threads.built_ahead(self._builder, requests, self._plan, len(self) - self._next_batch)
-        self._processes = self._processes or ProcessBackend(self._builder, self._plan)
-        return self._processes(requests)
-
     def close(self) -> None:
         """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew.
 
         A thread that is waiting for a batch stops when it has it, and changes nothing here any more.
         """
-        self._stop_running()
-        self._processes = None
-
-    def _stop_running(self) -> None:
-        running, self._running = self._running, None
-        if running is None:
-            return
-        if self._reader is threading.current_thread() or not self._reader.is_alive():
-            running.close()
-        else:
-            self._processes = None  # they are that thread's
+        self._source.close()
 
 
 class IterableLoader:
@@ -213,37 +190,6 @@ class IterableLoader:
     def close(self) -> None:
         """Nothing runs ahead here; who is waiting for a batch stops when it has it."""
         self._reading = None
-
-
-class EvalLoader:
-    """A split in its own order, every sample once, on every rank."""
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        *,
-        seed: int,
-        collate: Callable[[list[Any]], Batch] | None = None,
-        limit_batches: int | None = None,
-    ) -> None:
-        self._order = EpochOrder(len(dataset), batch_size, seed=seed, shuffle=False, limit_batches=limit_batches)
-        self._builder = BatchBuilder(dataset, seed, collate=collate, what="evaluation")
-
-    def __len__(self) -> int:
-        return self._order.num_batches
-
-    def __iter__(self) -> Iterator[Delivery]:
-        for number in range(len(self)):
-            share = self._order.share(0, number)
-            built = self._builder(Request(0, number, share.indices))
-            if built.lost:
-                raise evaluation_error(type(self._builder.dataset).__name__, built.lost[0], number) from (
-                    built.lost[0].cause
-                )
-            if built.batch is None:
-                raise self._builder.nothing_given(0, number)
-            yield Delivery(built.batch, 0, number, share.total)
 
 
 def train_loader(

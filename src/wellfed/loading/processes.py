@@ -162,7 +162,7 @@ class ProcessBackend:
         index = stop.doing.index
         if index is None and self._builder.has_fetch:
             try:
-                return search(request, stop.reason, self._breaks)
+                return search(request, self._builder.what, stop.reason, self._breaks)
             except Innocent:
                 index = None
         elif index is not None:
@@ -174,9 +174,10 @@ class ProcessBackend:
             raise too_late(self._plan.timeout_s)
         at = "while it made" if index is None else f"at sample {index} of"
         raise WorkerLost(
-            f"A loader worker {stop.reason.removeprefix('its worker ')} {at} training batch {request.batch} of epoch "
-            f"{request.epoch}, but no sample does so alone: mostly for want of host memory or /dev/shm. Set fewer "
-            "loader.num_workers, a smaller loader.prefetch_factor, or loader.backend=inline to see its error."
+            f"A loader worker {stop.reason.removeprefix('its worker ')} {at} {self._builder.what} batch "
+            f"{request.batch} of epoch {request.epoch}, but no sample does so alone: mostly for want of host memory or "
+            "/dev/shm. Set fewer loader.num_workers, a smaller loader.prefetch_factor, or loader.backend=inline to see "
+            "its error."
         )
 
     def _breaks(self, request: Request) -> str | None:
