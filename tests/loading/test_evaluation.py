@@ -89,7 +89,7 @@ def test_a_split_of_one_sample_or_none() -> None:
         (PLANS["threads"], sets.Breaking, "raise", "OSError: truncated"),
         (PLANS["processes"], sets.BreakingItems, "raise", "OSError: truncated"),
         (PLANS["processes"], sets.BreakingItems, "kill", "its worker process was killed by SIGKILL"),
-        (LoaderPlan("threads", 1, 2, timeout_s=0.25), sets.Breaking, "hang", "it did not come within loader.timeout_s=0.25"),
+        (LoaderPlan("threads", 1, 2, timeout_s=0.25), sets.Breaking, "hang", "it did not come within loader.timeout_s"),
     ],
     ids=["threads", "processes", "kill", "hang"],
 )  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import inspect
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from wellfed.contract import Batch, Evaluation, Features, FeatureSource
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.lit.clip import are_of_one_kind, clip_by_norm
+from wellfed.lit.evaluation import merge_over_ranks
 from wellfed.lit.step import Loss, Preparation, Totals, log_values
 from wellfed.loading import batches
 from wellfed.loading.build import Delivery
@@ -51,6 +52,8 @@ class StepOptions:
     compile_mode: str = "none"
     retry_on_oom: bool = True
     on_nan: Literal["raise", "skip", "halve_lr"] = "raise"
+    shares_evaluation: bool = False
+    """Each rank is given some of the batches of an evaluation, which knows how to merge what ranks have seen."""
 
 
 class StepModule(pl.LightningModule):
@@ -331,6 +334,8 @@ class StepModule(pl.LightningModule):
         self._evaluate("test", delivery)
 
     def _evaluate(self, split: str, delivery: Delivery) -> None:
+        if delivery.is_padding:
+            return
         batch = self._eval[split](delivery.batch, delivery, 0, self._source)
         if self._source is None:
             self.evaluation.update(self.model, batch)
@@ -339,6 +344,8 @@ class StepModule(pl.LightningModule):
 
     def evaluated(self) -> dict[str, float]:
         """The metrics of the pass that has just ended."""
+        if self.options.shares_evaluation:
+            merge_over_ranks(self.evaluation)
         return log_values(self.evaluation.compute())
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
@@ -382,6 +389,16 @@ class MeanLoss:
     def compute(self) -> dict[str, float]:
         """``loss``."""
         return {} if self._sum is None else {"loss": float(self._sum) / self._weight}
+
+    def state(self) -> tuple[Tensor | None, int]:
+        """Sum of losses and of weights."""
+        return self._sum, self._weight
+
+    def merge(self, states: Sequence[tuple[Tensor | None, int]]) -> None:
+        """Those of all ranks."""
+        sums = [own for own, _ in states if own is not None]
+        self._sum = torch.stack(sums).sum() if sums else None
+        self._weight = sum(weight for _, weight in states)
 
     def artifacts(self, folder: Any) -> dict[str, Any]:
         """None."""

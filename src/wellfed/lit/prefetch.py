@@ -18,7 +18,9 @@ _LOG = logging.getLogger(__name__)
 
 
 @contextmanager
-def prefetched(loader: Any, module: pl.LightningModule, device: torch.device, ahead: int) -> Iterator[Any]:
+def prefetched(
+    loader: Any, module: pl.LightningModule, device: torch.device, ahead: int, *, what: str = "training"
+) -> Iterator[Any]:
     """The loader, or one that copies ``ahead`` of its batches to the device before they are asked for.
 
     A user's LightningModule with a ``transfer_batch_to_device`` of its own has its batches moved by that, once each.
@@ -29,9 +31,10 @@ def prefetched(loader: Any, module: pl.LightningModule, device: torch.device, ah
         return
     if _overrides(module, "on_before_batch_transfer"):
         _LOG.warning(
-            "loader.device_prefetch=%d is not used: %s changes batches in on_before_batch_transfer. Do that in the "
-            "data set, or in on_after_batch_transfer.",
+            "loader.device_prefetch=%d is not used for %s: %s changes batches in on_before_batch_transfer. Do that in "
+            "the data set, or in on_after_batch_transfer.",
             ahead,
+            what,
             type(module).__name__,
         )
         yield loader

@@ -19,6 +19,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
 from wellfed.lit.callbacks.go_on import GoOn
+from wellfed.lit.callbacks.settled import Settled
 from wellfed.lit.callbacks.together import Together
 from wellfed.lit.module import StepModule
 from wellfed.loading import batches
@@ -73,7 +74,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         check_val_every_n_epoch=None if options.validate_every_steps else 1,
         val_check_interval=options.validate_every_steps,
         deterministic=options.deterministic or None,
-        callbacks=[Together(callbacks)],
+        callbacks=[Together([Settled(), *callbacks])],
         profiler=NoProfiler(),
         default_root_dir=str(folder),
         use_distributed_sampler=False,

@@ -14,6 +14,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.budget import Fitted, within_budget
+from wellfed.planning.evaluation import plan_eval_workers
 from wellfed.planning.loader import plan_loader
 from wellfed.planning.memory import known_parts, parts_faults, plan_features, plan_micro_batch, plan_on_oom
 from wellfed.planning.planned import DataFacts, ModelFacts, RunPlan
@@ -59,7 +60,8 @@ def plan_run(
         fitted = within_budget(config, knobs, device.budget_gib, profile, data=data, model=model, estimate=estimate)
         knobs.update(fitted.knobs)
         warnings += fitted.warnings
-    plan = RunPlan(knobs, device.budget_gib, device.cap, device.device_name, tuple(warnings))
+    eval_workers = plan_eval_workers(config, facts, knobs=knobs, data=data, warnings=warnings, trial=trial)
+    plan = RunPlan(knobs, device.budget_gib, device.cap, device.device_name, tuple(warnings), eval_workers)
     if fitted.way is not None:
         peak = fitted.way.peak
         return replace(

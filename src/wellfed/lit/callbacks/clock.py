@@ -65,7 +65,9 @@ class BareBatches:
 
     def __iter__(self) -> Iterator[Any]:
         for delivery in self._loader:
-            yield delivery.batch
+            handed = [delivery.batch]
+            del delivery  # what stands still here would keep it on the device
+            yield handed.pop()
 
 
 def step_samples(trainer: pl.Trainer, module: Any, batch: Any) -> int:

@@ -1,0 +1,27 @@
+"""Evaluations that ranks share: each evaluates some of the batches, and all have the result of all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from wellfed.contract import Evaluation
+from wellfed.loading import batches
+
+SHARING_STRATEGIES = ("auto", "ddp")
+"""Where a rank can evaluate a batch by itself: each has the whole model."""
+
+
+def can_be_shared(evaluation: Evaluation) -> bool:
+    """Whether it says how what several ranks have taken in goes together."""
+    return callable(getattr(evaluation, "state", None)) and callable(getattr(evaluation, "merge", None))
+
+
+def merge_over_ranks(evaluation: Any) -> None:
+    """Give the evaluation of each rank what those of all have taken in. Waits for the other ranks, and the device."""
+    states: list[Any] = [None] * torch.distributed.get_world_size()
+    # Tensors would arrive on the device that they were sent from, which is another rank's.
+    own = batches.map_tensors(evaluation.state(), lambda tensor: tensor.cpu())
+    torch.distributed.all_gather_object(states, own)
+    evaluation.merge(states)
