@@ -40,6 +40,17 @@ def test_whoever_builds_them_the_batches_are_the_same_in_each_pass(name: str) ->
     made.close()
 
 
+def test_where_other_ranks_would_wait_the_rest_of_a_failed_pass_is_padding_that_carries_the_error() -> None:
+    made = EvalLoader(sets.Failing(10), 4, seed=1, world_size=2)  # of the batches 0, 2 and 4
+    first, second, third = made
+    assert (first.index, first.failure) == (0, None)
+    for padding in (second, third):
+        assert padding.is_padding
+        assert "evaluation sample 10 could not be loaded" in str(padding.failure)
+    other = EvalLoader(sets.Failing(10), 4, seed=1, rank=1, world_size=2)
+    assert [(one.index, one.failure) for one in other] == [(1, None), (3, None), (5, None)]
+
+
 class Where(sets.Fetching):
     def fetch(self, indices: torch.Tensor, rng: Any) -> Any:
         return {"process": torch.full_like(indices, os.getpid())}
@@ -54,6 +65,15 @@ def test_worker_processes_that_live_on_serve_each_pass_and_end_with_the_loader()
     for process in passes[0]:
         with pytest.raises(ProcessLookupError):
             os.kill(process, 0)
+
+
+def test_no_more_producers_than_batches_and_none_for_one() -> None:
+    plan = LoaderPlan("processes", 8, 2)
+    made = EvalLoader(Where(), 12, seed=1, plan=plan)
+    assert len({process for _, _, batch in taken(made) for process in batch["process"]}) == 2
+    assert len(made._source._processes._processes) == 2
+    (only,) = EvalLoader(Where(), 30, seed=1, plan=plan)
+    assert set(only.batch["process"].tolist()) == {os.getpid()}
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 7])

@@ -85,6 +85,7 @@ class StepModule(pl.LightningModule):
         self._train = Preparation(train_data, options.seed)
         self._eval = {split: Preparation(data, options.seed) for split, data in eval_data.items()}
         self.evaluation = evaluation or MeanLoss()
+        self._eval_failure: Exception | None = None
         self._features, self._feature_rows = features, feature_rows
         self._source: FeatureSource | None = None if features is None else _NotHeld()
         self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
@@ -322,10 +323,14 @@ class StepModule(pl.LightningModule):
     # -- evaluation -----------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        self.evaluation.reset()
+        self._begin_evaluation()
 
     def on_test_epoch_start(self) -> None:
+        self._begin_evaluation()
+
+    def _begin_evaluation(self) -> None:
         self.evaluation.reset()
+        self._eval_failure = None
 
     def validation_step(self, delivery: Delivery, batch_idx: int) -> None:
         self._evaluate("val", delivery)
@@ -335,6 +340,7 @@ class StepModule(pl.LightningModule):
 
     def _evaluate(self, split: str, delivery: Delivery) -> None:
         if delivery.is_padding:
+            self._eval_failure = delivery.failure
             return
         batch = self._eval[split](delivery.batch, delivery, 0, self._source)
         if self._source is None:
@@ -345,7 +351,7 @@ class StepModule(pl.LightningModule):
     def evaluated(self) -> dict[str, float]:
         """The metrics of the pass that has just ended."""
         if self.options.shares_evaluation:
-            merge_over_ranks(self.evaluation)
+            merge_over_ranks(self.evaluation, self._eval_failure)
         return log_values(self.evaluation.compute())
 
     # -- checkpoints ----------------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ class Delivery:
     """See `position.Share`."""
     is_on_device: bool = False
     """Its batch has been brought to the device."""
+    failure: Exception | None = None
+    """Why there is padding in the place of a batch: to be raised once the other ranks know."""
 
     @cached_property
     def size(self) -> int:
