@@ -89,6 +89,14 @@ class Evaluation(Protocol):
     """Turns model outputs on a split into numbers. Additive: splitting a batch must not change the result.
 
     With features, ``update`` is handed them as a third argument.
+
+    Optional, both or none: with several GPUs each then evaluates some of the batches, else every one evaluates all.
+
+    - ``state() -> Any``: what has been taken in since ``reset``, as nested tuples, lists and dicts of tensors and
+      numbers. It is sent to the other ranks, tensors by way of the CPU.
+    - ``merge(states)``: forget what has been taken in, and go on from these states, those of rank 0, 1 and so on;
+      ``compute`` and ``artifacts`` speak of all of them then. Batch i of the split was taken in by rank
+      ``i % len(states)``.
     """
 
     best_metric: str

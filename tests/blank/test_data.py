@@ -124,3 +124,18 @@ def test_too_few_rows_are_refused(num_rows: int):
     with pytest.raises(ConfigError, match=f"num_rows={num_rows}: are fewer than the 10"):
         datasets(num_rows=num_rows)
     assert len(datasets(num_rows=10).test) == 1
+
+
+def test_ranks_that_share_the_batches_have_the_figures_of_one():
+    data = datasets(num_rows=200)
+    torch.manual_seed(0)
+    model = Network(**data.model_args)
+    alone, ranks = Accuracy(), [Accuracy(), Accuracy(), Accuracy()]
+    for number, rows in enumerate(torch.arange(20).split(15)):
+        batch = data.val.fetch(rows, SampleRng(0, 0))
+        alone.update(model, batch)
+        ranks[number].update(model, batch)
+    states = [rank.state() for rank in ranks]  # the third has seen nothing
+    for rank in ranks:
+        rank.merge(states)
+        assert rank.compute() == pytest.approx(alone.compute())

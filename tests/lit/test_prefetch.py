@@ -65,7 +65,7 @@ def test_a_module_that_changes_batches_before_they_are_moved_keeps_its_order(tmp
     with caplog.at_level(logging.WARNING):
         train(module, 2, tmp_path, unwrap=True)
     assert module.moved == 7
-    assert "loader.device_prefetch=2 is not used: ChangesBefore" in caplog.text
+    assert "loader.device_prefetch=2 is not used for training: ChangesBefore" in caplog.text
 
 
 def test_an_error_in_training_stops_what_reads_ahead(tmp_path):

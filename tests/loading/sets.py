@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 SIZE = 23
 
@@ -43,6 +44,15 @@ class Slow(Fetching):
     def fetch(self, indices, rng):
         time.sleep(0.002 * (int(indices[0]) % 3))
         return super().fetch(indices, rng)
+
+
+class Writing(Fetching):
+    """Uses the indices that it is given as scratch space."""
+
+    def fetch(self, indices, rng):
+        batch = super().fetch(indices.clone(), rng)
+        indices.zero_()
+        return batch
 
 
 class TwoPartError(Exception):
@@ -111,6 +121,24 @@ class BreakingItems(Breaking):
     """The same with ``__getitem__`` only."""
 
     fetch = None
+
+
+class HangingAlone(Fetching):
+    """Kills a DataLoader's worker; in any other process it writes down who that is, and hangs."""
+
+    def __init__(self, bad, told):
+        self.bad, self.told = bad, told
+
+    fetch = None
+
+    def __getitem__(self, index, rng):
+        if index == self.bad:
+            if get_worker_info() is not None:
+                os.kill(os.getpid(), signal.SIGKILL)
+            self.told.write_text(str(os.getpid()))
+            while True:
+                time.sleep(0.01)
+        return super().__getitem__(index, rng)
 
 
 class WithLambda(Fetching):

@@ -6,12 +6,18 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
+import wellfed
 from tests.loading import sets
 from wellfed.errors import DataError
 from wellfed.loading import processes
@@ -20,6 +26,7 @@ from wellfed.loading.bad_samples import BadSamples, WorkerLost
 from wellfed.loading.build import train_loader
 from wellfed.loading.requests import Lost
 
+ROOT = Path(__file__).parents[2]
 SHORT_S = 0.25
 PLANS = {
     "inline": LoaderPlan(),
@@ -44,6 +51,22 @@ REASONS = {
     "kill": "its worker process was killed by SIGKILL",
     "exit": "its worker process ended by itself with exit code 3",
 }
+
+
+@contextmanager
+def ended_after(limit_s):
+    """An error where it takes longer."""
+
+    def ring(*_):
+        raise TimeoutError(f"not done after {limit_s} s")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(limit_s)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def named(value):
@@ -281,7 +304,7 @@ def test_a_worker_killed_between_batches_is_told_as_torch_tells_it(monkeypatch):
     next(delivered)
     assert signal.getsignal(signal.SIGCHLD) is handler  # torch's would raise in the midst of a step
     for process in multiprocessing.active_children():
-        while made._processes._notes.doing(0) is not None:
+        while made._source._processes._notes.doing(0) is not None:
             pass
         os.kill(process.pid, signal.SIGKILL)
         while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
@@ -357,8 +380,46 @@ def test_ranks_cannot_skip():
 def test_workers_take_their_row_and_no_other():
     made = loader(sets.Fetching(), LoaderPlan("processes", 2, 2, persistent_workers=True))
     list(made)
-    notes = made._processes._notes
-    assert {notes.pid(0), notes.pid(1)} == {process.pid for process in made._processes._processes}
+    notes = made._source._processes._notes
+    assert {notes.pid(0), notes.pid(1)} == {process.pid for process in made._source._processes._processes}
     assert notes.doing(0) is notes.doing(1) is None
     made.close()
     assert processes._LOOK_S < 5  # torch's own look
+
+
+def test_a_sample_that_hangs_when_it_is_tried_alone_is_not_waited_for_for_ever(monkeypatch, tmp_path):
+    monkeypatch.setattr(processes, "_ALONE_S", 0.3)
+    made = loader(sets.HangingAlone(6, tmp_path / "pid"), LoaderPlan("processes", 1, 2))
+    with ended_after(20), pytest.raises(WorkerLost, match=r"at sample 6 of .*, but no sample does so alone"):
+        taken(made)
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+DIES = """
+import sys
+from pathlib import Path
+from tests.loading import sets
+from wellfed.loading.backends import LoaderPlan
+from wellfed.loading.build import train_loader
+
+list(train_loader(sets.HangingAlone(6, Path(sys.argv[1])), batch_size=4, seed=1, plan=LoaderPlan("processes", 1, 2)))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")
+def test_what_tries_a_sample_alone_ends_with_the_training_process(tmp_path):
+    told = tmp_path / "pid"
+    source = {**os.environ, "PYTHONPATH": f"{Path(wellfed.__file__).parents[1]}{os.pathsep}{ROOT}"}
+    training = subprocess.Popen([sys.executable, "-c", DIES, str(told)], env=source)
+    try:
+        until_s = time.monotonic() + 60
+        while not (told.exists() and told.read_text()) and time.monotonic() < until_s:
+            time.sleep(0.02)
+        alone = psutil.Process(int(told.read_text()))
+    finally:
+        training.kill()
+        training.wait()
+    gone, left = psutil.wait_procs([alone], timeout=10)
+    for process in left:
+        process.kill()
+    assert gone == [alone]

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tests.loading import sets
 from wellfed.errors import DataError
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import EvalLoader, IterableLoader, train_loader
+from wellfed.loading.build import IterableLoader, train_loader
+from wellfed.loading.evaluation import EvalLoader
 
 INLINE = LoaderPlan()
 GRID = [(workers, prefetch) for workers in (1, 2, 3) for prefetch in (1, 2, 4)]
@@ -79,6 +80,15 @@ def test_samples_that_draw_from_global_generators_are_the_same(expected, plan):
 
 def test_threads_that_finish_out_of_order_deliver_in_order(expected):
     assert deliveries(loader(sets.Slow(), THREADS[3])) == expected[sets.Fetching]
+
+
+@pytest.mark.parametrize("plan", [INLINE, THREADS[3], PROCESSES[0]], ids=named)
+def test_data_that_writes_to_its_indices_changes_no_order(expected, plan):
+    made = loader(sets.Writing(), plan)
+    for _ in range(2):  # the order of the epoch is kept from the first time
+        made.load_state_dict({"epoch": 0, "batch": 0})
+        assert [flat(delivery) for delivery in made] == expected[sets.Fetching][:6]
+    made.close()
 
 
 def test_the_trainings_own_generators_are_left_alone():
@@ -176,6 +186,37 @@ def test_any_chain_of_resumes_gives_the_same_deliveries(stops, batch_size, drop_
     assert not ids & skip
     if drop_last:
         assert {len(entry[4]["index"]) for entry in seen} == {batch_size}
+
+
+skipped = st.sets(st.integers(0, sets.SIZE - 2), max_size=6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    runs=st.lists(st.tuples(skipped, st.integers(1, 7)), min_size=1, max_size=4), batch_size=st.integers(1, 30),
+    last=skipped,
+)  # fmt: skip
+def test_a_run_that_goes_on_with_other_skip_ids_loses_no_healthy_sample(runs, batch_size, last):
+    state, seen = {"epoch": 0, "batch": 0}, []
+    for skip, stop in [*runs, (last, 10**6)]:
+        made = loader(sets.Fetching(), batch_size=batch_size, skip_ids=tuple(skip))
+        made.load_state_dict(pickle.loads(pickle.dumps(state)))
+        left = stop
+        while left and made.epoch < 3:
+            for delivery in made:
+                seen.append((delivery.epoch, delivery.batch["index"].tolist()))
+                assert not skip & set(seen[-1][1])
+                left -= 1
+                if not left:
+                    break
+        state = made.state_dict()
+    ever = set().union(last, *(skip for skip, _ in runs))
+    for epoch in range(3):
+        batches = [ids for of, ids in seen if of == epoch]
+        ids = [index for batch in batches for index in batch]
+        assert len(set(ids)) == len(ids)
+        assert set(ids) >= set(range(sets.SIZE)) - ever
+        assert sum(len(batch) < batch_size for batch in batches) <= 1 + len(runs)  # what is left of an epoch
 
 
 @pytest.mark.parametrize("world_size", [2, 3])

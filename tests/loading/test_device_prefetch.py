@@ -8,6 +8,7 @@ import torch
 
 from tests.loading.sets import SIZE, Failing, Fetching
 from wellfed.errors import DataError
+from wellfed.loading import device_prefetch
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.build import train_loader
 from wellfed.loading.device_prefetch import DevicePrefetcher
@@ -75,10 +76,10 @@ def test_no_more_than_asked_is_read_ahead():
     deliveries = iter(prefetcher)
     next(deliveries)
     until_s = time.monotonic() + 5
-    while len(fetched) < 3 and time.monotonic() < until_s:
+    while len(fetched) < 4 and time.monotonic() < until_s:
         time.sleep(0.001)
     time.sleep(0.02)
-    assert len(fetched) == 3  # one handed out, two ahead
+    assert len(fetched) == 4  # one handed out, two ahead, and one for which there is no place yet
     prefetcher.close()
 
 
@@ -151,6 +152,37 @@ def test_a_data_set_that_hangs_does_not_keep_close_waiting():
     hang.set()
 
 
+@pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.backend)
+def test_a_slow_batch_when_training_ends_is_left_to_its_thread(plan, monkeypatch, tmp_path):
+    monkeypatch.setattr(device_prefetch, "_STOP_S", 0.05)
+    go_on, expected, before = tmp_path / "go on", ids(loader()), set(threading.enumerate())
+
+    class Slow(Fetching):
+        def fetch(self, indices, rng):
+            if indices.tolist() in expected[2:4]:
+                until_s = time.monotonic() + 30
+                while not go_on.exists() and time.monotonic() < until_s:
+                    time.sleep(0.01)
+            return super().fetch(indices, rng)
+
+    read = loader(plan, Slow())
+    prefetcher = DevicePrefetcher(read, CPU, 2)
+    deliveries = iter(prefetcher)
+    assert [next(deliveries).index for _ in range(2)] == [0, 1]
+    (left,) = (each for each in set(threading.enumerate()) - before if each.name == "wellfed-device-prefetch")
+    deliveries.close()
+    prefetcher.close()
+    read.close()
+    assert left.is_alive()  # at its batch still
+    assert read.state_dict() == {"epoch": 0, "batch": 2}
+    go_on.touch()
+    assert ids(read) == expected[2:]  # for the ceiling, say
+    left.join(10)
+    assert not left.is_alive()
+    assert read.state_dict() == {"epoch": 0, "batch": 6}
+    read.close()
+
+
 class Reusing:
     """Hands out views of one pinned buffer, and poisons what it handed out before."""
 
@@ -181,8 +213,6 @@ def test_buffers_may_be_used_again_on_both_sides(ahead):
     weight = torch.ones(width, width, device=device)
     for _ in range(5):
         for delivery in prefetcher:
-            assert delivery.arrive is not None
-            delivery.arrive()
             rows, indices = delivery.batch
             for _ in range(8):  # work in flight while the next batches are copied
                 torch.mm(rows, weight)
@@ -199,7 +229,6 @@ def test_copies_run_beside_the_step():
     loader = train_loader(data, batch_size=256, seed=1, plan=LoaderPlan())
     prefetcher = DevicePrefetcher(loader, device, 2)
     for delivery in prefetcher:
-        delivery.arrive()
         assert delivery.batch[0].device.type == "cuda"
         assert delivery.batch[0].shape[1] == 65536
     prefetcher.close()

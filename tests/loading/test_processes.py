@@ -45,7 +45,7 @@ class Table:
 
 def private_bytes(made):
     """Of each worker: memory that is in no other process."""
-    return [psutil.Process(process.pid).memory_full_info().uss for process in made._processes._processes]
+    return [psutil.Process(process.pid).memory_full_info().uss for process in made._source._processes._processes]
 
 
 def private_after_some_batches(num_samples):
@@ -146,6 +146,7 @@ SPAWN = """
 import json, multiprocessing, sys
 import psutil
 from tests.loading import sets
+from tests.loading.test_learning import learned
 from tests.loading.test_processes import Table, private_bytes
 from wellfed.errors import DataError
 from wellfed.loading.backends import LoaderPlan
@@ -176,8 +177,9 @@ def main():
             train_loader(kind(), batch_size=4, seed=1, plan=plan)
         except DataError as error:
             faults.append(str(error))
+    weights = [learned(LoaderPlan()), learned(plan)]
     print(json.dumps({"inline": inline, "spawned": spawned, "skipping": skipping, "told": told, "sizes": sizes,
-                      "faults": faults}))
+                      "faults": faults, "weights": weights}))
 
 if __name__ == "__main__":
     main()
@@ -196,6 +198,11 @@ def spawned(tmp_path_factory):
 def test_spawned_workers_that_live_on_give_the_same_batches(spawned):
     assert len(spawned["inline"]) == 12
     assert spawned["spawned"] == spawned["inline"]
+
+
+def test_spawned_workers_change_nothing_that_is_learned(spawned):
+    inline, by_workers = spawned["weights"]
+    assert by_workers == inline
 
 
 def test_a_spawned_worker_that_is_killed_is_replaced_and_the_sample_left_out(spawned):

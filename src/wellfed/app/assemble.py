@@ -18,7 +18,8 @@ from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit.unimported import is_lightning_module
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import EvalLoader, IterableLoader, TrainLoader, train_loader
+from wellfed.loading.build import IterableLoader, TrainLoader, train_loader
+from wellfed.loading.evaluation import EvalLoader
 from wellfed.loading.trial import Trial, copied, run_trial
 from wellfed.memory.checkpointing import blocks
 from wellfed.memory.footprint import KnownFootprints
@@ -118,13 +119,18 @@ def data_facts(parts: Parts) -> DataFacts:
     train = parts.data.train
     is_iterable = not hasattr(train, "__getitem__")
     return DataFacts(
-        num_train=len(train) if hasattr(train, "__len__") else 0,
+        num_train=_length(train),
         has_fetch=callable(getattr(train, "fetch", None)),
         is_iterable=is_iterable,
+        num_eval=max(_length(parts.data.val), _length(parts.data.test)),
         feature_rows=parts.features.num_rows if parts.features else 0,
         feature_bytes=parts.features.bytes if parts.features else 0,
         features_trainable=parts.features.trainable if parts.features else False,
     )
+
+
+def _length(dataset: Any) -> int:
+    return len(dataset) if hasattr(dataset, "__len__") else 0
 
 
 def model_facts(parts: Parts, config: RunConfig) -> ModelFacts:
@@ -316,17 +322,44 @@ def _loaders_of_a_trial(config: RunConfig, parts: Parts, rank: int = 0) -> Calla
     return make
 
 
-def make_eval_loader(config: RunConfig, plan: RunPlan, data: Datasets, split: str) -> EvalLoader | None:
-    """A pass over ``val`` or ``test`` in micro-batches; None if the workload has no such split."""
+def make_eval_loader(
+    config: RunConfig, plan: RunPlan, data: Datasets, split: str, *, rank: int = 0, world_size: int = 1
+) -> EvalLoader:
+    """A pass over ``val`` or ``test``, which the workload has, in micro-batches.
+
+    Args:
+        rank: of ``world_size`` that share the batches; 0 of 1 where each has all.
+
+    Raises:
+        DataError: the split is an iterable, or can't be sent to worker processes.
+    """
     dataset = getattr(data, split)
-    if dataset is None:
-        return None
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(f"The {split} data ({type(dataset).__name__}) must be map-style: __len__ and __getitem__.")
     return EvalLoader(
         dataset,
         plan["memory.micro_batch"],
         seed=config.seed,
+        plan=_eval_plan(plan, dataset),
+        rank=rank,
+        world_size=world_size,
         collate=data.collate,
         limit_batches=config.trainer.limit_batches,
     )
+
+
+def _eval_plan(plan: RunPlan, dataset: Any) -> LoaderPlan:
+    """As training is built, with as many producers as there is room for."""
+    asked = replace(_loader_plan(plan.knobs), num_workers=plan.eval_workers)
+    if asked.num_workers == 0:
+        return LoaderPlan(pin_memory=asked.pin_memory)
+    if asked.backend == "threads" and not callable(getattr(dataset, "fetch", None)):
+        return replace(asked, backend="processes")  # samples of their own may draw from the process's generators
+    return asked
+
+
+def eval_device_prefetch(plan: RunPlan, dataset: Any) -> int:
+    """Batches of an evaluation that are copied ahead; the thread that copies builds them too where nobody else does,
+    and the process's generators are not for it."""
+    is_built_elsewhere = plan.eval_workers > 0 or callable(getattr(dataset, "fetch", None))
+    return int(plan["loader.device_prefetch"]) if is_built_elsewhere else 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,8 @@ from wellfed.lit.callbacks.progress import Counts, ProgressBar
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.callbacks.watch import Watch
 from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
-from wellfed.lit.module import StepModule, StepOptions
+from wellfed.lit.evaluation import SHARING_STRATEGIES, can_be_shared
+from wellfed.lit.module import MeanLoss, StepModule, StepOptions
 from wellfed.lit.prefetch import prefetched
 from wellfed.lit.step import parameter_groups
 from wellfed.loading.build import Delivery
@@ -84,6 +85,8 @@ class Passes:
         self._loader = assemble.make_train_loader(
             config, plan, parts.data, rank=rank, on_skipped=lambda **facts: on_event("sample_skipped", **facts)
         )
+        is_shareable = self.options.devices > 1 and self.options.strategy in SHARING_STRATEGIES
+        self._shares_evaluation = is_shareable and can_be_shared(parts.data.evaluation or MeanLoss())
         self._module = parts.model if parts.is_lightning_module else self._step_module(on_event)
         self._on_event = on_event
         self._figures = Figures(
@@ -161,7 +164,8 @@ class Passes:
         if config.trainer.profile_steps:
             callbacks.insert(1, Profile(self._folder / "profile.json", config.trainer.profile_steps))
         trainer = lit.make_trainer(self.options, callbacks, self._folder)
-        self._fit(trainer, clock, device, self._eval_loader("val"), checkpoint)
+        with self._eval_batches("val", trainer) as val_batches:
+            self._fit(trainer, clock, val_batches, checkpoint)
         if self._figures.step == 0:  # nothing was left to train
             self._figures.step, self._figures.epoch = trainer.global_step, trainer.current_epoch
         self._validate_last_step(trainer.global_step)
@@ -197,19 +201,18 @@ class Passes:
             max_time_s=None,
             validate_every_steps=None,
         )
-        self._fit(lit.make_trainer(options, callbacks, self._folder), clock, device, None, None)
+        self._fit(lit.make_trainer(options, callbacks, self._folder), clock, None, None)
 
-    def _fit(
-        self, trainer: Any, clock: StepClock, device: torch.device, val_loader: Any, checkpoint: Path | None
-    ) -> None:
+    def _fit(self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None) -> None:
+        device = trainer.strategy.root_device  # this rank's own
         with prefetched(self._loader, self._module, device, self._plan["loader.device_prefetch"]) as batches:
             loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
-            lit.fit(trainer, self._module, loader, val_loader, checkpoint)
+            lit.fit(trainer, self._module, loader, val_batches, checkpoint)
         self._loader.close()
 
     def test(self) -> dict[str, Path]:
         """Metrics on the test split with the best weights; the files that the evaluation wrote."""
-        if self._eval_loader("test") is None:
+        if not self._evaluates("test"):
             return {}
         self._progress.enter("test")
         best = self._checkpoints.folder / BEST
@@ -224,12 +227,13 @@ class Passes:
         Raises:
             ConfigError: the workload has no test split.
         """
-        loader = self._eval_loader("test")
-        if loader is None:
+        if not self._evaluates("test"):
             raise ConfigError([Fault("workload.data", "has no test split.", "Return Datasets(..., test=...).")])
         if checkpoint is not None:
             lit.load_weights(self._module, checkpoint)
-        lit.make_trainer(self.options, [self._figures], self._folder).test(self._module, loader, verbose=False)
+        trainer = lit.make_trainer(self.options, [self._figures], self._folder)
+        with self._eval_batches("test", trainer) as batches:
+            trainer.test(self._module, batches, verbose=False)
         return {name.removeprefix("test/"): value for name, value in self.latest.items() if name.startswith("test/")}
 
     def warm_up(self) -> float | None:
@@ -300,21 +304,33 @@ class Passes:
 
     def _validate_last_step(self, step: int) -> None:
         """The run may have ended between two validations."""
-        loader = self._eval_loader("val")
-        if loader is None or self._figures.validated_step == step:
+        if not self._evaluates("val") or self._figures.validated_step == step:
             return
-        lit.make_trainer(self.options, [Watch(self._progress), self._figures], self._folder).validate(
-            self._module, loader, verbose=False
-        )
+        trainer = lit.make_trainer(self.options, [Watch(self._progress), self._figures], self._folder)
+        with self._eval_batches("val", trainer) as batches:
+            trainer.validate(self._module, batches, verbose=False)
         value = self.latest.get(f"val/{self._best_metric()[0]}")
         if value is not None and self._rank == 0:
             self._checkpoints.validated_at_end(value, step)
 
-    def _eval_loader(self, split: str) -> Any:
-        loader = assemble.make_eval_loader(self._config, self._plan, self._parts.data, split)
-        if loader is None or not self._parts.is_lightning_module:
-            return loader
-        return BareBatches(loader) if lit.has_step(self._module, split) else None
+    def _evaluates(self, split: str) -> bool:
+        """Whether the workload has such a split, and something to do with it."""
+        has_split = getattr(self._parts.data, split) is not None
+        return has_split and (not self._parts.is_lightning_module or lit.has_step(self._module, split))
+
+    @contextmanager
+    def _eval_batches(self, split: str, trainer: Any) -> Iterator[Any]:
+        """A split for a Trainer, built and copied ahead as training's batches are; None where it is not evaluated."""
+        if not self._evaluates(split):
+            yield None
+            return
+        data, plan = self._parts.data, self._plan
+        share = {"rank": self._rank, "world_size": self.options.devices} if self._shares_evaluation else {}
+        loader = assemble.make_eval_loader(self._config, plan, data, split, **share)
+        ahead = assemble.eval_device_prefetch(plan, getattr(data, split))
+        device = trainer.strategy.root_device
+        with closing(loader), prefetched(loader, self._module, device, ahead, what=split) as batches:
+            yield BareBatches(batches) if self._parts.is_lightning_module else batches
 
     def _step_module(self, on_event: Callable[..., None]) -> StepModule:
         config, data, plan = self._config, self._parts.data, self._plan
@@ -339,6 +355,7 @@ class Passes:
                 compile_mode=plan["gpu.compile"],
                 retry_on_oom=self._retries_oom,
                 on_nan=config.trainer.on_nan.value,
+                shares_evaluation=self._shares_evaluation,
             ),
             make_optimizer=lambda model: assemble.make_optimizer(
                 config, plan, parameter_groups(model), sparse=self._parts.has_sparse_gradients

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -63,6 +63,15 @@ class Accuracy:
         """Called once, at the end of a pass."""
         num_right, loss = self.sums.tolist()
         return {"accuracy": num_right / self.seen, "loss": loss / self.seen}
+
+    def state(self) -> tuple[Tensor, int]:
+        """What has been seen, for the other ranks: with `merge`, several GPUs share the batches."""
+        return self.sums, self.seen
+
+    def merge(self, states: Sequence[tuple[Tensor, int]]) -> None:
+        """Called before `compute` with what each rank has seen."""
+        self.sums = torch.stack([sums for sums, _ in states]).sum(0)
+        self.seen = sum(seen for _, seen in states)
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
         """Plots and tables for the run folder: none."""

@@ -161,7 +161,7 @@ class LoaderConfig:
     prefetch_factor: Optional[int] = None
     """Batches each producer keeps ready, >= 1; costs host memory. Needs num_workers >= 1."""
     device_prefetch: Optional[int] = None
-    """Batches copied to the GPU ahead of the step, >= 0. null = planned; 0 on a CPU."""
+    """Batches copied to the GPU ahead of the step, >= 0, beside the one in use. null = planned; 0 on a CPU."""
     worker_threads: Optional[int] = None
     """torch threads in each producer, >= 1. null = torch's default."""
     timeout_s: Optional[int] = None

@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from wellfed.contract import Batch, Evaluation, Features, FeatureSource
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.lit.clip import are_of_one_kind, clip_by_norm
+from wellfed.lit.evaluation import merge_over_ranks
 from wellfed.lit.step import Loss, Preparation, Totals, log_values
 from wellfed.loading import batches
 from wellfed.loading.build import Delivery
@@ -52,6 +53,8 @@ class StepOptions:
     compile_mode: str = "none"
     retry_on_oom: bool = True
     on_nan: Literal["raise", "skip", "halve_lr"] = "raise"
+    shares_evaluation: bool = False
+    """Each rank is given some of the batches of an evaluation, which knows how to merge what ranks have seen."""
 
 
 class StepModule(pl.LightningModule):
@@ -83,6 +86,7 @@ class StepModule(pl.LightningModule):
         self._train = Preparation(train_data, options.seed)
         self._eval = {split: Preparation(data, options.seed) for split, data in eval_data.items()}
         self.evaluation = evaluation or MeanLoss()
+        self._eval_failure: Exception | None = None
         self._features, self._feature_rows = features, feature_rows
         self._source: FeatureSource | None = None if features is None else _NotHeld()
         self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
@@ -155,7 +159,7 @@ class StepModule(pl.LightningModule):
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Our own walk over the batch: Lightning's copies a dataclass deeply before it moves it."""
-        if isinstance(batch, Delivery) and batch.arrive is None and device.type != "cpu":
+        if isinstance(batch, Delivery) and not batch.is_on_device and device.type != "cpu":
             batch.batch = batches.to_device(batch.batch, device)
         return batch
 
@@ -331,10 +335,14 @@ class StepModule(pl.LightningModule):
     # -- evaluation -----------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        self.evaluation.reset()
+        self._begin_evaluation()
 
     def on_test_epoch_start(self) -> None:
+        self._begin_evaluation()
+
+    def _begin_evaluation(self) -> None:
         self.evaluation.reset()
+        self._eval_failure = None
 
     def validation_step(self, delivery: Delivery, batch_idx: int) -> None:
         self._evaluate("val", delivery)
@@ -343,6 +351,9 @@ class StepModule(pl.LightningModule):
         self._evaluate("test", delivery)
 
     def _evaluate(self, split: str, delivery: Delivery) -> None:
+        if delivery.is_padding:
+            self._eval_failure = delivery.failure
+            return
         batch = self._eval[split](delivery.batch, delivery, 0, self._source)
         if self._source is None:
             self.evaluation.update(self.model, batch)
@@ -351,6 +362,8 @@ class StepModule(pl.LightningModule):
 
     def evaluated(self) -> dict[str, float]:
         """The metrics of the pass that has just ended."""
+        if self.options.shares_evaluation:
+            merge_over_ranks(self.evaluation, self._eval_failure)
         return log_values(self.evaluation.compute())
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
@@ -394,6 +407,16 @@ class MeanLoss:
     def compute(self) -> dict[str, float]:
         """``loss``."""
         return {} if self._sum is None else {"loss": float(self._sum) / self._weight}
+
+    def state(self) -> tuple[Tensor | None, int]:
+        """Sum of losses and of weights."""
+        return self._sum, self._weight
+
+    def merge(self, states: Sequence[tuple[Tensor | None, int]]) -> None:
+        """Those of all ranks."""
+        sums = [own for own, _ in states if own is not None]
+        self._sum = torch.stack(sums).sum() if sums else None
+        self._weight = sum(weight for _, weight in states)
 
     def artifacts(self, folder: Any) -> dict[str, Any]:
         """None."""

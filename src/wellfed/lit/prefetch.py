@@ -18,7 +18,9 @@ _LOG = logging.getLogger(__name__)
 
 
 @contextmanager
-def prefetched(loader: Any, module: pl.LightningModule, device: torch.device, ahead: int) -> Iterator[Any]:
+def prefetched(
+    loader: Any, module: pl.LightningModule, device: torch.device, ahead: int, *, what: str = "training"
+) -> Iterator[Any]:
     """The loader, or one that copies ``ahead`` of its batches to the device before they are asked for.
 
     A user's LightningModule with a ``transfer_batch_to_device`` of its own has its batches moved by that, once each.
@@ -29,9 +31,10 @@ def prefetched(loader: Any, module: pl.LightningModule, device: torch.device, ah
         return
     if _overrides(module, "on_before_batch_transfer"):
         _LOG.warning(
-            "loader.device_prefetch=%d is not used: %s changes batches in on_before_batch_transfer. Do that in the "
-            "data set, or in on_after_batch_transfer.",
+            "loader.device_prefetch=%d is not used for %s: %s changes batches in on_before_batch_transfer. Do that in "
+            "the data set, or in on_after_batch_transfer.",
             ahead,
+            what,
             type(module).__name__,
         )
         yield loader
@@ -39,8 +42,9 @@ def prefetched(loader: Any, module: pl.LightningModule, device: torch.device, ah
     own = None if isinstance(module, StepModule) else _own_transfer(module)
     move = batches.to_device if own is None else lambda batch, where: own(batch, where, 0)
     prefetcher = DevicePrefetcher(loader, device, ahead, move=move)
+    before = vars(module).get("transfer_batch_to_device")  # that of another loader's
     if own is not None:
-        # Lightning asks for every batch, those of the evaluation too.
+        # Lightning asks for every batch, those of other loaders too.
         module.transfer_batch_to_device = lambda batch, where, number: (
             batch if batch is prefetcher.latest else own(batch, where, number)
         )
@@ -48,7 +52,9 @@ def prefetched(loader: Any, module: pl.LightningModule, device: torch.device, ah
         yield prefetcher
     finally:
         prefetcher.close()
-        if own is not None:
+        if before is not None:
+            module.transfer_batch_to_device = before
+        elif own is not None:
             del module.transfer_batch_to_device
 
 

@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from wellfed.lit.callbacks.go_on import GoOn
+from wellfed.lit.callbacks.settled import Settled
 from wellfed.lit.callbacks.together import Together
 
 
@@ -63,7 +64,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         check_val_every_n_epoch=None if options.validate_every_steps else 1,
         val_check_interval=options.validate_every_steps,
         deterministic=options.deterministic or None,
-        callbacks=[Together(callbacks)],
+        callbacks=[Together([Settled(), *callbacks])],
         profiler=NoProfiler(),
         default_root_dir=str(folder),
         use_distributed_sampler=False,

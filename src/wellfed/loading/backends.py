@@ -51,15 +51,18 @@ def is_stuck(doing: Doing, request: Request, timeout_s: float) -> bool:
     return is_here and doing.for_s >= timeout_s / 2
 
 
-def search(request: Request, known: Trouble, trouble: Callable[[Request], Trouble | None]) -> int:
+def search(request: Request, what: str, known: Trouble, trouble: Callable[[Request], Trouble | None]) -> int:
     """The first index that hangs, or kills, where the data was asked for a whole batch at once.
+
+    Args:
+        what: the batch is for: training, evaluation.
 
     Raises:
         Innocent: every sample can be had alone.
     """
     _LOG.warning(
-        "Training batch %d of epoch %d never came: looking for the one of its %d samples that is at fault.",
-        request.batch, request.epoch, len(request.indices),
+        "%s batch %d of epoch %d never came: looking for the one of its %d samples that is at fault.",
+        what.capitalize(), request.batch, request.epoch, len(request.indices),
     )  # fmt: skip
     return culprits(request.indices, known, lambda part: trouble(request.only(part)), most=1)[0][0]
 

@@ -1,22 +1,22 @@
-"""Loaders for training and evaluation, built from a dataset, an order and a loader plan."""
+"""Loaders for training, built from a dataset, an order and a loader plan."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from wellfed.contract import Batch
 from wellfed.errors import DataError
-from wellfed.loading import backends, batches, threads
+from wellfed.loading import batches
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.bad_samples import BadSamples, evaluation_error
+from wellfed.loading.bad_samples import BadSamples
 from wellfed.loading.builder import BatchBuilder
-from wellfed.loading.position import EpochOrder, Share
-from wellfed.loading.processes import ProcessBackend
-from wellfed.loading.requests import Built, Request
+from wellfed.loading.position import EpochOrder, Share, Taken
+from wellfed.loading.requests import Request
+from wellfed.loading.source import BatchSource
 
 
 @dataclass
@@ -31,9 +31,10 @@ class Delivery:
     """Samples of the step over all ranks."""
     is_padding: bool = False
     """See `position.Share`."""
-    arrive: Callable[[], None] | None = None
-    """To be called in the step's stream before the batch is used; the batch is on the device already. None = it is not,
-    or nothing is to be waited for."""
+    is_on_device: bool = False
+    """Its batch has been brought to the device."""
+    failure: Exception | None = None
+    """Why there is padding in the place of a batch: to be raised once the other ranks know."""
 
     @cached_property
     def size(self) -> int:
@@ -55,11 +56,14 @@ class TrainLoader:
     def __init__(
         self, builder: BatchBuilder, order: EpochOrder, plan: LoaderPlan, bad: BadSamples | None = None
     ) -> None:
-        self._builder, self._order, self._plan = builder, order, plan
+        self._builder, self._order = builder, order
         self._bad = bad or BadSamples(type(builder.dataset).__name__)
         self._epoch, self._next_batch = 0, 0
-        self._processes = ProcessBackend(builder, plan) if plan.backend in ("torch", "processes") else None
-        self._running: Generator[Built] | None = None
+        self._taken: list[Taken] = []
+        """Of the epoch, by runs with other loader.skip_ids."""
+        self._first_batch = 0
+        """Number of the first that is left of it."""
+        self._source = BatchSource(builder, plan)
 
     def __len__(self) -> int:
         return self._order.num_batches
@@ -70,24 +74,46 @@ class TrainLoader:
         return self._epoch + (self._next_batch >= len(self))
 
     def state_dict(self) -> dict[str, Any]:
-        """The position of the next batch, and the samples that failed so far if there are any."""
-        position: dict[str, Any] = {"epoch": self._epoch, "batch": self._next_batch}
-        return {**position, "skipped": self._bad.indices} if self._bad.indices else position
+        """The position of the next batch, and what else there is to know: the samples that failed so far, and which
+        samples the epoch was cut into batches without."""
+        state: dict[str, Any] = {"epoch": self._epoch, "batch": self._next_batch}
+        if self._bad.indices:
+            state["skipped"] = self._bad.indices
+        if self._order.skip_ids:
+            state["skip_ids"] = list(self._order.skip_ids)
+        if self._taken:
+            state["taken"] = [[list(skip_ids), num_batches] for skip_ids, num_batches in self._taken]
+            state["first_batch"] = self._first_batch
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at a position; what failed before it is not asked for again."""
+        """Go on at a position; what failed before it is not asked for again.
+
+        From a run with other loader.skip_ids the rest of the epoch has numbers of its own: its last are the same.
+        """
         self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
         self._bad.remember(state.get("skipped", ()))
+        skip_ids = tuple(state.get("skip_ids", ()))
+        self._taken = [Taken(tuple(ids), number) for ids, number in state.get("taken", ())]
+        num_batches = self._next_batch - state.get("first_batch", 0)
+        has_others = skip_ids != self._order.skip_ids
+        if has_others and num_batches:
+            self._taken.append(Taken(skip_ids, num_batches))
+        self._first_batch = self._order.go_on(self._epoch, self._taken)
+        if has_others:
+            self._next_batch = self._first_batch
 
     def __iter__(self) -> Iterator[Delivery]:
-        self._stop_running()
+        self._source.stop()
         if self._next_batch >= len(self):
-            self._epoch, self._next_batch = self._epoch + 1, 0
+            self._epoch, self._next_batch, self._taken = self._epoch + 1, 0, []
         epoch = self._epoch
         asked: deque[tuple[Share, int]] = deque()
-        running = self._running = self._build(self._requests(epoch, asked))
+        running = self._source.start(self._requests(epoch, asked), len(self) - self._next_batch)
         try:
             for built in running:
+                if self._source.is_left(running):
+                    return  # left behind with a batch that came too late
                 share, left_out = asked.popleft()
                 if built.lost:
                     self._bad.take(built.lost, epoch, share.batch)
@@ -112,23 +138,12 @@ class TrainLoader:
             asked.append((share, share.indices.numel() - indices.numel()))
             yield Request(epoch, batch, indices)
 
-    def _build(self, requests: Iterator[Request]) -> Generator[Built]:
-        if self._plan.backend == "inline":
-            return backends.inline(self._builder, requests, self._plan)
-        if self._plan.backend == "threads":
-            return threads.built_ahead(self._builder, requests, self._plan, len(self) - self._next_batch)
-        self._processes = self._processes or ProcessBackend(self._builder, self._plan)
-        return self._processes(requests)
-
     def close(self) -> None:
-        """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew."""
-        self._stop_running()
-        self._processes = None
+        """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew.
 
-    def _stop_running(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            running.close()
+        A thread that is waiting for a batch stops when it has it, and changes nothing here any more.
+        """
+        self._source.close()
 
 
 class IterableLoader:
@@ -138,6 +153,7 @@ class IterableLoader:
         self._dataset = dataset
         self._length = len(dataset) if limit_batches is None else min(len(dataset), limit_batches)  # type: ignore[arg-type]
         self._epoch, self._next_batch = 0, 0
+        self._reading: object = None
 
     def __len__(self) -> int:
         return self._length
@@ -158,8 +174,11 @@ class IterableLoader:
     def __iter__(self) -> Iterator[Delivery]:
         if self._next_batch >= len(self):
             self._epoch, self._next_batch = self._epoch + 1, 0
+        reading = self._reading = object()
         number = -1
         for number, batch in zip(range(len(self)), self._dataset, strict=False):
+            if self._reading is not reading:
+                return  # a thread that was left behind with a batch that came too late
             if number < self._next_batch:
                 continue
             self._next_batch = number + 1
@@ -171,38 +190,8 @@ class IterableLoader:
             )
 
     def close(self) -> None:
-        """Nothing runs ahead here."""
-
-
-class EvalLoader:
-    """A split in its own order, every sample once, on every rank."""
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        *,
-        seed: int,
-        collate: Callable[[list[Any]], Batch] | None = None,
-        limit_batches: int | None = None,
-    ) -> None:
-        self._order = EpochOrder(len(dataset), batch_size, seed=seed, shuffle=False, limit_batches=limit_batches)
-        self._builder = BatchBuilder(dataset, seed, collate=collate, what="evaluation")
-
-    def __len__(self) -> int:
-        return self._order.num_batches
-
-    def __iter__(self) -> Iterator[Delivery]:
-        for number in range(len(self)):
-            share = self._order.share(0, number)
-            built = self._builder(Request(0, number, share.indices))
-            if built.lost:
-                raise evaluation_error(type(self._builder.dataset).__name__, built.lost[0], number) from (
-                    built.lost[0].cause
-                )
-            if built.batch is None:
-                raise self._builder.nothing_given(0, number)
-            yield Delivery(built.batch, 0, number, share.total)
+        """Nothing runs ahead here; who is waiting for a batch stops when it has it."""
+        self._reading = None
 
 
 def train_loader(

@@ -55,7 +55,7 @@ class BatchBuilder:
         most_lost: int = 0,
     ) -> None:
         self.dataset, self.most_lost, self.what = dataset, most_lost, what
-        self._seed, self._rank = seed, rank
+        self.seed, self._rank = seed, rank
         self._collate = collate or default_collate
         self._takes_rng = takes_rng(dataset)
         self.has_fetch = not by_item and callable(getattr(dataset, "fetch", None))
@@ -92,9 +92,10 @@ class BatchBuilder:
             return self._without_culprits(request, error)
 
     def _fetch(self, request: Request) -> Batch:
-        rng = SampleRng(self._seed, request.epoch, request.batch, self._rank)
+        rng = SampleRng(self.seed, request.epoch, request.batch, self._rank)
         try:
-            return self.dataset.fetch(request.indices, rng)
+            # Its own copy: these are a view of the epoch's order, and the data may write to them.
+            return self.dataset.fetch(request.indices.clone(), rng)
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
 
@@ -156,10 +157,10 @@ class BatchBuilder:
 
     def _item(self, epoch: int, index: int) -> Any:
         if self._takes_rng:
-            return self.dataset.__getitem__(index, SampleRng(self._seed, epoch, index))
+            return self.dataset.__getitem__(index, SampleRng(self.seed, epoch, index))
         with torch.random.fork_rng(devices=[]):
             state = random.getstate(), np.random.get_state()
-            seed_everything(self._seed, epoch, index)
+            seed_everything(self.seed, epoch, index)
             try:
                 return self.dataset[index]
             finally:

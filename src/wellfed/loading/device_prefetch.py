@@ -1,9 +1,15 @@
-"""Copies batches to the device ahead of the step, on a stream of their own, so that copy and compute overlap."""
+"""Copies batches to the device ahead of the step, on a stream of their own, so that copy and compute overlap.
+
+The device has places for ``ahead`` batches and for the one in use. A batch may be copied once there is a free place; a
+place is free again when the device, not only the host, is through with the step of its batch.
+"""
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
@@ -14,11 +20,14 @@ from wellfed.contract import Batch
 from wellfed.loading import batches
 from wellfed.loading.build import Delivery
 
+_LOG = logging.getLogger(__name__)
 Move = Callable[[Batch, torch.device], Batch]
 _LOOK_S = 0.1
 """How often a thread that waits for a free place looks whether it is still wanted."""
 _STOP_S = 2.0
 """Longest wait for a thread that has been told to stop."""
+_LAUNCHED = 2
+"""Steps that the host may have launched before the device has done them: it is at one, and the next is there."""
 
 
 class Positioned(Protocol):
@@ -46,21 +55,26 @@ class DevicePrefetcher:
     are asked for.
 
     The position is that after the last delivery handed out, whatever is on the device already. The loader is read, and
-    so without producers the batches are built, in a thread of this one's.
+    so without producers the batches are built, in a thread of this one's. A batch is no longer needed when the next is
+    asked for: who keeps one keeps its memory, beside those that are counted here.
     """
 
     def __init__(self, loader: Positioned, device: torch.device, ahead: int, *, move: Move = batches.to_device) -> None:
         """
         Args:
+            device: with its index, where it is a GPU: not all threads agree on which is the current one.
             ahead: >= 1; costs the device memory of so many batches.
             move: puts a batch on the device; called on the side stream.
         """
-        self._loader, self._device, self._ahead, self._move = loader, device, ahead, move
+        self._loader, self._ahead = loader, ahead
+        self._side: _Side = _Side(device, move) if device.type == "cuda" else _NoSide(device, move)
         self._position = _position(loader.state_dict())
         self._running: _ReadAhead | None = None
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._launched: deque[torch.cuda.Event] = deque()
+        """The ends of the latest steps, oldest first."""
+        self._is_in_use = False
         self.latest: Batch = None
-        """The batch that was handed out last."""
+        """The batch that was handed out last; None once the next is asked for."""
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -73,94 +87,170 @@ class DevicePrefetcher:
         """Go on at a position."""
         self._stop()
         self._loader.load_state_dict(state)
-        self._position = _position(state)
+        self._position = _position(self._loader.state_dict())
+
+    def keep_pace(self) -> None:
+        """Wait until the device is so near that the next batch has a place there: to be called before it is asked for,
+        so that waiting for the device is not taken for waiting for data."""
+        self._step_is_launched()
+        while len(self._launched) >= max(_LAUNCHED, self._ahead):
+            self._launched.popleft().synchronize()
 
     def __iter__(self) -> Iterator[Delivery]:
         self._stop()
         self._loader.load_state_dict(self.state_dict())
-        running = self._running = _ReadAhead(self._loader, self._bring, self._ahead)
+        running = self._running = _ReadAhead(self._loader, self._side, self._ahead + 1)
+        handed: list[Delivery] = []  # from which it is taken: what stands still here would keep it on the device
         try:
-            for delivery in running:
-                self._position = {"epoch": delivery.epoch, "batch": delivery.index + 1}
-                self.latest = delivery.batch
-                yield delivery
+            while running.take(handed):
+                self._hand_out(handed[0])
+                yield handed.pop()
+                self._step_is_launched()
         finally:
             running.stop()
+            self._ahead = running.num_places - 1
+
+    def _hand_out(self, delivery: Delivery) -> None:
+        self._position = {"epoch": delivery.epoch, "batch": delivery.index + 1}
+        self._side.is_used_here(delivery.batch)
+        self.latest, self._is_in_use = delivery.batch, True
+
+    def _step_is_launched(self) -> None:
+        """All that is done with the batch that was handed out last."""
+        if self._running is None or not self._is_in_use:
+            return
+        self.latest, self._is_in_use = None, False
+        end = self._side.mark()
+        if end is not None:
+            self._launched.append(end)
+        self._running.free(end)
 
     def close(self) -> None:
         """Stop what reads ahead, the loader's producers too; a later ``iter()`` starts them anew.
 
-        A thread that the data set holds up is left behind with the loader.
+        A thread that the data holds up is left behind, and ends with the batch that it waits for.
         """
-        self.latest = None
-        if self._stop():
-            self._loader.close()
-            self._loader.load_state_dict(self.state_dict())
+        self._stop()
+        self._loader.close()
+        self._loader.load_state_dict(self.state_dict())
 
-    def _stop(self) -> bool:
-        """Whether nothing reads the loader any more."""
+    def _stop(self) -> None:
+        self.latest, self._is_in_use = None, False
+        self._launched.clear()
         running, self._running = self._running, None
-        return running is None or running.stop()
-
-    def _bring(self, delivery: Delivery) -> Delivery:
-        """The delivery with its batch on the device; done when it returns, so the host's buffers may be used again."""
-        if self._stream is None:
-            return replace(delivery, batch=self._move(delivery.batch, self._device))
-        with torch.cuda.stream(self._stream):
-            moved = self._move(delivery.batch, self._device)
-            copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            copied.record(self._stream)
-        copied.synchronize()  # without Python's lock: only this thread waits
-
-        def arrive() -> None:
-            # The step's stream must not begin before the copy, and the memory, which belongs to the side stream, must
-            # not be given to the next batch while the step still reads it.
-            current = torch.cuda.current_stream(self._device)
-            current.wait_event(copied)
-            for tensor in batches.tensors(moved):
-                if tensor.is_cuda:
-                    tensor.record_stream(current)
-
-        return replace(delivery, batch=moved, arrive=arrive)
+        if running is not None:
+            running.stop()
 
 
 def _position(state: dict[str, Any]) -> dict[str, int]:
     return {"epoch": int(state["epoch"]), "batch": int(state["batch"])}
 
 
-class _ReadAhead:
-    """A thread that reads a loader for as long as there is room for what it reads."""
+class _Side:
+    """A stream beside that of the steps, for copies."""
 
-    def __init__(self, loader: Positioned, bring: Callable[[Delivery], Delivery], ahead: int) -> None:
-        self._loader, self._bring = loader, bring
-        self._room = threading.Semaphore(ahead)
+    def __init__(self, device: torch.device, move: Move) -> None:
+        self._device, self._move = device, move
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def here(self) -> None:
+        """Let this thread's device be this one: another would get a context, and memory is pinned for the current."""
+        torch.cuda.set_device(self._device)
+
+    def bring(self, delivery: Delivery) -> Delivery:
+        """The delivery with its batch on the device. The copy is done when it returns: the host's buffers may be used
+        again, and whatever is launched from now on comes after it."""
+        with torch.cuda.stream(self._stream):
+            moved = self._move(delivery.batch, self._device)
+        copied = _event()
+        copied.record(self._stream)
+        copied.synchronize()  # without Python's lock: only this thread waits
+        return replace(delivery, batch=moved, is_on_device=True)
+
+    def is_used_here(self, batch: Batch) -> None:
+        """Keep the batch's memory, which belongs to the side stream, from the next batch as long as what is launched
+        on the current stream may read it."""
+        current = torch.cuda.current_stream(self._device)
+        for tensor in batches.tensors(batch):
+            if tensor.is_cuda:
+                tensor.record_stream(current)
+
+    def mark(self) -> torch.cuda.Event | None:
+        """Passed when the device has done all that is launched on the current stream so far."""
+        event = _event()
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+class _NoSide(_Side):
+    """On the CPU a copy is done when it is made."""
+
+    def __init__(self, device: torch.device, move: Move) -> None:
+        self._device, self._move = device, move
+
+    def here(self) -> None:
+        pass
+
+    def bring(self, delivery: Delivery) -> Delivery:
+        return replace(delivery, batch=self._move(delivery.batch, self._device), is_on_device=True)
+
+    def is_used_here(self, batch: Batch) -> None:
+        pass
+
+    def mark(self) -> torch.cuda.Event | None:
+        return None
+
+
+def _event() -> torch.cuda.Event:
+    return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # the default keeps a core busy
+
+
+class _ReadAhead:
+    """A thread that reads a loader, and brings what it has read to the device when there is a place for it."""
+
+    def __init__(self, loader: Positioned, side: _Side, num_places: int) -> None:
+        self._loader, self._side, self.num_places = loader, side, num_places
+        self._free: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
+        """Each place with the end of the step that it is free after."""
+        for _ in range(num_places):
+            self._free.put(None)
         self._ready: queue.SimpleQueue[Delivery | _End] = queue.SimpleQueue()
         self._is_stopped = False
         # A daemon: a data set that hangs must not keep Python from ending.
         self._thread = threading.Thread(target=self._run, name="wellfed-device-prefetch", daemon=True)
         self._thread.start()
 
-    def __iter__(self) -> Iterator[Delivery]:
-        while isinstance(found := self._ready.get(), Delivery):
-            self._room.release()
-            yield found
+    def take(self, into: list[Delivery]) -> bool:
+        """The next delivery, waited for; False behind the last.
+
+        Raises:
+            BaseException: what reading it raised.
+        """
+        found = self._ready.get()
+        if isinstance(found, Delivery):
+            into.append(found)
+            return True
         if found.error is not None:
             raise found.error
+        return False
 
-    def stop(self) -> bool:
-        """Read no more; waits a moment for the batch in hand. Whether the thread has ended."""
+    def free(self, after: torch.cuda.Event | None) -> None:
+        """One batch less is on the device, once it has passed this."""
+        self._free.put(after)
+
+    def stop(self) -> None:
+        """Read no more; waits a moment for the batch in hand."""
         self._is_stopped = True
         self._thread.join(_STOP_S)
-        return not self._thread.is_alive()
 
     def _run(self) -> None:
         deliveries: Any = iter(self._loader)
         try:
-            while self._has_room():
-                delivery = next(deliveries, None)
-                if delivery is None:
+            self._side.here()
+            for delivery in deliveries:
+                if self._is_stopped or not self._has_place():
                     break
-                self._ready.put(self._bring(delivery))
+                self._bring(delivery)
         except BaseException as error:  # noqa: BLE001  raised again where the batch is asked for
             self._ready.put(_End(error))
         else:
@@ -168,10 +258,32 @@ class _ReadAhead:
         finally:
             deliveries.close()  # its producers end in the thread that has started them
 
-    def _has_room(self) -> bool:
+    def _bring(self, delivery: Delivery) -> None:
+        """Where the device has no room for it, with a place less from here on; the last must do."""
+        while True:
+            try:
+                self._ready.put(self._side.bring(delivery))
+                return
+            except torch.OutOfMemoryError:
+                if self.num_places == 1:
+                    raise
+            self.num_places -= 1
+            _LOG.warning(
+                "No room on the device for another batch: %d ahead of the step from here on.", self.num_places - 1
+            )
+            if not self._has_place():  # that of a batch whose memory this one gets
+                return
+
+    def _has_place(self) -> bool:
+        """Waits for a place; False = it is no longer wanted."""
         while not self._is_stopped:
-            if self._room.acquire(timeout=_LOOK_S):
-                return not self._is_stopped
+            try:
+                after = self._free.get(timeout=_LOOK_S)
+            except queue.Empty:
+                continue
+            if after is not None:
+                after.synchronize()
+            return not self._is_stopped
         return False
 
 

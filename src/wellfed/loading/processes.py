@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import pickle
 import signal
 import threading
@@ -21,9 +22,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from wellfed import cpus
+from wellfed.forking import die_with_parent
 from wellfed.loading.backends import LoaderPlan, hung, is_stuck, search, too_late
 from wellfed.loading.bad_samples import WorkerLost
 from wellfed.loading.bisect import Innocent
@@ -35,6 +38,8 @@ from wellfed.loading.requests import Built, Lost, Request
 
 _LOOK_S = 0.5
 """Longest time between two looks at whether the workers live."""
+_ALONE_S = 60
+"""Longest that a process may take to start, and where loader.timeout_s sets no bound to load a sample alone."""
 _ENDING_S = 0.2
 """Its connection is closed a moment before a process has ended."""
 
@@ -157,7 +162,7 @@ class ProcessBackend:
         index = stop.doing.index
         if index is None and self._builder.has_fetch:
             try:
-                return search(request, stop.reason, self._breaks)
+                return search(request, self._builder.what, stop.reason, self._breaks)
             except Innocent:
                 index = None
         elif index is not None:
@@ -169,23 +174,32 @@ class ProcessBackend:
             raise too_late(self._plan.timeout_s)
         at = "while it made" if index is None else f"at sample {index} of"
         raise WorkerLost(
-            f"A loader worker {stop.reason.removeprefix('its worker ')} {at} training batch {request.batch} of epoch "
-            f"{request.epoch}, but no sample does so alone: mostly for want of host memory or /dev/shm. Set fewer "
-            "loader.num_workers, a smaller loader.prefetch_factor, or loader.backend=inline to see its error."
+            f"A loader worker {stop.reason.removeprefix('its worker ')} {at} {self._builder.what} batch "
+            f"{request.batch} of epoch {request.epoch}, but no sample does so alone: mostly for want of host memory or "
+            "/dev/shm. Set fewer loader.num_workers, a smaller loader.prefetch_factor, or loader.backend=inline to see "
+            "its error."
         )
 
     def _breaks(self, request: Request) -> str | None:
-        """How a process ends, or that it does not, when it builds this; None = well, or by an exception."""
+        """How a process ends, or that it does not, when it builds this; None = well, or by an exception.
+
+        None too where it takes long and no timeout was asked for, or where it does not come to start.
+        """
         notes = Notes(1)
-        arguments = (self._builder, request, WorkerInit(notes, cpus.AT_START, self._plan.worker_threads or 1))
-        process = multiprocessing.Process(target=_try, args=arguments, daemon=True)
+        init = WorkerInit(notes, cpus.AT_START, self._plan.worker_threads or 1)
+        process = multiprocessing.Process(target=_try, args=(self._builder, request, init, os.getpid()), daemon=True)
         process.start()
+        started_s, timeout_s = time.monotonic(), self._plan.timeout_s
         while process.is_alive():
             doing = notes.doing(0)
-            if self._plan.timeout_s and doing is not None and doing.for_s >= self._plan.timeout_s:
+            if doing is None:
+                is_late, reason = time.monotonic() - started_s >= max(timeout_s, _ALONE_S), None
+            else:
+                is_late, reason = doing.for_s >= (timeout_s or _ALONE_S), hung(timeout_s) if timeout_s else None
+            if is_late:
                 process.kill()
                 process.join()
-                return hung(self._plan.timeout_s)
+                return reason
             process.join(0.01)
         return None if process.exitcode == 0 else _how_it_ended(process.exitcode)
 
@@ -224,6 +238,8 @@ class ProcessBackend:
                 collate_fn=_as_it_is,
                 num_workers=plan.num_workers,
                 pin_memory=plan.pin_memory,
+                # For its workers' seeds. Without one of its own it draws from the process's, and so changes dropout.
+                generator=torch.Generator().manual_seed(self._builder.seed),
                 **options,
             )
 
@@ -284,7 +300,9 @@ class WorkerInit:
         self.notes.row(worker).sign()
 
 
-def _try(builder: BatchBuilder, request: Request, init: WorkerInit) -> None:
+def _try(builder: BatchBuilder, request: Request, init: WorkerInit, parent: int) -> None:
+    if multiprocessing.get_start_method() != "forkserver":  # whose children are the server's
+        die_with_parent(parent)
     init(0)
     try:
         builder(request, init.notes.row(0))

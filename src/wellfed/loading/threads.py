@@ -239,7 +239,7 @@ class _Producers:
             if doing.index is not None:
                 return doing.index
             try:
-                return search(request, True, self._hangs)
+                return search(request, self._builder.what, True, self._hangs)
             except Innocent:
                 break
         raise too_late(self._plan.timeout_s)

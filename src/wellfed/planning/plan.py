@@ -14,6 +14,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.budget import Fitted, within_budget
+from wellfed.planning.evaluation import plan_eval_workers
 from wellfed.planning.loader import plan_loader
 from wellfed.planning.memory import known_parts, parts_faults, plan_features, plan_micro_batch, plan_on_oom
 from wellfed.planning.planned import DataFacts, ModelFacts, RunPlan
@@ -61,7 +62,8 @@ def plan_run(
         )
         knobs.update(fitted.knobs)
         warnings += fitted.warnings
-    plan = replace(device, knobs=knobs, warnings=tuple(warnings))
+    eval_workers = plan_eval_workers(config, facts, knobs=knobs, data=data, warnings=warnings, trial=trial)
+    plan = replace(device, knobs=knobs, warnings=tuple(warnings), eval_workers=eval_workers)
     if fitted.way is not None:
         peak = fitted.way.peak
         return replace(

@@ -27,6 +27,8 @@ class DataFacts:
     num_train: int
     has_fetch: bool
     is_iterable: bool = False
+    num_eval: int = 0
+    """Samples of the larger of validation and test."""
     feature_rows: int = 0
     feature_bytes: int = 0
     features_trainable: bool = False
@@ -56,6 +58,8 @@ class RunPlan:
     warnings: tuple[str, ...] = ()
     workspaces: int = 0
     """Bytes that libraries keep of the device's memory for themselves."""
+    eval_workers: int = 0
+    """Producers of an evaluation on each device; 0 = the training process builds its batches."""
     parts: Mapping[str, int] = field(default_factory=dict)
     """Device memory by what needs it, bytes: at the predicted peak, or without an estimate all but activations."""
     predicted_peak_gib: float | None = None

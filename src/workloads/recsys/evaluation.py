@@ -7,6 +7,8 @@ seen items.
 from __future__ import annotations
 
 import csv
+import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -145,6 +147,15 @@ class Ranking:
             scores_BI = torch.addmm(bias_I, user_BD.float(), item_ID.T)
         rank_B = rank_of_target(scores_BI, batch["target"], batch["seen"])
         self._places.append(torch.stack([user_B, batch["split"], (2 * rank_B).long()]))  # half places, as integers
+
+    def state(self) -> list[Tensor]:
+        """Users, splits and places of each batch."""
+        return self._places
+
+    def merge(self, states: Sequence[list[Tensor]]) -> None:
+        """The batches of all ranks, in the order of the split."""
+        in_turn = itertools.zip_longest(*states)
+        self._places = [places for batches in in_turn for places in batches if places is not None]
 
     def compute(self) -> dict[str, float]:
         """Means over the users since `reset`; NaN if there were none."""

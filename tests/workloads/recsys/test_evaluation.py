@@ -77,6 +77,26 @@ def test_splitting_a_batch_changes_nothing(interactions: Interactions):
     assert places(data, model, 40)[1] == places(data, model, 1)[1]
 
 
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_that_share_the_batches_have_the_places_of_one(
+    interactions: Interactions, tmp_path: Path, num_ranks: int
+):
+    data = build(interactions).val
+    model = TwoTowerRecommender(40, 60, text="none", dim=8, init_std=1.0)
+    alone, metrics = places(data, model, 7)
+    ranks = [Ranking(40, 60) for _ in range(num_ranks)]
+    for number, rows in enumerate(torch.arange(len(data)).split(7)):
+        ranks[number % num_ranks].update(model, data.fetch(rows))
+    states = [rank.state() for rank in ranks]
+    (expected,) = alone.artifacts(tmp_path).values()
+    text = expected.read_text()
+    for rank in ranks:
+        rank.merge(states)
+        assert rank.compute() == metrics
+        (found,) = rank.artifacts(tmp_path).values()
+        assert found.read_text() == text
+
+
 def test_reset_forgets_places_and_item_vectors(interactions: Interactions):
     data = build(interactions).val
     model = TwoTowerRecommender(40, 60, text="none", dim=8, init_std=1.0)

@@ -39,7 +39,9 @@ class TimedLoader:
 
     def __iter__(self) -> Iterator[Any]:
         batches_of_epoch = iter(self._loader)
+        keep_pace = getattr(self._loader, "keep_pace", lambda: None)
         while True:
+            keep_pace()
             self._clock.ask()
             try:
                 batch = next(batches_of_epoch)
@@ -47,9 +49,9 @@ class TimedLoader:
                 return
             self._clock.got()
             self._clock.copy_begins(batch.epoch)
-            if batch.arrive is not None:
-                batch.arrive()
-            yield batch.batch if self._unwrap else batch
+            handed = [batch.batch if self._unwrap else batch]
+            del batch  # what stands still here would keep it on the device
+            yield handed.pop()
 
 
 class BareBatches:
@@ -63,7 +65,9 @@ class BareBatches:
 
     def __iter__(self) -> Iterator[Any]:
         for delivery in self._loader:
-            yield delivery.batch
+            handed = [delivery.batch]
+            del delivery  # what stands still here would keep it on the device
+            yield handed.pop()
 
 
 def step_samples(trainer: pl.Trainer, module: Any, batch: Any) -> int:

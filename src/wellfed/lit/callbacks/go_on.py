@@ -29,7 +29,8 @@ class GoOn(pl.Callback):
         if len(positions) != 1 or set(positions[0]) < {"epoch", "batch"}:
             return  # not one of our loaders wrote it
         self._loader.load_state_dict(positions[0])
-        counters.update(counters_at(positions[0], len(self._loader), int(checkpoint["global_step"]), counters))
+        position = self._loader.state_dict()  # other loader.skip_ids give the rest of an epoch other numbers
+        counters.update(counters_at(position, len(self._loader), int(checkpoint["global_step"]), counters))
 
 
 def counters_at(

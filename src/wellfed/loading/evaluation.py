@@ -1,0 +1,101 @@
+"""The batches of a split that is evaluated: every sample once, over all ranks or on each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from wellfed.contract import Batch
+from wellfed.loading.backends import LoaderPlan
+from wellfed.loading.bad_samples import evaluation_error
+from wellfed.loading.build import Delivery
+from wellfed.loading.builder import BatchBuilder
+from wellfed.loading.position import EpochOrder
+from wellfed.loading.requests import Request
+from wellfed.loading.source import BatchSource
+
+
+class EvalLoader:
+    """A split in its own order, from its start at each ``iter()``.
+
+    The batches are the same for any number of ranks: rank r has the batches r, r + world_size, and so on. All ranks
+    have as many deliveries, since a model that is spread over them may have to be asked by all: where there is no batch
+    left, the last is padding, with nothing in it. A batch that can't be built ends a pass of one rank with its error;
+    where there are others, which would wait for this one, the rest is padding that carries it.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        *,
+        seed: int,
+        plan: LoaderPlan | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        collate: Callable[[list[Any]], Batch] | None = None,
+        limit_batches: int | None = None,
+    ) -> None:
+        """
+        Args:
+            plan: who builds; None = this process, when asked.
+
+        Raises:
+            DataError: worker processes would be sent what can't be pickled.
+        """
+        self._order = EpochOrder(len(dataset), batch_size, seed=seed, shuffle=False, limit_batches=limit_batches)
+        self._builder = BatchBuilder(dataset, seed, collate=collate, what="evaluation")
+        self._numbers = range(rank, self._order.num_batches, world_size)
+        self._length = -(-self._order.num_batches // world_size)
+        self._is_alone = world_size == 1
+        self._source = BatchSource(self._builder, _no_more_than(len(self._numbers), plan or LoaderPlan()))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Delivery]:
+        number, failure = 0, None
+        try:
+            for delivery in self._own():
+                yield delivery
+                number += 1
+        except Exception as error:  # whatever the data raises
+            if self._is_alone:
+                raise
+            failure = error
+        for _ in range(number, len(self)):
+            yield Delivery((), 0, self._order.num_batches, 0, is_padding=True, failure=failure)
+
+    def _own(self) -> Iterator[Delivery]:
+        shares = [self._order.share(0, number) for number in self._numbers]
+        running = self._source.start((Request(0, one.batch, one.indices) for one in shares), len(shares))
+        try:
+            for share, built in zip(shares, running, strict=True):
+                if built.lost:
+                    raise evaluation_error(type(self._builder.dataset).__name__, built.lost[0], share.batch) from (
+                        built.lost[0].cause
+                    )
+                if built.batch is None:
+                    raise self._builder.nothing_given(0, share.batch)
+                yield Delivery(built.batch, 0, share.batch, share.total)
+        finally:
+            running.close()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The start, where each pass begins."""
+        return {"epoch": 0, "batch": 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing: there is no going on in the middle of a pass."""
+
+    def close(self) -> None:
+        """End worker processes that live on from pass to pass."""
+        self._source.close()
+
+
+def _no_more_than(num_batches: int, plan: LoaderPlan) -> LoaderPlan:
+    """The plan with no more producers than batches; for one there is nothing to be built beside."""
+    if num_batches < 2:
+        return LoaderPlan(pin_memory=plan.pin_memory)
+    return replace(plan, num_workers=min(plan.num_workers, num_batches))

@@ -1,0 +1,25 @@
+"""``train.py`` on a card that turns out to be smaller when training begins: ROOM_MIB more than is held then."""
+
+import os
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import wellfed.lit.trainer as lit
+
+fit = lit.fit
+
+
+def fit_on_less(*arguments: Any) -> None:
+    torch.cuda.empty_cache()
+    limit = torch.cuda.memory_reserved() + int(float(os.environ["ROOM_MIB"]) * 2**20)
+    torch.cuda.set_per_process_memory_fraction(limit / torch.cuda.get_device_properties(0).total_memory)
+    fit(*arguments)
+
+
+lit.fit = fit_on_less
+runpy.run_path(str(Path(__file__).parents[2] / "src" / "train.py"), run_name="__main__")
+sys.exit("train.py exits by itself")

@@ -1,0 +1,84 @@
+"""Batches on their way to simulated cards in whole runs: nothing is used before it is there, each card has its own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import FAST, Done, only_folder, record_of, run, train
+from tests.fake_cuda.machine import FakeCuda
+
+RUN = ("trainer.max_steps=8", "trainer.validate_every_steps=3", "logger=none", "telemetry.ceiling_steps=3")
+LOADERS = ("baseline", "conservative", "balanced", "aggressive", "auto")
+LAGGING = {"mib": 8192, "slowdown": 3.0, "strict": True}
+"""A card that is behind the host; what is unordered ends the run."""
+
+
+def check_ordered(report: Path, num_processes: int = 1) -> None:
+    """No process has used anything that nothing orders."""
+    seen = [json.loads(line) for line in report.read_text().splitlines()]
+    used = [each for each in seen if each["launches"]]
+    assert len(used) == num_processes
+    assert [each["violations"] for each in used] == [[]] * num_processes
+
+
+def evaluated_again(folder: Path, cwd: Path, **more: str) -> dict[str, float]:
+    """Test metrics of the best checkpoint, by one process."""
+    done = run("evaluate.py", f"checkpoint={folder / 'checkpoints' / 'best.ckpt'}", cwd=cwd, **more)
+    assert done.code == 0, done.text
+    return dict(json.loads((folder / "evaluation.json").read_text())["metrics"])
+
+
+def check_test_metrics(folder: Path, expected: dict[str, float]) -> None:
+    found = {name: value for name, value in record_of(folder)["metrics"].items() if name.startswith("test/")}
+    assert found.keys() == expected.keys() != set()
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("num_cards", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_ranks_have_cards_of_their_own_and_share_an_evaluation(
+    tmp_path: Path, fake_cuda: FakeCuda, num_cards: int
+) -> None:
+    cards = fake_cuda.environment(cards=num_cards, report=tmp_path / "report", **LAGGING)
+    asked = ("trainer=ddp", f"trainer.devices={num_cards}", "memory.micro_batch=128", "loader=balanced")
+    done = train(*RUN, *asked, cwd=tmp_path, **cards)
+    assert done.code == 0, done.text
+    check_ordered(tmp_path / "report", num_cards)
+    folder = only_folder(tmp_path)
+    assert record_of(folder)["status"] == "ok"
+    alone = fake_cuda.environment(cards=1, **LAGGING)
+    check_test_metrics(folder, evaluated_again(folder, tmp_path, **alone))
+
+
+@pytest.mark.slow
+def test_two_processes_on_a_cpu_share_an_evaluation(tmp_path: Path) -> None:
+    asked = ("trainer.strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "memory.micro_batch=128")
+    done = train(*RUN, *asked, cwd=tmp_path)
+    assert done.code == 0, done.text
+    folder = only_folder(tmp_path)
+    check_test_metrics(folder, evaluated_again(folder, tmp_path))
+
+
+def run_small(fake_cuda: FakeCuda, cwd: Path, *arguments: str) -> Done:
+    cards = fake_cuda.environment(report=cwd / "report", **LAGGING)
+    return run(Path(__file__).with_name("smaller_card.py"), *FAST, *RUN, *arguments, cwd=cwd, ROOM_MIB="16", **cards)
+
+
+@pytest.mark.parametrize(
+    "loader", [name if name == "aggressive" else pytest.param(name, marks=pytest.mark.slow) for name in LOADERS]
+)
+def test_nothing_is_used_before_it_is_there(tmp_path: Path, fake_cuda: FakeCuda, loader: str) -> None:
+    done = train(*RUN, f"loader={loader}", cwd=tmp_path, **fake_cuda.environment(report=tmp_path / "report", **LAGGING))
+    assert done.code == 0, done.text
+    check_ordered(tmp_path / "report")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", LOADERS)
+def test_nor_where_memory_runs_out_and_steps_are_done_again(tmp_path: Path, fake_cuda: FakeCuda, loader: str) -> None:
+    done = run_small(fake_cuda, tmp_path, f"loader={loader}", "workload.effective_batch_size=8192")
+    assert done.code == 0, done.text
+    assert [event["kind"] for event in record_of(only_folder(tmp_path))["events"]].count("step_down") > 0
+    check_ordered(tmp_path / "report")
