@@ -89,7 +89,7 @@ def run_ceiling(
     with put_back(module):
         module.trainer = trainer
         move = batches.to_device if is_ours else _as_moved_by(module)
-        ready = [replace(delivery, batch=move(delivery.batch, device), arrive=None) for delivery in deliveries]
+        ready = [replace(delivery, batch=move(delivery.batch, device), is_on_device=True) for delivery in deliveries]
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the loader may use its host buffers again
         if not is_ours:
