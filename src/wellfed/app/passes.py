@@ -18,11 +18,14 @@ from wellfed.app import assemble
 from wellfed.app.assemble import Parts
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
+from wellfed.lit import guest
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST, Checkpoints
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, BareBatches, Clock, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
+from wellfed.lit.callbacks.guest_state import GuestCheckpoints
 from wellfed.lit.callbacks.measured import StopWhenMeasured
+from wellfed.lit.callbacks.non_finite import NonFinite
 from wellfed.lit.callbacks.profile import Profile
 from wellfed.lit.callbacks.progress import Counts, ProgressBar
 from wellfed.lit.callbacks.stop import StopAtStepEnd
@@ -81,11 +84,12 @@ class Passes:
         self._loader = assemble.make_train_loader(
             config, plan, parts.data, rank=rank, on_skipped=lambda **facts: on_event("sample_skipped", **facts)
         )
-        self._module = parts.model if parts.is_lightning_module else self._step_module(on_event)
+        self._on_event = on_event
+        self._module = self._guest() if parts.is_lightning_module else self._step_module(on_event)
         self._figures = Figures(
             journal.metrics,
             every=config.trainer.log_every_steps,
-            stop_on_nan=config.trainer.on_nan.value == "raise",
+            stop_on_nan=config.trainer.on_nan.value == "raise" and not parts.is_lightning_module,
             throughput=journal.recent_throughput,
         )
         self._checkpoints = self._make_checkpoints(checkpoints)
@@ -102,6 +106,8 @@ class Passes:
         Raises:
             ConfigError: they don't; names the first that differ.
         """
+        if self._parts.is_lightning_module and guest.builds_itself_later(self._module):
+            return
         found = lit.misfits(self._module, state["state_dict"])
         if found:
             problem = f"does not fit workload.model: {'; '.join(found)}."
@@ -144,7 +150,6 @@ class Passes:
             Watch(self._progress),
             Counts(on_start, on_step),
             self._figures,
-            self._checkpoints,
             ProgressBar(
                 console,
                 total_steps=lit.total_steps(self.options, len(self._loader)),
@@ -152,11 +157,11 @@ class Passes:
                 rate=self._journal.recent_rate,
                 unit=config.workload.sample_unit,
             ),
-            StopAtStepEnd(stop, self._checkpoints.save_last),
         ]
         if config.trainer.profile_steps:
             callbacks.insert(1, Profile(self._folder / "profile.json", config.trainer.profile_steps))
-        trainer = lit.make_trainer(self.options, callbacks, self._folder)
+        keep = [self._checkpoints, StopAtStepEnd(stop, self._checkpoints.save_last)]
+        trainer = self._training(self.options, callbacks, keep)
         self._fit(trainer, clock, device, self._eval_loader("val"), checkpoint)
         if self._figures.step == 0:  # nothing was left to train
             self._figures.step, self._figures.epoch = trainer.global_step, trainer.current_epoch
@@ -184,8 +189,8 @@ class Passes:
             Counts(on_start, on_step),
             self._figures,
             StopWhenMeasured(self._journal.summary, measure.within),
-            StopAtStepEnd(stop, lambda trainer: None),
         ]
+        keep = [StopAtStepEnd(stop, lambda trainer: None)]
         options = replace(
             self.options,
             max_epochs=None,
@@ -193,7 +198,28 @@ class Passes:
             max_time_s=None,
             validate_every_steps=None,
         )
-        self._fit(lit.make_trainer(options, callbacks, self._folder), clock, device, None, None)
+        self._fit(self._training(options, callbacks, keep), clock, device, None, None)
+
+    def _training(self, options: lit.TrainerOptions, callbacks: list[Any], last: list[Any]) -> Any:
+        """A Trainer to train with; ``last`` are the callbacks that must stand behind all others."""
+        if not self._parts.is_lightning_module:
+            return lit.make_trainer(options, [*callbacks, *last], self._folder)
+        trainer = self._config.trainer
+        checkpoints = next((one for one in last if isinstance(one, GuestCheckpoints)), None)
+        non_finite = NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=self._on_event)
+        more = guest.training_callbacks(checkpoints, options.devices, non_finite)
+        return self._guest_trainer(options, [*callbacks, *more], last)
+
+    def _evaluating(self, callbacks: list[Any]) -> Any:
+        """A Trainer for a pass over validation or test data."""
+        if self._parts.is_lightning_module:
+            return self._guest_trainer(self.options, callbacks, [])
+        return lit.make_trainer(self.options, callbacks, self._folder)
+
+    def _guest_trainer(self, options: lit.TrainerOptions, callbacks: list[Any], last: list[Any]) -> Any:
+        every = self._config.trainer.log_every_steps
+        log = self._figures.logged
+        return guest.make_guest_trainer(options, callbacks, self._folder, last=last, log=log, log_every=every)
 
     def _fit(
         self, trainer: Any, clock: StepClock, device: torch.device, val_loader: Any, checkpoint: Path | None
@@ -223,9 +249,14 @@ class Passes:
         loader = self._eval_loader("test")
         if loader is None:
             raise ConfigError([Fault("workload.data", "has no test split.", "Return Datasets(..., test=...).")])
-        if checkpoint is not None:
-            lit.load_weights(self._module, checkpoint)
-        lit.make_trainer(self.options, [self._figures], self._folder).test(self._module, loader, verbose=False)
+        trainer = self._evaluating([self._figures])
+        if self._parts.is_lightning_module:  # Lightning's way: its hooks may make layers first
+            weights_only = None if checkpoint is None else True
+            trainer.test(self._module, loader, ckpt_path=checkpoint, weights_only=weights_only, verbose=False)
+        else:
+            if checkpoint is not None:
+                lit.load_weights(self._module, checkpoint)
+            trainer.test(self._module, loader, verbose=False)
         return {name.removeprefix("test/"): value for name, value in self.latest.items() if name.startswith("test/")}
 
     def warm_up(self) -> float | None:
@@ -275,9 +306,7 @@ class Passes:
         loader = self._eval_loader("val")
         if loader is None or self._figures.validated_step == step:
             return
-        lit.make_trainer(self.options, [Watch(self._progress), self._figures], self._folder).validate(
-            self._module, loader, verbose=False
-        )
+        self._evaluating([Watch(self._progress), self._figures]).validate(self._module, loader, verbose=False)
         value = self.latest.get(f"val/{self._best_metric()[0]}")
         if value is not None and self._rank == 0:
             self._checkpoints.validated_at_end(value)
@@ -287,6 +316,12 @@ class Passes:
         if loader is None or not self._parts.is_lightning_module:
             return loader
         return BareBatches(loader) if lit.has_step(self._module, split) else None
+
+    def _guest(self) -> Any:
+        module, mode = self._parts.model, self._plan["gpu.compile"]
+        if mode != "none":
+            guest.compile_step(module, mode, lambda message: self._on_event("compile_failed", message=message))
+        return module
 
     def _step_module(self, on_event: Callable[..., None]) -> StepModule:
         config, data, plan = self._config, self._parts.data, self._plan
@@ -331,7 +366,8 @@ class Passes:
     def _make_checkpoints(self, folder: Path) -> Checkpoints:
         best_metric, best_mode = self._best_metric()
         trainer = self._config.trainer
-        return Checkpoints(
+        made = GuestCheckpoints if self._parts.is_lightning_module else Checkpoints
+        return made(
             folder,
             every_steps=trainer.checkpoint_every_steps,
             minutes=trainer.checkpoint_minutes,

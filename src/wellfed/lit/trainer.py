@@ -58,8 +58,12 @@ def set_backend_flags(options: TrainerOptions) -> None:
         torch.backends.cudnn.benchmark = options.cudnn_benchmark
 
 
-def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], folder: Path) -> pl.Trainer:
-    """A Trainer that logs nothing, saves nothing and shows nothing by itself: the callbacks do."""
+def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], folder: Path, **more: Any) -> pl.Trainer:
+    """A Trainer that logs nothing, saves nothing and shows nothing by itself: the callbacks do.
+
+    Args:
+        more: further arguments of ``pl.Trainer``; a logger is one.
+    """
     quiet_lightning()
     trainer = pl.Trainer(
         accelerator=options.accelerator,
@@ -78,10 +82,11 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         default_root_dir=str(folder),
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
-        logger=False,
+        logger=more.pop("logger", False),
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **more,
     )
     use_direct_steps(trainer)
     return trainer

@@ -25,6 +25,8 @@ class TimedLoader:
             unwrap: hand out the bare batch, which is what a user's own LightningModule expects.
         """
         self._loader, self._clock, self._unwrap = loader, clock, unwrap
+        self.latest: Delivery | None = None
+        """What was handed out last."""
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -49,6 +51,7 @@ class TimedLoader:
             self._clock.copy_begins(batch.epoch)
             if batch.arrive is not None:
                 batch.arrive()
+            self.latest = batch
             yield batch.batch if self._unwrap else batch
 
 
@@ -68,10 +71,15 @@ class BareBatches:
 
 def step_samples(trainer: pl.Trainer, module: Any, batch: Any) -> int:
     """Samples of the step over all ranks, as the model counts them."""
-    own = getattr(module, "samples_done", None)
-    if isinstance(batch, Delivery) and (batch.is_padding or own == batch.size):
-        return batch.total  # exact where ranks' shares differ by one
+    own, delivery = getattr(module, "samples_done", None), delivery_of(trainer, batch)
+    if delivery is not None and (delivery.is_padding or own in (None, delivery.size)):
+        return delivery.total  # exact where ranks' shares differ by one
     return int((batches.batch_size(batch) if own is None else own) * trainer.world_size)
+
+
+def delivery_of(trainer: pl.Trainer, batch: Any) -> Delivery | None:
+    """What the loader knows of this batch of training, also where the module gets the bare batch."""
+    return batch if isinstance(batch, Delivery) else getattr(trainer.train_dataloader, "latest", None)
 
 
 class Clock(pl.Callback):
