@@ -45,6 +45,7 @@ def guest(user: Path, *arguments: str, workload: str = "guest", cwd: Path | None
         "config.allow_targets=[guest_module,torch]",
         "logger=none",
         "telemetry.ceiling_steps=0",
+        "loader.backend=inline",
         *arguments,
         cwd=cwd or user,
         **{**more, "PYTHONPATH": ":".join([str(user), *filter(None, [more.get("PYTHONPATH")])])},
@@ -110,7 +111,7 @@ def test_its_checkpoints_hold_what_loads_weights_only(user: Path) -> None:
 
 
 @pytest.mark.parametrize(("workload", "steps_a_batch"), [("guest", 1), ("two", 2)])
-@pytest.mark.parametrize("cut_after", [3, STEPS_PER_EPOCH, 9])
+@pytest.mark.parametrize("cut_after", [3, STEPS_PER_EPOCH])
 def test_a_resumed_guest_learns_what_the_unbroken_one_does(
     user: Path, workload: str, steps_a_batch: int, cut_after: int
 ) -> None:
@@ -193,10 +194,10 @@ def test_on_nan_skips_steps_of_a_guest(user: Path, workload: str) -> None:
 
 
 def test_on_nan_halves_the_rate_of_a_guest(user: Path) -> None:
-    done = guest(user, "trainer.max_steps=7", "+workload.data.poison=3", "trainer.on_nan=halve_lr")
+    done = guest(user, "trainer.max_epochs=1", "+workload.data.poison=3", "trainer.on_nan=halve_lr", workload="two")
     assert done.code == 0, done.text
-    (group,) = content(only_folder(user, "guest"))["optimizer_states"][0]["param_groups"]
-    assert group["lr"] == pytest.approx(0.005)
+    states = content(only_folder(user, "guest"))["optimizer_states"]
+    assert [state["param_groups"][0]["lr"] for state in states] == [0.005, 0.005]
 
 
 @pytest.mark.parametrize("workload", ["guest", "two"])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers.logger import DummyExperiment, Logger
+from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
 
 _LOG = logging.getLogger(__name__)
@@ -23,7 +23,7 @@ class FiguresLogger(Logger):
         """
         super().__init__()
         self._take, self._folder = take, folder
-        self._experiment: Any = None
+        self._experiment = _Nothing()
 
     @property
     def name(self) -> str:
@@ -43,12 +43,6 @@ class FiguresLogger(Logger):
     @property
     def experiment(self) -> Any:
         """Takes every call and keeps nothing."""
-        if self._experiment is None:
-            _LOG.warning(
-                "self.logger.experiment keeps nothing here: pictures and texts are dropped. Numbers given to self.log "
-                "and self.logger.log_metrics are kept."
-            )
-            self._experiment = DummyExperiment()
         return self._experiment
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -57,6 +51,24 @@ class FiguresLogger(Logger):
 
     def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
         """Nothing."""
+
+
+class _Nothing:
+    """Any method may be called; the first warns."""
+
+    _has_warned = False
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "self.logger.experiment.%s keeps nothing here: pictures and texts are dropped. Numbers given to "
+                "self.log and self.logger.log_metrics are kept.",
+                name,
+            )
+        return lambda *arguments, **named: None
 
 
 def _is_number(value: Any) -> bool:

@@ -119,6 +119,8 @@ def quiet_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\).*before.*optimizer.step.*")
+    # Figures are handed over at the end of an epoch, however short it is.
+    warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
     # The ceiling run has nothing to validate; frozen encoders stay in eval mode on purpose; torch's own deprecation.
     warnings.filterwarnings("ignore", message=".*You defined a `validation_step` but have no.*")
     warnings.filterwarnings("ignore", message=".*module\\(s\\) in eval mode at the start of training.*")

@@ -56,7 +56,8 @@ class Figures(pl.Callback):
         self._trainer = trainer
 
     def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._handed_over_step = trainer.global_step
+        self.step, self.epoch = trainer.global_step, trainer.current_epoch
+        self._handed_over_step = self.step
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
