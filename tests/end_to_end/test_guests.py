@@ -216,3 +216,30 @@ def test_on_nan_raise_ends_a_guest_before_a_checkpoint_has_nan(user: Path, workl
     for path in (only_folder(user, "guest") / "checkpoints").glob("*.ckpt"):
         state = torch.load(path, weights_only=True)["state_dict"]
         assert all(value.isfinite().all() for value in state.values()), path
+
+
+@pytest.mark.parametrize("num_train", [97, pytest.param(101, marks=pytest.mark.slow)])
+def test_two_ranks_count_each_sample_of_a_guest_once(user: Path, num_train: int) -> None:
+    """Epochs end with a step of 1 sample, which leaves a rank without any, or of 5 for two."""
+    states, records = [], []
+    for devices in (1, 2):
+        cwd = user / f"{devices}"
+        cwd.mkdir()
+        done = guest(
+            user,
+            "trainer.max_epochs=2",
+            f"trainer.devices={devices}",
+            "trainer.accelerator=cpu",
+            f"+workload.data.num_train={num_train}",
+            "+workload.model.dropout=0",
+            cwd=cwd,
+        )
+        assert done.code == 0, done.text
+        states.append(content(only_folder(cwd, "guest"))["state_dict"])
+        records.append(record_of(only_folder(cwd, "guest")))
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=0, atol=2e-6, msg=name)
+    assert [record["samples"] for record in records] == [2 * num_train] * 2
+    alone, both = (record["metrics"] for record in records)
+    for name in ("val/loss", "test/loss"):
+        assert both[name] == pytest.approx(alone[name], rel=1e-5)
