@@ -72,4 +72,6 @@ class _Nothing:
 
 
 def _is_number(value: Any) -> bool:
-    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (int, float)) or hasattr(value, "item")
+    return (
+        value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (int, float)) or hasattr(value, "item")
+    )

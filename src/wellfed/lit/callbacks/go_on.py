@@ -14,7 +14,7 @@ import lightning.pytorch as pl
 
 
 class GoOn(pl.Callback):
-    """Acts when a checkpoint is loaded, and at the end of each epoch after it."""
+    """Does nothing until a checkpoint is loaded."""
 
     def __init__(self, loader: Any) -> None:
         """
@@ -34,10 +34,6 @@ class GoOn(pl.Callback):
         step = int(checkpoint["global_step"])
         trained = step if module.automatic_optimization else position["epoch"] * length + position["batch"]
         counters.update(counters_at(position, length, trained, counters))
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        # Else a ReduceLROnPlateau goes without this epoch: Lightning takes its validation for one before the resume.
-        trainer.fit_loop.restarting = False
 
 
 def counters_at(

@@ -1,4 +1,4 @@
-"""Checkpoints of a user's own LightningModule from which a run goes on exactly: when they are written, what they hold."""
+"""Checkpoints of a user's own LightningModule from which a run goes on exactly: when they are written, with what."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from wellfed.lit.module import _restore_rng as restore_rng
 from wellfed.lit.module import _rng_state as rng_state
 
 
-class RandomState(pl.Callback):
+class ExactResume(pl.Callback):
     """Keeps all generators and the loader's position in checkpoints, and puts the generators back before the next step.
 
     Loaders have drawn their seeds by then. Must stand before the user's callbacks, which may draw.
@@ -21,6 +21,7 @@ class RandomState(pl.Callback):
 
     def __init__(self) -> None:
         self._state: dict[str, Any] | None = None
+        self._has_trained = False
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
         checkpoint["rng"] = rng_state()
@@ -37,6 +38,12 @@ class RandomState(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         self._restore()
+        self._has_trained = True
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        # Else ReduceLROnPlateau goes without this epoch: Lightning takes its validation for one before the resume.
+        if self._has_trained:
+            trainer.fit_loop.restarting = False
 
     def _restore(self) -> None:
         if self._state is not None:
