@@ -1,4 +1,4 @@
-"""A finished LightningModule of a user's own: whatever Lightning lets it do, its run ends ok and can be gone on with."""
+"""A finished LightningModule of a user's own: whatever it does, its run ends ok and can be gone on with."""
 
 from __future__ import annotations
 

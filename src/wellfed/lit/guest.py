@@ -69,7 +69,7 @@ def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> N
     def training_step(*arguments: Any, **named: Any) -> Any:
         before = compiled_graphs()
         try:
-            return compiled(*arguments, **named)
+            return compiled(*arguments, **named)  # type: ignore[no-untyped-call]
         except compile_errors() as error:
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             _LOG.warning("gpu.compile failed (%s); going on without it.", first)

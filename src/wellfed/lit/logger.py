@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
 
@@ -72,6 +73,4 @@ class _Nothing:
 
 
 def _is_number(value: Any) -> bool:
-    return (
-        value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (int, float)) or hasattr(value, "item")
-    )
+    return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (int, float, np.number))

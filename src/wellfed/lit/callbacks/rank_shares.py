@@ -4,7 +4,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 import torch
-import torch.distributed as dist
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
@@ -33,7 +33,7 @@ class RankShares(pl.Callback):
         self._factor = 1.0 if delivery is None else own * trainer.world_size / delivery.total
 
     # DDP reads the annotations, which can't be texts therefore: no `annotations` from __future__ in this file.
-    def _weigh(self, group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _weigh(self, group: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         if self._factor == 0:
             bucket.buffer().zero_()
         elif self._factor != 1:
