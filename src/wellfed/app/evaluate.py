@@ -12,6 +12,7 @@ from wellfed import record
 from wellfed.app.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
 from wellfed.app.resume import quoted
 from wellfed.config.compose import Composed, compose
+from wellfed.config.entry import extra_dirs
 from wellfed.config.schema import EvaluateConfig, RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
 
@@ -54,7 +55,8 @@ def run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
     kept = [
         quoted(text) for text in earlier["overrides"] if not text.startswith(("trainer.devices", "trainer.accelerator"))
     ]
-    return compose([*kept, "trainer.devices=1", "trainer.strategy=auto", accelerator])
+    overrides = [*kept, "trainer.devices=1", "trainer.strategy=auto", accelerator]
+    return compose(overrides, extra_dirs=extra_dirs(sys.argv[1:]))
 
 
 def _evaluate(config: RunConfig, choices: Any, checkpoint: Path) -> dict[str, float]:

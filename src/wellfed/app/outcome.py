@@ -43,6 +43,17 @@ _WORKER_DIED = re.compile(
     re.MULTILINE,
 )
 
+# Of a card that no longer answers. An illegal address or an assert is the code's, and its traceback helps.
+_CARD_FAILED = re.compile(
+    r"(CUDA|HIP)( driver)? error: "
+    r"(unspecified launch failure|unknown error|uncorrectable|.*(is lost|fallen off|unavailable|launch timed out|"
+    r"hardware stack|contained|initialization error|no CUDA-capable device)).*"
+)
+_CARD_ADVICE = (
+    "No call to the card succeeds in this process any more. Either the card has failed (see nvidia-smi, and Xid in "
+    "dmesg), or a kernel has brought it down (CUDA_LAUNCH_BLOCKING=1 shows which)."
+)
+
 OK = Outcome("ok", EXIT_OK)
 
 
@@ -82,6 +93,10 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
             "A worker was killed, mostly for want of host memory or /dev/shm: fewer loader.num_workers, a smaller "
             "loader.prefetch_factor, or loader.backend=inline to see its error.",
         )
+    card = _CARD_FAILED.search(str(error)) if isinstance(error, RuntimeError) else None
+    if card is not None:
+        resume = " resume=auto goes on from the last checkpoint, if there is one." if has_trained else ""
+        return Outcome("failed", failed, "code", card.group().strip(), _CARD_ADVICE + resume)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Outcome("failed", failed, "disk", str(error), "Free space, or set paths.log_dir and paths.cache_dir.")
     text = _with_notes(f"{type(error).__name__}: {error}", error)

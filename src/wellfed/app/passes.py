@@ -18,11 +18,14 @@ from wellfed.app import assemble
 from wellfed.app.assemble import Parts
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
+from wellfed.lit import guest
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST, Checkpoints
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, BareBatches, Clock, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
+from wellfed.lit.callbacks.guest_state import GuestCheckpoints
 from wellfed.lit.callbacks.measured import StopWhenMeasured
+from wellfed.lit.callbacks.non_finite import NonFinite
 from wellfed.lit.callbacks.profile import Profile
 from wellfed.lit.callbacks.progress import Counts, ProgressBar
 from wellfed.lit.callbacks.stop import StopAtStepEnd
@@ -87,12 +90,12 @@ class Passes:
         )
         is_shareable = self.options.devices > 1 and self.options.strategy in SHARING_STRATEGIES
         self._shares_evaluation = is_shareable and can_be_shared(parts.data.evaluation or MeanLoss())
-        self._module = parts.model if parts.is_lightning_module else self._step_module(on_event)
         self._on_event = on_event
+        self._module = self._guest() if parts.is_lightning_module else self._step_module(on_event)
         self._figures = Figures(
             journal.metrics,
             every=config.trainer.log_every_steps,
-            stop_on_nan=config.trainer.on_nan.value == "raise",
+            stop_on_nan=config.trainer.on_nan.value == "raise" and not parts.is_lightning_module,
             throughput=journal.recent_throughput,
         )
         self._checkpoints = self._make_checkpoints(checkpoints)
@@ -109,6 +112,8 @@ class Passes:
         Raises:
             ConfigError: they don't; names the first that differ.
         """
+        if self._parts.is_lightning_module and guest.builds_itself_later(self._module):
+            return
         found = lit.misfits(self._module, state["state_dict"])
         if found:
             problem = f"does not fit workload.model: {'; '.join(found)}."
@@ -151,7 +156,6 @@ class Passes:
             Watch(self._progress),
             Counts(on_start, on_step),
             self._figures,
-            self._checkpoints,
             ProgressBar(
                 console,
                 total_steps=lit.total_steps(self.options, len(self._loader)),
@@ -159,11 +163,11 @@ class Passes:
                 rate=self._journal.recent_rate,
                 unit=config.workload.sample_unit,
             ),
-            StopAtStepEnd(stop, self._checkpoints.save_before_end),
         ]
         if config.trainer.profile_steps:
             callbacks.insert(1, Profile(self._folder / "profile.json", config.trainer.profile_steps))
-        trainer = lit.make_trainer(self.options, callbacks, self._folder)
+        keep = [self._checkpoints, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
+        trainer = self._training(self.options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:
             self._fit(trainer, clock, val_batches, checkpoint)
         if self._figures.step == 0:  # nothing was left to train
@@ -192,8 +196,8 @@ class Passes:
             Counts(on_start, on_step),
             self._figures,
             StopWhenMeasured(self._journal.summary, measure.within),
-            StopAtStepEnd(stop, lambda trainer: None),
         ]
+        keep = [StopAtStepEnd(stop, lambda trainer: None)]
         options = replace(
             self.options,
             max_epochs=None,
@@ -201,7 +205,28 @@ class Passes:
             max_time_s=None,
             validate_every_steps=None,
         )
-        self._fit(lit.make_trainer(options, callbacks, self._folder), clock, None, None)
+        self._fit(self._training(options, callbacks, keep), clock, None, None)
+
+    def _training(self, options: lit.TrainerOptions, callbacks: list[Any], last: list[Any]) -> Any:
+        """A Trainer to train with; ``last`` are the callbacks that must stand behind all others."""
+        if not self._parts.is_lightning_module:
+            return lit.make_trainer(options, [*callbacks, *last], self._folder)
+        trainer = self._config.trainer
+        checkpoints = next((one for one in last if isinstance(one, GuestCheckpoints)), None)
+        non_finite = NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=self._on_event)
+        more = guest.training_callbacks(checkpoints, options.devices, non_finite)
+        return self._guest_trainer(options, [*callbacks, *more], last)
+
+    def _evaluating(self, callbacks: list[Any]) -> Any:
+        """A Trainer for a pass over validation or test data."""
+        if self._parts.is_lightning_module:
+            return self._guest_trainer(self.options, callbacks, [])
+        return lit.make_trainer(self.options, callbacks, self._folder)
+
+    def _guest_trainer(self, options: lit.TrainerOptions, callbacks: list[Any], last: list[Any]) -> Any:
+        every = self._config.trainer.log_every_steps
+        log = self._figures.logged
+        return guest.make_guest_trainer(options, callbacks, self._folder, last=last, log=log, log_every=every)
 
     def _fit(self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None) -> None:
         device = trainer.strategy.root_device  # this rank's own
@@ -229,11 +254,14 @@ class Passes:
         """
         if not self._evaluates("test"):
             raise ConfigError([Fault("workload.data", "has no test split.", "Return Datasets(..., test=...).")])
-        if checkpoint is not None:
+        trainer = self._evaluating([self._figures])
+        if not self._parts.is_lightning_module and checkpoint is not None:
             lit.load_weights(self._module, checkpoint)
-        trainer = lit.make_trainer(self.options, [self._figures], self._folder)
+        # A guest's by Lightning: its hooks may make layers first.
+        resumed = {"ckpt_path": checkpoint, "weights_only": None if checkpoint is None else True}
         with self._eval_batches("test", trainer) as batches:
-            trainer.test(self._module, batches, verbose=False)
+            more = resumed if self._parts.is_lightning_module else {}
+            trainer.test(self._module, batches, verbose=False, **more)
         return {name.removeprefix("test/"): value for name, value in self.latest.items() if name.startswith("test/")}
 
     def warm_up(self) -> float | None:
@@ -306,7 +334,7 @@ class Passes:
         """The run may have ended between two validations."""
         if not self._evaluates("val") or self._figures.validated_step == step:
             return
-        trainer = lit.make_trainer(self.options, [Watch(self._progress), self._figures], self._folder)
+        trainer = self._evaluating([Watch(self._progress), self._figures])
         with self._eval_batches("val", trainer) as batches:
             trainer.validate(self._module, batches, verbose=False)
         value = self.latest.get(f"val/{self._best_metric()[0]}")
@@ -331,6 +359,12 @@ class Passes:
         device = trainer.strategy.root_device
         with closing(loader), prefetched(loader, self._module, device, ahead, what=split) as batches:
             yield BareBatches(batches) if self._parts.is_lightning_module else batches
+
+    def _guest(self) -> Any:
+        module, mode = self._parts.model, self._plan["gpu.compile"]
+        if mode != "none":
+            guest.compile_step(module, mode, lambda message: self._on_event("compile_failed", message=message))
+        return module
 
     def _step_module(self, on_event: Callable[..., None]) -> StepModule:
         config, data, plan = self._config, self._parts.data, self._plan
@@ -376,7 +410,8 @@ class Passes:
     def _make_checkpoints(self, folder: Path) -> Checkpoints:
         best_metric, best_mode = self._best_metric()
         trainer = self._config.trainer
-        return Checkpoints(
+        made = GuestCheckpoints if self._parts.is_lightning_module else Checkpoints
+        return made(
             folder,
             every_steps=trainer.checkpoint_every_steps,
             minutes=trainer.checkpoint_minutes,

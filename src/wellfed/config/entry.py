@@ -186,6 +186,11 @@ def where_flags(argv: Sequence[str]) -> list[str]:
     return [f"{flag}={value}" for flag, value in named.items() if value is not None]
 
 
+def extra_dirs(argv: Sequence[str]) -> list[str]:
+    """Of a command line, the folders of configurations beside the project's."""
+    return _extra_dirs(get_args_parser().parse_intermixed_args(argv))
+
+
 def _refuse(error: WellfedError) -> int:
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         import traceback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -55,7 +56,9 @@ def torch_cuda() -> TorchCuda:
             return TorchCuda(problem=_first_line(error), cuda=built_for)
     notes = tuple(dict.fromkeys(_first_line(warning.message) for warning in caught))
     if not devices:
-        reason = notes[0] if notes else f"torch {torch.__version__} ({built_for}) finds no usable GPU"
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        shown = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible}"
+        reason = notes[0] if notes else f"torch {torch.__version__} ({built_for}) finds no usable GPU{shown}"
         return TorchCuda(problem=reason, cuda=built_for)
     return TorchCuda(devices=devices, cuda=built_for, notes=notes, free_bytes=_free_bytes)
 

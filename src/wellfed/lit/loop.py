@@ -101,6 +101,14 @@ class StepLoop(_TrainingEpochLoop):
             getattr(callback, hook)(self.trainer, module, *about)
         module._current_fx_name = None
 
+    def _should_check_val_fx(self, data_fetcher: Any) -> bool:
+        """Also after the run's last step, for a user's own module: its schedulers and callbacks may wait for that."""
+        if super()._should_check_val_fx(data_fetcher):
+            return True
+        is_over = 0 <= self.max_steps <= self.global_step
+        is_own = not isinstance(self.trainer.lightning_module, StepModule)
+        return is_over and is_own and bool(self._should_check_val_epoch())
+
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Between two steps: all but a count is about validation, plateaus, accumulation and the end."""
         trainer = self.trainer

@@ -49,8 +49,12 @@ def set_backend_flags(options: TrainerOptions) -> None:
         torch.backends.cudnn.benchmark = options.cudnn_benchmark
 
 
-def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], folder: Path) -> pl.Trainer:
-    """A Trainer that logs nothing, saves nothing and shows nothing by itself: the callbacks do."""
+def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], folder: Path, **more: Any) -> pl.Trainer:
+    """A Trainer that logs nothing, saves nothing and shows nothing by itself: the callbacks do.
+
+    Args:
+        more: further arguments of ``pl.Trainer``; a logger is one.
+    """
     quiet_lightning()
     trainer = pl.Trainer(
         accelerator=options.accelerator,
@@ -69,10 +73,11 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         default_root_dir=str(folder),
         use_distributed_sampler=False,
         num_sanity_val_steps=0,
-        logger=False,
+        logger=more.pop("logger", False),
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **more,
     )
     use_direct_steps(trainer)
     return trainer
@@ -105,6 +110,8 @@ def quiet_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*Checkpoint directory.*exists and is not empty.*")
     warnings.filterwarnings("ignore", message=".*lr_scheduler.step\\(\\).*before.*optimizer.step.*")
+    # Figures are handed over at the end of an epoch, however short it is.
+    warnings.filterwarnings("ignore", message=".*is smaller than the logging interval.*")
     # The ceiling run has nothing to validate; frozen encoders stay in eval mode on purpose; torch's own deprecation.
     warnings.filterwarnings("ignore", message=".*You defined a `validation_step` but have no.*")
     warnings.filterwarnings("ignore", message=".*module\\(s\\) in eval mode at the start of training.*")

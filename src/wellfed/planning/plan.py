@@ -15,6 +15,7 @@ from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.budget import Fitted, within_budget
 from wellfed.planning.evaluation import plan_eval_workers
+from wellfed.planning.guest import guest_faults
 from wellfed.planning.loader import plan_loader
 from wellfed.planning.memory import known_parts, parts_faults, plan_features, plan_micro_batch, plan_on_oom
 from wellfed.planning.planned import DataFacts, ModelFacts, RunPlan
@@ -51,6 +52,7 @@ def plan_run(
         plan_loader(config, choices, facts, data=data, on_gpu=on_gpu, faults=faults, warnings=warnings, trial=trial)
     )
     faults += _skipping_faults(config, data, warnings)
+    faults += guest_faults(config, model, warnings)
     knobs["memory.on_oom"] = plan_on_oom(config.memory.on_oom, device["trainer.devices"], model)
     if faults:
         return faults

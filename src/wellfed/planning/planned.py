@@ -45,6 +45,8 @@ class ModelFacts:
     has_blocks: bool = False
     """Activation checkpointing finds parts that it can recompute."""
     is_lightning_module: bool = False
+    steps_by_hand: bool = False
+    """A LightningModule with manual optimization."""
 
 
 @dataclass(frozen=True)

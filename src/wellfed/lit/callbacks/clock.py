@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
@@ -25,6 +26,8 @@ class TimedLoader:
             unwrap: hand out the bare batch, which is what a user's own LightningModule expects.
         """
         self._loader, self._clock, self._unwrap = loader, clock, unwrap
+        self.latest: Delivery | None = None
+        """What was handed out last, without its batch, where that was handed out bare."""
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -49,6 +52,8 @@ class TimedLoader:
                 return
             self._clock.got()
             self._clock.copy_begins(batch.epoch)
+            if self._unwrap:
+                self.latest = replace(batch, batch=None, num_samples=batch.size)
             handed = [batch.batch if self._unwrap else batch]
             del batch  # what stands still here would keep it on the device
             yield handed.pop()
@@ -72,10 +77,15 @@ class BareBatches:
 
 def step_samples(trainer: pl.Trainer, module: Any, batch: Any) -> int:
     """Samples of the step over all ranks, as the model counts them."""
-    own = getattr(module, "samples_done", None)
-    if isinstance(batch, Delivery) and (batch.is_padding or own == batch.size):
-        return batch.total  # exact where ranks' shares differ by one
+    own, delivery = getattr(module, "samples_done", None), delivery_of(trainer, batch)
+    if delivery is not None and (delivery.is_padding or own in (None, delivery.size)):
+        return delivery.total  # exact where ranks' shares differ by one
     return int((batches.batch_size(batch) if own is None else own) * trainer.world_size)
+
+
+def delivery_of(trainer: pl.Trainer, batch: Any) -> Delivery | None:
+    """What the loader knows of this batch of training, also where the module gets the bare batch."""
+    return batch if isinstance(batch, Delivery) else getattr(trainer.train_dataloader, "latest", None)
 
 
 class Clock(pl.Callback):

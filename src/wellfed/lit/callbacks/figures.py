@@ -46,17 +46,25 @@ class Figures(pl.Callback):
         self._take, self._every, self._stop_on_nan, self._throughput = take, every, stop_on_nan, throughput
         self.handed_over_step = 0
         """The last step whose figures are out; with ``stop_on_nan`` all losses up to it were finite."""
+        self._trainer: pl.Trainer | None = None
         self.first: dict[str, float] = {}
         self.latest: dict[str, float] = {}
         self.validated_step: int | None = None
         self.step, self.epoch = 0, 0
         """How far training is; a validation or test by another Trainer afterwards belongs there."""
 
+    def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+        self._trainer = trainer
+
+    def on_train_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.step, self.epoch = trainer.global_step, trainer.current_epoch
+        self.handed_over_step = self.step
+
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.step, self.epoch = trainer.global_step, trainer.current_epoch
-        if trainer.global_step % self._every == 0:
+        if self.step // self._every > self.handed_over_step // self._every:  # a batch may take several steps
             self._hand_over(trainer, module)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -85,6 +93,24 @@ class Figures(pl.Callback):
     def on_test_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._tell("test", module.evaluated() if isinstance(module, StepModule) else _logged(trainer, "test"), trainer)
 
+    def logged(self, values: Mapping[str, float]) -> None:
+        """Figures that a user's LightningModule, or a callback of its, gives to its logger.
+
+        Those that Lightning keeps under the name of a split are handed over by the hooks above, with ours.
+        """
+        trainer = self._trainer
+        if trainer is None:
+            return
+        found: dict[str, dict[str, float]] = {}
+        for name, value in values.items():
+            split = _split_of(name)
+            if name == "epoch" or (split is not None and name in trainer.callback_metrics):
+                continue
+            where = split or ("test" if trainer.testing else "val" if trainer.validating else "train")
+            found.setdefault(where, {})[name[len(where) + 1 :] if split else name] = value
+        for split, named in found.items():
+            self._tell(split, named, trainer)
+
     def _tell(
         self,
         split: str,
@@ -102,9 +128,12 @@ class Figures(pl.Callback):
 
 def _logged(trainer: pl.Trainer, split: str) -> dict[str, float]:
     """What a LightningModule has logged for a split: ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``."""
-    values = {}
-    for name, value in trainer.callback_metrics.items():
-        for prefix in (f"{split}/", f"{split}_"):
-            if name.startswith(prefix):
-                values[name.removeprefix(prefix).removesuffix("_step")] = float(value)
-    return values
+    return {
+        name[len(split) + 1 :].removesuffix("_step"): float(value)
+        for name, value in trainer.callback_metrics.items()
+        if _split_of(name) == split
+    }
+
+
+def _split_of(name: str) -> str | None:
+    return next((split for split in ("train", "val", "test") if name.startswith((f"{split}/", f"{split}_"))), None)

@@ -29,8 +29,12 @@ class GoOn(pl.Callback):
         if len(positions) != 1 or set(positions[0]) < {"epoch", "batch"}:
             return  # not one of our loaders wrote it
         self._loader.load_state_dict(positions[0])
-        position = self._loader.state_dict()  # other loader.skip_ids give the rest of an epoch other numbers
-        counters.update(counters_at(position, len(self._loader), int(checkpoint["global_step"]), counters))
+        position, length = self._loader.state_dict(), len(self._loader)
+        # Other loader.skip_ids give the rest of an epoch other numbers; manual optimization may step several times a
+        # batch: Lightning's batches are not our steps then.
+        step = int(checkpoint["global_step"])
+        trained = step if module.automatic_optimization else position["epoch"] * length + position["batch"]
+        counters.update(counters_at(position, length, trained, counters))
 
 
 def counters_at(
@@ -40,7 +44,7 @@ def counters_at(
 
     Args:
         position: epochs before this one, and batches of it that have been trained on.
-        step: optimizer steps so far.
+        step: batches trained on so far; optimizer steps, where each takes one.
         counters: as they were saved; what the position does not say stays.
     """
     epochs, batches = position["epoch"], position["batch"]

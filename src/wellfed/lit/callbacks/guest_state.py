@@ -1,0 +1,102 @@
+"""Checkpoints of a user's own LightningModule from which a run goes on exactly: when they are written, with what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import lightning.pytorch as pl
+
+from wellfed.lit.callbacks.checkpoints import Checkpoints
+from wellfed.lit.callbacks.together import Together
+from wellfed.lit.module import _restore_rng as restore_rng
+from wellfed.lit.module import _rng_state as rng_state
+
+
+class ExactResume(pl.Callback):
+    """Keeps all generators and the loader's position in checkpoints, and puts the generators back before the next step.
+
+    Loaders have drawn their seeds by then. Must stand before the user's callbacks, which may draw.
+    """
+
+    def __init__(self) -> None:
+        self._state: dict[str, Any] | None = None
+        self._has_trained = False
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["rng"] = rng_state()
+        loader = trainer.train_dataloader
+        if hasattr(loader, "state_dict"):
+            checkpoint["position"] = loader.state_dict()
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn == "fit":
+            self._state = checkpoint.get("rng")
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._restore()
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        self._restore()
+        self._has_trained = True
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        # Else ReduceLROnPlateau goes without this epoch: Lightning takes its validation for one before the resume.
+        if self._has_trained:
+            trainer.fit_loop.restarting = False
+
+    def _restore(self) -> None:
+        if self._state is not None:
+            restore_rng(self._state)
+            self._state = None
+
+
+class GuestCheckpoints(Checkpoints):
+    """Writes what is due at an epoch's last step when the epoch is over.
+
+    Only then have the validation, the callbacks that monitor it and the schedulers that go by it done their part; a
+    checkpoint from before would go on without it. Must stand behind the user's callbacks, see `Last`.
+    """
+
+    _step, _is_due = 0, False
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
+        every = self._every_steps
+        is_due = (every is not None and self._step // every > before // every) or self._is_time(trainer)
+        if trainer.is_last_batch:
+            self._is_due = self._is_due or is_due
+        elif is_due:
+            self.save_last(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._is_due = self._is_due or self._every_steps is None
+
+    def save_if_due(self, trainer: pl.Trainer) -> None:
+        """To be called at the start of an epoch, before the user's callbacks."""
+        if self._is_due:
+            self._is_due = False
+            self.save_last(trainer)
+
+
+class AtEpochStart(pl.Callback):
+    """`GuestCheckpoints.save_if_due`, before the user's callbacks begin the next epoch."""
+
+    def __init__(self, checkpoints: GuestCheckpoints) -> None:
+        self._checkpoints = checkpoints
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._checkpoints.save_if_due(trainer)
+
+
+class Last(pl.Callback):
+    """Puts callbacks behind those that a LightningModule brings, which Lightning puts behind ours."""
+
+    def __init__(self, callbacks: Sequence[pl.Callback]) -> None:
+        self._callbacks = callbacks
+
+    def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
+        trainer.callbacks.append(Together(self._callbacks))

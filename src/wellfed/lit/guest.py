@@ -1,0 +1,89 @@
+"""What a user's own LightningModule gets around it: a logger, checkpoints to go on from, and the knobs that apply."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+
+from wellfed.lit.callbacks.guest_state import AtEpochStart, ExactResume, GuestCheckpoints, Last
+from wellfed.lit.callbacks.non_finite import NonFinite
+from wellfed.lit.callbacks.rank_shares import RankShares
+from wellfed.lit.logger import FiguresLogger
+from wellfed.lit.plain_checkpoint import PlainCheckpointIO
+from wellfed.lit.step import compile_errors, compiled_graphs
+from wellfed.lit.trainer import TrainerOptions, make_trainer
+
+_LOG = logging.getLogger(__name__)
+
+
+def make_guest_trainer(
+    options: TrainerOptions,
+    callbacks: Sequence[pl.Callback],
+    folder: Path,
+    *,
+    last: Sequence[pl.Callback] = (),
+    log: Callable[[Mapping[str, float]], None],
+    log_every: int = 50,
+) -> pl.Trainer:
+    """As `make_trainer`, for a LightningModule that brings callbacks and logs by itself.
+
+    Args:
+        last: callbacks that stand behind those of the module.
+        log: takes what is given to ``self.logger``.
+        log_every: steps between two rows of what the module logs.
+    """
+    return make_trainer(
+        options,
+        [*callbacks, *([Last(last)] if last else [])],
+        folder,
+        logger=FiguresLogger(log, folder),
+        log_every_n_steps=log_every,
+        plugins=[PlainCheckpointIO()],
+    )
+
+
+def training_callbacks(
+    checkpoints: GuestCheckpoints | None, world_size: int, non_finite: NonFinite
+) -> list[pl.Callback]:
+    """What a training of a guest needs beside the callbacks of every run; without ``checkpoints`` it keeps nothing."""
+    shares = [RankShares()] if world_size > 1 else []
+    kept = [] if checkpoints is None else [AtEpochStart(checkpoints), ExactResume()]
+    return [*shares, *kept, non_finite]
+
+
+def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> None:
+    """Compile the module's ``training_step``; one that can't be compiled is given up for good, with a warning.
+
+    For automatic optimization alone: a step that fails half way is done again, which must not have stepped.
+    """
+    own = module.training_step
+    compiled = torch.compile(own, mode=mode.replace("_", "-"))
+
+    @functools.wraps(own)
+    def training_step(*arguments: Any, **named: Any) -> Any:
+        before = compiled_graphs()
+        try:
+            return compiled(*arguments, **named)  # type: ignore[no-untyped-call]
+        except compile_errors() as error:
+            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            _LOG.warning("gpu.compile failed (%s); going on without it.", first)
+            on_failure(first)
+            module.training_step = own
+            return own(*arguments, **named)
+        finally:
+            module.was_disturbed = getattr(module, "was_disturbed", False) or compiled_graphs() != before
+
+    module.training_step = training_step
+
+
+def builds_itself_later(module: pl.LightningModule) -> bool:
+    """Whether the module may make layers when a Trainer has it: its weights can't be compared or loaded before."""
+    return any(
+        getattr(type(module), hook) is not getattr(pl.LightningModule, hook) for hook in ("setup", "configure_model")
+    )

@@ -1,0 +1,149 @@
+"""Cards that are lost, not there, too few or too small: message, record and exit code, and no hang."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import Done, record_of, run, run_folders, train
+from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
+from tests.fake_nvml.driver import FakeDriver
+
+QUICK = ("trainer.max_steps=6", "logger=none", "telemetry.ceiling_steps=0")
+
+
+def is_told(done: Done, *texts: str) -> None:
+    """In a message, not in a traceback."""
+    assert "Traceback" not in done.err, done.err
+    for text in texts:
+        assert text in done.err
+
+
+@pytest.fixture(scope="module")
+def launches(fake_cuda: FakeCuda, tmp_path_factory: pytest.TempPathFactory) -> int:
+    """Of a whole run."""
+    folder = tmp_path_factory.mktemp("whole")
+    done = train(*QUICK, cwd=folder, **fake_cuda.environment(mib=8192, report=folder / "report"))
+    assert done.code == 0, done.text
+    return max(json.loads(line)["launches"] for line in (folder / "report").read_text().splitlines())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_frac", [0, 0.1, 0.3, 0.5, 0.7, 0.8, 0.95])
+def test_a_lost_card_ends_a_run_with_a_record(
+    tmp_path: Path, fake_cuda: FakeCuda, launches: int, after_frac: float
+) -> None:
+    """In the probe, the first batch, a backward pass, the validation, the test: wherever that many launches lead."""
+    lost = fake_cuda.environment(mib=8192, lost_after=int(after_frac * launches))
+    done = train(*QUICK, "trainer.validate_every_steps=2", "trainer.checkpoint_every_steps=1", cwd=tmp_path, **lost)
+    is_told(done, "CUDA error: unspecified launch failure", "dmesg")
+    folders = run_folders(tmp_path)
+    assert done.code == (1 if folders else 2)
+    for folder in folders:
+        record = record_of(folder)
+        assert (record["status"], record["exit_code"], record["error"]["kind"]) == ("failed", 1, "code")
+        assert "unspecified launch failure" in record["error"]["message"]
+    if after_frac in (0, 0.95):  # before the first batch, after the last
+        assert len(folders) == round(after_frac)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_a_card_that_works_again(tmp_path: Path, fake_cuda: FakeCuda, launches: int) -> None:
+    steps = (*QUICK, "trainer.checkpoint_every_steps=1")
+    done = train(*steps, cwd=tmp_path, **fake_cuda.environment(mib=8192, lost_after=launches * 6 // 10))
+    assert done.code == 1, done.text
+    done = train(*steps, "resume=auto", cwd=tmp_path, **fake_cuda.environment(mib=8192))
+    assert done.code == 0, done.text
+    (folder,) = run_folders(tmp_path)
+    assert (record_of(folder)["status"], record_of(folder)["steps"]) == ("ok", 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "variables", "texts"),
+    [
+        (["trainer.accelerator=gpu"], {"CUDA_VISIBLE_DEVICES": "7"}, ["trainer.accelerator", "CUDA_VISIBLE_DEVICES=7"]),
+        (["trainer.devices=3"], {}, ["trainer.devices: 3 devices were asked for, and 2 GPU(s) are visible"]),
+        (["gpu.memory_gib=100"], {}, ["gpu.memory_gib: 100 GiB were asked for", "(8.0 GiB)"]),
+    ],
+)
+def test_a_card_that_is_not_there_is_said_before_anything_is_run(
+    tmp_path: Path, fake_cuda: FakeCuda, overrides: list[str], variables: dict[str, str], texts: list[str]
+) -> None:
+    done = train(*QUICK, *overrides, cwd=tmp_path, **fake_cuda.environment(cards=2, mib=8192), **variables)
+    assert done.code == 2, done.text
+    is_told(done, *texts)
+    assert run_folders(tmp_path) == []
+
+
+@pytest.mark.slow
+def test_a_profile_larger_than_the_card_is_planned_for_what_the_card_has(tmp_path: Path, fake_cuda: FakeCuda) -> None:
+    done = train(*QUICK, "gpu=24gb", cwd=tmp_path, **fake_cuda.environment(mib=8192))
+    assert done.code == 0, done.text
+    (warning,) = [line for line in done.err.splitlines() if "gpu=24gb" in line]
+    assert "8.0 GiB" in warning
+    (folder,) = run_folders(tmp_path)
+    assert record_of(folder)["plan"]["gpu.memory_gib"]["value"] == pytest.approx(7.2)
+
+
+@pytest.mark.slow
+def test_no_visible_card_is_said_where_nvml_sees_some(
+    tmp_path: Path, fake_cuda: FakeCuda, fake_driver: FakeDriver
+) -> None:
+    machine = machine_environment(fake_driver, tmp_path, Cards(cards=2, mib=8192))
+    done = train(*QUICK, cwd=tmp_path, **machine, CUDA_VISIBLE_DEVICES="7")
+    assert done.code == 0, done.text
+    assert "CUDA_VISIBLE_DEVICES" in done.text
+    (folder,) = run_folders(tmp_path)
+    assert record_of(folder)["plan"]["trainer.accelerator"]["value"] == "cpu"
+
+
+FORKS = """
+import torch
+from wellfed.contract import Datasets, LossOutput
+
+
+class Data:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return {"x": torch.full((4,), float(index), device="cuda").cpu()}
+
+
+class Model(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 1)
+
+    def loss(self, batch):
+        return LossOutput(self(batch["x"]).square().mean())
+
+
+def data():
+    return Datasets(Data(), None, None)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["processes", "torch"])
+def test_cuda_in_a_forked_worker_is_an_error_of_the_data(tmp_path: Path, fake_cuda: FakeCuda, backend: str) -> None:
+    (tmp_path / "forks.py").write_text(FORKS)
+    folder = tmp_path / "configs" / "workload"
+    folder.mkdir(parents=True)
+    (folder / "forks.yaml").write_text(
+        "name: forks\neffective_batch_size: 8\nmodel: {_target_: forks.Model}\ndata: {_target_: forks.data}\n"
+        "optimizer: {_target_: torch.optim.SGD, lr: 0.01}\n"
+    )
+    cards = fake_cuda.environment(mib=8192)
+    cards["PYTHONPATH"] += f":{tmp_path}"
+    done = run(
+        "train.py",
+        *("--config-dir", str(tmp_path / "configs"), "workload=forks", "config.allow_targets=[forks,torch]"),
+        *(*QUICK, f"loader.backend={backend}", "loader.num_workers=1"),
+        cwd=tmp_path,
+        **cards,
+    )
+    assert done.code == 1, done.text
+    is_told(done, "training sample", "CUDA")

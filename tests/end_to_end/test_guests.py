@@ -1,0 +1,249 @@
+"""A finished LightningModule of a user's own: whatever it does, its run ends ok and can be gone on with."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import Done, only_folder, record_of, run
+from tests.end_to_end.guest_module import hooks
+from tests.fake_cuda.machine import FakeCuda
+
+YAML = """
+name: guest
+effective_batch_size: 16
+model:
+  _target_: guest_module.{model}
+data:
+  _target_: guest_module.data
+"""
+STEPS_PER_EPOCH = 7
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    """A user's own configuration folder and module."""
+    shutil.copy(Path(__file__).with_name("guest_module.py"), tmp_path)
+    folder = tmp_path / "configs" / "workload"
+    folder.mkdir(parents=True)
+    for name, model in (("guest", "Guest"), ("two", "TwoOptimizers")):
+        (folder / f"{name}.yaml").write_text(YAML.format(model=model))
+    return tmp_path
+
+
+def guest(user: Path, *arguments: str, workload: str = "guest", cwd: Path | None = None, **more: str) -> Done:
+    """Train it."""
+    return run(
+        "train.py",
+        "--config-dir",
+        str(user / "configs"),
+        f"workload={workload}",
+        "config.allow_targets=[guest_module,torch]",
+        "logger=none",
+        "telemetry.ceiling_steps=0",
+        "loader.backend=inline",
+        *arguments,
+        cwd=cwd or user,
+        **{**more, "PYTHONPATH": ":".join([str(user), *filter(None, [more.get("PYTHONPATH")])])},
+    )
+
+
+def evaluated(user: Path, folder: Path) -> Done:
+    """Evaluate the best checkpoint of a run."""
+    where = ("--config-dir", str(user / "configs"))
+    checkpoint = f"checkpoint={folder / 'checkpoints' / 'best.ckpt'}"
+    return run("evaluate.py", *where, checkpoint, cwd=user, PYTHONPATH=str(user))
+
+
+def figures(folder: Path) -> dict[str, dict[int, float]]:
+    """``metrics.csv`` as ``{split/name: {step: value}}``; a figure is written once a step."""
+    found: dict[str, dict[int, float]] = {}
+    with (folder / "metrics.csv").open() as file:
+        for row in csv.DictReader(file):
+            at = found.setdefault(f"{row['split']}/{row['name']}", {})
+            assert int(row["step"]) not in at, row
+            at[int(row["step"])] = float(row["value"])
+    return found
+
+
+def content(folder: Path, name: str = "last.ckpt") -> dict[str, Any]:
+    return torch.load(folder / "checkpoints" / name, weights_only=True)
+
+
+def test_a_guest_with_all_that_lightning_offers_ends_ok(user: Path) -> None:
+    done = guest(user, "trainer.max_epochs=3", "trainer.log_every_steps=5")
+    assert done.code == 0, done.text
+    folder = only_folder(user, "guest")
+    record = record_of(folder)
+    assert (record["status"], record["steps"], record["samples"]) == ("ok", 21, 300)
+    assert {"val/loss", "test/loss", "train/loss", "train/residual"} <= set(record["metrics"])
+    seen = figures(folder)
+    assert set(seen["val/loss"]) == {7, 14, 21}
+    assert set(seen["train/own/figure"]) >= {0, 1, 20}
+    rates = seen["train/lr-AdamW"]  # LearningRateMonitor's
+    assert rates == pytest.approx({0: 0.01, 7: 0.001, 14: 0.0001}), "ReduceLROnPlateau did not see val_loss"
+    assert set(hooks(user).values()) == {1, 3}, hooks(user)
+    assert hooks(user)["on_train_epoch_end"] == 3
+
+
+def test_its_checkpoints_hold_what_loads_weights_only(user: Path) -> None:
+    done = guest(user, "trainer.max_epochs=1")
+    assert done.code == 0, done.text
+    folder = only_folder(user, "guest")
+    for name in ("last.ckpt", "best.ckpt"):
+        assert content(folder, name)["hyper_parameters"] == {
+            "dropout": 0.5,
+            "where": "somewhere",
+            "nested": {"width": 3},
+        }
+    (line,) = [line for line in done.err.splitlines() if "hyper_parameters.scaler" in line]
+    assert "Standardised" in line
+    assert "hyper_parameters.layers" in line
+    assert "hyper_parameters.activation" in line
+    tested = record_of(folder)["metrics"]["test/loss"]
+    done = evaluated(user, folder)
+    assert done.code == 0, done.text
+    assert f"test/loss {tested:.6g}" in done.out
+
+
+@pytest.mark.parametrize(("workload", "steps_a_batch"), [("guest", 1), ("two", 2)])
+@pytest.mark.parametrize("cut_after", [3, STEPS_PER_EPOCH])
+def test_a_resumed_guest_learns_what_the_unbroken_one_does(
+    user: Path, workload: str, steps_a_batch: int, cut_after: int
+) -> None:
+    num_steps, at = 3 * STEPS_PER_EPOCH * steps_a_batch, cut_after * steps_a_batch
+    every_step = ("trainer.max_epochs=3", "trainer.checkpoint_every_steps=1", f"trainer.keep_last={num_steps}")
+    done = guest(user, *every_step, workload=workload)
+    assert done.code == 0, done.text
+    unbroken = only_folder(user, "guest")
+    behind = (num_steps - at) // steps_a_batch  # checkpoints
+    shutil.copytree(unbroken, user / "cut" / "run")
+    checkpoint = user / "cut" / "run" / "checkpoints" / f"last-{behind}.ckpt"
+    assert torch.load(checkpoint, weights_only=True)["global_step"] == at
+    (user / "elsewhere").mkdir()
+    done = guest(user, f"resume={checkpoint}", "trainer.max_epochs=3", workload=workload, cwd=user / "elsewhere")
+    assert done.code == 0, done.text
+    resumed = only_folder(user / "elsewhere", "guest")
+    whole, cut = content(unbroken), content(resumed)
+    for name, value in whole["state_dict"].items():
+        assert torch.equal(value, cut["state_dict"][name]), name
+    assert str(whole["optimizer_states"]) == str(cut["optimizer_states"])
+    assert str(whole["lr_schedulers"]) == str(cut["lr_schedulers"])
+    assert str(whole["callbacks"]) == str(cut["callbacks"])
+    assert str(whole["rng"]["torch"].tolist()) == str(cut["rng"]["torch"].tolist())
+    assert [record_of(folder)["steps"] for folder in (unbroken, resumed)] == [num_steps, num_steps]
+    assert [record_of(folder)["epochs"] for folder in (unbroken, resumed)] == [3, 3]
+    seen, again = figures(unbroken)["val/loss"], figures(resumed)["val/loss"]
+    assert again == {step: value for step, value in seen.items() if step > at}
+
+
+def test_two_optimizers_and_manual_optimization(user: Path) -> None:
+    done = guest(user, "trainer.max_epochs=2", "trainer.log_every_steps=3", workload="two")
+    assert done.code == 0, done.text
+    folder = only_folder(user, "guest")
+    record = record_of(folder)
+    assert (record["status"], record["steps"], record["samples"]) == ("ok", 28, 200)
+    assert {"train/loss_a", "train/loss_b", "val/loss"} <= set(figures(folder))
+
+
+def test_what_does_not_apply_to_manual_optimization_is_refused(user: Path) -> None:
+    done = guest(user, "trainer.max_epochs=1", "gpu.compile=default", "trainer.gradient_clip=1.0", workload="two")
+    assert done.code == 2, done.text
+    assert "gpu.compile: default" in done.err
+    assert "trainer.gradient_clip: 1" in done.err
+    assert "Traceback" not in done.text
+
+
+@pytest.mark.slow
+def test_gpu_compile_compiles_a_guests_step(user: Path) -> None:
+    done = guest(user, "trainer.max_epochs=1", "gpu.compile=default")
+    assert done.code == 0, done.text
+    record = record_of(only_folder(user, "guest"))
+    assert record["plan"]["gpu.compile"]["value"] == "default"
+    compiled = [event for event in record["events"] if event["kind"] == "compile_failed"]
+    assert compiled == [], compiled
+
+
+@pytest.mark.parametrize("workload", ["guest", "two"])
+def test_on_nan_skips_steps_of_a_guest(user: Path, workload: str) -> None:
+    poisoned = ("trainer.max_epochs=2", "+workload.data.poison=3")
+    done = guest(user, *poisoned, "trainer.on_nan=skip", workload=workload)
+    assert done.code == 0, done.text
+    folder = only_folder(user, "guest")
+    events = [event for event in record_of(folder)["events"] if event["kind"] == "nan"]
+    assert len(events) == 2 * (2 if workload == "two" else 1)
+    assert all(value.isfinite().all() for value in content(folder)["state_dict"].values())
+
+
+def test_on_nan_halves_the_rate_of_a_guest(user: Path) -> None:
+    done = guest(user, "trainer.max_epochs=1", "+workload.data.poison=3", "trainer.on_nan=halve_lr", workload="two")
+    assert done.code == 0, done.text
+    states = content(only_folder(user, "guest"))["optimizer_states"]
+    assert [state["param_groups"][0]["lr"] for state in states] == [0.005, 0.005]
+
+
+@pytest.mark.parametrize("workload", ["guest", "two"])
+def test_on_nan_raise_ends_a_guest_before_a_checkpoint_has_nan(user: Path, workload: str) -> None:
+    done = guest(
+        user,
+        "trainer.max_epochs=2",
+        "+workload.data.poison=3",
+        "trainer.log_every_steps=50",
+        "trainer.checkpoint_every_steps=2",
+        workload=workload,
+    )
+    assert done.code == 1, done.text
+    assert "trainer.on_nan" in done.err
+    assert "Traceback" not in done.err
+    for path in (only_folder(user, "guest") / "checkpoints").glob("*.ckpt"):
+        state = torch.load(path, weights_only=True)["state_dict"]
+        assert all(value.isfinite().all() for value in state.values()), path
+
+
+@pytest.mark.parametrize("num_train", [101, pytest.param(97, marks=pytest.mark.slow)])
+def test_two_ranks_count_each_sample_of_a_guest_once(user: Path, num_train: int) -> None:
+    """Epochs end with a step of 1 sample, which leaves a rank without any, or of 5 for two."""
+    states, records = [], []
+    for devices in (1, 2):
+        cwd = user / f"{devices}"
+        cwd.mkdir()
+        done = guest(
+            user,
+            "trainer.max_epochs=2",
+            f"trainer.devices={devices}",
+            "trainer.accelerator=cpu",
+            f"+workload.data.num_train={num_train}",
+            "+workload.model.dropout=0",
+            cwd=cwd,
+        )
+        assert done.code == 0, done.text
+        states.append(content(only_folder(cwd, "guest"))["state_dict"])
+        records.append(record_of(only_folder(cwd, "guest")))
+    for name, value in states[0].items():
+        torch.testing.assert_close(states[1][name], value, rtol=0, atol=2e-6, msg=name)
+    assert [record["samples"] for record in records] == [2 * num_train] * 2
+    alone, both = (record["metrics"] for record in records)
+    for name in ("val/loss", "test/loss"):
+        assert both[name] == pytest.approx(alone[name], rel=1e-5)
+
+
+def test_a_guest_on_a_card(user: Path, fake_cuda: FakeCuda, tmp_path: Path) -> None:
+    """Its checkpoint is evaluated on the CPU, too."""
+    report = tmp_path / "report"
+    cards = fake_cuda.environment(cards=1, mib=8192, slowdown=2, report=report)
+    done = guest(user, "trainer.max_epochs=2", **cards)
+    assert done.code == 0, done.text
+    folder = only_folder(user, "guest")
+    record = record_of(folder)
+    assert (record["status"], record["plan"]["trainer.accelerator"]["value"]) == ("ok", "gpu")
+    (process,) = [entry for line in report.read_text().splitlines() if (entry := json.loads(line))["contexts"]]
+    assert process["violations"] == []
+    done = evaluated(user, folder)
+    assert done.code == 0, done.text
+    assert float(done.out.split()[-1]) == pytest.approx(record["metrics"]["test/loss"], rel=1e-5)
