@@ -51,7 +51,9 @@ def to_markdown(record: Mapping[str, Any]) -> str:
 def simulated_lines(record: Mapping[str, Any]) -> list[str]:
     """That the figures are of no real GPU, where that is so."""
     names = [gpu["name"] for gpu in record["machine"].get("gpus", ()) if gpu.get("is_simulated")]
-    return [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."] if names else []
+    return (
+        [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."] if names else []
+    )
 
 
 def speed_lines(record: Mapping[str, Any]) -> list[str]:

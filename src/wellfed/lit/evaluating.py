@@ -92,7 +92,8 @@ class Evaluating:
         if not before.restore():  # outside the handler: its traceback would keep the failed batch's tensors alive
             name = type(self._evaluation).__name__
             raise OutOfMemoryExhausted(
-                f"Out of memory when {name}.update had taken a part of the batch into a large tensor: {failure.message} "
+                f"Out of memory when {name}.update had taken a part of the batch into a large tensor: "
+                f"{failure.message} "
                 f"Next: memory.micro_batch={max(1, part.size // 2)}, which is the size of evaluation batches too."
             )
         return failure

@@ -1,4 +1,4 @@
-"""A workload's feature rows while a module trains or evaluates: held on its device, moved off it where room is needed."""
+"""A workload's feature rows while it trains: held on the device, or moved off it where the room is needed."""
 
 from __future__ import annotations
 

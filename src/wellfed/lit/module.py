@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 
 from wellfed.contract import Batch, Evaluation, Features, FeatureSource
@@ -25,6 +25,7 @@ from wellfed.lit.clip import are_of_one_kind, clip_by_norm
 from wellfed.lit.evaluating import Evaluating
 from wellfed.lit.feature_table import FeatureTable
 from wellfed.lit.mean_loss import MeanLoss
+from wellfed.lit.ranks import RanksOfStep
 from wellfed.lit.retry import StepRetry
 from wellfed.lit.step import Loss, Preparation, Totals, log_values
 from wellfed.loading import batches
@@ -96,13 +97,19 @@ class StepModule(pl.LightningModule):
             on_event=on_event,
         )
         mode = options.feature_mode or "dynamic"
-        self._features = features and FeatureTable(features, mode, feature_rows, may_change=options.retry_on_oom)
+        self._features: FeatureTable | None = None
+        if features is not None:
+            self._features = FeatureTable(features, mode, feature_rows, may_change=options.retry_on_oom)
         self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
         self._make_optimizer, self._lr_factor, self._on_event = make_optimizer, lr_factor, on_event
         self._rng_state: dict[str, Any] | None = None
         self._is_finite: Tensor | None = None
         self._trained: list[nn.Parameter] = []
         self._world_size, self._rank = 1, 0
+        self._ranks: RanksOfStep | None = None
+        self._is_sharded = False
+        self._delivery: Delivery | None = None
+        self._part: _MicroBatch | None = None
         self._has_scaler = self._clips_itself = False
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -150,8 +157,12 @@ class StepModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """The rate of the next step by this run's schedule; a checkpoint holds that of the run that wrote it."""
         self._trained = list(self.model.parameters())  # to find them takes a walk through all modules
-        self._retry = self._make_retry()
         self._world_size, self._rank = self.trainer.world_size, self.trainer.global_rank
+        self._is_sharded = isinstance(self.trainer.strategy, FSDPStrategy)
+        self._ranks = None
+        if self.options.retry_on_oom and isinstance(self.trainer.strategy, DDPStrategy):
+            self._ranks = RanksOfStep([weight for weight in self._trained if weight.requires_grad])
+        self._retry = self._make_retry()
         self._has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         # Lightning's plugins know of shards, and refuse to clip what a fused optimizer has yet to unscale.
         is_plain = type(self.trainer.strategy) is SingleDeviceStrategy and not self._has_scaler
@@ -165,13 +176,16 @@ class StepModule(pl.LightningModule):
 
     def _make_retry(self) -> StepRetry:
         is_on_card = self.device.type == "cuda"
-        self._thrash = Thrash(self.device) if is_on_card and self.options.retry_on_oom and self._world_size == 1 else None
+        self._thrash = (
+            Thrash(self.device) if is_on_card and self.options.retry_on_oom and self._world_size == 1 else None
+        )
         return StepRetry(
             self.ladder,
             StepStart(self.model, self.device) if self.options.retry_on_oom else None,
             forget=self._forget_step,
             way_out=self._way_out,
             on_event=self._on_event,
+            ranks=self._ranks,
         )
 
     def on_validation_start(self) -> None:
@@ -210,14 +224,20 @@ class StepModule(pl.LightningModule):
     def weigh(self, delivery: Delivery) -> None:
         """Note what the micro-batches of a delivery will count, unless that is known; to be asked on the host."""
         if delivery.weights is None and not delivery.is_padding and self._train.has_own_weight:
-            self._train.weigh(delivery, self.micro.sizes(delivery.size))
+            self._train.weigh(delivery, self._sizes(delivery))
+
+    def fewer_ahead(self, ahead: int, message: str) -> None:
+        """So many batches are copied to the device ahead of the step from now on; for `DevicePrefetcher`."""
+        step = self.trainer.global_step + 1
+        self._on_event("oom", step=step, message=message)
+        self._on_event("ladder", step=step, change=f"loader.device_prefetch={ahead}")
 
     # -- the step -------------------------------------------------------------------------------------------------
 
     def training_step(self, delivery: Delivery, batch_idx: int) -> Tensor:
-        self._forget_step()
-        parts = self._micro_batches(delivery)
-        self.micro_batches_done, self.samples_done, self._is_finite = len(parts), 0, None
+        if self._part is not None:
+            return self._micro_loss(self._part, delivery)
+        parts = self._begin_step(delivery)
         for part in parts[:-1]:
             loss = self._micro_loss(part, delivery)
             self.trainer.strategy.backward(loss, None)
@@ -228,6 +248,36 @@ class StepModule(pl.LightningModule):
 
     # Lightning reads the signature at every step, and inspect takes longer to make one than we for all our figures.
     training_step.__signature__ = inspect.signature(training_step)  # type: ignore[attr-defined]
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._delivery = batch if self._is_sharded else None
+
+    def _sharded_passes(self, last: Callable[[], Tensor]) -> Tensor:
+        """Forward and backward passes of a sharded model, each micro-batch by itself.
+
+        A forward pass gathers the weights and ends with giving them back: no backward pass may run within it.
+
+        Args:
+            last: Lightning's, of `training_step` and the backward pass.
+        """
+        delivery = self._delivery
+        assert delivery is not None
+        parts = self._begin_step(delivery)
+        try:
+            for self._part in parts[:-1]:
+                loss = self.trainer.strategy.training_step(delivery, 0)
+                self.trainer.strategy.backward(loss, None)
+                del loss
+            self._part = parts[-1]
+            return last()
+        finally:
+            self._part = None
+
+    def _begin_step(self, delivery: Delivery) -> list[_MicroBatch]:
+        self._forget_step()
+        parts = self._micro_batches(delivery)
+        self.micro_batches_done, self.samples_done, self._is_finite = len(parts), 0, None
+        return parts
 
     def _forget_step(self) -> None:
         """What an earlier step, or an earlier try of this one, has left."""
@@ -242,12 +292,19 @@ class StepModule(pl.LightningModule):
                 parameter.grad = parameter.grad.clone()
 
     def _micro_batches(self, delivery: Delivery) -> list[_MicroBatch]:
-        sizes = self.micro.sizes(delivery.size)
+        sizes = self._sizes(delivery)
         parts = self._train.split(delivery.batch, sizes)
         weights = [0] * len(parts) if delivery.is_padding else self._train.weights(delivery, parts, sizes)
         total = self._total_weight(delivery, sum(weights))
         found = zip(parts, sizes, weights, strict=True)
         return [_MicroBatch(part, number, size, weight / total) for number, (part, size, weight) in enumerate(found)]
+
+    def _sizes(self, delivery: Delivery) -> list[int]:
+        """Samples of each micro-batch; equally many micro-batches on all ranks where each is a collective."""
+        if not self._is_sharded:
+            return self.micro.sizes(delivery.size)
+        largest_share = -(-delivery.total // self._world_size)
+        return self.micro.sizes(delivery.size, num_parts=-(-largest_share // self.micro.size))
 
     def _micro_loss(self, part: _MicroBatch, delivery: Delivery) -> Tensor:
         place = part.number * self._world_size + self._rank
@@ -323,10 +380,23 @@ class StepModule(pl.LightningModule):
         """All that comes before clipping; again with smaller micro-batches where memory does not suffice."""
         self._go_on_with_rng()  # in the middle of an epoch: loaders have drawn their seeds by now
         self._retry.begin()
+        if self._is_sharded:
+            forward_and_backward = partial(self._sharded_passes, forward_and_backward)
+        if self._ranks is not None:
+            forward_and_backward = partial(self._passes_of_this_rank, forward_and_backward)
         loss = self._retry.gradients(forward_and_backward)
+        if self._ranks is not None:
+            self._ranks.average_gradients()
         if not self._is_step_finite():
             self._leave_out_step(optimizer)
         return loss
+
+    def _passes_of_this_rank(self, forward_and_backward: Callable[[], Tensor]) -> Tensor:
+        """Without DDP's sum of the gradients, and with its copy of rank 0's buffers."""
+        ddp: Any = self.trainer.strategy.model
+        ddp.require_forward_param_sync = True
+        with ddp.no_sync():
+            return forward_and_backward()
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: Any = None
@@ -336,6 +406,8 @@ class StepModule(pl.LightningModule):
             return
         if self._clips_itself and gradient_clip_val > 0:
             clip_by_norm(optimizer, gradient_clip_val)
+        elif self._is_sharded:
+            self.trainer.strategy.model.clip_grad_norm_(gradient_clip_val)  # the norm over all shards
         else:
             self.trainer.precision_plugin.clip_gradients(optimizer, gradient_clip_val)
 

@@ -38,7 +38,15 @@ def prefetched(loader: Any, module: pl.LightningModule, device: torch.device, ah
         return
     own = None if isinstance(module, StepModule) else _own_transfer(module)
     move = batches.to_device if own is None else lambda batch, where: own(batch, where, 0)
-    prefetcher = DevicePrefetcher(loader, device, ahead, move=move)
+    ours = module if isinstance(module, StepModule) else None
+    prefetcher = DevicePrefetcher(
+        loader,
+        device,
+        ahead,
+        move=move,
+        before_move=ours and ours.weigh,
+        on_less=ours.fewer_ahead if ours and ours.options.retry_on_oom else None,
+    )
     if own is not None:
         # Lightning asks for every batch, those of the evaluation too.
         module.transfer_batch_to_device = lambda batch, where, number: (

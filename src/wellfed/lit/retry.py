@@ -87,7 +87,10 @@ class StepRetry:
             has_changed = failure is not None and versions(optimizer) != before
             if self._ranks is not None and self._ranks.any_failed(failure is not None):
                 # Those that did not fail have taken the step.
-                failure, has_changed = failure or oom.MemoryFailure("device_oom", "another rank ran out of memory."), True
+                failure, has_changed = (
+                    failure or oom.MemoryFailure("device_oom", "another rank ran out of memory."),
+                    True,
+                )
             if failure is None:
                 return result  # type: ignore[return-value]
             del result
@@ -116,7 +119,9 @@ class StepRetry:
         self._free(failure)
         changed = None if self._start is None else self._ladder.step_down()
         if changed is None or self._start is None:
-            raise OutOfMemoryExhausted(f"Out of memory with {self._ladder.tried()}: {failure.message} {self._way_out()}")
+            raise OutOfMemoryExhausted(
+                f"Out of memory with {self._ladder.tried()}: {failure.message} {self._way_out()}"
+            )
         self._tell(changed)
         self._start.restore()
 

@@ -93,8 +93,14 @@ class Preparation:
         self._split: Callable[[Batch, list[int]], list[Batch]] = getattr(dataset, "split", batches.split)
 
     def split(self, batch: Batch, sizes: list[int]) -> list[Batch]:
-        """Successive parts of a batch."""
-        return [batch] if len(sizes) == 1 else self._split(batch, sizes)
+        """Successive parts of a batch; in place of one of no samples the batch's first, to be counted as none."""
+        if len(sizes) == 1:
+            return [batch]
+        if 0 not in sizes:
+            return self._split(batch, sizes)
+        first = self._split(batch, [1, sum(sizes) - 1])[0] if sum(sizes) > 1 else batch
+        parts = iter(self.split(batch, [size for size in sizes if size]))
+        return [next(parts) if size else first for size in sizes]
 
     @property
     def has_own_weight(self) -> bool:
@@ -106,7 +112,7 @@ class Preparation:
 
         Where the data says it itself (``int(mask.sum())``, say), this waits for the device that holds the part.
         """
-        return num_samples if self._weight is None else int(self._weight(part))
+        return num_samples if self._weight is None or num_samples == 0 else int(self._weight(part))
 
     def weights(self, delivery: Delivery, parts: list[Batch], sizes: list[int]) -> list[int]:
         """The weight of each part, as `weigh` has found it where these are the parts that it was told of."""
@@ -154,7 +160,7 @@ class Loss:
             try:
                 before = compiled_graphs()
                 if self.overwrites:
-                    torch.compiler.cudagraph_mark_step_begin()  # nothing is needed of what the last call has returned
+                    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                 output = self._check(self._compiled(batch))
                 self.has_compiled = self.has_compiled or compiled_graphs() != before
                 return output

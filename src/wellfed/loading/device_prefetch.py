@@ -49,12 +49,25 @@ class DevicePrefetcher:
     so without producers the batches are built, in a thread of this one's.
     """
 
-    def __init__(self, loader: Positioned, device: torch.device, ahead: int, *, move: Move = batches.to_device) -> None:
+    def __init__(
+        self,
+        loader: Positioned,
+        device: torch.device,
+        ahead: int,
+        *,
+        move: Move = batches.to_device,
+        before_move: Callable[[Delivery], None] | None = None,
+        on_less: Callable[[int, str], None] | None = None,
+    ) -> None:
         """
         Args:
             ahead: >= 1; costs the device memory of so many batches.
             move: puts a batch on the device; called on the side stream.
+            before_move: told of each delivery while its batch is on the host.
+            on_less: told how many are copied ahead from now on, and why: the device has no room for so many. The batch
+                that did not fit is handed out as it is, on the host. None = that is an error.
         """
+        self._before_move, self._on_less = before_move, on_less
         self._loader, self._device, self._ahead, self._move = loader, device, ahead, move
         self._position = _position(loader.state_dict())
         self._running: _ReadAhead | None = None
@@ -103,7 +116,23 @@ class DevicePrefetcher:
         return running is None or running.stop()
 
     def _bring(self, delivery: Delivery) -> Delivery:
-        """The delivery with its batch on the device; done when it returns, so the host's buffers may be used again."""
+        """The delivery with its batch on the device; done when it returns, so the host's buffers may be used again.
+
+        Or as it is, where the device has no room for it.
+        """
+        if self._before_move is not None:
+            self._before_move(delivery)
+        try:
+            return self._moved(delivery)
+        except torch.OutOfMemoryError as error:
+            if self._on_less is None:
+                raise
+            message = str(error).partition("\n")[0]
+        self._ahead = max(1, self._ahead - 1)
+        self._on_less(self._ahead, message)
+        return delivery
+
+    def _moved(self, delivery: Delivery) -> Delivery:
         if self._stream is None:
             return replace(delivery, batch=self._move(delivery.batch, self._device))
         with torch.cuda.stream(self._stream):
@@ -133,7 +162,9 @@ class _ReadAhead:
 
     def __init__(self, loader: Positioned, bring: Callable[[Delivery], Delivery], ahead: int) -> None:
         self._loader, self._bring = loader, bring
-        self._room = threading.Semaphore(ahead)
+        self._room, self._ahead = threading.Semaphore(ahead), ahead
+        self._too_many = threading.Semaphore(0)
+        """Places that are not given again when a batch leaves them."""
         self._ready: queue.SimpleQueue[Delivery | _End] = queue.SimpleQueue()
         self._is_stopped = False
         # A daemon: a data set that hangs must not keep Python from ending.
@@ -142,7 +173,8 @@ class _ReadAhead:
 
     def __iter__(self) -> Iterator[Delivery]:
         while isinstance(found := self._ready.get(), Delivery):
-            self._room.release()
+            if not self._too_many.acquire(blocking=False):
+                self._room.release()
             yield found
         if found.error is not None:
             raise found.error
@@ -160,7 +192,11 @@ class _ReadAhead:
                 delivery = next(deliveries, None)
                 if delivery is None:
                     break
-                self._ready.put(self._bring(delivery))
+                brought = self._bring(delivery)
+                if brought is delivery and self._ahead > 1:
+                    self._ahead -= 1
+                    self._too_many.release()
+                self._ready.put(brought)
         except BaseException as error:  # noqa: BLE001  raised again where the batch is asked for
             self._ready.put(_End(error))
         else:

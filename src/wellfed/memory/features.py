@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -91,7 +92,7 @@ def hold(features: Features, mode: Mode, device: torch.device, known: Tensor | N
 
 def slower(mode: Mode) -> Mode | None:
     """The mode that needs the next less device memory."""
-    return dict(zip(FASTEST_FIRST, FASTEST_FIRST[1:], strict=False)).get(mode)
+    return dict(pairwise(FASTEST_FIRST)).get(mode)
 
 
 def moved(source: FeatureSource, features: Features, mode: Mode, device: torch.device) -> FeatureSource:

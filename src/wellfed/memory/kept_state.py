@@ -55,7 +55,9 @@ class KeptState:
             if len(value) > MANY:
                 self._lengths.append((value, len(value)))
                 return value
-            return {key: self._kept(item, depth) for key, item in value.items()} if type(value) is dict else value.copy()
+            return (
+                {key: self._kept(item, depth) for key, item in value.items()} if type(value) is dict else value.copy()
+            )
         is_plain = isinstance(value, (type, FunctionType, ModuleType)) or not hasattr(value, "__dict__")
         if not is_plain and depth and id(value) not in self._seen:
             self._seen.add(id(value))

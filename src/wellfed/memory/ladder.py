@@ -25,7 +25,9 @@ class MicroBatches:
             num_parts: so many, nearly equal, of which the last may be 0: ranks that must do equally many.
         """
         if num_parts is not None:
-            return [num_samples * (part + 1) // num_parts - num_samples * part // num_parts for part in range(num_parts)]
+            return [
+                num_samples * (part + 1) // num_parts - num_samples * part // num_parts for part in range(num_parts)
+            ]
         full, rest = divmod(num_samples, self.size)
         return [self.size] * full + ([rest] if rest else [])
 

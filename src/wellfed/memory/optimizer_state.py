@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 _LOG = logging.getLogger(__name__)
+_RATES = ("lr", "weight_decay")
+"""What moves a weight whose gradient is zero."""
 
 
 def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
@@ -72,14 +74,14 @@ def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 
 def _step_in_place(optimizer: torch.optim.Optimizer) -> None:
     """One step that changes no weight, after which counts of steps are 0 again."""
-    rates = [{name: group[name] for name in ("lr", "weight_decay") if name in group} for group in optimizer.param_groups]
+    kept = [(group, name, group[name]) for group in optimizer.param_groups for name in _RATES if name in group]
     try:
-        for group, kept in zip(optimizer.param_groups, rates, strict=True):
-            group.update({name: torch.zeros_like(old) if isinstance(old, Tensor) else 0.0 for name, old in kept.items()})
+        for group, name, rate in kept:
+            group[name] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
         optimizer.step()
     finally:
-        for group, kept in zip(optimizer.param_groups, rates, strict=True):
-            group.update(kept)
+        for group, name, rate in kept:
+            group[name] = rate
     for state in optimizer.state.values():
         count = state.get("step")
         if isinstance(count, Tensor):
@@ -99,14 +101,16 @@ def _is_a_fresh_start(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _three_steps(optimizer: torch.optim.Optimizer, *, begins: bool) -> list[Tensor]:
-    weights, groups = [], []
+    weights: list[Tensor] = []
+    groups: list[dict[str, Any]] = []
     draw = torch.Generator().manual_seed(1)
     for group in optimizer.param_groups:
         kind: Tensor = group["params"][0]
         weights.append(torch.randn(3, 2, generator=draw).to(kind.device, kind.dtype).requires_grad_())
         options = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
         groups.append({**options, "params": [weights[-1]]})
-    copy: Any = type(optimizer)(groups)
+    make: Any = type(optimizer)
+    copy = make(groups)
     if begins:
         for weight in weights:
             weight.grad = _no_change(weight) if _wants_sparse(optimizer) else torch.zeros_like(weight)
