@@ -140,6 +140,7 @@ def model_facts(parts: Parts, config: RunConfig) -> ModelFacts:
         else _states_per_parameter(config.workload.optimizer) * sum(p.numel() * p.element_size() for p in trainable),
         has_batch_norm=any(isinstance(module, batch_norm) for module in parts.model.modules()),
         is_lightning_module=parts.is_lightning_module,
+        has_sparse_gradients=parts.has_sparse_gradients,
         has_blocks=next(blocks(parts.model), None) is not None,
     )
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from wellfed.app import assemble
 from wellfed.app.assemble import Parts
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import OnOom, RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST, Checkpoints
@@ -67,13 +67,13 @@ class Passes:
         rank: int,
         on_event: Callable[..., None],
         progress: Progress | None = None,
-        retries_oom: bool = True,
+        may_adapt: bool = True,
     ) -> None:
         """
         Args:
-            retries_oom: where the plan says so; False = out of memory ends it, as a result of its own.
+            may_adapt: where the plan says so; False = out of memory ends it, as a result of its own.
         """
-        self._retries_oom = retries_oom and plan["memory.on_oom"] == "retry"
+        self._may_adapt = may_adapt
         self._progress = progress or Progress()
         self._config, self._parts, self._plan, self._journal, self._rank = config, parts, plan, journal, rank
         self.options = _trainer_options(config, plan)
@@ -309,7 +309,11 @@ class Passes:
                 seed=config.seed,
                 feature_mode=plan["memory.features"],
                 compile_mode=plan["gpu.compile"],
-                retry_on_oom=self._retries_oom,
+                retry_on_oom=plan["memory.on_oom"] == "retry",
+                # Of a sharded model every batch is a collective: ranks must do equally many.
+                halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry and plan["trainer.strategy"] != "fsdp",
+                may_adapt=self._may_adapt,
+                batches_ahead=plan["loader.device_prefetch"],
                 on_nan=config.trainer.on_nan.value,
             ),
             make_optimizer=lambda model: assemble.make_optimizer(

@@ -55,9 +55,16 @@ class StepOptions:
     compile_mode: str = "none"
     retry_on_oom: bool = True
     halve_evaluation_on_oom: bool = True
+    may_adapt: bool = True
+    """False: where memory runs out the run ends, though all is prepared for doing a step again."""
     batches_ahead: int = 0
     """Batches that are copied to the device ahead of the step, for what is said of memory."""
     on_nan: Literal["raise", "skip", "halve_lr"] = "raise"
+
+    @property
+    def adapts(self) -> bool:
+        """Where memory runs out, training goes on in a way that needs less."""
+        return self.retry_on_oom and self.may_adapt
 
 
 class StepModule(pl.LightningModule):
@@ -93,13 +100,13 @@ class StepModule(pl.LightningModule):
             model,
             self.evaluation,
             {split: Preparation(data, options.seed) for split, data in eval_data.items()},
-            may_halve=options.halve_evaluation_on_oom,
+            may_halve=options.halve_evaluation_on_oom and options.may_adapt,
             on_event=on_event,
         )
         mode = options.feature_mode or "dynamic"
         self._features: FeatureTable | None = None
         if features is not None:
-            self._features = FeatureTable(features, mode, feature_rows, may_change=options.retry_on_oom)
+            self._features = FeatureTable(features, mode, feature_rows, may_change=options.adapts)
         self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
         self._make_optimizer, self._lr_factor, self._on_event = make_optimizer, lr_factor, on_event
         self._rng_state: dict[str, Any] | None = None
@@ -177,7 +184,7 @@ class StepModule(pl.LightningModule):
     def _make_retry(self) -> StepRetry:
         is_on_card = self.device.type == "cuda"
         self._thrash = (
-            Thrash(self.device) if is_on_card and self.options.retry_on_oom and self._world_size == 1 else None
+            Thrash(self.device) if is_on_card and self.options.adapts and self._world_size == 1 else None
         )
         return StepRetry(
             self.ladder,
@@ -186,6 +193,7 @@ class StepModule(pl.LightningModule):
             way_out=self._way_out,
             on_event=self._on_event,
             ranks=self._ranks,
+            may_adapt=self.options.may_adapt,
         )
 
     def on_validation_start(self) -> None:
@@ -217,7 +225,7 @@ class StepModule(pl.LightningModule):
             try:
                 batch.batch = batches.to_device(batch.batch, device)
             except torch.OutOfMemoryError:
-                if not self.options.retry_on_oom:
+                if not self.options.adapts:
                     raise
         return batch
 

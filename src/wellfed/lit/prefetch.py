@@ -45,7 +45,7 @@ def prefetched(loader: Any, module: pl.LightningModule, device: torch.device, ah
         ahead,
         move=move,
         before_move=ours and ours.weigh,
-        on_less=ours.fewer_ahead if ours and ours.options.retry_on_oom else None,
+        on_less=ours.fewer_ahead if ours and ours.options.adapts else None,
     )
     if own is not None:
         # Lightning asks for every batch, those of the evaluation too.

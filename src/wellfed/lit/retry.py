@@ -33,6 +33,7 @@ class StepRetry:
         forget: lets go of what a failed step has left: gradients, sums.
         way_out: what is said at the end of an error: what holds the memory, and what else can be done.
         ranks: None = this process trains alone.
+        may_adapt: False = the first failure ends the run, whatever is left of the ladder.
     """
 
     def __init__(
@@ -44,8 +45,9 @@ class StepRetry:
         way_out: Callable[[], str],
         on_event: Callable[..., None],
         ranks: Ranks | None = None,
+        may_adapt: bool = True,
     ) -> None:
-        self._ladder, self._start, self._ranks = ladder, start, ranks
+        self._ladder, self._start, self._ranks, self._may_adapt = ladder, start, ranks, may_adapt
         self._forget, self._way_out, self._on_event = forget, way_out, on_event
         self.step = 0
         """Number of the step that is done, for events."""
@@ -100,7 +102,7 @@ class StepRetry:
                     f"Out of memory in the optimizer's step {self.step}, which was applied in part: {failure.message} "
                     f"resume=auto goes on from the last checkpoint, with less to hold in memory. {self._way_out()}"
                 )
-            if one_weight_at_a_time(optimizer):
+            if self._may_adapt and one_weight_at_a_time(optimizer):
                 self._free(failure)
                 self._tell({"change": "workload.optimizer.foreach=false"})
                 self._start.restore()
@@ -117,7 +119,7 @@ class StepRetry:
 
     def _go_down(self, failure: oom.MemoryFailure) -> None:
         self._free(failure)
-        changed = None if self._start is None else self._ladder.step_down()
+        changed = self._ladder.step_down() if self._start is not None and self._may_adapt else None
         if changed is None or self._start is None:
             raise OutOfMemoryExhausted(
                 f"Out of memory with {self._ladder.tried()}: {failure.message} {self._way_out()}"

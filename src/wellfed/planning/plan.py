@@ -50,7 +50,7 @@ def plan_run(
         plan_loader(config, choices, facts, data=data, on_gpu=on_gpu, faults=faults, warnings=warnings, trial=trial)
     )
     faults += _skipping_faults(config, data, warnings)
-    knobs["memory.on_oom"] = plan_on_oom(config.memory.on_oom, device["trainer.devices"], model)
+    knobs["memory.on_oom"] = plan_on_oom(config.memory.on_oom, device["trainer.strategy"], model)
     if faults:
         return faults
     fitted = Fitted()

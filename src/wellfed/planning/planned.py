@@ -43,6 +43,8 @@ class ModelFacts:
     has_blocks: bool = False
     """Activation checkpointing finds parts that it can recompute."""
     is_lightning_module: bool = False
+    has_sparse_gradients: bool = False
+    """As ``nn.Embedding(sparse=True)`` gives its weight."""
 
 
 @dataclass(frozen=True)
