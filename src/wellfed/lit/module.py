@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -19,6 +20,7 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from wellfed.contract import Batch, Evaluation, Features, FeatureSource
 from wellfed.lit.clip import are_of_one_kind, clip_by_norm
@@ -139,7 +141,11 @@ class StepModule(pl.LightningModule):
 
     def hold_features(self) -> None:
         """Fill the feature table, once; the model is on its device and has its weights."""
-        if self._features is not None:
+        if self._features is None:
+            return
+        strategy: Any = self.trainer.strategy
+        is_sharded = isinstance(strategy, FSDPStrategy)
+        with FullyShardedDataParallel.summon_full_params(strategy.model) if is_sharded else nullcontext():
             self._features.hold(self.model, self.device, partial(self._on_event, step=self.trainer.global_step))
 
     def _rungs(self) -> list[Rung]:
@@ -183,9 +189,7 @@ class StepModule(pl.LightningModule):
 
     def _make_retry(self) -> StepRetry:
         is_on_card = self.device.type == "cuda"
-        self._thrash = (
-            Thrash(self.device) if is_on_card and self.options.adapts and self._world_size == 1 else None
-        )
+        self._thrash = Thrash(self.device) if is_on_card and self.options.adapts and self._world_size == 1 else None
         return StepRetry(
             self.ladder,
             StepStart(self.model, self.device) if self.options.retry_on_oom else None,
