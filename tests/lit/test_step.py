@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -60,7 +60,7 @@ class OnePlace(Loss):
         OnePlace.place = output.metrics["rmse"].detach()
         return output
 
-    given: dict[Any, torch.Tensor] = {}
+    given: ClassVar[dict[Any, torch.Tensor]] = {}
 
 
 def test_losses_and_gradients_of_several_micro_batches_are_kept(tmp_path: Path) -> None:

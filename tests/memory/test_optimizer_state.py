@@ -30,7 +30,7 @@ class KeepsItsFirstGradient(optim.Optimizer):
             for weight in group["params"]:
                 state = self.state[weight]
                 state.setdefault("first", weight.grad.clone())
-                weight -= group["lr"] * (weight.grad - 0.5 * state["first"])
+                weight.sub_(group["lr"] * (weight.grad - 0.5 * state["first"]))
 
 
 LEFT: dict[str, Any] = {

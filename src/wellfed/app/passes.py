@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import tempfile
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.callbacks.watch import Watch
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.prefetch import prefetched
+from wellfed.lit.sharding import KeepWeights
 from wellfed.lit.step import parameter_groups
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.planned import RunPlan
@@ -81,7 +83,11 @@ class Passes:
         self._loader = assemble.make_train_loader(
             config, plan, parts.data, rank=rank, on_skipped=lambda **facts: on_event("sample_skipped", **facts)
         )
-        self._module = parts.model if parts.is_lightning_module else self._step_module(on_event)
+        self._on_event = on_event
+        self._whole: KeepWeights | None = None
+        if plan["trainer.strategy"] == "fsdp" and not parts.is_lightning_module:
+            self._whole = KeepWeights()
+        self._module = parts.model if parts.is_lightning_module else self._step_module()
         self._figures = Figures(
             journal.metrics,
             every=config.trainer.log_every_steps,
@@ -198,6 +204,9 @@ class Passes:
     def _fit(
         self, trainer: Any, clock: StepClock, device: torch.device, val_loader: Any, checkpoint: Path | None
     ) -> None:
+        self._begin_pass()
+        if self._whole is not None:
+            trainer.callbacks.append(self._whole)
         with prefetched(self._loader, self._module, device, self._plan["loader.device_prefetch"]) as batches:
             loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
             lit.fit(trainer, self._module, loader, val_loader, checkpoint)
@@ -223,6 +232,7 @@ class Passes:
         loader = self._eval_loader("test")
         if loader is None:
             raise ConfigError([Fault("workload.data", "has no test split.", "Return Datasets(..., test=...).")])
+        self._begin_pass()
         if checkpoint is not None:
             lit.load_weights(self._module, checkpoint)
         lit.make_trainer(self.options, [self._figures], self._folder).test(self._module, loader, verbose=False)
@@ -245,6 +255,7 @@ class Passes:
         steps = self._config.telemetry.ceiling_steps
         if steps == 0 or not self._config.telemetry.enabled:
             return None
+        self._begin_pass()
         self._progress.enter("ceiling")
         summary = lit.run_ceiling(self._module, loader, self.options, steps, self._folder)
         return None if summary is None else summary.samples_per_s
@@ -275,6 +286,7 @@ class Passes:
         loader = self._eval_loader("val")
         if loader is None or self._figures.validated_step == step:
             return
+        self._begin_pass()
         lit.make_trainer(self.options, [Watch(self._progress), self._figures], self._folder).validate(
             self._module, loader, verbose=False
         )
@@ -288,7 +300,14 @@ class Passes:
             return loader
         return BareBatches(loader) if lit.has_step(self._module, split) else None
 
-    def _step_module(self, on_event: Callable[..., None]) -> StepModule:
+    def _begin_pass(self) -> None:
+        """A model that was sharded for an earlier pass gives way to another with its weights."""
+        if self._whole is not None:
+            self._module = self._step_module()
+            if self._whole.weights:
+                self._module.load_state_dict(self._whole.weights)
+
+    def _step_module(self) -> StepModule:
         config, data, plan = self._config, self._parts.data, self._plan
         schedule = config.workload.schedule
         factor = lit.Schedule(
@@ -297,12 +316,16 @@ class Passes:
             schedule.min_lr_frac,
             lit.total_steps(self.options, len(self._loader)),
         )
+        model, features = self._parts.model, self._parts.features
+        if self._whole is not None:
+            model = copy.deepcopy(model)
+            features = None if features is None else model.features()  # type: ignore[operator]
         return StepModule(
-            self._parts.model,
+            model,
             train_data=data.train,
             evaluation=data.evaluation,
             eval_data={"val": data.val, "test": data.test},
-            features=self._parts.features,
+            features=features,
             feature_rows=self._parts.feature_rows,
             micro=MicroBatches(plan["memory.micro_batch"], config.memory.micro_batch_steps),
             options=StepOptions(
@@ -320,7 +343,7 @@ class Passes:
                 config, plan, parameter_groups(model), sparse=self._parts.has_sparse_gradients
             ),
             lr_factor=factor,
-            on_event=on_event,
+            on_event=self._on_event,
         )
 
     def _best_metric(self) -> tuple[str, Any]:

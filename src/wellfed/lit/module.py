@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -20,7 +19,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 
 from wellfed.contract import Batch, Evaluation, Features, FeatureSource
 from wellfed.lit.clip import are_of_one_kind, clip_by_norm
@@ -29,6 +27,7 @@ from wellfed.lit.feature_table import FeatureTable
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.lit.ranks import RanksOfStep
 from wellfed.lit.retry import StepRetry
+from wellfed.lit.sharding import all_weights
 from wellfed.lit.step import Loss, Preparation, Totals, log_values
 from wellfed.loading import batches
 from wellfed.loading.build import Delivery
@@ -143,9 +142,7 @@ class StepModule(pl.LightningModule):
         """Fill the feature table, once; the model is on its device and has its weights."""
         if self._features is None:
             return
-        strategy: Any = self.trainer.strategy
-        is_sharded = isinstance(strategy, FSDPStrategy)
-        with FullyShardedDataParallel.summon_full_params(strategy.model) if is_sharded else nullcontext():
+        with all_weights(self.trainer.strategy):
             self._features.hold(self.model, self.device, partial(self._on_event, step=self.trainer.global_step))
 
     def _rungs(self) -> list[Rung]:

@@ -1,15 +1,18 @@
-"""A model sharded over several cards (FSDP): which parts are gathered at a time, and its precision."""
+"""A model sharded over several cards (FSDP): which parts are gathered at a time, in which types, and the whole of it.
+
+torch's part is imported where it is used: few runs shard.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from lightning.pytorch.strategies import FSDPStrategy
-from torch import nn
-from torch.distributed.fsdp import MixedPrecision
-from torch.distributed.fsdp.wrap import _Policy
+import lightning.pytorch as pl
+from lightning.pytorch.strategies import FSDPStrategy, Strategy
+from torch import Tensor, nn
 
 from wellfed.memory.checkpointing import blocks
 
@@ -19,19 +22,17 @@ LEAST_WEIGHTS = 100_000
 
 def fsdp_strategy() -> FSDPStrategy:
     """Blocks are gathered one after the other; weights, buffers and inputs keep the types that they have on one card."""
-    return FSDPStrategy(auto_wrap_policy=WrapBlocks(), mixed_precision=MixedPrecision())
+    from torch.distributed.fsdp import MixedPrecision
+    from torch.distributed.fsdp.wrap import CustomPolicy
 
+    gathered: set[nn.Module] = set()
 
-class WrapBlocks(_Policy):
-    """The blocks that the model repeats, each gathered when its turn comes; without it the whole model is, at once.
+    def is_gathered(module: nn.Module) -> bool:
+        if isinstance(module, pl.LightningModule):  # the first that is asked for: the whole
+            gathered.update(blocks_to_gather(module))
+        return module in gathered
 
-    A block that shares a weight with another part of the model stays with the whole.
-    """
-
-    def _run_policy(
-        self, root_module: nn.Module, ignored_modules: set[nn.Module], root_kwargs: dict[str, Any]
-    ) -> dict[nn.Module, dict[str, Any]]:
-        return {block: root_kwargs for block in blocks_to_gather(root_module) if block not in ignored_modules}
+    return FSDPStrategy(auto_wrap_policy=CustomPolicy(is_gathered), mixed_precision=MixedPrecision())
 
 
 def blocks_to_gather(model: nn.Module) -> list[nn.Module]:
@@ -46,8 +47,35 @@ def blocks_to_gather(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _weights_of_each_module(modules: Iterable[nn.Module]) -> Iterable[int]:
+def _weights_of_each_module(modules: Iterable[nn.Module]) -> Iterator[int]:
     for module in modules:
         for weight in module._parameters.values():
             if weight is not None:
                 yield id(weight)
+
+
+def all_weights(strategy: Strategy) -> AbstractContextManager[Any]:
+    """Within it every rank has the whole model on its device; all ranks must enter. Nothing to do where none shards."""
+    if not isinstance(strategy, FSDPStrategy):
+        return nullcontext()
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return FullyShardedDataParallel.summon_full_params(strategy.model, writeback=False)
+
+
+class KeepWeights(pl.Callback):
+    """Has the whole model's weights, in host memory on every rank, when training has ended.
+
+    A model that was sharded once can't be sharded anew: what comes after training begins with another one.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+
+    def on_train_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
+
+        config = FullStateDictConfig(offload_to_cpu=True, rank0_only=False)
+        whole: Any = trainer.strategy.model
+        with FullyShardedDataParallel.state_dict_type(whole, StateDictType.FULL_STATE_DICT, config):
+            self.weights = whole.state_dict()
