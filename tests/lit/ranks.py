@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).parents[2]
-LIMIT_S = 120
+LIMIT_S = 300
 
 
 def train_ranks(folder: Path, world: int, environment: Mapping[str, str] = os.environ, **settings: Any) -> list[Any]:

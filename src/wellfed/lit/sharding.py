@@ -21,7 +21,7 @@ LEAST_WEIGHTS = 100_000
 
 
 def fsdp_strategy() -> FSDPStrategy:
-    """Blocks are gathered one after the other; weights, buffers and inputs keep the types that they have on one card."""
+    """Blocks are gathered one after the other; weights, buffers and inputs keep the types they have on one card."""
     from torch.distributed.fsdp import MixedPrecision
     from torch.distributed.fsdp.wrap import CustomPolicy
 
