@@ -306,8 +306,10 @@ void CachingAllocator::release_cached() {
     std::vector<Block*> all(pool->free.begin(), pool->free.end());
     for (Block* block : all)
       if (!block->expandable && !block->is_split()) release_segment(block);
-    for (Block* block : all)
-      if (pool->free.count(block) && block->expandable) unmap(block);
+    for (Block* block : all) {  // some are gone by now: looked for by their address alone
+      bool is_there = std::find(pool->free.begin(), pool->free.end(), block) != pool->free.end();
+      if (is_there && block->expandable) unmap(block);
+    }
   }
 }
 
