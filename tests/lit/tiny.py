@@ -91,6 +91,7 @@ def module(
     lr: float = 0.01,
     steps: Sequence[int] | None = None,
     model: nn.Module | None = None,
+    evaluation: Any = None,
     **step: Any,
 ) -> StepModule:
     """A seeded module over `TinyData`."""
@@ -98,7 +99,7 @@ def module(
     return StepModule(
         model or TinyModel(dropout, fail),
         train_data=TinyData(),
-        evaluation=None,
+        evaluation=evaluation,
         eval_data={"val": TinyData(), "test": TinyData()},
         features=None,
         micro=MicroBatches(micro, steps),

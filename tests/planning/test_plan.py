@@ -182,9 +182,13 @@ def test_a_budget_without_a_gpu_names_what_was_typed():
 def test_several_devices_share_the_work():
     assert planned(facts=H200)["trainer.strategy"] == "auto"
     plan = planned(config(trainer={"devices": 2}), TWO)
-    assert (plan["trainer.strategy"], plan["memory.on_oom"]) == ("ddp", "fail")
+    assert (plan["trainer.strategy"], plan["memory.on_oom"]) == ("ddp", "retry")
+    assert "fail has DDP sum them during it" in plan.knobs["memory.on_oom"].because
+    sparse = planned(config(trainer={"devices": 2}), TWO, model=dataclasses.replace(MODEL, has_sparse_gradients=True))
+    assert sparse["memory.on_oom"] == "fail"
     plan = planned(config(trainer={"devices": 2, "strategy": Strategy.fsdp}), TWO)
     assert (plan["trainer.strategy"], plan.knobs["trainer.strategy"].source) == ("fsdp", "set")
+    assert plan["memory.on_oom"] == "fail"
     assert plan.knobs["trainer.strategy"].because == "trainer.strategy=fsdp"
     check_reasons(plan)
 

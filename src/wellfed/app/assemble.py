@@ -147,6 +147,7 @@ def model_facts(parts: Parts, config: RunConfig) -> ModelFacts:
         has_batch_norm=any(isinstance(module, batch_norm) for module in parts.model.modules()),
         is_lightning_module=parts.is_lightning_module,
         steps_by_hand=parts.is_lightning_module and not parts.model.automatic_optimization,
+        has_sparse_gradients=parts.has_sparse_gradients,
         has_blocks=next(blocks(parts.model), None) is not None,
     )
 

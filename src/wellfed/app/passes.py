@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from wellfed.app import assemble
 from wellfed.app.assemble import Parts
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import OnOom, RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.lit import guest
 from wellfed.lit import trainer as lit
@@ -32,8 +33,10 @@ from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.callbacks.watch import Watch
 from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
 from wellfed.lit.evaluation import SHARING_STRATEGIES, can_be_shared
-from wellfed.lit.module import MeanLoss, StepModule, StepOptions
+from wellfed.lit.mean_loss import MeanLoss
+from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.prefetch import prefetched
+from wellfed.lit.sharding import KeepWeights
 from wellfed.lit.step import parameter_groups
 from wellfed.loading.build import Delivery
 from wellfed.loading.builder import reason_of
@@ -74,13 +77,13 @@ class Passes:
         rank: int,
         on_event: Callable[..., None],
         progress: Progress | None = None,
-        retries_oom: bool = True,
+        may_adapt: bool = True,
     ) -> None:
         """
         Args:
-            retries_oom: where the plan says so; False = out of memory ends it, as a result of its own.
+            may_adapt: where the plan says so; False = out of memory ends it, as a result of its own.
         """
-        self._retries_oom = retries_oom and plan["memory.on_oom"] == "retry"
+        self._may_adapt = may_adapt
         self._progress = progress or Progress()
         self._config, self._parts, self._plan, self._journal, self._rank = config, parts, plan, journal, rank
         self.options = _trainer_options(config, plan)
@@ -91,7 +94,10 @@ class Passes:
         is_shareable = self.options.devices > 1 and self.options.strategy in SHARING_STRATEGIES
         self._shares_evaluation = is_shareable and can_be_shared(parts.data.evaluation or MeanLoss())
         self._on_event = on_event
-        self._module = self._guest() if parts.is_lightning_module else self._step_module(on_event)
+        self._whole: KeepWeights | None = None
+        if plan["trainer.strategy"] == "fsdp" and not parts.is_lightning_module:
+            self._whole = KeepWeights()
+        self._module = self._guest() if parts.is_lightning_module else self._step_module()
         self._figures = Figures(
             journal.metrics,
             every=config.trainer.log_every_steps,
@@ -230,6 +236,9 @@ class Passes:
 
     def _fit(self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None) -> None:
         device = trainer.strategy.root_device  # this rank's own
+        self._begin_pass()
+        if self._whole is not None:
+            trainer.callbacks.append(self._whole)
         with prefetched(self._loader, self._module, device, self._plan["loader.device_prefetch"]) as batches:
             loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
             lit.fit(trainer, self._module, loader, val_batches, checkpoint)
@@ -254,6 +263,7 @@ class Passes:
         """
         if not self._evaluates("test"):
             raise ConfigError([Fault("workload.data", "has no test split.", "Return Datasets(..., test=...).")])
+        self._begin_pass()
         trainer = self._evaluating([self._figures])
         if not self._parts.is_lightning_module and checkpoint is not None:
             lit.load_weights(self._module, checkpoint)
@@ -290,6 +300,7 @@ class Passes:
         if self.options.strategy == "fsdp":  # what has been sharded for one Trainer is not for another
             _LOG.info("No ceiling: with trainer.strategy=fsdp it can't be measured.")
             return None
+        self._begin_pass()
         self._progress.enter("ceiling")
         try:
             summary = run_ceiling(self._module, whole(few()), self.options, steps, self._folder)
@@ -334,6 +345,7 @@ class Passes:
         """The run may have ended between two validations."""
         if not self._evaluates("val") or self._figures.validated_step == step:
             return
+        self._begin_pass()
         trainer = self._evaluating([Watch(self._progress), self._figures])
         with self._eval_batches("val", trainer) as batches:
             trainer.validate(self._module, batches, verbose=False)
@@ -366,7 +378,14 @@ class Passes:
             guest.compile_step(module, mode, lambda message: self._on_event("compile_failed", message=message))
         return module
 
-    def _step_module(self, on_event: Callable[..., None]) -> StepModule:
+    def _begin_pass(self) -> None:
+        """A model that was sharded for an earlier pass gives way to another with its weights."""
+        if self._whole is not None:
+            self._module = self._step_module()
+            if self._whole.weights:
+                self._module.load_state_dict(self._whole.weights)
+
+    def _step_module(self) -> StepModule:
         config, data, plan = self._config, self._parts.data, self._plan
         schedule = config.workload.schedule
         factor = lit.Schedule(
@@ -375,19 +394,27 @@ class Passes:
             schedule.min_lr_frac,
             lit.total_steps(self.options, len(self._loader)),
         )
+        model, features = self._parts.model, self._parts.features
+        if self._whole is not None:
+            model = copy.deepcopy(model)
+            features = None if features is None else model.features()  # type: ignore[operator]
         return StepModule(
-            self._parts.model,
+            model,
             train_data=data.train,
             evaluation=data.evaluation,
             eval_data={"val": data.val, "test": data.test},
-            features=self._parts.features,
+            features=features,
             feature_rows=self._parts.feature_rows,
             micro=MicroBatches(plan["memory.micro_batch"], config.memory.micro_batch_steps),
             options=StepOptions(
                 seed=config.seed,
                 feature_mode=plan["memory.features"],
                 compile_mode=plan["gpu.compile"],
-                retry_on_oom=self._retries_oom,
+                retry_on_oom=plan["memory.on_oom"] == "retry",
+                # Of a sharded model every batch is a collective: ranks must do equally many.
+                halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry and plan["trainer.strategy"] != "fsdp",
+                may_adapt=self._may_adapt,
+                batches_ahead=plan["loader.device_prefetch"],
                 on_nan=config.trainer.on_nan.value,
                 shares_evaluation=self._shares_evaluation,
             ),
@@ -395,7 +422,7 @@ class Passes:
                 config, plan, parameter_groups(model), sparse=self._parts.has_sparse_gradients
             ),
             lr_factor=factor,
-            on_event=on_event,
+            on_event=self._on_event,
         )
 
     def _best_metric(self) -> tuple[str, Any]:

@@ -129,7 +129,7 @@ class Run:
             rank=self._rank,
             on_event=self._event,
             progress=self._progress,
-            retries_oom=self._measure is None,  # a smaller step is another setting than the one to be measured
+            may_adapt=self._measure is None,  # a smaller step is another setting than the one to be measured
         )
         self._passes = passes
         passes.on_saved = self._saved

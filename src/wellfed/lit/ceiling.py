@@ -25,10 +25,11 @@ from torch.nn.parameter import is_lazy
 
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
 from wellfed.lit.callbacks.together import Together
-from wellfed.lit.module import StepModule, _restore_rng, _rng_state
+from wellfed.lit.module import StepModule
 from wellfed.lit.trainer import TrainerOptions, make_trainer, new_event_factory
 from wellfed.loading import batches
 from wellfed.loading.build import Delivery
+from wellfed.memory import generators
 from wellfed.timing.clock import StepClock
 from wellfed.timing.phases import StepRow
 from wellfed.timing.readiness import StepSummary, summarise
@@ -108,7 +109,7 @@ def put_back(module: pl.LightningModule) -> Iterator[None]:
     """
     before = {name: value.detach().to("cpu", copy=True) for name, value in _tensors(module)}
     modes = [(part, part.training) for part in module.modules()]
-    trainer, generators = module._trainer, _rng_state()
+    trainer, drawn = module._trainer, generators.state()
     module.zero_grad()
     try:
         yield
@@ -121,7 +122,7 @@ def put_back(module: pl.LightningModule) -> Iterator[None]:
         for part, mode in modes:
             part.training = mode
         module.trainer = trainer
-        _restore_rng(generators)
+        generators.restore(drawn)
 
 
 def _tensors(module: pl.LightningModule) -> Iterator[tuple[str, Tensor]]:

@@ -2,38 +2,43 @@
 
 The scheme needs three hooks. `training_step` zeroes the gradients, runs backward for all micro-batches but the last
 through the strategy (so that a gradient scaler sees them) and returns the last one's weighted loss;
-`optimizer_zero_grad` does nothing, since Lightning calls it between the two; `optimizer_step` catches an
-out-of-memory error around the closure, which may be called again. Mixed precision and clipping stay Lightning's.
+`optimizer_zero_grad` does nothing, since Lightning calls it between the two; `optimizer_step` lets `retry.StepRetry`
+do the step again where memory ran out. Mixed precision and clipping stay Lightning's.
 `step_directly` makes the same step where none of Lightning's hooks within it is heard (see `loop`).
 """
 
 from __future__ import annotations
 
-import gc
 import inspect
-import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
-from lightning.pytorch.strategies import SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 
 from wellfed.contract import Batch, Evaluation, Features, FeatureSource
-from wellfed.errors import OutOfMemoryExhausted
 from wellfed.lit.clip import are_of_one_kind, clip_by_norm
+from wellfed.lit.evaluating import Evaluating
 from wellfed.lit.evaluation import merge_over_ranks
+from wellfed.lit.feature_table import FeatureTable
+from wellfed.lit.mean_loss import MeanLoss
+from wellfed.lit.ranks import RanksOfStep
+from wellfed.lit.retry import StepRetry
+from wellfed.lit.sharding import all_weights
 from wellfed.lit.step import Loss, Preparation, Totals, log_values
 from wellfed.loading import batches
 from wellfed.loading.build import Delivery
-from wellfed.memory import features as feature_room
-from wellfed.memory import oom
-from wellfed.memory.ladder import MicroBatches
+from wellfed.memory import generators, held
+from wellfed.memory.checkpointing import checkpoint_blocks, is_checkpointed
+from wellfed.memory.ladder import Ladder, MicroBatches, Rung
+from wellfed.memory.optimizer_state import allocate
+from wellfed.memory.step_start import StepStart
+from wellfed.memory.thrash import Thrash
 
 
 class NonFiniteLoss(ArithmeticError):
@@ -52,9 +57,19 @@ class StepOptions:
     feature_mode: Literal["cache", "cache_host", "dynamic"] | None = None
     compile_mode: str = "none"
     retry_on_oom: bool = True
+    halve_evaluation_on_oom: bool = True
+    may_adapt: bool = True
+    """False: where memory runs out the run ends, though all is prepared for doing a step again."""
+    batches_ahead: int = 0
+    """Batches that are copied to the device ahead of the step, for what is said of memory."""
     on_nan: Literal["raise", "skip", "halve_lr"] = "raise"
     shares_evaluation: bool = False
     """Each rank is given some of the batches of an evaluation, which knows how to merge what ranks have seen."""
+
+    @property
+    def adapts(self) -> bool:
+        """Where memory runs out, training goes on in a way that needs less."""
+        return self.retry_on_oom and self.may_adapt
 
 
 class StepModule(pl.LightningModule):
@@ -78,23 +93,36 @@ class StepModule(pl.LightningModule):
         super().__init__()
         self.model = model
         self.micro, self.options, self.totals = micro, options, Totals()
+        self.ladder = Ladder(micro, self._rungs())
         self.micro_batches_done = 0
         self.samples_done = 0
         """Samples of the latest step on this rank, as the model counts them."""
         self.was_disturbed = False
         """The step compiled or was done again: its time is no figure."""
         self._train = Preparation(train_data, options.seed)
-        self._eval = {split: Preparation(data, options.seed) for split, data in eval_data.items()}
         self.evaluation = evaluation or MeanLoss()
         self._eval_failure: Exception | None = None
-        self._features, self._feature_rows = features, feature_rows
-        self._source: FeatureSource | None = None if features is None else _NotHeld()
+        self._evaluating = Evaluating(
+            model,
+            self.evaluation,
+            {split: Preparation(data, options.seed) for split, data in eval_data.items()},
+            may_halve=options.halve_evaluation_on_oom and options.may_adapt,
+            on_event=on_event,
+        )
+        mode = options.feature_mode or "dynamic"
+        self._features: FeatureTable | None = None
+        if features is not None:
+            self._features = FeatureTable(features, mode, feature_rows, may_change=options.adapts)
         self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
         self._make_optimizer, self._lr_factor, self._on_event = make_optimizer, lr_factor, on_event
         self._rng_state: dict[str, Any] | None = None
         self._is_finite: Tensor | None = None
         self._trained: list[nn.Parameter] = []
         self._world_size, self._rank = 1, 0
+        self._ranks: RanksOfStep | None = None
+        self._is_sharded = False
+        self._delivery: Delivery | None = None
+        self._part: _MicroBatch | None = None
         self._has_scaler = self._clips_itself = False
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -117,13 +145,26 @@ class StepModule(pl.LightningModule):
 
     def hold_features(self) -> None:
         """Fill the feature table, once; the model is on its device and has its weights."""
-        if self._features is not None and isinstance(self._source, _NotHeld):
-            was_training = self.model.training
-            self.model.eval()
-            mode = self.options.feature_mode or "dynamic"
-            known = self._feature_rows if self.device.type == "cpu" else None
-            self._source = feature_room.hold(self._features, mode, self.device, known)
-            self.model.train(was_training)
+        if self._features is None:
+            return
+        with all_weights(self.trainer.strategy):
+            self._features.hold(self.model, self.device, partial(self._on_event, step=self.trainer.global_step))
+
+    def _rungs(self) -> list[Rung]:
+        """What is left with micro-batches of one sample; all of it learns the same."""
+
+        def checkpoint_activations() -> bool:
+            if self.options.compile_mode != "none" or is_checkpointed(self.model):
+                return False  # a compiled step would go on without
+            return checkpoint_blocks(self.model) > 0
+
+        def move_features(mode: Any) -> bool:
+            return self._features is not None and self._features.move_to(mode, self.device)
+
+        return [
+            Rung("memory.checkpoint_activations=true", checkpoint_activations),
+            *(Rung(f"memory.features={mode}", partial(move_features, mode)) for mode in ("cache_host", "dynamic")),
+        ]
 
     def on_fit_start(self) -> None:
         self.hold_features()
@@ -132,6 +173,11 @@ class StepModule(pl.LightningModule):
         """The rate of the next step by this run's schedule; a checkpoint holds that of the run that wrote it."""
         self._trained = list(self.model.parameters())  # to find them takes a walk through all modules
         self._world_size, self._rank = self.trainer.world_size, self.trainer.global_rank
+        self._is_sharded = isinstance(self.trainer.strategy, FSDPStrategy)
+        self._ranks = None
+        if self.options.retry_on_oom and isinstance(self.trainer.strategy, DDPStrategy):
+            self._ranks = RanksOfStep([weight for weight in self._trained if weight.requires_grad])
+        self._retry = self._make_retry()
         self._has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
         # Lightning's plugins know of shards, and refuse to clip what a fused optimizer has yet to unscale.
         is_plain = type(self.trainer.strategy) is SingleDeviceStrategy and not self._has_scaler
@@ -140,6 +186,21 @@ class StepModule(pl.LightningModule):
             scheduler = config.scheduler
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
                 group["lr"] = rate * self._lr_factor(scheduler.last_epoch)
+        for optimizer in self.trainer.optimizers:
+            self._retry.optimizer_step(optimizer, partial(allocate, optimizer, self.model))
+
+    def _make_retry(self) -> StepRetry:
+        is_on_card = self.device.type == "cuda"
+        self._thrash = Thrash(self.device) if is_on_card and self.options.adapts and self._world_size == 1 else None
+        return StepRetry(
+            self.ladder,
+            StepStart(self.model, self.device) if self.options.retry_on_oom else None,
+            forget=self._forget_step,
+            way_out=self._way_out,
+            on_event=self._on_event,
+            ranks=self._ranks,
+            may_adapt=self.options.may_adapt,
+        )
 
     def on_validation_start(self) -> None:
         self.hold_features()
@@ -154,51 +215,131 @@ class StepModule(pl.LightningModule):
     def _go_on_with_rng(self) -> None:
         """The random state of the checkpoint that this run goes on from, once."""
         if self._rng_state is not None:
-            _restore_rng(self._rng_state)
+            generators.restore(self._rng_state)
             self._rng_state = None
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """Our own walk over the batch: Lightning's copies a dataclass deeply before it moves it."""
-        if isinstance(batch, Delivery) and not batch.is_on_device and device.type != "cpu":
-            batch.batch = batches.to_device(batch.batch, device)
+        """Our own walk over the batch: Lightning's copies a dataclass deeply before it moves it.
+
+        Where the whole batch does not fit it stays on the host, and is moved in parts.
+        """
+        if not isinstance(batch, Delivery):
+            return batch
+        if self.trainer.training:
+            self.weigh(batch)
+        if not batch.is_on_device and device.type != "cpu":
+            try:
+                batch.batch = batches.to_device(batch.batch, device)
+            except torch.OutOfMemoryError:
+                if not self.options.adapts:
+                    raise
         return batch
+
+    def weigh(self, delivery: Delivery) -> None:
+        """Note what the micro-batches of a delivery will count, unless that is known; to be asked on the host."""
+        if delivery.weights is None and not delivery.is_padding and self._train.has_own_weight:
+            self._train.weigh(delivery, self._sizes(delivery))
+
+    def fewer_ahead(self, ahead: int, message: str) -> None:
+        """So many batches are copied to the device ahead of the step from now on; for `DevicePrefetcher`."""
+        step = self.trainer.global_step + 1
+        self._on_event("oom", step=step, message=message)
+        self._on_event("ladder", step=step, change=f"loader.device_prefetch={ahead}")
 
     # -- the step -------------------------------------------------------------------------------------------------
 
     def training_step(self, delivery: Delivery, batch_idx: int) -> Tensor:
-        self._forget_gradients()
-        parts = self._train.split(delivery.batch, self.micro.sizes(delivery.size))
-        weights = [0 if delivery.is_padding else self._train.weight(part, delivery) for part in parts]
-        total = self._total_weight(delivery, sum(weights))
-        self.micro_batches_done, self.samples_done, self._is_finite = len(parts), 0, None
-        for number, (part, weight) in enumerate(zip(parts[:-1], weights[:-1], strict=True)):
-            loss = self._micro_loss(part, delivery, number, weight / total)
+        if self._part is not None:
+            return self._micro_loss(self._part, delivery)
+        parts = self._begin_step(delivery)
+        for part in parts[:-1]:
+            loss = self._micro_loss(part, delivery)
             self.trainer.strategy.backward(loss, None)
             del loss
-        return self._micro_loss(parts[-1], delivery, len(parts) - 1, weights[-1] / total)
+            if part.number == 0 and self._loss.overwrites:
+                self._keep_gradients()
+        return self._micro_loss(parts[-1], delivery)
 
     # Lightning reads the signature at every step, and inspect takes longer to make one than we for all our figures.
     training_step.__signature__ = inspect.signature(training_step)  # type: ignore[attr-defined]
 
-    def _forget_gradients(self) -> None:
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self._delivery = batch if self._is_sharded else None
+
+    def _sharded_passes(self, last: Callable[[], Tensor]) -> Tensor:
+        """Forward and backward passes of a sharded model, each micro-batch by itself.
+
+        A forward pass gathers the weights and ends with giving them back: no backward pass may run within it.
+
+        Args:
+            last: Lightning's, of `training_step` and the backward pass.
+        """
+        delivery = self._delivery
+        assert delivery is not None
+        parts = self._begin_step(delivery)
+        try:
+            for self._part in parts[:-1]:
+                loss = self.trainer.strategy.training_step(delivery, 0)
+                self.trainer.strategy.backward(loss, None)
+                del loss
+            self._part = parts[-1]
+            return last()
+        finally:
+            self._part = None
+
+    def _begin_step(self, delivery: Delivery) -> list[_MicroBatch]:
+        self._forget_step()
+        parts = self._micro_batches(delivery)
+        self.micro_batches_done, self.samples_done, self._is_finite = len(parts), 0, None
+        return parts
+
+    def _forget_step(self) -> None:
+        """What an earlier step, or an earlier try of this one, has left."""
+        self.totals.drop()
         for parameter in self._trained:
             parameter.grad = None
 
-    def _micro_loss(self, part: Batch, delivery: Delivery, number: int, share: float) -> Tensor:
-        place = number * self._world_size + self._rank
-        output = self._loss(self._train(part, delivery, place, self._source))
+    def _keep_gradients(self) -> None:
+        """In memory of their own; later micro-batches are added to them there."""
+        for parameter in self._trained:
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+
+    def _micro_batches(self, delivery: Delivery) -> list[_MicroBatch]:
+        sizes = self._sizes(delivery)
+        parts = self._train.split(delivery.batch, sizes)
+        weights = [0] * len(parts) if delivery.is_padding else self._train.weights(delivery, parts, sizes)
+        total = self._total_weight(delivery, sum(weights))
+        found = zip(parts, sizes, weights, strict=True)
+        return [_MicroBatch(part, number, size, weight / total) for number, (part, size, weight) in enumerate(found)]
+
+    def _sizes(self, delivery: Delivery) -> list[int]:
+        """Samples of each micro-batch; equally many micro-batches on all ranks where each is a collective."""
+        if not self._is_sharded:
+            return self.micro.sizes(delivery.size)
+        largest_share = -(-delivery.total // self._world_size)
+        return self.micro.sizes(delivery.size, num_parts=-(-largest_share // self.micro.size))
+
+    def _micro_loss(self, part: _MicroBatch, delivery: Delivery) -> Tensor:
+        place = part.number * self._world_size + self._rank
+        batch = batches.to_device(part.batch, self.device)
+        output = self._loss(self._train(batch, delivery, place, self._source))
         if not delivery.is_padding:
-            self.samples_done += delivery.size_of(part) if output.num_samples is None else output.num_samples
+            self.samples_done += part.size if output.num_samples is None else output.num_samples
         # Ranks' gradients are averaged, so a rank's share of the step counts world_size times here.
-        factor = share * self._world_size
-        self.totals.add("loss", output.loss, factor)
+        factor = part.share * self._world_size
+        self.totals.add("loss", output.loss, factor, is_overwritten=self._loss.overwrites)
         for name, value in output.metrics.items():
-            self.totals.add(name, value, factor)
+            self.totals.add(name, value, factor, is_overwritten=self._loss.overwrites)
         loss = output.loss if factor == 1 else output.loss * factor  # also its backward is a kernel less
         if self.options.on_nan != "raise":
             is_finite = torch.isfinite(output.loss.detach())
             self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
         return loss
+
+    @property
+    def _source(self) -> FeatureSource | None:
+        return None if self._features is None else self._features.source
 
     def _total_weight(self, delivery: Delivery, own: int) -> float:
         """Weight of the whole step over all ranks."""
@@ -214,8 +355,8 @@ class StepModule(pl.LightningModule):
         """Nothing: `training_step` has zeroed them, and holds the earlier micro-batches' gradients by now."""
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        optimizer.step(closure=partial(self._gradients, optimizer, optimizer_closure))
-        self._note_compile()
+        gradients = partial(self._gradients, optimizer, optimizer_closure)
+        self._step(optimizer.optimizer, partial(optimizer.step, closure=gradients))
 
     def step_directly(self, delivery: Delivery, batch_idx: int) -> Tensor:
         """The same step without Lightning between its parts; the loss. For `loop.StepLoop`."""
@@ -233,35 +374,43 @@ class StepModule(pl.LightningModule):
             self.configure_gradient_clipping(optimizer, self.trainer.gradient_clip_val)
             return loss.detach()
 
-        loss: Tensor = optimizer.step(closure)
-        self._note_compile()
+        loss: Tensor = self._step(optimizer, partial(optimizer.step, closure))
         return loss
+
+    def _step(self, optimizer: torch.optim.Optimizer, step: Callable[[], Any]) -> Any:
+        """The optimizer's step around `_gradients`, as often as it takes, and what is noted when it is done."""
+        self._retry.step = self.trainer.global_step + 1
+        result = self._retry.optimizer_step(optimizer, step)
+        self.totals.commit()
+        if self._thrash is not None and self._thrash.after_step():
+            message = "the allocator had to give its cache back to the device in successive steps"
+            self._retry.go_down_without_failure("thrash", message)
+        if self._loss.has_compiled or self._retry.has_retried:
+            self._loss.has_compiled = self._retry.has_retried = False
+            self.was_disturbed = True
+        return result
 
     def _gradients(self, optimizer: Any, forward_and_backward: Callable[[], Tensor]) -> Tensor:
         """All that comes before clipping; again with smaller micro-batches where memory does not suffice."""
         self._go_on_with_rng()  # in the middle of an epoch: loaders have drawn their seeds by now
-        rng = _torch_rng() if self.options.retry_on_oom else None
-        while True:
-            failure: oom.MemoryFailure | None = None
-            try:
-                loss = forward_and_backward()
-            except Exception as error:
-                failure = oom.classify(error)
-                if failure is None:
-                    raise
-            if failure is None:
-                break
-            # Outside the handler: its traceback would keep the failed step's tensors alive.
-            self._step_down(failure, rng)
-        if self._is_step_finite():
-            self.totals.commit()
-        else:
+        self._retry.begin()
+        if self._is_sharded:
+            forward_and_backward = partial(self._sharded_passes, forward_and_backward)
+        if self._ranks is not None:
+            forward_and_backward = partial(self._passes_of_this_rank, forward_and_backward)
+        loss = self._retry.gradients(forward_and_backward)
+        if self._ranks is not None:
+            self._ranks.average_gradients()
+        if not self._is_step_finite():
             self._leave_out_step(optimizer)
         return loss
 
-    def _note_compile(self) -> None:
-        if self._loss.has_compiled:
-            self._loss.has_compiled, self.was_disturbed = False, True
+    def _passes_of_this_rank(self, forward_and_backward: Callable[[], Tensor]) -> Tensor:
+        """Without DDP's sum of the gradients, and with its copy of rank 0's buffers."""
+        ddp: Any = self.trainer.strategy.model
+        ddp.require_forward_param_sync = True
+        with ddp.no_sync():
+            return forward_and_backward()
 
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: Any = None
@@ -271,6 +420,8 @@ class StepModule(pl.LightningModule):
             return
         if self._clips_itself and gradient_clip_val > 0:
             clip_by_norm(optimizer, gradient_clip_val)
+        elif self._is_sharded:
+            self.trainer.strategy.model.clip_grad_norm_(gradient_clip_val)  # the norm over all shards
         else:
             self.trainer.precision_plugin.clip_gradients(optimizer, gradient_clip_val)
 
@@ -283,25 +434,15 @@ class StepModule(pl.LightningModule):
             decision = self.trainer.strategy.reduce_boolean_decision(decision, all=True)
         return decision
 
-    def _step_down(self, failure: oom.MemoryFailure, rng: dict[str, Any] | None) -> None:
-        """Free what the failed step held and go on with smaller micro-batches."""
-        self.totals.drop()
-        self._forget_gradients()
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        step, before = self.trainer.global_step + 1, self.micro.size
-        self._on_event(failure.kind.removeprefix("device_").removeprefix("host_"), step=step, message=failure.message)
-        smaller = self.micro.step_down() if rng is not None else None
-        if smaller is None or rng is None:
-            tried = " -> ".join(map(str, self.micro.tried))
-            raise OutOfMemoryExhausted(
-                f"Out of memory with micro-batches of {tried}: {failure.message} "
-                "Next: a smaller workload.model, memory.features=dynamic, or a card with more memory (gpu=...)."
-            )
-        self._on_event("step_down", step=step, micro_batch=smaller, before=before)
-        _restore_torch_rng(rng)
-        self.was_disturbed = True
+    def _way_out(self) -> str:
+        """What holds the memory, and what else can be done about it than was tried."""
+        optimizer = next(iter(self.trainer.optimizers), None)
+        parts = held.held_bytes(self.model, optimizer, self._source)
+        less = held.overrides_with_less(
+            parts, precision=self.trainer.precision_plugin.precision, batches_ahead=self.options.batches_ahead
+        )
+        ways = [*less, "a card with more memory (gpu=...)", "a smaller workload.model, which learns something else"]
+        return f"{held.largest_parts(parts)} Next: {'; or '.join(ways)}."
 
     def _leave_out_step(self, optimizer: Any) -> None:
         """A step with a non-finite loss changes nothing; with halve_lr the rate goes down from here on."""
@@ -353,12 +494,8 @@ class StepModule(pl.LightningModule):
     def _evaluate(self, split: str, delivery: Delivery) -> None:
         if delivery.is_padding:
             self._eval_failure = delivery.failure
-            return
-        batch = self._eval[split](delivery.batch, delivery, 0, self._source)
-        if self._source is None:
-            self.evaluation.update(self.model, batch)
         else:
-            self.evaluation.update(self.model, batch, self._source)
+            self._evaluating.take(split, delivery, self._source, self.device, self.trainer.global_step)
 
     def evaluated(self) -> dict[str, float]:
         """The metrics of the pass that has just ended."""
@@ -369,7 +506,7 @@ class StepModule(pl.LightningModule):
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["rng"] = _rng_state()
+        checkpoint["rng"] = generators.state()
         checkpoint["micro_batch"] = self.micro.size
         if self._world_size == 1:
             checkpoint["totals"] = self.totals.state_dict()
@@ -383,85 +520,13 @@ class StepModule(pl.LightningModule):
             self.totals.load_state_dict(checkpoint["totals"])
 
 
-class MeanLoss:
-    """The evaluation of a workload that brings none: the mean loss over the split."""
+@dataclass
+class _MicroBatch:
+    """A part of a step's samples that is computed at a time."""
 
-    best_metric = "loss"
-    best_mode: Literal["max", "min"] = "min"
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._sum: Tensor | None = None
-        self._weight = 0
-
-    def update(self, model: nn.Module, batch: Batch, /, *features: FeatureSource) -> None:
-        """Add a batch's loss, weighted by its size."""
-        weight = batches.batch_size(batch)
-        loss = model.loss(batch).loss.detach().double() * weight  # type: ignore[operator]
-        self._sum = loss if self._sum is None else self._sum + loss
-        self._weight += weight
-
-    def compute(self) -> dict[str, float]:
-        """``loss``."""
-        return {} if self._sum is None else {"loss": float(self._sum) / self._weight}
-
-    def state(self) -> tuple[Tensor | None, int]:
-        """Sum of losses and of weights."""
-        return self._sum, self._weight
-
-    def merge(self, states: Sequence[tuple[Tensor | None, int]]) -> None:
-        """Those of all ranks."""
-        sums = [own for own, _ in states if own is not None]
-        self._sum = torch.stack(sums).sum() if sums else None
-        self._weight = sum(weight for _, weight in states)
-
-    def artifacts(self, folder: Any) -> dict[str, Any]:
-        """None."""
-        return {}
-
-
-class _NotHeld:
-    """Stands for features until the model is on its device."""
-
-    def rows(self, indices: Tensor) -> Tensor:
-        raise RuntimeError("features are asked for before training or evaluation has started")
-
-
-def _rng_state() -> dict[str, Any]:
-    """All generators as tensors and ints, which a weights-only load accepts."""
-    name, keys, place, has_gauss, gauss = np.random.get_state()
-    version, numbers, gauss_next = random.getstate()
-    return {
-        **_torch_rng(),
-        "numpy": [
-            str(name),
-            torch.from_numpy(np.asarray(keys).astype(np.int64)),
-            int(place),
-            int(has_gauss),
-            float(gauss),
-        ],
-        "python": [version, list(numbers), gauss_next],
-    }
-
-
-def _restore_rng(state: dict[str, Any]) -> None:
-    _restore_torch_rng(state)
-    name, keys, place, has_gauss, gauss = state["numpy"]
-    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), place, has_gauss, gauss))
-    version, numbers, gauss_next = state["python"]
-    random.setstate((version, tuple(numbers), gauss_next))
-
-
-def _torch_rng() -> dict[str, Any]:
-    """torch's own generators: all that a step done again needs."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    return {"torch": torch.get_rng_state(), "cuda": cuda}
-
-
-def _restore_torch_rng(state: dict[str, Any]) -> None:
-    torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] and torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([tensor.cpu() for tensor in state["cuda"]])
+    batch: Batch
+    number: int
+    """From 0."""
+    size: int
+    share: float
+    """What it counts of the whole step over all ranks."""

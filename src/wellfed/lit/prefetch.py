@@ -41,7 +41,15 @@ def prefetched(
         return
     own = None if isinstance(module, StepModule) else _own_transfer(module)
     move = batches.to_device if own is None else lambda batch, where: own(batch, where, 0)
-    prefetcher = DevicePrefetcher(loader, device, ahead, move=move)
+    ours = module if isinstance(module, StepModule) else None
+    prefetcher = DevicePrefetcher(
+        loader,
+        device,
+        ahead,
+        move=move,
+        before_move=ours.weigh if ours and what == "training" else None,
+        on_less=_warn_of_fewer if ours is None else ours.fewer_ahead if ours.options.adapts else None,
+    )
     before = vars(module).get("transfer_batch_to_device")  # that of another loader's
     if own is not None:
         # Lightning asks for every batch, those of other loaders too.
@@ -56,6 +64,10 @@ def prefetched(
             module.transfer_batch_to_device = before
         elif own is not None:
             del module.transfer_batch_to_device
+
+
+def _warn_of_fewer(ahead: int, message: str) -> None:
+    _LOG.warning("No room on the device for another batch: %d ahead of the step from here on. %s", ahead, message)
 
 
 def _own_transfer(module: pl.LightningModule) -> Callable[[Any, torch.device, int], Any] | None:

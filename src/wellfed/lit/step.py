@@ -15,6 +15,8 @@ from wellfed.loading.build import Delivery
 from wellfed.sample_rng import SampleRng
 
 _LOG = logging.getLogger(__name__)
+WITH_CUDA_GRAPHS = ("reduce_overhead", "max_autotune")
+"""``gpu.compile`` modes in which torch records CUDA graphs."""
 
 
 class Totals:
@@ -29,17 +31,27 @@ class Totals:
         self._pending: list[tuple[str, Tensor]] = []
         self.count = 0
 
-    def add(self, name: str, value: Tensor, share: float) -> None:
-        """A micro-batch's mean with its share of the step, 0..1."""
+    def add(self, name: str, value: Tensor, share: float, *, is_overwritten: bool = False) -> None:
+        """A micro-batch's mean with its share of the step, 0..1.
+
+        Args:
+            is_overwritten: the memory of ``value`` is written to again before the sums are taken.
+        """
         value = value.detach().float()
-        self._pending.append((name, value if share == 1 else value * share))
+        if share != 1:
+            value = value * share
+        elif is_overwritten:
+            value = value.clone()
+        self._pending.append((name, value))
 
     def drop(self) -> None:
         """The step failed and will be done again."""
         self._pending.clear()
 
     def commit(self) -> None:
-        """The step succeeded."""
+        """The step succeeded; nothing to do where it was left out."""
+        if not self._pending:
+            return
         for name, value in self._pending:
             self._sums[name] = self._sums[name].to(value.device) + value if name in self._sums else value
         self._pending.clear()
@@ -81,17 +93,38 @@ class Preparation:
         self._split: Callable[[Batch, list[int]], list[Batch]] = getattr(dataset, "split", batches.split)
 
     def split(self, batch: Batch, sizes: list[int]) -> list[Batch]:
-        """Successive parts of a batch."""
-        return [batch] if len(sizes) == 1 else self._split(batch, sizes)
+        """Successive parts of a batch; in place of one of no samples the batch's first, to be counted as none."""
+        if len(sizes) == 1:
+            return [batch]
+        if 0 not in sizes:
+            return self._split(batch, sizes)
+        first = self._split(batch, [1, sum(sizes) - 1])[0] if sum(sizes) > 1 else batch
+        parts = iter(self.split(batch, [size for size in sizes if size]))
+        return [next(parts) if size else first for size in sizes]
 
     @property
     def has_own_weight(self) -> bool:
         """The data says itself what a batch counts."""
         return self._weight is not None
 
-    def weight(self, part: Batch, delivery: Delivery) -> int:
-        """What a part of the delivery counts; its loss is a mean over exactly this."""
-        return delivery.size_of(part) if self._weight is None else int(self._weight(part))
+    def weight(self, part: Batch, num_samples: int) -> int:
+        """What a part of so many samples counts; its loss is a mean over exactly this.
+
+        Where the data says it itself (``int(mask.sum())``, say), this waits for the device that holds the part.
+        """
+        return num_samples if self._weight is None or num_samples == 0 else int(self._weight(part))
+
+    def weights(self, delivery: Delivery, parts: list[Batch], sizes: list[int]) -> list[int]:
+        """The weight of each part, as `weigh` has found it where these are the parts that it was told of."""
+        if delivery.weights is not None and delivery.weights[0] == sizes:
+            return delivery.weights[1]
+        return [self.weight(part, size) for part, size in zip(parts, sizes, strict=True)]
+
+    def weigh(self, delivery: Delivery, sizes: list[int]) -> None:
+        """Note what each part will count, while the batch is on the host and nothing need be waited for."""
+        if self._weight is not None:
+            parts = self.split(delivery.batch, sizes)
+            delivery.weights = sizes, [self.weight(part, size) for part, size in zip(parts, sizes, strict=True)]
 
     def __call__(self, batch: Batch, delivery: Delivery, part: int, features: FeatureSource | None) -> Batch:
         if self._on_device is None:
@@ -110,14 +143,24 @@ class Loss:
     def __init__(self, model: nn.Module, compile_mode: str, on_failure: Callable[[str], None]) -> None:
         self._model, self._on_failure = model, on_failure
         self._compiled: Callable[[Batch], LossOutput] | None = None
+        self._mode = compile_mode
         self.has_compiled = False
         if compile_mode != "none":
             self._compiled = torch.compile(model.loss, mode=compile_mode.replace("_", "-"))  # type: ignore[arg-type]
+
+    @property
+    def overwrites(self) -> bool:
+        """Each call writes to the memory of what the one before has returned, and of the gradients that came of it:
+        CUDA graphs have their results in one place. What is needed longer must be copied.
+        """
+        return self._compiled is not None and self._mode in WITH_CUDA_GRAPHS
 
     def __call__(self, batch: Batch) -> LossOutput:
         if self._compiled is not None:
             try:
                 before = compiled_graphs()
+                if self.overwrites:
+                    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                 output = self._check(self._compiled(batch))
                 self.has_compiled = self.has_compiled or compiled_graphs() != before
                 return output

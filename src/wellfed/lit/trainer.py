@@ -59,7 +59,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
     trainer = pl.Trainer(
         accelerator=options.accelerator,
         devices=options.devices,
-        strategy=options.strategy,
+        strategy=_strategy(options.strategy),
         precision=options.precision,
         max_epochs=-1 if options.max_epochs is None else options.max_epochs,
         max_steps=-1 if options.max_steps is None else options.max_steps,
@@ -81,6 +81,14 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
     )
     use_direct_steps(trainer)
     return trainer
+
+
+def _strategy(name: str) -> Any:
+    if name != "fsdp":
+        return name
+    from wellfed.lit.sharding import fsdp_strategy
+
+    return fsdp_strategy()
 
 
 def use_direct_steps(trainer: pl.Trainer) -> None:

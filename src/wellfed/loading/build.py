@@ -35,15 +35,15 @@ class Delivery:
     """Its batch has been brought to the device."""
     failure: Exception | None = None
     """Why there is padding in the place of a batch: to be raised once the other ranks know."""
+    num_samples: int | None = None
+    """Samples of the batch where its tensors do not say: the data has a ``split`` of its own."""
+    weights: tuple[list[int], list[int]] | None = None
+    """Sizes of micro-batches, and what each counts by the data's own ``weight``, asked while they were on the host."""
 
     @cached_property
     def size(self) -> int:
         """Samples of the batch; many ask, and to count them is to walk through it."""
-        return batches.batch_size(self.batch)
-
-    def size_of(self, part: Batch) -> int:
-        """Samples of a part of the batch, which may be all of it."""
-        return self.size if part is self.batch else batches.batch_size(part)
+        return batches.batch_size(self.batch) if self.num_samples is None else self.num_samples
 
 
 class TrainLoader:
@@ -123,7 +123,9 @@ class TrainLoader:
                     teller = self._bad.none_left if is_empty else self._builder.nothing_given
                     raise teller(epoch, share.batch)
                 self._next_batch = share.batch + 1
-                yield Delivery(built.batch, epoch, share.batch, share.total - left_out, share.is_padding)
+                num_samples = share.indices.numel() - left_out if self._builder.splits_itself else None
+                total = share.total - left_out
+                yield Delivery(built.batch, epoch, share.batch, total, share.is_padding, num_samples=num_samples)
         finally:
             running.close()
 
@@ -154,6 +156,9 @@ class IterableLoader:
         self._length = len(dataset) if limit_batches is None else min(len(dataset), limit_batches)  # type: ignore[arg-type]
         self._epoch, self._next_batch = 0, 0
         self._reading: object = None
+        # What parts of another layout are, only the data knows; its weight is the only count it gives.
+        own = getattr(dataset, "weight", batches.batch_size)
+        self._size: Callable[[Batch], int] = own if hasattr(dataset, "split") else batches.batch_size
 
     def __len__(self) -> int:
         return self._length
@@ -182,7 +187,8 @@ class IterableLoader:
             if number < self._next_batch:
                 continue
             self._next_batch = number + 1
-            yield Delivery(batch, self._epoch, number, batches.batch_size(batch))
+            size = self._size(batch)
+            yield Delivery(batch, self._epoch, number, size, num_samples=size)
         if number + 1 < len(self):
             raise DataError(
                 f"{type(self._dataset).__name__} promised {len(self)} batches by its __len__ and gave {number + 1} in "

@@ -59,6 +59,8 @@ class BatchBuilder:
         self._collate = collate or default_collate
         self._takes_rng = takes_rng(dataset)
         self.has_fetch = not by_item and callable(getattr(dataset, "fetch", None))
+        self.splits_itself = hasattr(dataset, "split")
+        """Its batches are of a layout of their own, from which samples can't be counted."""
 
     def __call__(self, request: Request, note: Note | None = None) -> Built:
         """The batch of this request, and the samples that raised and are not in it.

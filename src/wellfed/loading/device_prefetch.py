@@ -6,7 +6,6 @@ place is free again when the device, not only the host, is through with the step
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections import deque
@@ -20,7 +19,6 @@ from wellfed.contract import Batch
 from wellfed.loading import batches
 from wellfed.loading.build import Delivery
 
-_LOG = logging.getLogger(__name__)
 Move = Callable[[Batch, torch.device], Batch]
 _LOOK_S = 0.1
 """How often a thread that waits for a free place looks whether it is still wanted."""
@@ -59,14 +57,27 @@ class DevicePrefetcher:
     asked for: who keeps one keeps its memory, beside those that are counted here.
     """
 
-    def __init__(self, loader: Positioned, device: torch.device, ahead: int, *, move: Move = batches.to_device) -> None:
+    def __init__(
+        self,
+        loader: Positioned,
+        device: torch.device,
+        ahead: int,
+        *,
+        move: Move = batches.to_device,
+        before_move: Callable[[Delivery], None] | None = None,
+        on_less: Callable[[int, str], None] | None = None,
+    ) -> None:
         """
         Args:
             device: with its index, where it is a GPU: not all threads agree on which is the current one.
             ahead: >= 1; costs the device memory of so many batches.
             move: puts a batch on the device; called on the side stream.
+            before_move: told of each delivery while its batch is on the host.
+            on_less: told how many are copied ahead from now on, and why: the device has no room for so many. The batch
+                that did not fit is handed out as it is, on the host. None = that is an error.
         """
         self._loader, self._ahead = loader, ahead
+        self._before_move, self._on_less = before_move, on_less
         self._side: _Side = _Side(device, move) if device.type == "cuda" else _NoSide(device, move)
         self._position = _position(loader.state_dict())
         self._running: _ReadAhead | None = None
@@ -99,7 +110,7 @@ class DevicePrefetcher:
     def __iter__(self) -> Iterator[Delivery]:
         self._stop()
         self._loader.load_state_dict(self.state_dict())
-        running = self._running = _ReadAhead(self._loader, self._side, self._ahead + 1)
+        running = self._running = _ReadAhead(self._loader, self._brought, self._side.here, self._ahead + 1)
         handed: list[Delivery] = []  # from which it is taken: what stands still here would keep it on the device
         try:
             while running.take(handed):
@@ -110,10 +121,28 @@ class DevicePrefetcher:
             running.stop()
             self._ahead = running.num_places - 1
 
+    def _brought(self, delivery: Delivery, num_places: int) -> Delivery | None:
+        """The delivery with its batch on the device; None where the device has no room for it beside others, and so
+        is to have a place less. A batch that does not even fit alone stays on the host."""
+        if self._before_move is not None:
+            self._before_move(delivery)
+        try:
+            return self._side.bring(delivery)
+        except torch.OutOfMemoryError as error:
+            if self._on_less is None:
+                raise
+            message = str(error).partition("\n")[0]
+        if num_places == 1:
+            return delivery
+        self._on_less(num_places - 2, message)
+        return None
+
     def _hand_out(self, delivery: Delivery) -> None:
         self._position = {"epoch": delivery.epoch, "batch": delivery.index + 1}
-        self._side.is_used_here(delivery.batch)
-        self.latest, self._is_in_use = delivery.batch, True
+        self._is_in_use = True
+        if delivery.is_on_device:
+            self._side.is_used_here(delivery.batch)
+            self.latest = delivery.batch
 
     def _step_is_launched(self) -> None:
         """All that is done with the batch that was handed out last."""
@@ -208,8 +237,19 @@ def _event() -> torch.cuda.Event:
 class _ReadAhead:
     """A thread that reads a loader, and brings what it has read to the device when there is a place for it."""
 
-    def __init__(self, loader: Positioned, side: _Side, num_places: int) -> None:
-        self._loader, self._side, self.num_places = loader, side, num_places
+    def __init__(
+        self,
+        loader: Positioned,
+        brought: Callable[[Delivery, int], Delivery | None],
+        begin: Callable[[], None],
+        num_places: int,
+    ) -> None:
+        """
+        Args:
+            brought: puts a batch on the device; given the number of places, None = there must be one less for it.
+            begin: called in the thread first.
+        """
+        self._loader, self._brought, self._begin, self.num_places = loader, brought, begin, num_places
         self._free: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         """Each place with the end of the step that it is free after."""
         for _ in range(num_places):
@@ -246,7 +286,7 @@ class _ReadAhead:
     def _run(self) -> None:
         deliveries: Any = iter(self._loader)
         try:
-            self._side.here()
+            self._begin()
             for delivery in deliveries:
                 if self._is_stopped or not self._has_place():
                     break
@@ -259,20 +299,11 @@ class _ReadAhead:
             deliveries.close()  # its producers end in the thread that has started them
 
     def _bring(self, delivery: Delivery) -> None:
-        """Where the device has no room for it, with a place less from here on; the last must do."""
-        while True:
-            try:
-                self._ready.put(self._side.bring(delivery))
-                return
-            except torch.OutOfMemoryError:
-                if self.num_places == 1:
-                    raise
+        while (brought := self._brought(delivery, self.num_places)) is None:
             self.num_places -= 1
-            _LOG.warning(
-                "No room on the device for another batch: %d ahead of the step from here on.", self.num_places - 1
-            )
             if not self._has_place():  # that of a batch whose memory this one gets
                 return
+        self._ready.put(brought)
 
     def _has_place(self) -> bool:
         """Waits for a place; False = it is no longer wanted."""

@@ -78,7 +78,8 @@ class EvalLoader:
                     )
                 if built.batch is None:
                     raise self._builder.nothing_given(0, share.batch)
-                yield Delivery(built.batch, 0, share.batch, share.total)
+                num_samples = share.total if self._builder.splits_itself else None
+                yield Delivery(built.batch, 0, share.batch, share.total, num_samples=num_samples)
         finally:
             running.close()
 

@@ -34,6 +34,11 @@ def checkpoint_blocks(model: nn.Module) -> int:
     return len(found)
 
 
+def is_checkpointed(model: nn.Module) -> bool:
+    """Whether `checkpoint_blocks` has been at work here."""
+    return any(getattr(block.__dict__.get("forward"), "__func__", None) is _recomputing for block in blocks(model))
+
+
 def _recomputing(block: nn.Module, *arguments: Any, **named: Any) -> Any:
     forward = type(block).forward
     if not block.training:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from wellfed.contract import Features, FeatureSource
 
 Mode = Literal["cache", "cache_host", "dynamic"]
+FASTEST_FIRST: tuple[Mode, ...] = ("cache", "cache_host", "dynamic")
 CHUNK_ROWS = 256
 """Rows computed at a time while a table is filled: a GPT-2 base over 64 tokens needs about 0.3 GiB for them."""
 
@@ -30,11 +32,11 @@ class HostTable:
 
     def __init__(self, table: Tensor, device: torch.device) -> None:
         self._device = device
-        self._table = table.pin_memory() if device.type == "cuda" else table
+        self.table = table.pin_memory() if device.type == "cuda" else table
 
     def rows(self, indices: Tensor) -> Tensor:
         """Gathered on the host. On a GPU this waits for ``indices`` to arrive there first."""
-        return self._table.index_select(0, indices.cpu()).to(self._device, non_blocking=True)
+        return self.table.index_select(0, indices.cpu()).to(self._device, non_blocking=True)
 
 
 class Computed:
@@ -86,6 +88,18 @@ def hold(features: Features, mode: Mode, device: torch.device, known: Tensor | N
     home = device if mode == "cache" else torch.device("cpu")
     table = all_rows(features, device, home) if known is None else known
     return DeviceTable(table) if mode == "cache" else HostTable(table, device)
+
+
+def slower(mode: Mode) -> Mode | None:
+    """The mode that needs the next less device memory."""
+    return dict(pairwise(FASTEST_FIRST)).get(mode)
+
+
+def moved(source: FeatureSource, features: Features, mode: Mode, device: torch.device) -> FeatureSource:
+    """The same rows by a slower mode; nothing is computed anew and nothing more is asked of the device."""
+    if mode == "cache_host" and isinstance(source, DeviceTable):
+        return HostTable(source.table.cpu(), device)
+    return Computed(features)
 
 
 def blank(features: Features, mode: Mode, device: torch.device) -> FeatureSource:

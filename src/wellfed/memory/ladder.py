@@ -1,8 +1,9 @@
-"""The micro-batch size of a run and its way down when memory runs out."""
+"""What a run does with less memory: smaller micro-batches, then dearer ways of training, each change for good."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 
 class MicroBatches:
@@ -17,8 +18,16 @@ class MicroBatches:
         self.tried = [size]
         self._steps = None if steps is None else sorted((step for step in steps if step < size), reverse=True)
 
-    def sizes(self, num_samples: int) -> list[int]:
-        """Micro-batch sizes that add up to ``num_samples``; the last is what is left."""
+    def sizes(self, num_samples: int, num_parts: int | None = None) -> list[int]:
+        """Micro-batch sizes that add up to ``num_samples``; the last is what is left.
+
+        Args:
+            num_parts: so many, nearly equal, of which the last may be 0: ranks that must do equally many.
+        """
+        if num_parts is not None:
+            return [
+                num_samples * (part + 1) // num_parts - num_samples * part // num_parts for part in range(num_parts)
+            ]
         full, rest = divmod(num_samples, self.size)
         return [self.size] * full + ([rest] if rest else [])
 
@@ -32,3 +41,39 @@ class MicroBatches:
             return None
         self.tried.append(self.size)
         return self.size
+
+
+@dataclass(frozen=True)
+class Rung:
+    """Another way of training that needs less memory and learns the same."""
+
+    change: str
+    """As it would be typed: ``memory.features=dynamic``."""
+    take: Callable[[], bool]
+    """Change to it; False where there is nothing to change."""
+
+
+class Ladder:
+    """The way down: smaller micro-batches, and where there are none left the rungs, in order, each once."""
+
+    def __init__(self, micro: MicroBatches, rungs: Sequence[Rung] = ()) -> None:
+        self._micro, self._rungs = micro, list(rungs)
+        self._taken: list[str] = []
+
+    def step_down(self) -> dict[str, object] | None:
+        """Take the next step; what has changed, or None if nothing was left to change."""
+        before = self._micro.size
+        smaller = self._micro.step_down()
+        if smaller is not None:
+            return {"micro_batch": smaller, "before": before}
+        while self._rungs:
+            rung = self._rungs.pop(0)
+            if rung.take():
+                self._taken.append(rung.change)
+                return {"change": rung.change}
+        return None
+
+    def tried(self) -> str:
+        """All ways so far, for a message: ``micro-batches of 4 -> 2 -> 1, then memory.features=dynamic``."""
+        sizes = " -> ".join(map(str, self._micro.tried))
+        return ", then ".join([f"micro-batches of {sizes}", *self._taken])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from wellfed.config.schema import FeatureMode, OnOom, RunConfig
+from wellfed.config.schema import FeatureMode, OnOom, RunConfig, Strategy
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.planned import DataFacts, ModelFacts, Planned, RunPlan, as_set, planned
@@ -15,15 +15,20 @@ CACHE_SHARE = 0.5
 """Largest part of the budget, or of free host memory, that a feature table may take; activations need the rest."""
 
 
-def plan_on_oom(asked: OnOom, devices: int, model: ModelFacts) -> Planned:
+def plan_on_oom(asked: OnOom, strategy: str, model: ModelFacts) -> Planned:
     """Whether a step that ran out of memory is done again in smaller parts."""
     why = None
     if model.is_lightning_module:
         why = "a LightningModule runs its own step"
     elif model.has_batch_norm:
         why = "BatchNorm's statistics belong to the whole batch, which is never split"
-    elif devices > 1:
-        why = "ranks must stay in step"
+    elif strategy == "fsdp":
+        why = "a rank that fails within a sharded model's passes leaves the others waiting"
+    elif strategy == "ddp" and model.has_sparse_gradients:
+        why = "sparse gradients are summed by DDP itself, during the backward pass"
+    if asked is OnOom.retry and strategy == "ddp" and why is None:
+        because = "memory.on_oom=retry: gradients are summed after the backward pass; fail has DDP sum them during it"
+        return Planned("retry", because, "set")
     if asked is OnOom.fail or why is None:
         return Planned(asked.value, f"memory.on_oom={asked.value}", "set")
     return Planned("fail", f"{why}: no retry inside a step", "predicted")
@@ -86,7 +91,8 @@ def plan_micro_batch(config: RunConfig, model: ModelFacts, faults: list[Fault]) 
         size = max(1, per_device // 4)
         micro = Planned(size, f"a quarter of {share}: the rate at each size was not measured", "predicted")
     else:
-        may_split = memory.on_oom is OnOom.retry and world == 1 and not model.has_batch_norm
+        may_split = memory.on_oom is OnOom.retry and config.trainer.strategy is not Strategy.fsdp
+        may_split = may_split and not model.has_batch_norm
         rest = "unsplit until memory runs out" if may_split else "unsplit"
         micro = Planned(per_device, f"{share}, {rest}", "predicted")
     num_micro = math.ceil(per_device / micro.value)

@@ -53,7 +53,7 @@ def plan_run(
     )
     faults += _skipping_faults(config, data, warnings)
     faults += guest_faults(config, model, warnings)
-    knobs["memory.on_oom"] = plan_on_oom(config.memory.on_oom, device["trainer.devices"], model)
+    knobs["memory.on_oom"] = plan_on_oom(config.memory.on_oom, device["trainer.strategy"], model)
     if faults:
         return faults
     fitted = Fitted()

@@ -47,6 +47,8 @@ class ModelFacts:
     is_lightning_module: bool = False
     steps_by_hand: bool = False
     """A LightningModule with manual optimization."""
+    has_sparse_gradients: bool = False
+    """As ``nn.Embedding(sparse=True)`` gives its weight."""
 
 
 @dataclass(frozen=True)

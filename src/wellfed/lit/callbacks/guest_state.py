@@ -9,8 +9,7 @@ import lightning.pytorch as pl
 
 from wellfed.lit.callbacks.checkpoints import Checkpoints
 from wellfed.lit.callbacks.together import Together
-from wellfed.lit.module import _restore_rng as restore_rng
-from wellfed.lit.module import _rng_state as rng_state
+from wellfed.memory import generators
 
 
 class ExactResume(pl.Callback):
@@ -24,7 +23,7 @@ class ExactResume(pl.Callback):
         self._has_trained = False
 
     def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint["rng"] = rng_state()
+        checkpoint["rng"] = generators.state()
         loader = trainer.train_dataloader
         if hasattr(loader, "state_dict"):
             checkpoint["position"] = loader.state_dict()
@@ -47,7 +46,7 @@ class ExactResume(pl.Callback):
 
     def _restore(self) -> None:
         if self._state is not None:
-            restore_rng(self._state)
+            generators.restore(self._state)
             self._state = None
 
 

@@ -1,0 +1,69 @@
+"""A workload's feature rows while it trains: held on the device, or moved off it where the room is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from wellfed.contract import Features, FeatureSource
+from wellfed.memory import features as feature_room
+from wellfed.memory import oom
+from wellfed.memory.features import Mode
+
+
+class FeatureTable:
+    """Filled once, when the model is on its device and has its weights.
+
+    State: not held, then one of the modes; from there only on to a slower one.
+    """
+
+    def __init__(self, features: Features, mode: Mode, rows: Tensor | None, *, may_change: bool) -> None:
+        """
+        Args:
+            rows: all of them, where they have been computed on the CPU already.
+            may_change: take a slower mode where there is no room for the table.
+        """
+        self._features, self.mode, self._rows, self._may_change = features, mode, rows, may_change
+        self.source: FeatureSource = _NotHeld()
+
+    def hold(self, model: nn.Module, device: torch.device, on_event: Callable[..., None]) -> None:
+        """Fill the table, unless it is there."""
+        if not isinstance(self.source, _NotHeld):
+            return
+        was_training = model.training
+        model.eval()
+        while (failure := self._try_to_hold(device)) is not None:
+            slower = feature_room.slower(self.mode)
+            on_event("oom", message=failure.message)
+            torch.cuda.empty_cache()
+            assert slower is not None
+            self.mode = slower
+            on_event("ladder", change=f"memory.features={slower}")
+        model.train(was_training)
+
+    def _try_to_hold(self, device: torch.device) -> oom.MemoryFailure | None:
+        known = self._rows if device.type == "cpu" else None
+        try:
+            self.source = feature_room.hold(self._features, self.mode, device, known)
+        except Exception as error:
+            failure = oom.classify(error)
+            if failure is None or not self._may_change or feature_room.slower(self.mode) is None:
+                raise
+            return failure
+        return None
+
+    def move_to(self, mode: Mode, device: torch.device) -> bool:
+        """Go on with a slower mode; False where it is in use, or one that is slower still."""
+        if feature_room.FASTEST_FIRST.index(mode) <= feature_room.FASTEST_FIRST.index(self.mode):
+            return False
+        self.source, self.mode = feature_room.moved(self.source, self._features, mode, device), mode
+        return True
+
+
+class _NotHeld:
+    """Stands for features until the model is on its device."""
+
+    def rows(self, indices: Tensor) -> Tensor:
+        raise RuntimeError("features are asked for before training or evaluation has started")

@@ -1,0 +1,50 @@
+"""The state of all random generators that a model may draw from, as values that a weights-only load accepts."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def state(device: torch.device | None = None) -> dict[str, Any]:
+    """Those of torch, numpy and Python as tensors, numbers and lists; does not wait for the device.
+
+    Args:
+        device: the only one whose generator counts; None = all CUDA devices, where CUDA is in use.
+    """
+    name, keys, place, has_gauss, gauss = np.random.get_state()
+    version, numbers, gauss_next = random.getstate()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": _cuda_states(device),
+        "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(place), int(has_gauss), gauss],
+        "python": [version, list(numbers), gauss_next],
+    }
+
+
+def restore(saved: dict[str, Any], device: torch.device | None = None) -> None:
+    """Put back what `state` gave for the same ``device``; those of CUDA only where there are as many devices."""
+    torch.set_rng_state(saved["torch"].cpu())
+    _restore_cuda(saved["cuda"], device)
+    name, keys, place, has_gauss, gauss = saved["numpy"]
+    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), place, has_gauss, gauss))
+    version, numbers, gauss_next = saved["python"]
+    random.setstate((version, tuple(numbers), gauss_next))
+
+
+def _cuda_states(device: torch.device | None) -> list[torch.Tensor]:
+    if not torch.cuda.is_initialized() or (device is not None and device.type != "cuda"):  # type: ignore[no-untyped-call]
+        return []
+    return torch.cuda.get_rng_state_all() if device is None else [torch.cuda.get_rng_state(device)]
+
+
+def _restore_cuda(saved: list[torch.Tensor], device: torch.device | None) -> None:
+    if not saved or not torch.cuda.is_available():
+        return
+    if device is not None:
+        torch.cuda.set_rng_state(saved[0].cpu(), device)
+    elif len(saved) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all([tensor.cpu() for tensor in saved])

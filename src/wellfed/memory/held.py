@@ -1,0 +1,44 @@
+"""What holds device memory between two steps, part by part, and what would hold less: for messages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from wellfed.contract import FeatureSource
+from wellfed.memory.features import DeviceTable
+from wellfed.units import show_bytes
+
+
+def held_bytes(
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, features: FeatureSource | None
+) -> dict[str, int]:
+    """Bytes of what a step needs before any activation; of the optimizer what it holds by now."""
+    weights = list(model.parameters())
+    states = () if optimizer is None else (value for state in optimizer.state.values() for value in state.values())
+    return {
+        "parameters": sum(each.nbytes for each in [*weights, *model.buffers()]),
+        "gradients": sum(each.nbytes for each in weights if each.requires_grad),
+        "optimizer state": sum(value.nbytes for value in states if isinstance(value, torch.Tensor)),
+        "feature table": features.table.nbytes if isinstance(features, DeviceTable) else 0,
+    }
+
+
+def largest_parts(parts: Mapping[str, int]) -> str:
+    """``Largest parts: optimizer state 4.1 GiB, parameters 2.0 GiB.``"""
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    return f"Largest parts: {', '.join(f'{name} {show_bytes(size)}' for name, size in ordered if size)}."
+
+
+def overrides_with_less(parts: Mapping[str, int], *, precision: str, batches_ahead: int) -> list[str]:
+    """What can be typed to hold less, with the bytes that it spares, the most first."""
+    spared: dict[str, int] = {}
+    if precision != "bf16-true":
+        halves = ("parameters", "gradients", "optimizer state")
+        spared["gpu.precision=bf16-true"] = sum(parts[name] for name in halves) // 2
+    if parts["feature table"]:
+        spared["memory.features=dynamic"] = parts["feature table"]
+    typed = [f"{change} ({show_bytes(size)} less)" for change, size in sorted(spared.items(), key=lambda one: -one[1])]
+    return typed + ([f"loader.device_prefetch=0 ({batches_ahead} batches less)"] if batches_ahead else [])

@@ -1,0 +1,74 @@
+"""An object's attributes kept while a call may change them, to put them back where it fails half way."""
+
+from __future__ import annotations
+
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellfed.memory import generators
+
+LARGE_BYTES = 2**20
+"""A tensor beyond this is not copied: whether it has changed is told by torch's count of its changes."""
+MANY = 1000
+"""A list or dict with more entries is not copied: whether it has changed is told by its length."""
+_DEPTH = 4
+
+
+class KeptState:
+    """Attributes of an object and of the objects within it, and the random generators, as they are now.
+
+    What a list holds is taken as it is: lists are appended to. Weights are no state of an evaluation.
+    """
+
+    def __init__(self, owner: object, device: torch.device, *, leave_out: object = None) -> None:
+        """
+        Args:
+            leave_out: an object that the owner may refer to and does not change.
+        """
+        self._device, self._generators = device, generators.state(device)
+        self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        self._tensors: list[tuple[Tensor, int | None]] = []
+        self._lengths: list[tuple[Any, int]] = []
+        self._seen = {id(leave_out)}
+        self._has_attributes = hasattr(owner, "__dict__")
+        self._kept(owner, _DEPTH)
+
+    def restore(self) -> bool:
+        """Put all back; False where something has changed that was not copied, or that can't be told."""
+        has_changed = any(version is None or tensor._version != version for tensor, version in self._tensors)
+        if has_changed or not self._has_attributes or any(len(each) != length for each, length in self._lengths):
+            return False
+        generators.restore(self._generators, self._device)
+        for live, kept in self._attributes:
+            live.clear()
+            live.update(kept)
+        return True
+
+    def _kept(self, value: Any, depth: int) -> Any:
+        """What is to be put back in the value's place: itself, or a copy."""
+        if isinstance(value, Tensor):
+            return self._kept_tensor(value)
+        if type(value) in (list, dict, set):
+            if len(value) > MANY:
+                self._lengths.append((value, len(value)))
+                return value
+            return (
+                {key: self._kept(item, depth) for key, item in value.items()} if type(value) is dict else value.copy()
+            )
+        is_plain = isinstance(value, (type, FunctionType, ModuleType)) or not hasattr(value, "__dict__")
+        if not is_plain and depth and id(value) not in self._seen:
+            self._seen.add(id(value))
+            live = vars(value)
+            self._attributes.append((live, {name: self._kept(item, depth - 1) for name, item in live.items()}))
+        return value
+
+    def _kept_tensor(self, tensor: Tensor) -> Tensor:
+        if isinstance(tensor, nn.Parameter):
+            return tensor
+        if tensor.nbytes <= LARGE_BYTES:
+            return tensor.clone()
+        self._tensors.append((tensor, None if tensor.is_inference() else tensor._version))
+        return tensor

@@ -1,0 +1,144 @@
+"""An optimizer's state: made before the first batch, and watched for steps that were applied in part."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_LOG = logging.getLogger(__name__)
+_RATES = ("lr", "weight_decay")
+"""What moves a weight whose gradient is zero."""
+
+
+def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
+    """Let the optimizer make its state now, by a step with rate 0 on zero gradients; whether it did.
+
+    Weights stay as they are, bit for bit, and so does what later steps make of them: it is tried on a small copy of the
+    optimizer first, and left where that comes out otherwise (an optimizer that keeps its first gradient, say). Also
+    left: a state that is there already. The peak of memory is that of an ordinary step.
+
+    Raises:
+        torch.OutOfMemoryError: there is no room; nothing has changed.
+    """
+    weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad]
+    with torch.random.fork_rng(devices={weight.device for weight in weights if weight.is_cuda}):
+        if optimizer.state or not _is_a_fresh_start(optimizer):
+            return False
+        sparse = _sparse_weights(model)
+        try:
+            for weight in weights:
+                weight.grad = _no_change(weight) if weight in sparse else torch.zeros_like(weight)
+            _step_in_place(optimizer)
+        except BaseException:
+            optimizer.state.clear()
+            raise
+        finally:
+            for weight in weights:
+                weight.grad = None
+    return True
+
+
+def versions(optimizer: torch.optim.Optimizer) -> list[int]:
+    """Torch's counts of changes of all weights and states; another list as soon as a step has begun to change them."""
+    return [tensor._version for tensor in _tensors(optimizer)]
+
+
+def one_weight_at_a_time(optimizer: torch.optim.Optimizer) -> bool:
+    """Let its step work on one weight after the other: slower, without temporaries of the size of all; whether that
+    changes anything."""
+    groups = [group for group in optimizer.param_groups if _takes_all_at_once(group)]
+    for group in groups:
+        group["foreach"] = False
+    return bool(groups)
+
+
+def _takes_all_at_once(group: dict[str, Any]) -> bool:
+    """torch's choice where nothing is said: all at once on a GPU."""
+    if "foreach" not in group or group.get("fused") or group["foreach"] is False:
+        return False
+    return group["foreach"] is True or all(weight.is_cuda for weight in group["params"])
+
+
+def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+    for state in optimizer.state.values():
+        for value in state.values():
+            if isinstance(value, Tensor):
+                yield value
+
+
+def _step_in_place(optimizer: torch.optim.Optimizer) -> None:
+    """One step that changes no weight, after which counts of steps are 0 again."""
+    kept = [(group, name, group[name]) for group in optimizer.param_groups for name in _RATES if name in group]
+    try:
+        for group, name, rate in kept:
+            group[name] = torch.zeros_like(rate) if isinstance(rate, Tensor) else 0.0
+        optimizer.step()
+    finally:
+        for group, name, rate in kept:
+            group[name] = rate
+    for state in optimizer.state.values():
+        count = state.get("step")
+        if isinstance(count, Tensor):
+            count.zero_()
+        elif count is not None:
+            state["step"] = type(count)(0)
+
+
+def _is_a_fresh_start(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether three steps of a small copy come out the same with and without `_step_in_place` before them."""
+    try:
+        plain, begun = (_three_steps(optimizer, begins=begins) for begins in (False, True))
+    except Exception as error:  # noqa: BLE001  an optimizer of the user's own, which training will meet
+        _LOG.info("the optimizer's state is made by its first step: a step of a small copy failed (%r)", error)
+        return False
+    return all(torch.equal(one, other) for one, other in zip(plain, begun, strict=True))
+
+
+def _three_steps(optimizer: torch.optim.Optimizer, *, begins: bool) -> list[Tensor]:
+    weights: list[Tensor] = []
+    groups: list[dict[str, Any]] = []
+    draw = torch.Generator().manual_seed(1)
+    for group in optimizer.param_groups:
+        kind: Tensor = group["params"][0]
+        weights.append(torch.randn(3, 2, generator=draw).to(kind.device, kind.dtype).requires_grad_())
+        options = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
+        groups.append({**options, "params": [weights[-1]]})
+    make: Any = type(optimizer)
+    copy = make(groups)
+    if begins:
+        for weight in weights:
+            weight.grad = _no_change(weight) if _wants_sparse(optimizer) else torch.zeros_like(weight)
+        _step_in_place(copy)
+    for _ in range(3):
+        for weight in weights:
+            gradient = torch.randn(3, 2, generator=draw).to(weight)
+            weight.grad = gradient.to_sparse(1) if _wants_sparse(optimizer) else gradient
+        copy.step()
+    return [weight.detach() for weight in weights]
+
+
+def _wants_sparse(optimizer: torch.optim.Optimizer) -> bool:
+    return isinstance(optimizer, torch.optim.SparseAdam)
+
+
+def _sparse_weights(model: nn.Module) -> set[Tensor]:
+    """Weights whose gradients are sparse, as those of ``nn.Embedding(sparse=True)``."""
+    return {
+        weight
+        for module in model.modules()
+        if getattr(module, "sparse", False) is True
+        for weight in module.parameters(recurse=False)
+    }
+
+
+def _no_change(weight: Tensor) -> Tensor:
+    """A sparse gradient without entries."""
+    indices = torch.empty((1, 0), dtype=torch.long, device=weight.device)
+    values = weight.detach().new_empty((0, *weight.shape[1:]))
+    return torch.sparse_coo_tensor(indices, values, weight.shape, check_invariants=False)

@@ -1,0 +1,40 @@
+"""Notices training that only fits because the allocator gives its cache back to the device in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+STEPS = 2
+"""So many successive steps with such retries; one alone may come from a longest batch or a first validation."""
+
+
+class Thrash:
+    """Looks once a step at how often the allocator had to free its cache and ask the device again.
+
+    Such a step waits for the device and is many times slower. Looking does not wait for it.
+    """
+
+    def __init__(self, device: torch.device, retries: Callable[[], int] | None = None) -> None:
+        """
+        Args:
+            retries: the allocator's count; None = that of torch for the device.
+        """
+        self._retries = retries or (lambda: _allocator_retries(device))
+        self._count = self._retries()
+        self._in_a_row = 0
+
+    def after_step(self) -> bool:
+        """Whether the last steps, `STEPS` of them, all had retries; counts anew then."""
+        count = self._retries()
+        self._in_a_row = self._in_a_row + 1 if count > self._count else 0
+        self._count = count
+        if self._in_a_row < STEPS:
+            return False
+        self._in_a_row = 0
+        return True
+
+
+def _allocator_retries(device: torch.device) -> int:
+    return int(torch.cuda.memory_stats_as_nested_dict(device).get("num_alloc_retries", 0))

@@ -1,0 +1,172 @@
+"""A simulated card that runs out of memory, at every stage of a run: it goes on, or ends with message, record and code.
+
+The card's memory is taken away by a model and a data set that hold more of it from a step on.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.commands import Done, run
+from tests.fake_cuda.machine import FakeCuda
+
+WORKLOAD = '''
+import torch
+from torch import nn
+from wellfed.contract import Datasets, LossOutput
+
+MIB = 2**18  # numbers of four bytes
+
+def full(device):
+    return torch.empty(8192 * MIB, device=device)
+
+class Data:
+    def __init__(self, length): self.length = length
+    def __len__(self): return self.length
+    def __getitem__(self, index): return self.fetch(torch.tensor([index]), None)
+    def fetch(self, indices, rng): return {"x": torch.ones(len(indices), 4) * indices.unsqueeze(1) / 64}
+
+def data(): return Datasets(Data(64), Data(16), Data(16))
+
+class Model(nn.Module):
+    """Needs a mebibyte a sample for its activations; ``stage`` says where it needs more than any card has."""
+    def __init__(self, stage="", at=5, weights_mib=1):
+        super().__init__()
+        self.net = nn.Linear(4, 1)
+        self.large = nn.Parameter(torch.zeros(weights_mib * MIB))
+        self.stage, self.at, self.calls = stage, at, 0
+    def _apply(self, move, recurse=True):
+        found = super()._apply(move, recurse)
+        if self.stage == "build" and self.large.is_cuda: full(self.large.device)
+        return found
+    def state_dict(self, *arguments, **named):
+        if self.stage == "checkpoint" and self.calls >= self.at: full(self.large.device)
+        return super().state_dict(*arguments, **named)
+    def loss(self, batch):
+        x = batch["x"]
+        self.calls += self.training
+        if self.stage == "validation" and not self.training: full(x.device)
+        if self.stage == "first batch" and self.training: full(x.device)
+        activations = (self.net(x) * torch.ones(1, MIB, device=x.device)).relu()
+        loss = activations.mean() + 0 * self.large.sum()
+        if self.stage == "backward" and self.training and self.calls >= self.at:
+            loss = Fails.apply(loss)
+        if self.stage == "optimizer" and self.calls == self.at: Optimizer.fails = True
+        return LossOutput(loss)
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(context, x): return x.clone()
+    @staticmethod
+    def backward(context, gradient): return full(gradient.device)
+
+class Optimizer(torch.optim.AdamW):
+    fails = False
+    def step(self, closure=None):
+        loss = super().step(closure)
+        if Optimizer.fails: full("cuda")
+        return loss
+'''
+
+OPTION = """
+name: hungry
+model: {_target_: hungry.work.Model, stage: "", at: 5, weights_mib: 1}
+data: {_target_: hungry.work.data}
+optimizer: {_target_: hungry.work.Optimizer, lr: 0.01}
+effective_batch_size: 16
+"""
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    package = tmp_path / "src" / "hungry"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "work.py").write_text(WORKLOAD, encoding="utf-8")
+    option = tmp_path / "configs" / "workload" / "hungry.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text(OPTION, encoding="utf-8")
+    return tmp_path
+
+
+def hungry(project: Path, fake_cuda: FakeCuda, *overrides: str, **cards: Any) -> tuple[Done, dict[str, Any]]:
+    environment = fake_cuda.environment(**{"cards": 1, "mib": 1024, **cards})
+    environment["PYTHONPATH"] = f"{project / 'src'}:{environment['PYTHONPATH']}"
+    done = run(
+        "train.py",
+        "--config-dir",
+        str(project / "configs"),
+        "workload=hungry",
+        "config.allow_targets=[torch,wellfed,workloads,hungry]",
+        "trainer.max_epochs=null",
+        "trainer.max_steps=8",
+        "memory.micro_batch=16",
+        "telemetry.ceiling_steps=0",
+        "logger=none",
+        *overrides,
+        cwd=project,
+        **environment,
+    )
+    records = sorted(project.glob("logs/*/runs/*/run.json"))
+    return done, json.loads(records[-1].read_text(encoding="utf-8")) if records else {}
+
+
+STAGES = {
+    "build": "Out of memory",
+    "first batch": "micro-batches of 16 -> 8 -> 4 -> 2 -> 1",
+    "backward": "micro-batches of 16 -> 8 -> 4 -> 2 -> 1",
+    "optimizer": "in the optimizer's step 5, which was applied in part",
+    "validation": "in the val split with one sample",
+    "checkpoint": "out of memory",
+}
+
+
+@pytest.mark.parametrize(
+    "stage", [pytest.param(stage, marks=() if stage == "backward" else pytest.mark.slow) for stage in STAGES]
+)
+def test_a_card_without_any_room_ends_a_run_with_its_record(project: Path, fake_cuda: FakeCuda, stage: str) -> None:
+    done, record = hungry(project, fake_cuda, f"workload.model.stage='{stage}'")
+    assert done.code == 3, done.text[-3000:]
+    assert STAGES[stage].lower() in done.err.lower()
+    assert "Traceback" not in done.err
+    assert record["status"] == "oom"
+    assert record["exit_code"] == 3
+    assert record["error"]["kind"] == "device_oom"
+
+
+@pytest.mark.slow
+def test_a_card_with_room_for_a_few_samples_trains_on(project: Path, fake_cuda: FakeCuda) -> None:
+    done, record = hungry(project, fake_cuda, "loader.device_prefetch=2", mib=64)
+    assert done.code == 0, done.text[-3000:]
+    assert "step_down" in {event["kind"] for event in record["events"]}
+    assert record["steps"] == 8
+    assert record["samples"] == 8 * 16
+
+
+@pytest.mark.slow
+def test_on_oom_fail_ends_it_at_once(project: Path, fake_cuda: FakeCuda) -> None:
+    stage = ("workload.model.stage=backward", "memory.on_oom=fail")
+    done, record = hungry(project, fake_cuda, *stage)
+    assert (done.code, record["status"]) == (3, "oom")
+    assert [event["kind"] for event in record["events"]].count("oom") == 1
+
+
+@pytest.mark.slow
+def test_a_budget_above_the_card_is_no_run(project: Path, fake_cuda: FakeCuda) -> None:
+    done, record = hungry(project, fake_cuda, "gpu.memory_gib=7", mib=4096)
+    assert done.code == 2
+    assert "gpu.memory_gib: 7 GiB were asked for" in done.err
+    assert not record
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_oom", ["retry", "fail"])
+def test_ranks_end_together(project: Path, fake_cuda: FakeCuda, on_oom: str) -> None:
+    overrides = ("trainer=ddp", "trainer.devices=2", "workload.model.stage=backward", f"memory.on_oom={on_oom}")
+    done, record = hungry(project, fake_cuda, *overrides, cards=2)
+    assert done.code == 3, done.text[-3000:]
+    assert record["status"] == "oom"

@@ -1,0 +1,109 @@
+"""Ranks do a step again together, and a sharded model learns what a whole one does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from tests.fake_cuda.machine import FakeCuda
+from tests.lit import rank
+from tests.lit.ranks import train_ranks
+from wellfed.lit.ranks import BUCKET_BYTES, _buckets
+from wellfed.lit.sharding import LEAST_WEIGHTS, blocks_to_gather
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+WIDE = LEAST_WEIGHTS // 12
+"""Of a block with so many hidden features the weights are more than `LEAST_WEIGHTS`."""
+
+
+def distance(one: Any, other: Any) -> float:
+    return float((one["weights"] - other["weights"]).norm() / other["weights"].norm())
+
+
+def test_out_of_memory_on_one_rank_is_a_smaller_step_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 samples a rank; the last step of an epoch gives 3 each."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    rank.main({"folder": str(tmp_path), "micro": 32, "max_steps": 8})
+    alone = torch.load(tmp_path / "rank0.pt", weights_only=False)
+    together = train_ranks(tmp_path / "two", 2, micro=16, max_steps=8, strategy="ddp", fails=[[1, 3, 5]])
+    assert [one["micro"] for one in together] == [[16, 8, 4]] * 2
+    kinds = [[kind for kind, _ in one["events"]] for one in together]
+    assert kinds == [["oom", "step_down", "oom", "step_down"]] * 2
+    assert together[0]["events"][0][1]["message"] == "another rank ran out of memory."
+    assert distance(together[0], alone) < 1e-5
+    assert torch.equal(together[0]["weights"], together[1]["weights"])
+
+
+@pytest.mark.slow
+def test_with_dropout_it_is_bit_for_bit_the_run_with_such_micro_batches(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"max_steps": 8, "strategy": "ddp", "dropout": 0.3}
+    by_hand = train_ranks(tmp_path / "by_hand", 2, micro=4, **settings)
+    failing = train_ranks(tmp_path / "failing", 2, micro=16, fails=[[0, 1, 4]], **settings)
+    assert failing[0]["micro"] == [16, 8, 4]
+    assert torch.equal(failing[0]["weights"], by_hand[0]["weights"])
+
+
+@pytest.mark.slow
+def test_sums_by_hand_are_those_of_ddp(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"micro": 5, "max_steps": 8, "strategy": "ddp", "gradient_clip": 0.1}
+    by_hand = train_ranks(tmp_path / "by_hand", 2, **settings)
+    by_ddp = train_ranks(tmp_path / "by_ddp", 2, retry=False, **settings)
+    assert distance(by_hand[0], by_ddp[0]) < 1e-6
+    assert [values for _, values in by_hand[0]["rows"]] == [values for _, values in by_ddp[0]["rows"]]
+
+
+@pytest.mark.slow
+def test_when_nothing_is_left_all_ranks_end_with_the_same(tmp_path: Path) -> None:
+    found = train_ranks(tmp_path / "two", 2, micro=4, max_steps=8, strategy="ddp", fails=[[1, 3, 0]])
+    assert all("micro-batches of 4 -> 2 -> 1, then memory.check" in one["error"] for one in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"micro": 16},
+        {"micro": 5},  # 16 samples in 4 micro-batches; of the last step 3 a rank
+        {"micro": 5, "samples": 71},  # of the last step 3 and 4
+        {"micro": 1, "samples": 71, "max_steps": 3},  # 4 micro-batches on one rank, where the other has 3 samples
+        {"micro": 16, "samples": 65, "max_steps": 3},  # of the last step 1 sample and none
+        {"micro": 8, "gradient_clip": 0.05},
+        {"micro": 8, "precision": "bf16-mixed"},
+        {"micro": 7, "validate_every_steps": 2},
+    ],
+    ids=str,
+)
+def test_a_sharded_model_learns_what_a_whole_one_does(tmp_path: Path, fake_cuda: FakeCuda, settings: Any) -> None:
+    cards = fake_cuda.environment(cards=2, mib=512)
+    common = {"max_steps": 8, "accelerator": "gpu", "width": WIDE, **settings}
+    sharded = train_ranks(tmp_path / "fsdp", 2, cards, strategy="fsdp", retry=False, **common)
+    replicated = train_ranks(tmp_path / "ddp", 2, cards, strategy="ddp", retry=False, **common)
+    assert distance(sharded[0], replicated[0]) < (1e-3 if "precision" in settings else 1e-6)
+    for (split, ours), (_, theirs) in zip(sharded[0]["rows"], replicated[0]["rows"], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2 if "precision" in settings else 1e-5), split
+
+
+def test_blocks_are_gathered_each_by_itself_unless_small_or_shared() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words = nn.Embedding(1000, 400)
+            self.blocks = nn.ModuleList(nn.Linear(400, 400) for _ in range(3))
+            self.small = nn.ModuleList([nn.Linear(2, 2)])
+            self.heads = nn.ModuleList([nn.Linear(400, 1000, bias=False)])
+            self.heads[0].weight = self.words.weight
+
+    model = Model()
+    assert blocks_to_gather(model) == list(model.blocks)
+
+
+def test_gradients_go_in_buckets_of_one_type() -> None:
+    sizes = [10, BUCKET_BYTES // 4, 10, 20]
+    gradients = [torch.empty(size, device="meta") for size in sizes]
+    gradients += [torch.empty(5, dtype=torch.bfloat16, device="meta")]
+    assert [[one.numel() for one in bucket] for bucket in _buckets(gradients)] == [[10], [sizes[1]], [10, 20], [5]]

@@ -1,0 +1,282 @@
+"""A step that is done again is the same step, whatever ran out of memory."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import numpy as np
+import pytest
+import torch
+
+from tests.lit import tiny
+from wellfed.contract import Features, LossOutput
+from wellfed.errors import OutOfMemoryExhausted
+from wellfed.lit.module import StepModule
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+def out_of_memory() -> torch.OutOfMemoryError:
+    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+
+def oom_above(limit: int) -> Any:
+    return lambda size, call: out_of_memory() if size > limit else None
+
+
+class Notes:
+    """The events of a run."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, dict[str, Any]]] = []
+
+    def __call__(self, kind: str, **facts: Any) -> None:
+        self.all.append((kind, facts))
+
+    @property
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.all]
+
+
+class Careless(tiny.TinyModel):
+    """Draws from all generators and counts its calls in a buffer, then replaces another."""
+
+    def __init__(self, fail: Any = None) -> None:
+        super().__init__(0.2)
+        self.fails = fail
+        self.register_buffer("count", torch.zeros(()))
+        self.register_buffer("latest", torch.zeros(()))
+        self.register_buffer("table", torch.arange(2**19, dtype=torch.float32))  # large, and stays as it is
+
+    def loss(self, batch: Any) -> LossOutput:
+        self.count += 1
+        output = super().loss(batch)
+        self.latest = output.loss.detach().clone()
+        factor = 1 + random.random() + np.random.rand() + torch.rand(()) + self.table[0]
+        if self.fails is not None and (error := self.fails(len(batch["x"]), self.calls)) is not None:
+            raise error
+        return LossOutput(output.loss * factor)
+
+
+def fresh(fail: Any, micro: int) -> StepModule:
+    """The same weights and the same generators whatever the arguments are."""
+    torch.manual_seed(7)
+    model = Careless(fail)
+    module = tiny.module(model=model, micro=micro)
+    random.seed(5)
+    np.random.seed(5)
+    torch.manual_seed(5)
+    return module
+
+
+def test_a_step_done_again_is_the_same_step_bit_for_bit(tmp_path: Path) -> None:
+    retried = fresh(oom_above(8), 32)
+    tiny.fit(retried, tmp_path)
+    by_hand = fresh(None, 8)
+    tiny.fit(by_hand, tmp_path)
+    assert retried.micro.tried == [32, 16, 8]
+    assert retried.model.count == by_hand.model.count
+    assert torch.equal(retried.model.latest, by_hand.model.latest)
+    assert torch.equal(tiny.weights(retried), tiny.weights(by_hand))
+
+
+def test_fifty_steps_with_retries_are_those_without(tmp_path: Path) -> None:
+    """SGD, fp32, no dropout."""
+
+    def module(fail: Any) -> StepModule:
+        made = tiny.module(fail=fail)
+        made._make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        return made
+
+    def shrinking(size: int, call: int) -> BaseException | None:
+        room = 32 if call < 3 else 20 if call < 40 else 10 if call < 90 else 4
+        return out_of_memory() if size > room else None
+
+    calm, disturbed = module(None), module(shrinking)
+    tiny.fit(calm, tmp_path, max_steps=50)
+    tiny.fit(disturbed, tmp_path, max_steps=50)
+    assert disturbed.micro.tried == [32, 16, 8, 4]
+    difference = (tiny.weights(calm) - tiny.weights(disturbed)).norm() / tiny.weights(calm).norm()
+    assert difference < 1e-5
+
+
+class OneSample(tiny.TinyModel):
+    """Runs out of memory until its blocks recompute their activations."""
+
+    def loss(self, batch: Any) -> LossOutput:
+        from wellfed.memory.checkpointing import is_checkpointed
+
+        if not is_checkpointed(self):
+            raise out_of_memory()
+        return super().loss(batch)
+
+
+def test_at_one_sample_activations_are_recomputed(tmp_path: Path) -> None:
+    events = Notes()
+    torch.manual_seed(3)
+    module = tiny.module(model=OneSample(0.3), micro=2, on_event=events)
+    tiny.fit(module, tmp_path, max_steps=4)
+    torch.manual_seed(3)
+    by_hand = tiny.module(model=tiny.TinyModel(0.3), micro=1)
+    tiny.fit(by_hand, tmp_path, max_steps=4)
+    assert events.kinds == ["oom", "step_down", "oom", "ladder"]
+    assert events.all[-1][1] == {"step": 1, "change": "memory.checkpoint_activations=true"}
+    assert torch.equal(tiny.weights(module), tiny.weights(by_hand))
+
+
+class WithTable(tiny.TinyData):
+    def on_device(self, batch: Any, rng: Any, features: Any) -> Any:
+        return {**batch, "x": batch["x"] + features.rows(torch.zeros(len(batch["x"]), dtype=torch.long))}
+
+
+def with_features(fails: Any, mode: str, events: Any = None, **more: Any) -> StepModule:
+    torch.manual_seed(3)
+    rows = torch.linspace(0, 1, 4 * tiny.WIDTH).view(4, tiny.WIDTH)
+    return StepModule(
+        tiny.TinyModel(fail=fails),
+        train_data=WithTable(),
+        evaluation=None,
+        eval_data={"val": None, "test": None},
+        features=Features(4, rows.nbytes, rows.__getitem__),
+        micro=tiny.MicroBatches(1),
+        options=tiny.StepOptions(seed=1, feature_mode=mode, **more),
+        make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
+        lr_factor=lambda step: 1.0,
+        on_event=events or (lambda kind, **facts: None),
+    )
+
+
+def test_then_features_leave_the_device(tmp_path: Path) -> None:
+    events, calls = Notes(), []
+
+    def fails(size: int, call: int) -> BaseException | None:
+        calls.append(call)
+        return out_of_memory() if call in (40, 41, 42) else None
+
+    module = with_features(fails, "cache", events)
+    tiny.fit(module, tmp_path, max_steps=4)
+    calm = with_features(None, "cache")
+    tiny.fit(calm, tmp_path, max_steps=4)
+    changes = [facts["change"] for kind, facts in events.all if kind == "ladder"]
+    assert changes == ["memory.checkpoint_activations=true", "memory.features=cache_host", "memory.features=dynamic"]
+    assert torch.equal(tiny.weights(module), tiny.weights(calm))
+
+
+def test_the_end_of_the_ladder_says_what_was_tried_what_is_large_and_what_is_left(tmp_path: Path) -> None:
+    module = with_features(lambda size, call: out_of_memory(), "cache_host")
+    with pytest.raises(OutOfMemoryExhausted) as caught:
+        tiny.fit(module, tmp_path, max_steps=4)
+    text = str(caught.value)
+    assert "micro-batches of 1, then memory.checkpoint_activations=true, then memory.features=dynamic:" in text
+    assert "Largest parts: optimizer state" in text
+    assert "Next: gpu.precision=bf16-true (" in text
+    assert "memory.features=dynamic (" not in text  # that was tried
+
+
+# -- the optimizer ---------------------------------------------------------------------------------------------------
+
+
+class FailsOnce(torch.optim.SGD):
+    """Runs out of memory in its second step: before it has changed anything, or after the first weight."""
+
+    half_way = False
+    calls = 0
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure() if closure is not None else None
+        self.calls += 1
+        if closure is not None and self.calls == 4 and not self.half_way:
+            raise out_of_memory()
+        if closure is not None and self.calls == 4:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].add_(1.0)
+            raise out_of_memory()
+        super().step()
+        return loss
+
+
+class FailsHalfWay(FailsOnce):
+    half_way = True
+
+
+class Halves(pl.Callback):
+    """Smaller micro-batches by hand."""
+
+    def __init__(self, after_step: int) -> None:
+        self._after_step = after_step
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        if trainer.global_step == self._after_step:
+            module.micro.step_down()
+
+
+def trained(optimizer: Any, tmp_path: Path, callbacks: Any = (), events: Any = None, **more: Any) -> StepModule:
+    module = tiny.module(on_event=events, dropout=0.2, **more)
+    module._make_optimizer = lambda model: optimizer(model.parameters(), lr=0.05, momentum=0.9)
+    tiny.fit(module, tmp_path, callbacks, max_steps=8)
+    return module
+
+
+def test_an_optimizer_that_has_changed_nothing_steps_again(tmp_path: Path) -> None:
+    events = Notes()
+    disturbed = trained(FailsOnce, tmp_path, events=events)
+    assert events.kinds == ["oom", "step_down"]
+    assert events.all[0][1]["step"] == 3
+    calm = trained(torch.optim.SGD, tmp_path, [Halves(after_step=2)])
+    assert disturbed.totals.count == calm.totals.count
+    assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
+
+
+def test_a_step_that_was_applied_in_part_is_never_done_again(tmp_path: Path) -> None:
+    with pytest.raises(OutOfMemoryExhausted, match=r"step 3, which was applied in part: .*resume=auto goes on from"):
+        trained(FailsHalfWay, tmp_path)
+
+
+def test_on_oom_fail_leaves_the_optimizers_error(tmp_path: Path) -> None:
+    with pytest.raises(torch.OutOfMemoryError):
+        trained(FailsOnce, tmp_path, retry_on_oom=False)
+
+
+class WeightsAtFirst(tiny.TinyModel):
+    """What the first step begins with."""
+
+    first: torch.Tensor | None = None
+
+    def loss(self, batch: Any) -> LossOutput:
+        if self.first is None:
+            self.first = torch.cat([weight.detach().flatten().clone() for weight in self.parameters()])
+        return super().loss(batch)
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adam, torch.optim.RMSprop])
+def test_the_state_is_there_before_the_first_batch_and_changes_nothing(tmp_path: Path, optimizer: Any) -> None:
+    from wellfed.lit import module as under_test
+
+    made: list[torch.optim.Optimizer] = []
+
+    def module() -> StepModule:
+        torch.manual_seed(3)
+        found = tiny.module(model=WeightsAtFirst())
+        found._make_optimizer = lambda model: (
+            made.append(optimizer(model.parameters(), lr=0.01, weight_decay=0.1)) or made[-1]
+        )
+        return found
+
+    begun = module()
+    before = tiny.weights(begun).clone()
+    seen: list[int] = []
+    loss = begun.model.loss
+    begun.model.loss = lambda batch: (seen.append(len(made[-1].state)), loss(batch))[1]
+    tiny.fit(begun, tmp_path)
+    assert seen[0] == len(list(begun.parameters()))
+    assert torch.equal(begun.model.first, before)
+    plain = module()
+    real, under_test.allocate = under_test.allocate, lambda *_: False
+    try:
+        tiny.fit(plain, tmp_path)
+    finally:
+        under_test.allocate = real
+    assert torch.equal(tiny.weights(begun), tiny.weights(plain))

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from wellfed.memory import kept_state
+from wellfed.memory.kept_state import KeptState
+
+CPU = torch.device("cpu")
+
+
+class Sums:
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.total, self.count = model, torch.zeros(3), 0
+        self.parts: list[torch.Tensor] = []
+        self.by_name: dict[str, Any] = {"a": torch.zeros(())}
+        self.inner = Inner()
+
+
+class Inner:
+    def __init__(self) -> None:
+        self.seen = torch.zeros(2)
+
+
+def change(sums: Sums) -> None:
+    sums.total += 1
+    sums.count += 1
+    sums.parts.append(torch.ones(1))
+    sums.by_name["a"] += 1
+    sums.by_name["b"] = torch.ones(())
+    sums.inner.seen += 1
+    sums.later = torch.ones(1)
+
+
+def seen(sums: Sums) -> list[Any]:
+    names = sorted(vars(sums))
+    return [names, sums.total.tolist(), sums.count, len(sums.parts), str(sums.by_name), sums.inner.seen.tolist()]
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_all_that_a_call_has_changed_is_put_back(inference: bool) -> None:
+    model = nn.Linear(2, 2)
+    sums = Sums(model)
+    with torch.inference_mode(inference):
+        change(sums)
+        sums.total = torch.ones(3)
+        before, inner = seen(sums), sums.inner
+        kept = KeptState(sums, CPU, leave_out=model)
+        drawn = torch.rand(1)
+        change(sums)
+        assert seen(sums) != before
+        assert kept.restore()
+        assert seen(sums) == before
+        assert sums.inner is inner
+        assert sums.model is model
+        change(sums)
+        kept = KeptState(sums, CPU, leave_out=model)
+        assert kept.restore()
+        assert drawn.shape == (1,)
+
+
+def test_a_large_tensor_that_has_changed_can_not_be_put_back() -> None:
+    sums = Sums(nn.Linear(2, 2))
+    sums.total = torch.zeros(kept_state.LARGE_BYTES // 4 + 1)
+    assert KeptState(sums, CPU).restore()
+    kept = KeptState(sums, CPU)
+    sums.total[0] += 1
+    assert not kept.restore()
+    with torch.inference_mode():
+        sums.total = torch.zeros(kept_state.LARGE_BYTES // 4 + 1)
+    assert not KeptState(sums, CPU).restore()  # torch does not count the changes of such a tensor
+
+
+def test_a_long_list_goes_by_its_length() -> None:
+    sums = Sums(nn.Linear(2, 2))
+    sums.parts = [torch.zeros(1)] * (kept_state.MANY + 1)
+    kept = KeptState(sums, CPU)
+    assert kept.restore()
+    sums.parts.append(torch.zeros(1))
+    assert not kept.restore()
