@@ -466,7 +466,7 @@ class StepModule(pl.LightningModule):
     def only_timed(self) -> Iterator[None]:
         """Steps within leave no event and no metric, and are not done again where memory does not suffice."""
         kept = {name: self.__dict__[name] for name in ("options", "totals", "_on_event", "was_disturbed")}
-        self.options, self.totals = replace(self.options, retry_on_oom=False), Totals()
+        self.options, self.totals = replace(self.options, may_adapt=False), Totals()
         self._on_event = lambda kind, **facts: None
         try:
             yield
