@@ -40,6 +40,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.memory_cases import Case, cases, counted_peak, cuda_peak, workload_cases  # noqa: E402
 from wellfed.hardware.detect import machine  # noqa: E402
+from wellfed.hardware.facts import SIMULATED  # noqa: E402
 from wellfed.memory.estimate import measure  # noqa: E402
 from wellfed.memory.footprint import NoEstimate, StepShape, predicted_peak  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
@@ -145,7 +146,8 @@ def main() -> None:
             for row in compare(case, precision):
                 rows.append(row)
                 show(row)
-    has_cuda, is_simulated = torch.cuda.is_available(), any(gpu.is_simulated for gpu in machine().training_gpus)
+    has_cuda = torch.cuda.is_available()
+    is_simulated = has_cuda and torch.cuda.get_device_name().startswith(SIMULATED)
     known = [row for row in rows if "no_estimate" not in row]
     counted = [row for row in known if not (is_simulated and row["has_rnn"])]
     against = "requested_bytes" if has_cuda else "MemTracker on the CPU"

@@ -145,18 +145,26 @@ def on_gpu(plan, **knobs):
     return replace(plan, knobs={**plan.knobs, **changed})
 
 
-@pytest.mark.parametrize("words", ["memory.micro_batch=32", "memory.accumulate=2", "gpu.compile=default"])
-def test_what_was_typed_and_what_compiles_is_not_probed(planner, words):
+@pytest.mark.parametrize("words", ["memory.micro_batch=32", "memory.accumulate=2"])
+def test_what_was_typed_is_not_probed(planner, words):
     made = planner("workload.effective_batch_size=64", words)
-    assert not made._may_probe(on_gpu(made.without_running()[0]))
+    assert not made._is_open(on_gpu(made.without_running()[0]))
 
 
-def test_one_card_alone_is_probed(planner):
+def test_one_card_alone_is_probed_and_else_the_plan_says_why_not(planner, monkeypatch):
     made = planner("workload.effective_batch_size=64")
     plan, _ = made.without_running()
-    assert made._may_probe(on_gpu(plan))
-    assert not made._may_probe(on_gpu(plan, **{"trainer.devices": 2}))
-    assert not made._may_probe(plan)
+    assert not made._is_open(plan)
+    assert made._is_open(on_gpu(plan))
+    assert made._untried(on_gpu(plan)) == ""
+    assert "each rank would measure for itself" in made._untried(on_gpu(plan, **{"trainer.devices": 2}))
+    compiled = on_gpu(plan, **{"gpu.compile": "default"})
+    assert "gpu.compile=default would compile twice" in made._untried(compiled)
+    monkeypatch.setattr("wellfed.app.planner.probed", lambda *_: pytest.fail("was probed"))
+    monkeypatch.setattr(Planner, "_plan", lambda *_, **__: compiled)
+    said = made.for_training(0).knobs["memory.micro_batch"]
+    assert (said.value, said.source) == (64, "predicted")
+    assert said.because.endswith("what it keeps for its graphs is not predicted")
 
 
 def test_a_run_on_one_card_starts_with_a_probe(planner, monkeypatch):
@@ -168,7 +176,7 @@ def test_a_run_on_one_card_starts_with_a_probe(planner, monkeypatch):
         return app.probed(config, plan, parts, estimate, CPU, More)
 
     monkeypatch.setattr("wellfed.app.planner.probed", on_the_cpu)
-    monkeypatch.setattr(Planner, "_may_probe", lambda *_: True)
+    monkeypatch.setattr(Planner, "_is_open", lambda *_: True)
     assert made.for_training(0).knobs["memory.micro_batch"].source == "measured"
     assert asked == ["cuda:0"]
 
@@ -180,3 +188,34 @@ def test_on_a_card_the_step_is_measured_by_its_allocator(planner):
     assert (found.value, found.source) == (256, "measured")
     assert torch.cuda.memory_allocated() == pytest.approx(0, abs=64 * 2**20)  # cuBLAS keeps its workspace
     assert torch.cuda.max_memory_reserved() == torch.cuda.memory_reserved()
+
+
+class Normed(torch.nn.Module):
+    """The recommender with BatchNorm before it."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.norm = inner, torch.nn.BatchNorm1d(4)
+
+    def __getattr__(self, name):
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.inner, name)
+
+    def loss(self, batch):
+        output = self.inner.loss(batch)
+        return replace(output, loss=output.loss + 0 * self.norm(torch.ones(2, 4, device=output.loss.device)).sum())
+
+
+def test_batch_norm_is_measured_whole_and_never_goes_down(planner):
+    made = planner("workload.effective_batch_size=64")
+    made = replace(made, parts=replace(made.parts, model=Normed(made.parts.model)))
+    plan, found, meter = probed(made)
+    micro = found.knobs["memory.micro_batch"]
+    assert (micro.value, micro.source, len(meter.totals)) == (64, "measured", 1)
+    running = made.parts.model.norm.running_mean.clone()
+    plan, found, meter = probed(made, times=1e6)
+    assert (found["memory.micro_batch"], len(meter.totals)) == (64, 1)
+    assert "Memory may run out at memory.micro_batch=64" in found.warnings[-1]
+    assert made.parts.model.norm.running_mean.equal(running)

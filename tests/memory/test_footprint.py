@@ -217,8 +217,8 @@ def test_what_is_known_goes_through_json_whole():
 def recording(micro=12 * MIB, state=6 * MIB, **more):
     """A tensor a sample, beside parameters of 4 MiB and a state that is made after the first pass."""
     one, eight = (((1, size * micro), (1, 0)) for size in (1, 8))
-    empty = Trace.between(1, (), 8, ())
-    return Recording((4 * MIB,), (), Trace.between(1, one, 8, eight), empty, ((9, state),), empty, **more)
+    empty = Trace.through({8: ()})
+    return Recording((4 * MIB,), (), Trace.through({1: one, 8: eight}), empty, ((9, state),), empty, **more)
 
 
 def large(**more):
@@ -246,7 +246,7 @@ def test_what_must_be_reserved_may_be_less():
     assert freely == (20 + 96 + 96) * MIB
     assert needed_bytes(of, 8, step) == pytest.approx(freely, rel=0.01)
     wide = recording(state=1)
-    step_alone = Trace.between(1, ((5, 90 * MIB), (5, 0)), 8, ((5, 90 * MIB), (5, 0)))
+    step_alone = Trace.through({8: ((5, 90 * MIB), (5, 0))})
     of = large(
         recording=dataclasses.replace(wide, first_step=((5, 90 * MIB), (5, 0), (9, 1)), step=step_alone),
         optimizer_temporaries=90 * MIB,

@@ -16,7 +16,7 @@ def made(*sizes, first=1, freed=True):
 
 
 def recording(resident=(), alone=(), after=(), first_step=(), step=(), **more):
-    traces = [Trace.between(1, events, 1, events) for events in (alone, after, step)]
+    traces = [Trace.through({1: events}) for events in (alone, after, step)]
     return Recording(tuple(resident), (), traces[0], traces[1], tuple(first_step), traces[2], **more)
 
 
@@ -70,12 +70,13 @@ def test_what_must_give_back_in_every_step_does_not_settle():
 
 def test_a_trace_grows_in_a_line_where_both_are_the_same_events():
     low, high = ((1, 100), (2, 512), (1, 0), (2, 0)), ((1, 400), (2, 512), (1, 0), (2, 0))
-    trace = Trace.between(1, low, 4, high)
+    trace = Trace.through({1: low, 4: high})
     assert trace.at(1) == list(low)
     assert trace.at(3) == [(1, 300), (2, 512), (1, 0), (2, 0)]
     assert trace.at(8) == [(1, 800), (2, 512), (1, 0), (2, 0)]
-    other = Trace.between(1, low[:2], 4, high)
+    other = Trace.through({1: low[:2], 4: high})
     assert other.at(1) == other.at(3) == list(high)
+    assert Trace.through({1: low[:2], 2: low, 5: high}).at(1) == [(1, 1), (2, 512), (1, 0), (2, 0)]
 
 
 def test_numbers_by_the_order_of_making():

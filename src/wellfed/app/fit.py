@@ -49,21 +49,21 @@ def main(argv: Sequence[str]) -> int:
     show = _Rows(quiet=asked.json)
     # What the workload's code prints is no part of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
-        found, budget_gib = run(composed, target, show)
+        found, budget_gib, is_whole = run(composed, target, show)
     if asked.json:
         print(json.dumps({"micro_batch": found.size, **asdict(found), "budget_gib": budget_gib}, indent=2))
     else:
-        show.end(found, composed)
+        show.end(found, composed, is_whole=is_whole)
     if found.size is None:
-        print(f"Not even one sample fits {show_gib(budget_gib)}. See: python -m wellfed plan", file=sys.stderr)
+        print(f"{_capital(found.because)} {show_gib(budget_gib)}. See: python -m wellfed plan", file=sys.stderr)
         return EXIT_NOTHING_RUN
     return EXIT_OK
 
 
 def run(
     composed: Composed[RunConfig], target_util_pct: float | None, on_probe: Callable[[Probe], None]
-) -> tuple[Fit, float]:
-    """What was found, and the budget in GiB.
+) -> tuple[Fit, float, bool]:
+    """What was found, the budget in GiB, and whether the model's steps are never split.
 
     Raises:
         ConfigError, DataError: nothing can be run.
@@ -88,6 +88,7 @@ def run(
     planner = Planner(config, composed.choices, facts, device, make_parts(config))
     plan = planner.rough()
     _refuse(planner)
+    is_whole = planner.model_facts().has_batch_norm
     make_batch = planner.estimate(plan).batches()
     if isinstance(make_batch, NoEstimate):
         raise DataError(f"{make_batch.reason.rstrip('.')}.")
@@ -102,12 +103,13 @@ def run(
             lambda size: step.place(make_batch(size)),
             budget_gib=budget_gib,
             max_size=math.ceil(config.workload.effective_batch_size / plan["trainer.devices"]),
+            min_size=2 if is_whole else 1,
             target_util_pct=target_util_pct,
             utilisation=utilisation,
             meter=CudaMeter(step.device) if on_gpu else TensorMeter(step.resident),
             on_probe=on_probe,
         )
-    return found, budget_gib
+    return found, budget_gib, is_whole
 
 
 def _target(typed: Sequence[str]) -> float | None:
@@ -129,9 +131,6 @@ def _refuse(planner: Planner) -> None:
     if planner.parts.is_lightning_module:
         problem = "a LightningModule runs its own step on whole batches: there is no micro-batch to find."
         raise ConfigError([Fault("workload.model", problem, "Bring a plain nn.Module with loss(batch).")])
-    if planner.model_facts().has_batch_norm:
-        problem = "has BatchNorm, whose statistics belong to the whole batch: it is never split."
-        raise ConfigError([Fault("workload.model", problem, "See python -m wellfed plan, or use GroupNorm.")])
 
 
 @contextlib.contextmanager
@@ -175,11 +174,22 @@ class _Rows:
             print(self._FORM.format("micro-batch", "samples/s", "peak", "utilisation"), flush=True)
         print(self._FORM.format(*row(probe)), flush=True)
 
-    def end(self, found: Fit, composed: Composed[RunConfig]) -> None:
+    def end(self, found: Fit, composed: Composed[RunConfig], *, is_whole: bool) -> None:
         """The size to take, and what to type."""
         print(f"\nStopped by {found.stopped_by}: {found.because}.")
-        if found.size is not None:
+        if found.size is None:
+            return
+        if not is_whole:
             print(f"Use it: python src/train.py {_typed(composed, found.size)}")
+        elif found.stopped_by != "batch":
+            print(
+                "A model with BatchNorm is never split: its statistics belong to the whole batch. "
+                f"workload.effective_batch_size={found.size} changes what is learned; GroupNorm could be split."
+            )
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _typed(composed: Composed[RunConfig], micro_batch: int) -> str:

@@ -47,24 +47,34 @@ class Planner:
         trial = assemble.try_loader(self.config, self.choices, self.facts, rough, self.parts, rank=rank)
         plan = _looked_at(self._plan(self.config, self.device, trial=trial, estimate=estimate), estimate)
         if plan.misfit is None:
-            if estimate is None or not self._may_probe(plan):
+            if estimate is None or not self._is_open(plan):
                 return plan
+            if untried := self._untried(plan):
+                return _with_reason(plan, f"not tried before training: {untried}")
             return probed(self.config, plan, self.parts, estimate, torch.device("cuda", 0))
         if plan["trainer.accelerator"] == "gpu" or plan.cap:
             raise ConfigError([plan.misfit])
         return replace(plan, warnings=(*plan.warnings, f"On the card that was named this does not fit: {plan.misfit}"))
 
-    def _may_probe(self, plan: RunPlan) -> bool:
-        """One GPU whose micro-batch is open; compiling twice would take longer than what a probe may save."""
-        model = self.model_facts()
+    def _is_open(self, plan: RunPlan) -> bool:
+        """Whether a GPU's micro-batch is a prediction."""
         return (
             plan["trainer.accelerator"] == "gpu"
-            and plan["trainer.devices"] == 1
-            and plan["gpu.compile"] == "none"
             and plan.knobs["memory.micro_batch"].source == "predicted"
             and plan.predicted_peak_gib is not None
-            and not (model.has_batch_norm or model.is_lightning_module)
         )
+
+    def _untried(self, plan: RunPlan) -> str:
+        """Why no step is run before training to measure what it takes; empty where one is."""
+        if self.parts.is_lightning_module:
+            return "a LightningModule runs its own step"
+        if plan["trainer.devices"] > 1:
+            return "each rank would measure for itself, and all must take the same size"
+        if plan["gpu.compile"] != "none":
+            return (
+                f"gpu.compile={plan['gpu.compile']} would compile twice; what it keeps for its graphs is not predicted"
+            )
+        return ""
 
     def rough(self) -> RunPlan:
         """The plan by rules of thumb.
@@ -137,6 +147,13 @@ class Planner:
     def _run(self, config: RunConfig, device: RunPlan, **known: object) -> RunPlan | list[Fault]:
         run: Callable[..., RunPlan | list[Fault]] = partial(plan_run, config, self.choices, self.facts, device)
         return run(assemble.data_facts(self.parts), self.model_facts(), **known)
+
+
+def _with_reason(plan: RunPlan, more: str) -> RunPlan:
+    """More on the micro-batch."""
+    micro = plan.knobs["memory.micro_batch"]
+    changed = replace(micro, because=f"{micro.because}; {more}")
+    return replace(plan, knobs={**plan.knobs, "memory.micro_batch": changed})
 
 
 def _looked_at(plan: RunPlan, estimate: Footprints | None) -> RunPlan:

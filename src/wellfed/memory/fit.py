@@ -135,6 +135,7 @@ def find_micro_batch(
     *,
     budget_gib: float,
     max_size: int = NO_LIMIT,
+    min_size: int = 1,
     target_util_pct: float | None = None,
     utilisation: Callable[[], float | None] | None = None,
     meter: Meter | None = None,
@@ -149,6 +150,7 @@ def find_micro_batch(
             are taken again and again. Or a function that makes a batch of so many; the longest, where lengths differ.
         budget_gib: what a step may need, per device; 0.95 of it is used.
         max_size: samples of an optimizer step on this device.
+        min_size: the fewest that the model can be run with; 2 for BatchNorm, which has no statistics of one.
         target_util_pct: stop at the first size with this mean GPU utilisation; ignored without ``utilisation``.
         utilisation: the GPU's utilisation now, percent; None where it can't be read.
         meter: None = the CUDA device that torch uses, or all tensors where there is none.
@@ -157,8 +159,8 @@ def find_micro_batch(
     Raises:
         ValueError: a budget or a size that is not above 0, or a target that is not a percentage.
     """
-    if not budget_gib > 0 or max_size < 1:
-        raise ValueError(f"budget_gib={budget_gib:g} and max_size={max_size} must be above 0.")
+    if not budget_gib > 0 or max_size < 1 or min_size < 1:
+        raise ValueError(f"budget_gib={budget_gib:g}, max_size={max_size} and min_size={min_size} must be above 0.")
     if target_util_pct is not None and not 0 < target_util_pct <= 100:
         raise ValueError(f"target_util_pct={target_util_pct:g} must be above 0 and at most 100.")
     make: Callable[[int], Batch] = sample if callable(sample) else lambda size: _taken(sample, size)
@@ -174,7 +176,9 @@ def find_micro_batch(
         return done
 
     target = target_util_pct if utilisation is not None else None
-    found = size_search.search(probe, max_size=max_size, budget_bytes=budget_gib * 2**30, target_util_pct=target)
+    found = size_search.search(
+        probe, max_size=max_size, min_size=min_size, budget_bytes=budget_gib * 2**30, target_util_pct=target
+    )
     if target_util_pct is not None and all(one.util_pct is None for one in found.probes):
         ignored = f"target_util_pct={target_util_pct:g} was ignored: nothing here reads a GPU's utilisation"
         return replace(found, because=f"{found.because}; {ignored}")

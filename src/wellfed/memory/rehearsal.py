@@ -111,10 +111,8 @@ class Rehearsal:
         )
 
     def _recording(self) -> Recording:
-        low, high = min(self._recorded), max(self._recorded)
         alone, after, step = (
-            Trace.between(low, at_low, high, at_high)
-            for at_low, at_high in zip(self._recorded[low], self._recorded[high], strict=True)
+            Trace.through({size: events[part] for size, events in self._recorded.items()}) for part in range(3)
         )
         return Recording(
             tuple(_num_bytes(each) for each in (*self._model.parameters(), *self._model.buffers())),

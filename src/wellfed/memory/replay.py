@@ -28,15 +28,21 @@ class Trace:
     at_high: tuple[int, ...] = ()
 
     @classmethod
-    def between(cls, low: int, at_low: Events, high: int, at_high: Events) -> Trace:
-        """Where the two are not the same events, those of ``high`` stand for all sizes."""
-        numbers, sizes = tuple(number for number, _ in at_high), tuple(size for _, size in at_high)
-        is_same = [(number, size > 0) for number, size in at_low] == [(number, size > 0) for number, size in at_high]
-        return cls(low, high, numbers, tuple(size for _, size in at_low) if is_same and low < high else sizes, sizes)
+    def through(cls, recorded: Mapping[int, Events]) -> Trace:
+        """The line from the smallest number of samples with the events of the largest; a single one may take other ways.
+
+        Where there is none, those of the largest stand for all.
+        """
+        high = max(recorded)
+        events = [(number, size > 0) for number, size in recorded[high]]
+        same = (low for low in sorted(recorded) if [(number, size > 0) for number, size in recorded[low]] == events)
+        low = next(same)
+        sizes = (tuple(size for _, size in recorded[samples]) for samples in (low, high))
+        return cls(low, high, tuple(number for number, _ in events), *sizes)
 
     def at(self, samples: int) -> list[tuple[int, int]]:
         """The events of so many samples."""
-        if self.at_low == self.at_high:
+        if self.low == self.high or self.at_low == self.at_high:
             return list(zip(self.numbers, self.at_high, strict=True))
         share = (samples - self.low) / (self.high - self.low)
         return [

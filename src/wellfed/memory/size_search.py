@@ -101,6 +101,7 @@ def search(
     *,
     max_size: int,
     budget_bytes: float,
+    min_size: int = 1,
     target_util_pct: float | None = None,
     plateau_gain: float = PLATEAU_GAIN,
 ) -> Fit:
@@ -109,11 +110,12 @@ def search(
     Args:
         probe: runs steps of one size; out of memory is a probe without a peak, everything else it may raise.
         max_size: samples of a step on one device; more would change what is learned.
+        min_size: the fewest that can be run.
         target_util_pct: stop at the first size with this mean utilisation; needs probes that read it.
         plateau_gain: 0 = look at memory alone.
     """
     found = _Found(max_size, LIMIT_FRAC * budget_bytes)
-    size: int | None = 1
+    size: int | None = min(min_size, max_size)
     while size is not None:
         found.probes.append(probe(size))
         stop = _stopped_early(found, target_util_pct, plateau_gain)
@@ -127,7 +129,9 @@ def _stopped_early(found: _Found, target_util_pct: float | None, plateau_gain: f
     """What ends the search before the budget is known; None to go on."""
     fitting, probes = found.fitting, tuple(found.probes)
     if not fitting:
-        return Fit(None, "nothing fits", "not even one sample fits", probes)
+        fewest = probes[0].size
+        fit = "one sample fits" if fewest == 1 else f"{fewest} samples fit"
+        return Fit(None, "nothing fits", f"not even {fit}", probes)
     if target_util_pct is not None:
         for one in fitting:
             if one.util_pct is not None and one.util_pct >= target_util_pct:

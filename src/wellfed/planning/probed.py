@@ -20,6 +20,8 @@ def with_probes(
     step: StepShape,
     probe: Callable[[int], int | None],
     room: Callable[[], int | None],
+    *,
+    may_split: bool = True,
 ) -> RunPlan:
     """The plan with a micro-batch of which a real step was measured; never a larger one than planned.
 
@@ -29,6 +31,7 @@ def with_probes(
     Args:
         footprint: what ``plan``, which has a budget, was made with; so is ``step``.
         probe: bytes that the allocator reserved at the peak; None where they ran out.
+        may_split: a smaller micro-batch may be taken; else a step that takes too much is warned of.
         room: what this process can have of the card, asked when CUDA's context is there; None where nothing tells.
     """
     assert plan.budget_gib is not None
@@ -49,7 +52,7 @@ def with_probes(
                 break
             # If all sizes need as many times more; what part of it does not grow with them, the next probe shows.
             smaller = min(micro - 1, largest_micro_batch(footprint, limit * predicted // (predicted + beyond), step))
-        if micro == 1:
+        if micro == 1 or not may_split:
             break
         micro = max(1, smaller)
     return _decided(plan, footprint, step, micro, "; ".join(said), fits=fits)
