@@ -11,6 +11,7 @@ from tests.end_to_end.commands import Done, only_folder, record_of, run
 from tests.fake_cuda.machine import FakeCuda
 
 MODULE = """
+import os
 import time
 import torch
 from torch import nn
@@ -33,8 +34,8 @@ class Model(nn.Module):
 
 
 class Data:
-    def __init__(self, fetch_s=0.0):
-        self.fetch_s = fetch_s
+    def __init__(self, fetch_s, good):
+        self.fetch_s, self.good, self.fetched = fetch_s, good, 0
 
     def __len__(self):
         return 1000
@@ -44,11 +45,14 @@ class Data:
 
     def fetch(self, indices, rng):
         time.sleep(self.fetch_s)
+        self.fetched += 1
+        if self.fetched > self.good and os.environ.get("LOCAL_RANK") == "1":
+            raise OSError("the disk is gone")
         return {"x": (indices / 1000)[:, None].expand(-1, 8).contiguous()}
 
 
-def data(fetch_s=0.0):
-    return Datasets(Data(fetch_s))
+def data(fetch_s=0.0, good=10**9):
+    return Datasets(Data(fetch_s, good))
 """
 YAML = """
 name: mine
@@ -126,3 +130,12 @@ def test_a_starved_card_is_well_below_its_ceiling(mine: Path, fake_cuda: FakeCud
     assert record["time"]["wait_frac"] > 0.5
     assert "this run reached" in done.out
     assert "ceiling_doubtful" not in [event["kind"] for event in record["events"]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("good", [10**9, 63])
+def test_two_ranks_have_one_ceiling_or_none(mine: Path, good: int) -> None:
+    """Where one can't load its batches any more, the other does not wait for it."""
+    ranks = ["trainer.devices=2", "trainer.strategy=ddp", "trainer.accelerator=cpu"]
+    _, record, _ = trained(mine, f"+workload.data.good={good}", *ranks)
+    assert (record["ceiling"] is None) == (good == 63)

@@ -302,14 +302,21 @@ class Passes:
             return None
         self._begin_pass()
         self._progress.enter("ceiling")
+        deliveries: list[Delivery] = []
+        failure, summary = None, None
         try:
-            summary = run_ceiling(self._module, whole(few()), self.options, steps, self._folder)
-        except Exception as error:  # noqa: BLE001  a user's step on other batches than training's; it costs a figure
-            message = reason_of(error)
+            deliveries = whole(few())
+        except Exception as error:  # noqa: BLE001  it costs a figure; other ranks are told below
+            failure = error
+        try:
+            summary = run_ceiling(self._module, deliveries, self.options, steps, self._folder)
+        except Exception as error:  # noqa: BLE001  a user's step in another place than training
+            failure = error
+        if failure is not None:
+            message = reason_of(failure)
             _LOG.warning("The ceiling could not be measured: %s", message)
-            _LOG.info("it ended by", exc_info=error)
+            _LOG.info("it ended by", exc_info=failure)
             self._on_event("ceiling_failed", message=message)
-            return None
         return None if summary is None else summary.samples_per_s
 
     def _first_batches(self) -> list[Delivery]:

@@ -69,7 +69,7 @@ def whole(deliveries: Sequence[Delivery]) -> list[Delivery]:
 def run_ceiling(
     module: pl.LightningModule, deliveries: Sequence[Delivery], options: TrainerOptions, steps: int, folder: Path
 ) -> StepSummary | None:
-    """Time the same steps on these batches, which are copied to the device first; None without any.
+    """Time the same steps on these batches, which are copied to the device first; None if any rank is without.
 
     Whatever it raises, the module is as it was and on the CPU: weights, buffers, generators. Gradients are gone, and
     what the code of a user's module keeps elsewhere is not known here.
@@ -77,7 +77,7 @@ def run_ceiling(
     Args:
         deliveries: on the host.
     """
-    if not deliveries:
+    if not _on_all_ranks(bool(deliveries), options):
         return None
     rows: list[StepRow] = []
     is_ours, is_set_up = isinstance(module, StepModule), module._trainer is not None
@@ -99,6 +99,16 @@ def run_ceiling(
             cached = CachedBatches(ready, steps + WARMUP_STEPS)
             trainer.fit(module, TimedLoader(cached, clock, unwrap=not is_ours))
     return summarise(rows)
+
+
+def _on_all_ranks(is_so: bool, options: TrainerOptions) -> bool:
+    """Whether it is so for each; ranks that step alone would wait for the others."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return is_so
+    device = torch.device("cuda", torch.cuda.current_device()) if options.accelerator == "gpu" else torch.device("cpu")
+    told = torch.tensor(float(is_so), device=device)
+    torch.distributed.all_reduce(told, torch.distributed.ReduceOp.MIN)
+    return bool(told)
 
 
 @contextmanager
