@@ -1,6 +1,8 @@
 """Runs one test in this process, which has simulated cards: ``inside.py <test id> <file for its reports>``."""
 
+import atexit
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,4 +33,8 @@ if __name__ == "__main__":
     options = ["-q", "-m", "", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(ROOT)]
     # What a copy of a warm Python has imported can't be rewritten; it holds no tests.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
-    sys.exit(pytest.main([sys.argv[1], *options], plugins=[Reports(Path(sys.argv[2]))]))
+    code = pytest.main([sys.argv[1], *options], plugins=[Reports(Path(sys.argv[2]))])
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # Python would take apart all that it has imported, which takes twice as long as most tests

@@ -32,9 +32,9 @@ class Cards:
     kernel_us: float = 0.0
     """And so much more."""
     copy_gbps: float = 0.0
-    """GB/s of copies between host and card; 0 = they take no time."""
+    """GB/s of copies between pinned memory and the card; 0 = they take no time."""
     pageable_gbps: float = 0.0
-    """The same of memory that is not pinned."""
+    """Of memory that is not pinned; 0 = the same."""
     strict: bool = False
     """An access that nothing orders raises at once."""
     lost_after: int | str = ""

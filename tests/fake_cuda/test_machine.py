@@ -214,7 +214,7 @@ def test_busy_time_and_copied_bytes_are_those_of_the_card(start: Callable[..., A
     assert err == ""
     began_ns, half_ns, ended_ns, busy_ns, other_ns = map(int, out.split())
     assert 0.2e9 < busy_ns < half_ns - began_ns + 2e6
-    assert other_ns == 0
+    assert other_ns < 1e6  # of the millisecond in which its first kernel ended
     machine = MachineState(state)
     assert abs(machine.busy_ns(0, began_ns, ended_ns) - busy_ns) < 2e6
     assert machine.busy_ns(0, half_ns + 2_000_000, ended_ns) == 0

@@ -51,7 +51,9 @@ void enqueue(const Copy& copy, Queue* queue, const Tensor& from, const Tensor& t
     size_t bytes = copy.to.nbytes();
     ++(copy.is_to_card ? counts.to_card : counts.to_host);
     cards[queue->device].share->count_copy(copy.is_to_card ? bytes : 0, copy.is_to_card ? 0 : bytes);
-    busy(queue, began_ns, settings.copy_gbps > 0 ? static_cast<double>(bytes) / settings.copy_gbps : 0);
+    bool is_slow = settings.pageable_gbps > 0 && !copy.is_pinned_on_host();
+    double gbps = is_slow ? settings.pageable_gbps : settings.copy_gbps;
+    busy(queue, began_ns, gbps > 0 ? static_cast<double>(bytes) / gbps : 0);
     return;
   }
   queue->drain(queue->num_issued);
@@ -70,7 +72,8 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   BelowAutograd below;
   Tensor from = host_view(src.expand(self.sizes())), to = host_view(self);
   bool is_queued = copy.crosses_pcie && non_blocking && copy.is_pinned_on_host();
-  // A pageable source is staged before the call returns, so it may change at once; a pageable target is waited for.
+  // As CUDA documents it: a pageable source is staged before the call returns, without waiting for the card, so it may
+  // change at once; a pageable target is waited for.
   if (!copy.is_from_card && !is_queued) from = from.clone();
   bool waits = copy.crosses_pcie && !is_queued && (copy.is_from_card || !non_blocking);
   if (from.is_conj() != to.is_conj()) from = from.resolve_conj();

@@ -54,7 +54,9 @@ void set_up(Settings given) {
   install_allocators();
   pthread_atfork(nullptr, nullptr, [] {
     for (auto& it : cards) forked |= it.share->has_context();
-    if (forked) torch::utils::set_requires_device_init(at::kCUDA, true);  // torch.cuda then refuses in its own words
+    if (!forked) return;
+    torch::utils::set_device_in_bad_fork(at::kCUDA, true);
+    torch::utils::set_requires_device_init(at::kCUDA, true);  // torch.cuda then refuses in its own words
   });
   TORCH_CHECK(at::detail::getCUDAHooks().hasCUDA() == !cards.empty(),
               "torch has asked for its CUDA hooks before the simulated driver was loaded");

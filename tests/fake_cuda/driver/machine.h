@@ -28,7 +28,8 @@ struct Settings {
   size_t others_bytes = 0;
   double slowdown = 1;
   double kernel_us = 0;
-  double copy_gbps = 0;
+  double copy_gbps = 0;      // from and to pinned memory; 0 = no time
+  double pageable_gbps = 0;  // from and to other memory; 0 = the same
   bool strict = false;
   std::vector<int64_t> lost_after;  // launches, by the machine's numbers for the cards; -1 = never
   std::string state_path;

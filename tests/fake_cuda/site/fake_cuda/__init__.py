@@ -21,9 +21,15 @@ driver: ModuleType | None = None
 """The compiled driver once `install` has been called: ``violations()``, ``counts()``, ``busy_ns(card, from, to)``."""
 
 
+_library: Path | None = None
+"""What is loaded: its sources may be changed while copies of this process start."""
+
+
 def preload() -> None:
     """To be called before torch is imported, which asks once and for all for the hooks of a CUDA library."""
-    ctypes.CDLL(str(compiled()))
+    global _library  # noqa: PLW0603  one machine a process
+    _library = compiled()
+    ctypes.CDLL(str(_library))
 
 
 def uuid(card: int) -> str:
@@ -58,7 +64,7 @@ def install() -> None:
     global driver  # noqa: PLW0603  one machine a process
     if driver is not None:
         return
-    spec = importlib.util.spec_from_file_location("fake_cuda_driver", compiled())
+    spec = importlib.util.spec_from_file_location("fake_cuda_driver", _library or compiled())
     assert spec is not None
     assert spec.loader is not None
     driver = importlib.util.module_from_spec(spec)
@@ -75,6 +81,7 @@ def install() -> None:
         slowdown=_number("SLOWDOWN", 1),
         kernel_us=_number("KERNEL_US", 0),
         copy_gbps=_number("COPY_GBPS", 0),
+        pageable_gbps=_number("PAGEABLE_GBPS", 0),
         strict=os.environ.get("FAKE_CUDA_STRICT") == "1",
         lost_after=lost_after(os.environ.get("FAKE_CUDA_LOST_AFTER", ""), num_cards),
         state_path=os.environ.get("FAKE_CUDA_STATE", ""),

@@ -111,6 +111,7 @@ def _fill_in_cuda(driver: ModuleType, properties: list[Properties]) -> None:
         cuda._lazy_init()
         return properties[_checked(cuda._utils._get_device_index(device, optional=True), len(properties))]
 
+    cuda._is_in_bad_fork = driver.is_forked
     cuda._exchange_device = cuda._maybe_exchange_device = driver.exchange_device
     cuda._cudart = SimpleNamespace(
         cudaMemGetInfo=driver.memory_info,
