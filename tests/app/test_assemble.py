@@ -3,16 +3,18 @@
 import threading
 import time
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
 from tests.loading import sets
-from tests.planning.machines import LAPTOP
+from tests.planning.machines import H200, LAPTOP
 from tests.planning.test_plan import config as make_config
 from tests.planning.test_plan import planned
 from wellfed.app import assemble
+from wellfed.config.schema import Backend
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import DataError
 from wellfed.loading import threads
@@ -135,3 +137,23 @@ def test_the_states_of_an_optimizer_are_counted_or_assumed(target, states):
     given = config({"_target_": target, "lr": 0.1})
     found = assemble.model_facts(assemble.make_parts(given), given)
     assert found.optimizer_state_bytes == states * found.trainable_bytes
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "num_workers", "expected", "ahead"),
+    [
+        ("threads", sets.Fetching, 2, "threads", 3),
+        ("processes", sets.Fetching, 2, "processes", 3),
+        ("torch", sets.Global, 2, "torch", 3),
+        # Samples of their own may draw from the process's generators, which no thread beside training may touch.
+        ("threads", sets.Global, 2, "processes", 3),
+        ("threads", sets.Global, 0, "inline", 0),
+        ("torch", sets.Fetching, 0, "inline", 3),
+    ],
+)
+def test_an_evaluation_is_built_as_training_is(backend, kind, num_workers, expected, ahead):
+    loader = {"backend": Backend[backend], "num_workers": 2, "pin_memory": True, "device_prefetch": 3}
+    plan = planned(make_config(loader=loader), H200)
+    found = assemble._eval_plan(replace(plan, eval_workers=num_workers), kind())
+    assert (found.backend, found.num_workers, found.pin_memory) == (expected, num_workers, True)
+    assert assemble.eval_device_prefetch(replace(plan, eval_workers=num_workers), kind()) == ahead

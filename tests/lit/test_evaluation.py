@@ -9,11 +9,13 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch as pl
 import pytest
 import torch
 
 from tests.lit import tiny
 from wellfed.errors import DataError
+from wellfed.lit import trainer as lit
 from wellfed.lit.evaluation import can_be_shared
 from wellfed.lit.module import MeanLoss
 from wellfed.loading.evaluation import EvalLoader
@@ -55,16 +57,17 @@ def _evaluate(rank: int, world_size: int, data: Any, folder: Path) -> None:
             "gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30)
         )
     found: list[Any] = []
+
+    class Ends(pl.Callback):
+        def on_validation_epoch_end(self, trainer: pl.Trainer, ended: Any) -> None:
+            try:
+                found.append([ended.evaluated(), sum(ended.model.seen)])
+            except DataError as error:
+                found.append(str(error))
+            ended.model.seen.clear()
+
     for _ in range(2):  # the second pass knows nothing of the first
-        module.on_validation_epoch_start()
-        for number, delivery in enumerate(loader):
-            module.validation_step(delivery, number)
-        seen = sum(module.model.seen)
-        try:
-            found.append([module.evaluated(), seen])
-        except DataError as error:
-            found.append(str(error))
-        module.model.seen.clear()
+        lit.make_trainer(tiny.options(), [Ends()], folder).validate(module, loader, verbose=False)
     (folder / f"{world_size}-{rank}.json").write_text(json.dumps(found))
 
 

@@ -206,7 +206,7 @@ class Reusing:
 @pytest.mark.gpu
 @pytest.mark.parametrize("ahead", [1, 2, 4])
 def test_buffers_may_be_used_again_on_both_sides(ahead):
-    device = torch.device("cuda")
+    device = torch.device("cuda", 0)
     width = 64 if torch.cuda.get_device_name().startswith("Simulated") else 2048  # a real one is to be kept busy
     data = Reusing(width=width)
     prefetcher = DevicePrefetcher(train_loader(data, batch_size=256, seed=1, plan=LoaderPlan()), device, ahead)
@@ -224,7 +224,7 @@ def test_buffers_may_be_used_again_on_both_sides(ahead):
 
 @pytest.mark.gpu
 def test_copies_run_beside_the_step():
-    device = torch.device("cuda")
+    device = torch.device("cuda", 0)
     data = Reusing(size=2048, width=65536)
     loader = train_loader(data, batch_size=256, seed=1, plan=LoaderPlan())
     prefetcher = DevicePrefetcher(loader, device, 2)

@@ -115,8 +115,8 @@ def mark() -> torch.cuda.Event:
     return event
 
 
-def run(source: ModuleType, ahead: int) -> Seen:
-    """Train for an epoch without ever waiting for the card."""
+def run(source: ModuleType, ahead: int, *, late_s: float = 0.0, **more: Any) -> Seen:
+    """Train for an epoch without ever waiting for the card; the host is late with its first step."""
     import fake_cuda
 
     data, wrong = Reusing(BATCH_MIB), torch.zeros((), device=f"cuda:{CARD}")
@@ -135,7 +135,7 @@ def run(source: ModuleType, ahead: int) -> Seen:
     marks, waits_s = [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda, "Event", Event)
-        made = prefetcher(data, ahead, source=source, card=CARD)
+        made = prefetcher(data, ahead, source=source, card=CARD, **more)
         deliveries = iter(made)
         while True:
             made.keep_pace()
@@ -144,6 +144,7 @@ def run(source: ModuleType, ahead: int) -> Seen:
             waits_s.append(time.perf_counter() - asked_s)
             if delivery is None:
                 break
+            time.sleep(late_s if not marks else 0)
             begin = mark()
             step(delivery.batch, wrong)
             del delivery
@@ -204,13 +205,13 @@ def test_deleting_any_synchronisation_is_seen() -> None:
 
 
 @pytest.mark.simulated(cards=2, mib=64, kernel_us=KERNEL_US)
-def test_where_the_card_has_no_room_for_as_many_fewer_are_brought(caplog: pytest.LogCaptureFixture) -> None:
+def test_where_the_card_has_no_room_for_as_many_fewer_are_brought() -> None:
+    fewer: list[int] = []
     torch.cuda.set_per_process_memory_fraction(0.45, CARD)  # of 64 MiB: two batches
     for _ in range(2):
-        seen = run(device_prefetch, 4)
+        seen = run(device_prefetch, 4, late_s=0.3, on_less=lambda ahead, message: fewer.append(ahead))
         assert (seen.wrong, seen.violations) == (0, [])
         assert seen.held_mib <= 2 * BATCH_MIB + SMALL_MIB
-    assert "No room on the device for another batch: 1 ahead of the step from here on." in caplog.messages
-    torch.cuda.set_per_process_memory_fraction(0.1, CARD)
+    assert fewer == [3, 2, 1, 3, 2, 1]
     with pytest.raises(torch.OutOfMemoryError):
-        run(device_prefetch, 4)
+        run(device_prefetch, 4, late_s=0.3)
