@@ -46,7 +46,7 @@ def guest(user: Path, *arguments: str, workload: str = "guest", cwd: Path | None
         f"workload={workload}",
         "config.allow_targets=[guest_module,torch]",
         "logger=none",
-        "telemetry.ceiling_steps=0",
+        "telemetry.ceiling_steps=3",
         "loader.backend=inline",
         *arguments,
         cwd=cwd or user,
@@ -88,6 +88,7 @@ def test_a_guest_with_all_that_lightning_offers_ends_ok(user: Path) -> None:
     assert set(seen["train/own/figure"]) >= {0, 1, 20}
     rates = seen["train/lr-AdamW"]  # LearningRateMonitor's
     assert rates == pytest.approx({0: 0.01, 7: 0.001, 14: 0.0001}), "ReduceLROnPlateau did not see val_loss"
+    assert record["ceiling"]["samples_per_s"] > 0
     assert set(hooks(user).values()) == {1, 3}, hooks(user)
     assert hooks(user)["on_train_epoch_end"] == 3
 
@@ -247,3 +248,18 @@ def test_a_guest_on_a_card(user: Path, fake_cuda: FakeCuda, tmp_path: Path) -> N
     done = evaluated(user, folder)
     assert done.code == 0, done.text
     assert float(done.out.split()[-1]) == pytest.approx(record["metrics"]["test/loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+def test_trials_of_a_guest_take_its_steps_alone(user: Path) -> None:
+    """There is no validation in them, which its callbacks and schedulers go by."""
+    done = guest(
+        user, "-m", "sweep=quick", "loader=baseline,conservative", "loader.backend=auto", "sweep.trial_steps=45"
+    )
+    assert done.code == 0, done.text
+    rows = [
+        json.loads(line) for path in (user / "logs").rglob("ledger.jsonl") for line in path.read_text().splitlines()
+    ]
+    assert rows
+    assert {row["status"] for row in rows} == {"ok"}
+    assert not (user / "hooks").exists()

@@ -6,7 +6,7 @@ import copy
 import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -31,7 +31,7 @@ from wellfed.lit.callbacks.profile import Profile
 from wellfed.lit.callbacks.progress import Counts, ProgressBar
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.callbacks.watch import Watch
-from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
+from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, steps_alone, whole
 from wellfed.lit.evaluation import SHARING_STRATEGIES, can_be_shared
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.lit.module import StepModule, StepOptions
@@ -211,7 +211,9 @@ class Passes:
             max_time_s=None,
             validate_every_steps=None,
         )
-        self._fit(self._training(options, callbacks, keep), clock, None, None)
+        is_guest = self._parts.is_lightning_module  # its hooks may ask for figures of a validation
+        with steps_alone(self._module, is_set_up=False, moves=True) if is_guest else nullcontext():
+            self._fit(self._training(options, callbacks, keep), clock, None, None)
 
     def _training(self, options: lit.TrainerOptions, callbacks: list[Any], last: list[Any]) -> Any:
         """A Trainer to train with; ``last`` are the callbacks that must stand behind all others."""
@@ -455,7 +457,7 @@ class Passes:
             metrics=self._figures.latest,
             on_disk_error=self._journal.disk_full,
             progress=self._progress,
-            finite_step=lambda: self._figures.handed_over_step if trainer.on_nan.value == "raise" else 0,
+            finite_step=lambda: self._figures.handed_over_step if self._figures.stops_on_nan else 0,
         )
 
 

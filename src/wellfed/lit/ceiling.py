@@ -142,17 +142,20 @@ def _tensors(module: pl.LightningModule) -> Iterator[tuple[str, Tensor]]:
 
 
 @contextmanager
-def steps_alone(module: pl.LightningModule, *, is_set_up: bool) -> Iterator[None]:
-    """Within, nothing of a user's LightningModule is called but what makes a step; its batches are on the device.
+def steps_alone(module: pl.LightningModule, *, is_set_up: bool, moves: bool = False) -> Iterator[None]:
+    """Within, nothing of a user's LightningModule is called but what makes a step.
 
     Args:
         is_set_up: it has been through ``setup`` and the like.
+        moves: it moves its batches to the device, in its own way; else they are there already.
     """
-    names = [name for name in _HOOKS if name != _KEPT_HOOK]
+    kept = (_KEPT_HOOK, "on_before_batch_transfer") if moves else (_KEPT_HOOK,)
+    names = [name for name in _HOOKS if name not in kept]
     names += ["configure_callbacks", *(_DONE_BEFORE if is_set_up else ())]
     own = module.configure_optimizers
     instead: dict[str, Any] = {name: MethodType(getattr(pl.LightningModule, name), module) for name in names}
-    instead["transfer_batch_to_device"] = lambda batch, device, number: batch
+    if not moves:
+        instead["transfer_batch_to_device"] = lambda batch, device, number: batch
     if module.automatic_optimization:  # else schedulers are stepped by the step itself
         instead["configure_optimizers"] = lambda: _optimizers_of(own())
     own_attributes = {name: vars(module)[name] for name in instead if name in vars(module)}

@@ -43,7 +43,7 @@ class Figures(pl.Callback):
         Args:
             throughput: asked with each training row how fast it goes.
         """
-        self._take, self._every, self._stop_on_nan, self._throughput = take, every, stop_on_nan, throughput
+        self._take, self._every, self.stops_on_nan, self._throughput = take, every, stop_on_nan, throughput
         self.handed_over_step = 0
         """The last step whose figures are out; with ``stop_on_nan`` all losses up to it were finite."""
         self._trainer: pl.Trainer | None = None
@@ -76,7 +76,7 @@ class Figures(pl.Callback):
             return
         reduce = trainer.strategy.reduce if trainer.world_size > 1 else None
         values = module.totals.take(reduce) if isinstance(module, StepModule) else _logged(trainer, "train")
-        if self._stop_on_nan and not math.isfinite(loss := values.get("loss", 0.0)):
+        if self.stops_on_nan and not math.isfinite(loss := values.get("loss", 0.0)):
             raise NonFiniteLoss(
                 f"The training loss is {loss} within the steps {self.handed_over_step + 1} to {step}. Usual causes: "
                 "the learning rate (workload.optimizer.lr), no warm-up (workload.schedule.warmup_steps), no clipping "
