@@ -63,7 +63,7 @@ def test_two_processes_on_a_cpu_share_an_evaluation(tmp_path: Path) -> None:
 
 def run_small(fake_cuda: FakeCuda, cwd: Path, *arguments: str) -> Done:
     cards = fake_cuda.environment(report=cwd / "report", **LAGGING)
-    return run(Path(__file__).with_name("smaller_card.py"), *FAST, *RUN, *arguments, cwd=cwd, ROOM_MIB="16", **cards)
+    return run(Path(__file__).with_name("smaller_card.py"), *FAST, *RUN, *arguments, cwd=cwd, ROOM_MIB="60", **cards)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_nothing_is_used_before_it_is_there(tmp_path: Path, fake_cuda: FakeCuda,
 @pytest.mark.slow
 @pytest.mark.parametrize("loader", LOADERS)
 def test_nor_where_memory_runs_out_and_steps_are_done_again(tmp_path: Path, fake_cuda: FakeCuda, loader: str) -> None:
-    done = run_small(fake_cuda, tmp_path, f"loader={loader}", "workload.effective_batch_size=8192")
+    done = run_small(fake_cuda, tmp_path, f"loader={loader}", "workload.effective_batch_size=16384")
     assert done.code == 0, done.text
     assert [event["kind"] for event in record_of(only_folder(tmp_path))["events"]].count("step_down") > 0
     check_ordered(tmp_path / "report")
