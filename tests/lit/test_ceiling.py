@@ -107,7 +107,7 @@ def test_where_the_card_is_the_bottleneck_the_ceiling_is_the_rate(tmp_path: Path
     assert summary is not None
     assert summary.copy_frac is not None  # timed by the card's own events
     assert module.model.devices == {"cuda"}
-    assert copies < 30  # weights and batches once, nothing once a step
+    assert copies < 50  # weights and batches once; with one a step there would be 33 more
     assert summary.samples_per_s == pytest.approx(rate, rel=0.1)
     assert fake_cuda.driver.violations() == []
 
