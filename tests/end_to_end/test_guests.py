@@ -263,3 +263,10 @@ def test_trials_of_a_guest_take_its_steps_alone(user: Path) -> None:
     assert rows
     assert {row["status"] for row in rows} == {"ok"}
     assert not (user / "hooks").exists()
+
+
+def test_a_guest_that_ends_within_an_epoch_is_validated_first(user: Path) -> None:
+    """Its EarlyStopping waits for val_loss at the end of whatever was an epoch."""
+    done = guest(user, "trainer.max_steps=4")
+    assert done.code == 0, done.text
+    assert set(figures(only_folder(user, "guest"))["val/loss"]) == {4}

@@ -92,6 +92,8 @@ class Passes:
             config, plan, parts.data, rank=rank, on_skipped=lambda **facts: on_event("sample_skipped", **facts)
         )
         is_shareable = self.options.devices > 1 and self.options.strategy in SHARING_STRATEGIES
+        # What a LightningModule logs may be of its own rank alone: each sees the whole split.
+        is_shareable = is_shareable and not parts.is_lightning_module
         self._shares_evaluation = is_shareable and can_be_shared(parts.data.evaluation or MeanLoss())
         self._on_event = on_event
         self._whole: KeepWeights | None = None

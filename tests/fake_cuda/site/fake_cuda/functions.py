@@ -112,7 +112,8 @@ def _fill_in_cuda(driver: ModuleType, properties: list[Properties]) -> None:
         return properties[_checked(cuda._utils._get_device_index(device, optional=True), len(properties))]
 
     cuda._is_in_bad_fork = driver.is_forked
-    cuda._exchange_device = cuda._maybe_exchange_device = driver.exchange_device
+    cuda._exchange_device = driver.exchange_device
+    cuda._maybe_exchange_device = lambda card: driver.exchange_device(card)  # torch.compile wants two functions
     cuda._cudart = SimpleNamespace(
         cudaMemGetInfo=driver.memory_info,
         cudaError=int,
