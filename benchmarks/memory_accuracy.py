@@ -133,13 +133,18 @@ def show(row: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="models whose name holds this text")
+    parser.add_argument(
+        "--part", choices=("models", "workloads"), help="those of memory_cases.py, or the workloads alone"
+    )
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     torch.backends.mha.set_fastpath_enabled(False)
     rows: list[dict[str, Any]] = []
-    for case in chain(cases(), workload_cases(ROOT / "configs")):
+    models = () if chosen.part == "workloads" else cases()
+    workloads = () if chosen.part == "models" else workload_cases(ROOT / "configs")
+    for case in chain(models, workloads):
         if chosen.only and chosen.only not in case.name:
             continue
         for precision in PRECISIONS:
@@ -165,14 +170,23 @@ def main() -> None:
     record = {
         "theme": "memory_accuracy",
         "date": datetime.now(UTC).date().isoformat(),
-        "command": "python benchmarks/memory_accuracy.py --out RECORD",
+        "command": " ".join(
+            ["python benchmarks/memory_accuracy.py", *(["--part", chosen.part] if chosen.part else []), "--out RECORD"]
+        ),
         "is_simulated": is_simulated,
         "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
         "machine": {"load": os.getloadavg(), **machine().to_dict()},
-        "config": {"precisions": PRECISIONS, "under_frac": UNDER_FRAC, "threads": 1, "only": chosen.only},
+        "config": {
+            "precisions": PRECISIONS,
+            "under_frac": UNDER_FRAC,
+            "threads": 1,
+            "only": chosen.only,
+            "part": chosen.part,
+        },
         "results": results,
         "raw": rows,
-        "says": f"{'Simulated card. ' if is_simulated else ''}{says}. An estimate took {statistics.median(times.values()):.1f} s in the median and "
+        "says": f"{'Simulated card. ' if is_simulated else ''}{says}. "
+        f"An estimate took {statistics.median(times.values()):.1f} s in the median and "
         f"{max(times.values()):.1f} s at most; {len(rows) - len(known)} had none.",
     }
     print(record["says"])

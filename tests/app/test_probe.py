@@ -215,7 +215,7 @@ def test_batch_norm_is_measured_whole_and_never_goes_down(planner):
     micro = found.knobs["memory.micro_batch"]
     assert (micro.value, micro.source, len(meter.totals)) == (64, "measured", 1)
     running = made.parts.model.norm.running_mean.clone()
-    plan, found, meter = probed(made, times=1e6)
+    _, found, meter = probed(made, times=1e6)
     assert (found["memory.micro_batch"], len(meter.totals)) == (64, 1)
     assert "Memory may run out at memory.micro_batch=64" in found.warnings[-1]
     assert made.parts.model.norm.running_mean.equal(running)

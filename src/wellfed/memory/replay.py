@@ -29,9 +29,9 @@ class Trace:
 
     @classmethod
     def through(cls, recorded: Mapping[int, Events]) -> Trace:
-        """The line from the smallest number of samples with the events of the largest; a single one may take other ways.
+        """The line from the fewest samples that have the events of the most; a single sample may take other ways.
 
-        Where there is none, those of the largest stand for all.
+        Where no others have them, those of the most stand for all.
         """
         high = max(recorded)
         events = [(number, size > 0) for number, size in recorded[high]]
