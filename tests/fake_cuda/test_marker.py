@@ -1,9 +1,12 @@
 """Tests marked ``simulated`` run where the marker says."""
 
 import os
+from pathlib import Path
 
 import pytest
 import torch
+
+from tests.fake_cuda.marker import ROOT, compile_for
 
 
 @pytest.mark.simulated(cards=2, mib=256)
@@ -23,3 +26,15 @@ def test_others_have_none() -> None:
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_failure_is_told(number: int) -> None:
     assert number / 0
+
+
+def test_only_the_pinned_torch_has_to_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("CXX", "false")
+    monkeypatch.setenv("FAKE_CUDA_CACHE", str(tmp_path))
+    with pytest.raises(
+        pytest.skip.Exception, match=r"written for torch 2\.\S+; not compiled for 1.0: .*false can't build"
+    ):
+        compile_for("1.0")
+    (pin,) = (line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    with pytest.raises(RuntimeError, match="false can't build the simulated cards' driver"):
+        compile_for(pin.removeprefix("torch==") + "+cpu")

@@ -161,7 +161,7 @@ def test_dropout_gives_back_its_mask() -> None:
     out = nn.functional.dropout(held, 0.25)
     out.sum().backward()
     assert torch.equal(held.grad, out.detach())
-    assert set(out.tolist()) == {0.0, pytest.approx(4 / 3)}
+    assert torch.allclose(out[out != 0], torch.tensor(4 / 3, device="cuda"))
     assert 150 < int((out == 0).sum()) < 350
 
 
@@ -225,7 +225,7 @@ def test_saved_tensors_are_loaded_where_they_are_wanted(where: str | None, tmp_p
         lambda x: torch.arange(5, device=x.device).repeat_interleave(2),
         lambda x: torch.empty(0, device=x.device).resize_(4).fill_(1),
         lambda x: torch.add(x, 1, out=torch.empty(0, device=x.device)),
-        lambda x: x.std_mean(0),
+        lambda x: torch.std_mean(x, 0),
         lambda x: torch.einsum("ij,kj->ik", x, x),
     ],
 )

@@ -65,12 +65,14 @@ ThreeTensors dropout_backward(const Tensor& given, const Tensor& q, const Tensor
 
 // Operators, so that the fallback runs them on the card: with its generator, its stream and its race finder.
 TORCH_LIBRARY(fake_cuda, m) {
-  m.def("attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float dropout, bool is_causal, float? scale, "
-        "Generator? generator) -> Tensor",
-        {at::Tag::nondeterministic_seeded});
-  m.def("attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor? bias, float dropout, "
-        "bool is_causal, float? scale, Generator? generator) -> (Tensor, Tensor, Tensor)",
-        {at::Tag::nondeterministic_seeded});
+  m.def(
+      "attention(Tensor q, Tensor k, Tensor v, Tensor? bias, float dropout, bool is_causal, float? scale, "
+      "Generator? generator) -> Tensor",
+      {at::Tag::nondeterministic_seeded});
+  m.def(
+      "attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor? bias, float dropout, "
+      "bool is_causal, float? scale, Generator? generator) -> (Tensor, Tensor, Tensor)",
+      {at::Tag::nondeterministic_seeded});
 }
 TORCH_LIBRARY_IMPL(fake_cuda, CPU, m) {
   m.impl("attention", dropout_forward);
@@ -81,9 +83,8 @@ class AttentionWithDropout : public torch::autograd::Function<AttentionWithDropo
  public:
   static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& q, const Tensor& k, const Tensor& v,
                         const MaybeTensor& bias, double dropout, bool is_causal, std::optional<double> scale) {
-    static auto op = c10::Dispatcher::singleton()
-                         .findSchemaOrThrow("fake_cuda::attention", "")
-                         .typed<decltype(dropout_forward)>();
+    static auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow("fake_cuda::attention", "").typed<decltype(dropout_forward)>();
     at::AutoDispatchBelowADInplaceOrView below;
     auto generator = at::globalContext().defaultGenerator(q.device());
     context->saved_data["random_state"] = generator.get_state();
@@ -105,9 +106,9 @@ class AttentionWithDropout : public torch::autograd::Function<AttentionWithDropo
     auto generator = at::globalContext().defaultGenerator(saved[0].device()).clone();
     generator.set_state(context->saved_data["random_state"].toTensor());
     MaybeTensor bias = saved[3].defined() ? MaybeTensor(saved[3]) : std::nullopt;
-    auto [of_q, of_k, of_v] =
-        op.call(gradients[0], saved[0], saved[1], saved[2], bias, context->saved_data["dropout"].toDouble(),
-                context->saved_data["is_causal"].toBool(), context->saved_data["scale"].toOptional<double>(), generator);
+    auto [of_q, of_k, of_v] = op.call(
+        gradients[0], saved[0], saved[1], saved[2], bias, context->saved_data["dropout"].toDouble(),
+        context->saved_data["is_causal"].toBool(), context->saved_data["scale"].toOptional<double>(), generator);
     return {of_q, of_k, of_v, Tensor(), Tensor(), Tensor(), Tensor()};
   }
 };
@@ -117,8 +118,8 @@ Tensor attention(const Tensor& q, const Tensor& k, const Tensor& v, const MaybeT
   bool learns_bias = mask && mask->defined() && mask->requires_grad();
   bool is_fused = q.dim() == 4 && q.size(3) == v.size(3) && !enable_gqa && !(dropout > 0 && learns_bias);
   if (!is_fused)
-    return std::get<0>(at::_scaled_dot_product_attention_math(q, k, v, mask, dropout, is_causal, std::nullopt, scale,
-                                                              enable_gqa));
+    return std::get<0>(
+        at::_scaled_dot_product_attention_math(q, k, v, mask, dropout, is_causal, std::nullopt, scale, enable_gqa));
   if (dropout > 0) return AttentionWithDropout::apply(q, k, v, as_bias(mask, q), dropout, is_causal, scale);
   return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, as_bias(mask, q), scale));
 }

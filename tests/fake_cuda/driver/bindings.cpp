@@ -111,7 +111,7 @@ std::tuple<int64_t, int64_t, int64_t> stream_data(const c10::Stream& stream) {
   return {stream.id(), stream.device_index(), static_cast<int64_t>(stream.device_type())};
 }
 
-// A CPU tensor on the tensor's memory, for a collective on the current stream that the host does. The card may lag behind.
+// A CPU tensor on the tensor's memory, for a collective on the current stream that the host does. The card may lag.
 Tensor view_for_collective(const Tensor& tensor, bool is_write) {
   Locked guard(machine_lock);
   Queue* queue = current_queue(tensor.device().index());
@@ -179,15 +179,16 @@ PYBIND11_MODULE(fake_cuda_driver, m) {
                 copy_gbps, pageable_gbps, strict, std::move(lost_after), std::move(state_path)});
       },
       py::kw_only(), py::arg("cards"), py::arg("machine_cards"), py::arg("total_bytes"), py::arg("context_bytes"),
-      py::arg("others_bytes"), py::arg("slowdown"), py::arg("kernel_us"), py::arg("copy_gbps"), py::arg("pageable_gbps"),
-      py::arg("strict"), py::arg("lost_after"), py::arg("state_path"));
+      py::arg("others_bytes"), py::arg("slowdown"), py::arg("kernel_us"), py::arg("copy_gbps"),
+      py::arg("pageable_gbps"), py::arg("strict"), py::arg("lost_after"), py::arg("state_path"));
   m.def("shut_down", &shut_down);
 
   // For tests.
   m.def("violations", &take_violations);
   m.def("counts", &take_counts);
   m.def("has_context", &has_context);
-  m.def("busy_ns", [](int device, int64_t from_ns, int64_t to_ns) { return card(device).share->busy_ns(from_ns, to_ns); });
+  m.def("busy_ns",
+        [](int device, int64_t from_ns, int64_t to_ns) { return card(device).share->busy_ns(from_ns, to_ns); });
   m.def("uuid", [](int device) { return std::string(card(device).share->about().uuid); });
 
   // Devices.

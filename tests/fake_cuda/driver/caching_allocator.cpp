@@ -91,8 +91,7 @@ Block* CachingAllocator::find_free(Pool& pool, Queue* owner, size_t size) {
   }
   Block* block = *it;
   bool is_oversize = block->size >= Config::max_split_size();
-  if (size < Config::max_split_size() ? is_oversize
-                                      : block->size >= size + Config::max_non_split_rounding_size())
+  if (size < Config::max_split_size() ? is_oversize : block->size >= size + Config::max_non_split_rounding_size())
     return nullptr;
   pool.free.erase(it);
   return block;

@@ -1,5 +1,5 @@
-// Memory of one card as torch hands it out: the rules of its caching allocator (c10/cuda/CUDACachingAllocator.cpp, written
-// anew from what it does), so that what is reserved, split, kept and released is what a real card would see.
+// Memory of one card as torch hands it out: the rules of its caching allocator (c10/cuda/CUDACachingAllocator.cpp,
+// written anew from what it does), so that what is reserved, split, kept and released is what a real card would see.
 //
 // Sizes are rounded to 512 bytes. Up to 1 MiB comes from a pool of 2 MiB segments, more from a pool whose segments are
 // 20 MiB for requests below 10 MiB and the request rounded up to 2 MiB above. Within a pool and a stream the smallest
@@ -37,13 +37,13 @@ struct Block {
   size_t size;
   size_t requested = 0;
   bool is_allocated = false;
-  bool is_mapped = true;  // false only in an expandable segment
+  bool is_mapped = true;    // false only in an expandable segment
   Block* before = nullptr;  // neighbours of the same segment
   Block* after = nullptr;
   ExpandableSegment* expandable = nullptr;
   std::vector<Queue*> recorded{};  // other streams that record_stream told of
-  int num_events = 0;            // of these, that are not over
-  uint64_t queued = 0;           // position in the owner's queue up to which copies of earlier tenants wait
+  int num_events = 0;              // of these, that are not over
+  uint64_t queued = 0;             // position in the owner's queue up to which copies of earlier tenants wait
   Uses uses{};
 
   bool is_split() const { return before != nullptr || after != nullptr; }

@@ -1,4 +1,4 @@
-// Operators that need more than the fallback: those that are composite where the fallback would never be asked, and those
+// Operators that need more than the fallback: composite ones, for which the fallback would never be asked, and those
 // that have a CUDA kernel only.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/_coalesced_native.h>

@@ -21,9 +21,7 @@ struct Copy {
 
   // On the source's current stream, as CUDA.
   Queue* queue() const { return current_queue((is_from_card ? from : to).device().index()); }
-  bool is_pinned_on_host() const {
-    return fake_cuda::is_pinned((is_from_card ? to : from).storage().data_ptr().get());
-  }
+  bool is_pinned_on_host() const { return fake_cuda::is_pinned((is_from_card ? to : from).storage().data_ptr().get()); }
 };
 
 void enqueue(const Copy& copy, Queue* queue, const Tensor& from, const Tensor& to) {

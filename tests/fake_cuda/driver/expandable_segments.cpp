@@ -18,7 +18,8 @@ Block* CachingAllocator::find_expandable(Pool& pool, Queue* owner, size_t size) 
     for (Block* block = first; block && block->is_usable() && room < size; block = block->after) room += block->size;
     if (room >= size) return first;
   }
-  size_t page_size = pool.is_small ? c10::CachingAllocator::kSmallBuffer : c10::CachingAllocator::AcceleratorAllocatorConfig::large_segment_size();
+  size_t page_size = pool.is_small ? c10::CachingAllocator::kSmallBuffer
+                                   : c10::CachingAllocator::AcceleratorAllocatorConfig::large_segment_size();
   size_t space = rounded_up(memory_.total_bytes() + memory_.total_bytes() / 8, page_size);
   char* data = memory_.reserve_addresses(space);
   expandable_.push_back(std::make_unique<ExpandableSegment>(ExpandableSegment{data, space, page_size}));

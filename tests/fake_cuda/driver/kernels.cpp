@@ -20,14 +20,21 @@ namespace {
 
 // Their results' sizes, or the results, go to the host.
 const std::set<std::string> kHostWaits = {
-    "aten::_local_scalar_dense", "aten::equal",      "aten::nonzero",            "aten::masked_select",
-    "aten::_unique2",            "aten::unique_dim", "aten::unique_consecutive", "aten::is_nonzero",
+    "aten::_local_scalar_dense", "aten::equal",      "aten::nonzero",
+    "aten::masked_select",       "aten::_unique2",   "aten::unique_dim",
+    "aten::unique_consecutive",  "aten::is_nonzero",
 };
 // They take tensors of the host beside the card's; others refuse any but 0-dimensional ones.
 const std::set<std::string> kTakesHostTensors = {
-    "aten::index",      "aten::_index_put_impl_",       "aten::index_put_",
-    "aten::index_put",  "aten::_pack_padded_sequence",  "aten::_pad_packed_sequence",
-    "aten::to_padded_tensor", "aten::_pack_padded_sequence_backward", "aten::repeat_interleave",
+    "aten::index",
+    "aten::_index_put_impl_",
+    "aten::index_put_",
+    "aten::index_put",
+    "aten::_pack_padded_sequence",
+    "aten::_pad_packed_sequence",
+    "aten::to_padded_tensor",
+    "aten::_pack_padded_sequence_backward",
+    "aten::repeat_interleave",
 };
 
 [[noreturn]] void raise_two_devices(int card, const std::string& other, const std::string& op) {
@@ -174,15 +181,20 @@ class Launch {
       return at::_sparse_coo_tensor_unsafe(bring(result._indices()), bring(result._values()), result.sizes(), options,
                                            result.is_coalesced());
     auto start = static_cast<const char*>(result.storage().data_ptr().get());
-    for (auto& it : arguments_) {  // a view of one
-      if (it.own.is_sparse() || !start || start != storage_start(it.own)) continue;
-      auto offset = static_cast<const char*>(result.const_data_ptr()) - start;
-      return it.own.as_strided(result.sizes(), result.strides(), offset / static_cast<int64_t>(result.element_size()));
-    }
+    for (auto& it : arguments_)
+      if (!it.own.is_sparse() && start && start == storage_start(it.own)) return view_of(it.own, result);
     auto fresh = at::empty_strided(result.sizes(), result.strides(), options);
     if (auto size = fresh.storage().nbytes())
       std::memcpy(storage_start(fresh), start + result.storage_offset() * result.element_size(), size);
     return fresh;
+  }
+
+  // The card's tensor whose memory the host's result shares, as that result sees it; maybe as numbers of another type.
+  static Tensor view_of(const Tensor& own, const Tensor& result) {
+    auto view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(own.storage()),
+                                                         c10::DispatchKeySet(c10::DispatchKey::CUDA), result.dtype());
+    view.unsafeGetTensorImpl()->set_sizes_and_strides(result.sizes(), result.strides(), result.storage_offset());
+    return view;
   }
 
   void end_on_stream(uint64_t tick, int64_t began_ns, int64_t took_ns) {

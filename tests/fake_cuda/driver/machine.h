@@ -75,8 +75,8 @@ void set_up(Settings given);
 void shut_down();  // gives the process's place in the shared state back
 bool is_forked();  // a child of a process that had used its cards, which can't use them
 
-Card& card(DeviceIndex index);        // "invalid device ordinal" beyond the last
-Card& usable_card(DeviceIndex index); // as a call of the runtime finds it: makes the context; raises if it is lost
+Card& card(DeviceIndex index);         // "invalid device ordinal" beyond the last
+Card& usable_card(DeviceIndex index);  // as a call of the runtime finds it: makes the context; raises if it is lost
 void check_not_lost(const Card& card);
 bool has_context(DeviceIndex index);
 

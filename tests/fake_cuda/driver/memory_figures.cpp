@@ -7,9 +7,8 @@
 namespace fake_cuda {
 namespace {
 
-std::array<c10::CachingAllocator::StatArray*, 9> stat_arrays(
-    c10::CachingDeviceAllocator::DeviceStats& stats) {
-  return {&stats.allocation,     &stats.segment,        &stats.active,       &stats.inactive_split,
+std::array<c10::CachingAllocator::StatArray*, 9> stat_arrays(c10::CachingDeviceAllocator::DeviceStats& stats) {
+  return {&stats.allocation,      &stats.segment,        &stats.active,       &stats.inactive_split,
           &stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.inactive_split_bytes,
           &stats.requested_bytes};
 }

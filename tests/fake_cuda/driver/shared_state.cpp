@@ -111,12 +111,13 @@ int64_t CardShare::busy_ns(int64_t from_ns, int64_t to_ns) {
   return fake_cuda_busy_ns(state_.machine(), index_, from_ns, to_ns);
 }
 
-// Counts the parts of the interval in which none of this process's streams was known to be busy. Streams are launched on
-// out of order (one may lag far behind the host), so recent_ holds the union of the last seconds and what lies ahead.
+// Counts the parts of the interval in which none of this process's streams was known to be busy. They come in no order
+// (a stream may lag far behind the host), so recent_ holds the union of the last seconds and what lies ahead.
 void CardShare::busy(int64_t from_ns, int64_t to_ns) {
   if (to_ns <= from_ns) return;
   auto next = recent_.upper_bound(from_ns);
-  if (next != recent_.begin() && std::prev(next)->second >= from_ns) --next;  // the one that reaches into it, or touches
+  if (next != recent_.begin() && std::prev(next)->second >= from_ns)
+    --next;  // the one that reaches into it, or touches
   int64_t begin = from_ns, end = to_ns, reached = from_ns;
   while (next != recent_.end() && next->first <= to_ns) {
     add_slices(reached, next->first);

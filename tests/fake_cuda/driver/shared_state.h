@@ -40,7 +40,7 @@ class CardShare {
 
   bool take_bytes(size_t size);  // false: the card has not so much
   void give_bytes(size_t size);
-  size_t used_bytes();  // by all processes
+  size_t used_bytes();                                 // by all processes
   std::vector<std::pair<uint64_t, uint64_t>> users();  // (process, bytes) of those that live
 
   bool is_lost() const;

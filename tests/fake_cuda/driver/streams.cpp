@@ -50,8 +50,7 @@ Event record_event(Queue* queue, bool is_timed) {
 }
 
 void wait_for(Queue* queue, const Event& event) {
-  if (event.queue != queue)
-    queue->push([from = event.queue, position = event.position] { from->drain(position); });
+  if (event.queue != queue) queue->push([from = event.queue, position = event.position] { from->drain(position); });
   queue->busy_until_ns = std::max(queue->busy_until_ns, event.at_ns);
   merge(queue->known, event.known);
 }

@@ -1,5 +1,5 @@
-// Streams and events. Device time is modelled: a queue knows until when it is busy. Work that touches the host's memory
-// (copies from pinned buffers) is really done late: when something that the order puts after it runs, or the host waits.
+// Streams and events. Device time is modelled: a queue knows until when it is busy. Copies from and to pinned memory
+// are really done late: when something that the order puts after them runs, or the host waits.
 #pragma once
 
 #include <c10/core/Stream.h>

@@ -46,8 +46,7 @@ Tensor empty(IntArrayRef size, std::optional<at::ScalarType> dtype, std::optiona
 Tensor empty_strided(IntArrayRef size, IntArrayRef stride, std::optional<at::ScalarType> dtype,
                      std::optional<at::Layout>, std::optional<Device> device, std::optional<bool>) {
   return make_on(index_of(device), [&] {
-    return at::detail::empty_strided_generic(size, stride, device_allocator(), kCudaKeys,
-                                             c10::dtype_or_default(dtype));
+    return at::detail::empty_strided_generic(size, stride, device_allocator(), kCudaKeys, c10::dtype_or_default(dtype));
   });
 }
 
@@ -117,8 +116,8 @@ Tensor host_view(const Tensor& tensor) {
     return at::_sparse_coo_tensor_unsafe(host_view(tensor._indices()), host_view(tensor._values()), tensor.sizes(),
                                          tensor.options().device(Device(DeviceType::CPU)), tensor.is_coalesced());
   c10::Storage storage(c10::Storage::use_byte_size_t{}, tensor.storage().nbytes(),
-                       c10::DataPtr(storage_start(tensor), Device(DeviceType::CPU)),
-                       c10::GetAllocator(DeviceType::CPU), true);
+                       c10::DataPtr(storage_start(tensor), Device(DeviceType::CPU)), c10::GetAllocator(DeviceType::CPU),
+                       true);
   auto view = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
                                                        tensor.dtype());
   view.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides(), tensor.storage_offset());

@@ -120,8 +120,7 @@ double Guard::elapsedTime(void* first, void* second, DeviceIndex) const {
   Locked guard(machine_lock);
   auto from = static_cast<Event*>(first), to = static_cast<Event*>(second);
   TORCH_CHECK_VALUE(from && to, "Both events must be recorded before calculating elapsed time.");
-  TORCH_CHECK_VALUE(from->is_timed && to->is_timed,
-                    "Both events must be created with argument 'enable_timing=True'.");
+  TORCH_CHECK_VALUE(from->is_timed && to->is_timed, "Both events must be created with argument 'enable_timing=True'.");
   if (std::max(from->at_ns, to->at_ns) > now_ns()) raise_cuda_error(600, "cudaErrorNotReady", "device not ready");
   return static_cast<double>(to->at_ns - from->at_ns) / 1e6;
 }
