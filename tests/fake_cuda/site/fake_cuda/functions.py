@@ -113,7 +113,7 @@ def _fill_in_cuda(driver: ModuleType, properties: list[Properties]) -> None:
 
     cuda._is_in_bad_fork = driver.is_forked
     cuda._exchange_device = driver.exchange_device
-    cuda._maybe_exchange_device = lambda card: driver.exchange_device(card)  # torch.compile wants two functions
+    cuda._maybe_exchange_device = lambda card: driver.exchange_device(card)  # noqa: PLW0108  torch.compile wants two
     cuda._cudart = SimpleNamespace(
         cudaMemGetInfo=driver.memory_info,
         cudaError=int,
