@@ -30,9 +30,10 @@ class Reports:
 
 if __name__ == "__main__":
     sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
-    options = ["-q", "-m", "", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(ROOT)]
+    options = ["-q", "-m", "", "-p", "no:cacheprovider", "--rootdir", str(ROOT)]
     # What a copy of a warm Python has imported can't be rewritten; it holds no tests.
     options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # hypothesis alone takes longer than most tests
     code = pytest.main([sys.argv[1], *options], plugins=[Reports(Path(sys.argv[2]))])
     atexit._run_exitfuncs()
     sys.stdout.flush()

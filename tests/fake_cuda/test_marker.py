@@ -1,11 +1,13 @@
 """Tests marked ``simulated`` run where the marker says."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.fake_cuda.machine import Cards
 from tests.fake_cuda.marker import ROOT, compile_for
 
 
@@ -38,3 +40,12 @@ def test_only_the_pinned_torch_has_to_fit(monkeypatch: pytest.MonkeyPatch, tmp_p
     (pin,) = (line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
     with pytest.raises(RuntimeError, match="false can't build the simulated cards' driver"):
         compile_for(pin.removeprefix("torch==") + "+cpu")
+
+
+def test_the_page_names_every_variable() -> None:
+    folder = Path(__file__).parent
+    described = set(re.findall(r"^\| (FAKE_CUDA_\w+) \|", (folder / "README.md").read_text(), re.MULTILINE))
+    read = re.compile(r"""environ(?:\.get\(|\[)"(FAKE_CUDA_\w+)"|_(?:mib|number)\("(\w+)""")
+    found = [match for path in (folder / "site").rglob("*.py") for match in read.findall(path.read_text())]
+    assert described == {whole or f"FAKE_CUDA_{end}" for whole, end in found}
+    assert set(Cards().variables()) < described

@@ -192,7 +192,7 @@ class Launch {
   // The card's tensor whose memory the host's result shares, as that result sees it; maybe as numbers of another type.
   static Tensor view_of(const Tensor& own, const Tensor& result) {
     auto view = at::detail::make_tensor<c10::TensorImpl>(c10::TensorImpl::VIEW, c10::Storage(own.storage()),
-                                                         c10::DispatchKeySet(c10::DispatchKey::CUDA), result.dtype());
+                                                         own.key_set(), result.dtype());
     view.unsafeGetTensorImpl()->set_sizes_and_strides(result.sizes(), result.strides(), result.storage_offset());
     return view;
   }
