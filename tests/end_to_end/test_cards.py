@@ -50,6 +50,17 @@ def test_a_lost_card_ends_a_run_with_a_record(
 
 
 @pytest.mark.slow
+def test_a_rank_whose_card_is_lost_ends_the_others_with_its_reason(tmp_path: Path, fake_cuda: FakeCuda) -> None:
+    cards = fake_cuda.environment(cards=2, mib=8192) | {"FAKE_CUDA_LOST_AFTER": "1:900"}
+    done = train("trainer.max_steps=40", *QUICK[1:], "trainer=ddp", "trainer.devices=2", cwd=tmp_path, **cards)
+    assert done.code == 1, done.text
+    is_told(done, "CUDA error: unspecified launch failure", "dmesg")
+    (folder,) = run_folders(tmp_path)
+    assert record_of(folder)["status"] == "failed"
+    assert "unspecified launch failure" in record_of(folder)["error"]["message"]
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_a_card_that_works_again(tmp_path: Path, fake_cuda: FakeCuda, launches: int) -> None:
     steps = (*QUICK, "trainer.checkpoint_every_steps=1")
     done = train(*steps, cwd=tmp_path, **fake_cuda.environment(mib=8192, lost_after=launches * 6 // 10))
