@@ -15,6 +15,7 @@ from tests.end_to_end.commands import Done, run
 from tests.fake_cuda.machine import FakeCuda
 
 WORKLOAD = '''
+import os
 import torch
 from torch import nn
 from wellfed.contract import Datasets, LossOutput
@@ -49,11 +50,15 @@ class Model(nn.Module):
     def loss(self, batch):
         x = batch["x"]
         self.calls += self.training
-        if self.stage == "validation" and not self.training: full(x.device)
-        if self.stage == "first batch" and self.training: full(x.device)
+        if self.stage == "validation" and not self.training and x.is_cuda: full(x.device)
+        on_card = x.is_cuda and self.training  # what is rehearsed before training sees nothing of it
+        if self.stage == "first batch" and on_card: full(x.device)
+        if self.stage == "rank 1" and on_card and os.environ.get("LOCAL_RANK") == "1" and self.calls >= self.at:
+            full(x.device)
+        if self.stage == "forward" and on_card: torch.empty(len(x) * 32 * MIB, device=x.device)
         activations = (self.net(x) * torch.ones(1, MIB, device=x.device)).relu()
         loss = activations.mean() + 0 * self.large.sum()
-        if self.stage == "backward" and self.training and self.calls >= self.at:
+        if self.stage == "backward" and on_card and self.calls >= self.at:
             loss = Fails.apply(loss)
         if self.stage == "optimizer" and self.calls == self.at: Optimizer.fails = True
         return LossOutput(loss)
@@ -140,7 +145,8 @@ def test_a_card_without_any_room_ends_a_run_with_its_record(project: Path, fake_
 
 @pytest.mark.slow
 def test_a_card_with_room_for_a_few_samples_trains_on(project: Path, fake_cuda: FakeCuda) -> None:
-    done, record = hungry(project, fake_cuda, "loader.device_prefetch=2", mib=64)
+    overrides = ("workload.model.stage=forward", "loader.device_prefetch=2")
+    done, record = hungry(project, fake_cuda, *overrides, mib=256)
     assert done.code == 0, done.text[-3000:]
     assert "step_down" in {event["kind"] for event in record["events"]}
     assert record["steps"] == 8
@@ -164,9 +170,13 @@ def test_a_budget_above_the_card_is_no_run(project: Path, fake_cuda: FakeCuda) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("stage", ["backward", "rank 1"])
 @pytest.mark.parametrize("on_oom", ["retry", "fail"])
-def test_ranks_end_together(project: Path, fake_cuda: FakeCuda, on_oom: str) -> None:
-    overrides = ("trainer=ddp", "trainer.devices=2", "workload.model.stage=backward", f"memory.on_oom={on_oom}")
-    done, record = hungry(project, fake_cuda, *overrides, cards=2)
+def test_ranks_end_together(project: Path, fake_cuda: FakeCuda, on_oom: str, stage: str) -> None:
+    ddp = ("trainer=ddp", "trainer.devices=2", "workload.effective_batch_size=32")
+    done, record = hungry(
+        project, fake_cuda, *ddp, f"workload.model.stage='{stage}'", f"memory.on_oom={on_oom}", cards=2
+    )
     assert done.code == 3, done.text[-3000:]
     assert record["status"] == "oom"
+    assert "out of memory" in done.err.lower()

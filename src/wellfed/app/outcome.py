@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import errno
+import json
 import re
 import signal
-from dataclasses import dataclass
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from wellfed.errors import (
     EXIT_FAILED,
@@ -54,6 +58,8 @@ _CARD_ADVICE = (
     "dmesg), or a kernel has brought it down (CUDA_LAUNCH_BLOCKING=1 shows which)."
 )
 
+WAIT_S = 5.0
+"""A rank's connections may break before it has said why."""
 OK = Outcome("ok", EXIT_OK)
 
 
@@ -101,6 +107,25 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
         return Outcome("failed", failed, "disk", str(error), "Free space, or set paths.log_dir and paths.cache_dir.")
     text = _with_notes(f"{type(error).__name__}: {error}", error)
     return Outcome("failed", failed, "code", text, is_expected=False)
+
+
+def leave_for_rank_0(outcome: Outcome, folder: Path, rank: int) -> None:
+    """Another rank's end, for rank 0, which sees of it no more than a broken connection."""
+    path, partial = folder / f".rank{rank}.json", folder / f".rank{rank}.tmp"
+    with suppress(OSError):
+        partial.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
+        partial.replace(path)
+
+
+def take_from_ranks(folder: Path) -> Outcome | None:
+    """The end that another rank has left here, or leaves within `WAIT_S`: the reason of rank 0's own."""
+    until_s = time.monotonic() + WAIT_S
+    while not (left := sorted(folder.glob(".rank*.json"))) and time.monotonic() < until_s:
+        time.sleep(0.1)
+    found = [json.loads(path.read_text(encoding="utf-8")) for path in left]
+    for path in left:
+        path.unlink()
+    return Outcome(**found[0]) if found else None
 
 
 def _with_notes(text: str, error: BaseException) -> str:

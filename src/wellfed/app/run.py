@@ -17,7 +17,7 @@ import torch
 
 from wellfed.app import assemble, figures, screen
 from wellfed.app.checkpoint_file import load_checkpoint
-from wellfed.app.outcome import OK, Outcome, outcome_of
+from wellfed.app.outcome import OK, Outcome, leave_for_rank_0, outcome_of, take_from_ranks
 from wellfed.app.passes import Measure, Passes
 from wellfed.app.planner import Planner
 from wellfed.app.resume import CHECKPOINTS, Target, differences
@@ -102,6 +102,10 @@ class Run:
         except BaseException as error:  # noqa: BLE001  every end of a run is a result
             self._stop.is_finishing = True
             outcome = outcome_of(error, has_trained=self.has_trained)
+            if self._rank > 0:
+                leave_for_rank_0(outcome, self._folder, self._rank)
+            elif self._config.trainer.devices > 1:
+                outcome = (None if outcome.is_expected else take_from_ranks(self._folder)) or outcome
             self._tell(outcome, error)
         if outcome.exit_code == EXIT_NOTHING_RUN and self._measure is None:
             self._journal.sink.finish({}, outcome.exit_code)
