@@ -44,7 +44,8 @@ from wellfed.tracking import wandb as tracking_wandb
 from wellfed.tracking.journal import Journal
 
 _LOG = logging.getLogger(__name__)
-_BUDGET = "WELLFED_BUDGET_GIB"
+_BUDGET, _FOLDER = "WELLFED_BUDGET_GIB", "WELLFED_RUN_FOLDER"
+"""What rank 0 tells the ranks that Lightning starts with its environment."""
 _ARTIFACTS = {
     "steps": "steps.csv",
     "metrics": "metrics.csv",
@@ -102,8 +103,8 @@ class Run:
         except BaseException as error:  # noqa: BLE001  every end of a run is a result
             self._stop.is_finishing = True
             outcome = outcome_of(error, has_trained=self.has_trained)
-            if self._rank > 0:
-                leave_for_rank_0(outcome, self._folder, self._rank)
+            if self._rank > 0 and _FOLDER in os.environ:
+                leave_for_rank_0(outcome, Path(os.environ[_FOLDER]), self._rank)
             elif self._config.trainer.devices > 1:
                 outcome = (None if outcome.is_expected else take_from_ranks(self._folder)) or outcome
             self._tell(outcome, error)
@@ -177,7 +178,7 @@ class Run:
             raise ConfigError([*device, *faults])
         if faults:
             raise ConfigError(faults)
-        return facts, _as_rank_0(device, self._rank)
+        return facts, _as_rank_0(device, self._rank, self._folder)
 
     def _make_plan(self, facts: MachineFacts, device: RunPlan, parts: assemble.Parts) -> RunPlan:
         config = self._config
@@ -322,13 +323,13 @@ class Run:
             print(f"{outcome.message}\n{outcome.advice}".rstrip(), file=sys.stderr)
 
 
-def _as_rank_0(device: RunPlan, rank: int) -> RunPlan:
+def _as_rank_0(device: RunPlan, rank: int, folder: Path) -> RunPlan:
     """The same budget on every rank: by the time a later one looks, the card is held by those that came before.
 
     Lightning starts the others with the environment of rank 0; started by torchrun or Slurm, each goes by what it sees.
     """
     if rank == 0:
-        os.environ[_BUDGET] = repr(device.budget_gib)
+        os.environ[_BUDGET], os.environ[_FOLDER] = repr(device.budget_gib), str(folder.resolve())
         return device
     known = os.environ.get(_BUDGET)
     return device if known is None else replace(device, budget_gib=None if known == "None" else float(known))
