@@ -206,7 +206,7 @@ def test_the_mean_loss_of_a_split_is_the_same_for_any_batch_size(tmp_path: Path,
 def test_the_weight_is_asked_on_the_host_and_waits_for_nothing(tmp_path: Path, ahead: int) -> None:
     import fake_cuda
 
-    device = torch.device("cuda")
+    device = torch.device("cuda", 0)
     synchronised = []
     for data in (Weighted(), tiny.TinyData()):
         module = flat_module(8, data, Masked if isinstance(data, Weighted) else tiny.TinyModel)

@@ -384,7 +384,8 @@ class StepModule(pl.LightningModule):
         self.totals.commit()
         if self._thrash is not None and self._thrash.after_step():
             message = "the allocator had to give its cache back to the device in successive steps"
-            self._retry.go_down_without_failure("thrash", message)
+            self._on_event("thrash", step=self._retry.step, message=message)
+            self._retry.go_down_without_failure()
         if self._loss.has_compiled or self._retry.has_retried:
             self._loss.has_compiled = self._retry.has_retried = False
             self.was_disturbed = True

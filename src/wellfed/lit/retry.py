@@ -109,9 +109,8 @@ class StepRetry:
             else:
                 self._go_down(failure)
 
-    def go_down_without_failure(self, kind: str, message: str) -> None:
+    def go_down_without_failure(self) -> None:
         """Take the ladder's next step between two steps, if there is one."""
-        self._on_event(kind, step=self.step, message=message)
         changed = self._ladder.step_down()
         if changed is not None:
             _release()
