@@ -211,7 +211,7 @@ class Normed(torch.nn.Module):
 def test_batch_norm_is_measured_whole_and_never_goes_down(planner):
     made = planner("workload.effective_batch_size=64")
     made = replace(made, parts=replace(made.parts, model=Normed(made.parts.model)))
-    plan, found, meter = probed(made)
+    _, found, meter = probed(made)
     micro = found.knobs["memory.micro_batch"]
     assert (micro.value, micro.source, len(meter.totals)) == (64, "measured", 1)
     running = made.parts.model.norm.running_mean.clone()
