@@ -191,11 +191,14 @@ class Prediction:
         return self.tensor_bytes + self.slack + self.workspaces
 
 
-def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> Prediction:
+def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape, *, with_slack: bool = True) -> Prediction:
     """The highest moment of a run: in the passes, in the optimizer, or while the feature table is filled.
 
     Between measured micro-batches a line is drawn, which lies on or above the truth, since a peak is the highest of
     lines; below the first its value is taken; beyond the last, the line goes on.
+
+    Args:
+        with_slack: False leaves out what the allocator reserves beyond the tensors, which takes a replay.
 
     Raises:
         ValueError: micro_batch is below 1, or beyond ``footprint.reach``.
@@ -235,7 +238,8 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape) -> P
         ("filling the feature table", {**filled, "activations": footprint.filling}),
     ]
     moment, parts = max(moments, key=lambda each: sum(each[1].values()))
-    return Prediction(moment, parts, slack(footprint, micro_batch, step), step.workspaces)
+    unused = slack(footprint, micro_batch, step) if with_slack else 0
+    return Prediction(moment, parts, unused, step.workspaces)
 
 
 def slack(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
@@ -300,8 +304,14 @@ def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape
     low, high = 0, reach
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+        peak = predicted_peak(footprint, middle, step, with_slack=False)
+        low, high = (middle, high) if peak.reserved_bytes <= budget_bytes else (low, middle)
+    # What is reserved goes up and down with the size: from the largest whose tensors fit, in growing steps down.
+    for number in range(low):
+        if low < 1 or fits(low):
+            break
+        low -= max(1, low * (1 + number // 10) // 100)
+    return max(0, low)
 
 
 def _share(num_bytes: int, shards: int) -> int:
