@@ -25,7 +25,7 @@ Estimate = Callable[[str | None, bool], Footprint | NoEstimate]
 """The footprint for a feature mode (None: no features) with or without activation checkpointing."""
 PLANNED_FRAC = 0.98
 """Share of the budget that a predicted peak may take; the rest is for what the prediction is off by
-(benchmarks/records/2026-11-22_memory_accuracy_simulated.json) and for what it does not see."""
+and for what it does not see (docs/memory.md)."""
 FEATURE_MODES = ("cache", "cache_host", "dynamic")
 """Fastest first."""
 
