@@ -41,7 +41,7 @@ bench-gpu: $(STAMP) ## on a machine with a GPU: check what only a real one can s
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 test-all: $(STAMP) ## run the slow tests too
-	$(PYTEST) -m "slow or not slow" $(ARGS)
+	HYPOTHESIS_PROFILE=fresh $(PYTEST) -m "slow or not slow" $(ARGS)
 
 check: $(STAMP) ## format, lint, types, layers, workflows: changes nothing
 	@failed=; for tool in "ruff format --check ." "ruff check ." mypy lint-imports \

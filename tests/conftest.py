@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.fake_cuda.machine import FakeCuda
 from tests.fake_cuda.marker import pytest_runtest_protocol, simulated_machine
@@ -17,6 +18,11 @@ from tests.fake_nvml.driver import FakeDriver
 from tests.required_tools import find_tool
 
 __all__ = ["pytest_runtest_protocol"]
+
+# The same verdict every time; `make test-all` tries examples of its own each time.
+settings.register_profile("repeatable", derandomize=True)
+settings.register_profile("fresh")
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
 @pytest.fixture(scope="session")

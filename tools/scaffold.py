@@ -34,7 +34,7 @@ BLANK = "blank"
 
 TEMPLATE_ONLY = (
     ".ci/", ".github/", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "benchmarks/", "cookiecutter.json",
-    "hooks/", "tests/", "tools/", DIFFERENT,
+    "docs/gpu.md", "hooks/", "tests/", "tools/", DIFFERENT,
 )  # fmt: skip
 """Beginnings of paths that stay behind, but for `CARRIED` and what belongs to an example that is kept."""
 CARRIED = (".github/dependabot.yml", ".github/workflows/ci.yml", "tests/every/test_workloads.py")

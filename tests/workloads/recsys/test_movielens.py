@@ -186,7 +186,7 @@ def test_the_fast_reader_agrees_with_the_slow_one_or_declines(rows: list[str], e
     slow, _ = _parse_lines(Path("u.data"), content, b"\t", bad)
     fast = _parse_clean(content)
     if fast is None:
-        assert bad.count or not rows or rows == [""]
+        assert bad.count or not rows or any(not row.strip() for row in rows)  # the slow one passes over blank lines
     else:
         assert bad.count == 0
         assert np.array_equal(fast, slow)
