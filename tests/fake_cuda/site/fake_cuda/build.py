@@ -35,26 +35,37 @@ def compiled() -> Path:
     key = hashlib.sha256((root / "version.py").read_bytes() + sysconfig.get_config_var("SOABI").encode())
     for source in [STATE_HEADER, Path(__file__), *sorted(SOURCES.glob("*.cpp")), *sorted(SOURCES.glob("*.h"))]:
         key.update(source.read_bytes())
-    library = cache_folder() / key.hexdigest()[:16] / "fake_cuda_driver.so"
+    folder = cache_folder() / key.hexdigest()[:16]
+    # It finds torch's libraries by their path, so each installation of one torch has a library; the objects are shared.
+    library = folder / hashlib.sha256(str(root).encode()).hexdigest()[:16] / "fake_cuda_driver.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
-        with (library.parent / "lock").open("w") as lock:
+        with (folder / "lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # another process may be at it: one of them compiles, the others wait
             if not library.exists():
-                _build(root, library)
+                _link(_objects(root, folder), root, library)
     return library
 
 
-def _build(root: Path, library: Path) -> None:
-    operators = [SOURCES / f"{name}.cpp" for name in OPERATORS]
-    others = sorted(set(SOURCES.glob("*.cpp")) - set(operators))
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor() as pool:
-        objects = [Path(folder, "operators.o"), Path(folder, "others.o")]
-        list(pool.map(_compile, [operators, others], objects, [root, root]))
-        unfinished = library.with_suffix(f".{os.getpid()}")
-        command = [*map(str, objects), "-shared", "-o", str(unfinished), f"-L{root / 'lib'}"]
-        _run([*command, f"-Wl,-rpath,{root / 'lib'}", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"])
-        unfinished.replace(library)
+def _objects(root: Path, folder: Path) -> list[Path]:
+    """The compiled sources, from the folder where they are there."""
+    objects = [folder / "operators.o", folder / "others.o"]
+    if not all(each.exists() for each in objects):
+        operators = [SOURCES / f"{name}.cpp" for name in OPERATORS]
+        others = sorted(set(SOURCES.glob("*.cpp")) - set(operators))
+        with tempfile.TemporaryDirectory(dir=folder) as unfinished, ThreadPoolExecutor() as pool:
+            made = [Path(unfinished, each.name) for each in objects]
+            list(pool.map(_compile, [operators, others], made, [root, root]))
+            for one, other in zip(made, objects, strict=True):
+                one.replace(other)
+    return objects
+
+
+def _link(objects: list[Path], root: Path, library: Path) -> None:
+    unfinished = library.with_suffix(f".{os.getpid()}")
+    command = [*map(str, objects), "-shared", "-o", str(unfinished), f"-L{root / 'lib'}"]
+    _run([*command, f"-Wl,-rpath,{root / 'lib'}", "-ltorch", "-ltorch_cpu", "-ltorch_python", "-lc10"])
+    unfinished.replace(library)
 
 
 def _compile(sources: list[Path], to: Path, root: Path) -> None:
@@ -82,7 +93,7 @@ def _torch_folder() -> Path:
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         raise RuntimeError("torch is not installed")
-    return Path(spec.origin).parent
+    return Path(spec.origin).resolve().parent
 
 
 if __name__ == "__main__":
