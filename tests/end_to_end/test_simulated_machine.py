@@ -1,0 +1,51 @@
+"""Whole commands on a simulated machine, whose NVML shows through the real pynvml what its cards do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import ROOT, environment, only_folder, record_of, run
+from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
+from tests.fake_nvml.driver import FakeDriver
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def machine(fake_cuda: FakeCuda, fake_driver: FakeDriver, tmp_path: Path) -> dict[str, str]:
+    return machine_environment(fake_driver, tmp_path, Cards(mib=24 * 1024, slowdown=2))
+
+
+def test_a_starved_card_is_idle_and_a_fed_one_is_busy(tmp_path: Path, machine: dict[str, str]) -> None:
+    utilisation = {}
+    for loader in ("baseline", "aggressive"):
+        folder = tmp_path / loader
+        folder.mkdir()
+        words = (f"loader={loader}", "trainer.max_steps=80", "telemetry=dense", "logger=none")
+        done = run("train.py", *words, cwd=folder, fresh=True, **machine)
+        assert done.code == 0, done.text
+        record = record_of(only_folder(folder))
+        assert record["machine"]["gpus"][0]["is_simulated"]
+        assert "Simulated GPU 24 GiB" in done.out
+        utilisation[loader] = record["gpus"]["0"]["util_pct"]["mean"]
+    assert utilisation["baseline"] < 50, utilisation
+    assert utilisation["aggressive"] > 70, utilisation
+
+
+def test_the_promises_for_a_real_card_are_looked_at(tmp_path: Path, machine: dict[str, str]) -> None:
+    out = tmp_path / "record.json"
+    promises = ("the_card_is_known", "runs_repeat")
+    words = [str(ROOT / "benchmarks" / "gpu.py"), "--small", "--repeats", "1", "--out", str(out), "--only", *promises]
+    more = machine | {"PYTHONPATH": f"{ROOT / 'src'}:{machine['PYTHONPATH']}"}
+    done = subprocess.run(
+        [sys.executable, *words], env=environment(**more), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads(out.read_text())
+    assert record["simulated"] is True
+    assert [row["ok"] for row in record["results"]] == [True, True]
