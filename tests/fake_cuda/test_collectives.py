@@ -19,6 +19,7 @@ def on_ranks(num: int, store: Path, work: Callable[[int], None], card_of: Callab
     """What each rank failed with, or an empty text. Ranks are forks of this process, which has not used its cards."""
     context = multiprocessing.get_context("fork")
     said: multiprocessing.SimpleQueue[tuple[int, str]] = context.SimpleQueue()
+    all_done = context.Barrier(num)
 
     def run(rank: int) -> None:
         text = ""
@@ -29,6 +30,7 @@ def on_ranks(num: int, store: Path, work: Callable[[int], None], card_of: Callab
         except BaseException:  # noqa: BLE001  told to the parent
             text = traceback.format_exc()
         said.put((rank, text))
+        all_done.wait(TIMEOUT_S)  # who leaves sooner breaks the connections that others still make
 
     ranks = [context.Process(target=run, args=(rank,), daemon=True) for rank in range(num)]
     for rank in ranks:
