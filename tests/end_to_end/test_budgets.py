@@ -1,0 +1,71 @@
+"""A budget of memory kept on a card that has no more, and on a much larger one; and used as far as it goes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import record_of, run, run_folders
+from tests.fake_cuda.machine import FakeCuda
+
+DEEP = """
+import torch
+from torch import nn
+from wellfed.contract import Datasets, LossOutput
+
+WIDTH, DEPTH = 16384, 32
+
+
+class Data:
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        return {"x": torch.linspace(-1, 1, WIDTH)}
+
+
+class Model(nn.Module):
+    '''One activation a layer is kept for the backward pass: 2 MiB a sample.'''
+
+    def __init__(self):
+        super().__init__()
+        self.scales = nn.ParameterList(torch.ones(WIDTH) for _ in range(DEPTH))
+
+    def loss(self, batch):
+        x = batch["x"]
+        for scale in self.scales:
+            x = torch.relu(x * scale)
+        return LossOutput(x.mean())
+
+
+def data():
+    return Datasets(Data(), None, None)
+"""
+STEPS = ("trainer.max_steps=2", "logger=none", "telemetry=none", "telemetry.ceiling_steps=0", "loader.backend=inline")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mib", [8 * 1024, 80 * 1024])
+def test_a_budget_is_kept_and_used_on_a_small_card_and_a_large_one(tmp_path: Path, fake_cuda: FakeCuda, mib: int) -> None:
+    (tmp_path / "deep.py").write_text(DEEP)
+    workloads = tmp_path / "configs" / "workload"
+    workloads.mkdir(parents=True)
+    (workloads / "deep.yaml").write_text(
+        "name: deep\neffective_batch_size: 4096\nmodel: {_target_: deep.Model}\ndata: {_target_: deep.data}\n"
+        "optimizer: {_target_: torch.optim.SGD, lr: 0.01}\n"
+    )
+    card = fake_cuda.environment(mib=mib)
+    card["PYTHONPATH"] += f":{tmp_path}"
+    named = ("--config-dir", str(tmp_path / "configs"), "workload=deep", "config.allow_targets=[torch,deep]")
+    command = ("train.py", *named, *STEPS, "gpu=8gb")
+    done = run(*command, cwd=tmp_path, **card)
+    assert done.code == 0, done.text
+    (folder,) = run_folders(tmp_path, "deep")
+    record = record_of(folder)
+    planned = record["plan"]["memory.micro_batch"]["value"]
+    print(planned, record["plan"]["memory.micro_batch"], record["memory"], record["events"])
+    assert [event["kind"] for event in record["events"] if event["kind"] in ("oom", "ladder")] == []
+    more = f"memory.micro_batch={int(planned / 0.95) + 1}"
+    done = run(*command, more, "memory.on_oom=fail", cwd=tmp_path, **card)
+    assert done.code == 3, done.text
