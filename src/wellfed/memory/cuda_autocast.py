@@ -118,7 +118,7 @@ def _is_eligible(value: Any) -> bool:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Tensors of float types, float64 aside, in nested arguments; the last first, as compilers of C++ do it on Linux."""
+    """Tensors of float types, float64 aside, in nested arguments; the last first, as torch's builds for Linux do."""
     if isinstance(value, Tensor):
         return value.to(dtype) if _is_eligible(value) else value
     if isinstance(value, tuple):
