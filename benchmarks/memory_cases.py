@@ -234,10 +234,10 @@ def training(
     for group in optimizer.param_groups:  # what None means on CUDA
         if group.get("foreach", True) is None and not group.get("fused"):
             group["foreach"] = True
-    batch = batches.to_device(task.make_batch(samples), device)
+    on_host = task.make_batch(samples)
     if task.precision == "bf16-true":
-        batch = batches.map_tensors(batch, lambda each: each.bfloat16() if each.is_floating_point() else each)
-    count(*batches.tensors(batch))
+        on_host = batches.map_tensors(on_host, lambda each: each.bfloat16() if each.is_floating_point() else each)
+    held: list[Batch] = []
     sizes = MicroBatches(micro_batch).sizes(samples)
 
     def loss_of(part: Batch) -> Tensor:
@@ -246,9 +246,11 @@ def training(
             return cast(LossOutput, model.loss(prepared)).loss * (batches.batch_size(part) / samples)
 
     def step() -> None:
+        held.clear()
+        held.append(batches.map_tensors(on_host, lambda each: each.to(device, copy=True)))
         for parameter in model.parameters():
             parameter.grad = None
-        for part in batches.split(batch, sizes):
+        for part in batches.split(held[0], sizes):
             backward(loss_of(part))
         optimizer.step()
 

@@ -3,7 +3,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from wellfed.memory.as_on_cuda import backward
+from wellfed.memory.as_on_cuda import as_on_cuda, backward
 from wellfed.memory.live_bytes import LiveBytes
 
 SIZE = 4096
@@ -91,6 +91,24 @@ class Doubled(torch.autograd.Function):
 
 def test_what_a_function_in_python_holds_is_not_written_to():
     peak_of_backward(lambda x: Doubled.apply(x).sum())
+
+
+@pytest.mark.parametrize("shape", [(8, 16), (4, 2, 16), (2, 2, 2, 16)])
+def test_a_linear_layer_adds_its_bias_in_place(shape):
+    """Also to a result of inputs that are not contiguous, which one operator does not make."""
+    layer = torch.nn.Linear(16, 512)
+    plain, turned = torch.ones(shape), torch.ones((*shape[:-2], 16, shape[-2])).mT
+    for x in (plain, turned):
+        live = LiveBytes()
+        live.note(layer.parameters(), "parameters")
+        with as_on_cuda(), live:
+            result = layer(x)
+        assert live.peak["activations"] <= 4 * 8 * 512 + x.nbytes
+        assert result.shape == (*shape[:-1], 512)
+        if not isinstance(result, torch._subclasses.FakeTensor):
+            assert result.allclose(layer(x))
+            result.sum().backward()
+            assert layer.bias.grad is not None
 
 
 def test_gradients_are_right():

@@ -46,6 +46,26 @@ def test_gradients_live_until_the_next_step_and_are_made_once():
     assert recording(alone=gradient, after=gradient).replayed(1, 4).reserved == 30 * MIB
 
 
+def test_a_batch_comes_before_the_last_steps_gradients_go():
+    gradient = made(30 * MIB, first=50, freed=False)
+    of = recording(alone=(*gradient, (60, 30 * MIB), (60, 0)))
+    assert reserved(of) == 60 * MIB
+    assert reserved(of, inputs=[24 * MIB]) == (60 + 24) * MIB  # it finds a place, and not that of the gradients
+    of = recording(alone=gradient)
+    assert reserved(of, inputs=[30 * MIB]) == 60 * MIB
+    assert of.replayed(1, 1, inputs=[30 * MIB], limit=60 * MIB).settles
+
+
+def test_the_first_step_takes_what_others_take_beside_its_state():
+    """Its state is made before: what comes after finds no more room in it."""
+    of = recording(first_step=made(14 * MIB, first=100, freed=False), step=made(40 * MIB, first=200))
+    assert reserved(of) == (14 + 40) * MIB
+    of = recording(
+        alone=made(54 * MIB), first_step=made(14 * MIB, first=100, freed=False), step=made(54 * MIB, first=200)
+    )
+    assert reserved(of) == (54 + 54) * MIB  # the state lies in the segment of the passes, which find it taken
+
+
 def test_where_memory_is_short_cached_segments_go_back_once():
     """Those of the first passes; from then on they share the optimizer's."""
     wide = made(46 * MIB, first=100)

@@ -18,6 +18,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from wellfed.memory.cuda_autocast import cast, cuda_autocast_lists
+from wellfed.memory.in_place import bias_in_place
 
 _RNN = "gru lstm rnn_relu rnn_tanh"
 """cuDNN's are run in the lower type as a whole (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
@@ -38,7 +39,7 @@ def as_on_cuda() -> Iterator[None]:
         flags = torch.backends.mkldnn.flags(enabled=False)
         flags.__enter__()
     try:
-        with _Kernels(), cuda_autocast_lists():
+        with _Kernels(), cuda_autocast_lists(), bias_in_place():
             yield
     finally:
         with warnings.catch_warnings(action="ignore"):

@@ -118,11 +118,13 @@ def _is_eligible(value: Any) -> bool:
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
-    """Tensors of float types, float64 aside, in nested arguments."""
+    """Tensors of float types, float64 aside, in nested arguments; the last first, as torch's builds for Linux do."""
     if isinstance(value, Tensor):
         return value.to(dtype) if _is_eligible(value) else value
-    if isinstance(value, (tuple, list)):
-        return type(value)(cast(item, dtype) for item in value)
+    if isinstance(value, tuple):
+        return tuple([cast(item, dtype) for item in reversed(value)][::-1])
+    if isinstance(value, list):
+        return [cast(item, dtype) for item in value]
     if isinstance(value, dict):
         return {name: cast(item, dtype) for name, item in value.items()}
     return value

@@ -1,15 +1,18 @@
-"""The operator that a backward pass would run if nobody watched it.
+"""The operator that torch would run if nobody watched it.
 
-While a dispatch mode is active, torch's autograd makes new tensors in places where it otherwise writes to one that it
-has just made and that nobody else holds: in formulas such as that of gather (``areAnyTensorSubclassLike`` in
-torch/csrc/autograd/FunctionsManual.cpp), and where the gradients of a tensor that is used twice are added
-(``can_accumulate_inplace`` in torch/csrc/autograd/input_buffer.cpp). Fake tensors, and all that counts tensors, are
-such modes: what they see is a tensor more than what a run takes.
+While a dispatch mode is active, torch makes new tensors in places where it otherwise writes to one that it has just
+made and that nobody else holds: in formulas of backward passes such as that of gather (``areAnyTensorSubclassLike`` in
+torch/csrc/autograd/FunctionsManual.cpp), where the gradients of a tensor that is used twice are added
+(``can_accumulate_inplace`` in torch/csrc/autograd/input_buffer.cpp), and where a linear layer adds its bias
+(aten/src/ATen/native/Linear.cpp). Fake tensors, and all that counts tensors, are such modes: what they see is a tensor
+more than what a run takes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +39,22 @@ def without_a_mode(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | N
         return aten.add_.Tensor if _adds_gradients(args, kwargs) else func
     other, uses = _IN_PLACE.get(func, (func, 0))
     return other if uses and _in_backward() and _is_held_by_autograd_alone(args[0], uses) else func
+
+
+@contextlib.contextmanager
+def bias_in_place() -> Iterator[None]:
+    """Linear layers of CPU tensors add their bias in place also while a mode is active, in all threads."""
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
+            library.impl("linear", _linear, "AutogradCPU")
+        yield
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    is_one_operator = bias is None or input.dim() <= 2 or input.is_contiguous()
+    if is_one_operator:
+        return aten.linear.default.decompose(input, weight, bias)  # type: ignore[no-any-return]
+    return aten.linear.default.decompose(input, weight).add_(bias)  # type: ignore[no-any-return]
 
 
 def _adds_gradients(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:

@@ -115,7 +115,7 @@ class Rehearsal:
             Trace.through({size: events[part] for size, events in self._recorded.items()}) for part in range(3)
         )
         return Recording(
-            tuple(_num_bytes(each) for each in (*self._model.parameters(), *self._model.buffers())),
+            tuple(_num_bytes(each) for each in dict.fromkeys(_as_moved(self._model))),
             tuple(self._filling_events),
             alone,
             after,
@@ -222,6 +222,9 @@ class Rehearsal:
             self._optimizer.step()
         events = live.events
         live.note(_state_tensors(self._optimizer), "optimizer state")
+        for scalar in _on_the_host(self._optimizer):
+            events = without(events, live.number(scalar))
+            live.note([scalar], "host")
         kept = live.live.get("optimizer temporaries", 0)
         return max(0, live.peak.get("optimizer temporaries", 0) - kept), events
 
@@ -249,7 +252,7 @@ class Rehearsal:
                     loss = self._loss(batch)
                 backward(loss)
                 del loss
-            passes.append(_Pass(live.peak, live.events))
+            passes.append(_Pass(live.peak, tuple(live.events)))
         return passes
 
     def _own(self, tensor: Tensor) -> Tensor:
@@ -280,6 +283,15 @@ def _converted(model: nn.Module, dtype: torch.dtype | None) -> dict[int, Tensor]
     return made
 
 
+def _as_moved(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters and buffers in the order in which ``module.to`` copies them; shared ones more than once."""
+    for child in module.children():
+        yield from _as_moved(child)
+    for each in (*module._parameters.values(), *module._buffers.values()):
+        if each is not None:
+            yield each
+
+
 def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
     return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
 
@@ -291,6 +303,15 @@ def _num_bytes(tensor: Tensor) -> int:
 def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
     for state in optimizer.state.values():
         yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _on_the_host(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Counts of steps and the like: torch's optimizers keep them in host memory unless a kernel reads them."""
+    for group in optimizer.param_groups:
+        if not (group.get("capturable") or group.get("fused")):
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                yield from (each for each in state.values() if isinstance(each, Tensor) and each.dim() == 0)
 
 
 @contextmanager

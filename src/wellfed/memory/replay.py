@@ -132,6 +132,7 @@ class _Run:
         self.allocator = allocator
         self._held: dict[int, int] = {}
         """Addresses of what lives until it is let go, or at most until the next step."""
+        self._inputs: list[int] = []
 
     def settles(self, recording: Recording, passes: Sequence[Events], optimizer: Events, inputs: Sequence[int]) -> bool:
         """Whether the last of some steps needs nothing back from the cache."""
@@ -143,14 +144,15 @@ class _Run:
         before = 0
         for number in range(STEPS):
             before = self.allocator.retries
+            self.bring(inputs)
             self.let_go()
-            self.play([(-1 - place, size) for place, size in enumerate(inputs)])
             for each in passes:
                 self.play(each)
-            self.play(optimizer if number else recording.first_step)
-            if number == 0:
+            if number == 0:  # as few samples left it; what it makes for many comes with the others
+                self.play(recording.first_step)
                 for made, _ in recording.first_step:
                     self._held.pop(made, None)
+            self.play(optimizer)
         return self.allocator.retries == before
 
     def play(self, events: Events) -> None:
@@ -160,8 +162,14 @@ class _Run:
             if num_bytes:
                 self._held[number] = self.allocator.allocate(num_bytes)
 
+    def bring(self, inputs: Sequence[int]) -> None:
+        """The next batch, in place of the last one; gradients of the last step are still there."""
+        for address in self._inputs:
+            self.allocator.free(address)
+        self._inputs = [self.allocator.allocate(size) for size in inputs if size]
+
     def let_go(self) -> None:
-        """Gradients and inputs, when a step begins."""
+        """Gradients, when a step begins."""
         for address in self._held.values():
             self.allocator.free(address)
         self._held.clear()
