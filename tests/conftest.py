@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -23,6 +24,13 @@ __all__ = ["pytest_runtest_protocol"]
 settings.register_profile("repeatable", derandomize=True)
 settings.register_profile("fresh")
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays to the end: each collection of garbage, of which there are thousands in a session,
+    would look at all of it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
