@@ -218,6 +218,7 @@ def test_it_trains_at_once_and_learns(beside: tuple[Path, dict[str, str], list[s
     assert record["metrics"]["test/accuracy"] > 2 * 0.256
 
 
+@pytest.mark.slow
 def test_help_shows_it_and_jobs_sweep_over_it(beside: tuple[Path, dict[str, str], list[str]]):
     cwd, found, flags = beside
     done = run("train.py", *flags, "--help", cwd=cwd, **found)

@@ -135,6 +135,7 @@ def test_a_stem_that_is_killed_between_two_trials_costs_none(told: Callable[...,
     assert runs.codes["c"] == 0
 
 
+@pytest.mark.slow
 def test_no_more_than_three_hold_their_data_at_one_time(told: Callable[..., Told]) -> None:
     runs, most, others = told(lambda prepared, task: 0), [], set(psutil.Process().children())
     trials = [runs.trial(name, shared=name[0]) for name in ("a", "b", "c", "d", "e", "a2")]

@@ -18,6 +18,7 @@ def data():
     torch.set_num_threads(threads)
 
 
+@pytest.mark.slow
 def test_whole_batches_are_near_the_memorys_limit_and_far_above_the_naive_loader(data):
     raw = loader.measure(data, 2048, rounds=5, seconds=0.06)
     assert statistics.median(loader.ratios(raw, "ours, inline", "limit")) >= 0.25

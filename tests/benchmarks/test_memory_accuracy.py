@@ -1,5 +1,7 @@
 """What `benchmarks/memory_accuracy.py` makes of its peaks; `tests/memory/test_estimate.py` holds them to bounds."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks import memory_accuracy
@@ -7,12 +9,12 @@ from benchmarks.memory_cases import cases
 
 
 def test_rows_of_a_model():
-    case = next(cases())
+    case = replace(next(cases()), sizes=(16, 512))
     rows = list(memory_accuracy.compare(case, "32-true"))
     assert [(row["micro_batch"], row["samples"]) for row in rows] == list(memory_accuracy.steps(case))
-    assert len(rows) == 7
+    assert len(rows) == 3
     assert all(row["counted_mib"] > 1 for row in rows)
-    assert rows[-1]["counted_mib"] > 2 * rows[0]["counted_mib"]
+    assert rows[-1]["counted_mib"] > rows[0]["counted_mib"]
 
 
 def test_summary():

@@ -12,6 +12,7 @@ from benchmarks.loop import LOOPS, WARMUP, measure, over_raw, prepared
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
+@pytest.mark.slow
 def test_a_run_adds_less_time_to_a_step_than_lightnings_defaults() -> None:
     found = measure(["raw", "ours", "lightning_default"], rounds=3, num_steps=120)
     pairs = zip(over_raw(found, "ours"), over_raw(found, "lightning_default"), strict=True)

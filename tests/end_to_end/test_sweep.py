@@ -232,6 +232,7 @@ def test_the_best_are_measured_again_in_turn(mixed: Swept) -> None:
     assert len({row.folder for row in confirmed}) == 6
 
 
+@pytest.mark.slow
 def test_only_what_is_new_or_asked_for_runs_again_and_what_has_changed_is_said(mixed: Swept) -> None:
     """One value more, other code, a ledger that was cut, and what was out of memory tried again."""
     file = mixed.folder / "ledger.jsonl"

@@ -55,6 +55,7 @@ def events(record: Any, kind: str) -> list[Any]:
     return [event for event in record["events"] if event["kind"] == kind]
 
 
+@pytest.mark.slow
 def test_two_different_gpus_are_watched_under_cudas_numbers(tmp_path: Path, fake_driver: FakeDriver) -> None:
     variables = driver(
         fake_driver,

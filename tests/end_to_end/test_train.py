@@ -95,6 +95,7 @@ def test_equal_seeds_give_equal_runs_whatever_the_loader(tmp_path: Path) -> None
         assert all(torch.equal(value, results[0][1][name]) for name, value in state.items())
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_does(tmp_path: Path) -> None:
     states = []
     for devices in (1, 2):
@@ -309,6 +310,7 @@ def test_a_reader_that_goes_away_does_not_end_the_run(tmp_path: Path) -> None:
     assert record_of(only_folder(tmp_path))["status"] == "ok"
 
 
+@pytest.mark.slow
 def test_impatient_signals_keep_the_record(tmp_path: Path) -> None:
     arguments = ("workload.data.scale=0.02", "trainer.max_epochs=4000", "logger=none")
     process = start_warm("train.py", *arguments, cwd=tmp_path)
@@ -341,6 +343,7 @@ def test_what_was_there_before_a_run_that_can_not_start_stays(tmp_path: Path) ->
     assert [path.name for path in mine.iterdir()] == ["notes.txt"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_count(tmp_path: Path) -> None:
     assert train("trainer.max_steps=12", "logger=none", "telemetry=none", "hydra.run.dir=run", cwd=tmp_path).code == 0
     folder = tmp_path / "run"

@@ -129,6 +129,7 @@ def test_commands_run(block: Block, project: Path):
         assert "test/loss" in record["metrics"]
 
 
+@pytest.mark.slow
 def test_the_example_is_followed_to_the_letter(project: Path):
     for block in EXAMPLE:
         if block.path:

@@ -24,6 +24,7 @@ def distance(one: Any, other: Any) -> float:
     return float((one["weights"] - other["weights"]).norm() / other["weights"].norm())
 
 
+@pytest.mark.slow
 def test_out_of_memory_on_one_rank_is_a_smaller_step_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """16 samples a rank; the last step of an epoch gives 3 each."""
     monkeypatch.setenv("RANK", "0")

@@ -195,26 +195,31 @@ def spawned(tmp_path_factory):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_spawned_workers_that_live_on_give_the_same_batches(spawned):
     assert len(spawned["inline"]) == 12
     assert spawned["spawned"] == spawned["inline"]
 
 
+@pytest.mark.slow
 def test_spawned_workers_change_nothing_that_is_learned(spawned):
     inline, by_workers = spawned["weights"]
     assert by_workers == inline
 
 
+@pytest.mark.slow
 def test_a_spawned_worker_that_is_killed_is_replaced_and_the_sample_left_out(spawned):
     assert spawned["told"] == [6]
     assert spawned["skipping"] == [[i for i in batch if i != 6] for batch in spawned["inline"][:6]]
 
 
+@pytest.mark.slow
 def test_spawned_workers_share_the_datas_tensors(spawned):
     small, large = spawned["sizes"]
     assert large - small < 8 * MIB  # the tensor alone is 40 MB
 
 
+@pytest.mark.slow
 def test_data_that_can_not_be_sent_is_refused_before_training_naming_the_attribute(spawned):
     (fault,) = spawned["faults"]  # a lock is handed on when a process starts: no fault
     assert fault.startswith("WithLambda.options['flip'] can't be sent to worker processes")

@@ -62,6 +62,7 @@ def check(found):
     assert sum(error < -0.01 for error in found) <= 0.02 * len(found)
 
 
+@pytest.mark.slow
 def test_quick_ones_are_near_the_truth():
     asked = [case for case in cases() if case.name in QUICK]
     assert len(asked) == len(QUICK)
@@ -94,7 +95,7 @@ def test_parts_of_a_known_model():
     size = 4 * sum(parameter.numel() for parameter in model.parameters())
     found = measure(model, task(), 8, block_bytes=1)
     assert (found.parameters, found.gradients) == (size, size)
-    assert found.optimizer_state == 2 * size + 4 * len(list(model.parameters()))  # and a count of steps each
+    assert found.optimizer_state == 2 * size  # steps are counted on the host
     assert size <= found.optimizer_temporaries <= 1.01 * size
     assert found.sample_bytes == 64 * 4 + 8
     assert found.feature_table == found.filling == 0

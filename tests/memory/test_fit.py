@@ -135,6 +135,7 @@ def test_a_peak_is_shown_in_gib():
     assert row(Probe(2048, Peak(0, GIB, GIB), 123456.7)) == ("2,048", "123,457", "1.000 GiB", "")
 
 
+@pytest.mark.slow
 def test_a_sample_is_taken_again_and_again_and_memory_is_that_of_all_tensors():
     """As it is called from Python, with nothing said but the budget."""
     step, seen = Step(), []

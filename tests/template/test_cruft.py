@@ -45,6 +45,7 @@ def pair(own_template: Path, tmp_path: Path) -> Pair:
     return Pair(own_template, project)
 
 
+@pytest.mark.slow
 def test_create_is_cookiecutter_and_link_ties_its_project(pair: Pair, tmp_path: Path):
     same = {"project_name": "Örtliche Netze", "wandb_entity": "us"}
     given = [f"{key}={value}" for key, value in same.items()]
@@ -59,6 +60,7 @@ def test_create_is_cookiecutter_and_link_ties_its_project(pair: Pair, tmp_path: 
         assert project.cruft("diff").text == ""
 
 
+@pytest.mark.slow
 def test_update_brings_the_templates_changes_and_keeps_ours(pair: Pair):
     own = "src/ortliche_netze/model.py"
     pair.edit(template=False, path=own, old="hidden: int = 64", new="hidden: int = 32")
