@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from wellfed import record
 from wellfed.app.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
+from wellfed.app.ended import tell
 from wellfed.app.resume import quoted
 from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import extra_dirs
 from wellfed.config.schema import EvaluateConfig, RunConfig
-from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
+from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, Fault
 
 RESULT = "evaluation.json"
 
@@ -25,11 +26,10 @@ def evaluate(composed: Composed[EvaluateConfig]) -> int:
         checkpoint = Path(composed.config.checkpoint)
         run = run_of(checkpoint, composed.config)
         metrics = _evaluate(run.config, run.choices, checkpoint)
-    except WellfedError as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        print(error, file=sys.stderr)
-        return EXIT_NOTHING_RUN
+    except Exception as error:  # noqa: BLE001  raised again where a traceback helps
+        return tell(error, way_on="accelerator=cpu evaluates without the card.")
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     for name, value in metrics.items():
         print(f"test/{name} {value:.6g}")
     return _write(checkpoint.parent.parent / RESULT, checkpoint, metrics)
@@ -73,7 +73,9 @@ def _evaluate(config: RunConfig, choices: Any, checkpoint: Path) -> dict[str, fl
     if isinstance(device, list):
         raise ConfigError(device)
     parts = assemble.make_parts(config)
-    data, model = assemble.data_facts(parts), assemble.model_facts(parts, config)
+    # Nothing is trained: there are no gradients, and no optimizer.
+    model = replace(assemble.model_facts(parts, config), trainable_bytes=0, optimizer_state_bytes=0)
+    data = assemble.data_facts(parts)
     plan = plan_run(config, choices, facts, device, data, model)
     if isinstance(plan, list):
         raise ConfigError(plan)

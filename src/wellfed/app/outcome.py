@@ -63,11 +63,13 @@ WAIT_S = 5.0
 OK = Outcome("ok", EXIT_OK)
 
 
-def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
+def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = None) -> Outcome:
     """The outcome of a run that this exception ended.
 
     Args:
         has_trained: the first batch was asked for; before that nothing was run.
+        way_on: what can be typed where the card is the matter, if it is something else than for a training that
+            leaves checkpoints.
     """
     failed = EXIT_FAILED if has_trained else EXIT_NOTHING_RUN
     if isinstance(error, (Stopped, KeyboardInterrupt)):
@@ -83,7 +85,7 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
             EXIT_OUT_OF_MEMORY,
             memory.kind,
             memory.message,
-            "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model.",
+            way_on or "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model.",
         )
     if isinstance(error, NonFiniteLoss):
         return Outcome("failed", EXIT_FAILED, "code", str(error), " ".join(getattr(error, "__notes__", ())))
@@ -101,8 +103,9 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
         )
     card = _CARD_FAILED.search(str(error)) if isinstance(error, RuntimeError) else None
     if card is not None:
-        resume = " resume=auto goes on from the last checkpoint, if there is one." if has_trained else ""
-        return Outcome("failed", failed, "code", card.group().strip(), _CARD_ADVICE + resume)
+        if way_on is None:
+            way_on = "resume=auto goes on from the last checkpoint, if there is one." if has_trained else ""
+        return Outcome("failed", failed, "code", card.group().strip(), f"{_CARD_ADVICE} {way_on}".rstrip())
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Outcome("failed", failed, "disk", str(error), "Free space, or set paths.log_dir and paths.cache_dir.")
     text = _with_notes(f"{type(error).__name__}: {error}", error)

@@ -102,7 +102,8 @@ class Run:
             self._stop.is_finishing = True  # a signal must not cut the record short
         except BaseException as error:  # noqa: BLE001  every end of a run is a result
             self._stop.is_finishing = True
-            outcome = outcome_of(error, has_trained=self.has_trained)
+            is_trial = self._measure is not None  # it keeps nothing to go on from
+            outcome = outcome_of(error, has_trained=self.has_trained, way_on="" if is_trial else None)
             if self._rank > 0 and _FOLDER in os.environ:
                 leave_for_rank_0(outcome, Path(os.environ[_FOLDER]), self._rank)
             elif self._config.trainer.devices > 1:
