@@ -53,11 +53,17 @@ def test_a_card_that_is_lost_meanwhile_is_said(capsys):
     assert cli.main(["fit", *SMALL]) == 1
     out, err = capsys.readouterr()
     assert "Stopped by" not in out
-    assert err.startswith("CUDA error: unspecified launch failure\n")
+    assert "\nCUDA error: unspecified launch failure\n" in err
     assert "dmesg" in err
 
 
 @pytest.mark.simulated(mib=2)
 def test_a_card_that_does_not_even_take_the_model_is_said(capsys):
     assert cli.main(["fit", *SMALL]) == 3
-    assert capsys.readouterr().err.startswith("CUDA out of memory.")
+    assert "\nCUDA out of memory." in capsys.readouterr().err
+
+
+@pytest.mark.simulated
+def test_what_it_runs_on_is_said_where_that_is_not_what_one_would_think(capsys):
+    assert app.main([*SMALL, "workload.effective_batch_size=16"]) == 0
+    assert "Warning: The GPU is simulated" in capsys.readouterr().err

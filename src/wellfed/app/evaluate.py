@@ -72,6 +72,8 @@ def _evaluate(config: RunConfig, choices: Any, checkpoint: Path) -> dict[str, fl
     device = plan_device(config, choices, facts)
     if isinstance(device, list):
         raise ConfigError(device)
+    for warning in device.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
     parts = assemble.make_parts(config)
     # Nothing is trained: there are no gradients, and no optimizer.
     model = replace(assemble.model_facts(parts, config), trainable_bytes=0, optimizer_state_bytes=0)

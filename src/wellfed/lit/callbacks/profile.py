@@ -56,7 +56,7 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
     """
     if device.type != "cuda":
         return [ProfilerActivity.CPU]
-    if ProfilerActivity.CUDA not in supported_activities():
+    if ProfilerActivity.CUDA not in supported_activities():  # type: ignore[no-untyped-call]
         _LOG.warning("This build of torch can't record what a card does: profile.json shows the host alone.")
         return [ProfilerActivity.CPU]
     return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
