@@ -14,10 +14,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from wellfed.app import assemble, figures, screen
 from wellfed.app.checkpoint_file import load_checkpoint
-from wellfed.app.outcome import OK, Outcome, leave_for_rank_0, outcome_of, take_from_ranks
+from wellfed.app.outcome import (
+    OK,
+    WAIT_S,
+    Outcome,
+    leave_for_rank_0,
+    outcome_of,
+    take_from_ranks,
+    told_by_rank_0,
+)
 from wellfed.app.passes import Measure, Passes
 from wellfed.app.planner import Planner
 from wellfed.app.resume import CHECKPOINTS, Target, differences
@@ -93,6 +102,10 @@ class Run:
         self._passes: Passes | None = None
         self._plan: RunPlan | None = None
         self._ballast: torch.Tensor | None = None
+        self._folder_of_rank_0 = Path(os.environ[_FOLDER]) if _FOLDER in os.environ else None
+        """Known at the start where rank 0 has started this one, else once the ranks have met."""
+        self._is_left = False
+        """Rank 0 tells how this rank has ended."""
 
     def go(self) -> int:
         """All stages; the exit code."""
@@ -104,16 +117,27 @@ class Run:
             self._stop.is_finishing = True
             is_trial = self._measure is not None  # it keeps nothing to go on from
             outcome = outcome_of(error, has_trained=self.has_trained, way_on="" if is_trial else None)
-            if self._rank > 0 and _FOLDER in os.environ:
-                leave_for_rank_0(outcome, Path(os.environ[_FOLDER]), self._rank)
-            elif self._config.trainer.devices > 1:
-                outcome = (None if outcome.is_expected else take_from_ranks(self._folder)) or outcome
+            if self._config.trainer.devices > 1:
+                outcome = self._with_other_ranks(outcome)
             self._tell(outcome, error)
         if outcome.exit_code == EXIT_NOTHING_RUN and self._measure is None:
             self._journal.sink.finish({}, outcome.exit_code)
         else:
             self._finish(outcome)
         return outcome.exit_code
+
+    def _with_other_ranks(self, outcome: Outcome) -> Outcome:
+        """Rank 0 takes the reason of a rank that ended before it; the others leave theirs."""
+        if self._rank == 0:
+            is_stopped = outcome.status == "interrupted"  # by torchrun, perhaps, because a rank had ended
+            if outcome.is_expected and not (outcome.is_of_other_rank or is_stopped):
+                return outcome
+            found = take_from_ranks(self._folder, wait_s=0 if is_stopped else WAIT_S)
+            # Its traceback has been shown there; the one at hand tells of a broken connection.
+            return outcome if found is None else replace(found, is_expected=True)
+        if self._folder_of_rank_0 is not None and not outcome.is_of_other_rank:
+            self._is_left = leave_for_rank_0(outcome, self._folder_of_rank_0, self._rank)
+        return outcome
 
     def _stages(self) -> None:
         facts, device = self._look_at_machine()
@@ -265,6 +289,8 @@ class Run:
 
     def _started(self) -> None:
         self.has_trained = True
+        if dist.is_available() and dist.is_initialized():
+            self._folder_of_rank_0 = told_by_rank_0(self._folder)
 
     def _stepped(self, steps: int, epochs: float, samples: int) -> None:
         self._record.steps, self._record.epochs = steps, epochs
@@ -316,7 +342,7 @@ class Run:
     def _tell(self, outcome: Outcome, error: BaseException) -> None:
         """What ended the run, on the terminal and in the log; the traceback only where it helps."""
         _LOG.info("ended by %s", "".join(traceback.format_exception(error)))
-        if self._rank > 0 and outcome.is_expected:
+        if self._rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._is_left)):
             return
         if os.environ.get("HYDRA_FULL_ERROR") == "1" or not outcome.is_expected:
             traceback.print_exception(error)
