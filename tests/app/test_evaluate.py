@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -63,6 +64,16 @@ def no_words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def evaluated(checkpoint: Path) -> int:
     return evaluate.evaluate(compose([f"checkpoint='{checkpoint}'"], "evaluate"))
+
+
+def test_what_was_trained_on_a_card_is_evaluated_without(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads((good.parents[1] / "run.json").read_text())
+    record["overrides"] += ["gpu.precision=16-mixed", "gpu.memory_gib=999", "gpu.enforce=true"]
+    (good.parents[1] / "run.json").write_text(json.dumps(record))
+    assert evaluated(good) == 0
+    out, err = capsys.readouterr()
+    assert "test/recall_at_10 " in out
+    assert "gpu.precision=16-mixed, which the CPU does not have" in err
 
 
 @pytest.mark.simulated(mib=8192, lost_after=100)
