@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -9,7 +10,7 @@ import sys
 import time
 import traceback
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ from wellfed.lit.unimported import seed_everything
 from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.device import plan_device
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.planned import Planned, RunPlan
 from wellfed.record import RunRecord, read
 from wellfed.stop_request import StopRequest
 from wellfed.telemetry.progress import Progress
@@ -53,7 +54,7 @@ from wellfed.tracking import wandb as tracking_wandb
 from wellfed.tracking.journal import Journal
 
 _LOG = logging.getLogger(__name__)
-_BUDGET, _FOLDER = "WELLFED_BUDGET_GIB", "WELLFED_RUN_FOLDER"
+_BUDGET, _FOLDER, _LOADER = "WELLFED_BUDGET_GIB", "WELLFED_RUN_FOLDER", "WELLFED_LOADER"
 """What rank 0 tells the ranks that Lightning starts with its environment."""
 _ARTIFACTS = {
     "steps": "steps.csv",
@@ -208,6 +209,7 @@ class Run:
     def _make_plan(self, facts: MachineFacts, device: RunPlan, parts: assemble.Parts) -> RunPlan:
         config = self._config
         plan = Planner(config, self._composed.choices, facts, device, parts).for_training(self._rank)
+        plan = loads_as_rank_0(plan, self._rank)
         self._plan = plan
         self._record.plan = plan.to_dict()
         self._journal.save()
@@ -360,6 +362,19 @@ def _as_rank_0(device: RunPlan, rank: int, folder: Path) -> RunPlan:
         return device
     known = os.environ.get(_BUDGET)
     return device if known is None else replace(device, budget_gib=None if known == "None" else float(known))
+
+
+def loads_as_rank_0(plan: RunPlan, rank: int) -> RunPlan:
+    """The same loader on every rank that rank 0 starts: it alone has seen what host memory was free for all of them."""
+    if rank == 0:
+        knobs = {name: asdict(planned) for name, planned in plan.knobs.items() if name.startswith("loader.")}
+        os.environ[_LOADER] = json.dumps({"knobs": knobs, "eval_workers": plan.eval_workers})
+        return plan
+    if _LOADER not in os.environ:
+        return plan
+    told = json.loads(os.environ[_LOADER])
+    decided = {name: Planned(**planned) for name, planned in told["knobs"].items()}
+    return replace(plan, knobs={**plan.knobs, **decided}, eval_workers=told["eval_workers"])
 
 
 def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> torch.Tensor | None:
