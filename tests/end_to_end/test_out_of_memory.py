@@ -56,6 +56,8 @@ class Model(nn.Module):
         if self.stage == "first batch" and on_card: full(x.device)
         if self.stage == "rank 1" and on_card and os.environ.get("LOCAL_RANK") == "1" and self.calls >= self.at:
             full(x.device)
+        if self.stage == "ceiling" and on_card and os.environ.get("LOCAL_RANK") == "1" and self.calls > 8:
+            raise KeyError("a bug")
         if self.stage == "forward" and on_card: torch.empty(len(x) * 32 * MIB, device=x.device)
         activations = (self.net(x) * torch.ones(1, MIB, device=x.device)).relu()
         loss = activations.mean() + 0 * self.large.sum()
@@ -184,6 +186,18 @@ def test_ranks_end_together(project: Path, fake_cuda: FakeCuda, on_oom: str, sta
     assert record["status"] == "oom"
     assert "out of memory" in done.err.lower()
     assert "Traceback" not in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_oom", ["retry", "fail"])
+def test_a_rank_that_fails_in_the_ceiling_costs_the_ceiling(project: Path, fake_cuda: FakeCuda, on_oom: str) -> None:
+    ddp = ("trainer=ddp", "trainer.devices=2", "workload.effective_batch_size=32", "telemetry.ceiling_steps=6")
+    stage = ("workload.model.stage=ceiling", f"memory.on_oom={on_oom}")
+    done, record = hungry(project, fake_cuda, *ddp, *stage, cards=2)
+    assert (done.code, record["status"], record["ceiling"]) == (0, "ok", None)
+    (event,) = [event for event in record["events"] if event["kind"] == "ceiling_failed"]
+    assert event["message"] == "another rank failed in it"
+    assert "The ceiling could not be measured: KeyError: 'a bug'" in done.err
 
 
 @pytest.mark.slow

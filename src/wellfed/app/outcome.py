@@ -115,9 +115,9 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
         if way_on is None:
             way_on = "resume=auto goes on from the last checkpoint, if there is one." if has_trained else ""
         return Outcome("failed", failed, "code", card.group().strip(), f"{_CARD_ADVICE} {way_on}".rstrip())
-    gone = _RANK_GONE.search(str(error)) if isinstance(error, RuntimeError) and _has_ranks() else None
+    gone = lost_rank(error)
     if gone is not None:
-        message = f"Another rank has ended, and this one can't go on alone: {gone.group().strip()}"
+        message = f"Another rank has ended, and this one can't go on alone: {gone}"
         return Outcome("failed", failed, "code", message, "What that rank has said comes first.", is_of_other_rank=True)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Outcome("failed", failed, "disk", str(error), "Free space, or set paths.log_dir and paths.cache_dir.")
@@ -157,8 +157,12 @@ def take_from_ranks(folder: Path, wait_s: float = WAIT_S) -> Outcome | None:
     return Outcome(**found[0]) if found else None
 
 
-def _has_ranks() -> bool:
-    return dist.is_available() and dist.is_initialized()
+def lost_rank(error: BaseException) -> str | None:
+    """How an error says that a connection to another rank is broken; None where it says something else."""
+    if not (isinstance(error, RuntimeError) and dist.is_available() and dist.is_initialized()):
+        return None
+    gone = _RANK_GONE.search(str(error))
+    return None if gone is None else gone.group().strip()
 
 
 def _with_notes(text: str, error: BaseException) -> str:
