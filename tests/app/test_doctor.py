@@ -72,6 +72,13 @@ def test_the_way_to_the_gpu_follows_the_reason(problem, way_out):
     assert entry.way_out == way_out
 
 
+def test_cards_that_are_hidden_are_said_also_without_nvml():
+    problem = "torch finds no usable GPU with CUDA_VISIBLE_DEVICES=7"
+    (entry,) = examine(facts(nvml_problem="library not found", torch_problem=problem), WELL).missing
+    assert entry.problem == f"no NVIDIA GPU here (NVML: library not found; {problem}); training runs on the CPU."
+    assert entry.way_out == "Run: unset CUDA_VISIBLE_DEVICES"
+
+
 def test_no_torch_is_missing_also_without_a_gpu():
     missing = examine(facts(torch_problem="torch can't be imported (No module named 'torch')"), WELL).missing
     assert [entry.what for entry in missing] == ["torch", "gpu"]

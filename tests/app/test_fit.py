@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from wellfed.app import cli
 from wellfed.app import fit as app
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
 
@@ -45,3 +46,24 @@ def test_a_typo_needs_no_torch():
     script = "import sys; from wellfed.app.cli import main; print(main(['fit', 'gpu=9gb']), 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "2 False"
+
+
+@pytest.mark.simulated(mib=8192, lost_after=40)
+def test_a_card_that_is_lost_meanwhile_is_said(capsys):
+    assert cli.main(["fit", *SMALL]) == 1
+    out, err = capsys.readouterr()
+    assert "Stopped by" not in out
+    assert "\nCUDA error: unspecified launch failure\n" in err
+    assert "dmesg" in err
+
+
+@pytest.mark.simulated(mib=2)
+def test_a_card_that_does_not_even_take_the_model_is_said(capsys):
+    assert cli.main(["fit", *SMALL]) == 3
+    assert "\nCUDA out of memory." in capsys.readouterr().err
+
+
+@pytest.mark.simulated
+def test_what_it_runs_on_is_said_where_that_is_not_what_one_would_think(capsys):
+    assert app.main([*SMALL, "workload.effective_batch_size=16"]) == 0
+    assert "Warning: The GPU is simulated" in capsys.readouterr().err

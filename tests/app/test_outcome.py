@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wellfed import errors
-from wellfed.app.outcome import OK, outcome_of
+from wellfed.app.outcome import OK, leave_for_rank_0, outcome_of, take_from_ranks
 from wellfed.errors import ConfigError, DataError, Fault, HardwareError, OutOfMemoryExhausted, WellfedError
 from wellfed.lit.module import NonFiniteLoss
 from wellfed.record import Status
@@ -88,3 +88,27 @@ def test_the_line_that_tells_is_the_message_of_a_lost_worker():
 def test_memory_and_interrupts_have_something_to_type():
     assert "memory.micro_batch" in outcome_of(MemoryError("x"), has_trained=True).advice
     assert "resume=auto" in outcome_of(KeyboardInterrupt(), has_trained=True).advice
+
+
+GONE = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3969."
+
+
+def test_a_connection_that_breaks_is_the_end_of_another_rank(tmp_path):
+    assert not outcome_of(RuntimeError(GONE), has_trained=True).is_expected  # it trains alone: a bug of other code
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        found = outcome_of(RuntimeError(GONE), has_trained=True)
+        own = outcome_of(RuntimeError("CUDA error: unspecified launch failure"), has_trained=True)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert (found.is_of_other_rank, found.is_expected, found.exit_code) == (True, True, 1)
+    assert "Another rank has ended" in found.message
+    assert not own.is_of_other_rank
+
+
+def test_what_a_rank_leaves_is_taken_once(tmp_path):
+    left = outcome_of(torch.OutOfMemoryError("CUDA out of memory."), has_trained=True)
+    assert leave_for_rank_0(left, tmp_path, 1)
+    assert take_from_ranks(tmp_path) == left
+    assert take_from_ranks(tmp_path, wait_s=0) is None
+    assert not leave_for_rank_0(left, tmp_path / "of another machine", 1)

@@ -157,4 +157,5 @@ def test_cuda_in_a_forked_worker_is_an_error_of_the_data(tmp_path: Path, fake_cu
         **cards,
     )
     assert done.code == 1, done.text
-    is_told(done, "training sample", "CUDA")
+    is_told(done, "Data: uses CUDA in a worker process", "loader.backend=inline loader.num_workers=0")
+    assert "skip_ids" not in done.err  # no sample's fault

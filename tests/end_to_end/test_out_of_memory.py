@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed.run
 
-from tests.end_to_end.commands import Done, run
+from tests.end_to_end.commands import ROOT, Done, run
 from tests.fake_cuda.machine import FakeCuda
 
 WORKLOAD = '''
@@ -55,6 +56,8 @@ class Model(nn.Module):
         if self.stage == "first batch" and on_card: full(x.device)
         if self.stage == "rank 1" and on_card and os.environ.get("LOCAL_RANK") == "1" and self.calls >= self.at:
             full(x.device)
+        if self.stage == "ceiling" and on_card and os.environ.get("LOCAL_RANK") == "1" and self.calls > 8:
+            raise KeyError("a bug")
         if self.stage == "forward" and on_card: torch.empty(len(x) * 32 * MIB, device=x.device)
         activations = (self.net(x) * torch.ones(1, MIB, device=x.device)).relu()
         loss = activations.mean() + 0 * self.large.sum()
@@ -98,11 +101,13 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def hungry(project: Path, fake_cuda: FakeCuda, *overrides: str, **cards: Any) -> tuple[Done, dict[str, Any]]:
+def hungry(
+    project: Path, fake_cuda: FakeCuda, *overrides: str, command: tuple[str, ...] = ("train.py",), **cards: Any
+) -> tuple[Done, dict[str, Any]]:
     environment = fake_cuda.environment(**{"cards": 1, "mib": 1024, **cards})
     environment["PYTHONPATH"] = f"{project / 'src'}:{environment['PYTHONPATH']}"
     done = run(
-        "train.py",
+        *command,
         "--config-dir",
         str(project / "configs"),
         "workload=hungry",
@@ -170,7 +175,7 @@ def test_a_budget_above_the_card_is_no_run(project: Path, fake_cuda: FakeCuda) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["backward", "rank 1"])
+@pytest.mark.parametrize("stage", ["backward", "rank 1", "validation"])
 @pytest.mark.parametrize("on_oom", ["retry", "fail"])
 def test_ranks_end_together(project: Path, fake_cuda: FakeCuda, on_oom: str, stage: str) -> None:
     ddp = ("trainer=ddp", "trainer.devices=2", "workload.effective_batch_size=32")
@@ -180,3 +185,32 @@ def test_ranks_end_together(project: Path, fake_cuda: FakeCuda, on_oom: str, sta
     assert done.code == 3, done.text[-3000:]
     assert record["status"] == "oom"
     assert "out of memory" in done.err.lower()
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_oom", ["retry", "fail"])
+def test_a_rank_that_fails_in_the_ceiling_costs_the_ceiling(project: Path, fake_cuda: FakeCuda, on_oom: str) -> None:
+    ddp = ("trainer=ddp", "trainer.devices=2", "workload.effective_batch_size=32", "telemetry.ceiling_steps=6")
+    stage = ("workload.model.stage=ceiling", f"memory.on_oom={on_oom}")
+    done, record = hungry(project, fake_cuda, *ddp, *stage, cards=2)
+    assert (done.code, record["status"], record["ceiling"]) == (0, "ok", None)
+    (event,) = [event for event in record["events"] if event["kind"] == "ceiling_failed"]
+    assert event["message"] == "another rank failed in it"
+    assert "The ceiling could not be measured: KeyError: 'a bug'" in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_oom", ["retry", "fail"])
+def test_ranks_that_torchrun_starts_have_the_record_of_the_one_that_failed(
+    project: Path, fake_cuda: FakeCuda, on_oom: str
+) -> None:
+    torchrun = (torch.distributed.run.__file__, "--nproc-per-node=2", str(ROOT / "src" / "train.py"))
+    ddp = ("trainer=ddp", "trainer.devices=2", "workload.effective_batch_size=32")
+    stage = ("workload.model.stage='rank 1'", f"memory.on_oom={on_oom}")
+    done, record = hungry(project, fake_cuda, *ddp, *stage, cards=2, command=torchrun)
+    assert done.code == 1  # torchrun's own
+    assert (record["status"], record["exit_code"], record["error"]["kind"]) == ("oom", 3, "device_oom")
+    told = done.err.partition("torch/distributed/run.py")[0]  # then it tells of itself
+    assert told.count("Out of memory with micro-batches of 16") == 1
+    assert "Connection closed" not in told

@@ -72,6 +72,30 @@ def test_a_cpu_machine_is_not_warned(tmp_path):
     assert look(tmp_path, torch=TorchCuda(problem="built without CUDA"), errors=no_driver).warnings == ()
 
 
+@pytest.mark.parametrize(
+    ("visible", "cards", "warning"),
+    [
+        ("7", (), "CUDA_VISIBLE_DEVICES=7 names no GPU that torch can use: only the CPU is left."),
+        ("7", (SMALL, LARGE), "torch can use, and NVML sees 2 here: only the CPU is left. Run: unset"),
+        ("GPU-x", (SMALL, LARGE), "Run: unset CUDA_VISIBLE_DEVICES, or name one of 0 to 1."),
+        ("", (SMALL,), None),  # hides them on purpose
+        ("-1", (SMALL,), None),
+        (None, (SMALL,), None),
+    ],
+)
+def test_visible_devices_that_name_no_card_are_said(tmp_path, visible, cards, warning):
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    errors = None if cards else {"nvmlInit": pynvml.NVML_ERROR_LIBRARY_NOT_FOUND}
+    nothing = TorchCuda(problem="finds no usable GPU", cuda="CUDA 12.8")
+    found = look(tmp_path, *cards, torch=nothing, environ=environ, errors=errors).warnings
+    assert [warning in one for one in found] == ([] if warning is None else [True])
+
+
+def test_a_torch_without_cuda_is_not_the_environments_fault(tmp_path):
+    environ = {"CUDA_VISIBLE_DEVICES": "7"}
+    assert look(tmp_path, SMALL, torch=TorchCuda(problem="built without CUDA"), environ=environ).warnings == ()
+
+
 def test_torch_without_uuids_is_matched_by_index(tmp_path):
     nameless = TorchDevice(None, "NVIDIA H200", 139 * GIB, (9, 0))
     twin = Card("GPU-cccc", "NVIDIA H200", 140 * GIB)

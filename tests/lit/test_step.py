@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from tests.lit import tiny
 from wellfed.contract import LossOutput
@@ -239,3 +240,44 @@ def test_a_part_of_no_samples_counts_nothing() -> None:
     parts = prepare.split(batch, [0, 1, 2])
     assert [len(part["x"]) for part in parts] == [1, 1, 2]
     assert prepare.weights(Delivery(batch, 0, 0, 3), parts, [0, 1, 2]) == [0, 1, 2]
+
+
+# -- what torch.compile raises ---------------------------------------------------------------------------------------
+
+
+class Scales(torch.nn.Linear):
+    """Compiled anew for each number of batches seen; ``bad`` is its own failure."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.factor, self.bad = 1, False
+
+    def loss(self, batch: Any) -> LossOutput:
+        if self.bad:
+            raise KeyError("price")
+        return LossOutput(self(batch["x"]).square().mean() * self.factor)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_an_error_that_the_compiler_raises_as_it_is_ends_compiling_alone() -> None:
+    told: list[str] = []
+    model = Scales()
+    loss = Loss(model, "default", told.append)
+    limits = {"recompile_limit": 1, "fail_on_recompile_limit_hit": True}
+    with torch._dynamo.config.patch(limits):
+        for model.factor in (1, 2, 3):
+            assert loss({"x": torch.ones(2, 3)}).loss.isfinite()
+    assert not isinstance(FailOnRecompileLimitHit(""), TorchDynamoException)
+    assert len(told) == 1
+    assert "limit" in told[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_an_error_of_the_code_that_is_compiled_is_its_own() -> None:
+    told: list[str] = []
+    model = Scales()
+    model.bad = True
+    loss = Loss(model, "default", told.append)
+    with pytest.raises(KeyError, match="price"):
+        loss({"x": torch.ones(2, 3)})
+    assert told == []

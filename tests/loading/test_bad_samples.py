@@ -22,7 +22,7 @@ from tests.loading import sets
 from wellfed.errors import DataError
 from wellfed.loading import processes
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.bad_samples import BadSamples, WorkerLost
+from wellfed.loading.bad_samples import BadSamples, WorkerLost, evaluation_error
 from wellfed.loading.build import train_loader
 from wellfed.loading.requests import Lost
 
@@ -423,3 +423,14 @@ def test_what_tries_a_sample_alone_ends_with_the_training_process(tmp_path):
     for process in left:
         process.kill()
     assert gone == [alone]
+
+
+def test_cuda_in_a_worker_is_no_samples_fault():
+    """Also where samples may fail: to leave them out one after the other would be a way into nothing."""
+    reason = "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, ..."
+    bad = BadSamples("Data", most=5)
+    with pytest.raises(DataError, match=r"^Data: uses CUDA in a worker process.*loader.backend=inline") as raised:
+        bad.take([Lost(21, reason)], 0, 0)
+    assert "skip_ids" not in str(raised.value)
+    assert bad.indices == []
+    assert str(evaluation_error("Data", Lost(21, reason), 0)) == str(raised.value)

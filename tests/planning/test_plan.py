@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import math
 import os
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -204,6 +205,14 @@ def test_several_devices_share_the_work():
             "Set trainer.accelerator=auto to train on the CPU.",
         ),
         (
+            replace(LAPTOP, torch_problem="torch finds no usable GPU with CUDA_VISIBLE_DEVICES=7"),
+            {"trainer": {"accelerator": Accelerator.gpu}},
+            "auto",
+            "trainer.accelerator: gpu was asked for, and there is no GPU that torch can use (torch finds no usable GPU "
+            "with CUDA_VISIBLE_DEVICES=7). Run: unset CUDA_VISIBLE_DEVICES. Or set trainer.accelerator=auto to train "
+            "on the CPU.",
+        ),
+        (
             H200,
             {"trainer": {"accelerator": Accelerator.gpu}},
             "cpu",
@@ -239,7 +248,7 @@ def test_several_devices_share_the_work():
             "Set gpu.precision=auto or gpu.precision=bf16-mixed.",
         ),
     ],
-    ids=["no-gpu", "contradiction", "cards", "cores", "fsdp", "precision"],
+    ids=["no-gpu", "hidden", "contradiction", "cards", "cores", "fsdp", "precision"],
 )
 def test_what_the_machine_cannot_do(facts, given, gpu, message):
     assert faults_of(config(**given), facts, choices={"gpu": gpu}) == message

@@ -293,7 +293,8 @@ def try_loader(
 
     make = _loaders_of_a_trial(config, parts, rank)
     trial = run_trial(make, to_time, first=first, on_gpu=on_gpu, known=parts.first_batches)
-    # Host memory is checked once, by rank 0 for all of them: what a rank finds free changes while others start.
+    # Host memory is checked once, by rank 0 for all of them: what a rank finds free changes while others start. Those
+    # that it starts load as it has decided then (`run.loads_as_rank_0`).
     return trial if trial is None or rank == 0 else replace(trial, batch_bytes=0)
 
 

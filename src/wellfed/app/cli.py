@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK, EXIT_OUT_OF_MEMORY, WellfedError
+from wellfed.app.ended import tell
+from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,8 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_NOTHING_RUN
     try:
         return int(importlib.import_module(command.module).main(argv[1:]))
-    except WellfedError as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        print(error, file=sys.stderr)
-        return exit_code(error)
+    except Exception as error:  # noqa: BLE001  raised again where a traceback helps
+        return tell(error)
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 
@@ -57,12 +54,6 @@ def usage() -> str:
     width = max(len(command.name) for command in COMMANDS)
     lines = [f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS]
     return "\n".join(["usage: python -m wellfed <command> [--help]", "", *lines])
-
-
-def exit_code(error: WellfedError) -> int:
-    """The code that a process ends with when this error ended it."""
-    by_kind = {"config": EXIT_NOTHING_RUN, "data": EXIT_NOTHING_RUN, "device_oom": EXIT_OUT_OF_MEMORY}
-    return by_kind.get(error.kind, EXIT_FAILED)
 
 
 def _unknown(word: str) -> str:

@@ -24,6 +24,7 @@ from wellfed.units import show_bytes
 SMALL_SHM_GIB = 1.0
 """Worker processes pass batches through /dev/shm. Docker's default is 64 MB:
 https://docs.docker.com/reference/cli/docker/container/run/ (--shm-size)."""
+_HIDES = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -130,13 +131,10 @@ def _missing_hardware(facts: MachineFacts) -> list[Missing]:
             )
         )
     if not facts.gpus:
-        found.append(
-            Missing(
-                "gpu",
-                f"no NVIDIA GPU here (NVML: {facts.nvml_problem}); training runs on the CPU.",
-                _way_to_gpu(facts.nvml_problem or ""),
-            )
-        )
+        why = f"NVML: {facts.nvml_problem}"
+        if _HIDES in (facts.torch_problem or "") and _HIDES not in why:
+            why += f"; {facts.torch_problem}"
+        found.append(Missing("gpu", f"no NVIDIA GPU here ({why}); training runs on the CPU.", _way_to_gpu(why)))
     found += [Missing("warning", warning, "") for warning in facts.warnings]
     if facts.shm_gib is not None and facts.shm_gib < SMALL_SHM_GIB:
         found.append(
@@ -149,10 +147,10 @@ def _missing_hardware(facts: MachineFacts) -> list[Missing]:
     return found
 
 
-def _way_to_gpu(nvml_problem: str) -> str:
-    if "CUDA_VISIBLE_DEVICES" in nvml_problem:
-        return "Run: unset CUDA_VISIBLE_DEVICES"
-    if "reboot" in nvml_problem or "nvidia-ml-py" in nvml_problem:
+def _way_to_gpu(why: str) -> str:
+    if _HIDES in why:
+        return f"Run: unset {_HIDES}"
+    if "reboot" in why or "nvidia-ml-py" in why:
         return ""  # the problem names its own way out
     return "With a card in this machine: install its driver, or start the container with --gpus all. Else gpu=cpu."
 

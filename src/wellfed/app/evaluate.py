@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from wellfed import record
 from wellfed.app.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
+from wellfed.app.ended import tell
 from wellfed.app.resume import quoted
 from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import extra_dirs
-from wellfed.config.schema import EvaluateConfig, RunConfig
-from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault, WellfedError
+from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
+from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, Fault
 
 RESULT = "evaluation.json"
+_OF_TRAINING = ("trainer.devices", "trainer.accelerator", "gpu.memory_gib", "gpu.enforce")
+"""Overrides that say where it was trained; it may be evaluated elsewhere."""
 
 
 def evaluate(composed: Composed[EvaluateConfig]) -> int:
@@ -25,11 +28,10 @@ def evaluate(composed: Composed[EvaluateConfig]) -> int:
         checkpoint = Path(composed.config.checkpoint)
         run = run_of(checkpoint, composed.config)
         metrics = _evaluate(run.config, run.choices, checkpoint)
-    except WellfedError as error:
-        if os.environ.get("HYDRA_FULL_ERROR") == "1":
-            raise
-        print(error, file=sys.stderr)
-        return EXIT_NOTHING_RUN
+    except Exception as error:  # noqa: BLE001  raised again where a traceback helps
+        return tell(error, way_on="accelerator=cpu evaluates without the card.")
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
     for name, value in metrics.items():
         print(f"test/{name} {value:.6g}")
     return _write(checkpoint.parent.parent / RESULT, checkpoint, metrics)
@@ -52,9 +54,7 @@ def run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
         way_out = "Keep checkpoints in their run folder: run.json there says what was trained."
         raise ConfigError([Fault(where, f"has no run record beside it ({error}).", way_out)]) from error
     accelerator = f"trainer.accelerator={asked.accelerator.value}"
-    kept = [
-        quoted(text) for text in earlier["overrides"] if not text.startswith(("trainer.devices", "trainer.accelerator"))
-    ]
+    kept = [quoted(text) for text in earlier["overrides"] if not text.startswith(_OF_TRAINING)]
     overrides = [*kept, "trainer.devices=1", "trainer.strategy=auto", accelerator]
     return compose(overrides, extra_dirs=extra_dirs(sys.argv[1:]))
 
@@ -69,11 +69,16 @@ def _evaluate(config: RunConfig, choices: Any, checkpoint: Path) -> dict[str, fl
 
     load_checkpoint(checkpoint)  # before data and model are made
     facts = machine(torch_cuda())
+    config = _on_what_is_here(config, has_gpu=bool(facts.training_gpus))
     device = plan_device(config, choices, facts)
     if isinstance(device, list):
         raise ConfigError(device)
+    for warning in device.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
     parts = assemble.make_parts(config)
-    data, model = assemble.data_facts(parts), assemble.model_facts(parts, config)
+    # Nothing is trained: there are no gradients, and no optimizer.
+    model = replace(assemble.model_facts(parts, config), trainable_bytes=0, optimizer_state_bytes=0)
+    data = assemble.data_facts(parts)
     plan = plan_run(config, choices, facts, device, data, model)
     if isinstance(plan, list):
         raise ConfigError(plan)
@@ -84,6 +89,18 @@ def _evaluate(config: RunConfig, choices: Any, checkpoint: Path) -> dict[str, fl
         if not first.startswith("Error(s) in loading state_dict"):
             raise
         raise _no_fit(checkpoint, config.workload.name, [line.strip() for line in rest]) from error
+
+
+def _on_what_is_here(config: RunConfig, *, has_gpu: bool) -> RunConfig:
+    """A precision that only a GPU has is let go where there is none, or it is not to be used."""
+    is_on_gpu = has_gpu and config.trainer.accelerator is not Accelerator.cpu
+    if is_on_gpu or config.gpu.precision is not Precision["16-mixed"]:
+        return config
+    print(
+        "Warning: trained with gpu.precision=16-mixed, which the CPU does not have; evaluated in 32-true.",
+        file=sys.stderr,
+    )
+    return replace(config, gpu=replace(config.gpu, precision=Precision.auto))
 
 
 def _no_fit(checkpoint: Path, workload: str, differences: list[str]) -> ConfigError:

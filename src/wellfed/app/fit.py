@@ -84,6 +84,8 @@ def run(
     faults = check_imported(config)
     if isinstance(device, list) or faults:
         raise ConfigError([*(device if isinstance(device, list) else []), *faults])
+    for warning in device.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
     seed_everything(config.seed)
     planner = Planner(config, composed.choices, facts, device, make_parts(config))
     plan = planner.rough()

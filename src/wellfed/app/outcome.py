@@ -7,9 +7,10 @@ import json
 import re
 import signal
 import time
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import torch.distributed as dist
 
 from wellfed.errors import (
     EXIT_FAILED,
@@ -39,6 +40,8 @@ class Outcome:
     advice: str = ""
     is_expected: bool = True
     """The message is all a user needs; False = a traceback helps."""
+    is_of_other_rank: bool = False
+    """This rank has only lost the one that failed, which knows why."""
 
 
 # "DataLoader worker process 0" is another: an error of the data's own code that was caught there.
@@ -58,16 +61,24 @@ _CARD_ADVICE = (
     "dmesg), or a kernel has brought it down (CUDA_LAUNCH_BLOCKING=1 shows which)."
 )
 
+# Of Gloo, of NCCL (https://github.com/NVIDIA/nccl, init.cc), of the store that ranks meet at.
+_RANK_GONE = re.compile(
+    r".*(Connection (closed by peer|reset by peer|refused)|Broken pipe|remote process exited|ncclRemoteError|"
+    r"Socket Timeout|Timed out waiting \d+ms for (recv|send)|failed to recv, got 0 bytes).*"
+)
+
 WAIT_S = 5.0
 """A rank's connections may break before it has said why."""
 OK = Outcome("ok", EXIT_OK)
 
 
-def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
+def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = None) -> Outcome:
     """The outcome of a run that this exception ended.
 
     Args:
         has_trained: the first batch was asked for; before that nothing was run.
+        way_on: what can be typed where the card is the matter, if it is something else than for a training that
+            leaves checkpoints.
     """
     failed = EXIT_FAILED if has_trained else EXIT_NOTHING_RUN
     if isinstance(error, (Stopped, KeyboardInterrupt)):
@@ -83,7 +94,7 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
             EXIT_OUT_OF_MEMORY,
             memory.kind,
             memory.message,
-            "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model.",
+            way_on or "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model.",
         )
     if isinstance(error, NonFiniteLoss):
         return Outcome("failed", EXIT_FAILED, "code", str(error), " ".join(getattr(error, "__notes__", ())))
@@ -101,31 +112,57 @@ def outcome_of(error: BaseException, *, has_trained: bool) -> Outcome:
         )
     card = _CARD_FAILED.search(str(error)) if isinstance(error, RuntimeError) else None
     if card is not None:
-        resume = " resume=auto goes on from the last checkpoint, if there is one." if has_trained else ""
-        return Outcome("failed", failed, "code", card.group().strip(), _CARD_ADVICE + resume)
+        if way_on is None:
+            way_on = "resume=auto goes on from the last checkpoint, if there is one." if has_trained else ""
+        return Outcome("failed", failed, "code", card.group().strip(), f"{_CARD_ADVICE} {way_on}".rstrip())
+    gone = lost_rank(error)
+    if gone is not None:
+        message = f"Another rank has ended, and this one can't go on alone: {gone}"
+        return Outcome("failed", failed, "code", message, "What that rank has said comes first.", is_of_other_rank=True)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Outcome("failed", failed, "disk", str(error), "Free space, or set paths.log_dir and paths.cache_dir.")
     text = _with_notes(f"{type(error).__name__}: {error}", error)
     return Outcome("failed", failed, "code", text, is_expected=False)
 
 
-def leave_for_rank_0(outcome: Outcome, folder: Path, rank: int) -> None:
-    """Another rank's end, for rank 0, which sees of it no more than a broken connection."""
+def leave_for_rank_0(outcome: Outcome, folder: Path, rank: int) -> bool:
+    """Another rank's end, for rank 0, which sees of it no more than a broken connection; whether it could be left."""
     path, partial = folder / f".rank{rank}.json", folder / f".rank{rank}.tmp"
-    with suppress(OSError):
+    try:
         partial.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
         partial.replace(path)
+    except OSError:  # the folder is not on this machine, say
+        return False
+    return True
 
 
-def take_from_ranks(folder: Path) -> Outcome | None:
-    """The end that another rank has left here, or leaves within `WAIT_S`: the reason of rank 0's own."""
-    until_s = time.monotonic() + WAIT_S
+def told_by_rank_0(folder: Path) -> Path:
+    """Rank 0's folder, on every rank: one that torchrun or Slurm has started knows it from no variable.
+
+    A collective; ``folder`` counts on rank 0.
+    """
+    told = [str(folder.resolve())]
+    dist.broadcast_object_list(told)
+    return Path(told[0])
+
+
+def take_from_ranks(folder: Path, wait_s: float = WAIT_S) -> Outcome | None:
+    """The end that another rank has left here, or leaves within ``wait_s``: the reason of rank 0's own."""
+    until_s = time.monotonic() + wait_s
     while not (left := sorted(folder.glob(".rank*.json"))) and time.monotonic() < until_s:
         time.sleep(0.1)
     found = [json.loads(path.read_text(encoding="utf-8")) for path in left]
     for path in left:
         path.unlink()
     return Outcome(**found[0]) if found else None
+
+
+def lost_rank(error: BaseException) -> str | None:
+    """How an error says that a connection to another rank is broken; None where it says something else."""
+    if not (isinstance(error, RuntimeError) and dist.is_available() and dist.is_initialized()):
+        return None
+    gone = _RANK_GONE.search(str(error))
+    return None if gone is None else gone.group().strip()
 
 
 def _with_notes(text: str, error: BaseException) -> str:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from wellfed.app import assemble
 from wellfed.app.assemble import Parts
+from wellfed.app.outcome import lost_rank
 from wellfed.config.schema import OnOom, RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.lit import guest
@@ -317,7 +318,7 @@ class Passes:
         except Exception as error:  # noqa: BLE001  a user's step in another place than training
             failure = error
         if failure is not None:
-            message = reason_of(failure)
+            message = "another rank failed in it" if lost_rank(failure) else reason_of(failure)
             _LOG.warning("The ceiling could not be measured: %s", message)
             _LOG.info("it ended by", exc_info=failure)
             self._on_event("ceiling_failed", message=message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
@@ -9,15 +10,24 @@ import sys
 import time
 import traceback
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from wellfed.app import assemble, figures, screen
 from wellfed.app.checkpoint_file import load_checkpoint
-from wellfed.app.outcome import OK, Outcome, leave_for_rank_0, outcome_of, take_from_ranks
+from wellfed.app.outcome import (
+    OK,
+    WAIT_S,
+    Outcome,
+    leave_for_rank_0,
+    outcome_of,
+    take_from_ranks,
+    told_by_rank_0,
+)
 from wellfed.app.passes import Measure, Passes
 from wellfed.app.planner import Planner
 from wellfed.app.resume import CHECKPOINTS, Target, differences
@@ -36,7 +46,7 @@ from wellfed.lit.unimported import seed_everything
 from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.device import plan_device
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.planned import Planned, RunPlan
 from wellfed.record import RunRecord, read
 from wellfed.stop_request import StopRequest
 from wellfed.telemetry.progress import Progress
@@ -44,7 +54,7 @@ from wellfed.tracking import wandb as tracking_wandb
 from wellfed.tracking.journal import Journal
 
 _LOG = logging.getLogger(__name__)
-_BUDGET, _FOLDER = "WELLFED_BUDGET_GIB", "WELLFED_RUN_FOLDER"
+_BUDGET, _FOLDER, _LOADER = "WELLFED_BUDGET_GIB", "WELLFED_RUN_FOLDER", "WELLFED_LOADER"
 """What rank 0 tells the ranks that Lightning starts with its environment."""
 _ARTIFACTS = {
     "steps": "steps.csv",
@@ -93,6 +103,10 @@ class Run:
         self._passes: Passes | None = None
         self._plan: RunPlan | None = None
         self._ballast: torch.Tensor | None = None
+        self._folder_of_rank_0 = Path(os.environ[_FOLDER]) if _FOLDER in os.environ else None
+        """Known at the start where rank 0 has started this one, else once the ranks have met."""
+        self._is_left = False
+        """Rank 0 tells how this rank has ended."""
 
     def go(self) -> int:
         """All stages; the exit code."""
@@ -102,17 +116,29 @@ class Run:
             self._stop.is_finishing = True  # a signal must not cut the record short
         except BaseException as error:  # noqa: BLE001  every end of a run is a result
             self._stop.is_finishing = True
-            outcome = outcome_of(error, has_trained=self.has_trained)
-            if self._rank > 0 and _FOLDER in os.environ:
-                leave_for_rank_0(outcome, Path(os.environ[_FOLDER]), self._rank)
-            elif self._config.trainer.devices > 1:
-                outcome = (None if outcome.is_expected else take_from_ranks(self._folder)) or outcome
+            is_trial = self._measure is not None  # it keeps nothing to go on from
+            outcome = outcome_of(error, has_trained=self.has_trained, way_on="" if is_trial else None)
+            if self._config.trainer.devices > 1:
+                outcome = self._with_other_ranks(outcome)
             self._tell(outcome, error)
         if outcome.exit_code == EXIT_NOTHING_RUN and self._measure is None:
             self._journal.sink.finish({}, outcome.exit_code)
         else:
             self._finish(outcome)
         return outcome.exit_code
+
+    def _with_other_ranks(self, outcome: Outcome) -> Outcome:
+        """Rank 0 takes the reason of a rank that ended before it; the others leave theirs."""
+        if self._rank == 0:
+            is_stopped = outcome.status == "interrupted"  # by torchrun, perhaps, because a rank had ended
+            if outcome.is_expected and not (outcome.is_of_other_rank or is_stopped):
+                return outcome
+            found = take_from_ranks(self._folder, wait_s=0 if is_stopped else WAIT_S)
+            # Its traceback has been shown there; the one at hand tells of a broken connection.
+            return outcome if found is None else replace(found, is_expected=True)
+        if self._folder_of_rank_0 is not None and not outcome.is_of_other_rank:
+            self._is_left = leave_for_rank_0(outcome, self._folder_of_rank_0, self._rank)
+        return outcome
 
     def _stages(self) -> None:
         facts, device = self._look_at_machine()
@@ -183,6 +209,7 @@ class Run:
     def _make_plan(self, facts: MachineFacts, device: RunPlan, parts: assemble.Parts) -> RunPlan:
         config = self._config
         plan = Planner(config, self._composed.choices, facts, device, parts).for_training(self._rank)
+        plan = loads_as_rank_0(plan, self._rank)
         self._plan = plan
         self._record.plan = plan.to_dict()
         self._journal.save()
@@ -264,6 +291,8 @@ class Run:
 
     def _started(self) -> None:
         self.has_trained = True
+        if dist.is_available() and dist.is_initialized():
+            self._folder_of_rank_0 = told_by_rank_0(self._folder)
 
     def _stepped(self, steps: int, epochs: float, samples: int) -> None:
         self._record.steps, self._record.epochs = steps, epochs
@@ -315,7 +344,7 @@ class Run:
     def _tell(self, outcome: Outcome, error: BaseException) -> None:
         """What ended the run, on the terminal and in the log; the traceback only where it helps."""
         _LOG.info("ended by %s", "".join(traceback.format_exception(error)))
-        if self._rank > 0 and outcome.is_expected:
+        if self._rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._is_left)):
             return
         if os.environ.get("HYDRA_FULL_ERROR") == "1" or not outcome.is_expected:
             traceback.print_exception(error)
@@ -333,6 +362,19 @@ def _as_rank_0(device: RunPlan, rank: int, folder: Path) -> RunPlan:
         return device
     known = os.environ.get(_BUDGET)
     return device if known is None else replace(device, budget_gib=None if known == "None" else float(known))
+
+
+def loads_as_rank_0(plan: RunPlan, rank: int) -> RunPlan:
+    """The same loader on every rank that rank 0 starts: it alone has seen what host memory was free for all of them."""
+    if rank == 0:
+        knobs = {name: asdict(planned) for name, planned in plan.knobs.items() if name.startswith("loader.")}
+        os.environ[_LOADER] = json.dumps({"knobs": knobs, "eval_workers": plan.eval_workers})
+        return plan
+    if _LOADER not in os.environ:
+        return plan
+    told = json.loads(os.environ[_LOADER])
+    decided = {name: Planned(**planned) for name, planned in told["knobs"].items()}
+    return replace(plan, knobs={**plan.knobs, **decided}, eval_workers=told["eval_workers"])
 
 
 def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> torch.Tensor | None:

@@ -73,6 +73,8 @@ def machine(
                 f"NVML: {nvml_problem}. Memory is torch's; utilisation, power and clocks are absent. In a container, "
                 "NVIDIA_DRIVER_CAPABILITIES=compute,utility passes NVML through."
             )
+    if hidden := _hidden(environ, torch_cuda, found):
+        warnings.append(hidden)
     limits = cgroup_limits(root)
     shm = _shm(root)
     host = psutil.virtual_memory()
@@ -145,6 +147,22 @@ def _nvml_problem(error: NvmlError | None, num_found: int, visible: Devices, env
     if num_found:
         return f"none of {num_found} is visible (CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')!r})"
     return "no card found"
+
+
+def _hidden(environ: Mapping[str, str], torch: TorchCuda | None, num_found: int) -> str | None:
+    """What is to be said where CUDA_VISIBLE_DEVICES names cards, and none of them is there.
+
+    Empty or -1 it hides all, which is meant so; and a torch that is built for no GPU has another reason.
+    """
+    visible = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+    if torch is None or torch.cuda is None or torch.devices or visible in ("", "-1"):
+        return None
+    seen = f", and NVML sees {num_found} here" if num_found else ""
+    one = f", or name one of 0 to {num_found - 1}" if num_found > 1 else ""
+    return (
+        f"CUDA_VISIBLE_DEVICES={visible} names no GPU that torch can use{seen}: only the CPU is left. "
+        f"Run: unset CUDA_VISIBLE_DEVICES{one}."
+    )
 
 
 def _merged(cards: tuple[Device, ...], torch: TorchCuda | None) -> tuple[GpuFacts, ...]:

@@ -16,7 +16,7 @@ from wellfed.lit.callbacks.non_finite import NonFinite
 from wellfed.lit.callbacks.rank_shares import RankShares
 from wellfed.lit.logger import FiguresLogger
 from wellfed.lit.plain_checkpoint import PlainCheckpointIO
-from wellfed.lit.step import compile_errors, compiled_graphs
+from wellfed.lit.step import compiled_graphs, is_of_compiler
 from wellfed.lit.trainer import TrainerOptions, make_trainer
 
 _LOG = logging.getLogger(__name__)
@@ -70,7 +70,9 @@ def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> N
         before = compiled_graphs()
         try:
             return compiled(*arguments, **named)  # type: ignore[no-untyped-call]
-        except compile_errors() as error:
+        except Exception as error:
+            if not is_of_compiler(error):
+                raise
             first = (str(error).strip().splitlines() or [type(error).__name__])[0]
             _LOG.warning("gpu.compile failed (%s); going on without it.", first)
             on_failure(first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from wellfed.contract import Batch, FeatureSource, LossOutput
 from wellfed.loading import batches
 from wellfed.loading.build import Delivery
+from wellfed.memory import oom
 from wellfed.sample_rng import SampleRng
 
 _LOG = logging.getLogger(__name__)
@@ -164,7 +166,9 @@ class Loss:
                 output = self._check(self._compiled(batch))
                 self.has_compiled = self.has_compiled or compiled_graphs() != before
                 return output
-            except compile_errors() as error:
+            except Exception as error:
+                if not is_of_compiler(error):
+                    raise
                 self._compiled, self.has_compiled = None, True
                 first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
                 _LOG.warning("gpu.compile failed (%s); going on without it.", first)
@@ -184,14 +188,20 @@ def compiled_graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
-def compile_errors() -> tuple[type[Exception], ...]:
-    """What torch.compile raises when it can't compile, whatever the reason."""
+def is_of_compiler(error: Exception) -> bool:
+    """Whether torch.compile could not compile, and not the code that it compiles failed."""
     from torch._dynamo import exc
     from torch._inductor import exc as inductor
 
-    found: list[type[Exception]] = [exc.TorchDynamoException]
-    found += [error for name in ("InductorError", "CppCompileError") if (error := getattr(inductor, name, None))]
-    return tuple(found)
+    known: list[type[Exception]] = [exc.TorchDynamoException]
+    known += [kind for name in ("InductorError", "CppCompileError") if (kind := getattr(inductor, name, None))]
+    if isinstance(error, tuple(known)):
+        return True
+    if oom.classify(error) is not None:
+        return False
+    # Errors of some types pass through the compiler as they are; the code's own are raised when it runs.
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(frame.f_globals.get("__name__") == "torch._dynamo.convert_frame" for frame, _ in frames)
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:

@@ -14,6 +14,8 @@ from wellfed.loading.requests import Lost
 _LOG = logging.getLogger(__name__)
 _LISTED = 20
 """Most indices that a way out spells out."""
+_FORKED = "Cannot re-initialize CUDA in forked subprocess"
+"""What torch says of any use of CUDA in a process that was forked from one that has used it."""
 
 
 class WorkerLost(WellfedError):
@@ -65,9 +67,11 @@ class BadSamples:
         """Samples that failed just now.
 
         Raises:
-            DataError: they are more than allowed.
+            DataError: they are more than allowed, or it is not the samples' fault.
         """
         for one in lost:
+            if _FORKED in one.reason:
+                raise _cuda_in_worker(self._name) from one.cause
             if len(self._reasons) >= self.most:
                 raise self._too_many(one, epoch, batch) from one.cause
             self._reasons[one.index] = one.reason
@@ -111,7 +115,18 @@ class BadSamples:
 
 def evaluation_error(name: str, lost: Lost, batch: int) -> DataError:
     """The error of an evaluation, which can't leave out a sample: its figures would be of another set."""
+    if _FORKED in lost.reason:
+        return _cuda_in_worker(name)
     return DataError(
         f"{name}: evaluation sample {lost.index} could not be loaded (batch {batch}): {lost.reason}. "
         "Repair it or remove it from the set: evaluation leaves nothing out."
+    )
+
+
+def _cuda_in_worker(name: str) -> DataError:
+    """No sample's fault."""
+    return DataError(
+        f"{name}: uses CUDA in a worker process, where it can't be used ({_FORKED}). "
+        "Keep its tensors on the CPU: the engine moves batches, and on_device(batch, rng) works on the card. "
+        "Or load in the run's own process: loader.backend=inline loader.num_workers=0."
     )

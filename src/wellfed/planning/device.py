@@ -191,7 +191,8 @@ def _device_faults(config: RunConfig, facts: MachineFacts, accelerator: str, pro
             Fault(
                 "trainer.accelerator",
                 f"gpu was asked for, and there is no GPU that torch can use ({why}).",
-                "Set trainer.accelerator=auto to train on the CPU.",
+                ("Run: unset CUDA_VISIBLE_DEVICES. Or set" if "CUDA_VISIBLE_DEVICES" in why else "Set")
+                + " trainer.accelerator=auto to train on the CPU.",
             )
         )
     elif accelerator == "gpu" and devices > num_cards:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
 def step_of(path: Path) -> int:
-    return int(torch.load(path, weights_only=True)["global_step"])
+    return int(torch.load(path, map_location="cpu", weights_only=True)["global_step"])
 
 
 def test_the_latest_few_are_kept_and_told(tmp_path: Path) -> None:
@@ -248,3 +248,24 @@ def test_torchs_writer_hides_the_errno(tmp_path: Path) -> None:
     outer.__cause__ = OSError(errno.ENOSPC, "No space left on device")
     assert is_disk_error(outer)
     assert not is_disk_error(RuntimeError("shapes differ"))
+
+
+class LosesCard(pl.Callback):
+    """While the checkpoint of a step is put together, before its tensors are written."""
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: Any) -> None:
+        while trainer.global_step == 4:
+            try:
+                torch.ones(1, device="cuda").add_(1)
+            except RuntimeError:
+                return
+
+
+@pytest.mark.simulated(lost_after=5000)
+def test_a_card_that_is_lost_meanwhile_leaves_the_checkpoint_before(tmp_path: Path) -> None:
+    callbacks = [LosesCard(), tiny.checkpoints(tmp_path, every_steps=2)]
+    with pytest.raises(RuntimeError, match="unspecified launch failure") as raised:
+        tiny.fit(tiny.module(), tmp_path, callbacks, accelerator="gpu")
+    assert not is_disk_error(raised.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
+    assert step_of(tmp_path / "last.ckpt") == 2
