@@ -1,6 +1,8 @@
 // Time of the host, and vector clocks: what a stream or the host knows to be over.
 #pragma once
 
+#include <time.h>
+
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -18,6 +20,18 @@ inline int64_t now_ns() {  // CLOCK_MONOTONIC, as machine_state.h has it
 inline void sleep_until(int64_t at_ns) {
   auto left = at_ns - now_ns();
   if (left > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(left));
+}
+
+inline int64_t thread_ns() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return now.tv_sec * int64_t(1'000'000'000) + now.tv_nsec;
+}
+
+// Keeps the thread busy, by its own clock: where others share the processor it takes longer, as any work.
+inline void work_for(int64_t for_ns) {
+  for (auto end_ns = thread_ns() + for_ns; thread_ns() < end_ns;) {
+  }
 }
 
 inline void merge(Clocks& into, const Clocks& from) {
