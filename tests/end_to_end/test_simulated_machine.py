@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.commands import ROOT, environment, only_folder, record_of, run
+from tests.end_to_end.commands import ROOT, environment, only_folder, record_of, run, train
 from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_nvml.driver import FakeDriver
 
@@ -35,6 +35,21 @@ def test_a_starved_card_is_idle_and_a_fed_one_is_busy(tmp_path: Path, machine: d
         utilisation[loader] = record["gpus"]["0"]["util_pct"]["mean"]
     assert utilisation["baseline"] < 50, utilisation
     assert utilisation["aggressive"] > 70, utilisation
+
+
+def test_a_launch_bound_card_is_idle_though_nothing_waits(
+    tmp_path: Path, fake_cuda: FakeCuda, fake_driver: FakeDriver
+) -> None:
+    """Small kernels, each of which takes the host longer to launch than the card to do."""
+    machine = machine_environment(fake_driver, tmp_path, Cards(mib=24 * 1024, launch_us=500))
+    words = ("loader=aggressive", "trainer.max_steps=60", "telemetry=dense", "telemetry.ceiling_steps=20")
+    done = train(*words, "logger=none", cwd=tmp_path, fresh=True, **machine)
+    assert done.code == 0, done.text
+    record = record_of(only_folder(tmp_path))
+    assert record["gpus"]["0"]["util_pct"]["mean"] < 50
+    assert record["time"]["wait_frac"] < 0.1
+    assert record["time"]["compute_frac"] > 0.8
+    assert record["ceiling"]["samples_per_s"] == pytest.approx(record["throughput"]["samples_per_s"], rel=0.2)
 
 
 def test_the_promises_for_a_real_card_are_looked_at(tmp_path: Path, machine: dict[str, str]) -> None:

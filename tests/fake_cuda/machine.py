@@ -32,7 +32,7 @@ class Cards:
     kernel_us: float = 0.0
     """And so much more."""
     launch_us: float = 0.0
-    """What a launch takes of the host before the card gets it, in time of its thread; some 5 on a real one."""
+    """What a launch takes of the host before the card gets it; some 5 on a real one."""
     copy_gbps: float = 0.0
     """GB/s of copies between pinned memory and the card; 0 = they take no time."""
     pageable_gbps: float = 0.0

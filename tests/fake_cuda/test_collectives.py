@@ -119,10 +119,10 @@ def test_reductions_are_right(tmp_path: Path) -> None:
 
 
 def reduce_costly(rank: int) -> None:
-    held, began_s = torch.ones(2, device="cuda"), time.thread_time()
+    held, began_s = torch.ones(2, device="cuda"), time.monotonic()
     for _ in range(10):
         dist.all_reduce(held)
-    assert time.thread_time() - began_s >= 10 * 0.01
+    assert time.monotonic() - began_s >= 10 * 0.01
 
 
 @pytest.mark.simulated(cards=2, launch_us=10_000)

@@ -1,8 +1,6 @@
 // Time of the host, and vector clocks: what a stream or the host knows to be over.
 #pragma once
 
-#include <time.h>
-
 #include <chrono>
 #include <cstdint>
 #include <map>
@@ -22,15 +20,8 @@ inline void sleep_until(int64_t at_ns) {
   if (left > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(left));
 }
 
-inline int64_t thread_ns() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return now.tv_sec * int64_t(1'000'000'000) + now.tv_nsec;
-}
-
-// Keeps the thread busy, by its own clock: where others share the processor it takes longer, as any work.
-inline void work_for(int64_t for_ns) {
-  for (auto end_ns = thread_ns() + for_ns; thread_ns() < end_ns;) {
+inline void work_until(int64_t at_ns) {  // keeps the thread busy
+  while (now_ns() < at_ns) {
   }
 }
 

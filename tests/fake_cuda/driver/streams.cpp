@@ -29,7 +29,7 @@ Queue* queue_of(const c10::Stream& stream) {
 }
 
 void spend_launch() {
-  if (settings.launch_us > 0) work_for(static_cast<int64_t>(1e3 * settings.launch_us));
+  if (settings.launch_us > 0) work_until(now_ns() + static_cast<int64_t>(1e3 * settings.launch_us));
 }
 
 uint64_t launch(Queue* queue) {
