@@ -59,6 +59,7 @@ def main(words: list[str]) -> int:
     cards = Cards(
         cards=chosen.cards,
         mib=SIZES_GIB[chosen.card] * 1024,
+        context_mib=500,
         slowdown=chosen.slowdown,
         kernel_us=chosen.kernel_us,
         launch_us=chosen.launch_us,
