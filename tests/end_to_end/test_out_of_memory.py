@@ -180,3 +180,13 @@ def test_ranks_end_together(project: Path, fake_cuda: FakeCuda, on_oom: str, sta
     assert done.code == 3, done.text[-3000:]
     assert record["status"] == "oom"
     assert "out of memory" in done.err.lower()
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_after_training_costs_the_ceiling(project: Path, fake_cuda: FakeCuda) -> None:
+    fsdp = ("trainer=fsdp", "trainer.devices=2", "workload.effective_batch_size=32", "trainer.max_steps=4")
+    late = ("workload.model.stage='rank 1'", "workload.model.at=7", "telemetry.ceiling_steps=10")
+    done, record = hungry(project, fake_cuda, *fsdp, *late, cards=2)
+    assert done.code == 0, done.text[-3000:]
+    assert (record["status"], record["steps"], record["ceiling"]) == ("ok", 4, None)
+    assert "ceiling_failed" in [event["kind"] for event in record["events"]]
