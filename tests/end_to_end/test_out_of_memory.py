@@ -55,6 +55,8 @@ class Model(nn.Module):
         if self.stage == "first batch" and on_card: full(x.device)
         if self.stage == "rank 1" and on_card and os.environ.get("LOCAL_RANK") == "1" and self.calls >= self.at:
             full(x.device)
+        # More in each pass than in the one before: no block of the cache is large enough for it.
+        if self.stage == "growing" and on_card: torch.empty(len(x) * (8 * MIB + self.calls * MIB // 8), device=x.device)
         if self.stage == "forward" and on_card: torch.empty(len(x) * 32 * MIB, device=x.device)
         activations = (self.net(x) * torch.ones(1, MIB, device=x.device)).relu()
         loss = activations.mean() + 0 * self.large.sum()
@@ -98,7 +100,9 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def hungry(project: Path, fake_cuda: FakeCuda, *overrides: str, **cards: Any) -> tuple[Done, dict[str, Any]]:
+def hungry(
+    project: Path, fake_cuda: FakeCuda, *overrides: str, cwd: Path | None = None, **cards: Any
+) -> tuple[Done, dict[str, Any]]:
     environment = fake_cuda.environment(**{"cards": 1, "mib": 1024, **cards})
     environment["PYTHONPATH"] = f"{project / 'src'}:{environment['PYTHONPATH']}"
     done = run(
@@ -113,10 +117,10 @@ def hungry(project: Path, fake_cuda: FakeCuda, *overrides: str, **cards: Any) ->
         "telemetry.ceiling_steps=0",
         "logger=none",
         *overrides,
-        cwd=project,
+        cwd=cwd or project,
         **environment,
     )
-    records = sorted(project.glob("logs/*/runs/*/run.json"))
+    records = sorted((cwd or project).glob("logs/*/runs/*/run.json"))
     return done, json.loads(records[-1].read_text(encoding="utf-8")) if records else {}
 
 
@@ -151,6 +155,29 @@ def test_a_card_with_room_for_a_few_samples_trains_on(project: Path, fake_cuda: 
     assert "step_down" in {event["kind"] for event in record["events"]}
     assert record["steps"] == 8
     assert record["samples"] == 8 * 16
+
+
+@pytest.mark.slow
+def test_a_card_that_must_give_its_cache_back_in_each_step_takes_smaller_micro_batches(
+    project: Path, fake_cuda: FakeCuda
+) -> None:
+    """130 MiB, 132 MiB, ...: one of them fits into the card, two do not."""
+    learned = {}
+    for mib, expected in ((8192, []), (256, ["thrash", "step_down"])):
+        folder = project / str(mib)
+        folder.mkdir()
+        done, record = hungry(project, fake_cuda, "workload.model.stage=growing", mib=mib, cwd=folder)
+        assert done.code == 0, done.text[-3000:]
+        told = [event for event in record["events"] if event["kind"] in ("oom", "thrash", "step_down", "ladder")]
+        assert [event["kind"] for event in told[:2]] == expected
+        if expected:
+            assert [event["step"] for event in told[:2]] == [3, 3]  # the first step found an empty cache
+            assert (told[1]["before"], told[1]["micro_batch"]) == (16, 8)
+            steps = (next(folder.glob("logs/*/runs/*/steps.csv"))).read_text().splitlines()
+            assert [line.split(",")[4] for line in steps[1:5]] == ["16", "16", "16", "8"]
+        assert record["samples"] == 8 * 16
+        learned[mib] = record["metrics"]["train/loss"], record["metrics"]["test/loss"]
+    assert learned[256] == pytest.approx(learned[8192], rel=1e-5)
 
 
 @pytest.mark.slow

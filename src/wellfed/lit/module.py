@@ -45,7 +45,7 @@ class NonFiniteLoss(ArithmeticError):
     """The loss is not a finite number, and trainer.on_nan=raise."""
 
 
-_PLAIN_NAMES = frozenset({"_current_fx_name", "micro_batches_done", "samples_done", "_is_finite"})
+_PLAIN_NAMES = frozenset({"_current_fx_name", "micro_batches_done", "largest_done", "samples_done", "_is_finite"})
 """Attributes of a `StepModule` that are set in every step and never hold a parameter or a module."""
 
 
@@ -95,6 +95,8 @@ class StepModule(pl.LightningModule):
         self.micro, self.options, self.totals = micro, options, Totals()
         self.ladder = Ladder(micro, self._rungs())
         self.micro_batches_done = 0
+        self.largest_done = 0
+        """Samples of the largest micro-batch of the latest step, on this rank."""
         self.samples_done = 0
         """Samples of the latest step on this rank, as the model counts them."""
         self.was_disturbed = False
@@ -290,7 +292,8 @@ class StepModule(pl.LightningModule):
     def _begin_step(self, delivery: Delivery) -> list[_MicroBatch]:
         self._forget_step()
         parts = self._micro_batches(delivery)
-        self.micro_batches_done, self.samples_done, self._is_finite = len(parts), 0, None
+        self.micro_batches_done, self.largest_done = len(parts), max(part.size for part in parts)
+        self.samples_done, self._is_finite = 0, None
         return parts
 
     def _forget_step(self) -> None:
