@@ -240,6 +240,26 @@ def test_on_oom_fail_leaves_the_optimizers_error(tmp_path: Path) -> None:
         trained(FailsOnce, tmp_path, retry_on_oom=False)
 
 
+class NoRoomAtFirst(torch.optim.SGD):
+    """Has no room for its states at the first try, which is before any step."""
+
+    has_room = False
+
+    def step(self, closure: Any = None) -> Any:
+        if len(self.param_groups[0]["params"]) > 1 and not NoRoomAtFirst.has_room:  # else a small copy, tried out
+            NoRoomAtFirst.has_room = True
+            raise out_of_memory()
+        return super().step(closure)
+
+
+def test_no_room_for_the_state_is_tried_again_before_the_first_step(tmp_path: Path) -> None:
+    events = Notes()
+    disturbed = trained(NoRoomAtFirst, tmp_path, events=events)
+    assert [(kind, facts["step"]) for kind, facts in events.all] == [("oom", 0), ("step_down", 0)]
+    calm = trained(torch.optim.SGD, tmp_path, micro=16)
+    assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
+
+
 class WeightsAtFirst(tiny.TinyModel):
     """What the first step begins with."""
 
