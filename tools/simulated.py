@@ -39,6 +39,8 @@ def main(words: list[str]) -> int:
     parser.add_argument("--slowdown", type=float, default=1.0, metavar="X",
                         help="a kernel takes X times the time that it takes this CPU (default 1)")  # fmt: skip
     parser.add_argument("--kernel-us", type=float, default=0.0, metavar="US", help="and so many microseconds more")
+    parser.add_argument("--launch-us", type=float, default=0.0, metavar="US",
+                        help="microseconds that each launch takes of this CPU (default 0)")  # fmt: skip
     parser.add_argument("--pinned-gbps", type=float, default=0.0, metavar="GB/S",
                         help="rate of copies from and to pinned memory; 0 = they take no time (default)")  # fmt: skip
     parser.add_argument("--pageable-gbps", type=float, default=0.0, metavar="GB/S", help="the same of other memory")
@@ -57,8 +59,10 @@ def main(words: list[str]) -> int:
     cards = Cards(
         cards=chosen.cards,
         mib=SIZES_GIB[chosen.card] * 1024,
+        context_mib=500,
         slowdown=chosen.slowdown,
         kernel_us=chosen.kernel_us,
+        launch_us=chosen.launch_us,
         copy_gbps=chosen.pinned_gbps,
         pageable_gbps=chosen.pageable_gbps,
         others_mib=round(chosen.others_gib * 1024),

@@ -149,11 +149,3 @@ def test_a_ceiling_that_was_not_asked_for_takes_no_step(tmp_path: Path, more: Se
     assert model.sizes == []
     assert passes.warm_up() is None
     assert model.sizes == [4] * 4
-
-
-def test_what_is_sharded_for_one_trainer_is_not_stepped_by_another(tmp_path: Path) -> None:
-    passes, journal, model = passes_of(tmp_path)
-    passes.options = replace(passes.options, strategy="fsdp")
-    assert passes.ceiling() is None
-    assert model.sizes == []
-    assert kinds(journal) == []

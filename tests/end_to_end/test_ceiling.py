@@ -123,6 +123,15 @@ def test_on_a_card_that_lags_behind_the_ceiling_is_the_rate_wherever_training_en
 
 
 @pytest.mark.slow
+def test_of_a_sharded_model_it_is_the_rate_too(mine: Path, fake_cuda: FakeCuda) -> None:
+    """Within an epoch: the step after a checkpoint waits for the rank that wrote it."""
+    cards = fake_cuda.environment(cards=2, mib=8192, kernel_us=1000)
+    _, record, _ = trained(mine, "trainer=fsdp", "trainer.devices=2", steps=31, **cards)
+    assert record["plan"]["trainer.strategy"]["value"] == "fsdp"
+    assert record["ceiling"]["samples_per_s"] == pytest.approx(record["throughput"]["samples_per_s"], rel=0.1)
+
+
+@pytest.mark.slow
 def test_a_starved_card_is_well_below_its_ceiling(mine: Path, fake_cuda: FakeCuda) -> None:
     card = fake_cuda.environment(cards=1, mib=8192, kernel_us=100)
     done, record, _ = trained(mine, "+workload.data.fetch_s=0.1", **card)

@@ -53,6 +53,24 @@ def test_ranks_have_cards_of_their_own_and_share_an_evaluation(
 
 
 @pytest.mark.slow
+def test_a_sharded_model_is_trained_and_evaluated_as_a_whole_one(tmp_path: Path, fake_cuda: FakeCuda) -> None:
+    """Micro-batches, clipping, validation, and a feature table that the whole model fills."""
+    metrics = {}
+    for trainer in ("ddp", "fsdp"):
+        folder = tmp_path / trainer
+        folder.mkdir()
+        cards = fake_cuda.environment(cards=2, report=folder / "report", **LAGGING)
+        asked = (f"trainer={trainer}", "memory=cache", "memory.micro_batch=300", "trainer.gradient_clip=0.05")
+        done = train(*RUN, *asked, "loader=balanced", cwd=folder, **cards)
+        assert done.code == 0, done.text
+        check_ordered(folder / "report", 2)
+        record = record_of(only_folder(folder))
+        assert record["plan"]["memory.features"]["value"] == "cache"
+        metrics[trainer] = {name: value for name, value in record["metrics"].items() if "throughput" not in name}
+    assert metrics["fsdp"] == pytest.approx(metrics["ddp"], rel=1e-3)
+
+
+@pytest.mark.slow
 def test_two_processes_on_a_cpu_share_an_evaluation(tmp_path: Path) -> None:
     asked = ("trainer.strategy=ddp", "trainer.devices=2", "trainer.accelerator=cpu", "memory.micro_batch=128")
     done = train(*RUN, *asked, cwd=tmp_path)

@@ -58,6 +58,8 @@ class Model(nn.Module):
             full(x.device)
         if self.stage == "ceiling" and on_card and os.environ.get("LOCAL_RANK") == "1" and self.calls > 8:
             raise KeyError("a bug")
+        # More in each pass than in the one before: no block of the cache is large enough for it.
+        if self.stage == "growing" and on_card: torch.empty(len(x) * (8 * MIB + self.calls * MIB // 8), device=x.device)
         if self.stage == "forward" and on_card: torch.empty(len(x) * 32 * MIB, device=x.device)
         activations = (self.net(x) * torch.ones(1, MIB, device=x.device)).relu()
         loss = activations.mean() + 0 * self.large.sum()
@@ -102,7 +104,12 @@ def project(tmp_path: Path) -> Path:
 
 
 def hungry(
-    project: Path, fake_cuda: FakeCuda, *overrides: str, command: tuple[str, ...] = ("train.py",), **cards: Any
+    project: Path,
+    fake_cuda: FakeCuda,
+    *overrides: str,
+    command: tuple[str, ...] = ("train.py",),
+    cwd: Path | None = None,
+    **cards: Any,
 ) -> tuple[Done, dict[str, Any]]:
     environment = fake_cuda.environment(**{"cards": 1, "mib": 1024, **cards})
     environment["PYTHONPATH"] = f"{project / 'src'}:{environment['PYTHONPATH']}"
@@ -118,10 +125,10 @@ def hungry(
         "telemetry.ceiling_steps=0",
         "logger=none",
         *overrides,
-        cwd=project,
+        cwd=cwd or project,
         **environment,
     )
-    records = sorted(project.glob("logs/*/runs/*/run.json"))
+    records = sorted((cwd or project).glob("logs/*/runs/*/run.json"))
     return done, json.loads(records[-1].read_text(encoding="utf-8")) if records else {}
 
 
@@ -156,6 +163,29 @@ def test_a_card_with_room_for_a_few_samples_trains_on(project: Path, fake_cuda: 
     assert "step_down" in {event["kind"] for event in record["events"]}
     assert record["steps"] == 8
     assert record["samples"] == 8 * 16
+
+
+@pytest.mark.slow
+def test_a_card_that_must_give_its_cache_back_in_each_step_takes_smaller_micro_batches(
+    project: Path, fake_cuda: FakeCuda
+) -> None:
+    """130 MiB, 132 MiB, ...: one of them fits into the card, two do not."""
+    learned = {}
+    for mib, expected in ((8192, []), (256, ["thrash", "step_down"])):
+        folder = project / str(mib)
+        folder.mkdir()
+        done, record = hungry(project, fake_cuda, "workload.model.stage=growing", mib=mib, cwd=folder)
+        assert done.code == 0, done.text[-3000:]
+        told = [event for event in record["events"] if event["kind"] in ("oom", "thrash", "step_down", "ladder")]
+        assert [event["kind"] for event in told[:2]] == expected
+        if expected:
+            assert [event["step"] for event in told[:2]] == [3, 3]  # the first step found an empty cache
+            assert (told[1]["before"], told[1]["micro_batch"]) == (16, 8)
+            steps = (next(folder.glob("logs/*/runs/*/steps.csv"))).read_text().splitlines()
+            assert [line.split(",")[4] for line in steps[1:5]] == ["16", "16", "16", "8"]
+        assert record["samples"] == 8 * 16
+        learned[mib] = record["metrics"]["train/loss"], record["metrics"]["test/loss"]
+    assert learned[256] == pytest.approx(learned[8192], rel=1e-5)
 
 
 @pytest.mark.slow
@@ -214,3 +244,13 @@ def test_ranks_that_torchrun_starts_have_the_record_of_the_one_that_failed(
     told = done.err.partition("torch/distributed/run.py")[0]  # then it tells of itself
     assert told.count("Out of memory with micro-batches of 16") == 1
     assert "Connection closed" not in told
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_after_training_costs_the_ceiling(project: Path, fake_cuda: FakeCuda) -> None:
+    fsdp = ("trainer=fsdp", "trainer.devices=2", "workload.effective_batch_size=32", "trainer.max_steps=4")
+    late = ("workload.model.stage='rank 1'", "workload.model.at=7", "telemetry.ceiling_steps=10")
+    done, record = hungry(project, fake_cuda, *fsdp, *late, cards=2)
+    assert done.code == 0, done.text[-3000:]
+    assert (record["status"], record["steps"], record["ceiling"]) == ("ok", 4, None)
+    assert "ceiling_failed" in [event["kind"] for event in record["events"]]

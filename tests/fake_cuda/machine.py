@@ -31,6 +31,8 @@ class Cards:
     """A kernel takes so many times the time that it takes the host; above 1 a card lags behind the host."""
     kernel_us: float = 0.0
     """And so much more."""
+    launch_us: float = 0.0
+    """What a launch takes of the host before the card gets it; some 5 on a real one."""
     copy_gbps: float = 0.0
     """GB/s of copies between pinned memory and the card; 0 = they take no time."""
     pageable_gbps: float = 0.0
@@ -49,6 +51,7 @@ class Cards:
             "FAKE_CUDA_OTHERS_MIB": str(self.others_mib),
             "FAKE_CUDA_SLOWDOWN": str(self.slowdown),
             "FAKE_CUDA_KERNEL_US": str(self.kernel_us),
+            "FAKE_CUDA_LAUNCH_US": str(self.launch_us),
             "FAKE_CUDA_COPY_GBPS": str(self.copy_gbps),
             "FAKE_CUDA_PAGEABLE_GBPS": str(self.pageable_gbps),
             "FAKE_CUDA_STRICT": str(int(self.strict)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -117,3 +118,15 @@ def reduce_many(rank: int) -> None:
 @pytest.mark.simulated(cards=2)
 def test_reductions_are_right(tmp_path: Path) -> None:
     assert on_ranks(2, tmp_path / "store", reduce_many) == [""] * 2
+
+
+def reduce_costly(rank: int) -> None:
+    held, began_s = torch.ones(2, device="cuda"), time.monotonic()
+    for _ in range(10):
+        dist.all_reduce(held)
+    assert time.monotonic() - began_s >= 10 * 0.01
+
+
+@pytest.mark.simulated(cards=2, launch_us=10_000)
+def test_a_collective_is_a_launch(tmp_path: Path) -> None:
+    assert on_ranks(2, tmp_path / "store", reduce_costly) == [""] * 2

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import start_warm
-from tests.fake_cuda.machine import FakeCuda
+from tests.fake_cuda.machine import Cards, FakeCuda, machine_environment
 from tests.fake_cuda.shared_state import MachineState
+from tests.fake_nvml.driver import FakeDriver
 
 MIB = 1 << 20
 TIMEOUT_S = 100
@@ -222,6 +223,32 @@ def test_busy_time_and_copied_bytes_are_those_of_the_card(start: Callable[..., A
     assert machine.total(0, "to_card_bytes") == machine.total(0, "to_host_bytes") == 4 * MIB
     assert machine.total(0, "num_launches") >= 42
     assert machine.processes(card=0) == {}  # it has ended
+
+
+ENERGY = """
+import time, pynvml, torch
+held = torch.ones(1, device="cuda")
+torch.cuda.synchronize()
+pynvml.nvmlInit()
+card = pynvml.nvmlDeviceGetHandleByIndex(0)
+energy_mj, began_s = -pynvml.nvmlDeviceGetTotalEnergyConsumption(card), time.monotonic()
+held += 1  # takes a second, of which next to nothing has passed
+energy_mj += pynvml.nvmlDeviceGetTotalEnergyConsumption(card)
+print(energy_mj, 1e3 * (time.monotonic() - began_s))
+torch.cuda.synchronize()
+time.sleep(0.01)  # figures are those of whole milliseconds
+print(pynvml.nvmlDeviceGetTotalEnergyConsumption(card))
+"""
+
+
+def test_energy_is_of_what_the_card_has_done(tmp_path: Path, fake_cuda: FakeCuda, fake_driver: FakeDriver) -> None:
+    (tmp_path / "energy.py").write_text(ENERGY)
+    machine = machine_environment(fake_driver, tmp_path, Cards(kernel_us=1_000_000))
+    out, err = start_warm(tmp_path / "energy.py", cwd=tmp_path, **machine).communicate(timeout=TIMEOUT_S)
+    assert err == ""
+    at_once_mj, at_once_ms, later_mj = map(float, out.split())
+    assert at_once_mj <= 350 * (at_once_ms + 2)  # 350 W, to a millisecond at both ends
+    assert later_mj > 350 * 1000
 
 
 @pytest.mark.simulated(kernel_us=20_000)

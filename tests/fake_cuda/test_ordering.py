@@ -134,6 +134,25 @@ def test_a_slow_card_runs_behind_the_host() -> None:
     assert first.elapsed_time(last) > 200 > 2 * host_ms
 
 
+@pytest.mark.simulated(launch_us=10_000)
+def test_a_launch_takes_the_hosts_time_and_not_the_cards() -> None:
+    import fake_cuda
+
+    held, host = torch.ones(8, device="cuda"), torch.ones(8).pin_memory()
+    torch.cuda.synchronize()
+    before, began_ns, worked_ns = fake_cuda.driver.counts()["launches"], time.monotonic_ns(), -time.thread_time_ns()
+    for _ in range(10):
+        held += 1
+        held.copy_(host, non_blocking=True)
+    worked_ns += time.thread_time_ns()
+    torch.cuda.synchronize()
+    took_ns, launches = time.monotonic_ns() - began_ns, fake_cuda.driver.counts()["launches"] - before
+    assert launches == 20
+    assert took_ns >= launches * 10_000_000
+    assert worked_ns > took_ns / 10  # it does not sleep
+    assert fake_cuda.driver.busy_ns(0, began_ns, began_ns + took_ns) < took_ns / 2
+
+
 @pytest.mark.simulated(copy_gbps=1, pageable_gbps=0.2)
 @pytest.mark.parametrize(("is_pinned", "at_least_ms"), [(True, 20), (False, 100)])
 def test_copies_take_their_time_beside_the_host(is_pinned: bool, at_least_ms: float) -> None:

@@ -282,11 +282,15 @@ static double busy_pct(const struct device *d, double from_s, double to_s) {
     return fmin(100, 100 * busy_s / (to_s - from_s));
 }
 
-static double busy_since_start_s(const struct device *d) {
-    uint64_t busy_ns = 0;
-    for (int i = 0; is_simulated(d) && i < FAKE_CUDA_MAX_PROCESSES; i++)
-        busy_ns += fake_cuda_load(&machine->processes[i].cards[d->simulated - 1].busy_ns);
-    return 1e-9 * (double)busy_ns;
+/* Up to a moment near the present, without what has been launched and will run later. */
+static double busy_since_start_s(const struct device *d, double t) {
+    int64_t busy_ns = 0;
+    if (!is_simulated(d)) return 0;
+    for (int i = 0; i < FAKE_CUDA_MAX_PROCESSES; i++)
+        busy_ns += (int64_t)fake_cuda_load(&machine->processes[i].cards[d->simulated - 1].busy_ns);
+    int64_t half_known_ns = (int64_t)FAKE_CUDA_NUM_SLICES * FAKE_CUDA_SLICE_NS / 2;
+    busy_ns -= fake_cuda_busy_ns(machine, d->simulated - 1, ns_of(t), ns_of(t) + half_known_ns);
+    return 1e-9 * (double)(busy_ns > 0 ? busy_ns : 0);
 }
 
 /* What the driver shows at a moment: of a simulated card the mean of the time up to it, scaled to 0 ... `high`. */
@@ -298,7 +302,7 @@ static double shown_at(const struct device *d, const struct wave *wave, double t
 /* The integral of what is shown over the time from the start. */
 static double energy_j(const struct device *d, double t) {
     if (d->simulated == 0) return d->energy_start_j + wave_integral(&d->power_w, t);
-    return d->energy_start_j + d->power_w.low * t + (d->power_w.high - d->power_w.low) * busy_since_start_s(d);
+    return d->energy_start_j + d->power_w.low * t + (d->power_w.high - d->power_w.low) * busy_since_start_s(d, t);
 }
 
 /* Bytes since the last time that this was asked, as KB/s. */

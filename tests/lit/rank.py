@@ -1,7 +1,7 @@
 """One of several processes that train a tiny workload together; run by `tests.lit.ranks.train_ranks`.
 
 ``python -m tests.lit.rank SETTINGS`` with the environment that torchrun would give; leaves ``rank<n>.pt`` in the folder
-of the settings: weights, events, figures, or the error that ended it.
+of the settings: weights, events, figures, the peak of its card's tensors, or the error that ended it.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def main(settings: dict[str, Any]) -> None:
     try:
         evaluated = tiny.eval_loader(16) if "validate_every_steps" in settings else None
         lit.fit(trainer, module, loader, evaluated, None)
+        found["peak"] = torch.cuda.memory_stats().get("requested_bytes.all.peak") if torch.cuda.is_available() else None
     except OutOfMemoryExhausted as error:
         found["error"] = str(error)
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,22 @@ def test_halves_count_each_sample_once(tmp_path: Path, add_first: bool) -> None:
     assert evaluation.sizes == [8] * 8 + [6]
     assert [kind for kind, _ in events] == ["oom", "step_down"] * 2  # later batches begin with that size
     assert events[1][1] == {"step": 0, "evaluation_batch": 16, "before": 32}
+
+
+def test_what_was_done_of_a_batch_before_it_failed_is_not_done_again(tmp_path: Path) -> None:
+    """The batch of 32 fails, and then the second of its halves."""
+    calls = itertools.count(1)
+
+    class Fails(Mae):
+        def update(self, model: Any, batch: Any, *features: Any) -> None:
+            if next(calls) in (1, 3):
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+            super().update(model, batch)
+
+    evaluation = Fails()
+    found, _ = validated(tmp_path, evaluation)
+    assert evaluation.sizes == [16, *[8] * 6, 6]
+    assert found == pytest.approx(validated(tmp_path, Mae())[0], rel=1e-6)
 
 
 def test_a_batch_that_a_large_tensor_has_taken_in_part_is_not_counted_again(tmp_path: Path) -> None:

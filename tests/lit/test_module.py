@@ -387,3 +387,16 @@ def test_a_step_is_left_out_under_a_gradient_scaler_too(tmp_path: Path) -> None:
     assert torch.equal(after.weights[2], after.weights[4])
     assert not torch.equal(after.weights[4], after.weights[-1])
     assert torch.isfinite(after.weights[-1]).all()
+
+
+def test_gradients_of_a_fused_optimizer_are_clipped_whatever_their_types(tmp_path: Path) -> None:
+    """Lightning refuses that with mixed precision, as if there were a scaler."""
+
+    def trained(fused: bool) -> torch.Tensor:
+        module = tiny.module()
+        module.model.more = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+        module._make_optimizer = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=fused)
+        tiny.fit(module, tmp_path, max_steps=4, gradient_clip=0.01, precision="bf16-mixed")
+        return torch.cat([weight.detach().flatten().float() for weight in module.parameters()])
+
+    assert torch.allclose(trained(True), trained(False), atol=1e-6)

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from tests.fake_cuda.machine import FakeCuda
-from tests.lit import rank
+from tests.lit import rank, tiny
 from tests.lit.ranks import train_ranks
 from wellfed.lit.ranks import BUCKET_BYTES, _buckets
-from wellfed.lit.sharding import LEAST_WEIGHTS, blocks_to_gather
+from wellfed.loading import batches
+from wellfed.memory import estimate
+from wellfed.memory.footprint import Footprint, StepShape, predicted_peak
+from wellfed.memory.gathered import LEAST_WEIGHTS, gathered_bytes
+from wellfed.memory.rehearsal import Task
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 WIDE = LEAST_WEIGHTS // 12
@@ -89,18 +92,23 @@ def test_a_sharded_model_learns_what_a_whole_one_does(tmp_path: Path, fake_cuda:
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2 if "precision" in settings else 1e-5), split
 
 
-def test_blocks_are_gathered_each_by_itself_unless_small_or_shared() -> None:
-    class Model(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.words = nn.Embedding(1000, 400)
-            self.blocks = nn.ModuleList(nn.Linear(400, 400) for _ in range(3))
-            self.small = nn.ModuleList([nn.Linear(2, 2)])
-            self.heads = nn.ModuleList([nn.Linear(400, 1000, bias=False)])
-            self.heads[0].weight = self.words.weight
-
-    model = Model()
-    assert blocks_to_gather(model) == list(model.blocks)
+@pytest.mark.slow
+@pytest.mark.parametrize("micro", [16, 4])
+def test_what_a_sharded_model_needs_is_what_is_predicted(
+    tmp_path: Path, fake_cuda: FakeCuda, micro: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block of 5 MiB is nearly half of the model: the worst case is predicted too high, none too low."""
+    monkeypatch.setenv("RANK", "0")
+    settings = {"micro": micro, "max_steps": 4, "accelerator": "gpu", "width": 100_000}
+    cards = fake_cuda.environment(cards=2, mib=512)
+    seen = max(one["peak"] for one in train_ranks(tmp_path / "two", 2, cards, strategy="fsdp", retry=False, **settings))
+    model = rank.Deep([], settings["width"], 0.0)
+    batch = estimate.repeated({"x": torch.randn(2, tiny.WIDTH), "y": torch.randn(2, 1)}, batches.map_tensors)
+    task = Task(batch, batches.map_tensors, lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    found = estimate.measure(model, task, 16)
+    assert isinstance(found, Footprint)
+    step = StepShape(16, world_size=2, is_sharded=True, gathered=gathered_bytes(model))
+    assert 0.97 < predicted_peak(found, micro, step).tensor_bytes / seen < 1.4
 
 
 def test_gradients_go_in_buckets_of_one_type() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from tests.lit import tiny
 from wellfed.contract import Features, LossOutput
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.lit.module import StepModule
+from wellfed.lit.retry import StepRetry
+from wellfed.memory.ladder import Ladder, MicroBatches
+from wellfed.memory.step_start import StepStart
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -78,6 +82,7 @@ def test_a_step_done_again_is_the_same_step_bit_for_bit(tmp_path: Path) -> None:
     by_hand = fresh(None, 8)
     tiny.fit(by_hand, tmp_path)
     assert retried.micro.tried == [32, 16, 8]
+    assert (retried.was_disturbed, by_hand.was_disturbed) == (True, False)  # its time is no figure
     assert retried.model.count == by_hand.model.count
     assert torch.equal(retried.model.latest, by_hand.model.latest)
     assert torch.equal(tiny.weights(retried), tiny.weights(by_hand))
@@ -176,6 +181,27 @@ def test_the_end_of_the_ladder_says_what_was_tried_what_is_large_and_what_is_lef
     assert "memory.features=dynamic (" not in text  # that was tried
 
 
+@pytest.mark.simulated
+def test_memory_that_nothing_refers_to_goes_back_to_the_card() -> None:
+    """Else a smaller try may find the card full of blocks that it has no use for."""
+    device, reserved = torch.device("cuda", 0), []
+    nothing: dict[str, Any] = {"forget": lambda: None, "way_out": str, "on_event": Notes()}
+    retry = StepRetry(Ladder(MicroBatches(8)), StepStart(torch.nn.Linear(1, 1), device), **nothing)
+
+    def attempt() -> None:
+        reserved.append(torch.cuda.memory_reserved(device))
+        torch.empty(2**24, device=device)
+        if len(reserved) == 1:
+            raise out_of_memory()
+
+    retry.begin()
+    retry.gradients(attempt)
+    assert reserved == [0, 0]
+    assert torch.cuda.memory_reserved(device) > 0
+    retry.go_down_without_failure()
+    assert torch.cuda.memory_reserved(device) == 0
+
+
 # -- the optimizer ---------------------------------------------------------------------------------------------------
 
 
@@ -230,6 +256,28 @@ def test_an_optimizer_that_has_changed_nothing_steps_again(tmp_path: Path) -> No
     assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
 
 
+def test_it_may_step_one_weight_at_a_time_instead(tmp_path: Path) -> None:
+    """With the same dropout: the step begins with the random numbers that it began with before."""
+    events = Notes()
+    disturbed = trained(partial(FailsOnce, foreach=True), tmp_path, events=events)
+    assert events.kinds == ["oom", "ladder"]
+    assert events.all[1][1] == {"step": 3, "change": "workload.optimizer.foreach=false"}
+    calm = trained(partial(torch.optim.SGD, foreach=True), tmp_path)
+    assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
+
+
+def test_what_a_failed_step_has_left_is_gone_when_the_next_try_begins(tmp_path: Path) -> None:
+    """Gradients of the first of two micro-batches; on a card the allocator then has their memory to give away."""
+    left: list[bool] = []
+
+    def on_event(kind: str, **_: Any) -> None:
+        left.append(any(weight.grad is not None for weight in module.parameters()))
+
+    module = tiny.module(micro=16, fail=lambda size, call: out_of_memory() if call == 2 else None, on_event=on_event)
+    tiny.fit(module, tmp_path, max_steps=2)
+    assert left == [False, False]
+
+
 def test_a_step_that_was_applied_in_part_is_never_done_again(tmp_path: Path) -> None:
     with pytest.raises(OutOfMemoryExhausted, match=r"step 3, which was applied in part: .*resume=auto goes on from"):
         trained(FailsHalfWay, tmp_path)
@@ -238,6 +286,26 @@ def test_a_step_that_was_applied_in_part_is_never_done_again(tmp_path: Path) -> 
 def test_on_oom_fail_leaves_the_optimizers_error(tmp_path: Path) -> None:
     with pytest.raises(torch.OutOfMemoryError):
         trained(FailsOnce, tmp_path, retry_on_oom=False)
+
+
+class NoRoomAtFirst(torch.optim.SGD):
+    """Has no room for its states at the first try, which is before any step."""
+
+    has_room = False
+
+    def step(self, closure: Any = None) -> Any:
+        if len(self.param_groups[0]["params"]) > 1 and not NoRoomAtFirst.has_room:  # else a small copy, tried out
+            NoRoomAtFirst.has_room = True
+            raise out_of_memory()
+        return super().step(closure)
+
+
+def test_no_room_for_the_state_is_tried_again_before_the_first_step(tmp_path: Path) -> None:
+    events = Notes()
+    disturbed = trained(NoRoomAtFirst, tmp_path, events=events)
+    assert [(kind, facts["step"]) for kind, facts in events.all] == [("oom", 0), ("step_down", 0)]
+    calm = trained(torch.optim.SGD, tmp_path, micro=16)
+    assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
 
 
 class WeightsAtFirst(tiny.TinyModel):

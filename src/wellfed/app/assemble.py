@@ -23,6 +23,7 @@ from wellfed.loading.evaluation import EvalLoader
 from wellfed.loading.trial import Trial, copied, run_trial
 from wellfed.memory.checkpointing import blocks
 from wellfed.memory.footprint import KnownFootprints
+from wellfed.memory.gathered import gathered_bytes
 from wellfed.planning.backend import candidates
 from wellfed.planning.loader import plans_to_time
 from wellfed.planning.planned import DataFacts, ModelFacts, Planned, RunPlan
@@ -144,6 +145,7 @@ def model_facts(parts: Parts, config: RunConfig) -> ModelFacts:
         optimizer_state_bytes=0
         if config.workload.optimizer is None
         else _states_per_parameter(config.workload.optimizer) * sum(p.numel() * p.element_size() for p in trainable),
+        gathered_bytes=gathered_bytes(parts.model),
         has_batch_norm=any(isinstance(module, batch_norm) for module in parts.model.modules()),
         is_lightning_module=parts.is_lightning_module,
         steps_by_hand=parts.is_lightning_module and not parts.model.automatic_optimization,

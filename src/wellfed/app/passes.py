@@ -302,9 +302,6 @@ class Passes:
         return self._config.telemetry.ceiling_steps if self._config.telemetry.enabled else 0
 
     def _timed_without_data(self, few: Callable[[], list[Delivery]], steps: int) -> float | None:
-        if self.options.strategy == "fsdp":  # what has been sharded for one Trainer is not for another
-            _LOG.info("No ceiling: with trainer.strategy=fsdp it can't be measured.")
-            return None
         self._begin_pass()
         self._progress.enter("ceiling")
         deliveries: list[Delivery] = []

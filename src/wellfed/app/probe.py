@@ -57,9 +57,9 @@ def probed(
                 meter.free()
                 return found
 
-            shape = step_shape(config, plan.knobs, plan.workspaces)
-            has_batch_norm = assemble.model_facts(parts, config).has_batch_norm
-            return with_probes(plan, footprint, shape, probe, meter.room, may_split=not has_batch_norm)
+            facts = assemble.model_facts(parts, config)
+            shape = step_shape(config, plan.knobs, plan.workspaces, facts)
+            return with_probes(plan, footprint, shape, probe, meter.room, may_split=not facts.has_batch_norm)
     except Exception as error:  # noqa: BLE001  foreign code, and a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)
         return plan

@@ -72,7 +72,8 @@ def run_ceiling(
     """Time the same steps on these batches, which are copied to the device first; None if any rank is without.
 
     Whatever it raises, the module is as it was and on the CPU: weights, buffers, generators. Gradients are gone, and
-    what the code of a user's module keeps elsewhere is not known here.
+    what the code of a user's module keeps elsewhere is not known here. One that a strategy shards stays sharded, and is
+    of no further use.
 
     Args:
         deliveries: on the host.

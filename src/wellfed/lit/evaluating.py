@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -52,9 +51,7 @@ class Evaluating:
             if failure is None:
                 done += 1
                 continue
-            gc.collect()
-            if device.type == "cuda":
-                torch.cuda.empty_cache()
+            oom.release()
             self._on_event("oom", step=step, message=failure.message)
             if sizes[done] == 1:
                 raise OutOfMemoryExhausted(

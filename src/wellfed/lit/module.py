@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from torch import Tensor, nn
 
 from wellfed.contract import Batch, Evaluation, Features, FeatureSource
@@ -45,7 +45,7 @@ class NonFiniteLoss(ArithmeticError):
     """The loss is not a finite number, and trainer.on_nan=raise."""
 
 
-_PLAIN_NAMES = frozenset({"_current_fx_name", "micro_batches_done", "samples_done", "_is_finite"})
+_PLAIN_NAMES = frozenset({"_current_fx_name", "micro_batches_done", "largest_done", "samples_done", "_is_finite"})
 """Attributes of a `StepModule` that are set in every step and never hold a parameter or a module."""
 
 
@@ -95,6 +95,8 @@ class StepModule(pl.LightningModule):
         self.micro, self.options, self.totals = micro, options, Totals()
         self.ladder = Ladder(micro, self._rungs())
         self.micro_batches_done = 0
+        self.largest_done = 0
+        """Samples of the largest micro-batch of the latest step, on this rank."""
         self.samples_done = 0
         """Samples of the latest step on this rank, as the model counts them."""
         self.was_disturbed = False
@@ -123,7 +125,7 @@ class StepModule(pl.LightningModule):
         self._is_sharded = False
         self._delivery: Delivery | None = None
         self._part: _MicroBatch | None = None
-        self._has_scaler = self._clips_itself = False
+        self._has_scaler = self._are_of_one_kind = False
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Lightning notes the hook that runs before and after each of them, two dozen times a step; nn.Module would
@@ -179,9 +181,7 @@ class StepModule(pl.LightningModule):
             self._ranks = RanksOfStep([weight for weight in self._trained if weight.requires_grad])
         self._retry = self._make_retry()
         self._has_scaler = getattr(self.trainer.precision_plugin, "scaler", None) is not None
-        # Lightning's plugins know of shards, and refuse to clip what a fused optimizer has yet to unscale.
-        is_plain = type(self.trainer.strategy) is SingleDeviceStrategy and not self._has_scaler
-        self._clips_itself = is_plain and are_of_one_kind(self._trained)
+        self._are_of_one_kind = are_of_one_kind(self._trained)
         for config in self.trainer.lr_scheduler_configs:
             scheduler = config.scheduler
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
@@ -290,7 +290,8 @@ class StepModule(pl.LightningModule):
     def _begin_step(self, delivery: Delivery) -> list[_MicroBatch]:
         self._forget_step()
         parts = self._micro_batches(delivery)
-        self.micro_batches_done, self.samples_done, self._is_finite = len(parts), 0, None
+        self.micro_batches_done, self.largest_done = len(parts), max(part.size for part in parts)
+        self.samples_done, self._is_finite = 0, None
         return parts
 
     def _forget_step(self) -> None:
@@ -416,15 +417,17 @@ class StepModule(pl.LightningModule):
     def configure_gradient_clipping(
         self, optimizer: Any, gradient_clip_val: float | None = None, gradient_clip_algorithm: Any = None
     ) -> None:
-        """By the norm, as Lightning does after checks of two strings at every step."""
-        if gradient_clip_val is None:
+        """By the norm, as Lightning does; that refuses a fused optimizer though there be nothing to unscale."""
+        if not gradient_clip_val:
             return
-        if self._clips_itself and gradient_clip_val > 0:
-            clip_by_norm(optimizer, gradient_clip_val)
-        elif self._is_sharded:
+        if self._is_sharded:
             self.trainer.strategy.model.clip_grad_norm_(gradient_clip_val)  # the norm over all shards
-        else:
+        elif self._has_scaler:
             self.trainer.precision_plugin.clip_gradients(optimizer, gradient_clip_val)
+        elif self._are_of_one_kind:
+            clip_by_norm(optimizer, gradient_clip_val)
+        else:
+            nn.utils.clip_grad_norm_(self._trained, gradient_clip_val)
 
     def _is_step_finite(self) -> bool:
         """Whether all losses of the step, on all ranks, are finite numbers; not asked with on_nan=raise."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
@@ -113,7 +112,7 @@ class StepRetry:
         """Take the ladder's next step between two steps, if there is one."""
         changed = self._ladder.step_down()
         if changed is not None:
-            _release()
+            oom.release()
             self._tell(changed)
 
     def _go_down(self, failure: oom.MemoryFailure) -> None:
@@ -128,7 +127,7 @@ class StepRetry:
 
     def _free(self, failure: oom.MemoryFailure) -> None:
         self._forget()
-        _release()
+        oom.release()
         self._on_event("oom", step=self.step, message=failure.message)
 
     def _tell(self, changed: dict[str, Any]) -> None:
@@ -145,10 +144,3 @@ def _tried(attempt: Callable[[], Result]) -> tuple[Result | None, oom.MemoryFail
         if failure is None:
             raise
         return None, failure
-
-
-def _release() -> None:
-    """Memory that nothing refers to goes back to the device."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()

@@ -1,12 +1,10 @@
-"""A model sharded over several cards (FSDP): which parts are gathered at a time, in which types, and the whole of it.
+"""A model sharded over several cards (FSDP) by Lightning: in which types, and how to have the whole of it.
 
 torch's part is imported where it is used: few runs shard.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,10 +12,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.strategies import FSDPStrategy, Strategy
 from torch import Tensor, nn
 
-from wellfed.memory.checkpointing import blocks
-
-LEAST_WEIGHTS = 100_000
-"""A block with fewer weights stays with the whole: to gather it is a message between the cards, whatever its size."""
+from wellfed.memory.gathered import blocks_to_gather
 
 
 def fsdp_strategy() -> FSDPStrategy:
@@ -33,25 +28,6 @@ def fsdp_strategy() -> FSDPStrategy:
         return module in gathered
 
     return FSDPStrategy(auto_wrap_policy=CustomPolicy(is_gathered), mixed_precision=MixedPrecision())
-
-
-def blocks_to_gather(model: nn.Module) -> list[nn.Module]:
-    """Those of `checkpointing.blocks` that are large enough and have their weights to themselves."""
-    uses = Counter(_weights_of_each_module(model.modules()))
-    found = []
-    for block in blocks(model):
-        own = Counter(_weights_of_each_module(block.modules()))
-        is_large = sum(weight.numel() for weight in block.parameters()) >= LEAST_WEIGHTS
-        if is_large and all(uses[weight] == count for weight, count in own.items()):
-            found.append(block)
-    return found
-
-
-def _weights_of_each_module(modules: Iterable[nn.Module]) -> Iterator[int]:
-    for module in modules:
-        for weight in module._parameters.values():
-            if weight is not None:
-                yield id(weight)
 
 
 def all_weights(strategy: Strategy) -> AbstractContextManager[Any]:

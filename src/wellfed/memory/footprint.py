@@ -164,8 +164,10 @@ class StepShape:
     workspaces: int = 0
     """What libraries keep of the allocator's memory on this device."""
     is_sharded: bool = False
-    """FSDP: parameters, gradients and state are divided by ``world_size``. An approximation: the layer that is at work
-    is whole on each device. Otherwise DDP, whose buckets hold the gradients once more."""
+    """FSDP: parameters, gradients and state are divided by ``world_size``. Otherwise DDP, whose buckets hold the
+    gradients once more."""
+    gathered: int = 0
+    """Bytes of a sharded model that are whole at a time (see `gathered.gathered_bytes`)."""
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,7 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape, *, w
     sparse = on_curve(footprint.points, step.samples, lambda point: point.sparse_gradients)
     gradients = _share(footprint.gradients, shards) + sparse
     buckets = gradients if step.world_size > 1 and not step.is_sharded else 0
+    whole = {"gathered weights": step.gathered} if step.is_sharded else {}
     fixed = {
         "parameters": _share(footprint.parameters, shards),
         "optimizer state": _share(footprint.optimizer_state, shards),
@@ -227,10 +230,17 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape, *, w
     temporaries = on_curve(footprint.points, step.samples, lambda point: point.sparse_temporaries)
     temporaries += _share(footprint.optimizer_temporaries, shards)
     filled = {"parameters": fixed["parameters"], "feature table": footprint.feature_table}
+    if step.is_sharded and footprint.filling:  # by the whole model
+        filled["gathered weights"] = footprint.parameters
     moments: list[tuple[Moment, dict[str, int]]] = [
         (
             "forward and backward",
-            {**fixed, "gradients": _share(existing, shards), "activations": max(0, activations)},
+            {
+                **fixed,
+                **whole,
+                "gradients": _share(existing, shards),
+                "activations": max(0, activations),
+            },
         ),
         # The rows of the last micro-batch are added to those before by writing all of them anew.
         ("forward and backward", {**fixed, "gradients": gradients + (sparse if is_split else 0)}),
@@ -247,7 +257,9 @@ def slack(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
     if footprint.recording is None:
         return 0
     replayed = footprint.recording.replayed(micro_batch, step.samples, _computed_on(footprint, step))
-    return replayed.reserved - replayed.asked + _unused_by_copies(footprint, step)
+    # What is gathered lies in segments of other streams, which keep them.
+    gathered = step.gathered if step.is_sharded else 0
+    return replayed.reserved - replayed.asked + _unused_by_copies(footprint, step) + gathered
 
 
 def fits_within(footprint: Footprint, micro_batch: int, step: StepShape, limit_bytes: int) -> bool:

@@ -1,8 +1,9 @@
-"""Tells memory errors from others, by type where torch gives one and by text where it does not."""
+"""Memory errors: told from others, by type where torch gives one, else by text, and cleared up after."""
 
 from __future__ import annotations
 
 import errno
+import gc
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -48,3 +49,10 @@ def classify(error: BaseException) -> MemoryFailure | None:
         if any(part in text for part in _HOST_TEXTS):
             return MemoryFailure("host_oom", first_line)
     return None
+
+
+def release() -> None:
+    """Memory that nothing refers to goes back to the device."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -33,7 +33,9 @@ class StepStart:
             buffer.take()
 
     def restore(self) -> None:
-        """Everything as it was at the latest `take`."""
+        """Everything as it was at the latest `take`; nothing to do before the first."""
+        if not self._generators:
+            return
         generators.restore(self._generators, self._device)
         for buffer in self._buffers:
             buffer.restore()

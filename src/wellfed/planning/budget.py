@@ -60,7 +60,7 @@ def within_budget(
         profile: the ``gpu=`` option.
         workspaces: bytes that libraries keep of the device's memory.
     """
-    choice = _choice(config, knobs, data, model, step_shape(config, knobs, workspaces))
+    choice = _choice(config, knobs, data, model, step_shape(config, knobs, workspaces, model))
     outcome = cheapest(choice, estimate, budget_gib)
     if outcome.way is None:
         return Fitted(warnings=(f"The peak memory is not predicted: {str(outcome.no_estimate).rstrip('.')}.",))
@@ -82,15 +82,17 @@ def within_budget(
     return Fitted(decided, outcome.way, _misfit(outcome.way, changes, budget_gib, card), tuple(changes))
 
 
-def step_shape(config: RunConfig, knobs: Mapping[str, Planned], workspaces: int) -> StepShape:
+def step_shape(config: RunConfig, knobs: Mapping[str, Planned], workspaces: int, model: ModelFacts) -> StepShape:
     """What one device does in an optimizer step of this plan."""
     devices = knobs["trainer.devices"].value
+    halves = 2 if knobs["gpu.precision"].value == "bf16-true" else 1  # the model itself is in bf16 then
     return StepShape(
         samples=math.ceil(config.workload.effective_batch_size / devices),
         batches_ahead=knobs["loader.device_prefetch"].value,
         world_size=devices,
         workspaces=workspaces,
         is_sharded=knobs["trainer.strategy"].value == "fsdp",
+        gathered=model.gathered_bytes // halves,
     )
 
 

@@ -41,6 +41,8 @@ class ModelFacts:
     parameter_bytes: int
     trainable_bytes: int
     optimizer_state_bytes: int
+    gathered_bytes: int = 0
+    """Of a sharded model: what is whole on each device at a time."""
     has_batch_norm: bool = False
     has_blocks: bool = False
     """Activation checkpointing finds parts that it can recompute."""

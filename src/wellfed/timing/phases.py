@@ -22,9 +22,10 @@ class StepRow(NamedTuple):
     copy_ms: float | None
     """Copy to the device that nothing else hid; None on a CPU."""
     compute_ms: float
-    """Forward, backward and optimizer."""
+    """Forward, backward and optimizer; on a GPU from the first of their kernels to the last, so with what the device
+    waits in between for a host that launches late."""
     host_ms: float
-    """The rest: the loop, callbacks, logging, launching kernels late."""
+    """The rest, between two steps: the loop, callbacks, logging."""
     asked_wait_ms: float
     """How long the loop waited when it asked for the batch, hidden or not; decides `ready`."""
     warmup: bool = False

@@ -113,6 +113,7 @@ std::tuple<int64_t, int64_t, int64_t> stream_data(const c10::Stream& stream) {
 
 // A CPU tensor on the tensor's memory, for a collective on the current stream that the host does. The card may lag.
 Tensor view_for_collective(const Tensor& tensor, bool is_write) {
+  spend_launch();
   Locked guard(machine_lock);
   Queue* queue = current_queue(tensor.device().index());
   queue->drain(queue->num_issued);
@@ -173,13 +174,13 @@ PYBIND11_MODULE(fake_cuda_driver, m) {
   m.def(
       "set_up",
       [](std::vector<int> cards, int machine_cards, size_t total_bytes, size_t context_bytes, size_t others_bytes,
-         double slowdown, double kernel_us, double copy_gbps, double pageable_gbps, bool strict,
+         double slowdown, double kernel_us, double launch_us, double copy_gbps, double pageable_gbps, bool strict,
          std::vector<int64_t> lost_after, std::string state_path) {
         set_up({std::move(cards), machine_cards, total_bytes, context_bytes, others_bytes, slowdown, kernel_us,
-                copy_gbps, pageable_gbps, strict, std::move(lost_after), std::move(state_path)});
+                launch_us, copy_gbps, pageable_gbps, strict, std::move(lost_after), std::move(state_path)});
       },
       py::kw_only(), py::arg("cards"), py::arg("machine_cards"), py::arg("total_bytes"), py::arg("context_bytes"),
-      py::arg("others_bytes"), py::arg("slowdown"), py::arg("kernel_us"), py::arg("copy_gbps"),
+      py::arg("others_bytes"), py::arg("slowdown"), py::arg("kernel_us"), py::arg("launch_us"), py::arg("copy_gbps"),
       py::arg("pageable_gbps"), py::arg("strict"), py::arg("lost_after"), py::arg("state_path"));
   m.def("shut_down", &shut_down);
 

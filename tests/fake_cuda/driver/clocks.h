@@ -20,6 +20,11 @@ inline void sleep_until(int64_t at_ns) {
   if (left > 0) std::this_thread::sleep_for(std::chrono::nanoseconds(left));
 }
 
+inline void work_until(int64_t at_ns) {  // keeps the thread busy
+  while (now_ns() < at_ns) {
+  }
+}
+
 inline void merge(Clocks& into, const Clocks& from) {
   for (auto& [stream, tick] : from) into[stream] = std::max(into[stream], tick);
 }

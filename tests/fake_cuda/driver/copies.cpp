@@ -75,6 +75,7 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   if (!copy.is_from_card && !is_queued) from = from.clone();
   bool waits = copy.crosses_pcie && !is_queued && (copy.is_from_card || !non_blocking);
   if (from.is_conj() != to.is_conj()) from = from.resolve_conj();
+  spend_launch();
   {
     Locked guard(machine_lock);
     enqueue(copy, queue, from, to);

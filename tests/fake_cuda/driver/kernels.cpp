@@ -52,6 +52,7 @@ class Launch {
     take_arguments();
     usable_card(device_);
     queue_ = current_queue(device_);
+    spend_launch();
     auto tick = begin_on_stream();
     auto began_ns = now_ns();
     call();

@@ -28,6 +28,7 @@ struct Settings {
   size_t others_bytes = 0;
   double slowdown = 1;
   double kernel_us = 0;
+  double launch_us = 0;      // of the host, for each launch
   double copy_gbps = 0;      // from and to pinned memory; 0 = no time
   double pageable_gbps = 0;  // from and to other memory; 0 = the same
   bool strict = false;

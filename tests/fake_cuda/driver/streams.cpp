@@ -28,6 +28,10 @@ Queue* queue_of(const c10::Stream& stream) {
   return card(stream.device_index()).queues.at(static_cast<size_t>(stream.id())).get();
 }
 
+void spend_launch() {
+  if (settings.launch_us > 0) work_until(now_ns() + static_cast<int64_t>(1e3 * settings.launch_us));
+}
+
 uint64_t launch(Queue* queue) {
   Card& it = cards[queue->device];
   if (it.lost_after >= 0 && it.num_launches >= it.lost_after) it.share->lose();

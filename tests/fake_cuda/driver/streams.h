@@ -36,6 +36,7 @@ extern Clocks host_known;  // of the process: threads that order themselves by o
 c10::Stream stream_at(c10::DeviceIndex device, int id);
 Queue* queue_of(const c10::Stream& stream);
 
+void spend_launch();            // the host's time for one, before it; not under the lock
 uint64_t launch(Queue* queue);  // counts one; its number on that stream. Raises if the card is lost.
 void busy(Queue* queue, int64_t began_ns, double for_ns);
 

@@ -104,11 +104,10 @@ class Clock(pl.Callback):
         if disturbed:
             module.was_disturbed = False
         size = batch.size if isinstance(batch, Delivery) else batches.batch_size(batch)
-        micro = getattr(module, "micro", None)
         self.clock.end(
             step=trainer.global_step,
             samples=step_samples(trainer, module, batch),
-            micro_batch=min(micro.size, size) if micro else size,
+            micro_batch=getattr(module, "largest_done", size),
             num_micro=getattr(module, "micro_batches_done", 1),
             warmup=disturbed or self._warmup_left > 0,
         )

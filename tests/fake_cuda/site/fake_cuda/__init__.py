@@ -80,6 +80,7 @@ def install() -> None:
         others_bytes=_mib("OTHERS_MIB", 0),
         slowdown=_number("SLOWDOWN", 1),
         kernel_us=_number("KERNEL_US", 0),
+        launch_us=_number("LAUNCH_US", 0),
         copy_gbps=_number("COPY_GBPS", 0),
         pageable_gbps=_number("PAGEABLE_GBPS", 0),
         strict=os.environ.get("FAKE_CUDA_STRICT") == "1",

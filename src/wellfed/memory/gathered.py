@@ -1,0 +1,48 @@
+"""Which parts of a sharded model (FSDP) are whole on each device, one after the other, and what that takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from torch import nn
+
+from wellfed.memory.checkpointing import blocks
+
+LEAST_WEIGHTS = 100_000
+"""A block with fewer weights stays with the whole: to gather it is a message between the cards, whatever its size."""
+
+
+def blocks_to_gather(model: nn.Module) -> list[nn.Module]:
+    """Those of `checkpointing.blocks` that are large enough and have their weights to themselves."""
+    uses = Counter(_weights_of_each_module(model.modules()))
+    found = []
+    for block in blocks(model):
+        own = Counter(_weights_of_each_module(block.modules()))
+        is_large = sum(weight.numel() for weight in block.parameters()) >= LEAST_WEIGHTS
+        if is_large and all(uses[weight] == count for weight, count in own.items()):
+            found.append(block)
+    return found
+
+
+def gathered_bytes(model: nn.Module) -> int:
+    """At most so much is there beside the shards: weights that are whole, and their gradients before they are sharded.
+
+    What is in no block is whole from the start of the forward pass to the end of the backward pass. In that, a block's
+    weights are gathered while the next one's gradients are computed, and gradients exist twice for a moment: weight by
+    weight, and as the one tensor that is summed over the devices.
+    """
+    sizes = sorted((_num_bytes(block) for block in blocks_to_gather(model)), reverse=True)
+    rest = _num_bytes(model) - sum(sizes)
+    return rest + max(2 * rest, sum(sizes[:2]) + 2 * sum(sizes[:1]))
+
+
+def _num_bytes(module: nn.Module) -> int:
+    return sum(weight.nbytes for weight in module.parameters())
+
+
+def _weights_of_each_module(modules: Iterable[nn.Module]) -> Iterator[int]:
+    for module in modules:
+        for weight in module._parameters.values():
+            if weight is not None:
+                yield id(weight)
