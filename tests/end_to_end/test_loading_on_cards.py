@@ -59,14 +59,15 @@ def test_a_sharded_model_is_trained_and_evaluated_as_a_whole_one(tmp_path: Path,
     for trainer in ("ddp", "fsdp"):
         folder = tmp_path / trainer
         folder.mkdir()
-        cards = fake_cuda.environment(cards=2, report=folder / "report", **LAGGING)
-        asked = (f"trainer={trainer}", "memory=cache", "memory.micro_batch=300", "trainer.gradient_clip=0.05")
-        done = train(*RUN, *asked, "loader=balanced", cwd=folder, **cards)
+        cards = fake_cuda.environment(cards=2, **{**LAGGING, "strict": False})
+        asked = (f"trainer={trainer}", "memory=cache", "memory.micro_batch=300", "gpu.precision=32-true")
+        done = train(*RUN, *asked, "trainer.gradient_clip=0.05", "loader=balanced", cwd=folder, **cards)
         assert done.code == 0, done.text
-        check_ordered(folder / "report", 2)
         record = record_of(only_folder(folder))
         assert record["plan"]["memory.features"]["value"] == "cache"
-        metrics[trainer] = {name: value for name, value in record["metrics"].items() if "throughput" not in name}
+        metrics[trainer] = {
+            name: value for name, value in record["metrics"].items() if name.startswith(("train", "val"))
+        }
     assert metrics["fsdp"] == pytest.approx(metrics["ddp"], rel=1e-3)
 
 
