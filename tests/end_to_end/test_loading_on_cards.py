@@ -66,7 +66,7 @@ def test_a_sharded_model_is_trained_and_evaluated_as_a_whole_one(tmp_path: Path,
         record = record_of(only_folder(folder))
         assert record["plan"]["memory.features"]["value"] == "cache"
         metrics[trainer] = {
-            name: value for name, value in record["metrics"].items() if name.startswith(("train", "val"))
+            name: value for name, value in record["metrics"].items() if name.startswith(("train", "val", "test"))
         }
     assert metrics["fsdp"] == pytest.approx(metrics["ddp"], rel=1e-3)
 

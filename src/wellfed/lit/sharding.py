@@ -27,7 +27,10 @@ def fsdp_strategy() -> FSDPStrategy:
             gathered.update(blocks_to_gather(module))
         return module in gathered
 
-    return FSDPStrategy(auto_wrap_policy=CustomPolicy(is_gathered), mixed_precision=MixedPrecision())
+    # Rank 0's weights count, as with DDP: it alone reads and writes checkpoints.
+    return FSDPStrategy(
+        auto_wrap_policy=CustomPolicy(is_gathered), mixed_precision=MixedPrecision(), sync_module_states=True
+    )
 
 
 def all_weights(strategy: Strategy) -> AbstractContextManager[Any]:
