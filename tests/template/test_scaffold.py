@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import re
 import sys
+import sysconfig
 import tomllib
 from pathlib import Path
 
@@ -194,20 +195,25 @@ def test_licenses(name: str, source: dict[str, object]):
     assert files["src/wellfed/LICENSE"] == source["LICENSE"]
 
 
+def normal(name: str) -> str:
+    """As package registries compare names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
 def test_pins_of_the_templates_tools_are_all_that_only_they_pull():
     """The list in the scaffold against what is installed: cookiecutter, cruft and what nothing else here asks for."""
+
+    # Not those on sys.path: who imports setuptools puts what it carries along there.
+    installed = importlib.metadata.distributions(path=[sysconfig.get_path("purelib")])
+    requires = {normal(each.metadata["Name"]): each.requires or [] for each in installed}
 
     def pulled(*roots: str) -> set[str]:
         found, todo = set(), list(roots)
         while todo:
-            name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
-            try:
-                wants = importlib.metadata.requires(name) or []
-            except importlib.metadata.PackageNotFoundError:
-                continue
-            if name not in found:
+            name = normal(todo.pop())
+            if name in requires and name not in found:
                 found.add(name)
-                todo += [re.split(r"[ \[<>=!~;(]", want)[0] for want in wants if "extra" not in want]
+                todo += [re.split(r"[ \[<>=!~;(]", want)[0] for want in requires[name] if "extra" not in want]
         return found
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
