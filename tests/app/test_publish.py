@@ -68,6 +68,7 @@ def summary_of(run: Stored) -> dict[str, object]:
     return found
 
 
+@pytest.mark.slow
 def test_each_trial_is_a_run_and_the_leaderboard_a_table_all_in_one_group(folder: Path):
     put(folder)
     trials = {row.point: runs_in(folder / row.folder) for row in ROWS if row.folder}

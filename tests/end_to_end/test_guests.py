@@ -113,8 +113,15 @@ def test_its_checkpoints_hold_what_loads_weights_only(user: Path) -> None:
     assert f"test/loss {tested:.6g}" in done.out
 
 
-@pytest.mark.parametrize(("workload", "steps_a_batch"), [("guest", 1), ("two", 2)])
-@pytest.mark.parametrize("cut_after", [3, STEPS_PER_EPOCH])
+@pytest.mark.parametrize(
+    ("workload", "steps_a_batch", "cut_after"),
+    [
+        ("guest", 1, 3),
+        ("two", 2, STEPS_PER_EPOCH),
+        pytest.param("guest", 1, STEPS_PER_EPOCH, marks=pytest.mark.slow),
+        pytest.param("two", 2, 3, marks=pytest.mark.slow),
+    ],
+)
 def test_a_resumed_guest_learns_what_the_unbroken_one_does(
     user: Path, workload: str, steps_a_batch: int, cut_after: int
 ) -> None:
@@ -207,7 +214,8 @@ def test_on_nan_raise_ends_a_guest_before_a_checkpoint_has_nan(user: Path, workl
         assert all(value.isfinite().all() for value in state.values()), path
 
 
-@pytest.mark.parametrize("num_train", [101, pytest.param(97, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_train", [101, 97])
 def test_two_ranks_count_each_sample_of_a_guest_once(user: Path, num_train: int) -> None:
     """Epochs end with a step of 1 sample, which leaves a rank without any, or of 5 for two."""
     states, records = [], []

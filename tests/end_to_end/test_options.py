@@ -187,6 +187,7 @@ def test_evaluate_gives_the_runs_test_figures(tmp_path: Path) -> None:
     assert written == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_multirun_gives_each_job_its_record_and_its_wandb_run(tmp_path: Path) -> None:
     done = train("-m", "memory.accumulate=1,2", "trainer.max_steps=2", "telemetry=none", cwd=tmp_path)
     assert done.code == 0, done.text

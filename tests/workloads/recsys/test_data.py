@@ -93,7 +93,7 @@ def ndcg(made: Datasets, model: TwoTowerRecommender, features: tuple[Table, ...]
     return made.evaluation.compute()["ndcg_at_10"]
 
 
-@pytest.mark.parametrize("text", ["gpt2", "none"])
+@pytest.mark.parametrize("text", [pytest.param("gpt2", marks=pytest.mark.slow), "none"])
 def test_a_short_training_beats_popularity_by_far(text: str):
     made = datasets(scale=0.03)
     torch.manual_seed(0)
