@@ -66,7 +66,7 @@ def config(optimizer=None, *, sparse=False, **groups):
 # -- data that hangs ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [sets.Breaking, sets.BreakingItems])
+@pytest.mark.parametrize("kind", [sets.Breaking, pytest.param(sets.BreakingItems, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("option", ["auto", "balanced"])
 def test_data_that_hangs_ends_each_look_within_the_timeout(kind, option, monkeypatch):
     monkeypatch.setattr(threads, "_STOP_S", 0.01)

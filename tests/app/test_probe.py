@@ -62,7 +62,9 @@ def probed(planner, device=CPU, **more):
     return plan, app.probed(planner.config, plan, planner.parts, estimate, device, make_meter), meters[0]
 
 
-@pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
+@pytest.mark.parametrize(
+    "mode", ["cache", *(pytest.param(mode, marks=pytest.mark.slow) for mode in ("cache_host", "dynamic"))]
+)
 def test_a_step_is_measured_and_nothing_is_changed(planner, mode, monkeypatch):
     made = planner(f"memory.features={mode}", "workload.effective_batch_size=64")
     loss = type(made.parts.model).loss

@@ -250,7 +250,7 @@ def test_a_batch_that_takes_long_does_not_wait_for_those_asked_for_with_it(monke
     assert in_time == [True]
 
 
-@pytest.mark.parametrize("bad", [17, 18, 19, 21])
+@pytest.mark.parametrize("bad", [17, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (18, 19, 21))])
 @pytest.mark.parametrize("how", ["hang", "raise"])
 def test_a_sample_that_fails_amid_those_asked_for_together_is_left_out_and_no_other(monkeypatch, how, bad):
     monkeypatch.setattr(threads, "_SOON_S", float("inf"))

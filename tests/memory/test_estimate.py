@@ -43,7 +43,7 @@ SMALL_RECSYS = ("workload=recsys", "workload.data.scale=0.02", "workload.model.m
 def errors(case, precision):
     """Of four micro-batches, one of them in a split step: (predicted - counted) / counted."""
     case = dataclasses.replace(case, task=dataclasses.replace(case.task, precision=precision))
-    sizes = [size // 8 for size in case.sizes]
+    sizes = sorted({max(1, size // 8) for size in case.sizes})
     found = measure(case.model, case.task, max(sizes), block_bytes=1)
     assert isinstance(found, Footprint), found
     assert found.basis == "fake tensors"
@@ -80,7 +80,8 @@ def test_the_recommender_is_near_the_truth(mode):
 
 @pytest.mark.slow  # three minutes
 def test_all_are_near_the_truth():
-    every = [*cases(), *workload_cases(CONFIGS)]
+    # torch's own count knows no sparse tensors; test_reserved_on_cards.py has those.
+    every = [case for case in (*cases(), *workload_cases(CONFIGS)) if "sparse" not in case.name]
     found = [error for case in every for precision in ("32-true", "bf16-mixed") for error in errors(case, precision)]
     assert len(found) >= 100
     check(found)

@@ -36,7 +36,7 @@ def task(sample, **more):
     return Task(repeated(sample, batches.map_tensors), batches.map_tensors, make_optimizer, **more)
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", pytest.param("bf16-true", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("micro", "checkpointed"), [(SAMPLES, False), (512, False), (1024, True)])
 def test_a_run_of_lightnings_takes_what_was_predicted(tmp_path, precision, micro, checkpointed):
     model, data = Wide(), tiny.TinyData(SAMPLES)
