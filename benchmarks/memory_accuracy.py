@@ -38,7 +38,7 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.memory_cases import Case, cases, counted_peak, cuda_peak, workload_cases  # noqa: E402
+from benchmarks.memory_cases import CARDS_ALONE, Case, cases, counted_peak, cuda_peak, workload_cases  # noqa: E402
 from wellfed.hardware.detect import machine  # noqa: E402
 from wellfed.hardware.facts import SIMULATED  # noqa: E402
 from wellfed.memory.estimate import measure  # noqa: E402
@@ -145,7 +145,9 @@ def main() -> None:
     models = () if chosen.part == "workloads" else cases()
     workloads = () if chosen.part == "models" else workload_cases(ROOT / "configs")
     for case in chain(models, workloads):
-        if chosen.only and chosen.only not in case.name:
+        if (chosen.only and chosen.only not in case.name) or (
+            case.name in CARDS_ALONE and not torch.cuda.is_available()
+        ):
             continue
         for precision in PRECISIONS:
             for row in compare(case, precision):

@@ -52,6 +52,9 @@ CPU = torch.device("cpu")
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 STEPS = 4
 """The first makes the optimizer's state; what the allocator reserves settles after."""
+CARDS_ALONE = ("embedding, sparse adam", "gradient penalty", "neighbours, gather")
+"""Cases that torch's count of live tensors on a CPU can't follow (sparse tensors, gradients of gradients), or that it
+changes itself (see `wellfed.memory.in_place`)."""
 MODES: tuple[Mode, ...] = ("cache", "cache_host", "dynamic")
 
 
