@@ -148,7 +148,7 @@ class _Run:
             self.let_go()
             for each in passes:
                 self.play(each)
-            if number == 0:  # as few samples left it; what it makes for many comes with the others
+            if number == 0:  # recorded with the fewest samples: its temporaries for these come by the other one
                 self.play(recording.first_step)
                 for made, _ in recording.first_step:
                     self._held.pop(made, None)
