@@ -37,7 +37,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from wellfed.hardware.detect import machine  # noqa: E402
 from wellfed.loading.backends import LoaderPlan  # noqa: E402
-from wellfed.loading.build import train_loader  # noqa: E402
+from wellfed.loading.loaders import train_loader  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.sample_rng import SampleRng  # noqa: E402
 from wellfed.timing.interval import student_t_975  # noqa: E402

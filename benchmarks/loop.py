@@ -34,11 +34,11 @@ from torch import Tensor, nn
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from wellfed.app.train import train  # noqa: E402
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.contract import Datasets, LossOutput  # noqa: E402
 from wellfed.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
+from wellfed.run.train import train  # noqa: E402
 from wellfed.timing.interval import student_t_975  # noqa: E402
 
 BATCH, WIDTH, CLIP, LR = 32, 64, 1.0, 1e-3

@@ -5,10 +5,11 @@
 Models: those of `memory_cases.py`, and every workload in configs/workload in each feature mode as its options have it.
 Each at four micro-batches, unsplit and in a step of the largest of them, in float32 and in bf16-mixed.
 
-- predicted: `wellfed.memory.estimate.measure` on fake tensors, then `predicted_peak`: tensors' own bytes, and what the
-  allocator reserves for them.
+- predicted: `wellfed.footprint.estimate.measure` on fake tensors, then `predicted_peak`: tensors' own bytes, and what
+  the allocator reserves for them.
 - counted: without a GPU, the same training for real on the CPU, with torch's MemTracker counting live tensors, which
-  shares no code with ours. Both run in CUDA's kinds of kernels as far as a CPU has them (`wellfed.memory.as_on_cuda`).
+  shares no code with ours. Both run in CUDA's kinds of kernels as far as a CPU has them (see
+  `wellfed.footprint.cuda_emulation`).
 - on a GPU: requested_bytes and max_memory_reserved of the real training there. A simulated card has no cuBLAS, whose
   workspaces are left out then, and neither cuDNN nor CUDA's LSTM cell: models with an RNN are shown and not counted.
   Fused layers of frozen encoders are off, since a simulated card does not see inside them.
@@ -39,10 +40,10 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from benchmarks.memory_cases import CARDS_ALONE, Case, cases, counted_peak, cuda_peak, workload_cases  # noqa: E402
+from wellfed.footprint.estimate import measure  # noqa: E402
+from wellfed.footprint.footprint import NoEstimate, StepShape, predicted_peak  # noqa: E402
 from wellfed.hardware.detect import machine  # noqa: E402
 from wellfed.hardware.facts import SIMULATED  # noqa: E402
-from wellfed.memory.estimate import measure  # noqa: E402
-from wellfed.memory.footprint import NoEstimate, StepShape, predicted_peak  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.units import MIB  # noqa: E402
 

@@ -31,22 +31,22 @@ from benchmarks.memory_models import (
     Volume,
     with_text,
 )
-from wellfed.app.assemble import Parts, make_optimizer, make_parts
+from wellfed import batches
 from wellfed.config.compose import compose
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Batch, FeatureSource, LossOutput
-from wellfed.lit.step import parameter_groups
-from wellfed.loading import batches
+from wellfed.footprint.cuda_emulation import as_on_cuda, backward
+from wellfed.footprint.estimate import repeated
+from wellfed.footprint.rehearsal import Task
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import train_loader
-from wellfed.memory.as_on_cuda import as_on_cuda, backward
+from wellfed.loading.loaders import train_loader
 from wellfed.memory.checkpointing import checkpoint_blocks
-from wellfed.memory.estimate import repeated
 from wellfed.memory.features import Mode, hold
 from wellfed.memory.ladder import MicroBatches
-from wellfed.memory.rehearsal import Task
 from wellfed.planning.planned import RunPlan
+from wellfed.run.assemble import Parts, make_optimizer, make_parts
 from wellfed.sample_rng import SampleRng
+from wellfed.step.micro_batches import parameter_groups
 
 CPU = torch.device("cpu")
 AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
@@ -54,7 +54,7 @@ STEPS = 4
 """The first makes the optimizer's state; what the allocator reserves settles after."""
 CARDS_ALONE = ("embedding, sparse adam", "gradient penalty", "neighbours, gather")
 """Cases that torch's count of live tensors on a CPU can't follow (sparse tensors, gradients of gradients), or that it
-changes itself (see `wellfed.memory.in_place`)."""
+changes itself (see `wellfed.footprint.in_place`)."""
 MODES: tuple[Mode, ...] = ("cache", "cache_host", "dynamic")
 
 

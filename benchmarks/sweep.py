@@ -80,7 +80,7 @@ def main() -> None:
     imports, singles, trials = [], [], []
     with tempfile.TemporaryDirectory() as cwd:
         for number in range(chosen.rounds):
-            imports.append(command(["-c", "import wellfed.app.run"], cwd))
+            imports.append(command(["-c", "import wellfed.run.stages"], cwd))
             words = [*SETTINGS, f"trainer.max_steps={STEPS + 3}", f"hydra.run.dir=single_{number}"]
             whole_s = command([str(ROOT / "src" / "train.py"), *words], cwd)
             singles.append(whole_s - steps_s(Path(cwd) / f"single_{number}"))

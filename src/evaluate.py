@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import sys
 
-from wellfed.app.resume import quoted
 from wellfed.config.compose import Composed
 from wellfed.config.entry import main
 from wellfed.config.schema import EvaluateConfig
+from wellfed.run.resume import quoted
 
 
 def job(composed: Composed[EvaluateConfig]) -> int:
     """One evaluation; its exit code."""
-    from wellfed.app.evaluate import evaluate
+    from wellfed.commands.evaluate import evaluate
 
     return evaluate(composed)
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import sys
 
-from wellfed.app.resume import expand
 from wellfed.config.compose import Composed
 from wellfed.config.entry import main
 from wellfed.config.schema import RunConfig
+from wellfed.run.resume import expand
 
 
 def job(composed: Composed[RunConfig]) -> int:
     """One run; its exit code."""
-    from wellfed.app.train import train
+    from wellfed.run.train import train
 
     return train(composed)
 

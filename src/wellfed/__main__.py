@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from wellfed.app.cli import main
+from wellfed.commands.cli import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

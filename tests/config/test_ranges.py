@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from wellfed.config.docs import help_of
-from wellfed.config.knobs import all_knobs, knob_type, type_of
+from wellfed.config.faults.knobs import all_knobs, knob_type, type_of
 from wellfed.config.ranges import RANGES, Range, range_faults, value_of
 from wellfed.config.schema import RunConfig
 

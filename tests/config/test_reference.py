@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from wellfed.config.compose import compose
-from wellfed.config.knobs import all_knobs
+from wellfed.config.faults.knobs import all_knobs
 from wellfed.config.ranges import RANGES
 from wellfed.config.reference import OF_THE_PROJECT, page
 from wellfed.config.schema import EvaluateConfig, RunConfig

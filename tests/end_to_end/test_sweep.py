@@ -409,7 +409,7 @@ def test_no_trial_pays_for_imports_again(tmp_path: Path) -> None:
     assert swept.done.code == 0, swept.done.text
     began_s = time.monotonic()
     subprocess.run(
-        [sys.executable, "-c", "import wellfed.app.run"],
+        [sys.executable, "-c", "import wellfed.run.stages"],
         env=environment(PYTHONPATH=str(ROOT / "src")),
         cwd=tmp_path,
         check=True,

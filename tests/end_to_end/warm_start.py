@@ -24,8 +24,8 @@ ROOT = Path(__file__).parents[2]
 IMPORTED = (
     "transformers.models.gpt2.modeling_gpt2",
     "wandb",
-    "wellfed.app.evaluate",
-    "wellfed.app.run",
+    "wellfed.commands.evaluate",
+    "wellfed.run.stages",
     "workloads.recsys.data",
     "workloads.recsys.model",
 )

@@ -17,7 +17,7 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from wellfed import contract, errors, record
-from wellfed.app.cli import COMMANDS
+from wellfed.commands.cli import COMMANDS
 from wellfed.config.compose import compose
 from wellfed.sample_rng import SampleRng
 from wellfed.telemetry import metrics

@@ -25,7 +25,7 @@ DOORS = {
 }
 BY_VARIABLE = {
     "wellfed/config/build.py": "imports what a _target_ of the configuration names",
-    "wellfed/app/cli.py": "imports the commands of its own table",
+    "wellfed/commands/cli.py": "imports the commands of its own table",
 }
 """Files that may call import_module with something else than a literal name, and why."""
 FILES = sorted(path.relative_to(SRC).as_posix() for path in SRC.rglob("*.py"))

@@ -20,7 +20,7 @@ import pytest
 import yaml
 
 from wellfed import errors
-from wellfed.app.add import write_workload
+from wellfed.commands.add import write_workload
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

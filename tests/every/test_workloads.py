@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from wellfed.app.plan import make
+from wellfed.commands.plan import make
 from wellfed.config.compose import compose
 
 ROOT = Path(__file__).parents[2]

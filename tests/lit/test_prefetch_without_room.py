@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tests.lit import tiny
+from wellfed import batches
 from wellfed.lit.callbacks.clock import TimedLoader
 from wellfed.lit.prefetch import prefetched
-from wellfed.loading import batches
 from wellfed.loading.device_prefetch import DevicePrefetcher
 from wellfed.timing.clock import StepClock
 

@@ -11,12 +11,12 @@ import torch
 from tests.fake_cuda.machine import FakeCuda
 from tests.lit import rank, tiny
 from tests.lit.ranks import train_ranks
+from wellfed import batches
+from wellfed.footprint import estimate
+from wellfed.footprint.footprint import Footprint, StepShape, predicted_peak
+from wellfed.footprint.gathered import LEAST_WEIGHTS, gathered_bytes
+from wellfed.footprint.rehearsal import Task
 from wellfed.lit.ranks import BUCKET_BYTES, _buckets
-from wellfed.loading import batches
-from wellfed.memory import estimate
-from wellfed.memory.footprint import Footprint, StepShape, predicted_peak
-from wellfed.memory.gathered import LEAST_WEIGHTS, gathered_bytes
-from wellfed.memory.rehearsal import Task
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 WIDE = LEAST_WEIGHTS // 12

@@ -15,8 +15,8 @@ from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import Checkpoints
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import train_loader
 from wellfed.loading.evaluation import EvalLoader
+from wellfed.loading.loaders import train_loader
 from wellfed.memory.ladder import MicroBatches
 from wellfed.sample_rng import SampleRng
 

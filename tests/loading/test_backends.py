@@ -6,11 +6,11 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from tests.loading import sets
-from wellfed import cpus
+from wellfed import batches, cpus
 from wellfed.errors import DataError
-from wellfed.loading import batches, processes
+from wellfed.loading import processes
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import train_loader
+from wellfed.loading.loaders import train_loader
 from wellfed.loading.requests import Request
 
 PLANS = {

@@ -24,7 +24,7 @@ from wellfed.errors import DataError
 from wellfed.loading import processes
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.bad_samples import BadSamples, WorkerLost, evaluation_error
-from wellfed.loading.build import train_loader
+from wellfed.loading.loaders import train_loader
 from wellfed.loading.requests import Lost
 
 ROOT = Path(__file__).parents[2]
@@ -408,7 +408,7 @@ import sys
 from pathlib import Path
 from tests.loading import sets
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import train_loader
+from wellfed.loading.loaders import train_loader
 
 list(train_loader(sets.HangingAlone(6, Path(sys.argv[1])), batch_size=4, seed=1, plan=LoaderPlan("processes", 1, 2)))
 """

@@ -7,7 +7,7 @@ import torch
 
 from tests.loading import sets
 from wellfed.loading.builder import BatchBuilder, first_line, is_of_the_machine, reason_of, takes_rng
-from wellfed.loading.notes import Notes
+from wellfed.loading.heartbeats import Notes
 from wellfed.loading.requests import Request
 
 

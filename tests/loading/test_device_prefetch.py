@@ -10,8 +10,8 @@ from tests.loading.sets import SIZE, Failing, Fetching
 from wellfed.errors import DataError
 from wellfed.loading import device_prefetch
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import train_loader
 from wellfed.loading.device_prefetch import DevicePrefetcher
+from wellfed.loading.loaders import train_loader
 
 CPU = torch.device("cpu")
 PLANS = [

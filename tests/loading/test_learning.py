@@ -8,7 +8,7 @@ from torch import nn
 
 from tests.loading import sets
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import train_loader
+from wellfed.loading.loaders import train_loader
 
 PLANS = {
     "threads": LoaderPlan("threads", 2, 2),

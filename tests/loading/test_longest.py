@@ -3,7 +3,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import Delivery, train_loader
+from wellfed.loading.loaders import Delivery, train_loader
 from wellfed.loading.longest import MOST_BATCHES, longest_batch
 
 

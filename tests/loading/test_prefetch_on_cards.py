@@ -16,7 +16,7 @@ import torch
 
 from wellfed.loading import device_prefetch
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import train_loader
+from wellfed.loading.loaders import train_loader
 
 STEPS, ROWS, COLUMNS = 16, 16, 8
 MIB = 2**20

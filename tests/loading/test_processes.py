@@ -18,8 +18,8 @@ from wellfed import cpus
 from wellfed.errors import DataError
 from wellfed.loading import picklable
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import train_loader
 from wellfed.loading.builder import BatchBuilder
+from wellfed.loading.loaders import train_loader
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{Path(wellfed.__file__).parents[1]}{os.pathsep}{ROOT}"}
@@ -150,7 +150,7 @@ from tests.loading.test_learning import learned
 from tests.loading.test_processes import Table, private_bytes
 from wellfed.errors import DataError
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import train_loader
+from wellfed.loading.loaders import train_loader
 
 def taken(made, num_epochs=2):
     found = [delivery.batch["index"].tolist() for _ in range(num_epochs) for delivery in made]

@@ -14,8 +14,8 @@ from tests.loading import sets
 from wellfed.errors import DataError
 from wellfed.loading import threads
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import train_loader
 from wellfed.loading.builder import BatchBuilder
+from wellfed.loading.loaders import train_loader
 from wellfed.loading.requests import Request
 
 WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
@@ -141,7 +141,7 @@ import threading, torch
 from wellfed.errors import DataError
 from wellfed.loading import threads
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.build import train_loader
+from wellfed.loading.loaders import train_loader
 
 threads._STOP_S = 0.01
 

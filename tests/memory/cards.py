@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from wellfed.memory.size_search import GRANULE_BYTES, LIMIT_FRAC, Peak, Probe
+from wellfed.footprint.size_search import GRANULE_BYTES, LIMIT_FRAC, Peak, Probe
 
 GIB = 2**30
 

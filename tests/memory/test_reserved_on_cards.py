@@ -21,8 +21,8 @@ def test_the_prediction_is_what_a_card_reserves(name: str, precision: str, micro
     import torch
 
     from benchmarks.memory_cases import cases, cuda_peak
-    from wellfed.memory.estimate import measure
-    from wellfed.memory.footprint import Footprint, StepShape, predicted_peak
+    from wellfed.footprint.estimate import measure
+    from wellfed.footprint.footprint import Footprint, StepShape, predicted_peak
 
     torch.set_num_threads(1)
     torch.manual_seed(0)

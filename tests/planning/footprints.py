@@ -1,6 +1,6 @@
 """Footprints made up for tests: a model of some size whose activations grow in a line."""
 
-from wellfed.memory.footprint import Footprint, Point
+from wellfed.footprint.footprint import Footprint, Point
 
 MIB = 2**20
 

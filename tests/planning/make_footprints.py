@@ -17,14 +17,14 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from wellfed.app import assemble  # noqa: E402
-from wellfed.app.planner import Planner  # noqa: E402
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.hardware.detect import machine  # noqa: E402
 from wellfed.hardware.imagined import with_cards  # noqa: E402
 from wellfed.planning.device import plan_device  # noqa: E402
+from wellfed.planning.memory_candidates import FEATURE_MODES  # noqa: E402
 from wellfed.planning.planned import RunPlan  # noqa: E402
-from wellfed.planning.ways import FEATURE_MODES  # noqa: E402
+from wellfed.run import assemble  # noqa: E402
+from wellfed.run.planner import Planner  # noqa: E402
 
 OUT = Path(__file__).parent / "golden" / "footprints.json"
 

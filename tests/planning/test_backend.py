@@ -7,7 +7,7 @@ import pytest
 from tests.planning.machines import H200, LAPTOP, machine
 from tests.planning.test_plan import FETCH, ITEMS, check_reasons, config, planned
 from wellfed.config.schema import Backend, LoaderConfig
-from wellfed.loading.trial import Timed, Trial
+from wellfed.loading.backend_benchmark import Timed, Trial
 from wellfed.planning.backend import candidates, show_ms, to_time
 
 ITERABLE = dataclasses.replace(ITEMS, is_iterable=True)

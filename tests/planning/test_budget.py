@@ -8,11 +8,11 @@ from tests.planning.footprints import MIB, estimate
 from tests.planning.machines import GIB, H200, LAPTOP, TWO
 from tests.planning.test_plan import FETCH, MODEL, TABLE, composed, config, faults_of
 from wellfed.config.schema import FeatureMode
-from wellfed.memory.footprint import NoEstimate
+from wellfed.footprint.footprint import NoEstimate
 from wellfed.planning.device import plan_device
+from wellfed.planning.memory_candidates import PLANNED_FRAC
 from wellfed.planning.plan import plan_run
 from wellfed.planning.planned import RunPlan
-from wellfed.planning.ways import PLANNED_FRAC
 
 BLOCKS = dataclasses.replace(MODEL, has_blocks=True)
 WHOLE = {"micro_batch": 64, "checkpoint_activations": False}

@@ -15,8 +15,8 @@ import pytest
 
 from tests.planning.machines import H200
 from wellfed.config.compose import compose
+from wellfed.footprint.footprint import Footprint, StepShape, predicted_peak
 from wellfed.hardware.imagined import with_cards
-from wellfed.memory.footprint import Footprint, StepShape, predicted_peak
 from wellfed.planning.device import plan_device
 from wellfed.planning.plan import plan_run
 from wellfed.planning.planned import DataFacts, ModelFacts, RunPlan

@@ -7,7 +7,7 @@ import pytest
 from tests.planning.machines import GIB, TWO, machine
 from tests.planning.test_plan import FETCH, ITEMS, config, faults_of, planned
 from wellfed.config.schema import Backend
-from wellfed.loading.trial import Trial
+from wellfed.loading.backend_benchmark import Trial
 
 MIB = 2**20
 

@@ -27,7 +27,7 @@ from wellfed.config.schema import (
     TrainerConfig,
     WorkloadConfig,
 )
-from wellfed.loading.trial import Timed, Trial
+from wellfed.loading.backend_benchmark import Timed, Trial
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.device import plan_device
 from wellfed.planning.plan import plan_run

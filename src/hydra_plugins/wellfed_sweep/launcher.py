@@ -18,7 +18,7 @@ class WellfedLauncher(BasicLauncher):
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """What each job returned, its exit code: a job that died has one too."""
-        from wellfed.app.launch import HydraJob, in_processes
+        from wellfed.trials.launch import HydraJob, in_processes
 
         configs = [self._compose(initial_job_idx + number, each) for number, each in enumerate(job_overrides)]
         folders = [Path(str(cfg.hydra.sweep.dir)) / str(cfg.hydra.sweep.subdir) for cfg in configs]

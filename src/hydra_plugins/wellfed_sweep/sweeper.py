@@ -1,4 +1,4 @@
-"""The sweeper of ``python src/train.py -m sweep=<option>``: hands the command line to `wellfed.app.sweep`."""
+"""The sweeper of ``python src/train.py -m sweep=<option>``: hands the command line to `wellfed.trials.sweep`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class WellfedSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         """The exit code of the sweep."""
-        from wellfed.app.sweep import sweep
         from wellfed.config.multirun import Multirun
         from wellfed.sweep.grid import OF_THE_SWEEP, group_of
+        from wellfed.trials.sweep import sweep
 
         assert self.hydra_context is not None
         assert self.config is not None

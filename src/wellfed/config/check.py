@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from inspect import Parameter, Signature
 from typing import Any
 
-from wellfed.config.annotation import misfit
 from wellfed.config.build import PARTIAL, POSITIONAL, TARGET, import_fault, locate
-from wellfed.config.knobs import nearest
+from wellfed.config.faults.annotation import misfit
+from wellfed.config.faults.knobs import nearest
+from wellfed.config.faults.source import NotThere, Unread
+from wellfed.config.faults.static_signature import signature_of
 from wellfed.config.schema import RunConfig
-from wellfed.config.source import NotThere, Unread
-from wellfed.config.static_signature import signature_of
 from wellfed.errors import Fault
 
 _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.examine import examine
-from wellfed.config.faults import find_faults
+from wellfed.config.faults.find import find_faults
 from wellfed.config.session import COMPOSE_ERRORS, open_hydra
 from wellfed.config.yaml_text import to_yaml
 from wellfed.errors import ConfigError

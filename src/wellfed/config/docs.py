@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.config import schema
-from wellfed.config.knobs import type_of
+from wellfed.config.faults.knobs import type_of
 
 
 @cache

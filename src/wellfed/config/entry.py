@@ -150,7 +150,7 @@ def _multirun(args: Namespace, config_name: str, job: Job) -> int:
     except _JobInterrupted as interrupted:
         return int(interrupted.code or 0)
     except COMPOSE_ERRORS as error:
-        from wellfed.config.faults import find_faults
+        from wellfed.config.faults.find import find_faults
 
         faults = find_faults(hydra.config_loader, config_name, args.overrides, error, multirun=True)
         raise ConfigError(faults) from error

@@ -13,8 +13,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.check import check_static
 from wellfed.config.docs import help_of
-from wellfed.config.explain import explain
-from wellfed.config.knobs import knob_type, stand_in
+from wellfed.config.faults.explain import explain
+from wellfed.config.faults.knobs import knob_type, stand_in
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault

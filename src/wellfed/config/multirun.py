@@ -14,9 +14,9 @@ from omegaconf import DictConfig
 
 from wellfed.config.compose import Composed, composed_from, job_of
 from wellfed.config.examine import examine
-from wellfed.config.faults import find_faults
-from wellfed.config.knobs import FREE_NODES, knob_type, nearest_knob
-from wellfed.config.override_faults import Typed, choice_fault, is_choice, read_overrides
+from wellfed.config.faults.find import find_faults
+from wellfed.config.faults.knobs import FREE_NODES, knob_type, nearest_knob
+from wellfed.config.faults.override_faults import Typed, choice_fault, is_choice, read_overrides
 from wellfed.config.schema import RunConfig
 from wellfed.config.session import COMPOSE_ERRORS
 from wellfed.errors import ConfigError, Fault

@@ -17,7 +17,7 @@ import yaml
 from omegaconf import MISSING
 
 from wellfed.config.docs import help_of
-from wellfed.config.knobs import FREE_NODES, in_order, in_words, knob_type, type_of
+from wellfed.config.faults.knobs import FREE_NODES, in_order, in_words, knob_type, type_of
 from wellfed.config.ranges import RANGES
 from wellfed.config.schema import EvaluateConfig, RunConfig
 from wellfed.config.session import default_config_dir

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from wellfed import batches
 from wellfed.contract import Batch, Evaluation, FeatureSource
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.lit.mean_loss import MeanLoss
-from wellfed.lit.step import Preparation
-from wellfed.loading import batches
-from wellfed.loading.build import Delivery
+from wellfed.loading.loaders import Delivery
 from wellfed.memory import oom
 from wellfed.memory.kept_state import KeptState
+from wellfed.step.micro_batches import Preparation
 
 
 class Evaluating:

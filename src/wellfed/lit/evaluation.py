@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from wellfed import batches
 from wellfed.contract import Evaluation
 from wellfed.errors import DataError
-from wellfed.loading import batches
 
 SHARING_STRATEGIES = ("auto", "ddp")
 """Where a rank can evaluate a batch by itself: each has the whole model."""

@@ -16,8 +16,8 @@ from wellfed.lit.callbacks.non_finite import NonFinite
 from wellfed.lit.callbacks.rank_shares import RankShares
 from wellfed.lit.logger import FiguresLogger
 from wellfed.lit.plain_checkpoint import PlainCheckpointIO
-from wellfed.lit.step import compiled_graphs, is_of_compiler
 from wellfed.lit.trainer import TrainerOptions, make_trainer
+from wellfed.step.micro_batches import compiled_graphs, is_of_compiler
 
 _LOG = logging.getLogger(__name__)
 

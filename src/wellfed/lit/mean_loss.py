@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from wellfed import batches
 from wellfed.contract import Batch, FeatureSource
-from wellfed.loading import batches
 
 
 class MeanLoss:

@@ -21,8 +21,8 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from torch import Tensor, nn
 
+from wellfed import batches
 from wellfed.contract import Batch, Evaluation, Features, FeatureSource
-from wellfed.lit.clip import are_of_one_kind, clip_by_norm
 from wellfed.lit.evaluating import Evaluating
 from wellfed.lit.evaluation import merge_over_ranks
 from wellfed.lit.feature_table import FeatureTable
@@ -30,15 +30,15 @@ from wellfed.lit.mean_loss import MeanLoss
 from wellfed.lit.ranks import RanksOfStep
 from wellfed.lit.retry import StepRetry
 from wellfed.lit.sharding import all_weights
-from wellfed.lit.step import Loss, Preparation, Totals, log_values
-from wellfed.loading import batches
-from wellfed.loading.build import Delivery
+from wellfed.loading.loaders import Delivery
 from wellfed.memory import generators, held
 from wellfed.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.memory.ladder import Ladder, MicroBatches, Rung
 from wellfed.memory.optimizer_state import allocate
 from wellfed.memory.step_start import StepStart
 from wellfed.memory.thrash import Thrash
+from wellfed.step.clip import are_of_one_kind, clip_by_norm
+from wellfed.step.micro_batches import Loss, Preparation, Totals, log_values
 
 
 class NonFiniteLoss(ArithmeticError):

@@ -10,8 +10,8 @@ from typing import Any
 import lightning.pytorch as pl
 import torch
 
+from wellfed import batches
 from wellfed.lit.module import StepModule
-from wellfed.loading import batches
 from wellfed.loading.device_prefetch import DevicePrefetcher
 
 _LOG = logging.getLogger(__name__)

@@ -16,9 +16,9 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from wellfed.lit.callbacks.go_on import GoOn
+from wellfed.lit.callbacks.callback_list import Together
+from wellfed.lit.callbacks.resume_position import GoOn
 from wellfed.lit.callbacks.settled import Settled
-from wellfed.lit.callbacks.together import Together
 
 
 @dataclass(frozen=True)

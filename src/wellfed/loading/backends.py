@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from wellfed.errors import DataError
 from wellfed.loading.bisect import culprits
 from wellfed.loading.builder import BatchBuilder
-from wellfed.loading.notes import Doing
+from wellfed.loading.heartbeats import Doing
 from wellfed.loading.requests import Built, Request
 
 _LOG = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from torch.utils.data import default_collate
 from wellfed.contract import Batch
 from wellfed.errors import DataError
 from wellfed.loading.bisect import Innocent, culprits
-from wellfed.loading.notes import Note, no_note
+from wellfed.loading.heartbeats import Note, no_note
 from wellfed.loading.requests import Built, Lost, Request
 from wellfed.sample_rng import SampleRng, mix
 

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
+from wellfed import batches
 from wellfed.contract import Batch
-from wellfed.loading import batches
-from wellfed.loading.build import Delivery
+from wellfed.loading.loaders import Delivery
 
 Move = Callable[[Batch, torch.device], Batch]
 _LOOK_S = 0.1

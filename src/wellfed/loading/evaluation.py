@@ -9,8 +9,8 @@ from typing import Any
 from wellfed.contract import Batch
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.bad_samples import evaluation_error
-from wellfed.loading.build import Delivery
 from wellfed.loading.builder import BatchBuilder
+from wellfed.loading.loaders import Delivery
 from wellfed.loading.position import EpochOrder
 from wellfed.loading.requests import Request
 from wellfed.loading.source import BatchSource

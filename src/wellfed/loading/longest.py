@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from wellfed import batches
 from wellfed.contract import Batch
-from wellfed.loading import batches
-from wellfed.loading.build import Delivery
+from wellfed.loading.loaders import Delivery
 
 MOST_BATCHES, MOST_S = 32, 0.5
 """At most so many, or about so long; at least two."""

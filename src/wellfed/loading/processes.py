@@ -31,8 +31,8 @@ from wellfed.loading.backends import LoaderPlan, hung, is_stuck, search, too_lat
 from wellfed.loading.bad_samples import WorkerLost
 from wellfed.loading.bisect import Innocent
 from wellfed.loading.builder import BatchBuilder, text_of
+from wellfed.loading.heartbeats import Doing, Note, Notes
 from wellfed.loading.limits import limit_process
-from wellfed.loading.notes import Doing, Note, Notes
 from wellfed.loading.picklable import check_picklable
 from wellfed.loading.requests import Built, Lost, Request
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from wellfed import batches
 from wellfed.contract import Batch
-from wellfed.loading import batches
 
 
 @dataclass(slots=True)

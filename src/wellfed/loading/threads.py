@@ -16,8 +16,8 @@ from itertools import islice
 from wellfed.loading.backends import LoaderPlan, hung, is_stuck, search, too_late
 from wellfed.loading.bisect import Innocent
 from wellfed.loading.builder import BatchBuilder
+from wellfed.loading.heartbeats import Doing, Notes
 from wellfed.loading.limits import one_thread_here
-from wellfed.loading.notes import Doing, Notes
 from wellfed.loading.requests import Built, Lost, Request
 
 _SOON_S = 0.001

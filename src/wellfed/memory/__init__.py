@@ -1,7 +1,5 @@
-"""What sits in device memory and how to shrink it: feature tables, micro-batch sizes, out-of-memory errors; and what a
-run will take, before it is run.
+"""What sits in device memory while a run lasts, and how to shrink it: feature tables, out-of-memory errors, the ladder.
 
 Knows tensors and bytes; knows nothing of Lightning, configuration or loaders.
-Start from `features.hold` and `ladder.MicroBatches`; of the estimate from `footprint.predicted_peak`, which needs no
-torch, and `estimate.measure`, which makes what it reads.
+Start from `features.hold` and `ladder.MicroBatches`.
 """

@@ -9,7 +9,7 @@ from wellfed.config.schema import Backend, LoaderConfig
 from wellfed.planning.planned import DataFacts, Planned, as_set
 
 if TYPE_CHECKING:  # torch comes with it, and planning needs none
-    from wellfed.loading.trial import Trial
+    from wellfed.loading.backend_benchmark import Trial
 
 CHEAP_MS = 0.05
 """A batch that is built faster is not worth handing over, which costs 0.02-0.03 ms. After a step it takes twice as long

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
+from wellfed.footprint.footprint import StepShape
 from wellfed.hardware.profiles import PROFILES
-from wellfed.memory.footprint import StepShape
-from wellfed.planning.planned import DataFacts, ModelFacts, Planned
-from wellfed.planning.ways import (
+from wellfed.planning.memory_candidates import (
     PLANNED_FRAC,
     Choice,
     Estimate,
@@ -22,6 +21,7 @@ from wellfed.planning.ways import (
     remedies,
     show_parts,
 )
+from wellfed.planning.planned import DataFacts, ModelFacts, Planned
 from wellfed.units import gib, show_gib
 
 MOST_REMEDIES = 3

@@ -15,7 +15,7 @@ from wellfed.planning.planned import DataFacts, Planned
 from wellfed.units import show_bytes
 
 if TYPE_CHECKING:  # torch comes with it, and planning needs none
-    from wellfed.loading.trial import Trial
+    from wellfed.loading.backend_benchmark import Trial
 
 
 def plan_eval_workers(

@@ -9,7 +9,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.units import GIB, show_bytes
 
 if TYPE_CHECKING:  # torch comes with it, and planning needs none
-    from wellfed.loading.trial import Trial
+    from wellfed.loading.backend_benchmark import Trial
 
 NEAR_FRAC = 0.8
 """Above this share of what is free, batches that fit are warned of: other programs want memory too."""

@@ -23,7 +23,7 @@ from wellfed.planning.planned import DataFacts, Planned, as_set, planned
 from wellfed.units import MIB, show_bytes
 
 if TYPE_CHECKING:  # torch comes with it, and planning needs none
-    from wellfed.loading.trial import Trial
+    from wellfed.loading.backend_benchmark import Trial
 
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
 """Most producers of a loader option."""

@@ -18,11 +18,11 @@ from wellfed.planning.evaluation import plan_eval_workers
 from wellfed.planning.guest import guest_faults
 from wellfed.planning.loader import plan_loader
 from wellfed.planning.memory import known_parts, parts_faults, plan_features, plan_micro_batch, plan_on_oom
+from wellfed.planning.memory_candidates import Estimate
 from wellfed.planning.planned import DataFacts, ModelFacts, RunPlan
-from wellfed.planning.ways import Estimate
 
 if TYPE_CHECKING:  # torch comes with it, and planning needs none
-    from wellfed.loading.trial import Trial
+    from wellfed.loading.backend_benchmark import Trial
 
 
 def plan_run(

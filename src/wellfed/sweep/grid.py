@@ -79,7 +79,7 @@ class SweepFile:
     ids: tuple[str, ...]
     """Of the points, in the grid's order."""
     code: str
-    """What identifies the version of the code: see `wellfed.app.sweep`."""
+    """What identifies the version of the code: see `wellfed.trials.sweep`."""
     machine: str
     """Processor and GPUs, in words."""
     trial_steps: int = 0

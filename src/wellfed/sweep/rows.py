@@ -18,7 +18,7 @@ from wellfed import record
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY
 from wellfed.record import Status
 from wellfed.sweep.ledger import Row
-from wellfed.sweep.stem import ERR, last_lines
+from wellfed.sweep.output import ERR, last_lines
 
 _STDERR_LINES = 20
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)

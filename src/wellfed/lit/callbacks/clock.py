@@ -8,8 +8,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from wellfed.loading import batches
-from wellfed.loading.build import Delivery
+from wellfed import batches
+from wellfed.loading.loaders import Delivery
 from wellfed.timing.clock import StepClock
 from wellfed.timing.phases import StepRow
 

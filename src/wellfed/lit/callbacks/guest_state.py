@@ -7,8 +7,8 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from wellfed.lit.callbacks.callback_list import Together
 from wellfed.lit.callbacks.checkpoints import Checkpoints
-from wellfed.lit.callbacks.together import Together
 from wellfed.memory import generators
 
 

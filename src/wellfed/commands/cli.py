@@ -1,0 +1,62 @@
+"""The commands under ``python -m wellfed``: one line each in COMMANDS, imported only when called."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wellfed.commands.ended import tell
+from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK
+
+
+@dataclass(frozen=True)
+class Command:
+    """One word after ``python -m wellfed``."""
+
+    name: str
+    module: str
+    """Offers ``main(argv: Sequence[str]) -> int`` for the words after the name, ``--help`` among them."""
+    summary: str
+
+
+COMMANDS = (
+    Command("add", "wellfed.commands.add", "a workload of your own to start from: add workload NAME"),
+    Command("doctor", "wellfed.commands.doctor", "the machine, the profile it maps to, what is missing"),
+    Command("plan", "wellfed.commands.plan", "every number of a run with its reason, without running it"),
+    Command("leaderboard", "wellfed.commands.leaderboard", "the ranks of a sweep, and its files anew"),
+    Command("choose", "wellfed.commands.choose", "the winner of a sweep as options of loader and memory"),
+    Command("fit", "wellfed.commands.fit", "the micro-batch that this device can take, by running a few sizes"),
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command that the first word names and gives its exit code; a user's error is its message alone."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print(usage(), file=sys.stdout if argv else sys.stderr)
+        return EXIT_OK if argv else EXIT_NOTHING_RUN
+    command = next((command for command in COMMANDS if command.name == argv[0]), None)
+    if command is None:
+        print(_unknown(argv[0]), file=sys.stderr)
+        return EXIT_NOTHING_RUN
+    try:
+        return int(importlib.import_module(command.module).main(argv[1:]))
+    except Exception as error:  # noqa: BLE001  raised again where a traceback helps
+        return tell(error)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+def usage() -> str:
+    """All commands with what they do."""
+    width = max(len(command.name) for command in COMMANDS)
+    lines = [f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS]
+    return "\n".join(["usage: python -m wellfed <command> [--help]", "", *lines])
+
+
+def _unknown(word: str) -> str:
+    close = difflib.get_close_matches(word, [command.name for command in COMMANDS], n=1)
+    meant = f" Did you mean {close[0]}?" if close else ""
+    return f"python -m wellfed {word}: there is no such command.{meant}\n\n{usage()}"

@@ -1,0 +1,49 @@
+"""``python -m wellfed leaderboard SWEEP``: the ranks of a sweep, on the terminal and in its files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from wellfed.config.schema import PathsConfig
+from wellfed.errors import EXIT_OK, ConfigError, Fault
+from wellfed.run.screen import Terminal
+from wellfed.sweep import folders, leaderboard_files
+from wellfed.sweep.leaderboard import leaderboard
+from wellfed.sweep.leaderboard_terminal import show, width
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the ranks and writes the files anew."""
+    parser = argparse.ArgumentParser(
+        prog="python -m wellfed leaderboard",
+        description="The ranks of a sweep, from its ledger; writes its files anew.",
+    )
+    add_sweep(parser)
+    parser.add_argument("--json", action="store_true", help="print all figures as JSON")
+    asked = parser.parse_args(argv)
+    folder = folders.find(asked.sweep, Path(asked.log_dir))
+    board = leaderboard(*folders.load(folder))
+    try:
+        written = leaderboard_files.write(folder, board)
+    except OSError as error:
+        way_out = "Free space, or make the folder writable."
+        problem = f"can't be written to: {error.strerror or error}."
+        raise ConfigError([Fault(str(folder), problem, way_out)]) from error
+    if asked.json:
+        Terminal(markup=False, highlight=False, emoji=False).print(
+            json.dumps(board.to_dict(), indent=2), soft_wrap=True
+        )
+    else:
+        show(Terminal(markup=False, highlight=False, emoji=False, width=width()), board, written)
+    return EXIT_OK
+
+
+def add_sweep(parser: argparse.ArgumentParser) -> None:
+    """How a sweep is named."""
+    parser.add_argument("sweep", metavar="SWEEP", help="its folder, or its name")
+    parser.add_argument(
+        "--log-dir", default=PathsConfig.log_dir, help="where names are looked up: <log dir>/*/sweeps/ (default: logs)"
+    )

@@ -1,0 +1,205 @@
+"""``python -m wellfed plan``: every number of a run with its reason, for this machine or for cards it does not have."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+from wellfed.config.check import check_imported
+from wellfed.config.compose import Composed, compose, masked_override
+from wellfed.config.experiment_file import free_path, write_experiment
+from wellfed.config.option_file import Value
+from wellfed.config.schema import RunConfig
+from wellfed.diagnosis.report import show_value
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
+from wellfed.hardware.detect import machine
+from wellfed.hardware.imagined import with_cards
+from wellfed.hardware.profiles import PROFILES
+from wellfed.hardware.torch_cuda import torch_cuda
+from wellfed.planning.device import plan_device
+from wellfed.planning.planned import RunPlan
+from wellfed.units import show_bytes, show_gib
+
+_HELP = "as for python src/train.py, e.g. gpu=8gb memory=cache trainer.devices=8"
+_NOT_WRITTEN = ("trainer.accelerator", "workload.effective_batch_size")
+"""The first is this machine's matter, the second the workload's."""
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What the command has found."""
+
+    plan: RunPlan
+    by_devices: tuple[RunPlan, ...]
+    """For each number of GPUs up to the one asked for; empty for one device."""
+    imagined: str | None
+    """What is not in this machine."""
+    workload: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``--json`` prints."""
+        plan = self.plan
+        return {
+            "fits": _fits(plan),
+            "workload": self.workload,
+            "device": plan.device_name,
+            "imagined": self.imagined,
+            "budget_gib": plan.budget_gib,
+            "predicted_peak_gib": plan.predicted_peak_gib,
+            "peak_moment": plan.peak_moment,
+            "parts": dict(plan.parts),
+            "plan": plan.to_dict(),
+            "findings": [] if plan.misfit is None else [_finding(plan)],
+            "warnings": list(plan.warnings),
+            "by_devices": [
+                {
+                    "devices": each["trainer.devices"],
+                    "micro_batch": each["memory.micro_batch"],
+                    "accumulate": each["memory.accumulate"],
+                    "predicted_peak_gib": each.predicted_peak_gib,
+                    "fits": _fits(each),
+                }
+                for each in self.by_devices
+            ],
+        }
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the plan; 0 if it fits its budget, 2 if it does not or can't be made. Trains nothing."""
+    parser = argparse.ArgumentParser(
+        prog="python -m wellfed plan", description="Every number of a run with its reason, without running it."
+    )
+    parser.add_argument("overrides", nargs="*", help=_HELP)
+    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--write", metavar="NAME", help="write it as configs/experiment/NAME.yaml")
+    parser.add_argument("--force", action="store_true", help="let --write replace a file of that name")
+    asked = parser.parse_intermixed_args(argv)
+    if asked.write is not None:
+        free_path(asked.write, replaces=asked.force)
+    composed: Composed[RunConfig] = compose(asked.overrides)
+    # What the workload's code prints is no part of the JSON.
+    with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
+        found = make(composed)
+    if asked.json:
+        print(json.dumps(found.to_dict(), indent=2))
+    else:
+        show(found, sys.stdout)
+    if found.plan.misfit is not None:
+        print(found.plan.misfit, file=sys.stderr)
+        return EXIT_NOTHING_RUN
+    if asked.write is not None:
+        path = _write(asked.write, composed, found, replaces=asked.force)
+        print(f"Written: {path}. Use it: python src/train.py experiment={asked.write}", file=sys.stderr)
+    return EXIT_OK
+
+
+def make(composed: Composed[RunConfig]) -> Planned:
+    """The plan for a configuration; reads the data and builds the model, on the CPU.
+
+    Raises:
+        ConfigError, DataError: there is no such plan.
+    """
+    # Torch from here on: --help and a typo need neither.
+    from wellfed.lit.unimported import seed_everything
+    from wellfed.run.assemble import make_parts
+    from wellfed.run.planner import Planner
+
+    config, choices = composed.config, composed.choices
+    profile = choices.get("gpu", "auto")
+    facts = machine(torch_cuda())
+    imagined = None
+    if config.trainer.accelerator.value != "cpu":
+        facts, imagined = with_cards(facts, profile, config.gpu.memory_gib, config.trainer.devices)
+    device = plan_device(config, choices, facts)
+    faults = check_imported(config)
+    if isinstance(device, list) or faults:
+        raise ConfigError([*(device if isinstance(device, list) else []), *faults])
+    seed_everything(config.seed)
+    planner = Planner(config, choices, facts, device, make_parts(config))
+    plan, by_devices = planner.without_running()
+    return Planned(plan, tuple(by_devices), imagined, config.workload.name)
+
+
+def show(found: Planned, stream: IO[str]) -> None:
+    """Prints the plan for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    plan = found.plan
+    console = Console(file=stream, markup=False, highlight=False)
+    if found.imagined is not None:
+        console.print(found.imagined, soft_wrap=True)
+    table = Table(title=f"Plan: {found.workload} on {plan.device_name}", title_justify="left", box=None, pad_edge=False)
+    for name in ("knob", "value", "because", "source"):
+        table.add_column(name, overflow="fold")
+    for knob, planned in plan.knobs.items():
+        table.add_row(knob, show_value(planned.value), planned.because, planned.source)
+    console.print(table)
+    if plan.predicted_peak_gib is not None:
+        memory = Table(title=f"\nMemory at its peak ({plan.peak_moment}), predicted", title_justify="left", box=None)
+        memory.add_column("part")
+        memory.add_column("bytes", justify="right")
+        for name, size in plan.parts.items():
+            memory.add_row(name, show_bytes(size))
+        unused = plan.predicted_peak_gib * 2**30 - sum(plan.parts.values()) - plan.workspaces
+        memory.add_row("the allocator's unused blocks", show_bytes(unused))
+        memory.add_row("cuBLAS's workspaces", show_bytes(plan.workspaces))
+        memory.add_row("reserved by the allocator, all in all", show_bytes(plan.predicted_peak_gib * 2**30))
+        console.print(memory)
+    if found.by_devices:
+        console.print(_by_devices(found.by_devices))
+    for warning in plan.warnings:
+        console.print(f"Warning: {warning}", soft_wrap=True)
+
+
+def _by_devices(plans: Sequence[RunPlan]) -> Any:
+    from rich.table import Table
+
+    table = Table(title="\nBy number of devices, predicted for each", title_justify="left", box=None)
+    for name in ("devices", "micro-batch", "accumulate", "features", "peak", "fits"):
+        table.add_column(name, justify="right")
+    for plan in plans:
+        peak = "" if plan.predicted_peak_gib is None else show_bytes(plan.predicted_peak_gib * 2**30)
+        cells = [plan[f"memory.{knob}"] for knob in ("micro_batch", "accumulate", "features")]
+        fits = {None: "", True: "yes", False: "no"}[_fits(plan)]
+        table.add_row(str(plan["trainer.devices"]), *map(show_value, cells), peak, fits)
+    return table
+
+
+def _fits(plan: RunPlan) -> bool | None:
+    """None where nothing could be predicted."""
+    return None if plan.predicted_peak_gib is None else plan.misfit is None
+
+
+def _finding(plan: RunPlan) -> dict[str, Any]:
+    assert plan.misfit is not None
+    return {
+        "id": "does_not_fit",
+        "severity": "error",
+        "evidence": {"budget_gib": plan.budget_gib, "predicted_peak_gib": plan.predicted_peak_gib},
+        "message": str(plan.misfit),
+        "change": list(plan.remedies),
+        "changes_learning": False,
+    }
+
+
+def _write(name: str, composed: Composed[RunConfig], found: Planned, *, replaces: bool) -> Any:
+    values = {
+        knob: Value(planned.value, f"{planned.source}: {planned.because}")
+        for knob, planned in found.plan.knobs.items()
+        if knob not in _NOT_WRITTEN
+    }
+    profile = PROFILES.get(composed.choices.get("gpu", "auto"))
+    if profile is not None and values["gpu.memory_gib"].value == profile.budget_gib:
+        del values["gpu.memory_gib"]  # the choice says it, and another choice on top of this one shall count
+    typed = " ".join(shlex.quote(masked_override(text)) for text in composed.overrides)
+    peak = found.plan.predicted_peak_gib
+    predicted = "" if peak is None else f" Predicted peak: {show_gib(peak)} on each device."
+    heading = f"python -m wellfed plan {typed} --write {name}\nPlanned for {found.plan.device_name}.{predicted}"
+    return write_experiment(name, composed, values, heading=heading, replaces=replaces)

@@ -1,0 +1,156 @@
+"""Faults of yaml files: unreadable ones, and entries that the schema refuses, key by key with file and line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
+from hydra.core.default_element import ResultDefault
+from hydra.errors import ConfigCompositionException
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from wellfed.config.faults.explain import explain
+from wellfed.errors import Fault
+
+
+class ForgivingRepository(CachingConfigRepository):
+    """Files as Hydra reads them, but one that can't be read is noted and taken for empty.
+
+    Hydra's own files are taken for empty too unless ``with_hydra``: they are half of the work, and seldom at fault.
+    """
+
+    def __init__(self, delegate: IConfigRepository, *, with_hydra: bool) -> None:
+        super().__init__(delegate)
+        self.with_hydra = with_hydra
+        self.unreadable: dict[str, Fault] = {}
+        """Config path, e.g. ``gpu/24gb``, -> what is wrong with the file."""
+
+    def load_config(self, config_path: str) -> ConfigResult | None:
+        """The file, or an empty one in its place; None where there is no such file."""
+        if config_path.startswith("hydra/") and not self.with_hydra:
+            return self._empty(config_path)
+        try:
+            return super().load_config(config_path)
+        except (yaml.YAMLError, OSError, ValueError, AssertionError, RecursionError, OmegaConfBaseException) as error:
+            self.unreadable[config_path] = _unreadable(self.file_of(config_path), error)
+        return self._empty(config_path)
+
+    def _empty(self, config_path: str) -> ConfigResult:
+        empty = ConfigResult(
+            provider="empty",
+            path="",
+            config=OmegaConf.create(),
+            header={"package": None},
+            defaults_list=[],
+            is_schema_source=True,  # or Hydra looks for a schema of the same name
+        )
+        self.cache[f"config_path={config_path}"] = empty
+        return empty
+
+    def file_of(self, config_path: str) -> Path:
+        """Where the search path finds it; the bare name where it is no file (a schema)."""
+        for source in self.get_sources():
+            for suffix in ("", ".yaml"):
+                found = Path(source.path) / f"{config_path}{suffix}"
+                if source.scheme() == "file" and found.is_file():
+                    return found
+        return Path(config_path)
+
+
+def show_file(path: Path) -> str:
+    """A path as a reader wants it: relative where it lies under the current directory."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def merge_files(
+    loader: ConfigLoaderImpl, defaults: list[ResultDefault], repo: ForgivingRepository
+) -> tuple[DictConfig, list[tuple[str, Fault]]]:
+    """All chosen files merged as Hydra would, without the entries that don't fit; those as (dotted, fault)."""
+    cfg = OmegaConf.create()
+    refused: list[tuple[str, Fault]] = []
+    for default in defaults:
+        if str(default.config_path) in repo.unreadable:
+            continue  # told already; where it belongs stood in it
+        try:
+            config: Any = loader._load_single_config(default=default, repo=repo).config
+        except (ConfigCompositionException, ValueError) as error:
+            path = str(default.config_path)
+            refused.append((path, Fault(show_file(repo.file_of(path)), f"{error}".splitlines()[0], "")))
+            continue
+        try:
+            cfg.merge_with(config)
+        except (OmegaConfBaseException, ValueError, TypeError):
+            refused += _merge_by_key(cfg, config, repo.file_of(str(default.config_path)), default.package or "")
+    return cfg, refused
+
+
+def _merge_by_key(cfg: DictConfig, config: Any, file: Path, package: str) -> Iterator[tuple[str, Fault]]:
+    schema_type = OmegaConf.get_type(cfg) or dict
+    lines = _key_lines(file, "" if package == "_global_" else package)
+    for dotted, value in _leaves(config):
+        try:
+            OmegaConf.update(cfg, dotted, value, merge=True)
+        except (OmegaConfBaseException, ValueError, TypeError) as error:
+            problem, way_out = explain(schema_type, dotted, error)
+            line = f":{lines[dotted]}" if dotted in lines else ""
+            yield dotted, Fault(f"{show_file(file)}{line}: {dotted}={_short(value)}", problem, way_out)
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(node, DictConfig) and not node._is_none() and len(node) > 0:
+        for key in node:
+            name = str(key)
+            yield from _leaves(node._get_node(key), f"{prefix}.{name}" if prefix else name)
+    else:
+        yield prefix, OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
+
+
+def _key_lines(file: Path, package: str) -> dict[str, int]:
+    """Dotted name -> line, counted from 1."""
+    found: dict[str, int] = {}
+
+    def walk(node: yaml.Node, prefix: str) -> None:
+        if isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                name = f"{prefix}.{key.value}" if prefix else str(key.value)
+                found[name] = key.start_mark.line + 1
+                walk(value, name)
+
+    if file.is_file():
+        root = yaml.compose(file.read_text(encoding="utf-8"))
+        if root is not None:
+            walk(root, package)
+    return found
+
+
+def _unreadable(file: Path, error: Exception) -> Fault:
+    where = show_file(file)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        where = f"{where}:{mark.line + 1}"
+        problem = f"is not yaml at column {mark.column + 1}: {error.problem}."
+        tab = "\\t" in f"{error.problem}"
+        return Fault(
+            where, problem, "Indent with blanks, never tabs." if tab else "Check indentation and colons there."
+        )
+    if isinstance(error, UnicodeDecodeError):
+        return Fault(where, "is not UTF-8 text.", "Save it as UTF-8.")
+    if isinstance(error, OSError):
+        return Fault(where, f"can't be read: {error.strerror or error}.", "Check its permissions.")
+    if isinstance(error, AssertionError):
+        return Fault(where, "has a defaults list that can't be read.", "Write '- group: option' lines in it.")
+    # A RecursionError (a yaml anchor inside itself) reaches us as an OmegaConf error of a thousand lines.
+    reason = str(error).splitlines()[0][:200].rstrip(".")
+    return Fault(where, f"can't be used: {reason}.", "Write 'knob: value' lines.")
+
+
+def _short(value: Any) -> str:
+    text = "null" if value is None else str(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

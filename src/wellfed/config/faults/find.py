@@ -1,0 +1,239 @@
+"""Finds every fault of a configuration that did not compose. Runs only on failure.
+
+Hydra stops at its first. So: read each override alone, hold the choices against the files, compose those that are
+right, then set each value alone on that base, and last judge what came out (`examine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import fields, is_dataclass
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.defaults_list import DefaultsList, create_defaults_list
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from wellfed.config.examine import examine
+from wellfed.config.faults.explain import explain, explain_delete, suggestion
+from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
+from wellfed.config.faults.knobs import FREE_NODES, all_knobs, knob_type, type_of
+from wellfed.config.faults.override_faults import Typed, choice_fault, is_choice, read_overrides
+from wellfed.config.schema import RunConfig
+from wellfed.config.session import COMPOSE_ERRORS
+from wellfed.errors import Fault
+
+
+def find_faults(
+    loader: ConfigLoader, config_name: str, overrides: Sequence[str], cause: Exception | None, *, multirun: bool = False
+) -> list[Fault]:
+    """All faults, those of the command line first and in its order.
+
+    Args:
+        loader: of the Hydra that failed.
+        config_name: primary config.
+        overrides: as typed.
+        cause: what Hydra raised; told as it is if the search finds nothing. None = Hydra composed it.
+        multirun: several values for a knob are then no fault.
+    """
+    assert isinstance(loader, ConfigLoaderImpl)
+    typed = read_overrides(overrides, multirun=multirun)
+    for with_hydra in (False, True):  # the second search takes twice as long and is seldom needed
+        repo = ForgivingRepository(loader.repository, with_hydra=with_hydra)
+        if repo.load_config(config_name) is None:
+            return [_no_primary(repo, config_name)]
+        search = _Search(loader, repo, config_name, typed)
+        found = search.run()
+        if found and not search.needs_hydra:
+            return found
+    if cause is None or found:
+        return found
+    return [Fault("configuration", " ".join(str(cause).split())[:500], "HYDRA_FULL_ERROR=1 shows where.")]
+
+
+def _no_primary(repo: ForgivingRepository, config_name: str) -> Fault:
+    names = [name for name in repo.get_group_options("") if not name.endswith("_schema") and not name.startswith("_")]
+    return Fault(f"--config-name {config_name}", "there is no such file.", f"There are: {', '.join(names)}.")
+
+
+class _Search:
+    """One hunt for faults; the steps of `run`, in order, fill ``told`` and ``doubted``."""
+
+    def __init__(
+        self, loader: ConfigLoaderImpl, repo: ForgivingRepository, config_name: str, typed: list[Typed]
+    ) -> None:
+        self.loader = loader
+        self.repo = repo
+        self.config_name = config_name
+        self.typed = typed
+        primary = repo.load_config(config_name)
+        self.defaults: list[InputDefault] = (primary.defaults_list or []) if primary else []
+        self.declared = {one.group for one in self.defaults if isinstance(one, GroupDefault) and one.group}
+        self.schema = self._schema()
+        self.told: list[tuple[int, Fault]] = []
+        self.from_files: list[Fault] = []
+        self.needs_hydra = any(one.parsed is not None and one.parsed.is_hydra_override() for one in typed)
+        """Whether Hydra's own files matter for what was found."""
+        self.doubted: set[str] = set()
+        """Knobs whose value is not what the user meant: rules about them would tell what is not so."""
+
+    def _schema(self) -> type:
+        """The dataclass behind ``- run_schema``; choices are judged by it before anything is merged."""
+        for default in self.defaults:
+            if isinstance(default, ConfigDefault) and str(default.path).endswith("_schema"):
+                loaded = self.repo.load_config(str(default.path))
+                schema = OmegaConf.get_type(loaded.config) if loaded is not None else None
+                if schema is not None and is_dataclass(schema):
+                    return schema
+        return RunConfig
+
+    def run(self) -> list[Fault]:
+        self.told = [(index, one.fault) for index, one in enumerate(self.typed) if one.fault]
+        self._check_choices()
+        cfg = self._compose_files()
+        schema_type = OmegaConf.get_type(cfg)
+        if is_dataclass(schema_type):
+            added = self._set_values(cfg, schema_type)
+            job = self._job(cfg)
+            examined = examine(job, self.doubted).faults
+            self._explain_added(added, examined)
+        else:
+            examined = []
+        ordered = [fault for _, fault in sorted(self.told, key=lambda pair: pair[0])]
+        return list(dict.fromkeys([*ordered, *self.from_files, *examined]))
+
+    def _usable(self, *, choices: bool) -> list[tuple[int, Override]]:
+        bad = {index for index, _ in self.told}
+        return [
+            (index, one.parsed)
+            for index, one in enumerate(self.typed)
+            if one.parsed is not None and index not in bad and is_choice(one.parsed, self.repo) == choices
+        ]
+
+    def _check_choices(self) -> None:
+        grouped = {entry.name for entry in fields(self.schema) if is_dataclass(type_of(self.schema, entry.name))}
+        required = grouped & self.declared
+        for index, parsed in self._usable(choices=True):
+            fault = choice_fault(self.typed[index], self.repo, required, self.declared)
+            if fault:
+                self.told.append((index, fault))
+                self._doubt(parsed.key_or_group)
+        for index, parsed in self._usable(choices=False):
+            group = parsed.key_or_group
+            if group in self.declared and "." not in group and knob_type(self.schema, group) is None:
+                fault = Fault(self.typed[index].text, f"{group} has no options.", f"No folder {group}/ is searched.")
+                self.told.append((index, fault))
+
+    def _compose_files(self) -> DictConfig:
+        chosen = self._usable(choices=True)
+        try:
+            listed: DefaultsList | None = self._defaults([parsed for _, parsed in chosen])
+        except COMPOSE_ERRORS:
+            self.needs_hydra = True  # a file may pick a launcher or sweeper
+            listed = self._defaults_one_by_one(chosen)
+        cfg, refused = merge_files(self.loader, listed.defaults, self.repo) if listed else (OmegaConf.create(), [])
+        for path, fault in self.repo.unreadable.items():
+            self.from_files.append(fault)
+            self._doubt(path.partition("/")[0])
+        for dotted, fault in refused:
+            self.from_files.append(fault)
+            self.doubted.add(dotted)
+        OmegaConf.set_struct(cfg, True)
+        return cfg
+
+    def _defaults(self, parsed: list[Override]) -> DefaultsList:
+        return create_defaults_list(self.repo, self.config_name, parsed, prepend_hydra=True, skip_missing=True)
+
+    def _defaults_one_by_one(self, chosen: list[tuple[int, Override]]) -> DefaultsList | None:
+        """The defaults list with the choices that go together; those that don't are told."""
+        try:
+            listed = self._defaults([])
+        except COMPOSE_ERRORS as error:
+            self.from_files.append(self._fault_of_lists(error))
+            return None
+        kept: list[Override] = []
+        for index, parsed in chosen:
+            try:
+                listed = self._defaults([*kept, parsed])
+            except COMPOSE_ERRORS as error:
+                self.told.append((index, self._fault_of_lists(error, self.typed[index].text)))
+                if parsed.key_or_group in self.declared:
+                    self._doubt(parsed.key_or_group)
+            else:
+                kept.append(parsed)
+        return listed
+
+    def _fault_of_lists(self, error: Exception, text: str | None = None) -> Fault:
+        options = getattr(error, "options", None)
+        lines = [line.strip() for line in str(error).split("Config search path")[0].splitlines() if line.strip()]
+        way_out = f"There are: {', '.join(options)}." if options else " ".join(lines[1:3])[:300]
+        where = text or f"defaults of {show_file(self.repo.file_of(self.config_name))}"
+        return Fault(where, f"{lines[0].rstrip('.')}." if lines else type(error).__name__, way_out)
+
+    def _set_values(self, cfg: DictConfig, schema_type: type) -> list[tuple[int, str]]:
+        """Set each value alone; returns new arguments of free nodes that lack a ``+``."""
+        added = []
+        for index, parsed in self._single_values():
+            dotted = parsed.key_or_group
+            try:
+                if parsed.is_delete() and knob_type(schema_type, dotted) is not None:
+                    raise ValueError("Hydra takes away some knobs and not others")
+                self.loader._apply_overrides_to_config([parsed], cfg)
+            except COMPOSE_ERRORS as error:
+                if dotted.startswith(tuple(f"{node}." for node in FREE_NODES)) and not parsed.is_delete():
+                    with open_dict(cfg):
+                        OmegaConf.update(cfg, dotted, parsed.value(), merge=True, force_add=True)
+                    added.append((index, dotted))
+                else:
+                    self._tell_value(index, parsed, schema_type, error)
+            else:
+                self.doubted.discard(dotted)
+        return added
+
+    def _single_values(self) -> Iterator[tuple[int, Override]]:
+        """Each value to set, those of a multirun's axes one by one."""
+        for index, parsed in self._usable(choices=False):
+            if not parsed.is_sweep_override():
+                yield index, parsed
+            elif parsed.is_discrete_sweep():
+                texts = [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]
+                yield from ((index, one.parsed) for one in read_overrides(texts, multirun=False) if one.parsed)
+
+    def _tell_value(self, index: int, parsed: Override, schema_type: type, error: Exception) -> None:
+        text, dotted = parsed.input_line or self.typed[index].text, parsed.key_or_group
+        if parsed.is_delete():
+            problem, way_out = explain_delete(schema_type, dotted)
+        else:
+            problem, way_out = explain(schema_type, dotted, error)
+        meant = suggestion(schema_type, dotted) if knob_type(schema_type, dotted) is None else None
+        if meant and not parsed.is_delete():
+            way_out = f"Did you mean {meant}={text.partition('=')[2]}?"
+        self.told.append((index, Fault(text, problem, way_out)))
+        if meant is None:
+            self.doubted.add(dotted)
+        elif meant not in self._typed_names():
+            self.doubted |= self._inside(meant) - self._typed_names()
+
+    def _explain_added(self, added: list[tuple[int, str]], examined: Collection[Fault]) -> None:
+        for index, dotted in added:
+            if not any(dotted in str(fault) for fault in examined):
+                problem = f"{dotted.rpartition('.')[0]} does not list it so far."
+                self.told.append((index, Fault(self.typed[index].text, problem, f"Add it: +{self.typed[index].text}")))
+
+    def _job(self, cfg: DictConfig) -> DictConfig:
+        with open_dict(cfg):
+            cfg.pop("hydra", None)
+        return cfg
+
+    def _typed_names(self) -> set[str]:
+        return {one.parsed.key_or_group for one in self.typed if one.parsed is not None and one.fault is None}
+
+    def _doubt(self, group: str) -> None:
+        """What ``group`` would have set is unknown; of a group outside the schema (experiment) that is anything."""
+        self.doubted |= (self._inside(group) or set(all_knobs(self.schema))) - self._typed_names()
+
+    def _inside(self, name: str) -> set[str]:
+        """The knobs of a group, or the knob itself."""
+        return {knob for knob in all_knobs(self.schema) if knob == name or knob.startswith(f"{name}.")}

@@ -1,0 +1,124 @@
+"""Faults of what was typed: the grammar of overrides, and group choices held against the files."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hydra._internal.config_repository import IConfigRepository
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException
+
+from wellfed.config.faults.knobs import in_order, nearest
+from wellfed.errors import Fault
+
+_BRACKETS = {"[": "]", "{": "}", "(": ")"}
+
+
+@dataclass(frozen=True)
+class Typed:
+    """One override of the command line."""
+
+    text: str
+    parsed: Override | None
+    fault: Fault | None
+    """Why it can't be read, or can't be used whatever the files say."""
+
+
+def read_overrides(overrides: Sequence[str], *, multirun: bool) -> list[Typed]:
+    """Each override parsed on its own, so that one that can't be read does not hide the next."""
+    parser = OverridesParser.create()
+    typed = []
+    for text in overrides:
+        try:
+            parsed = parser.parse_override(text)
+            if not parsed.key_or_group:
+                raise ValueError("no name")
+        except (HydraException, ValueError) as error:
+            typed.append(Typed(text, None, _grammar_fault(parser, text, error)))
+            continue
+        fault = None
+        if parsed.is_sweep_override() and not multirun:
+            name = parsed.key_or_group
+            values = text.partition("=")[2]
+            way_out = (
+                f"Add -m to run them all, or write {name}=[{values}] for a list, {_quoted(name, values)} for a text."
+            )
+            fault = Fault(text, "names several values, and this is one run.", way_out)
+        typed.append(Typed(text, parsed, fault))
+    return typed
+
+
+def _grammar_fault(parser: OverridesParser, text: str, error: Exception) -> Fault:
+    name, equals, value = text.partition("=")
+    if not equals:
+        return Fault(text, "is not an override: it has no '='.", "Write knob=value or group=option, e.g. gpu=24gb.")
+    if not name.strip("+~ "):
+        return Fault(text, "has no name before '='.", "Write knob=value or group=option, e.g. gpu=24gb.")
+    for opening, closing in _BRACKETS.items():
+        if value.count(opening) != value.count(closing):
+            missing = closing if value.count(opening) > value.count(closing) else opening
+            return Fault(
+                text, f"can't be read: a '{missing}' is missing.", f"Close it, or quote: {_quoted(name, value)}"
+            )
+    quoted = _quoted(name, value)
+    try:
+        parser.parse_override(shlex.split(quoted)[0])
+    except (HydraException, ValueError):
+        reason = str(error).splitlines()[0]
+        return Fault(text, f"can't be read: {reason}.", "Names are words joined by dots, e.g. loader.num_workers=2.")
+    return Fault(text, "can't be read: the value holds signs that mean something to Hydra.", f"Quote it: {quoted}")
+
+
+def _quoted(name: str, value: str) -> str:
+    """``name="value"`` with quotes for Hydra inside quotes for the shell."""
+    return shlex.quote(f"{name}={QuotedString(text=value, quote=Quote.double).with_quotes()}")
+
+
+def is_choice(parsed: Override, repo: IConfigRepository) -> bool:
+    """Whether an override picks an option of a group (and does not set a value)."""
+    if isinstance(parsed._value, dict):
+        return False
+    return bool(repo.group_exists(parsed.key_or_group))
+
+
+def choice_fault(
+    typed: Typed, repo: IConfigRepository, required: Collection[str], declared: Collection[str]
+) -> Fault | None:
+    """What is wrong with one choice of an option; None where the files have it.
+
+    Args:
+        typed: an override for which ``is_choice`` holds.
+        repo: the search path.
+        required: groups without which no run is complete.
+        declared: groups in the defaults list of the primary config.
+    """
+    parsed = typed.parsed
+    assert parsed is not None
+    group = parsed.key_or_group
+    options = in_order(repo.get_group_options(group, ObjectType.CONFIG))
+    listed = f"{group} has {', '.join(options)}." if options else f"No file defines an option of {group}."
+    if parsed.is_delete() or (None in (values := list(_values(parsed))) and not parsed.is_sweep_override()):
+        return Fault(typed.text, f"every run needs an option of {group}.", listed) if group in required else None
+    if parsed.is_add() and group in declared:
+        return Fault(typed.text, f"{group} is in the defaults list already.", f"Write {typed.text.lstrip('+')}.")
+    for value in values:
+        if value is not None and not (isinstance(value, str) and repo.config_exists(f"{group}/{value}")):
+            near = nearest(str(value), options)
+            way_out = f"{listed} Did you mean {group}={near}?" if near else listed
+            return Fault(typed.text, f"there is no option {value}." if str(value) else "no option is named.", way_out)
+    return None
+
+
+def _values(parsed: Override) -> Iterator[Any]:
+    if parsed.is_sweep_override():
+        items: list[Any] = list(parsed.sweep_iterator()) if parsed.is_discrete_sweep() else []
+    else:
+        value: Any = parsed.value()
+        items = value if isinstance(value, list) else [value]
+    for item in items:
+        yield item.text if isinstance(item, QuotedString) else item

@@ -1,0 +1,101 @@
+"""Footprints on disk, so that the same model under the same training is measured once."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellfed.footprint.estimate import BLOCK_BYTES, measure
+from wellfed.footprint.fingerprint import class_name, code, described, file_digest
+from wellfed.footprint.footprint import Footprint, NoEstimate
+from wellfed.footprint.rehearsal import Task
+
+FILE_NAME = "footprint.json"
+
+
+def cached_measure(
+    model: nn.Module,
+    task: Task,
+    samples: int,
+    cache_dir: Path,
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    host_bytes: int | None = None,
+) -> Footprint | NoEstimate:
+    """As `estimate.measure`, from ``<cache_dir>/footprints/<digest>/footprint.json`` where it is there.
+
+    A damaged file is written anew; where nothing can be written, nothing is kept.
+    """
+    try:
+        name = digest(model, task, samples, block_bytes)
+    except Exception:  # noqa: BLE001  foreign code again: what is wrong with it, measuring will tell
+        return measure(model, task, samples, block_bytes=block_bytes, host_bytes=host_bytes)
+    file = cache_dir / "footprints" / name / FILE_NAME
+    if (kept := load(file)) is not None:
+        return kept
+    found = measure(model, task, samples, block_bytes=block_bytes, host_bytes=host_bytes)
+    if isinstance(found, Footprint):
+        store(file, found)
+    return found
+
+
+def load(file: Path) -> Footprint | None:
+    """The footprint in a file; None if there is none, or nothing that can be read."""
+    try:
+        return Footprint.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def store(file: Path, footprint: Footprint) -> None:
+    """Write it in one go: who reads meanwhile finds the old file or the new one."""
+    own = file.with_name(f"{file.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):  # a cache that can't be kept costs seconds, not the run
+        file.parent.mkdir(parents=True, exist_ok=True)
+        own.write_text(json.dumps(footprint.to_dict(), indent=1) + "\n", encoding="utf-8")
+        own.replace(file)
+
+
+def digest(model: nn.Module, task: Task, samples: int, block_bytes: int = BLOCK_BYTES) -> str:
+    """16 hex digits that change with all that a footprint depends on, and not with weights or learning rates."""
+    shapes: list[Any] = []
+    task.map_tensors(task.make_batch(2), lambda tensor: shapes.append(_shape(tensor)) or tensor)  # type: ignore[func-returns-value]
+    optimizer = task.make_optimizer(model)
+    content = {
+        "torch": torch.__version__,
+        "room": [file_digest(file) for file in sorted(Path(__file__).parent.glob("*.py"))],
+        "model": [(name, *described(module)) for name, module in model.named_modules()],
+        "tensors": [(name, *_shape(each)) for name, each in _named_tensors(model)],
+        "code": code([*model.modules(), *task.shaped_by, optimizer]),
+        "shaped by": [described(each) for each in task.shaped_by],
+        "batch": shapes,
+        "optimizer": [class_name(optimizer), [_options(group) for group in optimizer.param_groups]],
+        "training": [task.precision, task.checkpointed, task.feature_mode, task.compile_mode, samples, block_bytes],
+        "allocator": task.expandable_segments,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]
+
+
+def _named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def _shape(tensor: Tensor) -> tuple[Any, ...]:
+    return (list(tensor.shape), str(tensor.dtype), tensor.requires_grad)
+
+
+def _options(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a float only whether it is 0: that decides what is computed."""
+    return {
+        name: len(value) if name == "params" else bool(value) if isinstance(value, float) else repr(value)
+        for name, value in group.items()
+    }

@@ -1,0 +1,136 @@
+"""The device memory of a training run, found by a rehearsal of its steps on fake tensors.
+
+Nothing of real size is allocated, and no GPU is needed. Predicted, not seen: what kernels use inside (`as_on_cuda` has
+the table), and torch.compile, which counts as none.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from wellfed.contract import Batch
+from wellfed.footprint.cuda_emulation import as_on_cuda
+from wellfed.footprint.curve import curve
+from wellfed.footprint.footprint import Footprint, NoEstimate, Point, is_straight, whole_pass
+from wellfed.footprint.rehearsal import Rehearsal, Task
+from wellfed.units import counted, show_bytes
+
+BLOCK_BYTES = 512
+"""The CUDA allocator's smallest block (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+FIRST_SMALL_RUN = 2
+"""Micro-batch of the first real run; each next one is twice as large."""
+OUTGROWN = 4
+"""Times all gradients that what grows with the batch must be, before a line is drawn on: a perceptron of three layers
+has its last bend at 2 times."""
+SMALL_RUNS_S = 10.0
+"""Seconds after which no larger one is begun."""
+COPIES = 6
+"""Times the parameters' bytes that a real run may need: parameters, gradients, two states, temporaries, activations."""
+
+
+def measure(
+    model: nn.Module,
+    task: Task,
+    samples: int,
+    *,
+    block_bytes: int = BLOCK_BYTES,
+    host_bytes: int | None = None,
+) -> Footprint | NoEstimate:
+    """The footprint of a model with ``loss(batch) -> LossOutput``, for micro-batches of 1 to ``samples``.
+
+    The model is copied and stays as it is. Where fake tensors can't follow (a model that looks at values: ``.item()``,
+    boolean indexing), a few samples are run for real on the CPU, and the line through them is drawn on. Whatever goes
+    wrong there too is the reason of a `NoEstimate`.
+
+    Args:
+        samples: of one device in an optimizer step.
+        block_bytes: what the bytes of a tensor are rounded up to.
+        host_bytes: memory that real runs may take; None = as much as they want.
+    """
+    notes = _notes(model, task)
+    try:
+        with _apart(), FakeTensorMode(allow_non_fake_inputs=True) as fake:
+            rehearsal = Rehearsal(model, task, block_bytes, fake)
+            return rehearsal.footprint(
+                curve(rehearsal.point, samples, lowest=rehearsal.lowest, beside=rehearsal.resident_bytes),
+                "fake tensors",
+                notes,
+            )
+    except Exception as error:  # noqa: BLE001  the model is foreign code, and an estimate must not end a run
+        why = _first_line(error)
+    needed = COPIES * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+    if host_bytes is not None and needed > host_bytes:
+        room = f"{show_bytes(needed)} of host memory, and {show_bytes(host_bytes)} are free"
+        return NoEstimate(f"fake tensors can't follow the model ({why}); a real run of a few samples needs {room}")
+    try:
+        with _apart():
+            rehearsal = Rehearsal(model, task, block_bytes, None)
+            points = _small_runs(rehearsal, samples)
+            tried = ", ".join(str(point.micro_batch) for point in points)
+            note = f"fake tensors can't follow the model ({why}): run for real with {tried} samples, and drawn on"
+            return rehearsal.footprint(points, "small runs", (note, *notes))
+    except Exception as error:  # noqa: BLE001  as above
+        return NoEstimate(f"fake tensors: {why}; a real run of a few samples: {_first_line(error)}")
+
+
+def repeated(
+    sample: Batch, map_tensors: Callable[[Batch, Callable[[Tensor], Tensor]], Batch]
+) -> Callable[[int], Batch]:
+    """Batches of any size out of the samples of one, again and again; for tensors that share their first dimension."""
+
+    def make_batch(size: int) -> Batch:
+        return map_tensors(sample, lambda tensor: tensor.index_select(0, torch.arange(size) % tensor.shape[0]))
+
+    return make_batch
+
+
+def _small_runs(rehearsal: Rehearsal, samples: int) -> list[Point]:
+    """Points from which the line may go on.
+
+    A peak bends where activations outgrow what the weights need, so two slopes that agree are not enough: a slope is
+    the last one once what grows is much more than all gradients, or when time is up.
+    """
+    points: list[Point] = []
+    began_s, size = time.monotonic(), FIRST_SMALL_RUN
+    while True:
+        points.append(rehearsal.point(min(size, samples)))
+        if size >= samples:
+            return points
+        if is_straight(points):
+            before, last = points[-2:]
+            grown = (whole_pass(last) - whole_pass(before)) * last.micro_batch
+            if grown > OUTGROWN * rehearsal.gradient_bytes * (last.micro_batch - before.micro_batch):
+                return points
+        if time.monotonic() - began_s > SMALL_RUNS_S:
+            if is_straight(points):
+                return points
+            raise ValueError(f"memory does not grow in a line up to {size} samples, tried in {SMALL_RUNS_S:g} s")
+        size *= 2
+
+
+def _notes(model: nn.Module, task: Task) -> tuple[str, ...]:
+    notes = []
+    if task.compile_mode != "none":
+        notes.append(f"gpu.compile={task.compile_mode} is predicted as without it")
+    if num := sum(isinstance(module, nn.RNNBase) for module in model.modules()):
+        notes.append(f"{counted(num, 'RNN')}: cuDNN's reserve is predicted as what the single steps keep")
+    return tuple(notes)
+
+
+@contextmanager
+def _apart() -> Iterator[None]:
+    """What is drawn, warned of and computed here leaves no trace in the run that follows."""
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"), torch.enable_grad(), as_on_cuda():
+        yield
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

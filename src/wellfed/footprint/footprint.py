@@ -1,0 +1,363 @@
+"""What a training run needs of device memory: its parts, the peak of one optimizer step, the largest micro-batch.
+
+Arithmetic on measured figures, without torch, so that planning may use it. `estimate.measure` makes a `Footprint`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import pairwise
+from typing import Any, Literal
+
+from wellfed.footprint.caching_allocator import reserved_for
+from wellfed.footprint.replay import Recording
+
+Basis = Literal["fake tensors", "small runs"]
+Moment = Literal["forward and backward", "optimizer step", "filling the feature table"]
+
+FORMAT = 2
+"""Of a footprint's JSON; another is not read."""
+SLOPES_AGREE_FRAC = 0.05
+"""Two successive slopes that differ by no more are one line, which may be drawn on."""
+
+NEAR_FRAC = 0.005
+"""How exactly `needed_bytes` is found."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The forward and backward pass of one micro-batch at its peak, bytes beside what is there all the time."""
+
+    micro_batch: int
+    activations: int
+    """All that the pass makes, gradients aside: prepared inputs, saved tensors, temporaries, casts of weights."""
+    gradients: int
+    """Gradients that exist at that moment, where the micro-batch is the only one of its step."""
+    activations_after: int
+    """As ``activations``, where a micro-batch went before: then all gradients exist all the time."""
+    sparse_gradients: int = 0
+    """Those left by a pass that hold the rows looked up alone, and so grow with the samples."""
+    sparse_temporaries: int = 0
+    """What the optimizer makes and drops for them."""
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Device memory of a model under training, bytes, for one precision, feature mode and checkpointing."""
+
+    precision: str
+    checkpointed: bool
+    feature_mode: str | None
+    basis: Basis
+    """Whether the passes ran on fake tensors, or for real with a few samples."""
+    parameters: int
+    """Frozen ones and buffers too."""
+    gradients: int
+    """Dense ones."""
+    optimizer_state: int
+    optimizer_temporaries: int
+    """For dense gradients."""
+    feature_table: int
+    """0 unless it is on the device."""
+    filling: int
+    """Peak beside parameters and table while the feature table is filled, whether it is on the device or not."""
+    inputs: tuple[int, ...]
+    """Bytes of each tensor of a batch as it comes from the loader, for one sample."""
+    points: tuple[Point, ...]
+    """By rising micro-batch."""
+    recording: Recording | None = None
+    """Of all allocations, for what is reserved beyond the tensors; None: nothing is."""
+    notes: tuple[str, ...] = ()
+    """What is assumed, for people."""
+
+    def __post_init__(self) -> None:
+        sizes = [point.micro_batch for point in self.points]
+        if not sizes or sizes[0] < 1 or sizes != sorted(set(sizes)):
+            raise ValueError(f"a footprint needs points of rising micro-batch, not {sizes}")
+
+    @property
+    def sample_bytes(self) -> int:
+        """Of all inputs."""
+        return sum(self.inputs)
+
+    @property
+    def reach(self) -> int | None:
+        """Largest micro-batch that can be predicted; None = any, the last slopes agree."""
+        return None if is_straight(self.points) else self.points[-1].micro_batch
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        recording = None if self.recording is None else self.recording.to_dict()
+        return {"format": FORMAT, **asdict(replace(self, recording=None)), "recording": recording}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Footprint:
+        """The footprint that `to_dict` described.
+
+        Raises:
+            ValueError: it describes none, or one of another format.
+        """
+        try:
+            rest = dict(values)
+            if rest.pop("format") != FORMAT:
+                raise ValueError(f"format {values['format']!r} is not {FORMAT}")
+            rest["points"] = tuple(Point(**point) for point in rest["points"])
+            rest["notes"], rest["inputs"] = tuple(rest["notes"]), tuple(rest["inputs"])
+            if rest["recording"] is not None:
+                rest["recording"] = Recording.from_dict(rest["recording"])
+            made = cls(**rest)
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"not a footprint: {error}") from error
+        parts: tuple[Footprint | Point, ...] = (made, *made.points)
+        for part in parts:
+            numbers = {spec.name: getattr(part, spec.name) for spec in fields(part) if spec.type == "int"}
+            numbers |= {f"inputs[{n}]": each for n, each in enumerate(made.inputs)}
+            if wrong := {name: value for name, value in numbers.items() if type(value) is not int or value < 0}:
+                raise ValueError(f"not a footprint: {wrong} should be counts of bytes")
+        return made
+
+
+@dataclass(frozen=True)
+class NoEstimate:
+    """There is no footprint, and why."""
+
+    reason: str
+    """One line."""
+
+
+@dataclass(frozen=True)
+class KnownFootprints:
+    """What has been found of one model in several ways of training."""
+
+    found: Mapping[tuple[str | None, bool], Footprint | NoEstimate]
+    """By feature mode and whether activations are checkpointed."""
+    looked_at: str = ""
+    """Which samples stand for all, where they differ in length."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        found = [
+            [*way, each.reason if isinstance(each, NoEstimate) else each.to_dict()] for way, each in self.found.items()
+        ]
+        return {"found": found, "looked_at": self.looked_at}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> KnownFootprints:
+        """What `to_dict` described."""
+        found = {
+            (features, checkpointed): NoEstimate(each) if isinstance(each, str) else Footprint.from_dict(each)
+            for features, checkpointed, each in values["found"]
+        }
+        return cls(found, values["looked_at"])
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """What one device does in an optimizer step."""
+
+    samples: int
+    """Of its share of the effective batch: they are on the device as a whole, and are split there."""
+    batches_ahead: int = 0
+    """Batches of as many samples that are there already (``loader.device_prefetch``)."""
+    world_size: int = 1
+    workspaces: int = 0
+    """What libraries keep of the allocator's memory on this device."""
+    is_sharded: bool = False
+    """FSDP: parameters, gradients and state are divided by ``world_size``. Otherwise DDP, whose buckets hold the
+    gradients once more."""
+    gathered: int = 0
+    """Bytes of a sharded model that are whole at a time (see `gathered.gathered_bytes`)."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The peak of a run on one device."""
+
+    moment: Moment
+    parts: Mapping[str, int]
+    """Bytes by what needs them at that moment; parts of 0 bytes too."""
+    slack: int = 0
+    """What the CUDA allocator reserves beyond the tensors: rounded sizes, and blocks that nothing fits into."""
+    workspaces: int = 0
+    """What libraries allocate there for themselves (see `StepShape`)."""
+
+    @property
+    def tensor_bytes(self) -> int:
+        """All tensors that live at the peak."""
+        return sum(self.parts.values())
+
+    @property
+    def reserved_bytes(self) -> int:
+        """What the CUDA allocator reserves for all of it where it may."""
+        return self.tensor_bytes + self.slack + self.workspaces
+
+
+def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape, *, with_slack: bool = True) -> Prediction:
+    """The highest moment of a run: in the passes, in the optimizer, or while the feature table is filled.
+
+    Between measured micro-batches a line is drawn, which lies on or above the truth, since a peak is the highest of
+    lines; below the first its value is taken; beyond the last, the line goes on.
+
+    Args:
+        with_slack: False leaves out what the allocator reserves beyond the tensors, which takes a replay.
+
+    Raises:
+        ValueError: micro_batch is below 1, or beyond ``footprint.reach``.
+    """
+    if micro_batch < 1 or (footprint.reach is not None and micro_batch > footprint.reach):
+        raise ValueError(f"micro_batch {micro_batch} is not in 1..{footprint.reach}")
+    shards = step.world_size if step.is_sharded else 1
+    sparse = on_curve(footprint.points, step.samples, lambda point: point.sparse_gradients)
+    gradients = _share(footprint.gradients, shards) + sparse
+    buckets = gradients if step.world_size > 1 and not step.is_sharded else 0
+    whole = {"gathered weights": step.gathered} if step.is_sharded else {}
+    fixed = {
+        "parameters": _share(footprint.parameters, shards),
+        "optimizer state": _share(footprint.optimizer_state, shards),
+        "feature table": footprint.feature_table,
+        "inputs": footprint.sample_bytes * step.samples * (1 + step.batches_ahead),
+        "gradient buckets": buckets,
+    }
+    is_split = micro_batch < step.samples
+    if is_split:
+        existing = footprint.gradients + sparse
+        activations = on_curve(footprint.points, micro_batch, _after_another)
+    else:
+        existing = on_curve(footprint.points, micro_batch, lambda point: point.gradients)
+        existing = min(existing, footprint.gradients + sparse)
+        activations = on_curve(footprint.points, micro_batch, whole_pass) - existing
+    temporaries = on_curve(footprint.points, step.samples, lambda point: point.sparse_temporaries)
+    temporaries += _share(footprint.optimizer_temporaries, shards)
+    filled = {"parameters": fixed["parameters"], "feature table": footprint.feature_table}
+    if step.is_sharded and footprint.filling:  # by the whole model
+        filled["gathered weights"] = footprint.parameters
+    moments: list[tuple[Moment, dict[str, int]]] = [
+        (
+            "forward and backward",
+            {
+                **fixed,
+                **whole,
+                "gradients": _share(existing, shards),
+                "activations": max(0, activations),
+            },
+        ),
+        # The rows of the last micro-batch are added to those before by writing all of them anew.
+        ("forward and backward", {**fixed, "gradients": gradients + (sparse if is_split else 0)}),
+        ("optimizer step", {**fixed, "gradients": gradients, "optimizer temporaries": temporaries}),
+        ("filling the feature table", {**filled, "activations": footprint.filling}),
+    ]
+    moment, parts = max(moments, key=lambda each: sum(each[1].values()))
+    unused = slack(footprint, micro_batch, step) if with_slack else 0
+    return Prediction(moment, parts, unused, step.workspaces)
+
+
+def slack(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
+    """Bytes that the allocator reserves beyond the tensors, where it may reserve any."""
+    if footprint.recording is None:
+        return 0
+    replayed = footprint.recording.replayed(micro_batch, step.samples, _computed_on(footprint, step))
+    # What is gathered lies in segments of other streams, which keep them.
+    gathered = step.gathered if step.is_sharded else 0
+    return replayed.reserved - replayed.asked + _unused_by_copies(footprint, step) + gathered
+
+
+def fits_within(footprint: Footprint, micro_batch: int, step: StepShape, limit_bytes: int) -> bool:
+    """Whether a run can go on for long with so many bytes reserved.
+
+    What is predicted to be reserved where any may be is enough, but need not be: cached segments go back to the driver.
+    """
+    peak = predicted_peak(footprint, micro_batch, step)
+    if peak.reserved_bytes <= limit_bytes or footprint.recording is None:
+        return peak.reserved_bytes <= limit_bytes
+    if peak.tensor_bytes + peak.workspaces > limit_bytes:
+        return False
+    inputs = _computed_on(footprint, step)
+    freely = footprint.recording.replayed(micro_batch, step.samples, inputs)
+    limit = freely.reserved - (peak.reserved_bytes - limit_bytes)
+    return footprint.recording.replayed(micro_batch, step.samples, inputs, limit).settles
+
+
+def needed_bytes(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
+    """The least that is enough, to half a percent."""
+    peak = predicted_peak(footprint, micro_batch, step)
+    low, high = peak.tensor_bytes + peak.workspaces - 1, peak.reserved_bytes
+    while high - low > max(1, NEAR_FRAC * high):
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits_within(footprint, micro_batch, step, middle) else (middle, high)
+    return high
+
+
+def _computed_on(footprint: Footprint, step: StepShape) -> list[int]:
+    """Bytes of inputs that come on the stream that computes: those that nobody copied ahead."""
+    return [] if step.batches_ahead else [size * step.samples for size in footprint.inputs]
+
+
+def _unused_by_copies(footprint: Footprint, step: StepShape) -> int:
+    """Of the segments of the stream that copies batches ahead."""
+    if not step.batches_ahead:
+        return 0
+    sizes = [each * step.samples for each in footprint.inputs] * (1 + step.batches_ahead)
+    expandable = footprint.recording is not None and footprint.recording.expandable
+    return reserved_for(sizes, expandable=expandable) - sum(sizes)
+
+
+def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape) -> int:
+    """The largest micro-batch, at most ``step.samples``, for which all that must be reserved fits; 0 if none does."""
+
+    def fits(micro_batch: int) -> bool:
+        return fits_within(footprint, micro_batch, step, budget_bytes)
+
+    reach = step.samples if footprint.reach is None else min(step.samples, footprint.reach)
+    # Unsplit comes first: its gradients are not all there when the activations are, so it may need less than a step in
+    # two parts.
+    if fits(reach):
+        return reach
+    low, high = 0, reach
+    while high - low > 1:
+        middle = (low + high) // 2
+        peak = predicted_peak(footprint, middle, step, with_slack=False)
+        low, high = (middle, high) if peak.reserved_bytes <= budget_bytes else (low, middle)
+    # What is reserved goes up and down with the size: from the largest whose tensors fit, in growing steps down.
+    for number in range(low):
+        if low < 1 or fits(low):
+            break
+        low -= max(1, low * (1 + number // 10) // 100)
+    return max(0, low)
+
+
+def _share(num_bytes: int, shards: int) -> int:
+    return -(-num_bytes // shards)
+
+
+def whole_pass(point: Point) -> int:
+    """Bytes at the peak of a micro-batch that is the only one of its step."""
+    return point.activations + point.gradients
+
+
+def on_curve(points: Sequence[Point], micro_batch: int, value: Callable[[Point], int]) -> int:
+    """The value at a micro-batch, rounded up; the last line goes on beyond the last point."""
+    if micro_batch <= points[0].micro_batch or len(points) == 1:
+        return value(points[0])
+    place = next((at for at, point in enumerate(points) if point.micro_batch >= micro_batch), len(points) - 1)
+    before, after = points[place - 1], points[place]
+    rise = (value(after) - value(before)) * (micro_batch - before.micro_batch)
+    return value(before) - (-rise // (after.micro_batch - before.micro_batch))
+
+
+def is_straight(points: Sequence[Point], tolerance: float = SLOPES_AGREE_FRAC) -> bool:
+    """Whether the last two slopes agree, of a micro-batch alone and after another one: then the line goes on."""
+    if len(points) < 3:
+        return False
+    return all(_slopes_agree(points[-3:], value, tolerance) for value in (whole_pass, _after_another))
+
+
+def _after_another(point: Point) -> int:
+    return point.activations_after
+
+
+def _slopes_agree(points: Sequence[Point], value: Callable[[Point], int], tolerance: float) -> bool:
+    one, two = (
+        (value(after) - value(before)) / (after.micro_batch - before.micro_batch) for before, after in pairwise(points)
+    )
+    return abs(one - two) <= tolerance * max(abs(one), abs(two))

@@ -1,0 +1,324 @@
+"""Steps of training with every tensor's bytes counted, on a copy of the model, with fake tensors or with real ones.
+
+What `lit.module` does is done here in its order: the batch of a device is there as a whole, micro-batches come one
+after the other, the gradients of earlier ones stay, autocast keeps no cast weights from one use to the next.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+
+from wellfed.contract import Batch, Features, FeatureSource, LossOutput
+from wellfed.footprint.cuda_emulation import backward
+from wellfed.footprint.distinct_rows import DistinctRows
+from wellfed.footprint.footprint import Basis, Footprint, Point
+from wellfed.footprint.live_bytes import LiveBytes
+from wellfed.footprint.replay import Events, Recording, Trace, renumbered, resized, without
+from wellfed.memory.checkpointing import checkpoint_blocks
+from wellfed.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, Mode, hold
+
+CPU = torch.device("cpu")
+_AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+OPTIMIZER = 10**6
+"""From here on the optimizer's tensors are numbered."""
+_TRUE = {"bf16-true": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Task:
+    """How a model is trained."""
+
+    make_batch: Callable[[int], Batch]
+    """So many samples as the loader gives them; the longest, where they differ in length (see `estimate.repeated`)."""
+    map_tensors: Callable[[Batch, Callable[[Tensor], Tensor]], Batch]
+    """The same structure with every tensor replaced."""
+    make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
+    prepare: Callable[[Batch, FeatureSource | None], Batch] | None = None
+    """What is done to a micro-batch on the device: ``on_device`` of a copy of the data set, since tensors that it keeps
+    for later would be fake ones then."""
+    precision: str = "32-true"
+    checkpointed: bool = False
+    feature_mode: Mode | None = None
+    """Looked at only where the model offers features; None is ``dynamic`` then."""
+    compile_mode: str = "none"
+    shaped_by: tuple[object, ...] = ()
+    """What decides, beside the model, what a pass makes: the data set, for one. A cached footprint belongs to it."""
+    expandable_segments: bool = False
+    """Of the CUDA allocator."""
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """Forward and backward of a micro-batch."""
+
+    bytes: dict[str, int]
+    """By kind, at the peak."""
+    events: Events
+
+
+class Rehearsal:
+    """A model with gradients and optimizer state, whose passes are measured one micro-batch size after the other."""
+
+    def __init__(self, model: nn.Module, task: Task, block_bytes: int, fake: FakeTensorMode | None) -> None:
+        """
+        Args:
+            fake: entered already; None runs for real.
+        """
+        self._task, self._live, self._is_fake = task, LiveBytes(block_bytes), fake is not None
+        self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
+        """Smallest micro-batch that can be run: BatchNorm has no statistics of a single sample."""
+        with nullcontext() if fake is None else FakeCopyMode(fake):
+            self._model = copy.deepcopy(model, _converted(model, _TRUE.get(task.precision)))
+        if task.checkpointed:
+            checkpoint_blocks(self._model)
+        self._live.note([*self._model.parameters(), *self._model.buffers()], "parameters")
+        self._filling_events: Events = ()
+        self._recorded: dict[int, tuple[Events, Events, Events]] = {}
+        """Of each micro-batch: the first pass, a later one, the optimizer's step."""
+        self._feature_table = self._filling = 0
+        self._inputs: tuple[int, ...] = ()
+        self._source = self._features()
+        self._model.train()
+        self._optimizer = self._make_optimizer()
+        self._first_step_events, self._step_events, self._temporaries = self._step_twice()
+
+    def point(self, micro_batch: int) -> Point:
+        """The passes of a micro-batch, alone and after another of its size."""
+        alone, after = self._peaks(micro_batch)
+        sparse, temporaries, step = self._sparse_gradients(), 0, self._step_events
+        if sparse:
+            self._peaks(micro_batch, num_passes=1)
+            sparse = self._sparse_gradients()
+            temporaries, step = self._optimizer_step()
+        first, later = renumbered(alone.events, after.events)
+        self._recorded[micro_batch] = first, later, renumbered(step, first=OPTIMIZER)[0]
+        return Point(
+            micro_batch,
+            alone.bytes["activations"],
+            alone.bytes.get("gradients", 0),
+            after.bytes["activations"],
+            sparse_gradients=sparse,
+            sparse_temporaries=max(0, temporaries - self._temporaries),
+        )
+
+    def _recording(self) -> Recording:
+        alone, after, step = (
+            Trace.through({size: events[part] for size, events in self._recorded.items()}) for part in range(3)
+        )
+        return Recording(
+            tuple(_num_bytes(each) for each in dict.fromkeys(_as_moved(self._model))),
+            tuple(self._filling_events),
+            alone,
+            after,
+            tuple(renumbered(self._first_step_events, first=OPTIMIZER)[0]),
+            step,
+            self._task.expandable_segments,
+        )
+
+    @property
+    def resident_bytes(self) -> int:
+        """Parameters, gradients, optimizer state: what is there beside a pass."""
+        return sum(self._live.live.get(kind, 0) for kind in ("parameters", "gradients", "optimizer state"))
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of all that is trained."""
+        return self._live.live.get("gradients", 0)
+
+    def _sparse_gradients(self) -> int:
+        found = (each.grad for each in self._model.parameters())
+        return sum(_num_bytes(part) for grad in found if grad is not None and grad.is_sparse for part in _parts(grad))
+
+    def footprint(self, points: Sequence[Point], basis: Basis, notes: tuple[str, ...]) -> Footprint:
+        """All that was found."""
+        live = self._live.live
+        return Footprint(
+            precision=self._task.precision,
+            checkpointed=self._task.checkpointed,
+            feature_mode=None if self._source is None else self._task.feature_mode or "dynamic",
+            basis=basis,
+            parameters=live["parameters"],
+            gradients=live.get("gradients", 0) - self._sparse_gradients(),
+            optimizer_state=live.get("optimizer state", 0),
+            optimizer_temporaries=self._temporaries,
+            feature_table=self._feature_table,
+            filling=self._filling,
+            inputs=self._inputs,
+            points=tuple(points),
+            recording=self._recording(),
+            notes=notes,
+        )
+
+    # -- what stays -----------------------------------------------------------------------------------------------
+
+    def _features(self) -> FeatureSource | None:
+        offered = getattr(self._model, "features", None)
+        features: Features | None = offered() if callable(offered) else None
+        mode = self._task.feature_mode or "dynamic"
+        if features is None:
+            return None
+        if mode == "dynamic" or features.trainable:
+            return Computed(features)
+        # Two chunks show what filling takes: all other rows are the same again.
+        num_rows = min(features.num_rows, 2 * CHUNK_ROWS)
+        self._model.eval()
+        self._live.events = []
+        with self._live:
+            few = hold(replace(features, num_rows=num_rows), "cache", CPU)
+            events, number = self._live.events, self._live.number(few.table)  # type: ignore[attr-defined]
+            row = few.rows(torch.arange(1))
+        held = num_rows * row.nbytes
+        whole = features.num_rows * row.nbytes
+        self._filling_events = resized(events, number, whole) if mode == "cache" else without(events, number)
+        self._filling = max(0, self._live.peak.get("activations", 0) - held)
+        table = torch.zeros((features.num_rows, *row.shape[1:]), dtype=row.dtype)
+        if mode == "cache_host":
+            return HostTable(table, CPU)
+        self._feature_table = table.nbytes
+        return DeviceTable(table)
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = self._task.make_optimizer(self._model)
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise TypeError(f"{type(optimizer).__name__} runs the passes itself, as often as it likes")
+        for group in optimizer.param_groups:
+            # On CUDA tensors None means all parameters at once, on the CPU's it means one after the other.
+            if "foreach" in group and group["foreach"] is None and not group.get("fused"):
+                group["foreach"] = True
+        for parameter in self._model.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
+        return optimizer
+
+    def _note_gradient(self, parameter: Tensor) -> None:
+        if parameter.grad is not None:
+            self._live.note([parameter.grad], "gradients")
+
+    def _step_twice(self) -> tuple[Events, Events, int]:
+        """The first makes the state. Also bytes that the second makes and drops."""
+        self._peaks(self.lowest)
+        if self._sparse_gradients() and self._is_fake:
+            raise TypeError("its gradients are sparse")
+        _, first = self._optimizer_step()
+        temporaries, second = self._optimizer_step()
+        return first, second, temporaries
+
+    def _optimizer_step(self) -> tuple[int, Events]:
+        """Bytes that it makes and drops, and what it does."""
+        live = self._live
+        live.making, live.events = "optimizer temporaries", []
+        live.forget_peak()
+        with DistinctRows() if self._sparse_gradients() else nullcontext(), live:
+            self._optimizer.step()
+        events = live.events
+        live.note(_state_tensors(self._optimizer), "optimizer state")
+        for scalar in _on_the_host(self._optimizer):
+            events = without(events, live.number(scalar))
+            live.note([scalar], "host")
+        kept = live.live.get("optimizer temporaries", 0)
+        return max(0, live.peak.get("optimizer temporaries", 0) - kept), events
+
+    # -- passes ---------------------------------------------------------------------------------------------------
+
+    def _peaks(self, micro_batch: int, num_passes: int = 2) -> list[_Pass]:
+        """The first and the second micro-batch of a step."""
+        live = self._live
+        batch = self._task.map_tensors(self._task.make_batch(micro_batch), self._own)
+        inputs: list[Tensor] = []
+        self._task.map_tensors(batch, lambda tensor: inputs.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        live.note(inputs, "inputs")
+        a_sample = tuple(-(-each.nbytes // micro_batch) for each in inputs)
+        # What does not grow with the batch weighs least in the largest.
+        self._inputs = min(self._inputs or a_sample, a_sample, key=sum)
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        live.making = "activations"
+        passes = []
+        for _ in range(num_passes):
+            live.forget_peak()
+            live.events = []
+            with live:
+                with self._precision():
+                    loss = self._loss(batch)
+                backward(loss)
+                del loss
+            passes.append(_Pass(live.peak, tuple(live.events)))
+        return passes
+
+    def _own(self, tensor: Tensor) -> Tensor:
+        """A storage of its own size, as the copy on the device has it."""
+        dtype = _TRUE.get(self._task.precision) if tensor.is_floating_point() else None
+        return tensor.to(dtype or tensor.dtype, copy=True)
+
+    def _loss(self, batch: Batch) -> Tensor:
+        prepared = batch if self._task.prepare is None else self._task.prepare(batch, self._source)
+        output: LossOutput = self._model.loss(prepared)  # type: ignore[operator]
+        return output.loss * 1.0
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self._task.precision in _AUTOCAST:
+            return torch.autocast("cpu", _AUTOCAST[self._task.precision], cache_enabled=False)
+        return _default_dtype(_TRUE.get(self._task.precision, torch.get_default_dtype()))
+
+
+def _converted(model: nn.Module, dtype: torch.dtype | None) -> dict[int, Tensor]:
+    """What stands for the model's tensors in a copy of another type; ``to`` can't exchange fake parameters."""
+    if dtype is None:
+        return {}
+    made: dict[int, Tensor] = {}
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            other = tensor.detach().to(dtype)
+            made[id(tensor)] = nn.Parameter(other, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else other
+    return made
+
+
+def _as_moved(module: nn.Module) -> Iterator[Tensor]:
+    """Parameters and buffers in the order in which ``module.to`` copies them; shared ones more than once."""
+    for child in module.children():
+        yield from _as_moved(child)
+    for each in (*module._parameters.values(), *module._buffers.values()):
+        if each is not None:
+            yield each
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
+
+
+def _num_bytes(tensor: Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor))
+
+
+def _on_the_host(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """Counts of steps and the like: torch's optimizers keep them in host memory unless a kernel reads them."""
+    for group in optimizer.param_groups:
+        if not (group.get("capturable") or group.get("fused")):
+            for parameter in group["params"]:
+                state = optimizer.state.get(parameter, {})
+                yield from (each for each in state.values() if isinstance(each, Tensor) and each.dim() == 0)
+
+
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)

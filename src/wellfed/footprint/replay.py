@@ -1,0 +1,200 @@
+"""What the CUDA allocator reserves for a run beyond its tensors: recorded steps replayed through a model of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from wellfed.footprint.caching_allocator import CachingAllocator, OutOfMemory
+
+Events = Sequence[tuple[int, int]]
+"""A number for each tensor with its bytes where it is made, with 0 where it is let go; in order."""
+STEPS = 3
+"""The first makes the optimizer's state among all else, so the second finds other holes; the third is as the second."""
+PARTS = 3
+"""Micro-batches of a split step that are replayed: those after them find what the ones before have left."""
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Events whose bytes grow in a line with the samples, from two recordings of them."""
+
+    low: int
+    high: int
+    """Samples of each."""
+    numbers: tuple[int, ...] = ()
+    at_low: tuple[int, ...] = ()
+    at_high: tuple[int, ...] = ()
+
+    @classmethod
+    def through(cls, recorded: Mapping[int, Events]) -> Trace:
+        """The line from the fewest samples that have the events of the most; a single sample may take other ways.
+
+        Where no others have them, those of the most stand for all.
+        """
+        high = max(recorded)
+        events = [(number, size > 0) for number, size in recorded[high]]
+        same = (low for low in sorted(recorded) if [(number, size > 0) for number, size in recorded[low]] == events)
+        low = next(same)
+        sizes = (tuple(size for _, size in recorded[samples]) for samples in (low, high))
+        return cls(low, high, tuple(number for number, _ in events), *sizes)
+
+    def at(self, samples: int) -> list[tuple[int, int]]:
+        """The events of so many samples."""
+        if self.low == self.high or self.at_low == self.at_high:
+            return list(zip(self.numbers, self.at_high, strict=True))
+        share = (samples - self.low) / (self.high - self.low)
+        return [
+            (number, low if low == high else max(1, round(low + share * (high - low))))
+            for number, low, high in zip(self.numbers, self.at_low, self.at_high, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What a run allocates and frees beside its inputs, for any micro-batch."""
+
+    resident: tuple[int, ...]
+    """Bytes of what is there before all: parameters and buffers, in order."""
+    filling: tuple[tuple[int, int], ...]
+    """Of the feature table, which stays."""
+    alone: Trace
+    """The pass of a micro-batch that is the first of its step."""
+    after: Trace
+    """Of a later one."""
+    first_step: tuple[tuple[int, int], ...]
+    """The optimizer's first, whose state stays."""
+    step: Trace
+    """Its other ones, by the samples of a step."""
+    expandable: bool = False
+    _known: dict[tuple[Any, ...], Replayed] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def replayed(
+        self, micro_batch: int, samples: int, inputs: Sequence[int] = (), limit: int | None = None
+    ) -> Replayed:
+        """A few steps.
+
+        Args:
+            inputs: bytes of a step's, where they come on the stream that computes.
+            limit: bytes that may be reserved.
+        """
+        question = (micro_batch, samples, *inputs, limit)
+        if question not in self._known:
+            self._known[question] = self._replayed(micro_batch, samples, inputs, limit)
+        return self._known[question]
+
+    def _replayed(self, micro_batch: int, samples: int, inputs: Sequence[int], limit: int | None) -> Replayed:
+        run = _Run(CachingAllocator(limit, expandable=self.expandable))
+        passes = [self.alone.at(micro_batch)]
+        if micro_batch < samples:
+            passes += [self.after.at(micro_batch)] * (PARTS - 1)
+        try:
+            settles = run.settles(self, passes, self.step.at(samples), inputs)
+        except OutOfMemory:
+            settles = False
+        return Replayed(run.allocator.peak_asked, run.allocator.peak_reserved, settles)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {name: value for name, value in asdict(self).items() if name != "_known"}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Recording:
+        """The recording that `to_dict` described.
+
+        Raises:
+            TypeError, KeyError: it describes none.
+        """
+        rest = dict(values)
+        for name in ("alone", "after", "step"):
+            trace = rest[name]
+            lists = {key: tuple(trace[key]) for key in ("numbers", "at_low", "at_high")}
+            rest[name] = Trace(trace["low"], trace["high"], **lists)
+        for name in ("filling", "first_step"):
+            rest[name] = tuple((number, size) for number, size in rest[name])
+        return cls(**{**rest, "resident": tuple(rest["resident"])})
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """Bytes at the highest moment of each kind."""
+
+    asked: int
+    reserved: int
+    settles: bool
+    """Whether it fits, and the last step needs nothing back from the cache: at a limit cached segments go back to the
+    driver, which is waited for."""
+
+
+class _Run:
+    def __init__(self, allocator: CachingAllocator) -> None:
+        self.allocator = allocator
+        self._held: dict[int, int] = {}
+        """Addresses of what lives until it is let go, or at most until the next step."""
+        self._inputs: list[int] = []
+
+    def settles(self, recording: Recording, passes: Sequence[Events], optimizer: Events, inputs: Sequence[int]) -> bool:
+        """Whether the last of some steps needs nothing back from the cache."""
+        for size in recording.resident:
+            if size:
+                self.allocator.allocate(size)
+        self.play(recording.filling)
+        self._held.clear()  # what is left of it stays
+        before = 0
+        for number in range(STEPS):
+            before = self.allocator.retries
+            self.bring(inputs)
+            self.let_go()
+            for each in passes:
+                self.play(each)
+            if number == 0:  # recorded with the fewest samples: its temporaries for these come by the other one
+                self.play(recording.first_step)
+                for made, _ in recording.first_step:
+                    self._held.pop(made, None)
+            self.play(optimizer)
+        return self.allocator.retries == before
+
+    def play(self, events: Events) -> None:
+        for number, num_bytes in events:
+            if number in self._held:  # let go; or made again by a part that is played once more
+                self.allocator.free(self._held.pop(number))
+            if num_bytes:
+                self._held[number] = self.allocator.allocate(num_bytes)
+
+    def bring(self, inputs: Sequence[int]) -> None:
+        """The next batch, in place of the last one; gradients of the last step are still there."""
+        for address in self._inputs:
+            self.allocator.free(address)
+        self._inputs = [self.allocator.allocate(size) for size in inputs if size]
+
+    def let_go(self) -> None:
+        """Gradients, when a step begins."""
+        for address in self._held.values():
+            self.allocator.free(address)
+        self._held.clear()
+
+
+def renumbered(*parts: Events, first: int = 1) -> list[list[tuple[int, int]]]:
+    """Tensors numbered by the order in which they are made; what was made before all parts is left out."""
+    known: dict[int, int] = {}
+    result = []
+    for events in parts:
+        kept = []
+        for number, size in events:
+            if size:
+                known.setdefault(number, first + len(known))
+            if number in known:
+                kept.append((known[number], size))
+        result.append(kept)
+    return result
+
+
+def without(events: Iterable[tuple[int, int]], number: int) -> list[tuple[int, int]]:
+    """All but those of one tensor."""
+    return [event for event in events if event[0] != number]
+
+
+def resized(events: Iterable[tuple[int, int]], number: int, num_bytes: int) -> list[tuple[int, int]]:
+    """One tensor is made with other bytes."""
+    return [(each, num_bytes if each == number and size else size) for each, size in events]

@@ -1,0 +1,208 @@
+"""Times the first batches of an epoch, made by each backend that could be chosen. Judges nothing: planning does.
+
+A candidate feeds a loop that asks for a batch and is then busy for a step: asleep when training runs on a GPU, or at
+real work when it runs on the CPU, where producers and the step share the cores. A step is as long as building one
+batch takes, at least `SHORTEST_STEP_MS`. The steps are the same for all: what takes longer loses more.
+
+The batches are those of epoch 0, whether or not a run goes on from a checkpoint. They come from loaders of the trial's
+own and the process's random state is put back, so training finds everything as it would without a trial. Batches are
+not pinned: that would start CUDA before Lightning has chosen the card.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import random
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from wellfed import batches
+from wellfed.loading import backends, bad_samples
+from wellfed.loading.backends import LoaderPlan
+from wellfed.loading.loaders import TrainLoader
+
+_LOG = logging.getLogger(__name__)
+
+SHORTEST_STEP_MS = 1.0
+"""Steps of a training loop are hardly ever shorter."""
+_BUILDS, _BUILDS_S = 8, 0.02
+"""At most so many batches, or so long, for the time of building one; at least one batch."""
+_LOOP, _LOOP_S = 32, 0.25
+"""The same for the loop of one candidate; at least `_FEWEST` batches."""
+_FEWEST = 2
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What a training loop takes with one backend."""
+
+    period_ms: float
+    """Mean time of a step and of the wait for its batch."""
+    noise_ms: float = 0.0
+    """Standard error of ``period_ms``."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What the first batches showed."""
+
+    build_ms: float
+    """Median time to build one batch, warm; the first batch is dropped."""
+    batch_bytes: int
+    """Tensors of one batch of one rank."""
+    num_batches: int
+    """Batches of an epoch: more are never held."""
+    step_ms: float = SHORTEST_STEP_MS
+    """Length of the simulated step."""
+    timed: Mapping[str, Timed] = field(default_factory=dict)
+    """By backend; empty where one batch said enough."""
+    failed: tuple[str, ...] = ()
+    """Backends that raised."""
+
+
+def run_trial(
+    make: Callable[[LoaderPlan], TrainLoader],
+    candidates: Callable[[Trial], Sequence[LoaderPlan]],
+    *,
+    first: LoaderPlan | None = None,
+    on_gpu: bool,
+    known: Trial | None = None,
+) -> Trial | None:
+    """Milliseconds that a step and its batch take with each candidate; None if a batch can't be built.
+
+    Then training asks for the same batch and tells the error as it always does; one that does not come in the timeout
+    of ``first`` is such an error. Blocks for milliseconds where a batch is cheap, for up to about 2 s where it takes
+    100 ms.
+
+    Args:
+        make: a loader of epoch 0 that shares nothing with the one of training.
+        candidates: what is to be timed, now that building one batch has been.
+        first: who builds that one; None = this process.
+        on_gpu: the step leaves the cores to the producers.
+        known: what building one batch has shown before, with the same ``first``; not built again then.
+    """
+    with nothing_changes():
+        try:
+            trial = known or _build(make(first or LoaderPlan()))
+        except Exception as error:  # noqa: BLE001  training meets it again, and tells
+            _LOG.info("no batch could be built for the trial of loader backends: %r", error)
+            return None
+        plans = candidates(trial)
+        if not plans:
+            return trial
+        step = _Step(trial.step_ms, on_gpu=on_gpu)
+        timed: dict[str, Timed] = {}
+        failed: list[str] = []
+        for plan in plans:
+            try:
+                timed[plan.backend] = _loop(make(replace(plan, pin_memory=False, searches=False)), step)
+            except Exception as error:  # noqa: BLE001  the others may do; the plan names it
+                _LOG.info("loader.backend=%s failed in its trial: %r", plan.backend, error)
+                failed.append(plan.backend)
+        return replace(trial, timed=timed, failed=tuple(failed))
+
+
+def copied(dataset: Any) -> Any:
+    """A shallow copy of a dataset, so that a file it opens on first use is not handed down to worker processes.
+
+    The dataset itself where its class has ``__del__``, which might close what the copy shares, or can't be copied.
+    """
+    if hasattr(type(dataset), "__del__"):
+        return dataset
+    try:
+        return copy.copy(dataset)
+    except Exception:  # noqa: BLE001  a convenience for some datasets, needed by none
+        return dataset
+
+
+def _build(loader: TrainLoader) -> Trial:
+    """Time to build a batch, and its size."""
+    with closing(loader):
+        deliveries = _endless(loader)
+        size = batches.num_bytes(next(deliveries).batch)
+        times_ms: list[float] = []
+        until_s = time.perf_counter() + _BUILDS_S
+        while not times_ms or (len(times_ms) < _BUILDS and time.perf_counter() < until_s):
+            began_s = time.perf_counter()
+            next(deliveries)
+            times_ms.append(1000 * (time.perf_counter() - began_s))
+    build_ms = statistics.median(times_ms)
+    return Trial(build_ms, size, len(loader), max(SHORTEST_STEP_MS, build_ms))
+
+
+def _loop(loader: TrainLoader, step: _Step) -> Timed:
+    """What a step and its batch take; the first batch, with the start of the producers, is dropped."""
+    with closing(loader):
+        deliveries = _endless(loader)
+        next(deliveries)
+        step()
+        periods_ms: list[float] = []
+        began_s = last_s = time.perf_counter()
+        while len(periods_ms) < _FEWEST or (len(periods_ms) < _LOOP and last_s - began_s < _LOOP_S):
+            next(deliveries)
+            step()
+            now_s = time.perf_counter()
+            periods_ms.append(1000 * (now_s - last_s))
+            last_s = now_s
+    noise_ms = statistics.stdev(periods_ms) / len(periods_ms) ** 0.5
+    return Timed(statistics.fmean(periods_ms), noise_ms)
+
+
+def _endless(loader: TrainLoader) -> Iterator[Any]:
+    """Epoch after epoch, as training asks for them."""
+    while True:
+        yield from loader
+
+
+class _Step:
+    """Keeps the loop busy for a step."""
+
+    def __init__(self, step_ms: float, *, on_gpu: bool) -> None:
+        self._sleep_s = step_ms / 1000 if on_gpu else None
+        self._left, self._right, self._out = (torch.ones(128, 128) for _ in range(3))
+        self._products = 1
+        if not on_gpu:
+            self()
+            self._products = 20
+            self._products = max(1, round(20 * step_ms / self._took_ms()))
+
+    def __call__(self) -> None:
+        if self._sleep_s is not None:
+            time.sleep(self._sleep_s)
+            return
+        for _ in range(self._products):
+            torch.mm(self._left, self._right, out=self._out)
+
+    def _took_ms(self) -> float:
+        began_s = time.perf_counter()
+        self()
+        return 1000 * (time.perf_counter() - began_s)
+
+
+@contextmanager
+def nothing_changes() -> Iterator[None]:
+    """Random state is put back; what a loader or dataset warns of is said when training starts, once."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    tellers = [logging.getLogger(module.__name__) for module in (bad_samples, backends)]
+    before = [teller.disabled for teller in tellers]
+    try:
+        for teller in tellers:
+            teller.disabled = True
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+        for teller, was in zip(tellers, before, strict=True):
+            teller.disabled = was

@@ -1,0 +1,280 @@
+"""Loaders for training, built from a dataset, an order and a loader plan."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from wellfed import batches
+from wellfed.contract import Batch
+from wellfed.errors import DataError
+from wellfed.loading.backends import LoaderPlan
+from wellfed.loading.bad_samples import BadSamples
+from wellfed.loading.builder import BatchBuilder
+from wellfed.loading.position import EpochOrder, Share, Taken
+from wellfed.loading.requests import Request
+from wellfed.loading.source import BatchSource
+
+
+@dataclass
+class Delivery:
+    """One optimizer step's samples for this rank, with where they come from."""
+
+    batch: Batch
+    epoch: int
+    index: int
+    """Number of the batch in its epoch, from 0."""
+    total: int
+    """Samples of the step over all ranks."""
+    is_padding: bool = False
+    """See `position.Share`."""
+    is_on_device: bool = False
+    """Its batch has been brought to the device."""
+    failure: Exception | None = None
+    """Why there is padding in the place of a batch: to be raised once the other ranks know."""
+    num_samples: int | None = None
+    """Samples of the batch where its tensors do not say: the data has a ``split`` of its own."""
+    weights: tuple[list[int], list[int]] | None = None
+    """Sizes of micro-batches, and what each counts by the data's own ``weight``, asked while they were on the host."""
+
+    @cached_property
+    def size(self) -> int:
+        """Samples of the batch; many ask, and to count them is to walk through it."""
+        return batches.batch_size(self.batch) if self.num_samples is None else self.num_samples
+
+
+class TrainLoader:
+    """The steps of successive epochs; each ``iter()`` goes on where the last delivered batch left off.
+
+    Has ``__len__`` (without one Lightning reads a batch ahead and loses it at a checkpoint) and a state that is the
+    position after the last delivered batch, whatever is queued ahead.
+    """
+
+    def __init__(
+        self, builder: BatchBuilder, order: EpochOrder, plan: LoaderPlan, bad: BadSamples | None = None
+    ) -> None:
+        self._builder, self._order = builder, order
+        self._bad = bad or BadSamples(type(builder.dataset).__name__)
+        self._epoch, self._next_batch = 0, 0
+        self._taken: list[Taken] = []
+        """Of the epoch, by runs with other loader.skip_ids."""
+        self._first_batch = 0
+        """Number of the first that is left of it."""
+        self._source = BatchSource(builder, plan)
+
+    def __len__(self) -> int:
+        return self._order.num_batches
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch, from 0."""
+        return self._epoch + (self._next_batch >= len(self))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the next batch, and what else there is to know: the samples that failed so far, and which
+        samples the epoch was cut into batches without."""
+        state: dict[str, Any] = {"epoch": self._epoch, "batch": self._next_batch}
+        if self._bad.indices:
+            state["skipped"] = self._bad.indices
+        if self._order.skip_ids:
+            state["skip_ids"] = list(self._order.skip_ids)
+        if self._taken:
+            state["taken"] = [[list(skip_ids), num_batches] for skip_ids, num_batches in self._taken]
+            state["first_batch"] = self._first_batch
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at a position; what failed before it is not asked for again.
+
+        From a run with other loader.skip_ids the rest of the epoch has numbers of its own: its last are the same.
+        """
+        self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
+        self._bad.remember(state.get("skipped", ()))
+        skip_ids = tuple(state.get("skip_ids", ()))
+        self._taken = [Taken(tuple(ids), number) for ids, number in state.get("taken", ())]
+        num_batches = self._next_batch - state.get("first_batch", 0)
+        has_others = skip_ids != self._order.skip_ids
+        if has_others and num_batches:
+            self._taken.append(Taken(skip_ids, num_batches))
+        self._first_batch = self._order.go_on(self._epoch, self._taken)
+        if has_others:
+            self._next_batch = self._first_batch
+
+    def __iter__(self) -> Iterator[Delivery]:
+        self._source.stop()
+        if self._next_batch >= len(self):
+            self._epoch, self._next_batch, self._taken = self._epoch + 1, 0, []
+        epoch = self._epoch
+        asked: deque[tuple[Share, int]] = deque()
+        running = self._source.start(self._requests(epoch, asked), len(self) - self._next_batch)
+        try:
+            for built in running:
+                if self._source.is_left(running):
+                    return  # left behind with a batch that came too late
+                share, left_out = asked.popleft()
+                if built.lost:
+                    self._bad.take(built.lost, epoch, share.batch)
+                    left_out += len(built.lost)
+                if built.batch is None:
+                    is_empty = left_out == share.indices.numel()
+                    teller = self._bad.none_left if is_empty else self._builder.nothing_given
+                    raise teller(epoch, share.batch)
+                self._next_batch = share.batch + 1
+                num_samples = share.indices.numel() - left_out if self._builder.splits_itself else None
+                total = share.total - left_out
+                yield Delivery(built.batch, epoch, share.batch, total, share.is_padding, num_samples=num_samples)
+        finally:
+            running.close()
+
+    def _requests(self, epoch: int, asked: deque[tuple[Share, int]]) -> Iterator[Request]:
+        """The rest of the epoch; each share is kept until it is delivered, with how many of it are not asked for.
+
+        Threads that build read this themselves, one at a time.
+        """
+        for batch in range(self._next_batch, len(self)):
+            share = self._order.share(epoch, batch)
+            indices = self._bad.leave_out(share.indices)
+            asked.append((share, share.indices.numel() - indices.numel()))
+            yield Request(epoch, batch, indices)
+
+    def close(self) -> None:
+        """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew.
+
+        A thread that is waiting for a batch stops when it has it, and changes nothing here any more.
+        """
+        self._source.close()
+
+
+class IterableLoader:
+    """Training data that brings its own batches: an iterable with ``__len__``; its order is its own."""
+
+    def __init__(self, dataset: Iterable[Batch], limit_batches: int | None = None) -> None:
+        self._dataset = dataset
+        self._length = len(dataset) if limit_batches is None else min(len(dataset), limit_batches)  # type: ignore[arg-type]
+        self._epoch, self._next_batch = 0, 0
+        self._reading: object = None
+        # What parts of another layout are, only the data knows; its weight is the only count it gives.
+        own = getattr(dataset, "weight", batches.batch_size)
+        self._size: Callable[[Batch], int] = own if hasattr(dataset, "split") else batches.batch_size
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next batch, from 0."""
+        return self._epoch + (self._next_batch >= len(self))
+
+    def state_dict(self) -> dict[str, int]:
+        """The position of the next batch."""
+        return {"epoch": self._epoch, "batch": self._next_batch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on at a position; the batches before it are read and dropped."""
+        self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
+
+    def __iter__(self) -> Iterator[Delivery]:
+        if self._next_batch >= len(self):
+            self._epoch, self._next_batch = self._epoch + 1, 0
+        reading = self._reading = object()
+        number = -1
+        for number, batch in zip(range(len(self)), self._dataset, strict=False):
+            if self._reading is not reading:
+                return  # a thread that was left behind with a batch that came too late
+            if number < self._next_batch:
+                continue
+            self._next_batch = number + 1
+            size = self._size(batch)
+            yield Delivery(batch, self._epoch, number, size, num_samples=size)
+        if number + 1 < len(self):
+            raise DataError(
+                f"{type(self._dataset).__name__} promised {len(self)} batches by its __len__ and gave {number + 1} in "
+                f"epoch {self._epoch}. Let __len__ return the number of batches that every pass gives."
+            )
+
+    def close(self) -> None:
+        """Nothing runs ahead here; who is waiting for a batch stops when it has it."""
+        self._reading = None
+
+
+def train_loader(
+    dataset: Any,
+    *,
+    batch_size: int,
+    seed: int,
+    plan: LoaderPlan,
+    rank: int = 0,
+    world_size: int = 1,
+    drop_last: bool = False,
+    collate: Callable[[list[Any]], Batch] | None = None,
+    skip_ids: tuple[int, ...] = (),
+    limit_batches: int | None = None,
+    shuffle: bool = True,
+    max_skipped: int = 0,
+    on_skipped: Callable[..., None] | None = None,
+) -> TrainLoader | IterableLoader:
+    """Steps of ``batch_size`` samples over all ranks.
+
+    Args:
+        max_skipped: samples that may fail and are then left out; with one rank only.
+        on_skipped: told ``index``, ``reason``, ``epoch`` and ``batch`` of each.
+
+    Raises:
+        DataError: no samples, fewer than one whole step with ``drop_last``, an iterable without ``__len__``, data that
+            gives no samples, or data that can't be sent to worker processes.
+    """
+    if not hasattr(dataset, "__len__"):
+        raise DataError(
+            f"{type(dataset).__name__} has no __len__: without one the last batch is lost at a checkpoint. "
+            "Give it __len__ (number of batches), or make it map-style with __getitem__."
+        )
+    if not hasattr(dataset, "__getitem__"):
+        if not hasattr(dataset, "__iter__"):
+            raise DataError(
+                f"{type(dataset).__name__} gives no samples: it has neither __getitem__ nor __iter__. "
+                "Give it __getitem__(index), beside fetch if it has that."
+            )
+        if world_size > 1:
+            raise DataError(
+                f"{type(dataset).__name__} is an iterable, which every one of the {world_size} ranks would read whole. "
+                "Make it map-style with __getitem__, or set trainer.devices=1."
+            )
+        if len(dataset) == 0:
+            raise DataError(f"{type(dataset).__name__} has no batches: its __len__ is 0. Check workload.data.")
+        return IterableLoader(dataset, limit_batches)
+    order = EpochOrder(
+        len(dataset),
+        batch_size,
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+        drop_last=drop_last,
+        skip_ids=skip_ids,
+        limit_batches=limit_batches,
+        shuffle=shuffle,
+    )
+    if order.num_batches == 0:
+        raise DataError(_no_step(type(dataset).__name__, len(dataset), order.num_kept, batch_size, drop_last=drop_last))
+    if max_skipped and world_size > 1:
+        raise ValueError("max_skipped needs one rank: others would not know that a step has lost a sample")
+    bad = BadSamples(
+        type(dataset).__name__, most=max_skipped, skip_ids=skip_ids, on_skipped=on_skipped, may_skip=world_size == 1
+    )
+    builder = BatchBuilder(dataset, seed, rank, collate, by_item=plan.backend == "torch", most_lost=max_skipped)
+    return TrainLoader(builder, order, plan, bad)
+
+
+def _no_step(name: str, num_samples: int, num_kept: int, batch_size: int, *, drop_last: bool) -> str:
+    if num_samples == 0:
+        return f"{name} has no training samples: its __len__ is 0. Check workload.data."
+    if num_kept == 0:
+        return f"{name}: loader.skip_ids leaves out all {num_samples} training samples. Set loader.skip_ids=[]."
+    without = "" if num_kept == num_samples else f" without the {num_samples - num_kept} of loader.skip_ids"
+    return (
+        f"{num_kept} training samples{without} make no step of workload.effective_batch_size={batch_size}"
+        f"{' with workload.drop_last=true' if drop_last else ''}. "
+        "Set a smaller workload.effective_batch_size, or workload.drop_last=false."
+    )

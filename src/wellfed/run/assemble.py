@@ -1,0 +1,370 @@
+"""From configuration to objects: data, model, features, loaders, and what the plan needs to know of them."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellfed.config.build import build
+from wellfed.config.schema import RunConfig
+from wellfed.contract import Datasets, Features
+from wellfed.errors import ConfigError, DataError, Fault
+from wellfed.footprint.footprint import KnownFootprints
+from wellfed.footprint.gathered import gathered_bytes
+from wellfed.hardware.facts import MachineFacts
+from wellfed.lit.unimported import is_lightning_module
+from wellfed.loading.backend_benchmark import Trial, copied, run_trial
+from wellfed.loading.backends import LoaderPlan
+from wellfed.loading.evaluation import EvalLoader
+from wellfed.loading.loaders import IterableLoader, TrainLoader, train_loader
+from wellfed.memory.checkpointing import blocks
+from wellfed.planning.backend import candidates
+from wellfed.planning.loader import plans_to_time
+from wellfed.planning.planned import DataFacts, ModelFacts, Planned, RunPlan
+
+_LOG = logging.getLogger(__name__)
+_USUAL_STATES = 2
+"""Tensors of a parameter's size that Adam keeps for it."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the configuration names, made."""
+
+    data: Datasets
+    model: nn.Module
+    features: Features | None
+    is_lightning_module: bool = False
+    has_sparse_gradients: bool = False
+    """As ``nn.Embedding(sparse=True)`` gives its weight."""
+    feature_rows: Tensor | None = None
+    """All rows of ``features``, where they have been computed on the CPU already, for training there."""
+    first_batches: Trial | None = None
+    """What building them has shown, where that is known already."""
+    footprints: KnownFootprints | None = None
+    """Those for the way in which it is trained, where some are known already."""
+
+
+def make_parts(config: RunConfig) -> Parts:
+    """Read the data and build the model, on the CPU.
+
+    Raises:
+        ConfigError, DataError: the configuration or the input is at fault.
+    """
+    workload = config.workload
+    data = build(workload.data, "workload.data")
+    if not isinstance(data, Datasets):
+        target = workload.data.get("_target_")
+        raise ConfigError(
+            [
+                Fault(
+                    "workload.data",
+                    f"{target} returned {type(data).__name__}, and a workload's data is a wellfed.contract.Datasets.",
+                    "Return Datasets(train, val, test).",
+                )
+            ]
+        )
+    model = build(workload.model, "workload.model", **data.model_args)
+    if is_lightning_module(model):
+        return Parts(data, model, None, is_lightning_module=True)
+    _check_model(model, workload.model.get("_target_"))
+    if workload.optimizer is None:
+        raise ConfigError(
+            [
+                Fault(
+                    "workload.optimizer",
+                    "null leaves nothing to train with; only a LightningModule brings its own.",
+                    "Set workload.optimizer._target_=torch.optim.AdamW.",
+                )
+            ]
+        )
+    offered = getattr(model, "features", None)
+    features = offered() if callable(offered) else None
+    return Parts(data, model, features, has_sparse_gradients=_has_sparse_gradients(model))
+
+
+def _has_sparse_gradients(model: nn.Module) -> bool:
+    return any(
+        getattr(module, "sparse", False) is True and any(weight.requires_grad for weight in module.parameters(False))
+        for module in model.modules()
+    )
+
+
+def _check_model(model: Any, target: str) -> None:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(
+            [Fault("workload.model", f"{target} is a {type(model).__name__}, not an nn.Module.", "Name an nn.Module.")]
+        )
+    if not callable(getattr(model, "loss", None)):
+        raise ConfigError(
+            [
+                Fault(
+                    "workload.model",
+                    f"{target} has no loss(batch).",
+                    "Add: def loss(self, batch) -> LossOutput (docs/workloads.md).",
+                )
+            ]
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError([Fault("workload.model", f"{target} has no trainable parameter.", "Unfreeze some.")])
+
+
+def data_facts(parts: Parts) -> DataFacts:
+    """What the plan needs to know of the data."""
+    train = parts.data.train
+    is_iterable = not hasattr(train, "__getitem__")
+    return DataFacts(
+        num_train=_length(train),
+        has_fetch=callable(getattr(train, "fetch", None)),
+        is_iterable=is_iterable,
+        num_eval=max(_length(parts.data.val), _length(parts.data.test)),
+        feature_rows=parts.features.num_rows if parts.features else 0,
+        feature_bytes=parts.features.bytes if parts.features else 0,
+        features_trainable=parts.features.trainable if parts.features else False,
+    )
+
+
+def _length(dataset: Any) -> int:
+    return len(dataset) if hasattr(dataset, "__len__") else 0
+
+
+def model_facts(parts: Parts, config: RunConfig) -> ModelFacts:
+    """What the plan needs to know of the model."""
+    trainable = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
+    batch_norm = (nn.modules.batchnorm._BatchNorm,)
+    return ModelFacts(
+        parameter_bytes=sum(p.numel() * p.element_size() for p in parts.model.parameters())
+        + sum(b.numel() * b.element_size() for b in parts.model.buffers()),
+        trainable_bytes=sum(p.numel() * p.element_size() for p in trainable),
+        optimizer_state_bytes=0
+        if config.workload.optimizer is None
+        else _states_per_parameter(config.workload.optimizer) * sum(p.numel() * p.element_size() for p in trainable),
+        gathered_bytes=gathered_bytes(parts.model),
+        has_batch_norm=any(isinstance(module, batch_norm) for module in parts.model.modules()),
+        is_lightning_module=parts.is_lightning_module,
+        steps_by_hand=parts.is_lightning_module and not parts.model.automatic_optimization,
+        has_sparse_gradients=parts.has_sparse_gradients,
+        has_blocks=next(blocks(parts.model), None) is not None,
+    )
+
+
+def _states_per_parameter(optimizer: Mapping[str, Any]) -> int:
+    """How many tensors of a parameter's size the optimizer keeps for it; found by one step on a tiny one."""
+    probe = nn.Parameter(torch.zeros(2, 3))
+    probe.grad = torch.zeros(2, 3)
+    made = build(optimizer, "workload.optimizer", [probe])
+    if type(made).__name__ == "LBFGS":
+        return 2 * int(made.defaults["history_size"])
+    try:
+        takes_closure = "closure" in inspect.signature(made.step).parameters
+        made.step(lambda: torch.zeros(())) if takes_closure else made.step()
+        state = made.state[probe].values()
+    except Exception as error:  # noqa: BLE001  an optimizer of the user's own, which training will meet
+        _LOG.info(
+            "workload.optimizer: a step on a tiny parameter failed (%r); %d states assumed.", error, _USUAL_STATES
+        )
+        return _USUAL_STATES
+    return sum(value.shape == probe.shape for value in state if isinstance(value, torch.Tensor))
+
+
+def make_optimizer(
+    config: RunConfig, plan: RunPlan, groups: list[dict[str, Any]], *, sparse: bool = False
+) -> torch.optim.Optimizer:
+    """The workload's optimizer; fused where torch offers it and nothing forbids it.
+
+    Args:
+        sparse: a parameter has sparse gradients, which fused optimizers refuse in their first step.
+    """
+    node = dict(config.workload.optimizer)
+    made: torch.optim.Optimizer = build(node, "workload.optimizer", [dict(group) for group in groups])
+    if "fused" not in made.defaults or "fused" in node or node.get("foreach") or node.get("capturable"):
+        return made
+    is_dense_real = not sparse and all(weight.is_floating_point() for group in groups for weight in group["params"])
+    if not is_dense_real:
+        return made
+    # Lightning refuses a fused optimizer where it must unscale gradients itself to clip them.
+    if plan["gpu.precision"] == "16-mixed" and config.trainer.gradient_clip is not None:
+        return made
+    try:
+        return build({**node, "fused": True}, "workload.optimizer", [dict(group) for group in groups])  # type: ignore[no-any-return]
+    except (ConfigError, RuntimeError):  # not for this dtype or device
+        return made
+
+
+def make_train_loader(
+    config: RunConfig,
+    plan: RunPlan,
+    data: Datasets,
+    *,
+    rank: int = 0,
+    on_skipped: Callable[..., None] | None = None,
+) -> TrainLoader | IterableLoader:
+    """The steps of training for one rank; ``on_skipped`` is told of samples that fail and are left out."""
+    return _train_loader(config, _loader_plan(plan.knobs), data, rank, on_skipped)
+
+
+def make_one_off_loader(config: RunConfig, plan: RunPlan, data: Datasets) -> TrainLoader | IterableLoader:
+    """The same for a look at a few batches: one producer where the plan has processes or a timeout, else none."""
+    asked = _loader_plan(plan.knobs)
+    is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
+    return _train_loader(config, _one_producer(config, asked) if is_watched else LoaderPlan(), data, rank=0)
+
+
+def make_inline_loader(config: RunConfig, data: Datasets) -> TrainLoader | IterableLoader:
+    """The same batches for a look at a few, built in this process; shares no file that is opened on first use."""
+    return _train_loader(config, LoaderPlan(), replace(data, train=copied(data.train)), rank=0)
+
+
+def _one_producer(config: RunConfig, plan: LoaderPlan) -> LoaderPlan:
+    """For a look at a few batches. Training names the sample that hangs; here it is only left out, if it may be."""
+    return replace(
+        plan,
+        num_workers=1,
+        prefetch_factor=1,
+        persistent_workers=False,
+        pin_memory=False,
+        searches=config.loader.max_skipped > 0,
+    )
+
+
+def _loader_plan(knobs: Mapping[str, Planned]) -> LoaderPlan:
+    return LoaderPlan(
+        backend=knobs["loader.backend"].value,
+        num_workers=knobs["loader.num_workers"].value,
+        prefetch_factor=knobs["loader.prefetch_factor"].value,
+        persistent_workers=knobs["loader.persistent_workers"].value,
+        pin_memory=knobs["loader.pin_memory"].value,
+        timeout_s=knobs["loader.timeout_s"].value,
+        worker_threads=knobs["loader.worker_threads"].value,
+    )
+
+
+def _train_loader(
+    config: RunConfig,
+    plan: LoaderPlan,
+    data: Datasets,
+    rank: int,
+    on_skipped: Callable[..., None] | None = None,
+) -> TrainLoader | IterableLoader:
+    overfit = config.trainer.overfit_batches
+    return train_loader(
+        data.train,
+        batch_size=config.workload.effective_batch_size,
+        seed=config.seed,
+        plan=plan,
+        rank=rank,
+        world_size=config.trainer.devices,
+        drop_last=config.workload.drop_last,
+        collate=data.collate,
+        skip_ids=tuple(config.loader.skip_ids),
+        limit_batches=overfit if overfit is not None else config.trainer.limit_batches,
+        shuffle=overfit is None,
+        max_skipped=config.loader.max_skipped,
+        on_skipped=on_skipped,
+    )
+
+
+def try_loader(
+    config: RunConfig,
+    choices: Mapping[str, str],
+    facts: MachineFacts,
+    plan: RunPlan,
+    parts: Parts,
+    *,
+    rank: int = 0,
+) -> Trial | None:
+    """What the first batches show, for the plan; None where nothing depends on it, or no batch can be built.
+
+    Args:
+        plan: as it is without.
+    """
+    first = first_builder(config, choices, plan, parts)
+    if first is None:
+        return None
+    data, on_gpu = data_facts(parts), plan["trainer.accelerator"] == "gpu"
+
+    def to_time(trial: Trial) -> list[LoaderPlan]:
+        found = plans_to_time(config, choices, facts, data=data, on_gpu=on_gpu, trial=trial)
+        return [_loader_plan(knobs) for knobs in found]
+
+    make = _loaders_of_a_trial(config, parts, rank)
+    trial = run_trial(make, to_time, first=first, on_gpu=on_gpu, known=parts.first_batches)
+    # Host memory is checked once, by rank 0 for all of them: what a rank finds free changes while others start. Those
+    # that it starts load as it has decided then (`run.loads_as_rank_0`).
+    return trial if trial is None or rank == 0 else replace(trial, batch_bytes=0)
+
+
+def first_builder(config: RunConfig, choices: Mapping[str, str], plan: RunPlan, parts: Parts) -> LoaderPlan | None:
+    """Who builds the first batches that are looked at before training; None where nothing depends on them."""
+    data = data_facts(parts)
+    names = candidates(config.loader, data, choices)
+    if data.is_iterable or not (plan["loader.num_workers"] > 0 or len(names) > 1):
+        return None
+    # Producers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
+    asked = _loader_plan(plan.knobs)
+    return LoaderPlan() if "inline" in names and not asked.timeout_s else _one_producer(config, asked)
+
+
+def look_at_first_batches(config: RunConfig, first: LoaderPlan, parts: Parts) -> Trial | None:
+    """How long building one takes, and its size; None if it can't be built."""
+    return run_trial(_loaders_of_a_trial(config, parts), lambda _: (), first=first, on_gpu=False)
+
+
+def _loaders_of_a_trial(config: RunConfig, parts: Parts, rank: int = 0) -> Callable[[LoaderPlan], TrainLoader]:
+    data = replace(parts.data, train=copied(parts.data.train))
+
+    def make(plan: LoaderPlan) -> TrainLoader:
+        made = _train_loader(config, plan, data, rank)
+        assert isinstance(made, TrainLoader)
+        return made
+
+    return make
+
+
+def make_eval_loader(
+    config: RunConfig, plan: RunPlan, data: Datasets, split: str, *, rank: int = 0, world_size: int = 1
+) -> EvalLoader:
+    """A pass over ``val`` or ``test``, which the workload has, in micro-batches.
+
+    Args:
+        rank: of ``world_size`` that share the batches; 0 of 1 where each has all.
+
+    Raises:
+        DataError: the split is an iterable, or can't be sent to worker processes.
+    """
+    dataset = getattr(data, split)
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise DataError(f"The {split} data ({type(dataset).__name__}) must be map-style: __len__ and __getitem__.")
+    return EvalLoader(
+        dataset,
+        plan["memory.micro_batch"],
+        seed=config.seed,
+        plan=_eval_plan(plan, dataset),
+        rank=rank,
+        world_size=world_size,
+        collate=data.collate,
+        limit_batches=config.trainer.limit_batches,
+    )
+
+
+def _eval_plan(plan: RunPlan, dataset: Any) -> LoaderPlan:
+    """As training is built, with as many producers as there is room for."""
+    asked = replace(_loader_plan(plan.knobs), num_workers=plan.eval_workers)
+    if asked.num_workers == 0:
+        return LoaderPlan(pin_memory=asked.pin_memory)
+    if asked.backend == "threads" and not callable(getattr(dataset, "fetch", None)):
+        return replace(asked, backend="processes")  # samples of their own may draw from the process's generators
+    return asked
+
+
+def eval_device_prefetch(plan: RunPlan, dataset: Any) -> int:
+    """Batches of an evaluation that are copied ahead; the thread that copies builds them too where nobody else does,
+    and the process's generators are not for it."""
+    is_built_elsewhere = plan.eval_workers > 0 or callable(getattr(dataset, "fetch", None))
+    return int(plan["loader.device_prefetch"]) if is_built_elsewhere else 0

@@ -1,0 +1,159 @@
+"""What the configured model needs of device memory, asked once for each way of training and kept on disk."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from torch import nn, optim
+
+from wellfed import batches
+from wellfed.config.schema import Allocator, RunConfig, TrainerConfig
+from wellfed.contract import Batch, FeatureSource
+from wellfed.footprint import estimate
+from wellfed.footprint.cache import cached_measure
+from wellfed.footprint.footprint import Footprint, KnownFootprints, NoEstimate
+from wellfed.footprint.forked_estimate import apart
+from wellfed.footprint.rehearsal import Task
+from wellfed.loading.backend_benchmark import copied, nothing_changes
+from wellfed.loading.builder import first_line
+from wellfed.loading.loaders import Delivery
+from wellfed.loading.longest import Longest, longest_batch
+from wellfed.planning.planned import RunPlan
+from wellfed.run import assemble
+from wellfed.step.micro_batches import Preparation, parameter_groups
+from wellfed.units import show_bytes
+
+SAMPLES = 8
+"""Of a batch that is looked at. Those of the longest one stand for all: larger batches are the same ones again."""
+
+
+class Footprints:
+    """The estimates of one run's model; call it with a feature mode and whether activations are checkpointed.
+
+    Args:
+        plan: what is decided already: precision, who builds batches.
+        samples: of the largest micro-batch that is of interest.
+        host_bytes: what runs on real tensors may take, where a model can't be rehearsed on fake ones.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        plan: RunPlan,
+        parts: assemble.Parts,
+        *,
+        samples: int,
+        host_bytes: int,
+    ) -> None:
+        self._config, self._plan, self._parts = config, plan, parts
+        self._samples, self._host_bytes = samples, host_bytes
+        self._train = copied(parts.data.train)
+        """What it keeps of a rehearsal (a tensor made once) must not reach training."""
+        before = parts.footprints or KnownFootprints({})
+        self._known, self._looked_at_before = dict(before.found), before.looked_at
+        self._make_batch: Callable[[int], Batch] | NoEstimate | None = None
+        self._longest: Longest | None = None
+
+    def __call__(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
+        """Rehearsed at the first question, remembered after."""
+        key = (features, checkpointed)
+        if key not in self._known:
+            self._known[key] = self._measure(features, checkpointed)
+        return self._known[key]
+
+    def _measure(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
+        if self._parts.is_lightning_module:
+            return NoEstimate("a LightningModule runs its own step")
+        make_batch = self.batches()
+        if isinstance(make_batch, NoEstimate):
+            return make_batch
+        task = Task(
+            make_batch=make_batch,
+            map_tensors=batches.map_tensors,
+            make_optimizer=self._optimizer,
+            prepare=self._prepare,
+            precision=self._plan["gpu.precision"],
+            checkpointed=checkpointed,
+            feature_mode=features,  # type: ignore[arg-type]
+            compile_mode=self._plan["gpu.compile"],
+            shaped_by=(self._train,),
+            expandable_segments=self._config.gpu.allocator is Allocator.expandable,
+        )
+        cache_dir, host_bytes = Path(self._config.paths.cache_dir), self._host_bytes
+        return apart(lambda: cached_measure(self._parts.model, task, self._samples, cache_dir, host_bytes=host_bytes))
+
+    def _optimizer(self, model: nn.Module) -> optim.Optimizer:
+        groups, sparse = parameter_groups(model), self._parts.has_sparse_gradients
+        return assemble.make_optimizer(self._config, self._plan, groups, sparse=sparse)
+
+    def _prepare(self, batch: Batch, source: FeatureSource | None) -> Batch:
+        delivery = Delivery(batch, epoch=0, index=0, total=batches.batch_size(batch))
+        return Preparation(self._train, self._config.seed)(batch, delivery, 0, source)
+
+    @property
+    def looked_at(self) -> str:
+        """Which samples stand for all, where they differ in length; empty where they do not, or nobody asked yet."""
+        found = self._longest
+        if found is None:
+            return self._looked_at_before
+        if not found.is_longer:
+            return ""
+        shortest, longest = show_bytes(found.shortest_bytes), show_bytes(found.longest_bytes)
+        return f"for samples as in the longest of {found.num_batches} small batches ({shortest} to {longest} each)"
+
+    @property
+    def known(self) -> KnownFootprints:
+        """All that was asked for, to be handed to who asks for the same."""
+        return KnownFootprints(dict(self._known), self.looked_at)
+
+    def batches(self) -> Callable[[int], Batch] | NoEstimate:
+        """Makes batches of any size on the CPU, out of the longest of the first samples of the training data."""
+        if self._make_batch is None:
+            self._make_batch = self._batches()
+        return self._make_batch
+
+    def _batches(self) -> Callable[[int], Batch] | NoEstimate:
+        try:
+            with nothing_changes():  # too little data is told in the user's sizes, not in those of a look at a few
+                assemble.make_one_off_loader(self._config, self._plan, replace(self._parts.data, train=self._train))
+            if callable(getattr(self._train, "split", None)):  # its parts need not share the first dimension
+                return self._first_batch
+            with self._deliveries(min(SAMPLES, self._samples)) as deliveries:
+                # A copy of an iterable may share its source with the one that trains: no more than must be is taken.
+                is_map_style = hasattr(self._train, "__getitem__")
+                self._longest = longest_batch(deliveries if is_map_style else islice(deliveries, 1))
+            return estimate.repeated(self._longest.batch, batches.map_tensors)
+        except Exception as error:  # noqa: BLE001  training asks for the same samples and tells
+            return NoEstimate(f"no batch could be built: {first_line(error)}")
+
+    def _first_batch(self, size: int) -> Batch:
+        with self._deliveries(size) as deliveries:
+            return next(deliveries).batch
+
+    @contextmanager
+    def _deliveries(self, size: int) -> Iterator[Iterator[Delivery]]:
+        """Batches of ``size`` samples, built by whoever is to build batches in training: a sample may end the process
+        that loads it."""
+        workload = replace(self._config.workload, effective_batch_size=size)
+        config = replace(self._config, workload=workload, trainer=self._trainer(size))
+        data = replace(self._parts.data, train=self._train)
+        deliveries: Any = iter(assemble.make_one_off_loader(config, self._plan, data))
+        with nothing_changes(), closing(deliveries):
+            yield deliveries
+
+    def _trainer(self, size: int) -> TrainerConfig:
+        """Limits count batches: the same samples are more of smaller ones, unless the data brings its own."""
+        asked, is_map_style = self._config.trainer, hasattr(self._train, "__getitem__")
+        times = math.ceil(self._config.workload.effective_batch_size / size) if is_map_style else 1
+
+        def more(limit: int | None) -> int | None:
+            return None if limit is None else times * limit
+
+        limit_batches, overfit_batches = more(asked.limit_batches), more(asked.overfit_batches)
+        return replace(asked, devices=1, limit_batches=limit_batches, overfit_batches=overfit_batches)

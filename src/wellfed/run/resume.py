@@ -1,0 +1,247 @@
+"""``resume=`` and ``rerun=``: what an earlier run's record adds to the command line, before anything is composed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from wellfed import record
+from wellfed.config.compose import SECRET_SHOWN, Composed, compose
+from wellfed.config.schema import RunConfig
+from wellfed.errors import ConfigError, Fault
+from wellfed.run.checkpoint_file import WAY_OUT, is_readable
+
+_PATH_KEYS = (
+    "resume",
+    "rerun",
+    "checkpoint",
+    "workload.data.path",
+    "paths.log_dir",
+    "paths.cache_dir",
+    "hydra.run.dir",
+)
+# Read by Hydra as they stand; everything else is quoted, among it 1e3 and 2024_01, which are numbers to it.
+_PLAIN = re.compile(r"[A-Za-z/_.][A-Za-z0-9/_.@%-]*")
+_QUOTED = re.compile(r"""'([^'\\]|\\.)*'|"([^"\\]|\\.)*\"""", re.DOTALL)
+_NOT_TEXT = re.compile(r"true|false|nan|inf|\.[0-9].*", re.IGNORECASE)
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a resumed run goes on."""
+
+    checkpoint: Path
+    in_place: bool
+    """In its own folder (a run folder was named), or in a new one (a checkpoint was)."""
+    earlier: Mapping[str, Any] | None
+    """The record of the run that wrote the checkpoint."""
+
+
+def expand(overrides: Sequence[str]) -> list[str]:
+    """The command line with the recorded overrides of the run that ``resume`` or ``rerun`` names put before it.
+
+    Later overrides win. Paths with characters that Hydra's grammar would read are quoted.
+
+    Raises:
+        ConfigError: there is no such run.
+    """
+    typed = [quoted(text) for text in overrides]
+    given = {key: _unquoted(value) for key, value in (_key_value(text) for text in typed)}
+    resume, rerun = given.get("resume"), given.get("rerun")
+    if _is_null(resume) and _is_null(rerun):
+        return typed
+    if not _is_null(resume) and not _is_null(rerun):
+        return typed  # the rules refuse both together, with the other faults
+    if not _is_null(rerun):
+        assert rerun is not None
+        earlier = _read(Path(rerun), f"rerun={rerun}")
+        # Of a trial of a sweep: the run that it was measured for.
+        return _merged([text for text in earlier["overrides"] if not text.startswith("sweep")], typed)
+    assert resume is not None
+    rest = [text for text in typed if _key_value(text)[0] != "resume"]
+    if resume == "auto":
+        found = find_latest(rest)
+        if found is None:
+            print("resume=auto: no earlier run of this workload to go on from; starting afresh.", file=sys.stderr)
+            return rest
+        resume = str(found)
+    in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
+    merged = _merged(named["overrides"] if named else [], rest)
+    folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
+    return [*merged, *folder, assigned("resume", resume)]
+
+
+def locate(path: Path, *, may_run: bool = False) -> Target:
+    """What ``resume=<path>`` means: a run folder, or a checkpoint file.
+
+    Args:
+        may_run: don't mind that the run is running: this is another rank of it.
+
+    Raises:
+        ConfigError: neither, or the run is still running, or no checkpoint of it can be read.
+    """
+    where = f"resume={path}"
+    in_place, earlier = _named_run(path)
+    if not in_place:
+        if not is_readable(path):
+            raise ConfigError([Fault(where, "is not a checkpoint that can be read.", WAY_OUT)])
+        return Target(path, False, earlier)
+    assert earlier is not None
+    if earlier["status"] == "running" and not may_run:
+        raise ConfigError(
+            [
+                Fault(
+                    where,
+                    f"is still running (process {earlier['pid']} on {earlier['host_name']}).",
+                    "Wait, or stop it.",
+                )
+            ]
+        )
+    checkpoint = latest_checkpoint(path)
+    if checkpoint is None:
+        raise ConfigError([Fault(where, "has no checkpoint that can be read.", f"Start it again: rerun={path}")])
+    return Target(checkpoint, True, earlier)
+
+
+def _named_run(path: Path) -> tuple[bool, Mapping[str, Any] | None]:
+    """Whether ``resume=<path>`` goes on in the run's own folder, and the run's record."""
+    where = f"resume={path}"
+    if path.is_file():
+        folder = path.parent.parent
+        return False, _read(folder, where) if (folder / record.FILE_NAME).exists() else None
+    if not path.is_dir():
+        raise ConfigError(
+            [Fault(where, "there is no such file or folder.", "Name a run folder, a checkpoint, or auto.")]
+        )
+    return True, _read(path, where)
+
+
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The newest ``last*.ckpt`` of a run folder that is whole."""
+    before = sorted((folder / CHECKPOINTS).glob("last-*.ckpt"), key=_age)
+    places = [folder / CHECKPOINTS / "last.ckpt", *before]
+    return next((place for place in places if place.is_file() and is_readable(place)), None)
+
+
+def _age(checkpoint: Path) -> int:
+    """``last-10.ckpt`` is older than ``last-2.ckpt``."""
+    number = checkpoint.stem.removeprefix("last-")
+    return int(number) if number.isdecimal() else sys.maxsize
+
+
+def find_latest(overrides: Sequence[str]) -> Path | None:
+    """The newest run of the workload that these overrides mean which did not end well and has a checkpoint."""
+    config: RunConfig = compose(overrides).config
+    runs = Path(config.paths.log_dir) / config.workload.name / "runs"
+    for folder in sorted(runs.glob("*"), reverse=True):
+        try:
+            earlier = record.read(folder)
+        except (OSError, ValueError):
+            continue
+        if earlier["status"] not in ("ok", "running") and latest_checkpoint(folder) is not None:
+            return folder
+    return None
+
+
+def check_unchanged(composed: Composed[RunConfig], earlier: Mapping[str, Any]) -> None:
+    """What is learned must be what the checkpoint learned.
+
+    Raises:
+        ConfigError: another ``workload.*`` or ``seed``; lists both values of each.
+    """
+    now, then = record.plain(composed.resolved), earlier["config"]  # as the record writes it: inf is null there
+    faults = [
+        Fault(
+            name,
+            f"is {_show(new)} now and was {_show(old)} in the run to resume.",
+            "Type it again (secrets are not written down)."
+            if old == SECRET_SHOWN
+            else f"Leave it at {_show(old)}, or start a new run without resume.",
+        )
+        for name, old, new in differences(
+            {"seed": then.get("seed"), "workload": then.get("workload")},
+            {"seed": now.get("seed"), "workload": now.get("workload")},
+        )
+    ]
+    if faults:
+        raise ConfigError(faults)
+
+
+def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
+    """``(dotted name, old, new)`` of every leaf in which two trees differ."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        found = []
+        for key in [*old, *(key for key in new if key not in old)]:
+            found += differences(old.get(key), new.get(key), f"{name}.{key}" if name else str(key))
+        return found
+    return [] if old == new else [(name, old, new)]
+
+
+def quoted(text: str) -> str:
+    """An override whose value is a path, quoted where Hydra's grammar would stumble over it."""
+    key, value = _key_value(text)
+    if key not in _PATH_KEYS or value is None or _is_null(value) or "${" in value or _is_quoted(value):
+        return text
+    return assigned(text[: text.index("=")], value)
+
+
+def assigned(key: str, path: str) -> str:
+    """The override that gives ``key`` this path, whatever characters it has."""
+    if _PLAIN.fullmatch(path) and not _NOT_TEXT.fullmatch(path):
+        return f"{key}={path}"
+    # Hydra reads a backslash as an escape only before a quote, the closing one included.
+    escaped = re.sub(r"(\\*)('|\Z)", lambda run: run[1] * 2 + ("\\'" if run[2] else ""), path)
+    return f"{key}='{escaped}'"
+
+
+def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
+    """Earlier overrides that no later one replaces, then the later ones."""
+    replaced = {_key_value(text)[0] for text in later} | {"resume", "rerun"}
+    return [quoted(text) for text in earlier if not _is_replaced(text, replaced)] + list(later)
+
+
+def _is_replaced(text: str, replaced: Container[str]) -> bool:
+    """A secret was not written down, so it can't be replayed: type it again."""
+    key, value = _key_value(text)
+    return key in replaced or _unquoted(value) == SECRET_SHOWN
+
+
+def _read(folder: Path, where: str) -> dict[str, Any]:
+    try:
+        return record.read(folder)
+    except OSError as error:
+        raise ConfigError(
+            [Fault(where, f"is no run folder: {error.strerror or error}.", "Name one with a run.json.")]
+        ) from error
+    except ValueError as error:
+        raise ConfigError([Fault(where, str(error), "Name another run.")]) from error
+
+
+def _key_value(text: str) -> tuple[str, str | None]:
+    key, separator, value = text.partition("=")
+    return key.lstrip("+~").split("@")[0], value if separator else None
+
+
+def _unquoted(value: str | None) -> str | None:
+    if value is None or not _is_quoted(value):
+        return value
+    quote, body = value[0], value[1:-1]
+    return re.sub(rf"(\\+)({quote}|\Z)", lambda run: run[1][: len(run[1]) // 2] + run[2], body)
+
+
+def _is_quoted(value: str) -> bool:
+    """In quotes from end to end, as Hydra reads them."""
+    return _QUOTED.fullmatch(value) is not None
+
+
+def _is_null(value: str | None) -> bool:
+    return value is None or value.lower() in ("", "null")
+
+
+def _show(value: Any) -> str:
+    return "null" if value is None else str(value)

@@ -1,0 +1,231 @@
+"""One run from a checked configuration to its record: plan, train, test, ceiling, report."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from wellfed import record
+from wellfed.config.compose import Composed, masked_override
+from wellfed.config.entry import where_flags
+from wellfed.config.schema import Allocator, RunConfig
+from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_TERMINATED, ConfigError, Fault, WellfedError
+from wellfed.run import resume, run_folder
+from wellfed.run.lock import only_one
+from wellfed.stop_request import Stopped, StopRequest
+
+if TYPE_CHECKING:
+    from wellfed.run.assemble import Parts
+
+_LOG = logging.getLogger("wellfed")
+SPIN_COUNT = "10000"
+"""Turns that torch's CPU threads (GNU OpenMP) wait for work before they sleep. Its own 300,000 stall a run when another
+process wants the cores: record 2026-11-21_omp_spin_cpu."""
+_KEPT_BY_RESUME = (
+    "started_at",
+    "duration_s",
+    "wandb",
+    "events",
+    "steps",
+    "epochs",
+    "samples",
+    "throughput",
+    "ceiling",
+    "readiness_frac",
+    "time",
+    "memory",
+    "host",
+    "metrics",
+    "artifacts",
+)
+"""What a run that goes on in its folder knows of itself already, until it has something newer."""
+
+
+def train(composed: Composed[RunConfig], parts: Parts | None = None) -> int:
+    """Run it; the exit code. Whatever happens, the run's folder tells, or (exit 2) there is none.
+
+    Args:
+        composed: with an option of ``sweep``, the run is a trial: only timed.
+        parts: data and model, where they are made already.
+    """
+    try:
+        with StopRequest().listening() as stop:
+            return _train(composed, stop, parts)
+    except WellfedError as error:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
+            raise
+        print(error, file=sys.stderr)
+        return EXIT_NOTHING_RUN
+
+
+def _train(composed: Composed[RunConfig], stop: StopRequest, parts: Parts | None) -> int:
+    began_s = time.monotonic()
+    config = composed.config
+    rank = launched_rank()
+    target = resume.locate(Path(config.resume), may_run=rank > 0) if config.resume else None
+    if target and target.earlier:
+        resume.check_unchanged(composed, target.earlier)
+    folder = _open_folder(composed, target, rank)
+    if config.trainer.devices > 1 and rank == 0:
+        # Lightning starts the other ranks with this command line: resume=auto must mean the same run there.
+        sys.argv[1:] = [*where_flags(sys.argv[1:]), *composed.overrides]
+    set_environment(os.environ, config)
+    with only_one(folder.path):
+        if target is not None and target.in_place:  # another resume may have ended since
+            target = resume.locate(Path(str(config.resume)), may_run=rank > 0)
+        run_record = begin_record(composed, folder, target)
+        return _run(composed, folder, run_record, target=target, stop=stop, began_s=began_s, parts=parts)
+
+
+def set_environment(environ: MutableMapping[str, str], config: RunConfig) -> None:
+    """What torch reads once, when it is imported or CUDA starts; what the user has set stays."""
+    if "OMP_WAIT_POLICY" not in environ:
+        environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
+    if config.gpu.allocator is Allocator.expandable:
+        environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+def _open_folder(composed: Composed[RunConfig], target: resume.Target | None, rank: int) -> run_folder.RunFolder:
+    config = composed.config
+    if rank > 0:  # rank 0 writes down what all of them do
+        return run_folder.RunFolder(Path(tempfile.mkdtemp(prefix="wellfed-rank-")), is_new=True)
+    if composed.run_dir is not None:
+        return run_folder.open_given(composed.run_dir, resume=target is not None and target.in_place)
+    return run_folder.create(Path(config.paths.log_dir), config.workload.name)
+
+
+def _run(
+    composed: Composed[RunConfig],
+    folder: run_folder.RunFolder,
+    run_record: record.RunRecord,
+    *,
+    target: resume.Target | None,
+    stop: StopRequest,
+    began_s: float,
+    parts: Parts | None,
+) -> int:
+    """The run in its folder; if nothing was run, the folder is as it was."""
+    rank, run = launched_rank(), None
+    try:
+        if rank == 0:
+            _write_first(composed, folder.path, run_record)
+        with log_file(folder.path / "train.log"):
+            if folder.warning:
+                _LOG.warning(folder.warning)
+            from wellfed.run.passes import Measure  # torch and Lightning from here on
+            from wellfed.run.stages import Run
+
+            run = Run(
+                composed,
+                folder.path,
+                run_record,
+                target,
+                rank=rank,
+                stop=stop,
+                began_s=began_s,
+                parts=parts,
+                measure=Measure(composed.config.sweep.trial_steps) if _is_trial(composed) else None,
+            )
+            exit_code = run.go()
+    except Stopped as stopped:  # while torch was imported
+        run_record.status = "interrupted"
+        run_record.exit_code = exit_code = EXIT_TERMINATED if stopped.signum == signal.SIGTERM else EXIT_INTERRUPTED
+        run_record.write(folder.path)
+    except BaseException:
+        if run is None or not run.has_trained:
+            folder.undo()
+        raise
+    if (exit_code == EXIT_NOTHING_RUN and not _is_trial(composed)) or rank > 0:
+        folder.undo()
+    return exit_code
+
+
+def _is_trial(composed: Composed[RunConfig]) -> bool:
+    """Of a sweep: it has a record whatever becomes of it."""
+    return "sweep" in composed.choices
+
+
+def _write_first(composed: Composed[RunConfig], folder: Path, run_record: record.RunRecord) -> None:
+    """From here on the run has a record.
+
+    Raises:
+        ConfigError: not even that fits on the disk.
+    """
+    try:
+        composed.write_hydra_files(folder)
+        run_record.write(folder)
+    except OSError as error:
+        problem = f"nothing can be written to {folder}: {error.strerror}."
+        raise ConfigError([Fault("paths.log_dir", problem, "Free space, or name a folder on another disk.")]) from error
+
+
+def launched_rank() -> int:
+    """The rank this process was started as by Lightning, torchrun or Slurm; 0 where none of them did."""
+    for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"):
+        if os.environ.get(name, "").isdigit():
+            return int(os.environ[name])
+    return 0
+
+
+def begin_record(
+    composed: Composed[RunConfig], folder: run_folder.RunFolder, target: resume.Target | None
+) -> record.RunRecord:
+    """The record of a run that starts now, or goes on in its own folder."""
+    run_record = record.RunRecord.start(folder.path.name)
+    run_record.seed = composed.config.seed
+    run_record.workload = composed.config.workload.name
+    run_record.overrides = [
+        masked_override(text) for text in composed.overrides if not text.startswith(("resume=", "rerun="))
+    ]
+    run_record.config = composed.resolved
+    run_record.git = own_git_state()
+    if target is not None:
+        run_record.resumed_from = str(target.checkpoint)
+        if target.in_place and target.earlier is not None:
+            for name in _KEPT_BY_RESUME:
+                setattr(run_record, name, target.earlier[name])
+    return run_record
+
+
+@cache
+def own_git_state() -> dict[str, Any] | None:
+    """Of the checkout that this process runs: asked once, which takes git 50 ms."""
+    return record.git_state(Path(__file__).parent)
+
+
+@contextmanager
+def log_file(path: Path) -> Iterator[None]:
+    """Everything logged, and Python's warnings, go to the file; warnings of ours to the terminal too."""
+    root, package = logging.getLogger(), logging.getLogger("wellfed")
+    handlers: list[logging.Handler] = []
+    try:
+        handlers.append(logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"))
+    except OSError as error:
+        print(f"{path} can't be written ({error.strerror}); the log goes to the terminal alone.", file=sys.stderr)
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        root.addHandler(handler)
+    terminal = logging.StreamHandler(sys.stderr)
+    terminal.setLevel(logging.WARNING)
+    terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    package.addHandler(terminal)
+    level, root.level = root.level, logging.INFO
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.setLevel(level)
+        package.removeHandler(terminal)
+        for handler in handlers:
+            root.removeHandler(handler)
+            handler.close()

@@ -1,0 +1,87 @@
+"""What a sweep shows on the terminal while it runs: a bar with the best so far, or a line a trial."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from wellfed.run.screen import Terminal
+from wellfed.sweep.leaderboard import Leaderboard
+from wellfed.sweep.leaderboard_terminal import show, width
+from wellfed.sweep.ledger import Row
+from wellfed.units import show_count, show_duration
+
+
+class SweepScreen:
+    """Draws nothing by itself: a thread beside would not survive the forks.
+
+    Args:
+        folder: of the sweep.
+        unit: of samples.
+        axes: what tells points apart.
+    """
+
+    def __init__(self, folder: Path, unit: str, axes: Collection[str]) -> None:
+        self._folder, self._unit, self._axes = folder, unit, axes
+        self._console = Terminal(highlight=False, markup=False, soft_wrap=True, width=width())
+        self._bar: Progress | None = None
+
+    def say(self, text: str) -> None:
+        """One line."""
+        self._console.print(text)
+
+    def refused(self, row: Row) -> None:
+        """A point that will not be run."""
+        short, message = self._short(row), (row.error or {}).get("message", "")
+        self.say(f"{row.status}: {message}" if short in message else f"{row.status}: {short}: {message}")
+
+    def begin(self, number: int, best: Row | None, title: str = "Trials") -> None:
+        """So many trials come now."""
+        self.end()
+        if not number:
+            return
+        self.say(f"{title}: {number}, in {self._folder}")
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=self._console,
+                auto_refresh=False,
+            )
+            self._bar.add_task(self._describe(best), total=number)
+            self._bar.start()
+
+    def tick(self) -> None:
+        """Some time has passed."""
+        if self._bar is not None:
+            self._bar.refresh()
+
+    def ended(self, row: Row, best: Row | None) -> None:
+        """A trial has ended."""
+        rate = "" if row.samples_per_s is None else f" {show_count(row.samples_per_s)} {self._unit}/s"
+        why = "" if row.error is None else f": {row.error['message']}"
+        self.say(f"{row.status}{rate} in {show_duration(row.seconds)}: {self._short(row)}{why}")
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], advance=1, description=self._describe(best), refresh=True)
+
+    def end(self) -> None:
+        """No trial runs any more."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def finished(self, board: Leaderboard, written: Sequence[Path]) -> None:
+        """What was found."""
+        show(self._console, board, written)
+
+    def _describe(self, best: Row | None) -> str:
+        if best is None or best.samples_per_s is None:
+            return "best so far: none"
+        return f"best so far: {show_count(best.samples_per_s)} {self._unit}/s with {self._short(best)}"
+
+    def _short(self, row: Row) -> str:
+        return " ".join(text for text in row.overrides if text.partition("=")[0] in self._axes)

@@ -1,0 +1,117 @@
+"""What evaluate.py refuses: in one message, without a traceback, with nothing written."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import FAST, Done, run
+from wellfed.commands import evaluate
+from wellfed.config.compose import compose
+from wellfed.record import RunRecord
+from wellfed.run.assemble import make_parts
+
+FOREIGN = {"global_step": 3, "state_dict": {"other": torch.zeros(500)}}
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    """Beside the record of a run whose weights it doesn't hold."""
+    path = tmp_path / "a b (1)" / "checkpoints" / "x=y.ckpt"
+    path.parent.mkdir(parents=True)
+    record = RunRecord.start("a b (1)")
+    record.overrides = list(FAST)
+    record.write(path.parents[1])
+    torch.save(FOREIGN, path)
+    return path
+
+
+def refused(checkpoint: Path, tmp_path: Path) -> Done:
+    done = run("evaluate.py", f"checkpoint={checkpoint}", "accelerator=cpu", cwd=tmp_path)
+    assert done.code == 2, done.text
+    assert done.err.startswith("1 fault in the configuration; nothing was run.\n")
+    assert str(checkpoint) in done.err
+    assert "Traceback" not in done.text
+    assert not (checkpoint.parents[1] / "evaluation.json").exists()
+    return done
+
+
+def test_weights_that_do_not_fit(checkpoint: Path, tmp_path: Path) -> None:
+    done = refused(checkpoint, tmp_path)
+    assert "its weights don't fit the model of workload recsys that run.json describes: " in done.err
+    assert "Put it back beside its own run.json" in done.err
+    assert len(done.err) < 800
+
+
+@pytest.fixture
+def good(checkpoint: Path) -> Path:
+    """The same, with the weights of its model."""
+    model = make_parts(compose(list(FAST)).config).model
+    weights = {f"model.{name}": value for name, value in model.state_dict().items()}
+    torch.save({"global_step": 3, "state_dict": weights}, checkpoint)
+    return checkpoint
+
+
+@pytest.fixture(autouse=True)
+def no_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of pytest are none of evaluate's, which looks for --config-dir there."""
+    monkeypatch.setattr(sys, "argv", ["evaluate.py"])
+
+
+def evaluated(checkpoint: Path) -> int:
+    return evaluate.evaluate(compose([f"checkpoint='{checkpoint}'"], "evaluate"))
+
+
+def test_what_was_trained_on_a_card_is_evaluated_without(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = json.loads((good.parents[1] / "run.json").read_text())
+    record["overrides"] += ["gpu.precision=16-mixed", "gpu.memory_gib=999", "gpu.enforce=true"]
+    (good.parents[1] / "run.json").write_text(json.dumps(record))
+    assert evaluated(good) == 0
+    out, err = capsys.readouterr()
+    assert "test/recall_at_10 " in out
+    assert "gpu.precision=16-mixed, which the CPU does not have" in err
+
+
+@pytest.mark.simulated(mib=8192, lost_after=100)
+def test_a_card_that_is_lost_meanwhile_is_said(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluated(good) == 1
+    out, err = capsys.readouterr()
+    assert "\nCUDA error: unspecified launch failure\n" in err
+    assert err.endswith("accelerator=cpu evaluates without the card.\n")
+    assert not out
+
+
+@pytest.mark.simulated(mib=2)
+def test_a_card_that_is_too_small_is_said(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert evaluated(good) == 3
+    err = capsys.readouterr().err
+    assert "out of memory" in err
+    assert err.endswith("accelerator=cpu evaluates without the card.\n")
+
+
+def test_a_file_of_torch_that_is_no_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    torch.save({"weights": 1}, checkpoint)
+    assert "it holds no state_dict" in refused(checkpoint, tmp_path).err
+
+
+def test_a_damaged_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    data = checkpoint.read_bytes()
+    checkpoint.write_bytes(data.replace(bytes(100), b"\xff" * 100, 1))
+    done = refused(checkpoint, tmp_path)
+    assert done.err.endswith("is not a checkpoint that can be read. Name another, e.g. last-1.ckpt.\n")
+
+
+def test_another_error_of_the_pass_stays_what_it_is(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wellfed.run import passes
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug in the model")
+
+    monkeypatch.setattr(passes, "evaluate_checkpoint", broken)
+    composed = compose([f"checkpoint='{checkpoint}'", "accelerator=cpu"], "evaluate")
+    with pytest.raises(RuntimeError, match="a bug in the model"):
+        evaluate.evaluate(composed)

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import shlex
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wellfed.config.faults.override_faults import read_overrides
+
+
+def read_one(text: str, *, multirun: bool = False):
+    (typed,) = read_overrides([text], multirun=multirun)
+    return typed
+
+
+@pytest.mark.parametrize(
+    "text", ["gpu=24gb", "~gpu", "+a.b=1", "a=[1,2]", "a={b: 1}", "a='x,y'", "a=", "hydra/launcher=x"]
+)
+def test_what_can_be_read(text):
+    typed = read_one(text)
+    assert typed.fault is None
+    assert typed.parsed is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "several"), [("a=1,2", True), ("a=choice(1,2)", True), ("a=range(3)", True), ("a=1", False)]
+)
+def test_several_values_need_multirun(text, several):
+    assert (read_one(text).fault is not None) == several
+    assert read_one(text, multirun=True).fault is None
+
+
+def test_one_that_can_not_be_read_does_not_hide_the_next():
+    faults = [typed.fault is not None for typed in read_overrides(["foo", "a=1", "b=[", "=3"], multirun=False)]
+    assert faults == [True, False, True, True]
+
+
+@given(st.text(st.sampled_from("ab=[](){},: '\"\\$#/.!é"), max_size=12))
+def test_any_value_is_read_or_told_and_the_quoted_form_works(value):
+    text = f"resume={value}"
+    typed = read_one(text)
+    assert (typed.parsed is None) <= (typed.fault is not None)
+    if typed.fault is not None and "uote" in typed.fault.way_out:
+        quoted = typed.fault.way_out.partition("uote")[2].partition(": ")[2]
+        (argument,) = shlex.split(quoted)
+        parsed = OverridesParser.create().parse_override(argument)
+        assert parsed.value() == value
+
+
+@given(st.text(st.sampled_from("ab=[](){},: '\"\\$+~.@"), max_size=8))
+def test_anything_typed_gets_an_answer(text):
+    typed = read_one(text)
+    assert (typed.parsed is None) <= (typed.fault is not None)
+    if typed.fault is not None:
+        assert typed.fault.where == text
+        assert typed.fault.way_out

@@ -1,0 +1,76 @@
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from wellfed.footprint.live_bytes import LiveBytes
+
+
+@pytest.fixture(params=["real", "fake"])
+def mode(request):
+    if request.param == "real":
+        yield
+    else:
+        with FakeTensorMode():
+            yield
+
+
+@pytest.mark.usefixtures("mode")
+def test_what_lives_and_its_peak():
+    live = LiveBytes()
+    with live:
+        first = torch.zeros(100)
+        second = first + 1
+        view = second[:10]
+        first += 1
+        assert live.live == {"activations": 800}
+        del second
+        assert live.live == {"activations": 800}  # the view keeps it
+        del view
+        assert live.live == {"activations": 400}
+    assert live.peak == {"activations": 800}
+    live.forget_peak()
+    assert live.peak == {"activations": 400}
+    del first
+    assert live.live == {"activations": 0}  # also outside
+
+
+@pytest.mark.usefixtures("mode")
+def test_kinds():
+    live = LiveBytes()
+    weight = torch.zeros(10, requires_grad=True)
+    live.note([weight], "parameters")
+    live.note([weight], "parameters")
+    live.making = "temporaries"
+    with live:
+        made = weight * 2
+    live.note([made], "inputs")
+    assert live.live == {"parameters": 40, "temporaries": 0, "inputs": 40}
+    assert live.peak == {"parameters": 40, "temporaries": 40}
+
+
+@pytest.mark.usefixtures("mode")
+def test_blocks_and_sizes_that_change():
+    live = LiveBytes(block_bytes=512)
+    with live:
+        made = torch.empty(1)
+        assert live.live == {"activations": 512}
+        made.resize_(200)
+        assert live.live == {"activations": 1024}
+
+
+def test_sparse_gradients_count_indices_and_values():
+    table = torch.nn.Embedding(1000, 4, sparse=True)
+    live = LiveBytes()
+    with live:
+        table(torch.tensor([1, 2])).sum().backward()
+    assert live.live["activations"] == 2 * 8 + 2 * 4 * 4 - 0
+    assert table.weight.grad is not None
+
+
+def test_nothing_is_kept_alive():
+    live = LiveBytes()
+    with live:
+        made = torch.zeros(10)
+    del live
+    assert made.sum() == 0  # and its end calls nothing
+    del made

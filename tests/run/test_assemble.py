@@ -1,0 +1,159 @@
+"""What a configuration becomes, where the data or the model is unusual."""
+
+import threading
+import time
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from tests.loading import sets
+from tests.planning.machines import H200, LAPTOP
+from tests.planning.test_plan import config as make_config
+from tests.planning.test_plan import planned
+from wellfed.config.schema import Backend
+from wellfed.contract import Datasets, LossOutput
+from wellfed.errors import DataError
+from wellfed.loading import threads
+from wellfed.planning.planned import DataFacts
+from wellfed.run import assemble
+
+ADAM = {"_target_": "torch.optim.AdamW", "lr": 0.1}
+
+
+class Model(nn.Module):
+    def __init__(self, sparse=False):
+        super().__init__()
+        self.table, self.out = nn.Embedding(8, 4, sparse=sparse), nn.Linear(4, 1)
+
+    def loss(self, batch):
+        return LossOutput(self.out(self.table(batch["index"] % 8)).square().mean())
+
+
+class ByClosure(torch.optim.Optimizer):
+    """Its step needs a closure."""
+
+    def __init__(self, params, lr=0.1):
+        super().__init__(params, {"lr": lr})
+
+    def step(self, closure):
+        loss = closure()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                self.state[weight] = {"first": torch.zeros_like(weight)}
+        return loss
+
+
+class Unsteppable(ByClosure):
+    def step(self):
+        raise KeyError("not yet")
+
+
+def datasets():
+    return Datasets(train=sets.Fetching())
+
+
+def config(optimizer=None, *, sparse=False, **groups):
+    made = make_config(4, **groups)
+    made.workload.optimizer = optimizer or ADAM
+    made.workload.model = {"_target_": f"{__name__}.Model", "sparse": sparse}
+    made.workload.data = {"_target_": f"{__name__}.datasets"}
+    return made
+
+
+# -- data that hangs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [sets.Breaking, pytest.param(sets.BreakingItems, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("option", ["auto", "balanced"])
+def test_data_that_hangs_ends_each_look_within_the_timeout(kind, option, monkeypatch):
+    monkeypatch.setattr(threads, "_STOP_S", 0.01)
+    more = {} if option == "auto" else {"prefetch_factor": 4}
+    given = config(loader={"timeout_s": 1, **more})
+    facts = DataFacts(sets.SIZE, has_fetch=kind is sets.Breaking)
+    choices = {"loader": option}
+    plan = planned(given, LAPTOP, data=facts, choices=choices)
+    parts = assemble.Parts(Datasets(train=kind("hang", *range(sets.SIZE))), Model(), None)
+    began_s = time.monotonic()
+    assert assemble.try_loader(given, choices, LAPTOP, plan, parts) is None
+    with (
+        closing(assemble.make_one_off_loader(given, plan, parts.data)) as loader,
+        pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=1 s"),
+    ):
+        next(iter(loader))
+    assert time.monotonic() - began_s < 20
+
+
+def test_a_look_without_a_timeout_starts_no_thread():
+    given = config(loader={"num_workers": 2})
+    plan = planned(given, LAPTOP)
+    assert plan["loader.backend"] == "threads"
+    before = set(threading.enumerate())
+    next(iter(assemble.make_one_off_loader(given, plan, datasets())))
+    assert set(threading.enumerate()) <= before  # one of another test may have ended
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+
+def optimizer(model, given=None, **more):
+    given = given or config()
+    return assemble.make_optimizer(given, planned(given, LAPTOP), [{"params": list(model.parameters())}], **more)
+
+
+def test_an_optimizer_is_fused_where_every_gradient_is_dense_and_real():
+    assert optimizer(Model()).defaults["fused"] is True
+    assert not optimizer(Model(), sparse=True).defaults["fused"]
+    mixed = Model()
+    mixed.wave = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    assert not optimizer(mixed).defaults["fused"]
+
+
+@pytest.mark.parametrize("sparse", [True, False])
+def test_sparse_gradients_are_known_from_the_model(sparse):
+    parts = assemble.make_parts(config(sparse=sparse))
+    assert parts.has_sparse_gradients is sparse
+
+
+def test_a_frozen_table_has_no_sparse_gradients():
+    frozen = Model(sparse=True)
+    frozen.table.requires_grad_(False)
+    assert not assemble._has_sparse_gradients(frozen)
+
+
+@pytest.mark.parametrize(
+    ("target", "states"),
+    [
+        ("torch.optim.AdamW", 2),
+        ("torch.optim.SGD", 0),
+        ("torch.optim.SparseAdam", 2),  # refuses the dense gradient that it is tried with
+        (f"{__name__}.ByClosure", 1),
+        (f"{__name__}.Unsteppable", 2),
+    ],
+)
+def test_the_states_of_an_optimizer_are_counted_or_assumed(target, states):
+    given = config({"_target_": target, "lr": 0.1})
+    found = assemble.model_facts(assemble.make_parts(given), given)
+    assert found.optimizer_state_bytes == states * found.trainable_bytes
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "num_workers", "expected", "ahead"),
+    [
+        ("threads", sets.Fetching, 2, "threads", 3),
+        ("processes", sets.Fetching, 2, "processes", 3),
+        ("torch", sets.Global, 2, "torch", 3),
+        # Samples of their own may draw from the process's generators, which no thread beside training may touch.
+        ("threads", sets.Global, 2, "processes", 3),
+        ("threads", sets.Global, 0, "inline", 0),
+        ("torch", sets.Fetching, 0, "inline", 3),
+    ],
+)
+def test_an_evaluation_is_built_as_training_is(backend, kind, num_workers, expected, ahead):
+    loader = {"backend": Backend[backend], "num_workers": 2, "pin_memory": True, "device_prefetch": 3}
+    plan = planned(make_config(loader=loader), H200)
+    found = assemble._eval_plan(replace(plan, eval_workers=num_workers), kind())
+    assert (found.backend, found.num_workers, found.pin_memory) == (expected, num_workers, True)
+    assert assemble.eval_device_prefetch(replace(plan, eval_workers=num_workers), kind()) == ahead

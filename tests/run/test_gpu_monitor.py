@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from wellfed.config.schema import TelemetryConfig
+from wellfed.hardware.facts import GpuFacts, MachineFacts
+from wellfed.planning.planned import Planned, RunPlan
+from wellfed.record import RunRecord
+from wellfed.run.gpu_monitor import MachineWatch, gpus_to_watch
+from wellfed.telemetry.gpu import WatchedGpu
+from wellfed.telemetry.progress import Progress
+from wellfed.tracking.journal import Journal
+
+
+def gpu(index: int, *, uuid: str | None = "GPU", nvml_index: int | None = 0, is_mig: bool = False) -> GpuFacts:
+    uuid = None if uuid is None else f"{uuid}-{index}"
+    return GpuFacts(index, uuid, "card", 80.0, "9.0", nvml_index=nvml_index, is_mig=is_mig)
+
+
+def facts(*gpus: GpuFacts, **more: object) -> MachineFacts:
+    return MachineFacts("cpu", 4.0, 16.0, 8.0, gpus=gpus, **more)
+
+
+def plan(accelerator: str, devices: int = 1) -> RunPlan:
+    knobs = {"trainer.accelerator": accelerator, "trainer.devices": devices}
+    return RunPlan({name: Planned(value, "", "set") for name, value in knobs.items()}, None, False, "device")
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "devices", "watched"), [("gpu", 1, [0]), ("gpu", 2, [0, 1]), ("cpu", 1, [0, 1, 2])]
+)
+def test_the_gpus_that_train_are_watched_and_beside_the_cpu_all(accelerator, devices, watched):
+    found = gpus_to_watch(facts(gpu(0), gpu(1), gpu(2)), plan(accelerator, devices))
+    assert found == [WatchedGpu(index, f"GPU-{index}") for index in watched]
+
+
+def test_what_nvml_does_not_know_cannot_be_watched():
+    machine = facts(gpu(0, uuid=None), gpu(1, nvml_index=None), gpu(2, uuid="MIG", is_mig=True))
+    assert gpus_to_watch(machine, plan("cpu")) == [WatchedGpu(2, "MIG-2", is_mig=True)]
+
+
+def watch_of(folder: Path, machine: MachineFacts) -> tuple[MachineWatch, Journal]:
+    journal = Journal(RunRecord.start("r"), folder)
+    progress = Progress(time_s=journal.time_s)
+    return MachineWatch(TelemetryConfig(interval_s=0.1), machine, plan("cpu"), journal, progress), journal
+
+
+def test_a_driver_that_failed_and_cards_left_out_are_told_at_the_start(tmp_path):
+    machine = facts(nvml_failed=True, nvml_problem="driver not loaded", cards_left_out=("card 3 is left out.",))
+    watch, journal = watch_of(tmp_path, machine)
+    with watch:
+        pass
+    told = [(event["kind"], event["trouble"], event["message"]) for event in journal.record.events]
+    assert told == [
+        ("telemetry_trouble", "refused", "NVML: driver not loaded. GPU figures are absent."),
+        ("telemetry_trouble", "refused", "card 3 is left out."),
+    ]
+
+
+def test_a_machine_without_a_driver_is_normal(tmp_path):
+    watch, journal = watch_of(tmp_path, facts(nvml_problem="library not found"))
+    with watch:
+        pass
+    assert journal.record.events == []
+    assert watch.gpus() == {}
+    assert watch.cost()["interval_s"] == 0.1

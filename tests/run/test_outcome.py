@@ -1,0 +1,114 @@
+import errno
+import signal
+import typing
+
+import pytest
+import torch
+
+from wellfed import errors
+from wellfed.errors import ConfigError, DataError, Fault, HardwareError, OutOfMemoryExhausted, WellfedError
+from wellfed.lit.module import NonFiniteLoss
+from wellfed.record import Status
+from wellfed.run.outcome import OK, leave_for_rank_0, outcome_of, take_from_ranks
+from wellfed.stop_request import Stopped
+
+
+def noted(error, *notes):
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
+WORKER_BUG = (
+    'Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback:\n  File "data.py"\nRuntimeError: bug'
+)
+SHM = (
+    "Caught RuntimeError in DataLoader worker process 1.\nOriginal Traceback:\n"
+    "RuntimeError: unable to write to file </torch_12_34_5>: No space left on device (28)\n"
+)
+TABLE = [
+    # error, status, kind, exit code after training began, exit code before, a traceback is needless
+    (Stopped(signal.SIGINT), "interrupted", None, 130, 130, True),
+    (Stopped(signal.SIGTERM), "interrupted", None, 143, 143, True),
+    (KeyboardInterrupt(), "interrupted", None, 130, 130, True),
+    (OutOfMemoryExhausted("tried all"), "oom", "device_oom", 3, 3, True),
+    (torch.OutOfMemoryError("CUDA out of memory."), "oom", "device_oom", 3, 3, True),
+    (MemoryError(), "oom", "host_oom", 3, 3, True),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom", "host_oom", 3, 3, True),
+    (NonFiniteLoss("loss is nan"), "failed", "code", 1, 1, True),
+    (ConfigError([Fault("a", "b", "c")]), "failed", "config", 1, 2, True),
+    (HardwareError("no GPU"), "failed", "config", 1, 2, True),
+    (DataError("no file"), "failed", "data", 1, 2, True),
+    (WellfedError("other"), "failed", "code", 1, 2, True),
+    (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "failed", "worker", 1, 2, True),
+    (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "failed", "worker", 1, 2, True),
+    (RuntimeError(SHM), "failed", "worker", 1, 2, True),
+    (torch.AcceleratorError("CUDA error: unspecified launch failure"), "failed", "code", 1, 2, True),
+    (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "failed", "code", 1, 2, True),
+    (RuntimeError("CUDA error: device-side assert triggered"), "failed", "code", 1, 2, False),
+    (RuntimeError(WORKER_BUG), "failed", "code", 1, 2, False),
+    (OSError(errno.ENOSPC, "No space left on device"), "failed", "disk", 1, 2, True),
+    (OSError(errno.EDQUOT, "Disk quota exceeded"), "failed", "disk", 1, 2, True),
+    (FileNotFoundError(errno.ENOENT, "No such file"), "failed", "code", 1, 2, False),
+    (ValueError("bug"), "failed", "code", 1, 2, False),
+    (SystemExit(0), "failed", "code", 1, 2, False),
+]
+
+
+@pytest.mark.parametrize(("error", "status", "kind", "after", "before", "is_expected"), TABLE, ids=repr)
+def test_what_an_exception_means(error, status, kind, after, before, is_expected):
+    for has_trained, code in ((True, after), (False, before)):
+        found = outcome_of(error, has_trained=has_trained)
+        assert (found.status, found.kind, found.exit_code) == (status, kind, code)
+        assert found.is_expected is is_expected
+        assert found.message or isinstance(error, KeyboardInterrupt)
+        assert found.status in typing.get_args(Status)
+        assert found.kind is None or found.kind in typing.get_args(errors.ErrorKind)
+
+
+def test_a_run_that_ends_well():
+    assert (OK.status, OK.exit_code, OK.kind) == ("ok", 0, None)
+
+
+def test_the_message_says_which_sample_it_was():
+    error = noted(KeyError("price"), "while loading training sample 17 (epoch 2)")
+    assert (
+        outcome_of(error, has_trained=True).message == "KeyError: 'price' (while loading training sample 17 (epoch 2))"
+    )
+    error = noted(DataError("line 3 is torn"), "while fetching training batch 4")
+    assert outcome_of(error, has_trained=True).message == "line 3 is torn (while fetching training batch 4)"
+
+
+def test_the_line_that_tells_is_the_message_of_a_lost_worker():
+    found = outcome_of(RuntimeError(SHM), has_trained=True)
+    assert found.message == "RuntimeError: unable to write to file </torch_12_34_5>: No space left on device (28)"
+    assert "loader.num_workers" in found.advice
+
+
+def test_memory_and_interrupts_have_something_to_type():
+    assert "memory.micro_batch" in outcome_of(MemoryError("x"), has_trained=True).advice
+    assert "resume=auto" in outcome_of(KeyboardInterrupt(), has_trained=True).advice
+
+
+GONE = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:3969."
+
+
+def test_a_connection_that_breaks_is_the_end_of_another_rank(tmp_path):
+    assert not outcome_of(RuntimeError(GONE), has_trained=True).is_expected  # it trains alone: a bug of other code
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        found = outcome_of(RuntimeError(GONE), has_trained=True)
+        own = outcome_of(RuntimeError("CUDA error: unspecified launch failure"), has_trained=True)
+    finally:
+        torch.distributed.destroy_process_group()
+    assert (found.is_of_other_rank, found.is_expected, found.exit_code) == (True, True, 1)
+    assert "Another rank has ended" in found.message
+    assert not own.is_of_other_rank
+
+
+def test_what_a_rank_leaves_is_taken_once(tmp_path):
+    left = outcome_of(torch.OutOfMemoryError("CUDA out of memory."), has_trained=True)
+    assert leave_for_rank_0(left, tmp_path, 1)
+    assert take_from_ranks(tmp_path) == left
+    assert take_from_ranks(tmp_path, wait_s=0) is None
+    assert not leave_for_rank_0(left, tmp_path / "of another machine", 1)

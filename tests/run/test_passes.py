@@ -1,0 +1,151 @@
+"""The ceiling within a run: whole batches wherever training ended, and nothing that it does ends a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from wellfed.config.compose import compose
+from wellfed.contract import Datasets, LossOutput
+from wellfed.hardware.detect import machine
+from wellfed.planning.device import plan_device
+from wellfed.record import RunRecord
+from wellfed.run import assemble
+from wellfed.run.passes import Passes
+from wellfed.run.planner import Planner
+from wellfed.run.screen import Terminal
+from wellfed.stop_request import Stopped, StopRequest
+from wellfed.tracking.journal import Journal
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+
+
+class Line(nn.Module):
+    """Notes the sizes of its batches; may fail from a number of steps on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(1, 1)
+        self.sizes: list[int] = []
+        self.fails_with: BaseException | None = None
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        if self.fails_with is not None:
+            raise self.fails_with
+        self.sizes.append(len(batch["x"]))
+        return LossOutput(self.out(batch["x"]).square().mean())
+
+
+class Numbers:
+    """22 samples: five steps of 4 and one of 2."""
+
+    is_broken = False
+
+    def __len__(self) -> int:
+        return 22
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if self.is_broken:
+            raise OSError(f"no sample {index}")
+        return {"x": torch.tensor([float(index)])}
+
+
+def datasets() -> Datasets:
+    return Datasets(train=Numbers())
+
+
+def passes_of(tmp_path: Path, *overrides: str) -> tuple[Passes, Journal, Any]:
+    more = ["logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.ceiling_steps=5", *overrides]
+    made = compose(more)
+    workload = replace(
+        made.config.workload,
+        name="w",
+        effective_batch_size=4,
+        model={"_target_": f"{__name__}.Line"},
+        data={"_target_": f"{__name__}.datasets"},
+        optimizer={"_target_": "torch.optim.SGD", "lr": 0.01},
+    )
+    config = replace(made.config, workload=workload)
+    parts, facts = assemble.make_parts(config), machine()
+    device = plan_device(config, made.choices, facts)
+    assert not isinstance(device, list)
+    plan = Planner(config, made.choices, facts, device, parts).rough()
+    journal = Journal(RunRecord.start("w"), tmp_path)
+    events = lambda kind, step=0, **facts: journal.event(kind, step, **facts)  # noqa: E731
+    passes = Passes(config, parts, plan, journal, checkpoints=tmp_path / "c", rank=0, on_event=events)
+    return passes, journal, parts.model
+
+
+def fit(passes: Passes) -> None:
+    silent = {"on_start": lambda: None, "on_step": lambda *done: None}
+    passes.fit(Terminal(quiet=True), StopRequest(), None, **silent)
+
+
+def kinds(journal: Journal) -> list[str]:
+    return [event["kind"] for event in journal.record.events]
+
+
+@pytest.mark.parametrize("steps", [4, 5, 6, 7])
+def test_the_ceiling_has_whole_batches_wherever_training_ended(tmp_path: Path, steps: int) -> None:
+    passes, journal, model = passes_of(tmp_path, f"trainer.max_steps={steps}", "trainer.max_epochs=null")
+    fit(passes)
+    assert model.sizes == [4, 4, 4, 4, 4, 2, 4][:steps]
+    rate = passes.ceiling()
+    assert rate is not None
+    assert model.sizes[steps:] == [4] * 8
+    assert "ceiling_failed" not in kinds(journal)
+
+
+def broken_step(model: Line) -> None:
+    model.fails_with = ValueError("no such step\nand more")
+
+
+def broken_data(model: Line) -> None:
+    Numbers.is_broken = True
+
+
+def no_memory(model: Line) -> None:
+    model.fails_with = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [(broken_step, "ValueError: no such step (test_passes.py:"), (broken_data, "no sample"), (no_memory, "memory")],
+)
+def test_a_ceiling_that_fails_is_an_event_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoil: Any, words: str
+) -> None:
+    monkeypatch.setattr(Numbers, "is_broken", False)
+    passes, journal, model = passes_of(tmp_path, "trainer.max_steps=3", "trainer.max_epochs=null")
+    fit(passes)
+    weights = [parameter.clone() for parameter in model.parameters()]
+    before = kinds(journal)
+    spoil(model)
+    assert passes.ceiling() is None
+    assert kinds(journal) == [*before, "ceiling_failed"]
+    assert words in journal.record.events[-1]["message"]
+    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), weights, strict=True))
+
+
+def test_who_stops_a_run_in_its_ceiling_has_stopped_it(tmp_path: Path) -> None:
+    passes, journal, model = passes_of(tmp_path, "trainer.max_steps=3", "trainer.max_epochs=null")
+    fit(passes)
+    model.fails_with = Stopped(15)
+    with pytest.raises(Stopped):
+        passes.ceiling()
+    assert "ceiling_failed" not in kinds(journal)
+
+
+@pytest.mark.parametrize("more", [("telemetry.ceiling_steps=0",), ("telemetry=none",)])
+def test_a_ceiling_that_was_not_asked_for_takes_no_step(tmp_path: Path, more: Sequence[str]) -> None:
+    passes, _, model = passes_of(tmp_path, *more)
+    assert passes.ceiling() is None
+    assert model.sizes == []
+    assert passes.warm_up() is None
+    assert model.sizes == [4] * 4

@@ -1,0 +1,313 @@
+import copy
+import dataclasses
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import wellfed
+from wellfed.config.compose import compose
+from wellfed.errors import ConfigError
+from wellfed.record import RunRecord
+from wellfed.run import resume
+from wellfed.run.resume import Target, check_unchanged, differences, expand, latest_checkpoint, locate, quoted
+
+PARSER = OverridesParser.create()
+
+
+def read_by_hydra(override):
+    value = PARSER.parse_override(override).value()
+    return getattr(value, "text", value)
+
+
+def checkpoint(path, *, cut=False):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"global_step": 3, "state_dict": {"w": torch.zeros(50)}}, path)
+    if cut:
+        path.write_bytes(path.read_bytes()[:-40])
+    return path
+
+
+def run(folder, *, status="failed", overrides=("seed=5",), checkpoints=("last",), cut=(), **facts):
+    """A run folder as a run leaves it."""
+    folder.mkdir(parents=True)
+    record = RunRecord.start(folder.name)
+    record.status, record.overrides = status, list(overrides)
+    for name, value in facts.items():
+        setattr(record, name, value)
+    record.write(folder)
+    for name in checkpoints:
+        checkpoint(folder / "checkpoints" / f"{name}.ckpt", cut=name in cut)
+    return folder
+
+
+def message(call, *args, **more):
+    with pytest.raises(ConfigError) as caught:
+        call(*args, **more)
+    return str(caught.value)
+
+
+# -- quoting ----------------------------------------------------------------------------------------------------------
+
+PATHS = st.text(st.sampled_from("ab1e.0/_-+ '\"\\=,()[]{}:~@%é#*?|$&!\ttruenifX\n"), min_size=1) | st.text(
+    st.characters(codec="utf-8", exclude_characters="\0"), min_size=1
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(PATHS)
+@example("runs/a=b (2)/it's \\'here\\")
+@example("1e3")
+@example("2024_01")
+@example("true")
+@example("~/data")
+def test_hydra_reads_back_any_path_that_we_assign(path):
+    override = resume.assigned("resume", path)
+    if path.lower() != "null":  # which means none, also without quotes
+        assert read_by_hydra(override) == path
+    assert resume._unquoted(resume._key_value(override)[1]) == path
+
+
+@settings(max_examples=300, deadline=None)
+@given(PATHS)
+def test_a_path_typed_plainly_is_read_as_typed(path):
+    if path[0] in "'\"" or "${" in path or path.lower() == "null":
+        return  # quoted for Hydra, an interpolation, nothing: the user's own
+    assert read_by_hydra(quoted(f"workload.data.path={path}")) == path
+    assert quoted(quoted(f"workload.data.path={path}")) == quoted(f"workload.data.path={path}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "resume=auto", "resume=null", "resume=NULL", "resume=", "resume", "resume='a b'", 'resume="a b"',
+        "resume=logs/x/runs/y",
+        "paths.log_dir=${hydra:runtime.cwd}/x", "paths.log_dir=/data/${oc.env:USER}", "workload.name=a b",
+        "seed=1e3", "~loader",
+    ],
+)  # fmt: skip
+def test_what_needs_no_quotes_of_ours_stays(text):
+    assert quoted(text) == text
+
+
+def test_marks_of_the_key_stay():
+    assert quoted("+paths.cache_dir=a b") == "+paths.cache_dir='a b'"
+    assert quoted("++hydra.run.dir=a=b") == "++hydra.run.dir='a=b'"
+
+
+# -- expand -----------------------------------------------------------------------------------------------------------
+
+
+def test_without_resume_only_quotes_are_added():
+    assert expand(["gpu=8gb", "workload.data.path=a b"]) == ["gpu=8gb", "workload.data.path='a b'"]
+    assert expand(["resume=null", "rerun=null"]) == ["resume=null", "rerun=null"]
+
+
+def test_a_run_folder_is_gone_on_with_in_place(tmp_path):
+    folder = run(tmp_path / "it's a=b (1)", overrides=["loader=balanced", "seed=5", "workload.data.path='c d'"])
+    found = expand([f"resume={folder}", "trainer.max_epochs=9"])
+    assert found[:4] == ["loader=balanced", "seed=5", "workload.data.path='c d'", "trainer.max_epochs=9"]
+    assert [resume._key_value(text)[0] for text in found[4:]] == ["hydra.run.dir", "resume"]
+    assert [read_by_hydra(text) for text in found[4:]] == [str(folder), str(folder)]
+
+
+def test_later_overrides_replace_earlier_ones_of_the_same_key(tmp_path):
+    earlier = [
+        "loader=balanced",
+        "loader.num_workers=3",
+        "+experiment=a",
+        "gpu@x=8gb",
+        "resume=old",
+        "rerun=old",
+        "seed=5",
+    ]
+    folder = run(tmp_path / "run", overrides=earlier)
+    found = expand([f"resume={folder}", "loader=aggressive", "++loader.num_workers=1", "experiment=b"])
+    assert found[:5] == ["gpu@x=8gb", "seed=5", "loader=aggressive", "++loader.num_workers=1", "experiment=b"]
+    assert [text for text in found if text.startswith(("rerun", "resume"))] == [f"resume={folder}"]
+
+
+def test_a_checkpoint_elsewhere_brings_its_runs_overrides_and_a_new_folder(tmp_path):
+    folder = run(tmp_path / "run")
+    path = folder / "checkpoints" / "last.ckpt"
+    assert expand([f"resume={path}"]) == ["seed=5", f"resume={path}"]
+    lone = checkpoint(tmp_path / "elsewhere" / "deep" / "x.ckpt")
+    assert expand([f"resume={lone}", "seed=2"]) == ["seed=2", f"resume={lone}"]
+
+
+def test_rerun_replays_the_overrides(tmp_path):
+    folder = run(tmp_path / "a b", overrides=["seed=5", "loader=balanced"], status="ok", checkpoints=())
+    assert expand([f"rerun={folder}", "seed=6"]) == ["loader=balanced", f"rerun='{folder}'", "seed=6"]
+    assert "is no run folder" in message(expand, [f"rerun={tmp_path / 'none'}"])
+
+
+def test_resume_and_rerun_together_are_left_to_the_rules(tmp_path):
+    assert expand(["resume=a", "rerun=b"]) == ["resume=a", "rerun=b"]
+
+
+def test_a_running_run_is_expanded_for_its_other_ranks_and_refused_when_located(tmp_path):
+    folder = run(tmp_path / "run", status="running")
+    assert expand([f"resume={folder}"])[-1] == f"resume={folder}"
+    told = message(locate, folder)
+    assert f"resume={folder}: is still running (process {os.getpid()} on " in told
+    assert locate(folder, may_run=True).in_place
+
+
+def test_a_run_whose_process_is_dead_is_gone_on_with(tmp_path):
+    folder = run(tmp_path / "run", status="running", boot_id="an earlier boot")
+    assert locate(folder).earlier["status"] == "killed"
+
+
+# -- resume=auto ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def runs(tmp_path):
+    return tmp_path / "logs" / "recsys" / "runs"
+
+
+def auto(runs):
+    found = expand(["resume=auto", f"paths.log_dir={runs.parents[1]}"])
+    assert found[-1].startswith("resume=") or "resume" not in " ".join(found)
+    return Path(read_by_hydra(found[-1])).name if found[-1].startswith("resume=") else None
+
+
+def test_auto_takes_the_newest_that_did_not_end_well_and_has_a_whole_checkpoint(runs):
+    run(runs / "2026-01-01_00-00-00_aaaa")
+    run(runs / "2026-01-02_00-00-00_aaaa", status="interrupted")
+    run(runs / "2026-01-03_00-00-00_aaaa", status="ok")
+    run(runs / "2026-01-04_00-00-00_aaaa", checkpoints=())
+    run(runs / "2026-01-05_00-00-00_aaaa", cut=("last",))
+    run(runs / "2026-01-06_00-00-00_aaaa", status="running")
+    (runs / "2026-01-07_00-00-00_aaaa").mkdir()
+    (runs / "2026-01-08_00-00-00_aaaa").write_text("no folder")
+    run(runs / "2026-01-09_00-00-00_aaaa").joinpath("run.json").write_text("{")
+    assert auto(runs) == "2026-01-02_00-00-00_aaaa"
+
+
+def test_auto_takes_a_killed_run(runs):
+    run(runs / "2026-01-01_00-00-00_aaaa", status="running", boot_id="an earlier boot")
+    assert auto(runs) == "2026-01-01_00-00-00_aaaa"
+
+
+def test_auto_without_a_run_starts_afresh_and_says_so(runs, capsys):
+    run(runs.parents[1] / "another" / "runs" / "2026-01-01_00-00-00_aaaa")
+    assert auto(runs) is None
+    assert capsys.readouterr().err == ("resume=auto: no earlier run of this workload to go on from; starting afresh.\n")
+
+
+def test_auto_with_a_faulty_configuration_tells_the_faults(runs):
+    assert "gpu=42gb" in message(expand, ["resume=auto", "gpu=42gb"])
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_a_cut_checkpoint_gives_way_to_the_one_before(tmp_path):
+    names = ("last", "last-1", "last-2", "last-10", "best")
+    folder = run(tmp_path / "run", checkpoints=names)
+    for name, following in (("last", "last-1"), ("last-1", "last-2"), ("last-2", "last-10")):
+        assert latest_checkpoint(folder) == folder / "checkpoints" / f"{name}.ckpt"
+        checkpoint(folder / "checkpoints" / f"{name}.ckpt", cut=True)
+        assert locate(folder).checkpoint == folder / "checkpoints" / f"{following}.ckpt"
+    checkpoint(folder / "checkpoints" / "last-10.ckpt", cut=True)
+    assert latest_checkpoint(folder) is None
+    assert message(locate, folder).endswith(f"has no checkpoint that can be read. Start it again: rerun={folder}")
+
+
+def damage(path):
+    """As a bad disk leaves it: its ends are whole, the weights are not."""
+    data = bytearray(path.read_bytes())
+    start = bytes(data).index(torch.zeros(50).numpy().tobytes())
+    data[start + 90 : start + 110] = b"\xff" * 20
+    path.write_bytes(data)
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
+    folder = run(tmp_path / "run", checkpoints=("last", "last-1"))
+    damage(folder / "checkpoints" / "last.ckpt")
+    assert locate(folder).checkpoint == folder / "checkpoints" / "last-1.ckpt"
+    told = message(locate, folder / "checkpoints" / "last.ckpt")
+    assert told.endswith("last.ckpt: is not a checkpoint that can be read. Name another, e.g. last-1.ckpt.")
+    damage(folder / "checkpoints" / "last-1.ckpt")
+    assert "has no checkpoint that can be read" in message(locate, folder)
+
+
+def test_auto_passes_over_a_run_whose_checkpoints_are_damaged(runs):
+    run(runs / "2026-01-01_00-00-00_aaaa")
+    damage(run(runs / "2026-01-02_00-00-00_aaaa") / "checkpoints" / "last.ckpt")
+    assert auto(runs) == "2026-01-01_00-00-00_aaaa"
+
+
+def test_what_resume_cannot_mean(tmp_path):
+    assert "there is no such file or folder" in message(locate, tmp_path / "none")
+    assert "is no run folder" in message(locate, tmp_path)
+    (tmp_path / "x.ckpt").write_text("text")
+    assert "is not a checkpoint that can be read" in message(locate, tmp_path / "x.ckpt")
+    (tmp_path / "run.json").write_text('{"schema": 99}')
+    assert "has schema 99" in message(locate, tmp_path)
+
+
+def test_a_checkpoint_that_was_named(tmp_path):
+    folder = run(tmp_path / "run")
+    path = folder / "checkpoints" / "last.ckpt"
+    found = locate(path)
+    assert (found.checkpoint, found.in_place, found.earlier["seed"]) == (path, False, None)
+    lone = checkpoint(tmp_path / "x" / "y" / "z.ckpt")
+    assert locate(lone) == Target(lone, False, None)
+
+
+# -- what must not change ---------------------------------------------------------------------------------------------
+
+
+def test_another_seed_or_workload_lists_both_values():
+    then = compose([]).resolved
+    now = compose(["seed=2", "workload.effective_batch_size=512", "workload.optimizer.lr=0.1", "loader=aggressive"])
+    told = message(check_unchanged, now, {"config": then})
+    assert told.startswith("3 faults")
+    assert f"seed: is 2 now and was {then['seed']} in the run to resume. Leave it at {then['seed']}, or start" in told
+    assert "workload.effective_batch_size: is 512 now and was 2048" in told
+    assert "workload.optimizer.lr: is 0.1 now and was" in told
+
+
+def test_a_secret_is_to_be_typed_again():
+    now = compose([])
+    then = copy.deepcopy(now.resolved)
+    then["workload"]["data"]["api_token"] = "***"
+    told = message(check_unchanged, now, {"config": then})
+    assert "workload.data.api_token: is null now and was ***" in told
+    assert "Type it again (secrets are not written down)." in told
+
+
+def test_everything_else_may_change():
+    then = compose([]).resolved
+    check_unchanged(compose(["loader=aggressive", "gpu=8gb", "trainer.max_epochs=99"]), {"config": then})
+
+
+def test_what_json_cannot_hold_is_no_change():
+    now = compose([])
+    now = dataclasses.replace(now, resolved={"seed": 1, "workload": {"a": float("inf"), "b": (1, 2), 3: "x"}})
+    record = RunRecord("r", config=now.resolved)
+    import json
+
+    check_unchanged(now, json.loads(record.to_json()))
+
+
+def test_differences_name_every_leaf():
+    old = {"a": {"b": 1, "gone": 2}, "same": [1], "list": [1, 2]}
+    new = {"a": {"b": 3, "new": 4}, "same": [1], "list": [1]}
+    assert differences(old, new) == [("a.b", 1, 3), ("a.gone", 2, None), ("a.new", None, 4), ("list", [1, 2], [1])]
+
+
+def test_it_imports_without_torch():
+    code = "import sys, wellfed.run.resume; print([n for n in ('torch', 'lightning', 'numpy') if n in sys.modules])"
+    source = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=source)
+    assert re.fullmatch(r"\[\]\n", done.stdout), done

@@ -1,0 +1,91 @@
+import re
+import tempfile
+
+import pytest
+
+from wellfed.errors import ConfigError
+from wellfed.run import run_folder
+from wellfed.run.run_folder import create, open_given
+
+
+def test_a_new_folder_by_time_and_four_hex_digits(tmp_path):
+    made = create(tmp_path / "logs", "recsys")
+    assert made.path.parent == tmp_path / "logs" / "recsys" / "runs"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_[0-9a-f]{4}", made.path.name)
+    assert made.path.is_dir()
+    assert (made.is_new, made.warning) == (True, None)
+
+
+def test_folders_of_one_second_are_apart(tmp_path, monkeypatch):
+    tokens = iter(["aaaa", "aaaa", "bbbb"])
+    monkeypatch.setattr(run_folder.secrets, "token_hex", lambda count: next(tokens))
+
+    class Frozen(run_folder.datetime):
+        @classmethod
+        def now(cls):
+            return cls(2026, 1, 2, 3, 4, 5)
+
+    monkeypatch.setattr(run_folder, "datetime", Frozen)
+    names = [create(tmp_path, "w").path.name for _ in range(2)]
+    assert names == ["2026-01-02_03-04-05_aaaa", "2026-01-02_03-04-05_bbbb"]
+
+
+@pytest.fixture
+def unwritable(tmp_path):
+    """A file where a folder should be: not even root can write into it."""
+    (tmp_path / "file").write_text("")
+    return tmp_path / "file"
+
+
+def test_logs_that_cannot_be_written_go_to_the_temporary_directory(tmp_path, unwritable, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    made = create(unwritable, "w")
+    assert made.path.is_relative_to(tmp_path / "tmp")
+    assert made.path.is_dir()
+    assert str(unwritable) in made.warning
+    assert str(made.path) in made.warning
+    assert "Set paths.log_dir" in made.warning
+
+
+def test_nowhere_to_write_is_a_fault_that_names_both(unwritable, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(unwritable / "tmp"))
+    with pytest.raises(ConfigError) as caught:
+        create(unwritable, "w")
+    assert f"paths.log_dir={unwritable}: can't be written" in str(caught.value)
+    assert f"nor can {unwritable / 'tmp'}" in str(caught.value)
+
+
+def test_a_folder_that_was_named(tmp_path):
+    made = open_given(tmp_path / "a" / "b", resume=False)
+    assert (made.is_new, made.path.is_dir()) == (True, True)
+    assert not open_given(tmp_path / "a" / "b", resume=False).is_new
+
+
+def test_a_folder_that_holds_a_run_is_only_for_its_resume(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match=re.escape(f"hydra.run.dir={tmp_path}: holds a run already.")) as caught:
+        open_given(tmp_path, resume=False)
+    assert f"resume={tmp_path}" in str(caught.value)
+    made = open_given(tmp_path, resume=True)
+    assert (made.is_new, made.record_before) == (False, b"{}")
+
+
+def test_undo_removes_what_the_run_wrote_and_nothing_else(tmp_path):
+    (tmp_path / "run.json").write_text("{}")
+    (tmp_path / "steps.csv").write_text("step\n")
+    made = open_given(tmp_path, resume=True)
+    (tmp_path / "run.json").write_text('{"status": "running"}')
+    (tmp_path / "wandb").mkdir()
+    (tmp_path / "wandb" / "file").write_text("")
+    (tmp_path / "train.log").write_text("")
+    made.undo()
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"run.json": "{}", "steps.csv": "step\n"}
+    new = open_given(tmp_path / "new", resume=False)
+    (new.path / "run.json").write_text("")
+    new.undo()
+    assert not new.path.exists()
+
+
+def test_a_folder_that_cannot_be_made(unwritable):
+    with pytest.raises(ConfigError, match="can't be created"):
+        open_given(unwritable / "run", resume=False)

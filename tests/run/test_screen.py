@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from wellfed.run import screen
+
+SCRIPT = """
+from wellfed.run.screen import Terminal
+terminal = Terminal(width=80)
+for line in range(20000):
+    terminal.print("a line of the plan", line)
+print("still here", file=__import__("sys").stderr)
+"""
+RECORD = {
+    "status": "ok", "steps": 3, "duration_s": 2.0, "throughput": None, "readiness_frac": None, "ceiling": None,
+    "time": None, "memory": {}, "machine": {}, "gpus": {}, "metrics": {"train/loss": 0.25, "train/lr": 0.1},
+    "events": [{"kind": "metric_absent", "step": 1, "gpu": 0}, {"kind": "gpu_lost", "step": 2, "gpu": 1}],
+    "wandb": {"mode": "offline", "parts": ["logs/a b/wandb/offline-run-1"]},
+}  # fmt: skip
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
+
+
+def test_a_reader_that_goes_away_does_not_end_the_process() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT], env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    with process.stderr:
+        told = process.stderr.read()
+    assert (process.wait(timeout=60), told) == (0, "still here\n")
+
+
+def test_a_full_disk_does_not_end_the_process() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT], env=environment(), text=True, stdout=full, stderr=subprocess.PIPE
+        )
+    assert (done.returncode, done.stderr) == (0, "still here\n")
+
+
+def test_the_end_shows_where_metrics_began_and_only_files_that_are_there(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text("{}")
+    console = Console(record=True, width=120, file=open(os.devnull, "w"))  # noqa: SIM115
+    screen.show_end(console, RECORD, {"train/loss": 0.75, "train/lr": 0.1}, tmp_path)
+    console.file.close()
+    shown = console.export_text()
+    assert "train/loss 0.25 (first 0.75)" in shown
+    assert "train/lr 0.1\n" in shown
+    assert "event gpu_lost: step=2, gpu=1" in shown
+    assert "metric_absent" not in shown
+    assert "wandb sync 'logs/a b/wandb/offline-run-1'" in shown
+    assert "(run.json)" in shown
