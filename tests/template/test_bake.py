@@ -364,7 +364,8 @@ def test_the_project_passes_its_own_checks(which: str, template: Path, tmp_path:
         found = sys.executable if tool == "python" else str(Path(sys.executable).with_name(tool))
         (programs / tool).write_text(f'#!/bin/sh\nexec "{found}" "$@"\n')
         (programs / tool).chmod(0o755)
-    (tmp_path / "venv/.installed").touch()
+    for stamp in (".installed", ".installed-dev"):
+        (tmp_path / "venv" / stamp).touch()
     for command in (["check"], ["test"], ["train", "ARGS=trainer.max_steps=20 logger=none"]):
         venv = {"PYTHONPATH": str(project / "src")}
         done = run("make", f"VENV={tmp_path / 'venv'}", *command, cwd=project, home=tmp_path, timeout_s=600, **venv)
