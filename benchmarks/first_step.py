@@ -68,12 +68,12 @@ def main() -> None:
         for target, found in raw.items()
     ]
     ratio = results[0]["total_s_mean"] / results[1]["total_s_mean"]
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=REPO, capture_output=True, text=True)
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=REPO, capture_output=True, check=True)
     record = {
         "theme": "first_step",
         "date": chosen.date,
         "command": f"python benchmarks/first_step.py --runs {chosen.runs}",
-        "git": commit.stdout.strip(),
+        "git": commit.stdout.decode().strip(),
         "machine": {"python": platform.python_version(), "cores": len(os.sched_getaffinity(0))},
         "config": {"pip_cache": "as the machine has it", "trainer.max_steps": 2},
         "results": results,
