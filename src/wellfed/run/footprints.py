@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn, optim
 
 from wellfed import batches
+from wellfed.batches import Delivery
 from wellfed.config.schema import Allocator, RunConfig, TrainerConfig
 from wellfed.contract import Batch, FeatureSource
 from wellfed.footprint import estimate
@@ -22,7 +23,6 @@ from wellfed.footprint.forked_estimate import apart
 from wellfed.footprint.rehearsal import Task
 from wellfed.loading.backend_benchmark import copied, nothing_changes
 from wellfed.loading.builder import first_line
-from wellfed.loading.loaders import Delivery
 from wellfed.loading.longest import Longest, longest_batch
 from wellfed.planning.planned import RunPlan
 from wellfed.run import assemble
