@@ -19,9 +19,10 @@ from wellfed.footprint.footprint import KnownFootprints
 from wellfed.footprint.gathered import gathered_bytes
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit.unimported import is_lightning_module
-from wellfed.loading.backend_benchmark import Trial, copied, run_trial
+from wellfed.loading.backend_benchmark import copied, run_trial
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.evaluation import EvalLoader
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.loading.loaders import IterableLoader, TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
 from wellfed.planning.backend import candidates
@@ -45,7 +46,7 @@ class Parts:
     """As ``nn.Embedding(sparse=True)`` gives its weight."""
     feature_rows: Tensor | None = None
     """All rows of ``features``, where they have been computed on the CPU already, for training there."""
-    first_batches: Trial | None = None
+    first_batches: FirstBatches | None = None
     """What building them has shown, where that is known already."""
     footprints: KnownFootprints | None = None
     """Those for the way in which it is trained, where some are known already."""
@@ -278,7 +279,7 @@ def try_loader(
     parts: Parts,
     *,
     rank: int = 0,
-) -> Trial | None:
+) -> FirstBatches | None:
     """What the first batches show, for the plan; None where nothing depends on it, or no batch can be built.
 
     Args:
@@ -289,8 +290,8 @@ def try_loader(
         return None
     data, on_gpu = data_facts(parts), plan["trainer.accelerator"] == "gpu"
 
-    def to_time(trial: Trial) -> list[LoaderPlan]:
-        found = plans_to_time(config, choices, facts, data=data, on_gpu=on_gpu, trial=trial)
+    def to_time(trial: FirstBatches) -> list[LoaderPlan]:
+        found = plans_to_time(config, choices, facts, data=data, on_gpu=on_gpu, first=trial)
         return [_loader_plan(knobs) for knobs in found]
 
     make = _loaders_of_a_trial(config, parts, rank)
@@ -311,7 +312,7 @@ def first_builder(config: RunConfig, choices: Mapping[str, str], plan: RunPlan, 
     return LoaderPlan() if "inline" in names and not asked.timeout_s else _one_producer(config, asked)
 
 
-def look_at_first_batches(config: RunConfig, first: LoaderPlan, parts: Parts) -> Trial | None:
+def look_at_first_batches(config: RunConfig, first: LoaderPlan, parts: Parts) -> FirstBatches | None:
     """How long building one takes, and its size; None if it can't be built."""
     return run_trial(_loaders_of_a_trial(config, parts), lambda _: (), first=first, on_gpu=False)
 
