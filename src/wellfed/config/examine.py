@@ -8,13 +8,12 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, is_dataclass
 from typing import Any
 
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.check import check_static
-from wellfed.config.docs import help_of
 from wellfed.config.faults.explain import explain
-from wellfed.config.faults.knobs import knob_type, stand_in
+from wellfed.config.knobs import entries
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
@@ -73,7 +72,11 @@ def _mentions(fault: Fault, names: Collection[str]) -> bool:
 
 def _fill(job: DictConfig, hole: _Hole, schema_type: type) -> None:
     if hole.known:
-        OmegaConf.update(job, hole.dotted, stand_in(schema_type, hole.dotted), merge=False)
+        knob = entries(schema_type).get(hole.dotted)
+        value = knob.default if knob else None
+        if knob and value == MISSING:
+            value = {int: 1, str: "unknown"}.get(knob.type)
+        OmegaConf.update(job, hole.dotted, value, merge=False)
         return
     group, _, name = hole.dotted.rpartition(".")
     owner = OmegaConf.select(job, group) if group else job
@@ -90,7 +93,7 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
         child: Any = node._get_node(key)
         # Entries of a list have a class of their own, which refuses strangers itself.
         closed = not is_list and "[" not in prefix and OmegaConf.get_type(node) is not dict
-        if closed and knob_type(schema_type, dotted) is None:
+        if closed and dotted not in entries(schema_type):
             problem, way_out = explain(schema_type, dotted)
             yield _Hole(dotted, Fault(f"{dotted}={child._value()}", problem, way_out), known=False)
             continue
@@ -102,8 +105,8 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
                     dotted, Fault(f"{dotted}={raw}", f"can't be resolved: {reason}.", "Name a knob that is set.")
                 )
         elif child._is_missing():
-            meaning = help_of(dotted, schema_type)
-            way_out = f"Set {dotted}=<value>" + (f": {meaning}" if meaning else ".")
+            knob = entries(schema_type).get(dotted)
+            way_out = f"Set {dotted}=<value>" + (f": {knob.text}" if knob else ".")
             yield _Hole(dotted, Fault(dotted, "has no value (???), and must have one.", way_out))
         elif isinstance(child, (DictConfig, ListConfig)):
             yield from _holes(child, schema_type, dotted)
