@@ -196,3 +196,30 @@ def test_what_the_search_does_not_find_is_told_as_hydra_does(monkeypatch):
     (fault,) = faults_of("gpu=42gb")
     assert "gpu/42gb" in fault.problem
     assert "HYDRA_FULL_ERROR=1" in fault.way_out
+
+
+@pytest.mark.parametrize("name", ["workload.data.scale", "++workload.data.scale", "seed", "++gpu.memory_gib"])
+@pytest.mark.parametrize("value", ["${.}", "0${..}", "${a b}", "${}", "x${"])
+def test_an_interpolation_that_is_none(name, value):
+    (fault, *_) = faults_of(f"{name}={value}")
+    assert fault.where.startswith(name)
+    assert value in fault.where
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("memory.micro_batch_steps=[{a: 1}]", "must be a list [..] of whole numbers >= 1 or null"),
+        ("memory.micro_batch_steps=[[1]]", "must be a list [..] of whole numbers >= 1 or null"),
+        ("memory.micro_batch_steps=${seed}", "must be a list [..] of whole numbers >= 1 or null"),
+        ("memory.stages=${seed}", "must be a list [..] of {..} entries or null"),
+        ("memory.stages=[${workload.model}]", "must be a list [..] of {..} entries or null"),
+        ("loader.skip_ids=[{}]", "must be a list [..] of whole numbers >= 0"),
+        ("sweep.retry=[{a: 1}]", "must be a list [..] of ok, oom"),
+        ("config.allow_targets=[[a]]", "must be a list [..] of texts"),
+    ],
+)
+def test_what_omegaconf_lets_by(override, problem):
+    (fault,) = faults_of(override)
+    assert fault.where == override
+    assert problem in fault.problem

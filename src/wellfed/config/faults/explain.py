@@ -5,13 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import fields
 
+from omegaconf.errors import GrammarParseError
+
 from wellfed.config.knobs import FREE_NODES, entries, nearest, nearest_knob
 
 
 def explain(schema_type: type, dotted: str, error: Exception | None = None) -> tuple[str, str]:
     """(problem, way out) for a knob that could not be set; ``dotted`` without ``+`` or ``~``."""
     dotted = dotted.split("[", maxsplit=1)[0]
-    reason = str((error and error.__cause__) or error).splitlines()[0].rstrip(".")
+    cause = (error and error.__cause__) or error
+    reason = str(cause).splitlines()[0].rstrip(".")
+    if isinstance(cause, GrammarParseError):
+        return f"holds a '${{' that can't be read: {reason}.", "Write ${group.knob}, or \\${ where the signs are meant."
     if any(dotted == node or dotted.startswith(f"{node}.") for node in FREE_NODES) and error is not None:
         return f"does not fit: {reason}.", ""
     knob = entries(schema_type).get(dotted)

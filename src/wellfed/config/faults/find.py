@@ -181,9 +181,11 @@ class _Search:
                     raise ValueError("Hydra takes away some knobs and not others")
                 self.loader._apply_overrides_to_config([parsed], cfg)
             except COMPOSE_ERRORS as error:
-                if dotted.startswith(tuple(f"{node}." for node in FREE_NODES)) and not parsed.is_delete():
-                    with open_dict(cfg):
-                        OmegaConf.update(cfg, dotted, parsed.value(), merge=True, force_add=True)
+                if (
+                    not parsed.is_delete()
+                    and dotted.startswith(tuple(f"{node}." for node in FREE_NODES))
+                    and _can_be_set(cfg, parsed)
+                ):
                     added.append((index, dotted))
                 else:
                     self._tell_value(index, parsed, schema_type, error)
@@ -236,3 +238,12 @@ class _Search:
     def _inside(self, name: str) -> set[str]:
         """The knobs of a group, or the knob itself."""
         return {knob for knob in all_knobs(self.schema) if knob == name or knob.startswith(f"{name}.")}
+
+
+def _can_be_set(cfg: DictConfig, parsed: Override) -> bool:
+    try:
+        with open_dict(cfg):
+            OmegaConf.update(cfg, parsed.key_or_group, parsed.value(), merge=True, force_add=True)
+    except COMPOSE_ERRORS:
+        return False
+    return True
