@@ -41,7 +41,7 @@ EXAMPLES = {"recsys"}
 """The folders of src/workloads/ in the template."""
 LIBRARIES = {
     "check_jsonschema",
-    "huggingface_hub", "hydra", "hypothesis", "importlinter", "lightning", "matplotlib", "mypy", "numpy", "omegaconf",
+    "huggingface_hub", "hydra", "hypothesis", "importlinter", "jinja2", "lightning", "matplotlib", "mypy", "numpy", "omegaconf",
     "peft", "psutil", "pynvml", "pytest", "pytorch_lightning", "rich", "ruff", "safetensors", "threadpoolctl",
     "tokenizers", "torch", "transformers", "wandb", "xdist", "yaml",
 }  # fmt: skip
