@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from wellfed.batches import Delivery
 from wellfed.config.schema import OnOom, RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.lit import guest
@@ -36,7 +37,6 @@ from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.prefetch import prefetched
 from wellfed.lit.sharding import KeepWeights
 from wellfed.loading.builder import reason_of
-from wellfed.loading.loaders import Delivery
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import RunRecord

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from wellfed import batches
+from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Batch, Features, FeatureSource
-from wellfed.loading.loaders import Delivery
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.memory.features import DeviceTable, Mode, hold
 from wellfed.planning.run_plan import RunPlan
