@@ -37,6 +37,14 @@ class SweepStatus(Enum):
     timeout = "timeout"
 
 
+class SweepObjective(Enum):
+    """What ranks the points of a sweep."""
+
+    samples_per_s = "samples_per_s"
+    samples_per_joule = "samples_per_joule"
+    peak_memory = "peak_memory"
+
+
 class Compile(Enum):
     """torch.compile modes."""
 
@@ -329,6 +337,10 @@ class SweepConfig:
     timeout_s: float = 600
     """Seconds after which a trial is ended and noted as timeout, 0..1e+06 (not 0 itself); preparing data and model may
     take as long again."""
+    objective: SweepObjective = SweepObjective.samples_per_s
+    """What ranks the points, and picks those that are measured again: samples_per_s, samples_per_joule (needs GPUs that
+    NVML reads power or energy of) or peak_memory (the least first). The same command with another one ranks anew what is
+    measured already."""
     fail_fast: bool = False
     """Start no further trial after one that did not end well."""
     retry: list[SweepStatus] = field(default_factory=list)
