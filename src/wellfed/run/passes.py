@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -37,7 +36,6 @@ from wellfed.lit.prefetch import prefetched
 from wellfed.lit.sharding import KeepWeights
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import RunRecord
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
 from wellfed.run.bookkeeper import Bookkeeper
@@ -373,17 +371,6 @@ class Passes:
             finite_step=lambda: self._figures.handed_over_step if self._figures.stops_on_nan else 0,
             on_saved=lambda step, name: self._books.saved(step, name, self.latest),
         )
-
-
-def evaluate_checkpoint(config: RunConfig, parts: Parts, plan: RunPlan, checkpoint: Path) -> dict[str, float]:
-    """Metrics of a checkpoint on the test split; writes nothing.
-
-    Raises:
-        ConfigError: the workload has no test split.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        books = Bookkeeper(RunRecord.start("evaluate"), Path(folder), config)
-        return Passes(config, parts, plan, books, rank=0).evaluate(checkpoint)
 
 
 def _trainer_options(config: RunConfig, plan: RunPlan) -> lit.TrainerOptions:

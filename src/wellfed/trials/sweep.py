@@ -24,6 +24,7 @@ import wellfed.cpus
 from wellfed.config.compose import SECRET_SHOWN, Composed, masked_override
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
+from wellfed.config.override_text import assigned
 from wellfed.config.schema import RunConfig
 from wellfed.errors import (
     EXIT_FAILED,
@@ -36,7 +37,6 @@ from wellfed.errors import (
 from wellfed.forking import MAY_FORK
 from wellfed.record import Status
 from wellfed.run.lock import only_one
-from wellfed.run.resume import assigned
 from wellfed.run.train import own_git_state, set_environment
 from wellfed.stop_request import Stopped, StopRequest
 from wellfed.sweep import leaderboard_files, ledger
