@@ -7,9 +7,9 @@ import torch
 
 from wellfed import errors
 from wellfed.errors import ConfigError, DataError, Fault, HardwareError, OutOfMemoryExhausted, WellfedError
-from wellfed.lit.module import NonFiniteLoss
 from wellfed.record import Status
 from wellfed.run.outcome import OK, leave_for_rank_0, outcome_of, take_from_ranks
+from wellfed.step.non_finite import NonFiniteLoss
 from wellfed.stop_request import Stopped
 
 

@@ -73,8 +73,8 @@ def run(
 
     from wellfed.footprint.footprint import NoEstimate
     from wellfed.footprint.size_fit import CudaMeter, TensorMeter, find_micro_batch
-    from wellfed.lit.unimported import seed_everything
     from wellfed.memory.cap import cap_cuda
+    from wellfed.memory.generators import seed_everything
     from wellfed.run.assemble import make_parts
     from wellfed.run.planner import Planner
     from wellfed.run.training_step import TrainingStep

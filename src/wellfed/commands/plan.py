@@ -106,7 +106,7 @@ def make(composed: Composed[RunConfig]) -> Planned:
         ConfigError, DataError: there is no such plan.
     """
     # Torch from here on: --help and a typo need neither.
-    from wellfed.lit.unimported import seed_everything
+    from wellfed.memory.generators import seed_everything
     from wellfed.run.assemble import make_parts
     from wellfed.run.planner import Planner
 

@@ -27,9 +27,9 @@ from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
-from wellfed.lit.unimported import seed_everything
 from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
+from wellfed.memory.generators import seed_everything
 from wellfed.planning.device import plan_device
 from wellfed.planning.planned import Planned, RunPlan
 from wellfed.record import RunRecord, read
