@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -44,7 +45,7 @@ from wellfed.loading.loaders import train_loader
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.memory.features import Mode, hold
 from wellfed.memory.ladder import MicroBatches
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.run.assemble import Parts, make_optimizer, make_parts
 from wellfed.step.compiled import Loss
 from wellfed.step.micro_batches import Preparation
@@ -155,7 +156,8 @@ def workload_case(config: RunConfig, parts: Parts, sizes: tuple[int, ...], mode:
     prepare = Preparation(parts.data.train, config.seed)
 
     def make(model: nn.Module) -> torch.optim.Optimizer:
-        return make_optimizer(config, cast(RunPlan, {"gpu.precision": "32-true"}), parameter_groups(model))
+        plan = SimpleNamespace(device=SimpleNamespace(precision="32-true"))
+        return make_optimizer(config, cast(RunPlan, plan), parameter_groups(model))
 
     name = config.workload.name + (f", {mode}" if mode else "")
     return _case(name, parts.model, sample, sizes, make, prepare=prepare, feature_mode=mode)

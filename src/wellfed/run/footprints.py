@@ -23,7 +23,7 @@ from wellfed.footprint.rehearsal import Task
 from wellfed.loading.backend_benchmark import copied, nothing_changes
 from wellfed.loading.builder import first_line
 from wellfed.loading.longest import Longest, longest_batch
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.step.micro_batches import Preparation
 from wellfed.step.train_step import parameter_groups
@@ -77,10 +77,10 @@ class Footprints:
             make_batch=make_batch,
             make_optimizer=self._optimizer,
             prepare=Preparation(self._train, self._config.seed),
-            precision=self._plan["gpu.precision"],
+            precision=self._plan.device.precision,
             checkpointed=checkpointed,
             feature_mode=features,  # type: ignore[arg-type]
-            compile_mode=self._plan["gpu.compile"],
+            compile_mode=self._plan.device.compile,
             shaped_by=(self._train,),
             expandable_segments=self._config.gpu.allocator is Allocator.expandable,
         )

@@ -14,7 +14,7 @@ from wellfed.contract import Batch, Features, FeatureSource
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.memory.features import DeviceTable, Mode, hold
 from wellfed.memory.ladder import MicroBatches
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.step.compiled import Loss
 from wellfed.step.micro_batches import Preparation
@@ -33,14 +33,14 @@ class TrainingStep:
         device: torch.device,
         fill: Callable[[Features, Mode, torch.device], FeatureSource] = hold,
     ) -> None:
-        self.device, self._precision = device, Precision.for_training(plan["gpu.precision"], device.type)
+        self.device, self._precision = device, Precision.for_training(plan.device.precision, device.type)
         self._model = model = self._precision.convert(parts.model.to(device))
-        if plan["memory.checkpoint_activations"]:
+        if plan.memory.checkpoint_activations:
             checkpoint_blocks(model)
         self._features: FeatureSource | None = None
         if parts.features is not None:
             model.eval()
-            self._features = fill(parts.features, plan["memory.features"] or "dynamic", device)
+            self._features = fill(parts.features, plan.memory.features or "dynamic", device)
         model.train()
         groups = parameter_groups(model)
         self._optimizer = assemble.make_optimizer(config, plan, groups, sparse=parts.has_sparse_gradients)
@@ -48,7 +48,7 @@ class TrainingStep:
         self._step = TrainStep(
             model,
             self._optimizer,
-            loss=Loss(model, plan["gpu.compile"], lambda message: None),
+            loss=Loss(model, plan.device.compile, lambda message: None),
             prepare=Preparation(parts.data.train, config.seed),
             micro=self._micro,
             precision=self._precision,
