@@ -26,16 +26,16 @@ from wellfed.sweep.ledger import Read, Row, append, read
 from wellfed.sweep.objective import OBJECTIVES, PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S
 
 AXES = {"loader": ("baseline", "balanced", "aggressive")}
-BASELINE, THRIFTY, FAST = made.sweep_file(AXES).points
-FIGURES = {BASELINE: (100.0, 0.05, 2.0), THRIFTY: (200.0, 0.01, 3.0), FAST: (400.0, 0.02, 8.0)}
+POINTS = BASELINE, THRIFTY, FAST = made.sweep_file(AXES).points
+FIGURES = ((100.0, 0.05, 2.0), (200.0, 0.01, 3.0), (400.0, 0.02, 8.0))
 """Samples/s, joules a sample, GiB."""
 BEST = {"samples_per_s": FAST, "samples_per_joule": THRIFTY, "peak_memory": BASELINE}
 
 
-def rows(figures: dict = FIGURES) -> list[Row]:
+def rows(*figures: tuple[float, float, float]) -> list[Row]:
     return [
         made.row(point, rate, energy_per_sample_j=joules, peak_memory_gib=peak)
-        for point, (rate, joules, peak) in figures.items()
+        for point, (rate, joules, peak) in zip(POINTS, figures or FIGURES, strict=True)
     ]
 
 
@@ -92,7 +92,7 @@ def test_one_run_tells_no_interval_of_memory_and_runs_of_it_do() -> None:
     assert any("one run tells no interval of its peak" in note for note in once.notes)
     again = [
         replace(row, kind="confirm", attempt=number, peak_memory_gib=peak * (1 + number / 100))
-        for row, (_, _, peak) in zip(rows(), FIGURES.values(), strict=True)
+        for row, (_, _, peak) in zip(rows(), FIGURES, strict=True)
         for number in (1, 2)
     ]
     thrice = board("peak_memory", [*rows(), *again])
@@ -103,7 +103,7 @@ def test_one_run_tells_no_interval_of_memory_and_runs_of_it_do() -> None:
 
 
 def test_peaks_that_overlap_share_a_rank_and_the_fastest_of_them_is_named() -> None:
-    alike = rows({BASELINE: (100.0, 0.05, 2.0), THRIFTY: (200.0, 0.01, 2.02), FAST: (400.0, 0.02, 8.0)})
+    alike = rows((100.0, 0.05, 2.0), (200.0, 0.01, 2.02), (400.0, 0.02, 8.0))
     again = [replace(row, kind="confirm", peak_memory_gib=row.peak_memory_gib * 1.02) for row in alike]
     found = board("peak_memory", [*alike, *again])
     assert [entry.label for entry in found.ranked] == ["1=", "1=", "3"]
@@ -131,7 +131,7 @@ def test_all_that_users_see_is_about_it(objective: str, head: str, words: str) -
     assert len(heads) == len(set(heads))
     assert in_words(found, found.ranked[0]).startswith(words)
     page = to_html(found)
-    assert f"{best.capitalize()}: " in page
+    assert f"{best.capitalize()}:" in page
     assert "<strong>" + words.split()[0] in page
     assert f"variance of log {OBJECTIVES[objective].noun}" in page
     assert page.count("<svg") == 1
