@@ -12,7 +12,6 @@ import torch
 
 # What a trial needs is imported before the fork.
 import wellfed.run.stages  # noqa: F401
-from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.errors import ConfigError, Fault, WellfedError
@@ -21,10 +20,9 @@ from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.lit.unimported import seed_everything
-from wellfed.loading.backend_benchmark import Trial as FirstBatches
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.memory.features import all_rows
-from wellfed.planning.device import plan_device
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.planner import Planner
 from wellfed.run.train import train
@@ -179,26 +177,20 @@ class _SeenBatches:
 def _plan(
     point: str, composed: Composed[RunConfig], parts: assemble.Parts, facts: MachineFacts, seen: _SeenBatches
 ) -> PointPlan:
-    config, choices = composed.config, composed.choices
-    device = plan_device(config, choices, facts)
-    faults = check_imported(config)
-    if isinstance(device, list) or faults:
-        raise ConfigError([*(device if isinstance(device, list) else []), *faults])
-    planner = Planner(config, choices, facts, device, parts)
+    planner = Planner.start(composed, facts, parts)
     rough = planner.rough()
     estimate, first_batches = planner.estimate(rough), seen(composed, rough)
     # A backend that is still to be chosen is chosen by times, in the trial.
-    plan = planner.estimated(estimate, None if config.loader.backend is Backend.auto else first_batches)
-    is_kept = parts.features is not None and plan["memory.features"] in ("cache", "cache_host")
-    is_on_gpu = plan["trainer.accelerator"] == "gpu"
+    plan = planner.estimated(estimate, None if composed.config.loader.backend is Backend.auto else first_batches)
+    is_kept = parts.features is not None and plan.memory.features in ("cache", "cache_host")
     return PointPlan(
         point,
         problem=None if plan.misfit is None else str(plan.misfit),
-        num_gpus=int(plan["trainer.devices"]) if is_on_gpu else 0,
+        num_gpus=plan.trainer.devices if plan.on_gpu else 0,
         predicted_peak_gib=plan.predicted_peak_gib,
         first_batches=first_batches,
         footprints=estimate.known,
         # On a GPU a trial computes rows there; of bf16-true Lightning makes the model bf16 as a whole, and with it the
         # rows.
-        keeps_rows=is_kept and plan["trainer.accelerator"] == "cpu" and plan["gpu.precision"] != "bf16-true",
+        keeps_rows=is_kept and not plan.on_gpu and plan.device.precision != "bf16-true",
     )
