@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 import wellfed.cpus
+from wellfed.config.quoting import assigned
 from wellfed.config.schema import SweepConfig
-from wellfed.run.resume import assigned
 from wellfed.sweep.ledger import Row
 from wellfed.sweep.rows import ended_row, recorded_row, refused_row
 from wellfed.trials.fork_server import JobEnd
