@@ -6,7 +6,7 @@ import sys
 
 from wellfed.config.compose import Composed
 from wellfed.config.entry import main
-from wellfed.config.override_text import quoted
+from wellfed.config.quoting import quoted
 from wellfed.config.schema import EvaluateConfig
 
 

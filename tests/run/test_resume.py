@@ -8,14 +8,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import wellfed
-from tests.config.test_override_text import read_by_hydra
 from wellfed.config.compose import compose
-from wellfed.config.override_text import key_value
+from wellfed.config.quoting import key_value
 from wellfed.errors import ConfigError
 from wellfed.record import RunRecord
 from wellfed.run.resume import Target, check_unchanged, differences, expand, latest_checkpoint, locate
+
+PARSER = OverridesParser.create()
+
+
+def read_by_hydra(override):
+    value = PARSER.parse_override(override).value()
+    return getattr(value, "text", value)
 
 
 def checkpoint(path, *, cut=False):

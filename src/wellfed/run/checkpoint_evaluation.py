@@ -10,7 +10,7 @@ from pathlib import Path
 from wellfed import record
 from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import extra_dirs
-from wellfed.config.override_text import quoted
+from wellfed.config.quoting import quoted
 from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.run.checkpoint_file import WAY_OUT, is_readable, load_checkpoint

@@ -41,13 +41,11 @@ from wellfed.run.assemble import Parts
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.rate_without_data import few_without_workers, first_batches, rate_without_data
 from wellfed.run.resume import CHECKPOINTS
-from wellfed.step.micro_batches import parameter_groups
+from wellfed.step.train_step import parameter_groups
 from wellfed.stop_request import StopRequest
 from wellfed.timing.clock import StepClock
 
 _LOG = logging.getLogger(__name__)
-_LITTLE_MS = 500
-"""By so much longer a few batches may take without worker processes, which must be started and ended for them."""
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.imagined import with_cards
 from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.lit.unimported import seed_everything
 from wellfed.loading.first_batches import FirstBatches
+from wellfed.memory.generators import seed_everything
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
 from wellfed.planning.dry_plan import DryPlan

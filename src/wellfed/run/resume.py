@@ -10,7 +10,7 @@ from typing import Any
 
 from wellfed import record
 from wellfed.config.compose import SECRET_SHOWN, Composed, compose
-from wellfed.config.override_text import assigned, is_null, key_value, quoted, unquoted
+from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.run.checkpoint_file import WAY_OUT, is_readable

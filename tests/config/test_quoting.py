@@ -1,11 +1,11 @@
-"""Overrides whose values are paths, as Hydra reads them."""
+"""Paths as overrides: Hydra reads back what was meant."""
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from wellfed.config.override_text import assigned, key_value, quoted, unquoted
+from wellfed.config.quoting import assigned, key_value, quoted, unquoted
 
 PARSER = OverridesParser.create()
 

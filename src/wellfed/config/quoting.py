@@ -1,4 +1,4 @@
-"""Reads and writes single overrides as typed, quoting paths that Hydra's grammar would stumble over."""
+"""Writes paths as overrides that Hydra's grammar reads back, and takes overrides apart."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def assigned(key: str, path: str) -> str:
 
 
 def key_value(text: str) -> tuple[str, str | None]:
-    """Key and value of an override; None where it has no value."""
+    """Knob or group, and value of an override; None without an equals sign."""
     key, separator, value = text.partition("=")
     return key.lstrip("+~").split("@")[0], value if separator else None
 
 
 def unquoted(value: str | None) -> str | None:
-    """The text that Hydra reads."""
+    """The text that Hydra reads in a value."""
     if value is None or not _is_quoted(value):
         return value
     quote, body = value[0], value[1:-1]
@@ -56,5 +56,5 @@ def _is_quoted(value: str) -> bool:
 
 
 def is_null(value: str | None) -> bool:
-    """None was given, or null."""
+    """Nothing is given."""
     return value is None or value.lower() in ("", "null")
