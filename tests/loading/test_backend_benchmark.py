@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from tests.loading import sets
 from tests.loading.sets import SIZE, Breaking, Failing, Fetching, Global
-from wellfed.loading import threads
+from wellfed.loading import thread_backend
 from wellfed.loading.backend_benchmark import copied, run_trial
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.loaders import train_loader
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 from wellfed.stop_request import Stopped
 
-INLINE = LoaderPlan()
-THREADS = LoaderPlan("threads", num_workers=1, prefetch_factor=2)
-PROCESSES = LoaderPlan("processes", num_workers=1, prefetch_factor=2)
-TORCH = LoaderPlan("torch")
+INLINE = LoaderSettings()
+THREADS = LoaderSettings("threads", num_workers=1, prefetch_factor=2)
+PROCESSES = LoaderSettings("processes", num_workers=1, prefetch_factor=2)
+TORCH = LoaderSettings("torch")
 
 
 class Sleeping(Fetching):
@@ -54,7 +55,7 @@ class Stopping(Fetching):
 
 
 def loaders(dataset, batch_size=4):
-    return lambda plan: train_loader(dataset, batch_size=batch_size, seed=7, plan=plan)
+    return lambda plan: train_loader(dataset, batch_size=batch_size, seed=7, settings=plan)
 
 
 def tried(dataset, *plans, on_gpu=True):
@@ -128,7 +129,7 @@ def test_data_that_fails_is_left_for_training_to_tell():
 
 def test_samples_that_may_be_left_out_are_told_by_training_not_by_the_trial(caplog):
     def make(plan):
-        return train_loader(Failing(bad=3), batch_size=4, seed=7, plan=plan, max_skipped=1, shuffle=False)
+        return sets.loader_of(Failing(bad=3), plan, seed=7, max_skipped=1, shuffle=False)
 
     trial = run_trial(make, lambda _: (), first=THREADS, on_gpu=True)
     assert (trial.num_batches, trial.batch_bytes) == (6, 3 * (8 + 4 + 8))
@@ -144,13 +145,13 @@ def test_a_backend_that_fails_is_named_and_the_others_are_timed():
 
 @pytest.mark.parametrize("bad", [0, 5], ids=["the first batch", "another"])
 def test_what_hangs_ends_the_trial_within_the_timeout(bad, monkeypatch):
-    monkeypatch.setattr(threads, "_STOP_S", 0.01)
+    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
 
     def make(plan):
-        return train_loader(Breaking("hang", bad), batch_size=4, seed=7, plan=plan, shuffle=False)
+        return train_loader(Breaking("hang", bad), batch_size=4, seed=7, settings=plan, shuffle=False)
 
     began_s = time.monotonic()
-    watched = replace(THREADS, timeout_s=0.2, searches=False)
+    watched = replace(THREADS, timeout_s=0.2, finds_stuck_sample=False)
     assert run_trial(make, lambda _: (), first=watched, on_gpu=True) is None
     assert time.monotonic() - began_s < 5
 
@@ -186,7 +187,7 @@ def test_batches_are_not_pinned():
         plans.append(plan)
         return loaders(Fetching())(plan)
 
-    run_trial(make, lambda _: (LoaderPlan(pin_memory=True),), on_gpu=True)
+    run_trial(make, lambda _: (LoaderSettings(pin_memory=True),), on_gpu=True)
     assert [plan.pin_memory for plan in plans] == [False, False]
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 import statistics
 import time
 import warnings
@@ -22,13 +21,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from wellfed import batches
-from wellfed.loading import backends, bad_samples
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.loaders import TrainLoader
+from wellfed.loading import bad_samples, failing_samples
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import TrainLoader
+from wellfed.sample_rng import global_generators_kept
 
 _LOG = logging.getLogger(__name__)
 
@@ -70,10 +69,10 @@ class Trial:
 
 
 def run_trial(
-    make: Callable[[LoaderPlan], TrainLoader],
-    candidates: Callable[[Trial], Sequence[LoaderPlan]],
+    make: Callable[[LoaderSettings], TrainLoader],
+    candidates: Callable[[Trial], Sequence[LoaderSettings]],
     *,
-    first: LoaderPlan | None = None,
+    first: LoaderSettings | None = None,
     on_gpu: bool,
     known: Trial | None = None,
 ) -> Trial | None:
@@ -92,7 +91,7 @@ def run_trial(
     """
     with nothing_changes():
         try:
-            trial = known or _build(make(first or LoaderPlan()))
+            trial = known or _build(make(first or LoaderSettings()))
         except Exception as error:  # noqa: BLE001  training meets it again, and tells
             _LOG.info("no batch could be built for the trial of loader backends: %r", error)
             return None
@@ -104,7 +103,7 @@ def run_trial(
         failed: list[str] = []
         for plan in plans:
             try:
-                timed[plan.backend] = _loop(make(replace(plan, pin_memory=False, searches=False)), step)
+                timed[plan.backend] = _loop(make(replace(plan, pin_memory=False, finds_stuck_sample=False)), step)
             except Exception as error:  # noqa: BLE001  the others may do; the plan names it
                 _LOG.info("loader.backend=%s failed in its trial: %r", plan.backend, error)
                 failed.append(plan.backend)
@@ -191,18 +190,13 @@ class _Step:
 @contextmanager
 def nothing_changes() -> Iterator[None]:
     """Random state is put back; what a loader or dataset warns of is said when training starts, once."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    tellers = [logging.getLogger(module.__name__) for module in (bad_samples, backends)]
+    tellers = [logging.getLogger(module.__name__) for module in (bad_samples, failing_samples)]
     before = [teller.disabled for teller in tellers]
     try:
         for teller in tellers:
             teller.disabled = True
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with global_generators_kept(), warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
         for teller, was in zip(tellers, before, strict=True):
             teller.disabled = was

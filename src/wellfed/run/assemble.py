@@ -20,9 +20,9 @@ from wellfed.footprint.gathered import gathered_bytes
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit.unimported import is_lightning_module
 from wellfed.loading.backend_benchmark import Trial, copied, run_trial
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.evaluation import EvalLoader
-from wellfed.loading.loaders import IterableLoader, TrainLoader, train_loader
+from wellfed.loading.eval_loader import EvalLoader
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import IterableLoader, TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
 from wellfed.planning.backend import candidates
 from wellfed.planning.loader import plans_to_time
@@ -197,44 +197,10 @@ def make_optimizer(
         return made
 
 
-def make_train_loader(
-    config: RunConfig,
-    plan: RunPlan,
-    data: Datasets,
-    *,
-    rank: int = 0,
-    on_skipped: Callable[..., None] | None = None,
-) -> TrainLoader | IterableLoader:
-    """The steps of training for one rank; ``on_skipped`` is told of samples that fail and are left out."""
-    return _train_loader(config, _loader_plan(plan.knobs), data, rank, on_skipped)
-
-
-def make_one_off_loader(config: RunConfig, plan: RunPlan, data: Datasets) -> TrainLoader | IterableLoader:
-    """The same for a look at a few batches: one producer where the plan has processes or a timeout, else none."""
-    asked = _loader_plan(plan.knobs)
-    is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
-    return _train_loader(config, _one_producer(config, asked) if is_watched else LoaderPlan(), data, rank=0)
-
-
-def make_inline_loader(config: RunConfig, data: Datasets) -> TrainLoader | IterableLoader:
-    """The same batches for a look at a few, built in this process; shares no file that is opened on first use."""
-    return _train_loader(config, LoaderPlan(), replace(data, train=copied(data.train)), rank=0)
-
-
-def _one_producer(config: RunConfig, plan: LoaderPlan) -> LoaderPlan:
-    """For a look at a few batches. Training names the sample that hangs; here it is only left out, if it may be."""
+def loader_settings(config: RunConfig, knobs: Mapping[str, Planned]) -> LoaderSettings:
+    """How training data is loaded: what was planned, and what is not planned but set."""
     return replace(
-        plan,
-        num_workers=1,
-        prefetch_factor=1,
-        persistent_workers=False,
-        pin_memory=False,
-        searches=config.loader.max_skipped > 0,
-    )
-
-
-def _loader_plan(knobs: Mapping[str, Planned]) -> LoaderPlan:
-    return LoaderPlan(
+        _inline(config),
         backend=knobs["loader.backend"].value,
         num_workers=knobs["loader.num_workers"].value,
         prefetch_factor=knobs["loader.prefetch_factor"].value,
@@ -245,9 +211,49 @@ def _loader_plan(knobs: Mapping[str, Planned]) -> LoaderPlan:
     )
 
 
+def make_train_loader(
+    config: RunConfig,
+    plan: RunPlan,
+    data: Datasets,
+    *,
+    rank: int = 0,
+    on_skipped: Callable[..., None] | None = None,
+) -> TrainLoader | IterableLoader:
+    """The steps of training for one rank; ``on_skipped`` is told of samples that fail and are left out."""
+    return _train_loader(config, loader_settings(config, plan.knobs), data, rank, on_skipped)
+
+
+def make_one_off_loader(config: RunConfig, plan: RunPlan, data: Datasets) -> TrainLoader | IterableLoader:
+    """The same for a look at a few batches: one producer where the plan has processes or a timeout, else none."""
+    asked = loader_settings(config, plan.knobs)
+    is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
+    return _train_loader(config, _one_producer(asked) if is_watched else _inline(config), data, rank=0)
+
+
+def make_inline_loader(config: RunConfig, data: Datasets) -> TrainLoader | IterableLoader:
+    """The same batches for a look at a few, built in this process; shares no file that is opened on first use."""
+    return _train_loader(config, _inline(config), replace(data, train=copied(data.train)), rank=0)
+
+
+def _inline(config: RunConfig) -> LoaderSettings:
+    return LoaderSettings(skip_ids=tuple(config.loader.skip_ids), max_skipped=config.loader.max_skipped)
+
+
+def _one_producer(settings: LoaderSettings) -> LoaderSettings:
+    """For a look at a few batches. Training names the sample that hangs; here it is only left out, if it may be."""
+    return replace(
+        settings,
+        num_workers=1,
+        prefetch_factor=1,
+        persistent_workers=False,
+        pin_memory=False,
+        finds_stuck_sample=settings.max_skipped > 0,
+    )
+
+
 def _train_loader(
     config: RunConfig,
-    plan: LoaderPlan,
+    settings: LoaderSettings,
     data: Datasets,
     rank: int,
     on_skipped: Callable[..., None] | None = None,
@@ -255,17 +261,15 @@ def _train_loader(
     overfit = config.trainer.overfit_batches
     return train_loader(
         data.train,
+        settings,
         batch_size=config.workload.effective_batch_size,
         seed=config.seed,
-        plan=plan,
         rank=rank,
         world_size=config.trainer.devices,
         drop_last=config.workload.drop_last,
         collate=data.collate,
-        skip_ids=tuple(config.loader.skip_ids),
         limit_batches=overfit if overfit is not None else config.trainer.limit_batches,
         shuffle=overfit is None,
-        max_skipped=config.loader.max_skipped,
         on_skipped=on_skipped,
     )
 
@@ -289,9 +293,9 @@ def try_loader(
         return None
     data, on_gpu = data_facts(parts), plan["trainer.accelerator"] == "gpu"
 
-    def to_time(trial: Trial) -> list[LoaderPlan]:
+    def to_time(trial: Trial) -> list[LoaderSettings]:
         found = plans_to_time(config, choices, facts, data=data, on_gpu=on_gpu, trial=trial)
-        return [_loader_plan(knobs) for knobs in found]
+        return [loader_settings(config, knobs) for knobs in found]
 
     make = _loaders_of_a_trial(config, parts, rank)
     trial = run_trial(make, to_time, first=first, on_gpu=on_gpu, known=parts.first_batches)
@@ -300,27 +304,27 @@ def try_loader(
     return trial if trial is None or rank == 0 else replace(trial, batch_bytes=0)
 
 
-def first_builder(config: RunConfig, choices: Mapping[str, str], plan: RunPlan, parts: Parts) -> LoaderPlan | None:
+def first_builder(config: RunConfig, choices: Mapping[str, str], plan: RunPlan, parts: Parts) -> LoaderSettings | None:
     """Who builds the first batches that are looked at before training; None where nothing depends on them."""
     data = data_facts(parts)
     names = candidates(config.loader, data, choices)
     if data.is_iterable or not (plan["loader.num_workers"] > 0 or len(names) > 1):
         return None
     # Producers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
-    asked = _loader_plan(plan.knobs)
-    return LoaderPlan() if "inline" in names and not asked.timeout_s else _one_producer(config, asked)
+    asked = loader_settings(config, plan.knobs)
+    return _inline(config) if "inline" in names and not asked.timeout_s else _one_producer(asked)
 
 
-def look_at_first_batches(config: RunConfig, first: LoaderPlan, parts: Parts) -> Trial | None:
+def look_at_first_batches(config: RunConfig, first: LoaderSettings, parts: Parts) -> Trial | None:
     """How long building one takes, and its size; None if it can't be built."""
     return run_trial(_loaders_of_a_trial(config, parts), lambda _: (), first=first, on_gpu=False)
 
 
-def _loaders_of_a_trial(config: RunConfig, parts: Parts, rank: int = 0) -> Callable[[LoaderPlan], TrainLoader]:
+def _loaders_of_a_trial(config: RunConfig, parts: Parts, rank: int = 0) -> Callable[[LoaderSettings], TrainLoader]:
     data = replace(parts.data, train=copied(parts.data.train))
 
-    def make(plan: LoaderPlan) -> TrainLoader:
-        made = _train_loader(config, plan, data, rank)
+    def make(settings: LoaderSettings) -> TrainLoader:
+        made = _train_loader(config, settings, data, rank)
         assert isinstance(made, TrainLoader)
         return made
 
@@ -345,7 +349,7 @@ def make_eval_loader(
         dataset,
         plan["memory.micro_batch"],
         seed=config.seed,
-        plan=_eval_plan(plan, dataset),
+        settings=_eval_settings(config, plan, dataset),
         rank=rank,
         world_size=world_size,
         collate=data.collate,
@@ -353,11 +357,11 @@ def make_eval_loader(
     )
 
 
-def _eval_plan(plan: RunPlan, dataset: Any) -> LoaderPlan:
+def _eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSettings:
     """As training is built, with as many producers as there is room for."""
-    asked = replace(_loader_plan(plan.knobs), num_workers=plan.eval_workers)
+    asked = replace(loader_settings(config, plan.knobs), num_workers=plan.eval_workers)
     if asked.num_workers == 0:
-        return LoaderPlan(pin_memory=asked.pin_memory)
+        return LoaderSettings(pin_memory=asked.pin_memory)
     if asked.backend == "threads" and not callable(getattr(dataset, "fetch", None)):
         return replace(asked, backend="processes")  # samples of their own may draw from the process's generators
     return asked

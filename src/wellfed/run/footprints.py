@@ -16,14 +16,14 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.config.schema import Allocator, RunConfig, TrainerConfig
 from wellfed.contract import Batch, FeatureSource
+from wellfed.errors import first_line
 from wellfed.footprint import estimate
 from wellfed.footprint.cache import cached_measure
 from wellfed.footprint.footprint import Footprint, KnownFootprints, NoEstimate
 from wellfed.footprint.forked_estimate import apart
 from wellfed.footprint.rehearsal import Task
 from wellfed.loading.backend_benchmark import copied, nothing_changes
-from wellfed.loading.builder import first_line
-from wellfed.loading.longest import Longest, longest_batch
+from wellfed.loading.longest_batch import Longest, longest_batch
 from wellfed.planning.planned import RunPlan
 from wellfed.run import assemble
 from wellfed.step.micro_batches import Preparation, parameter_groups

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from wellfed.batches import Delivery
 from wellfed.config.schema import OnOom, RunConfig
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError, Fault, reason_of
 from wellfed.lit import guest
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST, Checkpoints
@@ -36,7 +36,6 @@ from wellfed.lit.mean_loss import MeanLoss
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.prefetch import prefetched
 from wellfed.lit.sharding import KeepWeights
-from wellfed.loading.builder import reason_of
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord
