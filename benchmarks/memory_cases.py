@@ -129,7 +129,7 @@ def _case(
     make: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
     **more: Any,
 ) -> Case:
-    return Case(name, model, Task(repeated(sample, batches.map_tensors), batches.map_tensors, make, **more), sizes)
+    return Case(name, model, Task(repeated(sample), make, **more), sizes)
 
 
 def workload_cases(configs: Path, sizes: tuple[int, ...] = (64, 256, 1024, 2048)) -> Iterator[Case]:

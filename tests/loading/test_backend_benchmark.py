@@ -10,7 +10,7 @@ import torch
 from tests.loading import sets
 from tests.loading.sets import SIZE, Breaking, Failing, Fetching, Global
 from wellfed.loading import thread_backend
-from wellfed.loading.backend_benchmark import copied, run_trial
+from wellfed.loading.backend_benchmark import copied, time_first_batches
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import train_loader
 from wellfed.stop_request import Stopped
@@ -59,7 +59,7 @@ def loaders(dataset, batch_size=4):
 
 
 def tried(dataset, *plans, on_gpu=True):
-    return run_trial(loaders(dataset), lambda _: plans, on_gpu=on_gpu)
+    return time_first_batches(loaders(dataset), lambda _: plans, INLINE, on_gpu=on_gpu)
 
 
 def states():
@@ -68,7 +68,7 @@ def states():
 
 def test_one_batch_is_sized_and_timed():
     seen = []
-    trial = run_trial(loaders(Sleeping()), lambda first: seen.append(first) or (), on_gpu=True)
+    trial = time_first_batches(loaders(Sleeping()), lambda first: seen.append(first) or (), INLINE, on_gpu=True)
     assert seen == [trial]
     assert trial.batch_bytes == 4 * (8 + 4 + 8)
     assert trial.num_batches == 6
@@ -78,9 +78,9 @@ def test_one_batch_is_sized_and_timed():
 
 def test_what_is_known_is_not_built_again():
     known, data, seen = tried(Sleeping()), Noting(), []
-    trial = run_trial(loaders(data), lambda first: seen.append(first) or (), on_gpu=True, known=known)
+    trial = time_first_batches(loaders(data), lambda first: seen.append(first) or (), INLINE, on_gpu=True, known=known)
     assert (trial, seen, data.asked) == (known, [known], [])
-    timed = run_trial(loaders(data), lambda _: (INLINE,), on_gpu=True, known=known)
+    timed = time_first_batches(loaders(data), lambda _: (INLINE,), INLINE, on_gpu=True, known=known)
     assert (timed.build_ms, set(timed.timed)) == (known.build_ms, {"inline"})
 
 
@@ -131,7 +131,7 @@ def test_samples_that_may_be_left_out_are_told_by_training_not_by_the_trial(capl
     def make(plan):
         return sets.loader_of(Failing(bad=3), plan, seed=7, max_skipped=1, shuffle=False)
 
-    trial = run_trial(make, lambda _: (), first=THREADS, on_gpu=True)
+    trial = time_first_batches(make, lambda _: (), THREADS, on_gpu=True)
     assert (trial.num_batches, trial.batch_bytes) == (6, 3 * (8 + 4 + 8))
     assert caplog.messages == []
     assert len(list(make(INLINE))) == 6
@@ -152,7 +152,7 @@ def test_what_hangs_ends_the_trial_within_the_timeout(bad, monkeypatch):
 
     began_s = time.monotonic()
     watched = replace(THREADS, timeout_s=0.2, finds_stuck_sample=False)
-    assert run_trial(make, lambda _: (), first=watched, on_gpu=True) is None
+    assert time_first_batches(make, lambda _: (), watched, on_gpu=True) is None
     assert time.monotonic() - began_s < 5
 
 
@@ -170,13 +170,13 @@ def test_every_loader_is_closed_also_after_an_error():
         made.append(loader)
         return loader
 
-    run_trial(make, lambda _: (INLINE, THREADS), on_gpu=True)
+    time_first_batches(make, lambda _: (INLINE, THREADS), INLINE, on_gpu=True)
     assert len(closed) == 3
     assert closed == made
 
 
 def test_an_epoch_of_one_batch_is_enough():
-    trial = run_trial(loaders(Fetching(), SIZE), lambda _: (INLINE, THREADS), on_gpu=True)
+    trial = time_first_batches(loaders(Fetching(), SIZE), lambda _: (INLINE, THREADS), INLINE, on_gpu=True)
     assert (trial.num_batches, set(trial.timed)) == (1, {"inline", "threads"})
 
 
@@ -187,7 +187,7 @@ def test_batches_are_not_pinned():
         plans.append(plan)
         return loaders(Fetching())(plan)
 
-    run_trial(make, lambda _: (LoaderSettings(pin_memory=True),), on_gpu=True)
+    time_first_batches(make, lambda _: (LoaderSettings(pin_memory=True),), INLINE, on_gpu=True)
     assert [plan.pin_memory for plan in plans] == [False, False]
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.planning.machines import H200, LAPTOP, machine
 from tests.planning.test_plan import FETCH, ITEMS, check_reasons, config, planned
 from wellfed.config.schema import Backend, LoaderConfig
-from wellfed.loading.backend_benchmark import Timed, Trial
+from wellfed.loading.first_batches import BackendTime, FirstBatches
 from wellfed.planning.backend import candidates, show_ms, to_time
 
 ITERABLE = dataclasses.replace(ITEMS, is_iterable=True)
@@ -15,8 +15,8 @@ ITERABLE = dataclasses.replace(ITEMS, is_iterable=True)
 
 def trial(build_ms=2.0, noise_ms=0.0, failed=(), batch_bytes=1000, **lost_ms):
     step_ms = max(1.0, build_ms)
-    timed = {name: Timed(step_ms + lost, noise_ms) for name, lost in lost_ms.items()}
-    return Trial(build_ms, batch_bytes, 1000, step_ms, timed, failed)
+    timed = {name: BackendTime(step_ms + lost, noise_ms) for name, lost in lost_ms.items()}
+    return FirstBatches(build_ms, batch_bytes, 1000, step_ms, timed, failed)
 
 
 def backend(found, loader=None, *, data=FETCH, facts=H200):

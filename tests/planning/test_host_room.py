@@ -7,13 +7,13 @@ import pytest
 from tests.planning.machines import GIB, TWO, machine
 from tests.planning.test_plan import FETCH, ITEMS, config, faults_of, planned
 from wellfed.config.schema import Backend
-from wellfed.loading.backend_benchmark import Trial
+from wellfed.loading.first_batches import FirstBatches
 
 MIB = 2**20
 
 
 def sized(mib, num_batches=1000):
-    return Trial(50.0, int(mib * MIB), num_batches, 50.0)
+    return FirstBatches(50.0, int(mib * MIB), num_batches, 50.0)
 
 
 def facts(shm_gib=None, ram_gib=32.0, **more):

@@ -27,7 +27,7 @@ from wellfed.config.schema import (
     TrainerConfig,
     WorkloadConfig,
 )
-from wellfed.loading.backend_benchmark import Timed, Trial
+from wellfed.loading.first_batches import BackendTime, FirstBatches
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.device import plan_device
 from wellfed.planning.plan import plan_run
@@ -43,8 +43,12 @@ ITEMS = DataFacts(100_000, has_fetch=False)
 ITERABLE = dataclasses.replace(ITEMS, is_iterable=True)
 TABLE = dataclasses.replace(FETCH, feature_rows=10_000, feature_bytes=GIB)
 MODEL = ModelFacts(200 * 2**20, 100 * 2**20, 200 * 2**20)
-TIMED = Trial(
-    2.5, 2**20, 100, 2.5, {"inline": Timed(5.1, 0.1), "threads": Timed(2.7, 0.1), "processes": Timed(4.1, 0.1)}
+TIMED = FirstBatches(
+    2.5,
+    2**20,
+    100,
+    2.5,
+    {"inline": BackendTime(5.1, 0.1), "threads": BackendTime(2.7, 0.1), "processes": BackendTime(4.1, 0.1)},
 )
 
 
@@ -474,7 +478,7 @@ def test_producers_of_an_option_by_quota(name, place):
 )
 def test_cheap_batches_are_built_several_ahead(build_ms, batch_bytes, backend, asked, prefetch):
     given = config(loader={"backend": Backend[backend], "num_workers": 1, "prefetch_factor": asked})
-    plan = planned(given, trial=Trial(build_ms, batch_bytes, 100))
+    plan = planned(given, trial=FirstBatches(build_ms, batch_bytes, 100))
     assert plan["loader.prefetch_factor"] == prefetch
 
 

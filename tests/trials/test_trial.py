@@ -18,7 +18,7 @@ from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features, LossOutput
 from wellfed.hardware.detect import machine
-from wellfed.loading.backend_benchmark import Trial as FirstBatches
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.device import plan_device
 from wellfed.record import RunRecord
 from wellfed.run import assemble, footprints

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from wellfed.config.compose import compose_raw
-from wellfed.config.faults.knobs import in_order
+from wellfed.config.knobs import in_order
 
 
 def help_text(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> str:

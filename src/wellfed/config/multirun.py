@@ -15,8 +15,8 @@ from omegaconf import DictConfig
 from wellfed.config.compose import Composed, composed_from, job_of
 from wellfed.config.examine import examine
 from wellfed.config.faults.find import find_faults
-from wellfed.config.faults.knobs import FREE_NODES, knob_type, nearest_knob
 from wellfed.config.faults.override_faults import Typed, choice_fault, is_choice, read_overrides
+from wellfed.config.knobs import FREE_NODES, entries, nearest_knob
 from wellfed.config.schema import RunConfig
 from wellfed.config.session import COMPOSE_ERRORS
 from wellfed.errors import ConfigError, Fault
@@ -114,7 +114,7 @@ class Multirun:
             return Fault(typed.text, f"is an axis with {many}.", f"Name a few: {name}=a,b")
         if is_choice(parsed, self._loader.repository):
             return choice_fault(typed, self._loader.repository, (), ())
-        if knob_type(RunConfig, name) is None and not name.startswith(tuple(f"{node}." for node in FREE_NODES)):
+        if name not in entries(RunConfig) and not name.startswith(tuple(f"{node}." for node in FREE_NODES)):
             near = nearest_knob(RunConfig, name)
             return Fault(typed.text, f"there is no knob {name}.", f"Did you mean {near}?" if near else "See --cfg job.")
         return None

@@ -17,9 +17,7 @@ from wellfed.units import show_gib
 LIMIT_FRAC = 0.95
 """Share of the budget that a chosen size may need; the rest is for fragmentation and for batches that need more."""
 GOOD_FRAC = 0.95
-"""A size of this share of the largest that fits is good enough; below `EXACT_BELOW` it is the largest itself."""
-ENOUGH_FRAC = 0.96
-"""Of the estimate, which is not the truth to the last percent."""
+"""A size of this share of the largest that may fit is good enough; below `EXACT_BELOW` it is the largest itself."""
 EXACT_BELOW = 20
 AIM_FRAC = 0.975
 """Where many fit, a size a little below the estimate is tried: as good, and it fits at the first try."""
@@ -30,6 +28,8 @@ PLATEAU_GROWTH = 1.5
 SLOPES_AGREE = 0.05
 GRANULE_BYTES = 2 * 2**20
 """What peaks are rounded to: the CUDA caching allocator asks for small blocks in segments of 2 MiB."""
+FAR_FRAC = 0.9
+"""Of the largest size: a slope is taken from there at most, as rounding hides a shorter one."""
 LEAP = 64
 """Largest growth from one probe to the next where the peaks so far show no slope at all."""
 
@@ -165,19 +165,19 @@ def _next_size(found: _Found) -> int | None:
     if len(found.probes) == MAX_PROBES or failure - largest.size <= 1:
         return None
     estimate = _estimate(found)
-    upper = min(failure - 1, estimate)
-    if upper < EXACT_BELOW and largest.size == upper and _may_hold_one_more(found):
-        return largest.size + 1
-    if largest.size >= upper or (upper >= EXACT_BELOW and largest.size >= ENOUGH_FRAC * upper and _is_line(found)):
+    upper, most = min(failure - 1, estimate), min(failure - 1, _most(found))
+    if largest.size >= most or (most >= EXACT_BELOW and largest.size >= GOOD_FRAC * most and _is_line(found)):
         return None
     out_of_memory_above = all(probe.peak is None for probe in found.probes if probe.size == failure)
     if failure <= found.max_size and estimate >= failure and out_of_memory_above:
         return largest.size + max(1, (failure - largest.size) // 2)  # the line said it would fit: it is none
     if _shows_slope(found) and not _is_line(found) and upper > 2 * largest.size and len(found.probes) < MAX_PROBES - 1:
-        upper = max(_safe(found, largest), math.isqrt(largest.size * upper))
-    elif _shows_slope(found) and upper >= EXACT_BELOW and upper == estimate:
+        upper = max(_safe(found, largest), int(largest.size ** (1 / 3) * upper ** (2 / 3)))
+    elif _shows_slope(found) and upper == estimate and upper >= EXACT_BELOW and AIM_FRAC * upper > largest.size + 1:
         upper = int(AIM_FRAC * upper)
-    return max(largest.size + 1, min(upper, failure - 1))
+    if upper <= largest.size:
+        upper = (largest.size + int(min(most, 2 * largest.size)) + 1) // 2
+    return min(max(upper, largest.size + 1), failure - 1)
 
 
 def _estimate(found: _Found) -> int:
@@ -198,12 +198,15 @@ def _shows_slope(found: _Found) -> bool:
     return len(found.points()) == 1 or _slope(found)[1] > GRANULE_BYTES
 
 
-def _may_hold_one_more(found: _Found) -> bool:
-    """The next size fits if rounding made both the peak and the slope a granule larger than they are."""
+def _most(found: _Found) -> float:
+    """The largest size that fits if rounding made both the peak and the slope a granule larger than they are."""
     if len(found.points()) == 1:
-        return True
+        return math.inf
     bytes_here, rise, interval = _slope(found)
-    return bytes_here - GRANULE_BYTES + (rise - GRANULE_BYTES) / interval <= found.limit_bytes
+    if rise <= GRANULE_BYTES:
+        return math.inf
+    room = found.limit_bytes - (bytes_here - GRANULE_BYTES)
+    return found.fitting[-1].size + int(room * interval / (rise - GRANULE_BYTES))
 
 
 def _slope(found: _Found) -> tuple[float, float, int]:
@@ -211,7 +214,8 @@ def _slope(found: _Found) -> tuple[float, float, int]:
     largest, points = found.fitting[-1], found.points()
     above = [point for point in points if point[0] > largest.size]
     here = next(point for point in points if point[0] == largest.size)
-    other = above[0] if above else points[-2]
+    below = [point for point in points if point[0] <= FAR_FRAC * largest.size] or points[:-1]
+    other = above[0] if above else below[-1]
     return here[1], abs(other[1] - here[1]), abs(other[0] - here[0])
 
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from wellfed.config.schema import Backend, LoaderConfig
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.planned import DataFacts, Planned, as_set
-
-if TYPE_CHECKING:  # torch comes with it, and planning needs none
-    from wellfed.loading.backend_benchmark import Trial
 
 CHEAP_MS = 0.05
 """A batch that is built faster is not worth handing over, which costs 0.02-0.03 ms. After a step it takes twice as long
@@ -62,11 +59,11 @@ def _without_fetch(loader: LoaderConfig) -> tuple[str, ...]:
     return ("processes", "inline") if loader.prefetch_factor else ("inline", "processes")
 
 
-def to_time(names: tuple[str, ...], trial: Trial) -> tuple[str, ...]:
+def to_time(names: tuple[str, ...], first: FirstBatches) -> tuple[str, ...]:
     """Which of the candidates are worth timing, now that the time of building a batch is known."""
-    if len(names) < 2 or not CHEAP_MS <= trial.build_ms < SLOW_MS:
+    if len(names) < 2 or not CHEAP_MS <= first.build_ms < SLOW_MS:
         return ()
-    left = tuple(name for name in names if name != "processes" or trial.build_ms >= MESSAGE_MS)
+    left = tuple(name for name in names if name != "processes" or first.build_ms >= MESSAGE_MS)
     return left if len(left) > 1 else ()
 
 
@@ -76,7 +73,7 @@ def plan_backend(
     *,
     choices: Mapping[str, str],
     warnings: list[str],
-    trial: Trial | None,
+    first: FirstBatches | None,
     no_room: frozenset[str],
 ) -> Planned:
     """``loader.backend``.
@@ -96,11 +93,11 @@ def plan_backend(
         return Planned(asked.value, f"loader.backend={asked.value}", "set")
     names = candidates(loader, data, choices)
     thumb = _rule_of_thumb(loader, data, asks_to_watch(loader, choices))
-    if trial is not None and len(names) > 1:
+    if first is not None and len(names) > 1:
         left = tuple(name for name in names if name not in no_room) or ("inline",)
-        more = "".join(f"; {name} failed" for name in trial.failed)
+        more = "".join(f"; {name} failed" for name in first.failed)
         more += "".join(f"; no room for {name}" for name in names if name in no_room)
-        return _measured(trial, left, thumb, more)
+        return _measured(first, left, thumb, more)
     return thumb
 
 
@@ -121,20 +118,20 @@ def _ahead(loader: LoaderConfig) -> str:
     return as_set("loader.num_workers", loader.num_workers) or f"loader.prefetch_factor={loader.prefetch_factor}"
 
 
-def _measured(trial: Trial, names: tuple[str, ...], thumb: Planned, more: str) -> Planned:
+def _measured(first: FirstBatches, names: tuple[str, ...], thumb: Planned, more: str) -> Planned:
     """By the times of the first batches; ``more`` says what could not be had."""
-    built = f"a batch is built in {show_ms(trial.build_ms)}"
-    if trial.timed:
-        name = _fastest(names, trial)
-        took = ", ".join(f"{name} {show_ms(found.period_ms)}" for name, found in trial.timed.items())
+    built = f"a batch is built in {show_ms(first.build_ms)}"
+    if first.timed:
+        name = _fastest(names, first)
+        took = ", ".join(f"{name} {show_ms(found.period_ms)}" for name, found in first.timed.items())
         tie = (
             ""
-            if name == min(trial.timed, key=lambda each: trial.timed[each].period_ms)
+            if name == min(first.timed, key=lambda each: first.timed[each].period_ms)
             else "; a tie goes to the first named"
         )
-        because = f"first batches, steps of {show_ms(trial.step_ms)}: step and batch take {took}{tie}{more}"
+        because = f"first batches, steps of {show_ms(first.step_ms)}: step and batch take {took}{tie}{more}"
         return Planned(name, because, "measured")
-    if trial.build_ms >= SLOW_MS:
+    if first.build_ms >= SLOW_MS:
         ahead = [name for name in ("threads", "processes") if name in names]
         why = "too long to time others" if ahead else "nothing else can be had"
         return Planned(ahead[0] if ahead else "inline", f"{built}: {why}{more}", "measured")
@@ -145,11 +142,11 @@ def _measured(trial: Trial, names: tuple[str, ...], thumb: Planned, more: str) -
     return Planned(thumb.value, f"{thumb.because}; {built}: nothing else was timed{more}", "measured")
 
 
-def _fastest(names: tuple[str, ...], trial: Trial) -> str:
+def _fastest(names: tuple[str, ...], first: FirstBatches) -> str:
     """The first of those that were timed, unless a later one is faster beyond a tie and beyond noise."""
-    best, *others = [name for name in names if name in trial.timed] or ["inline"]
+    best, *others = [name for name in names if name in first.timed] or ["inline"]
     for name in others:
-        one, other = trial.timed[best], trial.timed[name]
+        one, other = first.timed[best], first.timed[name]
         gain_ms = one.period_ms - other.period_ms
         noise_ms = 2 * (one.noise_ms**2 + other.noise_ms**2) ** 0.5
         if gain_ms > max(noise_ms, TIE_FRAC * one.period_ms):

@@ -6,16 +6,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wellfed.config.schema import RunConfig
 from wellfed.hardware.facts import MachineFacts
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.host_room import room_for
 from wellfed.planning.planned import DataFacts, Planned
 from wellfed.units import show_bytes
-
-if TYPE_CHECKING:  # torch comes with it, and planning needs none
-    from wellfed.loading.backend_benchmark import Trial
 
 
 def plan_eval_workers(
@@ -25,19 +22,19 @@ def plan_eval_workers(
     knobs: Mapping[str, Planned],
     data: DataFacts,
     warnings: list[str],
-    trial: Trial | None,
+    first: FirstBatches | None,
 ) -> int:
     """Producers of an evaluation on each device; 0 = the training process builds them.
 
     Their batches have ``memory.micro_batch`` samples, taken to be as large as those of training.
     """
     num_workers: int = knobs["loader.num_workers"].value
-    if trial is None or not num_workers or not data.num_eval:
+    if first is None or not num_workers or not data.num_eval:
         return num_workers
     has_processes = knobs["loader.backend"].value != "threads"
     train = room_for(
         facts,
-        trial,
+        first,
         has_processes=has_processes,
         num_workers=num_workers,
         prefetch_factor=knobs["loader.prefetch_factor"].value,
@@ -47,7 +44,7 @@ def plan_eval_workers(
     of_a_step = math.ceil(config.workload.effective_batch_size / config.trainer.devices)
     both = replace(
         train,
-        batch_bytes=math.ceil(trial.batch_bytes * micro / of_a_step),
+        batch_bytes=math.ceil(first.batch_bytes * micro / of_a_step),
         num_batches=math.ceil(data.num_eval / micro),
         free_bytes=train.free_bytes - train.needed_bytes,
     )

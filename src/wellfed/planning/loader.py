@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wellfed.config.schema import Backend, LoaderConfig, RunConfig
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.backend import (
     asks_for_timeout,
     asks_to_watch,
@@ -21,9 +21,6 @@ from wellfed.planning.backend import (
 from wellfed.planning.host_room import NEAR_FRAC, Room, room_for
 from wellfed.planning.planned import DataFacts, Planned, as_set, planned
 from wellfed.units import MIB, show_bytes
-
-if TYPE_CHECKING:  # torch comes with it, and planning needs none
-    from wellfed.loading.backend_benchmark import Trial
 
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
 """Most producers of a loader option."""
@@ -46,14 +43,14 @@ def plans_to_time(
     *,
     data: DataFacts,
     on_gpu: bool,
-    trial: Trial,
+    first: FirstBatches,
 ) -> Sequence[Mapping[str, Planned]]:
     """``loader.*`` of each backend that is worth timing, now that the time of building one batch is known."""
     found = []
-    for name in to_time(candidates(config.loader, data, choices), trial):
+    for name in to_time(candidates(config.loader, data, choices), first):
         as_asked = replace(config, loader=replace(config.loader, backend=Backend[name]))
         faults: list[Fault] = []
-        knobs = plan_loader(as_asked, choices, facts, data=data, on_gpu=on_gpu, faults=faults, warnings=[], trial=trial)
+        knobs = plan_loader(as_asked, choices, facts, data=data, on_gpu=on_gpu, faults=faults, warnings=[], first=first)
         if not faults:
             found.append(knobs)
     return found
@@ -72,12 +69,12 @@ def plan_loader(
     on_gpu: bool,
     faults: list[Fault],
     warnings: list[str],
-    trial: Trial | None = None,
+    first: FirstBatches | None = None,
 ) -> dict[str, Planned]:
     """``loader.*`` as it will be done; what can't be goes into ``faults``, what is ignored into ``warnings``."""
     loader = config.loader
-    no_room = _without_room(config, facts, trial)
-    backend = plan_backend(loader, data, choices=choices, warnings=warnings, trial=trial, no_room=no_room)
+    no_room = _without_room(config, facts, first)
+    backend = plan_backend(loader, data, choices=choices, warnings=warnings, first=first, no_room=no_room)
     if backend.value == "threads" and not data.has_fetch:
         faults.append(
             Fault(
@@ -86,7 +83,7 @@ def plan_loader(
                 "Set loader.backend=processes, or give the dataset fetch.",
             )
         )
-    num_workers = _num_workers(config, choices, facts, backend=backend.value, data=data, trial=trial, warnings=warnings)
+    num_workers = _num_workers(config, choices, facts, backend=backend.value, data=data, first=first, warnings=warnings)
     builds_ahead = num_workers.value > 0
     has_processes = builds_ahead and backend.value in ("torch", "processes")
     if not builds_ahead and asks_for_timeout(loader, choices):
@@ -94,8 +91,8 @@ def plan_loader(
     beyond = [] if data.is_iterable else [index for index in loader.skip_ids if not 0 <= index < data.num_train]
     if beyond:
         warnings.append(_beyond(beyond, data.num_train))
-    if builds_ahead and trial is not None:
-        room = _room(config, facts, trial, backend=backend.value, num_workers=num_workers.value)
+    if builds_ahead and first is not None:
+        room = _room(config, facts, first, backend=backend.value, num_workers=num_workers.value)
         if room.is_full:
             faults.append(
                 Fault(
@@ -112,7 +109,7 @@ def plan_loader(
     return {
         "loader.backend": backend,
         "loader.num_workers": num_workers,
-        "loader.prefetch_factor": _prefetch_factor(config, backend.value, num_workers.value, trial)
+        "loader.prefetch_factor": _prefetch_factor(config, backend.value, num_workers.value, first)
         if builds_ahead
         else Planned(None, "nobody builds ahead", "predicted"),
         "loader.persistent_workers": _persistent(loader.persistent_workers, has_processes),
@@ -160,7 +157,7 @@ def _num_workers(
     *,
     backend: str,
     data: DataFacts,
-    trial: Trial | None,
+    first: FirstBatches | None,
     warnings: list[str],
 ) -> Planned:
     asked, devices, cores = config.loader.num_workers, config.trainer.devices, facts.cpu_quota_cores
@@ -176,7 +173,7 @@ def _num_workers(
         limit = _WORKER_LIMIT.get(choices.get("loader", ""), _MOST_WORKERS)
         each = f"{cores:g} cores" if devices == 1 else f"{cores:g} cores / {devices} devices"
         because = f"{each} less one for training, at least 1, at most {limit}"
-        return _no_more_than_needed(min(limit, own), because, config, facts, backend=backend, trial=trial)
+        return _no_more_than_needed(min(limit, own), because, config, facts, backend=backend, first=first)
     if asked * devices > cores and asked > own:
         each = "" if devices == 1 else f" on each of {devices} devices"
         warnings.append(
@@ -187,54 +184,54 @@ def _num_workers(
 
 
 def _no_more_than_needed(
-    most: int, because: str, config: RunConfig, facts: MachineFacts, *, backend: str, trial: Trial | None
+    most: int, because: str, config: RunConfig, facts: MachineFacts, *, backend: str, first: FirstBatches | None
 ) -> Planned:
     """The quota's number, or fewer where the first batches showed that more are of no use or don't fit."""
-    if trial is None:
+    if first is None:
         return Planned(most, because, "predicted")
-    of_use = math.ceil(trial.build_ms) + 1  # at steps of 1 ms
-    room = _room(config, facts, trial, backend=backend, num_workers=min(most, of_use))
+    of_use = math.ceil(first.build_ms) + 1  # at steps of 1 ms
+    room = _room(config, facts, first, backend=backend, num_workers=min(most, of_use))
     if room.most_workers and room.most_workers < room.num_workers:
         fits = f"{because}; the batches of {room.most_workers} fit into {NEAR_FRAC:g} of {room.where}"
         return Planned(room.most_workers, fits, "measured")
     if of_use < most:
-        fewer = f"a batch is built in {show_ms(trial.build_ms)}, and steps are hardly shorter than 1 ms"
+        fewer = f"a batch is built in {show_ms(first.build_ms)}, and steps are hardly shorter than 1 ms"
         return Planned(of_use, f"{fewer}: more would wait", "measured")
     return Planned(most, because, "predicted")
 
 
-def _room(config: RunConfig, facts: MachineFacts, trial: Trial, *, backend: str, num_workers: int) -> Room:
+def _room(config: RunConfig, facts: MachineFacts, first: FirstBatches, *, backend: str, num_workers: int) -> Room:
     return room_for(
         facts,
-        trial,
+        first,
         has_processes=backend != "threads",
         num_workers=num_workers,
-        prefetch_factor=_prefetch_factor(config, backend, num_workers, trial).value,
+        prefetch_factor=_prefetch_factor(config, backend, num_workers, first).value,
         devices=config.trainer.devices,
     )
 
 
-def _prefetch_factor(config: RunConfig, backend: str, num_workers: int, trial: Trial | None) -> Planned:
+def _prefetch_factor(config: RunConfig, backend: str, num_workers: int, first: FirstBatches | None) -> Planned:
     asked = config.loader.prefetch_factor
     if asked is not None:
         return Planned(asked, as_set("loader.prefetch_factor", asked), "set")
-    if backend == "threads" and trial is not None and trial.build_ms < CHEAP_MS:
-        held = THREADS_PREFETCH * num_workers * trial.batch_bytes
+    if backend == "threads" and first is not None and first.build_ms < CHEAP_MS:
+        held = THREADS_PREFETCH * num_workers * first.batch_bytes
         if held <= LITTLE_BYTES:
             because = f"cheap batches are built several at a time; those ready take {show_bytes(held)}"
             return Planned(THREADS_PREFETCH, because, "measured")
     return Planned(PREFETCH_FACTOR, "torch's default", "predicted")
 
 
-def _without_room(config: RunConfig, facts: MachineFacts, trial: Trial | None) -> frozenset[str]:
+def _without_room(config: RunConfig, facts: MachineFacts, first: FirstBatches | None) -> frozenset[str]:
     """Backends that can't hold the batches of as few producers as may be."""
-    if trial is None:
+    if first is None:
         return frozenset()
     least = config.loader.num_workers or 1
     return frozenset(
         name
         for name in ("threads", "processes")
-        if _room(config, facts, trial, backend=name, num_workers=least).is_full
+        if _room(config, facts, first, backend=name, num_workers=least).is_full
     )
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.budget import Fitted, within_budget
 from wellfed.planning.evaluation import plan_eval_workers
 from wellfed.planning.guest import guest_faults
@@ -20,9 +20,6 @@ from wellfed.planning.loader import plan_loader
 from wellfed.planning.memory import known_parts, parts_faults, plan_features, plan_micro_batch, plan_on_oom
 from wellfed.planning.memory_candidates import Estimate
 from wellfed.planning.planned import DataFacts, ModelFacts, RunPlan
-
-if TYPE_CHECKING:  # torch comes with it, and planning needs none
-    from wellfed.loading.backend_benchmark import Trial
 
 
 def plan_run(
@@ -32,13 +29,13 @@ def plan_run(
     device: RunPlan,
     data: DataFacts,
     model: ModelFacts,
-    trial: Trial | None = None,
+    first: FirstBatches | None = None,
     estimate: Estimate | None = None,
 ) -> RunPlan | list[Fault]:
     """The whole plan, or what is impossible now that data and model are known.
 
     Args:
-        trial: what the first batches showed; without it rules of thumb choose the loader.
+        first: what the first batches showed; without it rules of thumb choose the loader.
         estimate: what the model needs of device memory; without it only what is known before the first step counts.
             A plan that does not fit then is still a plan, with its ``misfit``.
     """
@@ -49,7 +46,7 @@ def plan_run(
     knobs.update(plan_micro_batch(config, model, faults))
     knobs.update(plan_features(config, facts, device=device, data=data, faults=faults, warnings=warnings))
     knobs.update(
-        plan_loader(config, choices, facts, data=data, on_gpu=on_gpu, faults=faults, warnings=warnings, trial=trial)
+        plan_loader(config, choices, facts, data=data, on_gpu=on_gpu, faults=faults, warnings=warnings, first=first)
     )
     faults += _skipping_faults(config, data, warnings)
     faults += guest_faults(config, model, warnings)
@@ -64,7 +61,7 @@ def plan_run(
         )
         knobs.update(fitted.knobs)
         warnings += fitted.warnings
-    eval_workers = plan_eval_workers(config, facts, knobs=knobs, data=data, warnings=warnings, trial=trial)
+    eval_workers = plan_eval_workers(config, facts, knobs=knobs, data=data, warnings=warnings, first=first)
     plan = replace(device, knobs=knobs, warnings=tuple(warnings), eval_workers=eval_workers)
     if fitted.way is not None:
         peak = fitted.way.peak

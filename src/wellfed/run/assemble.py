@@ -19,8 +19,9 @@ from wellfed.footprint.footprint import KnownFootprints
 from wellfed.footprint.gathered import gathered_bytes
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit.unimported import is_lightning_module
-from wellfed.loading.backend_benchmark import Trial, copied, run_trial
+from wellfed.loading.backend_benchmark import copied, time_first_batches
 from wellfed.loading.eval_loader import EvalLoader
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import IterableLoader, TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
@@ -45,7 +46,7 @@ class Parts:
     """As ``nn.Embedding(sparse=True)`` gives its weight."""
     feature_rows: Tensor | None = None
     """All rows of ``features``, where they have been computed on the CPU already, for training there."""
-    first_batches: Trial | None = None
+    first_batches: FirstBatches | None = None
     """What building them has shown, where that is known already."""
     footprints: KnownFootprints | None = None
     """Those for the way in which it is trained, where some are known already."""
@@ -282,7 +283,7 @@ def try_loader(
     parts: Parts,
     *,
     rank: int = 0,
-) -> Trial | None:
+) -> FirstBatches | None:
     """What the first batches show, for the plan; None where nothing depends on it, or no batch can be built.
 
     Args:
@@ -293,12 +294,12 @@ def try_loader(
         return None
     data, on_gpu = data_facts(parts), plan["trainer.accelerator"] == "gpu"
 
-    def to_time(trial: Trial) -> list[LoaderSettings]:
-        found = plans_to_time(config, choices, facts, data=data, on_gpu=on_gpu, trial=trial)
+    def to_time(trial: FirstBatches) -> list[LoaderSettings]:
+        found = plans_to_time(config, choices, facts, data=data, on_gpu=on_gpu, first=trial)
         return [loader_settings(config, knobs) for knobs in found]
 
     make = _loaders_of_a_trial(config, parts, rank)
-    trial = run_trial(make, to_time, first=first, on_gpu=on_gpu, known=parts.first_batches)
+    trial = time_first_batches(make, to_time, first, on_gpu=on_gpu, known=parts.first_batches)
     # Host memory is checked once, by rank 0 for all of them: what a rank finds free changes while others start. Those
     # that it starts load as it has decided then (`run.loads_as_rank_0`).
     return trial if trial is None or rank == 0 else replace(trial, batch_bytes=0)
@@ -315,9 +316,9 @@ def first_builder(config: RunConfig, choices: Mapping[str, str], plan: RunPlan, 
     return _inline(config) if "inline" in names and not asked.timeout_s else _one_producer(asked)
 
 
-def look_at_first_batches(config: RunConfig, first: LoaderSettings, parts: Parts) -> Trial | None:
+def look_at_first_batches(config: RunConfig, first: LoaderSettings, parts: Parts) -> FirstBatches | None:
     """How long building one takes, and its size; None if it can't be built."""
-    return run_trial(_loaders_of_a_trial(config, parts), lambda _: (), first=first, on_gpu=False)
+    return time_first_batches(_loaders_of_a_trial(config, parts), lambda _: (), first, on_gpu=False)
 
 
 def _loaders_of_a_trial(config: RunConfig, parts: Parts, rank: int = 0) -> Callable[[LoaderSettings], TrainLoader]:

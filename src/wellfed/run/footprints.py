@@ -22,7 +22,7 @@ from wellfed.footprint.cache import cached_measure
 from wellfed.footprint.footprint import Footprint, KnownFootprints, NoEstimate
 from wellfed.footprint.forked_estimate import apart
 from wellfed.footprint.rehearsal import Task
-from wellfed.loading.backend_benchmark import copied, nothing_changes
+from wellfed.loading.backend_benchmark import copied, without_side_effects
 from wellfed.loading.longest_batch import Longest, longest_batch
 from wellfed.planning.planned import RunPlan
 from wellfed.run import assemble
@@ -75,7 +75,6 @@ class Footprints:
             return make_batch
         task = Task(
             make_batch=make_batch,
-            map_tensors=batches.map_tensors,
             make_optimizer=self._optimizer,
             prepare=self._prepare,
             precision=self._plan["gpu.precision"],
@@ -120,7 +119,7 @@ class Footprints:
 
     def _batches(self) -> Callable[[int], Batch] | NoEstimate:
         try:
-            with nothing_changes():  # too little data is told in the user's sizes, not in those of a look at a few
+            with without_side_effects():  # too little data is told in the user's sizes, not in those of a look at a few
                 assemble.make_one_off_loader(self._config, self._plan, replace(self._parts.data, train=self._train))
             if callable(getattr(self._train, "split", None)):  # its parts need not share the first dimension
                 return self._first_batch
@@ -128,7 +127,7 @@ class Footprints:
                 # A copy of an iterable may share its source with the one that trains: no more than must be is taken.
                 is_map_style = hasattr(self._train, "__getitem__")
                 self._longest = longest_batch(deliveries if is_map_style else islice(deliveries, 1))
-            return estimate.repeated(self._longest.batch, batches.map_tensors)
+            return estimate.repeated(self._longest.batch)
         except Exception as error:  # noqa: BLE001  training asks for the same samples and tells
             return NoEstimate(f"no batch could be built: {first_line(error)}")
 
@@ -144,7 +143,7 @@ class Footprints:
         config = replace(self._config, workload=workload, trainer=self._trainer(size))
         data = replace(self._parts.data, train=self._train)
         deliveries: Any = iter(assemble.make_one_off_loader(config, self._plan, data))
-        with nothing_changes(), closing(deliveries):
+        with without_side_effects(), closing(deliveries):
             yield deliveries
 
     def _trainer(self, size: int) -> TrainerConfig:

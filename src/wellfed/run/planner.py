@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.hardware.facts import MachineFacts
-from wellfed.loading.backend_benchmark import Trial
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.device import plan_device
 from wellfed.planning.memory_candidates import Estimate
 from wellfed.planning.plan import plan_run
@@ -44,8 +44,8 @@ class Planner:
         """
         rough = self.rough()
         estimate = None if self.device.budget_gib is None else self.estimate(rough)
-        trial = assemble.try_loader(self.config, self.choices, self.facts, rough, self.parts, rank=rank)
-        plan = _looked_at(self._plan(self.config, self.device, trial=trial, estimate=estimate), estimate)
+        first = assemble.try_loader(self.config, self.choices, self.facts, rough, self.parts, rank=rank)
+        plan = _looked_at(self._plan(self.config, self.device, first=first, estimate=estimate), estimate)
         if plan.misfit is None:
             if estimate is None or not self._is_open(plan):
                 return plan
@@ -108,13 +108,13 @@ class Planner:
         plan = self.estimated(estimate)
         return plan, self._by_devices(estimate) if self.config.trainer.devices > 1 else []
 
-    def estimated(self, estimate: Footprints, trial: Trial | None = None) -> RunPlan:
+    def estimated(self, estimate: Footprints, first: FirstBatches | None = None) -> RunPlan:
         """The plan by an estimate of memory, and by what the first batches have shown.
 
         Raises:
             ConfigError: what is asked for can't be done.
         """
-        return _looked_at(self._plan(self.config, self.device, trial=trial, estimate=estimate), estimate)
+        return _looked_at(self._plan(self.config, self.device, first=first, estimate=estimate), estimate)
 
     def _by_devices(self, estimate: Estimate) -> list[RunPlan]:
         plans = []

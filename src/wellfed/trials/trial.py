@@ -22,7 +22,7 @@ from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.lit.unimported import seed_everything
-from wellfed.loading.backend_benchmark import Trial as FirstBatches
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.memory.features import all_rows
 from wellfed.planning.device import plan_device
 from wellfed.planning.planned import RunPlan

@@ -13,7 +13,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
-from wellfed.config.faults.knobs import in_order, nearest
+from wellfed.config.knobs import in_order, nearest
 from wellfed.errors import Fault
 
 _BRACKETS = {"[": "]", "{": "}", "(": ")"}
