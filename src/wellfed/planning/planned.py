@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from wellfed.errors import Fault
+from wellfed.record import PlanEntry
 
 Source = Literal["set", "predicted", "measured"]
 
@@ -80,9 +81,11 @@ class RunPlan:
         """The decided value of a dotted knob."""
         return self.knobs[knob].value
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
+    def to_dict(self) -> dict[str, PlanEntry]:
         """``{dotted knob: {value, because, source}}``."""
-        return {knob: asdict(planned) for knob, planned in self.knobs.items()}
+        return {
+            knob: PlanEntry(value=one.value, because=one.because, source=one.source) for knob, one in self.knobs.items()
+        }
 
 
 def as_set(knob: str, value: Any) -> str:

@@ -44,7 +44,7 @@ from wellfed.run.assemble import Parts
 from wellfed.run.outcome import lost_rank
 from wellfed.step.micro_batches import parameter_groups
 from wellfed.stop_request import StopRequest
-from wellfed.telemetry.progress import Progress
+from wellfed.telemetry.run_progress import Progress
 from wellfed.timing.clock import StepClock
 from wellfed.tracking.journal import Journal
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.diagnosis.ceiling import contradiction
+from wellfed.diagnosis.ceiling_check import contradiction
 from wellfed.diagnosis.report import to_markdown
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
 from wellfed.hardware.detect import machine
@@ -32,7 +32,7 @@ from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.device import plan_device
 from wellfed.planning.planned import Planned, RunPlan
-from wellfed.record import RunRecord, read
+from wellfed.record import EventKind, RunRecord
 from wellfed.run import assemble, record_figures, screen
 from wellfed.run.checkpoint_file import load_checkpoint
 from wellfed.run.gpu_monitor import MachineWatch
@@ -49,7 +49,7 @@ from wellfed.run.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.resume import CHECKPOINTS, Target, differences
 from wellfed.stop_request import StopRequest
-from wellfed.telemetry.progress import Progress
+from wellfed.telemetry.run_progress import Progress
 from wellfed.tracking import wandb as tracking_wandb
 from wellfed.tracking.journal import Journal
 
@@ -225,10 +225,10 @@ class Run:
         """With rerun: what is not as it was then."""
         if not self._config.rerun or self._rank > 0:
             return
-        earlier = read(Path(self._config.rerun))
-        found = differences(earlier["config"], {**self._composed.resolved, "rerun": earlier["config"].get("rerun")})
-        found += differences(earlier["machine"].get("versions"), self._record.machine["versions"], "versions")
-        found += differences(earlier["git"], self._record.git, "git") if self._record.git else []
+        earlier = RunRecord.read(Path(self._config.rerun))
+        found = differences(earlier.config, {**self._composed.resolved, "rerun": earlier.config.get("rerun")})
+        found += differences(earlier.machine.get("versions"), self._record.machine["versions"], "versions")
+        found += differences(earlier.git, self._record.git, "git") if self._record.git else []
         screen.show_differences(self._console, self._config.rerun, found)
 
     def _open_sink(self) -> None:
@@ -236,7 +236,7 @@ class Run:
         mode = tracking_wandb.decide_mode(logger.mode.value)
         if self._rank > 0 or mode == "disabled" or self._measure is not None:  # a sweep publishes its trials itself
             return
-        earlier = self._record.wandb or {}
+        earlier = self._record.wandb
         try:
             sink = tracking_wandb.open_run(
                 self._folder,
@@ -245,7 +245,7 @@ class Run:
                 entity=logger.entity,
                 group=logger.group,
                 name=self._record.run_id,
-                run_id=earlier.get("id"),
+                run_id=earlier["id"] if earlier else None,
                 config=self._composed.resolved,
                 on_lost=self._logger_lost,
             )
@@ -254,7 +254,7 @@ class Run:
             self._logger_lost(str(error))
             return
         self._journal.sink = sink
-        parts = [*earlier.get("parts", []), str(sink.folder)]
+        parts = [*(earlier["parts"] if earlier else []), str(sink.folder)]
         self._record.wandb = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": parts}
 
     def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
@@ -283,7 +283,7 @@ class Run:
 
     # -- while training -------------------------------------------------------------------------------------------
 
-    def _event(self, kind: str, *, step: int | None = None, **facts: Any) -> None:
+    def _event(self, kind: EventKind, *, step: int | None = None, **facts: Any) -> None:
         self._journal.event(kind, self._record.steps if step is None else step, **facts)
 
     def _logger_lost(self, message: str) -> None:
@@ -325,21 +325,21 @@ class Run:
         if outcome.status == "interrupted":
             self._event("signal", message=outcome.message)
         self._fill_in()
-        doubt = contradiction(vars(record))
+        doubt = contradiction(record)
         if doubt is not None:
             self._event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self._journal.save()
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self._folder / path).exists()})
         record.artifacts["report"] = "report.md"
         try:
-            report = to_markdown(vars(record))  # a path may hold what is no UTF-8
+            report = to_markdown(record)  # a path may hold what is no UTF-8
             (self._folder / "report.md").write_text(report, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             self._journal.disk_full(error, record.steps)
         self._journal.sink.finish(record.metrics, outcome.exit_code)
         self._journal.save()
         if self._rank == 0:
-            screen.show_end(self._console, vars(record), self._passes.first if self._passes else {}, self._folder)
+            screen.show_end(self._console, record, self._passes.first if self._passes else {}, self._folder)
 
     def _tell(self, outcome: Outcome, error: BaseException) -> None:
         """What ended the run, on the terminal and in the log; the traceback only where it helps."""
