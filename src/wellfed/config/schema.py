@@ -57,6 +57,14 @@ class SweepStatus(Enum):
     timeout = "timeout"
 
 
+class SweepObjective(Enum):
+    """What ranks the points of a sweep."""
+
+    samples_per_s = "samples_per_s"
+    samples_per_joule = "samples_per_joule"
+    peak_memory = "peak_memory"
+
+
 class Compile(Enum):
     """torch.compile modes."""
 
@@ -385,6 +393,12 @@ class SweepConfig:
         "Seconds after which a trial is ended and noted as timeout; preparing data and model may take as long again.",
         above=0,
         at_most=1000000.0,
+    )
+    objective: SweepObjective = knob(
+        SweepObjective.samples_per_s,
+        "What ranks the points, and picks those that are measured again: samples_per_s, samples_per_joule (needs GPUs "
+        "that NVML reads power or energy of) or peak_memory (the least first). The same command with another one ranks "
+        "anew what is measured already.",
     )
     fail_fast: bool = knob(False, "Start no further trial after one that did not end well.")
     retry: list[SweepStatus] = knob([], "Statuses whose trials are run again, e.g. [oom,failed].")

@@ -1,4 +1,4 @@
-"""Whether the batches that producers keep ready fit into host memory and /dev/shm."""
+"""Tells whether the batches that producers keep ready fit into host memory and /dev/shm."""
 
 from __future__ import annotations
 

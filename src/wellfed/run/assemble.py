@@ -26,8 +26,8 @@ from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import IterableLoader, TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
 from wellfed.planning.backend import candidates
-from wellfed.planning.loader import plans_to_time
-from wellfed.planning.planned import DataFacts, ModelFacts, Planned, RunPlan
+from wellfed.planning.loader import LoaderPlanner
+from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, RunPlan
 
 _LOG = logging.getLogger(__name__)
 _USUAL_STATES = 2
@@ -190,7 +190,7 @@ def make_optimizer(
     if not is_dense_real:
         return made
     # Lightning refuses a fused optimizer where it must unscale gradients itself to clip them.
-    if plan["gpu.precision"] == "16-mixed" and config.trainer.gradient_clip is not None:
+    if plan.device.precision == "16-mixed" and config.trainer.gradient_clip is not None:
         return made
     try:
         return build({**node, "fused": True}, "workload.optimizer", [dict(group) for group in groups])  # type: ignore[no-any-return]
@@ -198,17 +198,17 @@ def make_optimizer(
         return made
 
 
-def loader_settings(config: RunConfig, knobs: Mapping[str, Planned]) -> LoaderSettings:
+def loader_settings(config: RunConfig, planned: LoaderSection) -> LoaderSettings:
     """How training data is loaded: what was planned, and what is not planned but set."""
     return replace(
         _inline(config),
-        backend=knobs["loader.backend"].value,
-        num_workers=knobs["loader.num_workers"].value,
-        prefetch_factor=knobs["loader.prefetch_factor"].value,
-        persistent_workers=knobs["loader.persistent_workers"].value,
-        pin_memory=knobs["loader.pin_memory"].value,
-        timeout_s=knobs["loader.timeout_s"].value,
-        worker_threads=knobs["loader.worker_threads"].value,
+        backend=planned.backend,
+        num_workers=planned.num_workers,
+        prefetch_factor=planned.prefetch_factor,
+        persistent_workers=planned.persistent_workers,
+        pin_memory=planned.pin_memory,
+        timeout_s=planned.timeout_s,
+        worker_threads=planned.worker_threads,
     )
 
 
@@ -221,12 +221,12 @@ def make_train_loader(
     on_skipped: Callable[..., None] | None = None,
 ) -> TrainLoader | IterableLoader:
     """The steps of training for one rank; ``on_skipped`` is told of samples that fail and are left out."""
-    return _train_loader(config, loader_settings(config, plan.knobs), data, rank, on_skipped)
+    return _train_loader(config, loader_settings(config, plan.loader), data, rank, on_skipped)
 
 
 def make_one_off_loader(config: RunConfig, plan: RunPlan, data: Datasets) -> TrainLoader | IterableLoader:
     """The same for a look at a few batches: one producer where the plan has processes or a timeout, else none."""
-    asked = loader_settings(config, plan.knobs)
+    asked = loader_settings(config, plan.loader)
     is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
     return _train_loader(config, _one_producer(asked) if is_watched else _inline(config), data, rank=0)
 
@@ -292,27 +292,27 @@ def try_loader(
     first = first_builder(config, choices, plan, parts)
     if first is None:
         return None
-    data, on_gpu = data_facts(parts), plan["trainer.accelerator"] == "gpu"
-
-    def to_time(trial: FirstBatches) -> list[LoaderSettings]:
-        found = plans_to_time(config, choices, facts, data=data, on_gpu=on_gpu, first=trial)
-        return [loader_settings(config, knobs) for knobs in found]
-
-    make = _loaders_of_a_trial(config, parts, rank)
-    trial = time_first_batches(make, to_time, first, on_gpu=on_gpu, known=parts.first_batches)
+    loading = LoaderPlanner(config, choices, facts, data_facts(parts), plan.on_gpu)
+    found = time_first_batches(
+        _loaders_of_a_trial(config, parts, rank),
+        lambda built: [loader_settings(config, section) for section in loading.to_time(built)],
+        first,
+        on_gpu=plan.on_gpu,
+        known=parts.first_batches,
+    )
     # Host memory is checked once, by rank 0 for all of them: what a rank finds free changes while others start. Those
-    # that it starts load as it has decided then (`run.loads_as_rank_0`).
-    return trial if trial is None or rank == 0 else replace(trial, batch_bytes=0)
+    # that it starts load as it has decided then (`ranks.RankZero`).
+    return found if found is None or rank == 0 else replace(found, batch_bytes=0)
 
 
 def first_builder(config: RunConfig, choices: Mapping[str, str], plan: RunPlan, parts: Parts) -> LoaderSettings | None:
     """Who builds the first batches that are looked at before training; None where nothing depends on them."""
     data = data_facts(parts)
     names = candidates(config.loader, data, choices)
-    if data.is_iterable or not (plan["loader.num_workers"] > 0 or len(names) > 1):
+    if data.is_iterable or not (plan.loader.num_workers > 0 or len(names) > 1):
         return None
     # Producers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
-    asked = loader_settings(config, plan.knobs)
+    asked = loader_settings(config, plan.loader)
     return _inline(config) if "inline" in names and not asked.timeout_s else _one_producer(asked)
 
 
@@ -348,7 +348,7 @@ def make_eval_loader(
         raise DataError(f"The {split} data ({type(dataset).__name__}) must be map-style: __len__ and __getitem__.")
     return EvalLoader(
         dataset,
-        plan["memory.micro_batch"],
+        plan.memory.micro_batch,
         seed=config.seed,
         settings=_eval_settings(config, plan, dataset),
         rank=rank,
@@ -360,7 +360,7 @@ def make_eval_loader(
 
 def _eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSettings:
     """As training is built, with as many producers as there is room for."""
-    asked = replace(loader_settings(config, plan.knobs), num_workers=plan.eval_workers)
+    asked = replace(loader_settings(config, plan.loader), num_workers=plan.loader.eval_workers)
     if asked.num_workers == 0:
         return LoaderSettings(pin_memory=asked.pin_memory)
     if asked.backend == "threads" and not callable(getattr(dataset, "fetch", None)):
@@ -371,5 +371,5 @@ def _eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSett
 def eval_device_prefetch(plan: RunPlan, dataset: Any) -> int:
     """Batches of an evaluation that are copied ahead; the thread that copies builds them too where nobody else does,
     and the process's generators are not for it."""
-    is_built_elsewhere = plan.eval_workers > 0 or callable(getattr(dataset, "fetch", None))
-    return int(plan["loader.device_prefetch"]) if is_built_elsewhere else 0
+    is_built_elsewhere = plan.loader.eval_workers > 0 or callable(getattr(dataset, "fetch", None))
+    return plan.loader.device_prefetch if is_built_elsewhere else 0

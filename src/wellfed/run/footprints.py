@@ -24,7 +24,7 @@ from wellfed.footprint.forked_estimate import apart
 from wellfed.footprint.rehearsal import Task
 from wellfed.loading.backend_benchmark import copied, without_side_effects
 from wellfed.loading.longest_batch import Longest, longest_batch
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.step.micro_batches import Preparation, parameter_groups
 from wellfed.units import show_bytes
@@ -77,10 +77,10 @@ class Footprints:
             make_batch=make_batch,
             make_optimizer=self._optimizer,
             prepare=self._prepare,
-            precision=self._plan["gpu.precision"],
+            precision=self._plan.device.precision,
             checkpointed=checkpointed,
             feature_mode=features,  # type: ignore[arg-type]
-            compile_mode=self._plan["gpu.compile"],
+            compile_mode=self._plan.device.compile,
             shaped_by=(self._train,),
             expandable_segments=self._config.gpu.allocator is Allocator.expandable,
         )

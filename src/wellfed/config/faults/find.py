@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import is_dataclass
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.defaults_list import DefaultsList, create_defaults_list
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault
+from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault, ResultDefault
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -20,6 +18,7 @@ from wellfed.config.examine import examine
 from wellfed.config.faults.explain import explain, explain_delete, suggestion
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
 from wellfed.config.faults.override_faults import Typed, choice_fault, is_choice, read_overrides
+from wellfed.config.hydra_internals import chosen_files, repository_of, set_value
 from wellfed.config.knobs import FREE_NODES, all_knobs, entries
 from wellfed.config.schema import RunConfig
 from wellfed.config.session import COMPOSE_ERRORS
@@ -38,10 +37,9 @@ def find_faults(
         cause: what Hydra raised; told as it is if the search finds nothing. None = Hydra composed it.
         multirun: several values for a knob are then no fault.
     """
-    assert isinstance(loader, ConfigLoaderImpl)
     typed = read_overrides(overrides, multirun=multirun)
     for with_hydra in (False, True):  # the second search takes twice as long and is seldom needed
-        repo = ForgivingRepository(loader.repository, with_hydra=with_hydra)
+        repo = ForgivingRepository(repository_of(loader), with_hydra=with_hydra)
         if repo.load_config(config_name) is None:
             return [_no_primary(repo, config_name)]
         search = _Search(loader, repo, config_name, typed)
@@ -61,9 +59,7 @@ def _no_primary(repo: ForgivingRepository, config_name: str) -> Fault:
 class _Search:
     """One hunt for faults; the steps of `run`, in order, fill ``told`` and ``doubted``."""
 
-    def __init__(
-        self, loader: ConfigLoaderImpl, repo: ForgivingRepository, config_name: str, typed: list[Typed]
-    ) -> None:
+    def __init__(self, loader: ConfigLoader, repo: ForgivingRepository, config_name: str, typed: list[Typed]) -> None:
         self.loader = loader
         self.repo = repo
         self.config_name = config_name
@@ -128,11 +124,11 @@ class _Search:
     def _compose_files(self) -> DictConfig:
         chosen = self._usable(choices=True)
         try:
-            listed: DefaultsList | None = self._defaults([parsed for _, parsed in chosen])
+            listed: list[ResultDefault] | None = self._defaults([parsed for _, parsed in chosen])
         except COMPOSE_ERRORS:
             self.needs_hydra = True  # a file may pick a launcher or sweeper
             listed = self._defaults_one_by_one(chosen)
-        cfg, refused = merge_files(self.loader, listed.defaults, self.repo) if listed else (OmegaConf.create(), [])
+        cfg, refused = merge_files(self.loader, listed, self.repo) if listed else (OmegaConf.create(), [])
         for path, fault in self.repo.unreadable.items():
             self.from_files.append(fault)
             self._doubt(path.partition("/")[0])
@@ -142,10 +138,10 @@ class _Search:
         OmegaConf.set_struct(cfg, True)
         return cfg
 
-    def _defaults(self, parsed: list[Override]) -> DefaultsList:
-        return create_defaults_list(self.repo, self.config_name, parsed, prepend_hydra=True, skip_missing=True)
+    def _defaults(self, parsed: list[Override]) -> list[ResultDefault]:
+        return chosen_files(self.repo, self.config_name, parsed)
 
-    def _defaults_one_by_one(self, chosen: list[tuple[int, Override]]) -> DefaultsList | None:
+    def _defaults_one_by_one(self, chosen: list[tuple[int, Override]]) -> list[ResultDefault] | None:
         """The defaults list with the choices that go together; those that don't are told."""
         try:
             listed = self._defaults([])
@@ -179,7 +175,7 @@ class _Search:
             try:
                 if parsed.is_delete() and dotted in entries(schema_type):
                     raise ValueError("Hydra takes away some knobs and not others")
-                self.loader._apply_overrides_to_config([parsed], cfg)
+                set_value(cfg, parsed)
             except COMPOSE_ERRORS as error:
                 if (
                     not parsed.is_delete()
