@@ -10,17 +10,17 @@ from typing import Any
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.diagnosis.ceiling import contradiction
+from wellfed.diagnosis.ceiling_check import contradiction
 from wellfed.diagnosis.report import to_markdown
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import RunRecord
+from wellfed.record import EventKind, RunRecord
 from wellfed.run import record_figures
 from wellfed.run.gpu_monitor import MachineWatch
 from wellfed.run.outcome import Outcome
 from wellfed.run.resume import CHECKPOINTS
-from wellfed.telemetry.progress import Progress
+from wellfed.telemetry.run_progress import Progress
 from wellfed.tracking import wandb as tracking_wandb
 from wellfed.tracking.journal import Journal
 
@@ -51,7 +51,7 @@ class Bookkeeper:
         self._plan: RunPlan | None = None
         self._watch: MachineWatch | None = None
 
-    def event(self, kind: str, *, step: int | None = None, **facts: Any) -> None:
+    def event(self, kind: EventKind, *, step: int | None = None, **facts: Any) -> None:
         """Something happened that a reader of the figures must know; ``step`` where it is not the latest."""
         self.journal.event(kind, self.record.steps if step is None else step, **facts)
 
@@ -74,7 +74,7 @@ class Bookkeeper:
         mode = tracking_wandb.decide_mode(logger.mode.value)
         if mode == "disabled":
             return
-        earlier = self.record.wandb or {}
+        earlier = self.record.wandb
         try:
             sink = tracking_wandb.open_run(
                 self.folder,
@@ -83,7 +83,7 @@ class Bookkeeper:
                 entity=logger.entity,
                 group=logger.group,
                 name=self.record.run_id,
-                run_id=earlier.get("id"),
+                run_id=earlier["id"] if earlier else None,
                 config=composed.resolved,
                 on_lost=lambda message: self.event("logger_lost", message=message),
             )
@@ -92,7 +92,7 @@ class Bookkeeper:
             self.event("logger_lost", message=str(error))
             return
         self.journal.sink = sink
-        parts = [*earlier.get("parts", []), str(sink.folder)]
+        parts = [*(earlier["parts"] if earlier else []), str(sink.folder)]
         self.record.wandb = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": parts}
 
     def watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
@@ -123,14 +123,14 @@ class Bookkeeper:
         if outcome.status == "interrupted":
             self.event("signal", message=outcome.message)
         self._fill_in(metrics)
-        doubt = contradiction(vars(record))
+        doubt = contradiction(record)
         if doubt is not None:
             self.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self.journal.save()
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
         record.artifacts["report"] = "report.md"
         try:
-            report = to_markdown(vars(record))  # a path may hold what is no UTF-8
+            report = to_markdown(record)  # a path may hold what is no UTF-8
             (self.folder / "report.md").write_text(report, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             self.journal.disk_full(error, record.steps)

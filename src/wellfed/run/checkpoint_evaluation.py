@@ -63,12 +63,12 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
     if not is_readable(checkpoint):
         raise ConfigError([Fault(where, "is not a checkpoint that can be read.", WAY_OUT)])
     try:
-        earlier = record.read(folder)
+        earlier = record.RunRecord.read(folder)
     except (OSError, ValueError) as error:
         way_out = "Keep checkpoints in their run folder: run.json there says what was trained."
         raise ConfigError([Fault(where, f"has no run record beside it ({error}).", way_out)]) from error
     accelerator = f"trainer.accelerator={asked.accelerator.value}"
-    kept = [quoted(text) for text in earlier["overrides"] if not text.startswith(_OF_TRAINING)]
+    kept = [quoted(text) for text in earlier.overrides if not text.startswith(_OF_TRAINING)]
     overrides = [*kept, "trainer.devices=1", "trainer.strategy=auto", accelerator]
     return compose(overrides, extra_dirs=extra_dirs(sys.argv[1:]))
 

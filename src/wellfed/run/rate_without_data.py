@@ -11,11 +11,12 @@ from typing import Any
 
 from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
+from wellfed.errors import reason_of
 from wellfed.lit import trainer as lit
 from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
-from wellfed.loading.builder import reason_of
-from wellfed.loading.loaders import IterableLoader, TrainLoader
+from wellfed.loading.train_loader import IterableLoader, TrainLoader
 from wellfed.planning.run_plan import RunPlan
+from wellfed.record import OnEvent
 from wellfed.run import assemble
 from wellfed.run.outcome import lost_rank
 
@@ -30,7 +31,7 @@ def rate_without_data(
     options: lit.TrainerOptions,
     steps: int,
     folder: Path,
-    on_event: Callable[..., None],
+    on_event: OnEvent,
 ) -> float | None:
     """Samples/s; None where it can't be told. Whatever goes wrong is an event."""
     deliveries: list[Delivery] = []

@@ -22,7 +22,7 @@ from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import RunRecord, read
+from wellfed.record import RunRecord
 from wellfed.run import assemble, record_figures, screen
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.checkpoint_file import load_checkpoint
@@ -88,7 +88,7 @@ class Run:
         books.finish(outcome, self._passes.latest if self._passes else {})
         if self._rank == 0:
             first = self._passes.first if self._passes else {}
-            screen.show_end(self._console, vars(books.record), first, self._folder)
+            screen.show_end(self._console, books.record, first, self._folder)
         return outcome.exit_code
 
     def _stages(self) -> None:
@@ -155,10 +155,10 @@ class Run:
 
     def _show_differences(self, rerun: Path) -> None:
         """What is not as it was in the run that is run again."""
-        earlier, record = read(rerun), self._books.record
-        found = differences(earlier["config"], {**self._composed.resolved, "rerun": earlier["config"].get("rerun")})
-        found += differences(earlier["machine"].get("versions"), record.machine["versions"], "versions")
-        found += differences(earlier["git"], record.git, "git") if record.git else []
+        earlier, record = RunRecord.read(rerun), self._books.record
+        found = differences(earlier.config, {**self._composed.resolved, "rerun": earlier.config.get("rerun")})
+        found += differences(earlier.machine.get("versions"), record.machine["versions"], "versions")
+        found += differences(earlier.git, record.git, "git") if record.git else []
         screen.show_differences(self._console, str(rerun), found)
 
     def _go_on_from(self, target: Target, passes: Passes) -> Path:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from wellfed import record
 from wellfed.config.compose import Composed, masked_override
@@ -188,12 +188,12 @@ def begin_record(
         run_record.resumed_from = str(target.checkpoint)
         if target.in_place and target.earlier is not None:
             for name in _KEPT_BY_RESUME:
-                setattr(run_record, name, target.earlier[name])
+                setattr(run_record, name, getattr(target.earlier, name))
     return run_record
 
 
 @cache
-def own_git_state() -> dict[str, Any] | None:
+def own_git_state() -> record.GitState | None:
     """Of the checkout that this process runs: asked once, which takes git 50 ms."""
     return record.git_state(Path(__file__).parent)
 

@@ -18,7 +18,7 @@ import torch
 from wellfed.lit.callbacks.stop import AGREE_EVERY_STEPS
 from wellfed.lit.finite import is_finite, no_longer_finite
 from wellfed.step.non_finite import NonFiniteLoss
-from wellfed.telemetry.progress import Progress
+from wellfed.telemetry.run_progress import Progress
 
 _LOG = logging.getLogger(__name__)
 LAST, BEST, BEST_VALUE = "last.ckpt", "best.ckpt", "best.json"
