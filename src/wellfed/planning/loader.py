@@ -43,10 +43,11 @@ class LoaderPlanner:
     first: FirstBatches | None = None
     """None: nothing was timed, rules of thumb decide."""
 
-    def section(self) -> LoaderSection:
-        """All of ``loader.*``."""
+    def section(self, backend: Decided[str] | None = None) -> LoaderSection:
+        """All of ``loader.*``; ``backend`` where it is decided already."""
         asked = self.config.loader
-        backend = plan_backend(asked, self.data, self.choices, self.first, self._without_room())
+        names = candidates(asked, self.data, self.choices)
+        backend = backend or plan_backend(asked, self.data, self.choices, names, self.first, self._without_room())
         num_workers = self._num_workers(backend.value)
         count, builds_ahead = num_workers.value, num_workers.value > 0
         has_processes = builds_ahead and backend.value in ("torch", "processes")
@@ -83,6 +84,7 @@ class LoaderPlanner:
                 "timeout_s": timeout_s,
                 "worker_threads": worker_threads,
             },
+            candidates=names,
             eval_workers=count,
         )
 
@@ -151,16 +153,12 @@ class LoaderPlanner:
             most = f"loader.max_skipped={asked.max_skipped}"
             yield f"{most} is not used: the training data is an iterable, with its own errors."
 
-    def to_time(self, first: FirstBatches) -> list[LoaderSection]:
+    def to_time(self) -> list[LoaderSection]:
         """What would be planned with each backend that is worth timing, now that building one batch has been timed."""
-        found = []
-        for name in to_time(candidates(self.config.loader, self.data, self.choices), first):
-            config = replace(self.config, loader=replace(self.config.loader, backend=Backend[name]))
-            with_backend = replace(self, config=config, first=first)
-            section = with_backend.section()
-            if not any(with_backend.faults(section)):
-                found.append(section)
-        return found
+        assert self.first is not None
+        names = to_time(candidates(self.config.loader, self.data, self.choices), self.first)
+        sections = [self.section(by_rule(name, "to be timed")) for name in names]
+        return [section for section in sections if not any(self.faults(section))]
 
     def for_evaluation(self, section: LoaderSection, micro_batch: int) -> tuple[LoaderSection, list[str]]:
         """With as many producers for an evaluation as there is room for, and a warning where they are fewer.

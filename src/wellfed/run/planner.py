@@ -23,8 +23,9 @@ from wellfed.memory.generators import seed_everything
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
 from wellfed.planning.dry_plan import DryPlan
+from wellfed.planning.loader import LoaderPlanner
 from wellfed.planning.memory_candidates import Estimate
-from wellfed.planning.run_plan import DevicePlan, ModelFacts, RunPlan
+from wellfed.planning.run_plan import DevicePlan, LoaderSection, ModelFacts, RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
 from wellfed.run.measured_fit import probed
@@ -72,7 +73,7 @@ class Planner:
         """
         rough = self.rough()
         estimate = None if self.device.device.memory_gib is None else self.estimate(rough)
-        first = assemble.try_loader(self.config, self.choices, self.facts, rough, self.parts, rank=rank)
+        first = assemble.try_loader(self.config, self._to_time, rough, self.parts, rank=rank)
         plan = self._plan(first=first) if estimate is None else self.estimated(estimate, first)
         if plan.misfit is None:
             if estimate is None or not self._is_open(plan):
@@ -83,6 +84,11 @@ class Planner:
         if plan.on_gpu or plan.device.enforce:
             raise ConfigError([plan.misfit])
         return replace(plan, warnings=(*plan.warnings, f"On the card that was named this does not fit: {plan.misfit}"))
+
+    def _to_time(self, built: FirstBatches) -> list[LoaderSection]:
+        """Loaders whose times decide the backend, now that building one batch has been timed."""
+        data, on_gpu = assemble.data_facts(self.parts), self.device.on_gpu
+        return LoaderPlanner(self.config, self.choices, self.facts, data, on_gpu, built).to_time()
 
     def _is_open(self, plan: RunPlan) -> bool:
         """Whether a GPU's micro-batch is a prediction."""
