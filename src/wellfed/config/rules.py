@@ -37,12 +37,12 @@ def rule_faults(config: Any) -> list[Fault]:
 
 def value_faults(config: Any) -> Iterator[Fault]:
     """A fault for each number out of range, list with one, and empty text."""
-    for knob in entries(type(config)).values():
+    schema_type: type = config.__class__
+    for knob in entries(schema_type).values():
         value, allowed = attrgetter(knob.name)(config), knob.range
         if isinstance(value, str) and not value.strip():
-            way_out = (
-                "null" if knob.is_optional else f"<value>: {knob.text}" if knob.default == MISSING else knob.default
-            )
+            default = f"<value>: {knob.text}" if knob.default == MISSING else knob.default
+            way_out = "null" if knob.is_optional else default
             yield Fault(f"{knob.name}=", "must not be empty.", f"Set {knob.name}={way_out}.")
         if allowed is None or value is None:
             continue
