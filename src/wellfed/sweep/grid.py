@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -122,17 +122,11 @@ class SweepFile:
             if found["schema"] != SCHEMA:
                 raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
             file = cls(
-                name=str(found["name"]),
-                workload=str(found["workload"]),
-                sample_unit=str(found["sample_unit"]),
-                axes={str(axis): tuple(map(str, values)) for axis, values in found["axes"].items()},
-                fixed=tuple(map(str, found["fixed"])),
-                ids=tuple(map(str, found["ids"])),
-                code=str(found["code"]),
-                machine=str(found["machine"]),
-                trial_steps=int(found.get("trial_steps", 0)),
-                flags=tuple(map(str, found.get("flags", ()))),
-                objective=str(found.get("objective", SAMPLES_PER_S.name)),
+                **{
+                    **{each.name: found[each.name] for each in fields(cls) if each.name in found},
+                    "axes": {str(axis): tuple(map(str, values)) for axis, values in found["axes"].items()},
+                    **{name: tuple(map(str, found.get(name, ()))) for name in ("fixed", "ids", "flags")},
+                }
             )
             if file.objective not in OBJECTIVES:
                 raise ValueError(f"has objective {file.objective}; this version knows {', '.join(OBJECTIVES)}")

@@ -106,22 +106,18 @@ class Entry:
 class Leaderboard:
     """The entries in order, one for each point of the grid that was asked for last."""
 
-    name: str
-    objective: Objective
-    workload: str
-    sample_unit: str
-    machine: str
-    code: str
-    axes: Mapping[str, tuple[str, ...]]
-    fixed: tuple[str, ...]
-    flags: tuple[str, ...]
-    """Of the command line, where configurations are searched."""
+    sweep: SweepFile
     entries: tuple[Entry, ...]
     effects: Effects
     noise: repeats.Noise | None
     """Between runs of the same settings; None as long as nothing was measured twice."""
     notes: tuple[str, ...]
     """What a reader of the figures must know."""
+
+    @property
+    def objective(self) -> Objective:
+        """What ranks."""
+        return OBJECTIVES[self.sweep.objective]
 
     @property
     def ranked(self) -> list[Entry]:
@@ -141,7 +137,8 @@ class Leaderboard:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as JSON can hold it."""
-        return {**plain(asdict(self)), "objective": self.objective.name, "counts": self.counts}
+        found = asdict(self)
+        return {**plain({**found.pop("sweep"), **found}), "counts": self.counts}
 
 
 def leaderboard(sweep: SweepFile, found: Read) -> Leaderboard:
@@ -164,15 +161,7 @@ def leaderboard(sweep: SweepFile, found: Read) -> Leaderboard:
     rest = sorted((entry for entry in entries if entry.score is None), key=lambda entry: _ORDER.index(entry.status))
     scores = [entry.score or 0.0 for entry in rated]
     return Leaderboard(
-        name=sweep.name,
-        objective=objective,
-        workload=sweep.workload,
-        sample_unit=sweep.sample_unit,
-        machine=sweep.machine,
-        code=sweep.code,
-        axes=sweep.axes,
-        fixed=sweep.fixed,
-        flags=sweep.flags,
+        sweep=sweep,
         entries=(*rated, *rest),
         effects=knob_effects([entry.values for entry in rated], scores, list(sweep.axes), objective),
         noise=noise,
