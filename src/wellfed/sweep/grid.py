@@ -1,4 +1,4 @@
-"""The points of a sweep: every combination of the axes' values, each with an id that its overrides alone decide."""
+"""Makes the points of a sweep: every combination of the axes' values, each with an id that its overrides decide."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OF_THE_SWEEP = ("sweep", "hydra", "logger", "telemetry")
 
 
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """One combination."""
 
     id: str
@@ -45,13 +45,13 @@ class Grid:
         """Number of points, without making any."""
         return prod(len(values) for values in self.axes.values())
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[GridPoint]:
         """All combinations; the last axis turns fastest."""
         return [self._point(dict(zip(self.axes, values, strict=True))) for values in product(*self.axes.values())]
 
-    def _point(self, values: Mapping[str, str]) -> Point:
+    def _point(self, values: Mapping[str, str]) -> GridPoint:
         overrides = (*self.fixed, *(f"{axis}={value}" for axis, value in values.items()))
-        return Point(point_id(overrides), values, overrides)
+        return GridPoint(point_id(overrides), values, overrides)
 
 
 def point_id(overrides: Sequence[str]) -> str:
@@ -91,7 +91,7 @@ class SweepFile:
     """What ranks the points: a name in `OBJECTIVES`."""
 
     @property
-    def points(self) -> list[Point]:
+    def points(self) -> list[GridPoint]:
         """Of the grid that was asked for last; their overrides without secrets, so ids can't be made from them."""
         made = Grid(self.axes, self.fixed).points()
         return [replace(point, id=id_) for point, id_ in zip(made, self.ids, strict=True)]

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from wellfed.record import Status, plain
 from wellfed.sweep import repeats
-from wellfed.sweep.grid import Point, SweepFile
+from wellfed.sweep.grid import GridPoint, SweepFile
 from wellfed.sweep.knob_effects import Effects, knob_effects
 from wellfed.sweep.ledger import Read, Row
 from wellfed.sweep.objective import OBJECTIVES, Objective
@@ -169,7 +169,7 @@ def leaderboard(sweep: SweepFile, found: Read) -> Leaderboard:
     )
 
 
-def _counted(point: Point, found: Read, objective: Objective) -> list[Row]:
+def _counted(point: GridPoint, found: Read, objective: Objective) -> list[Row]:
     """The rows whose figures are averaged: the last trial's, then those that confirm it. Empty if that one has none."""
     trial = found.latest().get(point.id)
     if trial is None or trial.status != "ok" or objective(trial) is None:
@@ -177,16 +177,18 @@ def _counted(point: Point, found: Read, objective: Objective) -> list[Row]:
     return [trial, *(row for row in found.confirms(point.id) if row.status == "ok" and objective(row) is not None)]
 
 
-def _run(row: Row, objective: Objective) -> repeats.Run:
+def _run(row: Row, objective: Objective) -> repeats.MeasuredRun:
     figure = objective(row)
     assert figure is not None
     if row.ci95 is None or not objective.is_interval_known:
-        return repeats.Run(figure, None)
+        return repeats.MeasuredRun(figure, None)
     half = max(row.ci95[1] - figure, figure - row.ci95[0])
-    return repeats.Run(figure, half if math.isfinite(half) else None)
+    return repeats.MeasuredRun(figure, half if math.isfinite(half) else None)
 
 
-def _entry(point: Point, found: Read, rows: Sequence[Row], objective: Objective, noise: repeats.Noise | None) -> Entry:
+def _entry(
+    point: GridPoint, found: Read, rows: Sequence[Row], objective: Objective, noise: repeats.Noise | None
+) -> Entry:
     """An entry without its rank.
 
     Args:
