@@ -19,9 +19,9 @@ from wellfed.footprint.footprint import KnownFootprints
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.lit.unimported import seed_everything
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.memory.features import all_rows
+from wellfed.memory.generators import seed_everything
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.planner import Planner
