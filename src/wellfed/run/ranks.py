@@ -46,8 +46,10 @@ class RankZero:
         if _TOLD not in os.environ:
             return None
         told = json.loads(os.environ[_TOLD])
-        reasons = {knob: Reason(**reason) for knob, reason in told["loader"].pop("reasons").items()}
-        return cls(Path(told["folder"]), told["budget_gib"], LoaderSection(reasons=reasons, **told["loader"]))
+        loader = told["loader"]
+        loader["reasons"] = {knob: Reason(**reason) for knob, reason in loader["reasons"].items()}
+        loader["candidates"] = tuple(loader["candidates"])
+        return cls(Path(told["folder"]), told["budget_gib"], LoaderSection(**loader))
 
     def tell(self, overrides: Sequence[str]) -> None:
         """On rank 0, before the others are started.
