@@ -58,6 +58,11 @@ class ConfigError(WellfedError):
         head = "1 fault in the configuration" if count == 1 else f"{count} faults in the configuration"
         super().__init__("\n".join([f"{head}; nothing was run.", *(f"  - {fault}" for fault in self.faults)]))
 
+    @classmethod
+    def of(cls, where: str, problem: str, way_out: str) -> ConfigError:
+        """With one fault."""
+        return cls([Fault(where, problem, way_out)])
+
 
 class DataError(WellfedError):
     """Input that is missing, unreadable or not what it claims to be: names file, line and way out."""

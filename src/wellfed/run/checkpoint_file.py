@@ -1,4 +1,4 @@
-"""A checkpoint on disk: whether it is whole, asked without torch, and its content."""
+"""Reads a checkpoint file; tells without torch whether it is whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError
 
 WAY_OUT = "Name another, e.g. last-1.ckpt."
 _NEEDED = ("data.pkl", "version")
@@ -60,7 +60,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _fault(path: Path, problem: str) -> ConfigError:
-    return ConfigError([Fault(str(path), problem, WAY_OUT)])
+    return ConfigError.of(str(path), problem, WAY_OUT)
 
 
 def _first_line(error: BaseException) -> str:

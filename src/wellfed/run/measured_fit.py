@@ -1,4 +1,4 @@
-"""Real steps before training on a GPU, of a copy of the model: what the prediction of memory is measured against."""
+"""Runs real steps of a copy of the model before training on a GPU, and measures the prediction of memory by them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def probed(
         return plan
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            step = TrainingStep(config, plan, _apart(parts), device, fill=blank)
+            step = TrainingStep(config, plan, _copy_of(parts), device, fill=blank)
             meter = make_meter(step)
 
             def probe(size: int) -> int | None:
@@ -83,7 +83,7 @@ def _peak(step: TrainingStep, make_batch: Callable[[int], Batch], size: int, met
         return None
 
 
-def _apart(parts: assemble.Parts) -> assemble.Parts:
+def _copy_of(parts: assemble.Parts) -> assemble.Parts:
     model = copy.deepcopy(parts.model)
     features = None if parts.features is None else model.features()  # type: ignore[operator]
     return replace(parts, model=model, features=features, data=replace(parts.data, train=copied(parts.data.train)))

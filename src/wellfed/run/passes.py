@@ -13,7 +13,7 @@ from rich.console import Console
 
 from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
@@ -108,7 +108,7 @@ class Passes:
         if found:
             problem = f"does not fit workload.model: {'; '.join(found)}."
             way_out = "Set workload.* as it was when the checkpoint was written."
-            raise ConfigError([Fault(f"resume={checkpoint}", problem, way_out)])
+            raise ConfigError.of(f"resume={checkpoint}", problem, way_out)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -196,7 +196,7 @@ class Passes:
             ConfigError: the workload has no test split.
         """
         if not self._learner.evaluates("test"):
-            raise ConfigError([Fault("workload.data", "has no test split.", "Return Datasets(..., test=...).")])
+            raise ConfigError.of("workload.data", "has no test split.", "Return Datasets(..., test=...).")
         self._learner.begin_pass()
         trainer = self._learner.evaluating([self._figures])
         with self._eval_batches("test", trainer) as batches:
