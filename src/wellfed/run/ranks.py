@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from wellfed.config.entry import where_flags
 from wellfed.planning.run_plan import LoaderSection, Reason, RunPlan
+from wellfed.record import write_atomically
 from wellfed.run.outcome import Outcome
 from wellfed.run.planner import Planner
 
@@ -115,10 +116,8 @@ class OtherRanks:
 
 def leave_for_rank_0(outcome: Outcome, folder: Path, rank: int) -> bool:
     """Another rank's end, for rank 0, which sees of it no more than a broken connection; whether it could be left."""
-    path, partial = folder / f".rank{rank}.json", folder / f".rank{rank}.tmp"
     try:
-        partial.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
-        partial.replace(path)
+        write_atomically(folder / f".rank{rank}.json", json.dumps(asdict(outcome)))
     except OSError:  # the folder is not on this machine, say
         return False
     return True
