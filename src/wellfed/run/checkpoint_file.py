@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wellfed.errors import ConfigError
+from wellfed.errors import ConfigError, first_line
 
 WAY_OUT = "Name another, e.g. last-1.ckpt."
 _NEEDED = ("data.pkl", "version")
@@ -51,7 +51,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         TypeError,
         AttributeError,
     ) as error:
-        raise _fault(path, f"is no checkpoint that can be loaded ({_first_line(error)}).") from error
+        # torch's advice after the first sentence is to load the file without weights_only: not ours
+        why = first_line(error).partition(". ")[0][:200].rstrip(". ")
+        raise _fault(path, f"is no checkpoint that can be loaded ({why}).") from error
     content: dict[str, Any] = state if isinstance(state, dict) else {}
     missing = [key for key in _KEYS if key not in content]
     if missing or not isinstance(content["state_dict"], Mapping):
@@ -61,9 +63,3 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 def _fault(path: Path, problem: str) -> ConfigError:
     return ConfigError.of(str(path), problem, WAY_OUT)
-
-
-def _first_line(error: BaseException) -> str:
-    """torch's advice after the first sentence is to load the file without weights_only: not ours."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].partition(". ")[0][:200].rstrip(". ")
