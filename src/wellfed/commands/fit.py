@@ -73,7 +73,7 @@ def run(
     from wellfed.footprint.size_fit import CudaMeter, TensorMeter, find_micro_batch
     from wellfed.memory.cap import cap_cuda
     from wellfed.run.planner import Planner
-    from wellfed.run.training_step import TrainingStep
+    from wellfed.run.training_step import ConfiguredStep
 
     config, facts = composed.config, machine(torch_cuda())
     planner = Planner.start(composed, facts)
@@ -89,7 +89,7 @@ def run(
     on_gpu = plan.on_gpu
     if on_gpu and plan.device.enforce:
         ballast = cap_cuda(int(budget_gib * 2**30), ballast=config.gpu.ballast)  # noqa: F841  held while steps run
-    step = TrainingStep(config, plan, planner.parts, torch.device("cuda", 0) if on_gpu else torch.device("cpu"))
+    step = ConfiguredStep(config, plan, planner.parts, torch.device("cuda", 0) if on_gpu else torch.device("cpu"))
     with _utilisation(facts, plan) as utilisation:
         found = find_micro_batch(
             step,
