@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 import wellfed
 from wellfed.config.compose import compose
+from wellfed.config.quoting import key_value
 from wellfed.errors import ConfigError
 from wellfed.record import RunRecord
-from wellfed.run import resume
-from wellfed.run.resume import Target, check_unchanged, differences, expand, latest_checkpoint, locate, quoted
+from wellfed.run.resume import Target, check_unchanged, differences, expand, latest_checkpoint, locate
 
 PARSER = OverridesParser.create()
 
@@ -54,54 +52,6 @@ def message(call, *args, **more):
     return str(caught.value)
 
 
-# -- quoting ----------------------------------------------------------------------------------------------------------
-
-PATHS = st.text(st.sampled_from("ab1e.0/_-+ '\"\\=,()[]{}:~@%é#*?|$&!\ttruenifX\n"), min_size=1) | st.text(
-    st.characters(codec="utf-8", exclude_characters="\0"), min_size=1
-)
-
-
-@settings(max_examples=500, deadline=None)
-@given(PATHS)
-@example("runs/a=b (2)/it's \\'here\\")
-@example("1e3")
-@example("2024_01")
-@example("true")
-@example("~/data")
-def test_hydra_reads_back_any_path_that_we_assign(path):
-    override = resume.assigned("resume", path)
-    if path.lower() != "null":  # which means none, also without quotes
-        assert read_by_hydra(override) == path
-    assert resume._unquoted(resume._key_value(override)[1]) == path
-
-
-@settings(max_examples=300, deadline=None)
-@given(PATHS)
-def test_a_path_typed_plainly_is_read_as_typed(path):
-    if path[0] in "'\"" or "${" in path or path.lower() == "null":
-        return  # quoted for Hydra, an interpolation, nothing: the user's own
-    assert read_by_hydra(quoted(f"workload.data.path={path}")) == path
-    assert quoted(quoted(f"workload.data.path={path}")) == quoted(f"workload.data.path={path}")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "resume=auto", "resume=null", "resume=NULL", "resume=", "resume", "resume='a b'", 'resume="a b"',
-        "resume=logs/x/runs/y",
-        "paths.log_dir=${hydra:runtime.cwd}/x", "paths.log_dir=/data/${oc.env:USER}", "workload.name=a b",
-        "seed=1e3", "~loader",
-    ],
-)  # fmt: skip
-def test_what_needs_no_quotes_of_ours_stays(text):
-    assert quoted(text) == text
-
-
-def test_marks_of_the_key_stay():
-    assert quoted("+paths.cache_dir=a b") == "+paths.cache_dir='a b'"
-    assert quoted("++hydra.run.dir=a=b") == "++hydra.run.dir='a=b'"
-
-
 # -- expand -----------------------------------------------------------------------------------------------------------
 
 
@@ -114,7 +64,7 @@ def test_a_run_folder_is_gone_on_with_in_place(tmp_path):
     folder = run(tmp_path / "it's a=b (1)", overrides=["loader=balanced", "seed=5", "workload.data.path='c d'"])
     found = expand([f"resume={folder}", "trainer.max_epochs=9"])
     assert found[:4] == ["loader=balanced", "seed=5", "workload.data.path='c d'", "trainer.max_epochs=9"]
-    assert [resume._key_value(text)[0] for text in found[4:]] == ["hydra.run.dir", "resume"]
+    assert [key_value(text)[0] for text in found[4:]] == ["hydra.run.dir", "resume"]
     assert [read_by_hydra(text) for text in found[4:]] == [str(folder), str(folder)]
 
 
@@ -162,7 +112,7 @@ def test_a_running_run_is_expanded_for_its_other_ranks_and_refused_when_located(
 
 def test_a_run_whose_process_is_dead_is_gone_on_with(tmp_path):
     folder = run(tmp_path / "run", status="running", boot_id="an earlier boot")
-    assert locate(folder).earlier["status"] == "killed"
+    assert locate(folder).earlier.status == "killed"
 
 
 # -- resume=auto ------------------------------------------------------------------------------------------------------
@@ -259,7 +209,7 @@ def test_a_checkpoint_that_was_named(tmp_path):
     folder = run(tmp_path / "run")
     path = folder / "checkpoints" / "last.ckpt"
     found = locate(path)
-    assert (found.checkpoint, found.in_place, found.earlier["seed"]) == (path, False, None)
+    assert (found.checkpoint, found.in_place, found.earlier.seed) == (path, False, None)
     lone = checkpoint(tmp_path / "x" / "y" / "z.ckpt")
     assert locate(lone) == Target(lone, False, None)
 
@@ -270,7 +220,7 @@ def test_a_checkpoint_that_was_named(tmp_path):
 def test_another_seed_or_workload_lists_both_values():
     then = compose([]).resolved
     now = compose(["seed=2", "workload.effective_batch_size=512", "workload.optimizer.lr=0.1", "loader=aggressive"])
-    told = message(check_unchanged, now, {"config": then})
+    told = message(check_unchanged, now, RunRecord("r", config=then))
     assert told.startswith("3 faults")
     assert f"seed: is 2 now and was {then['seed']} in the run to resume. Leave it at {then['seed']}, or start" in told
     assert "workload.effective_batch_size: is 512 now and was 2048" in told
@@ -281,23 +231,22 @@ def test_a_secret_is_to_be_typed_again():
     now = compose([])
     then = copy.deepcopy(now.resolved)
     then["workload"]["data"]["api_token"] = "***"
-    told = message(check_unchanged, now, {"config": then})
+    told = message(check_unchanged, now, RunRecord("r", config=then))
     assert "workload.data.api_token: is null now and was ***" in told
     assert "Type it again (secrets are not written down)." in told
 
 
 def test_everything_else_may_change():
     then = compose([]).resolved
-    check_unchanged(compose(["loader=aggressive", "gpu=8gb", "trainer.max_epochs=99"]), {"config": then})
+    check_unchanged(compose(["loader=aggressive", "gpu=8gb", "trainer.max_epochs=99"]), RunRecord("r", config=then))
 
 
-def test_what_json_cannot_hold_is_no_change():
+def test_what_json_cannot_hold_is_no_change(tmp_path):
     now = compose([])
     now = dataclasses.replace(now, resolved={"seed": 1, "workload": {"a": float("inf"), "b": (1, 2), 3: "x"}})
     record = RunRecord("r", config=now.resolved)
-    import json
-
-    check_unchanged(now, json.loads(record.to_json()))
+    record.write(tmp_path)
+    check_unchanged(now, RunRecord.read(tmp_path))
 
 
 def test_differences_name_every_leaf():

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wellfed import record
 from wellfed.config.compose import SECRET_SHOWN, Composed, compose
+from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
+from wellfed.record import FILE_NAME, RunRecord, plain
 from wellfed.run.checkpoint_file import WAY_OUT, is_readable
 
-_PATH_KEYS = (
-    "resume",
-    "rerun",
-    "checkpoint",
-    "workload.data.path",
-    "paths.log_dir",
-    "paths.cache_dir",
-    "hydra.run.dir",
-)
-# Read by Hydra as they stand; everything else is quoted, among it 1e3 and 2024_01, which are numbers to it.
-_PLAIN = re.compile(r"[A-Za-z/_.][A-Za-z0-9/_.@%-]*")
-_QUOTED = re.compile(r"""'([^'\\]|\\.)*'|"([^"\\]|\\.)*\"""", re.DOTALL)
-_NOT_TEXT = re.compile(r"true|false|nan|inf|\.[0-9].*", re.IGNORECASE)
 CHECKPOINTS = "checkpoints"
 
 
@@ -38,7 +25,7 @@ class Target:
     checkpoint: Path
     in_place: bool
     """In its own folder (a run folder was named), or in a new one (a checkpoint was)."""
-    earlier: Mapping[str, Any] | None
+    earlier: RunRecord | None
     """The record of the run that wrote the checkpoint."""
 
 
@@ -51,19 +38,19 @@ def expand(overrides: Sequence[str]) -> list[str]:
         ConfigError: there is no such run.
     """
     typed = [quoted(text) for text in overrides]
-    given = {key: _unquoted(value) for key, value in (_key_value(text) for text in typed)}
+    given = {key: unquoted(value) for key, value in (key_value(text) for text in typed)}
     resume, rerun = given.get("resume"), given.get("rerun")
-    if _is_null(resume) and _is_null(rerun):
+    if is_null(resume) and is_null(rerun):
         return typed
-    if not _is_null(resume) and not _is_null(rerun):
+    if not is_null(resume) and not is_null(rerun):
         return typed  # the rules refuse both together, with the other faults
-    if not _is_null(rerun):
+    if not is_null(rerun):
         assert rerun is not None
         earlier = _read(Path(rerun), f"rerun={rerun}")
         # Of a trial of a sweep: the run that it was measured for.
-        return _merged([text for text in earlier["overrides"] if not text.startswith("sweep")], typed)
+        return _merged([text for text in earlier.overrides if not text.startswith("sweep")], typed)
     assert resume is not None
-    rest = [text for text in typed if _key_value(text)[0] != "resume"]
+    rest = [text for text in typed if key_value(text)[0] != "resume"]
     if resume == "auto":
         found = find_latest(rest)
         if found is None:
@@ -71,7 +58,7 @@ def expand(overrides: Sequence[str]) -> list[str]:
             return rest
         resume = str(found)
     in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
-    merged = _merged(named["overrides"] if named else [], rest)
+    merged = _merged(named.overrides if named else [], rest)
     folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, assigned("resume", resume)]
 
@@ -92,12 +79,12 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
             raise ConfigError([Fault(where, "is not a checkpoint that can be read.", WAY_OUT)])
         return Target(path, False, earlier)
     assert earlier is not None
-    if earlier["status"] == "running" and not may_run:
+    if earlier.status == "running" and not may_run:
         raise ConfigError(
             [
                 Fault(
                     where,
-                    f"is still running (process {earlier['pid']} on {earlier['host_name']}).",
+                    f"is still running (process {earlier.pid} on {earlier.host_name}).",
                     "Wait, or stop it.",
                 )
             ]
@@ -108,12 +95,12 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
     return Target(checkpoint, True, earlier)
 
 
-def _named_run(path: Path) -> tuple[bool, Mapping[str, Any] | None]:
+def _named_run(path: Path) -> tuple[bool, RunRecord | None]:
     """Whether ``resume=<path>`` goes on in the run's own folder, and the run's record."""
     where = f"resume={path}"
     if path.is_file():
         folder = path.parent.parent
-        return False, _read(folder, where) if (folder / record.FILE_NAME).exists() else None
+        return False, _read(folder, where) if (folder / FILE_NAME).exists() else None
     if not path.is_dir():
         raise ConfigError(
             [Fault(where, "there is no such file or folder.", "Name a run folder, a checkpoint, or auto.")]
@@ -140,21 +127,21 @@ def find_latest(overrides: Sequence[str]) -> Path | None:
     runs = Path(config.paths.log_dir) / config.workload.name / "runs"
     for folder in sorted(runs.glob("*"), reverse=True):
         try:
-            earlier = record.read(folder)
+            earlier = RunRecord.read(folder)
         except (OSError, ValueError):
             continue
-        if earlier["status"] not in ("ok", "running") and latest_checkpoint(folder) is not None:
+        if earlier.status not in ("ok", "running") and latest_checkpoint(folder) is not None:
             return folder
     return None
 
 
-def check_unchanged(composed: Composed[RunConfig], earlier: Mapping[str, Any]) -> None:
+def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> None:
     """What is learned must be what the checkpoint learned.
 
     Raises:
         ConfigError: another ``workload.*`` or ``seed``; lists both values of each.
     """
-    now, then = record.plain(composed.resolved), earlier["config"]  # as the record writes it: inf is null there
+    now, then = plain(composed.resolved), earlier.config  # as the record writes it: inf is null there
     faults = [
         Fault(
             name,
@@ -182,65 +169,27 @@ def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]
     return [] if old == new else [(name, old, new)]
 
 
-def quoted(text: str) -> str:
-    """An override whose value is a path, quoted where Hydra's grammar would stumble over it."""
-    key, value = _key_value(text)
-    if key not in _PATH_KEYS or value is None or _is_null(value) or "${" in value or _is_quoted(value):
-        return text
-    return assigned(text[: text.index("=")], value)
-
-
-def assigned(key: str, path: str) -> str:
-    """The override that gives ``key`` this path, whatever characters it has."""
-    if _PLAIN.fullmatch(path) and not _NOT_TEXT.fullmatch(path):
-        return f"{key}={path}"
-    # Hydra reads a backslash as an escape only before a quote, the closing one included.
-    escaped = re.sub(r"(\\*)('|\Z)", lambda run: run[1] * 2 + ("\\'" if run[2] else ""), path)
-    return f"{key}='{escaped}'"
-
-
 def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
     """Earlier overrides that no later one replaces, then the later ones."""
-    replaced = {_key_value(text)[0] for text in later} | {"resume", "rerun"}
+    replaced = {key_value(text)[0] for text in later} | {"resume", "rerun"}
     return [quoted(text) for text in earlier if not _is_replaced(text, replaced)] + list(later)
 
 
 def _is_replaced(text: str, replaced: Container[str]) -> bool:
     """A secret was not written down, so it can't be replayed: type it again."""
-    key, value = _key_value(text)
-    return key in replaced or _unquoted(value) == SECRET_SHOWN
+    key, value = key_value(text)
+    return key in replaced or unquoted(value) == SECRET_SHOWN
 
 
-def _read(folder: Path, where: str) -> dict[str, Any]:
+def _read(folder: Path, where: str) -> RunRecord:
     try:
-        return record.read(folder)
+        return RunRecord.read(folder)
     except OSError as error:
         raise ConfigError(
             [Fault(where, f"is no run folder: {error.strerror or error}.", "Name one with a run.json.")]
         ) from error
     except ValueError as error:
         raise ConfigError([Fault(where, str(error), "Name another run.")]) from error
-
-
-def _key_value(text: str) -> tuple[str, str | None]:
-    key, separator, value = text.partition("=")
-    return key.lstrip("+~").split("@")[0], value if separator else None
-
-
-def _unquoted(value: str | None) -> str | None:
-    if value is None or not _is_quoted(value):
-        return value
-    quote, body = value[0], value[1:-1]
-    return re.sub(rf"(\\+)({quote}|\Z)", lambda run: run[1][: len(run[1]) // 2] + run[2], body)
-
-
-def _is_quoted(value: str) -> bool:
-    """In quotes from end to end, as Hydra reads them."""
-    return _QUOTED.fullmatch(value) is not None
-
-
-def _is_null(value: str | None) -> bool:
-    return value is None or value.lower() in ("", "null")
 
 
 def _show(value: Any) -> str:
