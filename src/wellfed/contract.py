@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from wellfed.sample_rng import SampleRng
-
 Batch = Any
 """A tensor, or nested tuple/list/dict/dataclass of tensors that share their first dimension."""
 
@@ -57,15 +55,14 @@ class Features:
     """Long indices ``[n]`` (on any device) to float rows ``[n, dim]`` on the model's device."""
     trainable: bool = False
     """True if gradients flow through ``rows``: then only ``dynamic`` is right."""
-    part_of_model: bool = True
-    """True if ``rows`` uses parameters of the model (an encoder), which must be on the device first."""
 
 
 @runtime_checkable
 class TrainData(Protocol):
     """A map-style training set. Optional methods are looked up by name; see ``docs/workloads.md``.
 
-    - ``fetch(indices, rng) -> batch``: a whole batch at once (``indices``: long tensor on the CPU).
+    - ``fetch(indices, rng) -> batch``: a whole batch at once, CPU tensors; randomness through ``rng`` only
+      (``indices``: long tensor on the CPU, ``rng``: `wellfed.sample_rng.SampleRng`).
     - ``on_device(batch, rng)``: augmentation and float conversion on the device; with features,
       ``on_device(batch, rng, features)``. Called once per micro-batch.
     - ``split(batch, sizes) -> list[batch]`` and ``weight(batch) -> int``: for layouts whose parts do not share the
@@ -75,14 +72,6 @@ class TrainData(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Any: ...
-
-
-class FetchData(TrainData, Protocol):
-    """Training data that hands out whole batches."""
-
-    def fetch(self, indices: Tensor, rng: SampleRng) -> Batch:
-        """CPU tensors for ``indices``; randomness only through ``rng``."""
-        ...
 
 
 class Evaluation(Protocol):

@@ -14,7 +14,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.contract import Batch
 from wellfed.footprint.footprint import NoEstimate
 from wellfed.footprint.size_fit import CudaMeter, Meter
-from wellfed.loading.backend_benchmark import copied, nothing_changes
+from wellfed.loading.backend_benchmark import copied, without_side_effects
 from wellfed.memory import oom
 from wellfed.memory.features import blank
 from wellfed.planning.budget import step_shape
@@ -48,7 +48,7 @@ def probed(
     if isinstance(footprint, NoEstimate) or isinstance(make_batch, NoEstimate):
         return plan
     try:
-        with nothing_changes(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             step = TrainingStep(config, plan, _apart(parts), device, fill=blank)
             meter = make_meter(step)
 
