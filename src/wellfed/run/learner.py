@@ -15,7 +15,7 @@ from wellfed.lit.callbacks.clock import BareBatches
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.guest_state import GuestCheckpoints
 from wellfed.lit.callbacks.non_finite import NonFinite
-from wellfed.lit.evaluation import SHARING_STRATEGIES, can_be_shared
+from wellfed.lit.evaluating import SHARING_STRATEGIES, can_be_shared
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.sharding import KeepWeights
