@@ -3,7 +3,7 @@ import typing
 import pytest
 
 from wellfed import errors
-from wellfed.errors import ConfigError, DataError, Fault, HardwareError, OutOfMemoryExhausted, WellfedError
+from wellfed.errors import ConfigError, DataError, Fault, OutOfMemoryExhausted, WellfedError
 
 
 def test_every_fault_is_in_the_message():
@@ -20,7 +20,6 @@ def test_every_fault_is_in_the_message():
     [
         ("config", ConfigError([])),
         ("data", DataError("x")),
-        ("config", HardwareError("x")),
         ("device_oom", OutOfMemoryExhausted("x")),
         ("code", WellfedError("x")),
     ],

@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from wellfed.sample_rng import SampleRng
 
 Batch = Any
 """A tensor, or nested tuple/list/dict/dataclass of tensors that share their first dimension."""
@@ -42,6 +41,11 @@ class FeatureSource(Protocol):
         ...
 
 
+FeatureModeName = Literal["cache", "cache_host", "dynamic"]
+FEATURE_MODES: tuple[FeatureModeName, ...] = get_args(FeatureModeName)
+"""What ``memory.features`` may be, the fastest first; each needs less device memory than the one before."""
+
+
 @dataclass(frozen=True)
 class Features:
     """Inputs that are the same in every epoch and dear to compute: the engine may keep them in GPU or host memory.
@@ -57,8 +61,6 @@ class Features:
     """Long indices ``[n]`` (on any device) to float rows ``[n, dim]`` on the model's device."""
     trainable: bool = False
     """True if gradients flow through ``rows``: then only ``dynamic`` is right."""
-    part_of_model: bool = True
-    """True if ``rows`` uses parameters of the model (an encoder), which must be on the device first."""
 
 
 @runtime_checkable
@@ -75,14 +77,6 @@ class TrainData(Protocol):
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int) -> Any: ...
-
-
-class FetchData(TrainData, Protocol):
-    """Training data that hands out whole batches."""
-
-    def fetch(self, indices: Tensor, rng: SampleRng) -> Batch:
-        """CPU tensors for ``indices``; randomness only through ``rng``."""
-        ...
 
 
 class Evaluation(Protocol):

@@ -63,12 +63,6 @@ class DataError(WellfedError):
     kind = "data"
 
 
-class HardwareError(WellfedError):
-    """The machine can't do what was explicitly asked of it."""
-
-    kind = "config"
-
-
 class OutOfMemoryExhausted(WellfedError):
     """Memory ran out and no step down was left; the message lists what was tried."""
 

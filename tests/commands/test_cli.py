@@ -12,7 +12,6 @@ from wellfed.errors import (
     ConfigError,
     DataError,
     Fault,
-    HardwareError,
     OutOfMemoryExhausted,
     WellfedError,
 )
@@ -75,7 +74,6 @@ def test_the_rest_of_the_words_and_the_code_pass_through(monkeypatch):
     [
         (ConfigError([Fault("gpu", "wrong", "do this")]), 2),
         (DataError("no such file"), 2),
-        (HardwareError("no GPU"), 2),
         (OutOfMemoryExhausted("tried all"), 3),
         (WellfedError("other"), 1),
     ],

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wellfed import errors
-from wellfed.errors import ConfigError, DataError, Fault, HardwareError, OutOfMemoryExhausted, WellfedError
+from wellfed.errors import ConfigError, DataError, Fault, OutOfMemoryExhausted, WellfedError
 from wellfed.lit.module import NonFiniteLoss
 from wellfed.record import Status
 from wellfed.run.outcome import OK, leave_for_rank_0, outcome_of, take_from_ranks
@@ -37,7 +37,6 @@ TABLE = [
     (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom", "host_oom", 3, 3, True),
     (NonFiniteLoss("loss is nan"), "failed", "code", 1, 1, True),
     (ConfigError([Fault("a", "b", "c")]), "failed", "config", 1, 2, True),
-    (HardwareError("no GPU"), "failed", "config", 1, 2, True),
     (DataError("no file"), "failed", "data", 1, 2, True),
     (WellfedError("other"), "failed", "code", 1, 2, True),
     (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "failed", "worker", 1, 2, True),

@@ -6,15 +6,14 @@ import contextlib
 import gc
 import json
 import os
-import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
-import numpy as np
 import torch
 
+from wellfed import generators
 from wellfed.footprint.footprint import Footprint, NoEstimate
 from wellfed.forking import MAY_FORK, exit_code, fork, leave
 
@@ -34,22 +33,11 @@ def apart(work: Callable[[], Found]) -> Found:
 
 def _in_process(work: Callable[[], Found]) -> Found:
     """Random states are put back; caches of the model's module keep what they were given."""
-    with _same_random():
+    with generators.kept(torch.device("cpu")):
         try:
             return work()
         except SystemExit as ended:
             return NoEstimate(_ended(exit_code(ended)))
-
-
-@contextlib.contextmanager
-def _same_random() -> Iterator[None]:
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 def _in_child(work: Callable[[], Found]) -> Found | None:

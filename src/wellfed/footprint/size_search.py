@@ -174,7 +174,8 @@ def _next_size(found: _Found) -> int | None:
     if _shows_slope(found) and not _is_line(found) and upper > 2 * largest.size and len(found.probes) < MAX_PROBES - 1:
         upper = max(_safe(found, largest), int(largest.size ** (1 / 3) * upper ** (2 / 3)))
     elif _shows_slope(found) and upper == estimate and upper >= EXACT_BELOW and AIM_FRAC * upper > largest.size + 1:
-        upper = int(AIM_FRAC * upper)
+        sure = math.ceil(GOOD_FRAC * min(most, 2 * upper)) if len(found.probes) < MAX_PROBES - 1 else 0
+        upper = max(int(AIM_FRAC * upper), min(upper, sure))
     if upper <= largest.size:
         upper = (largest.size + int(min(most, 2 * largest.size)) + 1) // 2
     return min(max(upper, largest.size + 1), failure - 1)
@@ -229,6 +230,8 @@ def _safe(found: _Found, probe: Probe) -> int:
 def _is_line(found: _Found) -> bool:
     """Two successive slopes agree, and rounding hides little of the second."""
     points = found.points()
+    while len(points) > 3 and points[-2][0] > FAR_FRAC * points[-1][0]:
+        del points[-2]
     if len(points) < 3:
         return False
     (a, at_a), (b, at_b), (c, at_c) = points[-3:]
@@ -240,7 +243,9 @@ def _is_line(found: _Found) -> bool:
 def _at_budget(found: _Found) -> Fit:
     largest, probes = found.fitting[-1], tuple(found.probes)
     upper = min(found.lowest_failure - 1, _estimate(found))
-    if len(probes) == MAX_PROBES and largest.size < GOOD_FRAC * upper:
+    is_known = _is_line(found) or found.lowest_failure > found.max_size
+    most = min(found.lowest_failure - 1, _most(found) if is_known else math.inf)
+    if len(probes) == MAX_PROBES and largest.size < GOOD_FRAC * most:
         because = f"{MAX_PROBES} probes are used up; up to {upper} may fit"
         return Fit(largest.size, "probes", because, probes)
     because = f"{show_gib(found.limit_bytes / 2**30)} ({LIMIT_FRAC:g} of the budget) hold about {upper} samples"

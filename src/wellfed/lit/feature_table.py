@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from wellfed.contract import Features, FeatureSource
+from wellfed.contract import FEATURE_MODES, Features, FeatureSource
 from wellfed.memory import features as feature_room
 from wellfed.memory import oom
 from wellfed.memory.features import Mode
@@ -56,7 +56,7 @@ class FeatureTable:
 
     def move_to(self, mode: Mode, device: torch.device) -> bool:
         """Go on with a slower mode; False where it is in use, or one that is slower still."""
-        if feature_room.FASTEST_FIRST.index(mode) <= feature_room.FASTEST_FIRST.index(self.mode):
+        if FEATURE_MODES.index(mode) <= FEATURE_MODES.index(self.mode):
             return False
         self.source, self.mode = feature_room.moved(self.source, self._features, mode, device), mode
         return True

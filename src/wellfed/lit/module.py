@@ -21,8 +21,8 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from torch import Tensor, nn
 
-from wellfed import batches
-from wellfed.contract import Batch, Evaluation, Features, FeatureSource
+from wellfed import batches, generators
+from wellfed.contract import FEATURE_MODES, Batch, Evaluation, FeatureModeName, Features, FeatureSource
 from wellfed.lit.evaluating import Evaluating
 from wellfed.lit.evaluation import merge_over_ranks
 from wellfed.lit.feature_table import FeatureTable
@@ -31,7 +31,7 @@ from wellfed.lit.ranks import RanksOfStep
 from wellfed.lit.retry import StepRetry
 from wellfed.lit.sharding import all_weights
 from wellfed.loading.loaders import Delivery
-from wellfed.memory import generators, held
+from wellfed.memory import held
 from wellfed.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.memory.ladder import Ladder, MicroBatches, Rung
 from wellfed.memory.optimizer_state import allocate
@@ -54,7 +54,7 @@ class StepOptions:
     """How a step is done; every field is decided."""
 
     seed: int
-    feature_mode: Literal["cache", "cache_host", "dynamic"] | None = None
+    feature_mode: FeatureModeName | None = None
     compile_mode: str = "none"
     retry_on_oom: bool = True
     halve_evaluation_on_oom: bool = True
@@ -165,7 +165,7 @@ class StepModule(pl.LightningModule):
 
         return [
             Rung("memory.checkpoint_activations=true", checkpoint_activations),
-            *(Rung(f"memory.features={mode}", partial(move_features, mode)) for mode in ("cache_host", "dynamic")),
+            *(Rung(f"memory.features={mode}", partial(move_features, mode)) for mode in FEATURE_MODES[1:]),
         ]
 
     def on_fit_start(self) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import random
 import statistics
 import time
 import warnings
@@ -22,10 +21,9 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 
-from wellfed import batches
+from wellfed import batches, generators
 from wellfed.loading import backends, bad_samples
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.loaders import TrainLoader
@@ -191,18 +189,13 @@ class _Step:
 @contextmanager
 def nothing_changes() -> Iterator[None]:
     """Random state is put back; what a loader or dataset warns of is said when training starts, once."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     tellers = [logging.getLogger(module.__name__) for module in (bad_samples, backends)]
     before = [teller.disabled for teller in tellers]
     try:
         for teller in tellers:
             teller.disabled = True
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with generators.kept(torch.device("cpu")), warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
         for teller, was in zip(tellers, before, strict=True):
             teller.disabled = was

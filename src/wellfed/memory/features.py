@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from wellfed.contract import Features, FeatureSource
+from wellfed.contract import FEATURE_MODES, FeatureModeName, Features, FeatureSource
 
-Mode = Literal["cache", "cache_host", "dynamic"]
-FASTEST_FIRST: tuple[Mode, ...] = ("cache", "cache_host", "dynamic")
+Mode = FeatureModeName
 CHUNK_ROWS = 256
 """Rows computed at a time while a table is filled: a GPT-2 base over 64 tokens needs about 0.3 GiB for them."""
 
@@ -92,7 +90,7 @@ def hold(features: Features, mode: Mode, device: torch.device, known: Tensor | N
 
 def slower(mode: Mode) -> Mode | None:
     """The mode that needs the next less device memory."""
-    return dict(pairwise(FASTEST_FIRST)).get(mode)
+    return dict(pairwise(FEATURE_MODES)).get(mode)
 
 
 def moved(source: FeatureSource, features: Features, mode: Mode, device: torch.device) -> FeatureSource:

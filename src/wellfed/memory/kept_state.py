@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellfed.memory import generators
+from wellfed import generators
 
 LARGE_BYTES = 2**20
 """A tensor beyond this is not copied: whether it has changed is told by torch's count of its changes."""

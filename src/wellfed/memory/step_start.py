@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellfed.memory import generators
+from wellfed import generators
 
 LARGE_BYTES = 2**20
 """A buffer beyond this is not copied before each step where the first steps have shown that it stays as it is."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from wellfed.config.schema import RunConfig
+from wellfed.contract import FEATURE_MODES
 from wellfed.errors import Fault
 from wellfed.footprint.footprint import StepShape
 from wellfed.hardware.profiles import PROFILES
@@ -105,12 +106,11 @@ def _choice(
 ) -> Choice:
     memory, planned = config.memory, knobs["memory.features"].value
     is_open = memory.features is None and data.feature_rows > 0 and not data.features_trainable
-    modes = ("cache", "cache_host", "dynamic")
     is_fixed = memory.micro_batch is not None or memory.accumulate is not None or not _may_split(model)
     by_rule = int(knobs["memory.micro_batch"].value)
     asked = memory.checkpoint_activations
     return Choice(
-        features=modes[modes.index(planned) :] if is_open else (planned,),
+        features=FEATURE_MODES[FEATURE_MODES.index(planned) :] if is_open else (planned,),
         checkpointed=((False, True) if model.has_blocks else (False,)) if asked is None else (asked,),
         micro_batch=by_rule if is_fixed else None,
         at_most=by_rule,

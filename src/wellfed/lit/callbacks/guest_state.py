@@ -7,9 +7,9 @@ from typing import Any
 
 import lightning.pytorch as pl
 
+from wellfed import generators
 from wellfed.lit.callbacks.callback_list import Together
 from wellfed.lit.callbacks.checkpoints import Checkpoints
-from wellfed.memory import generators
 
 
 class ExactResume(pl.Callback):

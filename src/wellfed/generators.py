@@ -1,8 +1,10 @@
-"""The state of all random generators that a model may draw from, as values that a weights-only load accepts."""
+"""Saves and restores all random generators that a model may draw from, as values that a weights-only load accepts."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,16 @@ def restore(saved: dict[str, Any], device: torch.device | None = None) -> None:
     np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), place, has_gauss, gauss))
     version, numbers, gauss_next = saved["python"]
     random.setstate((version, tuple(numbers), gauss_next))
+
+
+@contextmanager
+def kept(device: torch.device | None = None) -> Iterator[None]:
+    """What is drawn within changes nothing that is drawn after; ``device`` as for `state`."""
+    saved = state(device)
+    try:
+        yield
+    finally:
+        restore(saved, device)
 
 
 def _cuda_states(device: torch.device | None) -> list[torch.Tensor]:
