@@ -4,7 +4,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PIP = "$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt
+RUNS := $(VENV)/.installed
+TESTS := $(VENV)/.installed-dev
 
 chosen = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
 OVERRIDES = $(strip $(call chosen,W,workload) $(call chosen,gpu,gpu) $(call chosen,loader,loader) \
@@ -26,34 +28,34 @@ help: ## this list
 	@echo 'make sweep W=recsys sweep=quick ARGS="loader=balanced,aggressive"'
 	@echo 'PYTHON=python3.12 chooses another Python (3.11 or newer).'
 
-install: $(STAMP) ## make .venv and install what the project needs, once
+install: $(TESTS) ## make .venv and install all that runs, tests and checks need, once
 
-train: $(STAMP) ## install if needed, then train: W= workload, gpu=, loader=, memory=, ARGS="any overrides"
+train: $(RUNS) ## install if needed, then train: W= workload, gpu=, loader=, memory=, ARGS="any overrides"
 	$(ON)$(BIN)/python src/train.py $(OVERRIDES)
 
-sweep: $(STAMP) ## install if needed, then measure combinations: sweep= throughput, quick, full; W=, gpu=, ARGS= as above
+sweep: $(RUNS) ## install if needed, then measure combinations: sweep= throughput, quick, full; W=, gpu=, ARGS= as above
 	$(BIN)/python src/train.py -m $(or $(call chosen,sweep,sweep),sweep=throughput) $(OVERRIDES)
 
-test: $(STAMP) ## install if needed, then run the tests, without the slow ones
+test: $(TESTS) ## install if needed, then run the tests, without the slow ones
 	$(PYTEST) $(ARGS)
 
-bench-gpu: $(STAMP) ## on a machine with a GPU: check what only a real one can show, and leave a record to send in
+bench-gpu: $(RUNS) ## on a machine with a GPU: check what only a real one can show, and leave a record to send in
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
-test-all: $(STAMP) ## run the slow tests too
+test-all: $(TESTS) ## run the slow tests too
 	HYPOTHESIS_PROFILE=fresh $(PYTEST) -m "slow or not slow" $(ARGS)
 
-check: $(STAMP) ## format, lint, types, layers, workflows: changes nothing
+check: $(TESTS) ## format, lint, types, layers, workflows: changes nothing
 	@failed=; for tool in "ruff format --check ." "ruff check ." mypy lint-imports \
 	  "check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml"; do \
 	  echo "$(BIN)/$$tool"; $(BIN)/$$tool || failed="$$failed [$$tool]"; done; \
 	test -z "$$failed" || { echo "make check failed in:$$failed" >&2; exit 1; }
 
-format: $(STAMP) ## format the code and fix what the linter can fix
+format: $(TESTS) ## format the code and fix what the linter can fix
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-doctor: $(STAMP) ## what this machine offers, and what is missing
+doctor: $(RUNS) ## what this machine offers, and what is missing
 	$(BIN)/python -m wellfed doctor
 
 constraints: ## resolve pyproject.toml afresh, all extras too, and write constraints.txt
@@ -83,11 +85,17 @@ command -v "$(PYTHON)" >/dev/null 2>&1 || { \
   echo 'make: $(PYTHON) comes without venv. On Debian or Ubuntu: apt-get install python3-venv' >&2; exit 2; }
 endef
 
-# The stamp is written last, so that an interrupted installation is done again.
-$(STAMP): pyproject.toml constraints.txt
+# A stamp is written last, so that an interrupted installation is done again. Tests and checks need more than runs do:
+# the first run of a fresh clone does not wait for it.
+$(RUNS): pyproject.toml constraints.txt
 	@$(CHECK_PYTHON)
 	@rm -f "$@"
 	@"$(BIN)/python" -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear "$(VENV)"
 	@echo 'Installing into $(VENV); the first time downloads PyTorch, which takes minutes.'
-	"$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -e .
+	@touch "$@"
+
+$(TESTS): $(RUNS)
+	@rm -f "$@"
+	$(PIP) -e '.[dev]'
 	@touch "$@"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -43,7 +44,7 @@ from wellfed.loading.loaders import train_loader
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.memory.features import Mode, hold
 from wellfed.memory.ladder import MicroBatches
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.run.assemble import Parts, make_optimizer, make_parts
 from wellfed.sample_rng import SampleRng
 from wellfed.step.micro_batches import parameter_groups
@@ -129,7 +130,7 @@ def _case(
     make: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
     **more: Any,
 ) -> Case:
-    return Case(name, model, Task(repeated(sample, batches.map_tensors), batches.map_tensors, make, **more), sizes)
+    return Case(name, model, Task(repeated(sample), make, **more), sizes)
 
 
 def workload_cases(configs: Path, sizes: tuple[int, ...] = (64, 256, 1024, 2048)) -> Iterator[Case]:
@@ -158,7 +159,8 @@ def workload_case(config: RunConfig, parts: Parts, sizes: tuple[int, ...], mode:
         return on_device(batch, rng) if features is None else on_device(batch, rng, features)
 
     def make(model: nn.Module) -> torch.optim.Optimizer:
-        return make_optimizer(config, cast(RunPlan, {"gpu.precision": "32-true"}), parameter_groups(model))
+        plan = SimpleNamespace(device=SimpleNamespace(precision="32-true"))
+        return make_optimizer(config, cast(RunPlan, plan), parameter_groups(model))
 
     name = config.workload.name + (f", {mode}" if mode else "")
     return _case(name, parts.model, sample, sizes, make, prepare=prepare, feature_mode=mode)

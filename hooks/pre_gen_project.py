@@ -15,9 +15,12 @@ from collections.abc import Mapping
 ANSWERS = r"""{{ cookiecutter | tojson }}"""
 """Filled in by cookiecutter. ``tojson`` leaves no character that could end this text, whatever was answered."""
 
-PACKAGE = re.compile(r"[a-z][a-z0-9_]{0,29}")
-"""30 characters: with more, copies of examples would have lines that are too long for the formatter."""
-SLUG = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,58}[A-Za-z0-9])?")
+PACKAGE = re.compile(r"[a-z][a-z0-9_]*")
+LONGEST_PACKAGE, LONGEST_COPY = 60, 30
+"""Characters of a package, and of one that starts as a copy of an example: more make lines too long for the linter."""
+SLUG = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+LONGEST_SLUG = 128
+"""Characters that wandb takes for the name of a project."""
 ENTITY = re.compile(r"[A-Za-z0-9._-]*")
 CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
@@ -37,10 +40,9 @@ PROJECT = {
 EXAMPLES = {"recsys"}
 """The folders of src/workloads/ in the template."""
 LIBRARIES = {
-    "check_jsonschema",
-    "huggingface_hub", "hydra", "hypothesis", "importlinter", "lightning", "matplotlib", "mypy", "numpy", "omegaconf",
-    "peft", "psutil", "pynvml", "pytest", "pytorch_lightning", "rich", "ruff", "safetensors", "threadpoolctl",
-    "tokenizers", "torch", "transformers", "wandb", "xdist", "yaml",
+    "check_jsonschema", "huggingface_hub", "hydra", "hypothesis", "importlinter", "jinja2", "lightning", "markupsafe",
+    "matplotlib", "mypy", "numpy", "omegaconf", "peft", "psutil", "pynvml", "pytest", "pytorch_lightning", "rich",
+    "ruff", "safetensors", "threadpoolctl", "tokenizers", "torch", "transformers", "wandb", "xdist", "yaml",
 }  # fmt: skip
 """What the project imports or runs: a package of that name would hide it, or be hidden."""
 DISTRIBUTIONS = LIBRARIES | {
@@ -65,7 +67,7 @@ def faults(answers: Mapping[str, object]) -> list[str]:
             found.append(f'{key}={answers[key]!r}: it must not be empty. Write {key}="{suggestion}".')
     if str(answers["project_name"]).strip():  # else the other names, which follow from it, are no fault of their own
         found += _slug_faults(str(answers["project_slug"]))
-        found += _package_faults(str(answers["package_name"]), bool(answers["keep_examples"]))
+        found += _package_faults(str(answers["package_name"]), str(answers["workload"]), bool(answers["keep_examples"]))
     entity = str(answers["wandb_entity"])
     if not ENTITY.fullmatch(entity):
         rule = "a wandb user or team has letters a-z, digits, '-', '_' and '.' only"
@@ -76,7 +78,9 @@ def faults(answers: Mapping[str, object]) -> list[str]:
 def _slug_faults(slug: str) -> list[str]:
     plain = re.sub(r"[-.]+", "_", slug).lower()
     if not SLUG.fullmatch(slug):
-        rule = "1 to 60 letters a-z, digits, '-', '_', '.', with a letter or digit at both ends"
+        rule = "letters a-z, digits, '-', '_', '.', with a letter or digit at both ends"
+    elif len(slug) > LONGEST_SLUG:
+        rule = f"it has {len(slug)} characters, and wandb takes {LONGEST_SLUG} for the name of a project"
     elif slug == "unnamed":  # cookiecutter.json's stand-in: an empty name would be the folder that one stands in
         return ["project_slug='': the project's name has no letter or digit for it. Take project_slug=my-nets."]
     elif plain in DISTRIBUTIONS | PROJECT:
@@ -88,9 +92,13 @@ def _slug_faults(slug: str) -> list[str]:
     return [f"project_slug={slug!r}: {rule}. Take project_slug={_other(slug, '-')}."]
 
 
-def _package_faults(package: str, keep_examples: bool) -> list[str]:
+def _package_faults(package: str, workload: str, keep_examples: bool) -> list[str]:
+    longest = LONGEST_COPY if workload in EXAMPLES else LONGEST_PACKAGE
     if not PACKAGE.fullmatch(package):
-        rule = "1 to 30 letters a-z, digits and '_', with a letter first"
+        rule = "letters a-z, digits and '_', with a letter first"
+    elif len(package) > longest:
+        rule = f"it has {len(package)} characters, and {longest} is the most"
+        rule += f" for a copy of {workload}" if workload in EXAMPLES else ""
     elif keyword.iskeyword(package):
         rule = "it is a keyword of Python"
     elif package in sys.stdlib_module_names:

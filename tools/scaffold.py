@@ -487,10 +487,11 @@ def answers_for(template: Path, name: str, given: Iterable[str]) -> dict[str, An
     if unknown := sorted(pairs.keys() - asked.keys()):
         raise ScaffoldError(f"{unknown[0]} is no question; there are {', '.join(asked)}. Write key=value.")
     answers: dict[str, Any] = {"project_name": name}
-    slug = pairs["project_slug"] if "project_slug" in pairs else slug_of(name) or "unnamed"
+    slug = pairs["project_slug"] if "project_slug" in pairs else slug_of(name)[:128].strip("-") or "unnamed"
+    package = re.sub(r"[-.]", "_", slug.lower())
     follow = {
         "project_slug": slug,
-        "package_name": re.sub(r"[-.]", "_", slug.lower()),
+        "package_name": (f"my_{package}" if package[:1].isdigit() else package)[:30].strip("_"),
         "author": f"The {name} authors",
     }
     for key, default in list(asked.items()):

@@ -1,9 +1,11 @@
-"""Batches as nested tuples, lists, dicts, NamedTuples and dataclasses of tensors that share their first dimension."""
+"""Batches as nested tuples, lists, dicts, NamedTuples and dataclasses of tensors that share their first dimension, and
+what a loader delivers: a batch with its place in training."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -81,3 +83,30 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
 def pin(batch: Batch) -> Batch:
     """The batch in page-locked memory, from which copies to a GPU run beside the host."""
     return map_tensors(batch, lambda tensor: tensor.pin_memory())
+
+
+@dataclasses.dataclass
+class Delivery:
+    """One optimizer step's samples for this rank, with where they come from."""
+
+    batch: Batch
+    epoch: int
+    index: int
+    """Number of the batch in its epoch, from 0."""
+    total: int
+    """Samples of the step over all ranks."""
+    is_padding: bool = False
+    """It stands for a part of no samples, which must count nothing."""
+    is_on_device: bool = False
+    """Its batch has been brought to the device."""
+    failure: Exception | None = None
+    """Why there is padding in the place of a batch: to be raised once the other ranks know."""
+    num_samples: int | None = None
+    """Samples of the batch where its tensors do not say: the data has a ``split`` of its own."""
+    weights: tuple[list[int], list[int]] | None = None
+    """Sizes of micro-batches, and what each counts by the data's own ``weight``, asked while they were on the host."""
+
+    @cached_property
+    def size(self) -> int:
+        """Samples of the batch; many ask, and to count them is to walk through it."""
+        return batch_size(self.batch) if self.num_samples is None else self.num_samples

@@ -13,6 +13,7 @@ import pytest
 import wellfed
 from tests.fake_nvml.driver import DRIVER_NOT_LOADED, MISMATCH, UNKNOWN, FakeGpu, FakeMig, Hang, Scenario
 from wellfed.config.compose import compose
+from wellfed.errors import ConfigError
 from wellfed.hardware.detect import machine
 from wellfed.hardware.profiles import resolve_budget
 from wellfed.planning.device import plan_device
@@ -194,7 +195,9 @@ def test_a_card_that_is_full_stops_a_run_before_its_data_is_read_with_the_holder
     full = FakeGpu("GPU-full", "NVIDIA GeForce RTX 4090", 24, 23.9, 0.0, (8, 9), processes=[(4711, 23.5, "/opt/comfy")])
     with fake_driver.load(Scenario([full])):
         facts = machine(environ={})
-    (fault,) = plan_device(compose([]).config, {"gpu": "auto"}, facts)
+    with pytest.raises(ConfigError) as raised:
+        plan_device(compose([]).config, {"gpu": "auto"}, facts)
+    (fault,) = raised.value.faults
     assert "other processes hold 23.9 GiB of NVIDIA GeForce RTX 4090 (24.0 GiB)" in str(fault)
     assert "comfy (pid 4711, 24,064 MiB)" in str(fault)
     assert "End them" in str(fault)

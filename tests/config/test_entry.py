@@ -322,7 +322,7 @@ def test_one_job_without_data_does_not_hide_the_rest(capsys):
     ("points", "words"),
     [
         (["gpu=8gb,43gb"], "gpu=8gb,43gb: there is no option 43gb."),
-        (["seed=3,x"], "seed=x: must be a whole number."),
+        (["seed=3,x"], "seed=x: must be a whole number >= 0"),
         (["loader.num_worker=1,2"], "loader.num_worker=1: no such knob. Did you mean loader.num_workers=1?"),
     ],
 )

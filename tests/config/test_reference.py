@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from wellfed.config.compose import compose
-from wellfed.config.faults.knobs import all_knobs
-from wellfed.config.ranges import RANGES
+from wellfed.config.knobs import all_knobs, entries
 from wellfed.config.reference import OF_THE_PROJECT, page
 from wellfed.config.schema import EvaluateConfig, RunConfig
 
@@ -48,7 +47,8 @@ def test_every_knob_has_a_row_with_its_text():
         takes, default, allowed, meaning = (cell.strip() for cell in found[name])
         assert takes
         assert default
-        assert allowed == (f"`{RANGES[name]}`" if name in RANGES else "")
+        knob = entries(RunConfig)[name]
+        assert allowed == (f"`{knob.range}`" if knob.range else "")
         assert len(meaning) > 5, name
     assert found["memory.stages[].features"][0] == "one of cache, cache_host, dynamic"
 

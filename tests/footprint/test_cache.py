@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from benchmarks.memory_cases import Mlp, adamw
-from wellfed import batches
 from wellfed.footprint import cache
 from wellfed.footprint.cache import FILE_NAME, cached_measure, digest, load
 from wellfed.footprint.estimate import measure, repeated
@@ -17,7 +16,7 @@ from wellfed.footprint.footprint import NoEstimate
 from wellfed.footprint.rehearsal import Task
 
 SAMPLE = {"x": torch.zeros(4, 64), "label": torch.zeros(4, dtype=torch.long)}
-TASK = Task(repeated(SAMPLE, batches.map_tensors), batches.map_tensors, adamw)
+TASK = Task(repeated(SAMPLE), adamw)
 
 
 @pytest.fixture
@@ -111,7 +110,7 @@ def with_optimizer(**more):
         (Mlp(8), changed(feature_mode="cache"), 4),
         (Mlp(8), changed(compile_mode="default"), 4),
         (Mlp(8), changed(shaped_by=(Data(3),)), 4),
-        (Mlp(8), changed(make_batch=repeated({"x": torch.zeros(4, 65)}, batches.map_tensors)), 4),
+        (Mlp(8), changed(make_batch=repeated({"x": torch.zeros(4, 65)})), 4),
         (Mlp(8), changed(make_optimizer=lambda model: torch.optim.Adam(model.parameters())), 4),
         (Mlp(8), with_optimizer(lr=1e-3, fused=True), 4),
         (Mlp(8), with_optimizer(lr=1e-3, weight_decay=0.0), 4),

@@ -23,7 +23,6 @@ from benchmarks.memory_cases import (
     workload_case,
     workload_cases,
 )
-from wellfed import batches
 from wellfed.config.compose import compose
 from wellfed.contract import LossOutput
 from wellfed.footprint import estimate
@@ -89,7 +88,7 @@ def test_all_are_near_the_truth():
 
 def task(sample=None, make=adamw, **more):
     sample = {"x": torch.randn(4, 64), "label": torch.randint(10, (4,))} if sample is None else sample
-    return Task(repeated(sample, batches.map_tensors), batches.map_tensors, make, **more)
+    return Task(repeated(sample), make, **more)
 
 
 def test_parts_of_a_known_model():

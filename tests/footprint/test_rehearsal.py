@@ -33,7 +33,7 @@ def make_optimizer(model):
 
 
 def task(sample, **more):
-    return Task(repeated(sample, batches.map_tensors), batches.map_tensors, make_optimizer, **more)
+    return Task(repeated(sample), make_optimizer, **more)
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", pytest.param("bf16-true", marks=pytest.mark.slow)])

@@ -16,12 +16,12 @@ from lightning.pytorch.callbacks import EarlyStopping, LearningRateMonitor
 from torch import Tensor, nn
 
 from tests.lit import tiny
+from wellfed.batches import Delivery
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.clock import Clock, TimedLoader
 from wellfed.lit.ceiling import CEILING_BATCHES, CachedBatches, put_back, run_ceiling, steps_alone, whole
 from wellfed.lit.module import StepModule
-from wellfed.loading.loaders import Delivery
 from wellfed.timing.clock import StepClock
 from wellfed.timing.phases import StepRow
 from wellfed.timing.readiness import StepSummary, summarise

@@ -11,7 +11,6 @@ import torch
 from tests.fake_cuda.machine import FakeCuda
 from tests.lit import rank, tiny
 from tests.lit.ranks import train_ranks
-from wellfed import batches
 from wellfed.footprint import estimate
 from wellfed.footprint.footprint import Footprint, StepShape, predicted_peak
 from wellfed.footprint.gathered import LEAST_WEIGHTS, gathered_bytes
@@ -103,8 +102,8 @@ def test_what_a_sharded_model_needs_is_what_is_predicted(
     cards = fake_cuda.environment(cards=2, mib=512)
     seen = max(one["peak"] for one in train_ranks(tmp_path / "two", 2, cards, strategy="fsdp", retry=False, **settings))
     model = rank.Deep([], settings["width"], 0.0)
-    batch = estimate.repeated({"x": torch.randn(2, tiny.WIDTH), "y": torch.randn(2, 1)}, batches.map_tensors)
-    task = Task(batch, batches.map_tensors, lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
+    batch = estimate.repeated({"x": torch.randn(2, tiny.WIDTH), "y": torch.randn(2, 1)})
+    task = Task(batch, lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     found = estimate.measure(model, task, 16)
     assert isinstance(found, Footprint)
     step = StepShape(16, world_size=2, is_sharded=True, gathered=gathered_bytes(model))

@@ -2,8 +2,9 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from wellfed.batches import Delivery
 from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.loaders import Delivery, train_loader
+from wellfed.loading.loaders import train_loader
 from wellfed.loading.longest import MOST_BATCHES, longest_batch
 
 

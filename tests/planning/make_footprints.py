@@ -20,9 +20,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.hardware.detect import machine  # noqa: E402
 from wellfed.hardware.imagined import with_cards  # noqa: E402
-from wellfed.planning.device import plan_device  # noqa: E402
 from wellfed.planning.memory_candidates import FEATURE_MODES  # noqa: E402
-from wellfed.planning.planned import RunPlan  # noqa: E402
 from wellfed.run import assemble  # noqa: E402
 from wellfed.run.planner import Planner  # noqa: E402
 
@@ -45,9 +43,7 @@ def measured(*overrides: str) -> dict:
     """Facts of data and model, and the footprint of each way, for a step of bf16-mixed on a card."""
     composed = compose(["gpu=8gb", *overrides])
     facts, _ = with_cards(machine(), "8gb", 7.2, 1)
-    device = plan_device(composed.config, composed.choices, facts)
-    assert isinstance(device, RunPlan)
-    planner = Planner(composed.config, composed.choices, facts, device, assemble.make_parts(composed.config))
+    planner = Planner.start(composed, facts)
     estimate = planner.estimate(planner.rough())
     return {
         "overrides": [text for text in overrides if "pretrained" not in text],

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 from tests.planning.machines import H200, LAPTOP, machine
-from tests.planning.test_plan import FETCH, ITEMS, check_reasons, config, planned
+from tests.planning.test_decide import FETCH, ITEMS, check_reasons, config, planned
 from wellfed.config.schema import Backend, LoaderConfig
-from wellfed.loading.backend_benchmark import Timed, Trial
+from wellfed.loading.first_batches import BackendTime, FirstBatches
 from wellfed.planning.backend import candidates, show_ms, to_time
 
 ITERABLE = dataclasses.replace(ITEMS, is_iterable=True)
@@ -15,8 +15,8 @@ ITERABLE = dataclasses.replace(ITEMS, is_iterable=True)
 
 def trial(build_ms=2.0, noise_ms=0.0, failed=(), batch_bytes=1000, **lost_ms):
     step_ms = max(1.0, build_ms)
-    timed = {name: Timed(step_ms + lost, noise_ms) for name, lost in lost_ms.items()}
-    return Trial(build_ms, batch_bytes, 1000, step_ms, timed, failed)
+    timed = {name: BackendTime(step_ms + lost, noise_ms) for name, lost in lost_ms.items()}
+    return FirstBatches(build_ms, batch_bytes, 1000, step_ms, timed, failed)
 
 
 def backend(found, loader=None, *, data=FETCH, facts=H200):
@@ -131,19 +131,19 @@ def test_what_may_hang_is_built_by_one_who_can_be_watched(loader):
     (setting,) = (f"loader.{knob}={value}" for knob, value in loader.items())
     found = trial(inline=0.1, threads=9.0, processes=9.0)
     plan = planned(config(loader=loader), trial=found)
-    assert (plan["loader.backend"], plan["loader.num_workers"]) == ("threads", 1)
+    assert (plan.loader.backend, plan.loader.num_workers) == ("threads", 1)
     assert setting in plan.knobs["loader.backend"].because
     assert setting in plan.knobs["loader.num_workers"].because
     assert backend(found, loader, data=ITEMS).value == "processes"
-    assert planned(config(loader={**loader, "num_workers": 3}), trial=found)["loader.num_workers"] == 3
+    assert planned(config(loader={**loader, "num_workers": 3}), trial=found).loader.num_workers == 3
     assert plan.warnings == ()
 
 
 def test_the_timeout_of_a_loader_option_asks_for_nobody():
     given = config(loader={"timeout_s": 60})
     plan = planned(given, choices={"loader": "balanced"})
-    assert (plan["loader.backend"], plan.warnings) == ("inline", ())
-    assert planned(given, choices={"loader": "auto"})["loader.backend"] == "threads"
+    assert (plan.loader.backend, plan.warnings) == ("inline", ())
+    assert planned(given, choices={"loader": "auto"}).loader.backend == "threads"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_no_more_producers_than_are_of_use(name, build_ms, cores, expected):
     if count.source == "measured":
         assert show_ms(build_ms) in count.because
     asked = config(loader={"backend": Backend[name], "num_workers": 3})
-    assert planned(asked, machine(cores=64.0), trial=trial(build_ms))["loader.num_workers"] == 3
+    assert planned(asked, machine(cores=64.0), trial=trial(build_ms)).loader.num_workers == 3
 
 
 def test_what_does_not_fit_is_not_taken():

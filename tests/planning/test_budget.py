@@ -6,13 +6,12 @@ from hypothesis import strategies as st
 
 from tests.planning.footprints import MIB, estimate
 from tests.planning.machines import GIB, H200, LAPTOP, TWO
-from tests.planning.test_plan import FETCH, MODEL, TABLE, composed, config, faults_of
+from tests.planning.test_decide import FETCH, MODEL, TABLE, composed, config, faults_of
 from wellfed.config.schema import FeatureMode
 from wellfed.footprint.footprint import NoEstimate
+from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
 from wellfed.planning.memory_candidates import PLANNED_FRAC
-from wellfed.planning.plan import plan_run
-from wellfed.planning.planned import RunPlan
 
 BLOCKS = dataclasses.replace(MODEL, has_blocks=True)
 WHOLE = {"micro_batch": 64, "checkpoint_activations": False}
@@ -22,15 +21,12 @@ DEEP = {"per_sample": 100 * MIB}
 
 def planned(given_config, gpu, facts=H200, *, data=FETCH, model=BLOCKS, footprints=None, **sizes):
     device = plan_device(given_config, {"gpu": gpu}, facts)
-    assert isinstance(device, RunPlan)
-    plan = plan_run(given_config, {"gpu": gpu}, facts, device, data, model, estimate=footprints or estimate(**sizes))
-    assert isinstance(plan, RunPlan)
-    return plan
+    return plan_run(given_config, {"gpu": gpu}, facts, device, data, model, estimate=footprints or estimate(**sizes))
 
 
 def test_what_fits_whole_is_not_split_and_the_peak_is_the_reason():
     plan = planned(config(), "24gb", **DEEP)
-    assert (plan["memory.micro_batch"], plan["memory.accumulate"], plan.misfit) == (64, 1, None)
+    assert (plan.memory.micro_batch, plan.memory.accumulate, plan.misfit) == (64, 1, None)
     assert plan.predicted_peak_gib == pytest.approx(0.8 + 6.4, rel=0.2)
     assert f"predicted peak {plan.predicted_peak_gib:.2f} GiB of 21.17" in plan.knobs["memory.micro_batch"].because
     assert plan.parts["activations"] == 6400 * MIB
@@ -38,18 +34,18 @@ def test_what_fits_whole_is_not_split_and_the_peak_is_the_reason():
 
 def test_a_small_card_gets_smaller_micro_batches_and_the_same_step():
     plan = planned(config(), "8gb", **DEEP)
-    micro = plan["memory.micro_batch"]
+    micro = plan.memory.micro_batch
     assert 40 <= micro < 64
-    assert plan["memory.accumulate"] * micro >= 64 > (plan["memory.accumulate"] - 1) * micro
-    assert plan["memory.checkpoint_activations"] is False
+    assert plan.memory.accumulate * micro >= 64 > (plan.memory.accumulate - 1) * micro
+    assert plan.memory.checkpoint_activations is False
     assert plan.predicted_peak_gib <= PLANNED_FRAC * 7.2
     assert "the most of 64 samples a device that fit at a time" in plan.knobs["memory.micro_batch"].because
 
 
 def test_one_sample_that_does_not_fit_is_checkpointed():
     plan = planned(config(), "8gb", per_sample=8 * GIB)
-    assert plan["memory.checkpoint_activations"] is True
-    assert plan["memory.micro_batch"] == 3
+    assert plan.memory.checkpoint_activations is True
+    assert plan.memory.micro_batch == 3
     assert "without it one sample at a time needs 8." in plan.knobs["memory.checkpoint_activations"].because
     assert plan.misfit is None
 
@@ -58,14 +54,14 @@ def test_a_table_that_leaves_no_room_moves_to_the_host():
     frozen = {"table": 3 * GIB, "per_sample": 5 * GIB}
     data = dataclasses.replace(TABLE, feature_bytes=3 * GIB)
     plan = planned(config(), "8gb", data=data, model=MODEL, **frozen)
-    assert plan["memory.features"] == "cache_host"
+    assert plan.memory.features == "cache_host"
     assert "cache would be faster, and one sample at a time needs 8." in plan.knobs["memory.features"].because
 
 
 def test_what_was_asked_for_is_not_changed_and_the_way_out_is_named():
     asked = config(memory={**WHOLE, "features": FeatureMode.cache})
     plan = planned(asked, "8gb", data=TABLE, **DEEP)
-    assert (plan["memory.micro_batch"], plan["memory.features"]) == (64, "cache")
+    assert (plan.memory.micro_batch, plan.memory.features) == (64, "cache")
     text = str(plan.misfit)
     assert "the budget is 7.20 GiB, of which 7.06 GiB are planned with, and 64 samples at a time need" in text
     assert "activations 6.2" in text
@@ -92,13 +88,13 @@ def test_a_model_that_fits_no_card_says_what_is_left():
 def test_batch_norm_is_never_split():
     model = dataclasses.replace(BLOCKS, has_batch_norm=True)
     plan = planned(config(), "8gb", model=model, **DEEP)
-    assert (plan["memory.micro_batch"], plan["memory.checkpoint_activations"]) == (64, True)
+    assert (plan.memory.micro_batch, plan.memory.checkpoint_activations) == (64, True)
 
 
 def test_ranks_share_a_step():
     given = config(trainer={"devices": 2})
     alone, shared = planned(config(), "auto", **DEEP), planned(given, "auto", TWO, **DEEP)
-    assert shared["memory.micro_batch"] == 32
+    assert shared.memory.micro_batch == 32
     assert shared.predicted_peak_gib < alone.predicted_peak_gib
     assert shared.parts["gradient buckets"] > 0
 
@@ -115,7 +111,7 @@ def test_what_is_known_alone_still_refuses_without_an_estimate():
 
 def test_on_a_cpu_without_a_card_to_plan_for_the_peak_is_told_and_nothing_is_split():
     plan = planned(config(), "cpu", LAPTOP, **DEEP)
-    assert (plan["memory.micro_batch"], plan.misfit) == (64, None)
+    assert (plan.memory.micro_batch, plan.misfit) == (64, None)
     assert plan.predicted_peak_gib > 7
 
 
@@ -132,17 +128,17 @@ def test_a_plan_without_a_misfit_fits_and_keeps_the_step(gpu, per_sample, effect
         config(effective, trainer={"devices": devices}), gpu, TWO, per_sample=per_sample * MIB, parameters=100 * MIB
     )
     share = -(-effective // devices)
-    micro, parts = plan["memory.micro_batch"], plan["memory.accumulate"]
+    micro, parts = plan.memory.micro_batch, plan.memory.accumulate
     assert 1 <= micro <= share
     assert parts * micro >= share > (parts - 1) * micro
-    assert (plan.misfit is None) == (plan.predicted_peak_gib <= PLANNED_FRAC * plan.budget_gib + 1e-6)
-    assert plan["workload.effective_batch_size"] == effective
+    assert (plan.misfit is None) == (plan.predicted_peak_gib <= PLANNED_FRAC * plan.device.memory_gib + 1e-6)
+    assert plan.workload.effective_batch_size == effective
 
 
 def test_tight_takes_no_more_than_fits():
     plan = planned(composed("memory=tight"), "8gb", per_sample=2 * GIB, model=MODEL)
     assert plan.misfit is None
-    assert plan["memory.micro_batch"] >= 1
+    assert plan.memory.micro_batch >= 1
 
 
 def test_a_remedy_for_both_ways_to_split_fits_when_it_is_typed():

@@ -17,9 +17,9 @@ from tests.planning.machines import H200
 from wellfed.config.compose import compose
 from wellfed.footprint.footprint import Footprint, StepShape, predicted_peak
 from wellfed.hardware.imagined import with_cards
+from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
-from wellfed.planning.plan import plan_run
-from wellfed.planning.planned import DataFacts, ModelFacts, RunPlan
+from wellfed.planning.run_plan import DataFacts, ModelFacts
 from wellfed.units import show_bytes
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -40,7 +40,6 @@ def estimate_of(name):
 def planned(name, composed, facts=H200):
     recorded = RECORDED[name]
     device = plan_device(composed.config, composed.choices, facts)
-    assert isinstance(device, RunPlan)
     data, model = DataFacts(**recorded["data"]), ModelFacts(**recorded["model"])
     return plan_run(composed.config, composed.choices, facts, device, data, model, estimate=estimate_of(name))
 
@@ -65,7 +64,7 @@ def test_every_combination_of_options_is_planned_as_committed(name):
         if chosen is not None:
             assert chosen.config == config, "groups may be put together apart"
         plan = planned(name, dataclasses.replace(base, config=config, choices=choices))
-        values = " ".join(str(plan[knob]) for knob in SHOWN)
+        values = " ".join(str(plan.knobs[knob].value) for knob in SHOWN)
         fits = "fits" if plan.misfit is None else "DOES NOT FIT"
         rows.append(f"{gpu} {loader} {memory}: {values}; {plan.predicted_peak_gib:.3f} GiB, {fits}")
     check(f"all_{name}", "\n".join([f"gpu loader memory: {' '.join(SHOWN)}; peak", *rows]) + "\n")
@@ -101,7 +100,7 @@ def test_the_guides_recommender_stands_beside_ours():
     plan = planned("recsys_gpt2", composed, facts)
     assert plan.misfit is None
     footprint = estimate_of("recsys_gpt2")("cache", False)
-    shape = StepShape(256, plan["loader.device_prefetch"], 8)
+    shape = StepShape(256, plan.loader.device_prefetch, 8)
     step = predicted_peak(dataclasses.replace(footprint, filling=0), 256, shape)
     lines = [f"{'part of a step':<22} {'guide, GiB':>10} {'ours':>10}  why they differ"]
     for name in dict.fromkeys([*GUIDE, *step.parts]):

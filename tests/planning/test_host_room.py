@@ -5,15 +5,15 @@ import dataclasses
 import pytest
 
 from tests.planning.machines import GIB, TWO, machine
-from tests.planning.test_plan import FETCH, ITEMS, config, faults_of, planned
+from tests.planning.test_decide import FETCH, ITEMS, config, faults_of, planned
 from wellfed.config.schema import Backend
-from wellfed.loading.backend_benchmark import Trial
+from wellfed.loading.first_batches import FirstBatches
 
 MIB = 2**20
 
 
 def sized(mib, num_batches=1000):
-    return Trial(50.0, int(mib * MIB), num_batches, 50.0)
+    return FirstBatches(50.0, int(mib * MIB), num_batches, 50.0)
 
 
 def facts(shm_gib=None, ram_gib=32.0, **more):
@@ -35,8 +35,8 @@ def test_worker_processes_need_room_in_shm():
     )
     assert "loader.backend=threads" in faults_of(given("processes", 8, 4), facts(0.0625), data=FETCH, trial=sized(10))
     assert "8 worker processes" in faults_of(given("torch", 8, 4), facts(0.0625), data=ITEMS, trial=sized(10))
-    assert planned(given("threads", 8, 4), facts(0.0625), trial=sized(10))["loader.num_workers"] == 8
-    assert planned(given("processes", 8, 4), facts(), data=ITEMS, trial=sized(10))["loader.num_workers"] == 8  # no shm
+    assert planned(given("threads", 8, 4), facts(0.0625), trial=sized(10)).loader.num_workers == 8
+    assert planned(given("processes", 8, 4), facts(), data=ITEMS, trial=sized(10)).loader.num_workers == 8  # no shm
 
 
 def test_all_producers_need_host_memory():
@@ -51,7 +51,7 @@ def test_all_producers_need_host_memory():
 
 def test_devices_share_the_host():
     alone = planned(given("processes", 2, 2, trainer={"devices": 1}), facts(0.5), data=ITEMS, trial=sized(75))
-    assert alone["loader.num_workers"] == 2
+    assert alone.loader.num_workers == 2
     two = dataclasses.replace(TWO, shm_free_gib=0.5)
     message = faults_of(given("processes", 2, 2, trainer={"devices": 2}), two, data=ITEMS, trial=sized(75))
     assert "2 worker processes x 2 batches each x 75.0 MiB x 2 devices = 600.0 MiB" in message
@@ -59,16 +59,18 @@ def test_devices_share_the_host():
 
 @pytest.mark.parametrize(("free_mib", "warned", "fits"), [(79, None, False), (81, True, True), (101, False, True)])
 def test_near_the_limit_is_a_warning(free_mib, warned, fits):
-    plan = planned(given("processes", 2, 4), facts(free_mib / 1024), data=ITEMS, trial=sized(10))
-    assert isinstance(plan, list) is not fits
-    if fits:
-        assert [text[:57] for text in plan.warnings] == [
-            "loader.num_workers=2: little is left beside the batches k"
-        ] * warned
+    asked = (given("processes", 2, 4), facts(free_mib / 1024))
+    if not fits:
+        assert "don't fit" in faults_of(*asked, data=ITEMS, trial=sized(10))
+        return
+    plan = planned(*asked, data=ITEMS, trial=sized(10))
+    assert [text[:57] for text in plan.warnings] == [
+        "loader.num_workers=2: little is left beside the batches k"
+    ] * warned
 
 
 def test_no_more_is_held_than_an_epoch_has():
-    assert planned(given("processes", 8, 4), facts(0.0625), data=ITEMS, trial=sized(10, 4))["loader.num_workers"] == 8
+    assert planned(given("processes", 8, 4), facts(0.0625), data=ITEMS, trial=sized(10, 4)).loader.num_workers == 8
     message = faults_of(given("processes", 8, 4), facts(0.0625), data=ITEMS, trial=sized(20, 4))
     assert "don't fit: 4 batches (a whole epoch) x 20.0 MiB = 80.0 MiB" in message
 
@@ -77,11 +79,11 @@ def test_a_number_left_to_the_plan_is_one_that_fits():
     count = planned(given("processes"), facts(0.0625), data=ITEMS, trial=sized(10)).knobs["loader.num_workers"]
     assert (count.value, count.source) == (2, "measured")
     assert count.because.endswith("; the batches of 2 fit into 0.8 of /dev/shm")
-    assert planned(given("processes"), facts(2.0), data=ITEMS, trial=sized(10))["loader.num_workers"] == 7
+    assert planned(given("processes"), facts(2.0), data=ITEMS, trial=sized(10)).loader.num_workers == 7
     assert "don't fit" in faults_of(given("processes"), facts(0.0625), data=ITEMS, trial=sized(40))
 
 
 def test_without_a_batch_nothing_is_checked():
-    assert planned(given("processes", 8, 4), facts(0.001), data=ITEMS)["loader.num_workers"] == 8
-    assert planned(given("processes", 8, 4), facts(0.001), data=ITEMS, trial=sized(0))["loader.num_workers"] == 8
+    assert planned(given("processes", 8, 4), facts(0.001), data=ITEMS).loader.num_workers == 8
+    assert planned(given("processes", 8, 4), facts(0.001), data=ITEMS, trial=sized(0)).loader.num_workers == 8
     assert sized(1024).batch_bytes == GIB

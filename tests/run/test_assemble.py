@@ -11,13 +11,13 @@ from torch import nn
 
 from tests.loading import sets
 from tests.planning.machines import H200, LAPTOP
-from tests.planning.test_plan import config as make_config
-from tests.planning.test_plan import planned
+from tests.planning.test_decide import config as make_config
+from tests.planning.test_decide import planned
 from wellfed.config.schema import Backend
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import DataError
 from wellfed.loading import threads
-from wellfed.planning.planned import DataFacts
+from wellfed.planning.run_plan import DataFacts
 from wellfed.run import assemble
 
 ADAM = {"_target_": "torch.optim.AdamW", "lr": 0.1}
@@ -89,7 +89,7 @@ def test_data_that_hangs_ends_each_look_within_the_timeout(kind, option, monkeyp
 def test_a_look_without_a_timeout_starts_no_thread():
     given = config(loader={"num_workers": 2})
     plan = planned(given, LAPTOP)
-    assert plan["loader.backend"] == "threads"
+    assert plan.loader.backend == "threads"
     before = set(threading.enumerate())
     next(iter(assemble.make_one_off_loader(given, plan, datasets())))
     assert set(threading.enumerate()) <= before  # one of another test may have ended
@@ -154,6 +154,7 @@ def test_the_states_of_an_optimizer_are_counted_or_assumed(target, states):
 def test_an_evaluation_is_built_as_training_is(backend, kind, num_workers, expected, ahead):
     loader = {"backend": Backend[backend], "num_workers": 2, "pin_memory": True, "device_prefetch": 3}
     plan = planned(make_config(loader=loader), H200)
-    found = assemble._eval_plan(replace(plan, eval_workers=num_workers), kind())
+    plan = replace(plan, loader=replace(plan.loader, eval_workers=num_workers))
+    found = assemble._eval_plan(plan, kind())
     assert (found.backend, found.num_workers, found.pin_memory) == (expected, num_workers, True)
-    assert assemble.eval_device_prefetch(replace(plan, eval_workers=num_workers), kind()) == ahead
+    assert assemble.eval_device_prefetch(plan, kind()) == ahead

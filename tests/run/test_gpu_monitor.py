@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from wellfed.config.schema import TelemetryConfig
+from tests.planning.machines import H200
+from wellfed.config.schema import Accelerator, RunConfig, TelemetryConfig, TrainerConfig, WorkloadConfig
 from wellfed.hardware.facts import GpuFacts, MachineFacts
-from wellfed.planning.planned import Planned, RunPlan
+from wellfed.planning.decide import plan_run
+from wellfed.planning.device import plan_device
+from wellfed.planning.run_plan import DataFacts, ModelFacts, RunPlan
 from wellfed.record import RunRecord
 from wellfed.run.gpu_monitor import MachineWatch, gpus_to_watch
 from wellfed.telemetry.gpu import WatchedGpu
@@ -24,8 +28,11 @@ def facts(*gpus: GpuFacts, **more: object) -> MachineFacts:
 
 
 def plan(accelerator: str, devices: int = 1) -> RunPlan:
-    knobs = {"trainer.accelerator": accelerator, "trainer.devices": devices}
-    return RunPlan({name: Planned(value, "", "set") for name, value in knobs.items()}, None, False, "device")
+    trainer = {"accelerator": Accelerator[accelerator], "devices": devices}
+    config = RunConfig(workload=WorkloadConfig(name="w", effective_batch_size=4), trainer=TrainerConfig(**trainer))
+    machine = replace(H200, gpus=tuple(gpu(index) for index in range(devices)))
+    data, model = DataFacts(100, has_fetch=True), ModelFacts(0, 0, 0)
+    return plan_run(config, {}, machine, plan_device(config, {}, machine), data, model)
 
 
 @pytest.mark.parametrize(

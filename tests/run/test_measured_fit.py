@@ -12,9 +12,7 @@ from wellfed.footprint.footprint import StepShape, predicted_peak
 from wellfed.footprint.size_fit import TensorMeter
 from wellfed.hardware.detect import machine
 from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.planning.device import plan_device
 from wellfed.run import measured_fit as app
-from wellfed.run.assemble import make_parts
 from wellfed.run.planner import Planner
 
 SMALL = ("workload.data.scale=0.02", "workload.model.encoder_layers=1", "workload.model.encoder_dim=16", "gpu=8gb")
@@ -42,9 +40,7 @@ def planner(tmp_path):
     def made(*words):
         composed = compose([*SMALL, *words, f"paths.cache_dir={tmp_path}"])
         facts = machine(torch_cuda())
-        device = plan_device(composed.config, composed.choices, facts)
-        torch.manual_seed(0)
-        return Planner(composed.config, composed.choices, facts, device, make_parts(composed.config))
+        return Planner.start(composed, facts)
 
     return made
 
@@ -108,7 +104,7 @@ def test_a_feature_table_is_not_filled(planner):
 def test_what_takes_more_than_the_budget_goes_down(planner):
     made = planner("gpu.memory_gib=0.2", "workload.effective_batch_size=1024")
     plan, found, meter = probed(made, times=40.0)
-    assert found["memory.micro_batch"] < plan["memory.micro_batch"] == 1024
+    assert found.memory.micro_batch < plan.memory.micro_batch == 1024
     assert found.knobs["memory.micro_batch"].source == found.knobs["memory.accumulate"].source == "measured"
     assert len(meter.totals) > 1
 
@@ -117,7 +113,7 @@ def test_running_out_of_memory_is_no_end(planner):
     made = planner("workload.effective_batch_size=256")
     _, whole, meter = probed(made)
     _, found, _ = probed(made, memory=0.9 * meter.totals[0])
-    assert found["memory.micro_batch"] < whole["memory.micro_batch"]
+    assert found.memory.micro_batch < whole.memory.micro_batch
     assert "256 at a time ran out of memory" in found.knobs["memory.micro_batch"].because
 
 
@@ -125,7 +121,7 @@ def test_a_model_whose_step_fails_leaves_the_plan_as_it_is(planner, monkeypatch)
     made = planner("workload.effective_batch_size=64")
     plan, _ = made.without_running()
     estimate = made.estimate(plan)
-    estimate(plan["memory.features"], plan["memory.checkpoint_activations"])
+    estimate(plan.memory.features, plan.memory.checkpoint_activations)
 
     def broken(model, batch):
         raise RuntimeError("no")
@@ -140,11 +136,10 @@ def test_training_on_the_cpu_is_not_probed(planner, monkeypatch):
     assert made.for_training(0).knobs["memory.micro_batch"].source == "predicted"
 
 
-def on_gpu(plan, **knobs):
+def on_gpu(plan, devices=1, compile="none"):
     """The plan as one for a card."""
-    values = {"trainer.accelerator": "gpu", **knobs}
-    changed = {knob: replace(plan.knobs[knob], value=value) for knob, value in values.items()}
-    return replace(plan, knobs={**plan.knobs, **changed})
+    trainer = replace(plan.trainer, accelerator="gpu", devices=devices)
+    return replace(plan, trainer=trainer, device=replace(plan.device, compile=compile))
 
 
 @pytest.mark.parametrize("words", ["memory.micro_batch=32", "memory.accumulate=2"])
@@ -159,8 +154,8 @@ def test_one_card_alone_is_probed_and_else_the_plan_says_why_not(planner, monkey
     assert not made._is_open(plan)
     assert made._is_open(on_gpu(plan))
     assert made._untried(on_gpu(plan)) == ""
-    assert "each rank would measure for itself" in made._untried(on_gpu(plan, **{"trainer.devices": 2}))
-    compiled = on_gpu(plan, **{"gpu.compile": "default"})
+    assert "each rank would measure for itself" in made._untried(on_gpu(plan, devices=2))
+    compiled = on_gpu(plan, compile="default")
     assert "gpu.compile=default would compile twice" in made._untried(compiled)
     monkeypatch.setattr("wellfed.run.planner.probed", lambda *_: pytest.fail("was probed"))
     monkeypatch.setattr(Planner, "_plan", lambda *_, **__: compiled)
@@ -218,6 +213,6 @@ def test_batch_norm_is_measured_whole_and_never_goes_down(planner):
     assert (micro.value, micro.source, len(meter.totals)) == (64, "measured", 1)
     running = made.parts.model.norm.running_mean.clone()
     _, found, meter = probed(made, times=1e6)
-    assert (found["memory.micro_batch"], len(meter.totals)) == (64, 1)
+    assert (found.memory.micro_batch, len(meter.totals)) == (64, 1)
     assert "Memory may run out at memory.micro_batch=64" in found.warnings[-1]
     assert made.parts.model.norm.running_mean.equal(running)

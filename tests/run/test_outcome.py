@@ -9,7 +9,7 @@ from wellfed import errors
 from wellfed.errors import ConfigError, DataError, Fault, OutOfMemoryExhausted, WellfedError
 from wellfed.lit.module import NonFiniteLoss
 from wellfed.record import Status
-from wellfed.run.outcome import OK, leave_for_rank_0, outcome_of, take_from_ranks
+from wellfed.run.outcome import OK, outcome_of
 from wellfed.stop_request import Stopped
 
 
@@ -103,11 +103,3 @@ def test_a_connection_that_breaks_is_the_end_of_another_rank(tmp_path):
     assert (found.is_of_other_rank, found.is_expected, found.exit_code) == (True, True, 1)
     assert "Another rank has ended" in found.message
     assert not own.is_of_other_rank
-
-
-def test_what_a_rank_leaves_is_taken_once(tmp_path):
-    left = outcome_of(torch.OutOfMemoryError("CUDA out of memory."), has_trained=True)
-    assert leave_for_rank_0(left, tmp_path, 1)
-    assert take_from_ranks(tmp_path) == left
-    assert take_from_ranks(tmp_path, wait_s=0) is None
-    assert not leave_for_rank_0(left, tmp_path / "of another machine", 1)

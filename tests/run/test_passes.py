@@ -14,9 +14,7 @@ from torch import Tensor, nn
 from wellfed.config.compose import compose
 from wellfed.contract import Datasets, LossOutput
 from wellfed.hardware.detect import machine
-from wellfed.planning.device import plan_device
 from wellfed.record import RunRecord
-from wellfed.run import assemble
 from wellfed.run.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.screen import Terminal
@@ -72,10 +70,8 @@ def passes_of(tmp_path: Path, *overrides: str) -> tuple[Passes, Journal, Any]:
         optimizer={"_target_": "torch.optim.SGD", "lr": 0.01},
     )
     config = replace(made.config, workload=workload)
-    parts, facts = assemble.make_parts(config), machine()
-    device = plan_device(config, made.choices, facts)
-    assert not isinstance(device, list)
-    plan = Planner(config, made.choices, facts, device, parts).rough()
+    planner = Planner.start(replace(made, config=config), machine())
+    parts, plan = planner.parts, planner.rough()
     journal = Journal(RunRecord.start("w"), tmp_path)
     events = lambda kind, step=0, **facts: journal.event(kind, step, **facts)  # noqa: E731
     passes = Passes(config, parts, plan, journal, checkpoints=tmp_path / "c", rank=0, on_event=events)

@@ -16,8 +16,6 @@ from wellfed.config.compose import compose
 from wellfed.contract import Datasets, LossOutput
 from wellfed.hardware.detect import machine
 from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.planning.device import plan_device
-from wellfed.planning.planned import RunPlan
 from wellfed.record import RunRecord
 from wellfed.run import assemble
 from wellfed.run.passes import Passes
@@ -70,12 +68,9 @@ def evaluated(folder: Path, *overrides: str) -> tuple[assemble.Parts, dict[str, 
         data={"_target_": f"{__name__}.datasets"},
         optimizer={"_target_": "torch.optim.SGD", "lr": 0.1},
     )
-    config, facts = replace(made.config, workload=workload), machine(torch_cuda())
-    device = plan_device(config, made.choices, facts)
-    assert isinstance(device, RunPlan)
-    torch.manual_seed(0)
-    parts = assemble.make_parts(config)
-    plan = Planner(config, made.choices, facts, device, parts).rough()
+    config = replace(made.config, workload=workload)
+    planner = Planner.start(replace(made, config=config), machine(torch_cuda()))
+    parts, plan = planner.parts, planner.rough()
     journal = Journal(RunRecord.start("w"), folder)
     passes = Passes(config, parts, plan, journal, checkpoints=folder, rank=0, on_event=journal.event)
     return parts, passes.evaluate(None)

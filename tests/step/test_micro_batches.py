@@ -10,13 +10,13 @@ import torch
 from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
 
 from tests.lit import tiny
+from wellfed.batches import Delivery
 from wellfed.contract import LossOutput
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.clock import Clock, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.module import StepModule
 from wellfed.lit.prefetch import prefetched
-from wellfed.loading.loaders import Delivery
 from wellfed.step.micro_batches import Loss, Preparation, Totals, is_of_compiler
 from wellfed.timing.clock import StepClock
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.sweep import made
 from wellfed.errors import ConfigError
-from wellfed.sweep.choose import Known, chosen, in_words, known_of, told_of_tie, typed_besides
+from wellfed.sweep.choose import RecordedKnob, chosen, in_words, overrides_of_other_groups, recorded_knobs, tie_in_words
 from wellfed.sweep.grid import SweepFile
 from wellfed.sweep.leaderboard import Leaderboard, leaderboard
 from wellfed.sweep.ledger import Read, Row
@@ -69,7 +69,7 @@ def test_ok_without_a_rate_is_no_winner():
 
 def test_a_tie_names_the_one_that_needs_least_memory():
     board = three(99.8, 99.9, 100, peaks=(9.0, 5.0, 8.0))
-    told = told_of_tie(board, chosen(board))
+    told = tie_in_words(board, chosen(board))
     assert told is not None
     assert told.startswith("2 other points can't be told apart from it (rank 1=)")
     assert f"{MIDDLE.id} needs the least memory of them, 5.00 GiB instead of 8.00 GiB: --point {MIDDLE.id}." in told
@@ -78,20 +78,20 @@ def test_a_tie_names_the_one_that_needs_least_memory():
 @pytest.mark.parametrize("peaks", [(9.0, 8.0, 8.0), (None, None, 8.0), (5.0, 5.0, None), (None, None, None)])
 def test_a_tie_in_which_none_needs_less_memory(peaks: Sequence[float | None]):
     board = three(99.8, 99.9, 100, peaks=peaks)
-    assert told_of_tie(board, chosen(board)) == (
+    assert tie_in_words(board, chosen(board)) == (
         "2 other points can't be told apart from it (rank 1=); none is known to need less memory."
     )
 
 
 def test_no_tie_is_told_where_there_is_none():
     apart, unknown = three(100, 200, 300), three(99, 99.9, 100, own=None)
-    assert told_of_tie(apart, chosen(apart)) is None
-    assert told_of_tie(unknown, chosen(unknown)) is None
+    assert tie_in_words(apart, chosen(apart)) is None
+    assert tie_in_words(unknown, chosen(unknown)) is None
 
 
 def test_a_tie_below_the_first_rank_is_among_its_own():
     board = three(99.9, 100, 300)
-    told = told_of_tie(board, chosen(board, SLOW.id))
+    told = tie_in_words(board, chosen(board, SLOW.id))
     assert told is not None
     assert told.startswith("1 other point can't be told apart from it (rank 2=)")
 
@@ -105,19 +105,19 @@ def test_a_knob_is_what_was_planned_else_what_was_configured():
         },
         "config": {"loader": {"num_workers": None, "timeout_s": 60}, "memory": {"features": "cache"}},
     }
-    assert known_of(record, "loader", ["num_workers", "worker_threads", "timeout_s", "device_prefetch"]) == {
-        "num_workers": Known(6, "measured: 16 cores"),
-        "worker_threads": Known(None, "rule: torch's default"),
-        "timeout_s": Known(60, "as configured in the sweep"),
+    assert recorded_knobs(record, "loader", ["num_workers", "worker_threads", "timeout_s", "device_prefetch"]) == {
+        "num_workers": RecordedKnob(6, "measured: 16 cores"),
+        "worker_threads": RecordedKnob(None, "rule: torch's default"),
+        "timeout_s": RecordedKnob(60, "as configured in the sweep"),
     }
 
 
 @pytest.mark.parametrize("record", [{}, {"plan": None, "config": None}, {"plan": {}, "config": {"loader": None}}])
 def test_a_record_that_tells_nothing_gives_nothing(record: dict[str, object]):
-    assert known_of(record, "loader", ["num_workers"]) == {}
+    assert recorded_knobs(record, "loader", ["num_workers"]) == {}
 
 
-def test_what_is_typed_besides():
+def test_what_is_overrides_of_other_groups():
     entry = chosen(three(1, 2, 3))
     overrides = (
         "workload=recsys",
@@ -132,7 +132,7 @@ def test_what_is_typed_besides():
         "hydra.job.chdir=false",
         "hydra/launcher=basic",
     )
-    found = typed_besides(replace(entry, overrides=overrides), ["loader", "memory"])
+    found = overrides_of_other_groups(replace(entry, overrides=overrides), ["loader", "memory"])
     assert found == ["workload=recsys", "+workload.data.scale=0.5", "gpu.precision=bf16-mixed"]
 
 

@@ -60,7 +60,7 @@ def test_an_axis_of_one_value_has_no_share_and_a_reason() -> None:
 
 @pytest.mark.parametrize(
     ("rates", "why"),
-    [([], "no point has a rate"), ([5.0], "1 point has a rate"), ([5.0, 5.0, 5.0], "all rates are the same")],
+    [([], "no point has a rate"), ([5.0], "1 point has a rate"), ([5.0, 5.0, 5.0], "all have the same rate")],
 )
 def test_without_differences_no_axis_has_a_share(rates: list[float], why: str) -> None:
     effects = knob_effects(GRID[: len(rates)], rates, list(AXES))

@@ -23,6 +23,7 @@ GOOD = {
     "package_name": "my_nets",
     "description": "",
     "author": "me",
+    "workload": "blank",
     "keep_examples": False,
     "wandb_entity": "",
 }
@@ -33,7 +34,8 @@ GOOD = {
     [
         {},
         {"package_name": "a"},
-        {"package_name": "n" * 30, "project_slug": "n" * 60},
+        {"package_name": "n" * 60, "project_slug": "n" * 128},
+        {"package_name": "n" * 30, "workload": "recsys"},
         {"package_name": "match"},  # a word of the grammar, but no keyword
         {"project_slug": "3d-nets", "package_name": "nets_3d"},
         {"project_slug": "My.Nets_2"},
@@ -54,12 +56,21 @@ def test_good_answers(given: dict[str, object]):
         ({"author": "a\x7f"}, "author='a\\x7f': it must be one line without control characters. Write it in one line."),
         (
             {"package_name": "3d_nets"},
-            "package_name='3d_nets': 1 to 30 letters a-z, digits and '_', with a letter first. "
-            "Take package_name=my_3d_nets.",
+            "package_name='3d_nets': letters a-z, digits and '_', with a letter first. Take package_name=my_3d_nets.",
         ),
         (
             {"package_name": "Nets"},
-            "package_name='Nets': 1 to 30 letters a-z, digits and '_', with a letter first. Take package_name=my_nets.",
+            "package_name='Nets': letters a-z, digits and '_', with a letter first. Take package_name=my_nets.",
+        ),
+        (
+            {"package_name": "n" * 31, "workload": "recsys"},
+            f"package_name='{'n' * 31}': it has 31 characters, and 30 is the most for a copy of recsys. "
+            f"Take package_name=my_{'n' * 27}.",
+        ),
+        (
+            {"project_slug": "n" * 129},
+            f"project_slug='{'n' * 129}': it has 129 characters, and wandb takes 128 for the name of a project. "
+            f"Take project_slug=my-{'n' * 27}.",
         ),
         ({"package_name": "class"}, "package_name='class': it is a keyword of Python. Take package_name=my_class."),
         (
@@ -90,7 +101,7 @@ def test_good_answers(given: dict[str, object]):
         ),
         (
             {"project_slug": "../x"},
-            "project_slug='../x': 1 to 60 letters a-z, digits, '-', '_', '.', with a letter or digit at both ends. "
+            "project_slug='../x': letters a-z, digits, '-', '_', '.', with a letter or digit at both ends. "
             "Take project_slug=my-x.",
         ),
         (
@@ -244,7 +255,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "project"
 
 
-ANSWERS = GOOD | {"license": "MIT", "gpu": "auto", "workload": "blank", "wandb_mode": "auto"}
+ANSWERS = GOOD | {"license": "MIT", "gpu": "auto", "wandb_mode": "auto"}
 
 
 def test_the_last_resort_is_a_clone_of_the_commit(template: Path, own_template: Path, project: Path):

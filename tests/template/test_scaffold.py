@@ -9,9 +9,11 @@ import re
 import sys
 import sysconfig
 import tomllib
+from collections import OrderedDict
 from pathlib import Path
 
 import pytest
+from cookiecutter.prompt import prompt_for_config
 from slugify import slugify
 
 from tests.template.commands import ROOT, commit, git, load
@@ -267,6 +269,34 @@ def test_answers_follow_from_the_name(template: Path):
     )
     assert (given["package_name"], given["keep_examples"], given["gpu"]) == ("net_s", True, "8gb")
     assert given["description"] == "a=b"
+
+
+@pytest.mark.parametrize(
+    ("name", "slug", "package"),
+    [
+        (
+            "Réseau 4 GPU! avec un nom assez long",
+            "reseau-4-gpu-avec-un-nom-assez-long",
+            "reseau_4_gpu_avec_un_nom_assez",
+        ),
+        ("3d nets", "3d-nets", "my_3d_nets"),
+        ("n" * 300, "n" * 128, "n" * 30),
+        ("a " * 100, "a-" * 63 + "a", "a_" * 14 + "a"),
+    ],
+)
+@pytest.mark.parametrize("workload", ["blank", "recsys"])
+def test_names_that_follow_from_the_projects_name_are_accepted(
+    name: str, slug: str, package: str, workload: str, template: Path
+):
+    answers = scaffold.answers_for(template, name, [f"workload={workload}"])
+    assert (answers["project_slug"], answers["package_name"]) == (slug, package)
+    asked = json.loads((template / "cookiecutter.json").read_text())
+    given = OrderedDict(project_name=name, project_slug=asked["project_slug"], package_name=asked["package_name"])
+    assert prompt_for_config({"cookiecutter": given}, no_input=True) == {
+        "project_name": name,
+        "project_slug": slug,
+        "package_name": package,
+    }
 
 
 def test_files_are_written_once(tmp_path: Path):

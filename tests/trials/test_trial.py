@@ -18,8 +18,7 @@ from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features, LossOutput
 from wellfed.hardware.detect import machine
-from wellfed.loading.backend_benchmark import Trial as FirstBatches
-from wellfed.planning.device import plan_device
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.record import RunRecord
 from wellfed.run import assemble, footprints
 from wellfed.run.passes import Passes
@@ -152,10 +151,7 @@ def test_a_look_says_whether_a_trial_keeps_rows(
 
 
 def planner(point: Composed[RunConfig], parts: assemble.Parts) -> Planner:
-    facts = machine()
-    device = plan_device(point.config, point.choices, facts)
-    assert not isinstance(device, list)
-    return Planner(point.config, point.choices, facts, device, parts)
+    return Planner.start(point, machine(), parts)
 
 
 # -- the look --------------------------------------------------------------------------------------------------------

@@ -7,14 +7,19 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from hydra._internal.core_plugins.basic_launcher import BasicLauncher
 from hydra.core.config_store import ConfigStore
 from hydra.core.utils import JobReturn, JobStatus, run_job
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 
 
-class WellfedLauncher(BasicLauncher):
+class WellfedLauncher(Launcher):
     """For any sweeper, e.g. Hydra's own: ``-m hydra/launcher=wellfed seed=1,2,3``. Ours tells more of its trials."""
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keeps what Hydra hands over before `launch`."""
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
     def launch(self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[JobReturn]:
         """What each job returned, its exit code: a job that died has one too."""
@@ -34,8 +39,6 @@ class WellfedLauncher(BasicLauncher):
         ]
 
     def _compose(self, number: int, overrides: Sequence[str]) -> DictConfig:
-        assert self.hydra_context is not None
-        assert self.config is not None
         cfg = self.hydra_context.config_loader.load_sweep_config(self.config, list(overrides))
         with open_dict(cfg):
             cfg.hydra.job.id = cfg.hydra.job.num = number
@@ -43,8 +46,6 @@ class WellfedLauncher(BasicLauncher):
 
     def _run(self, cfg: DictConfig) -> int:
         """In the job's process."""
-        assert self.hydra_context is not None
-        assert self.task_function is not None
         done = run_job(
             hydra_context=self.hydra_context,
             task_function=self.task_function,

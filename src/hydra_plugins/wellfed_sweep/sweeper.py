@@ -4,14 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
 
 from hydra_plugins.wellfed_sweep.launcher import WellfedLauncher
 
 
-class WellfedSweeper(BasicSweeper):
+class WellfedSweeper(Sweeper):
     """Every combination of the axes is a row of a ledger, whatever becomes of it."""
+
+    def __init__(self, max_batch_size: int | None, params: dict[str, str] | None) -> None:
+        self.params = params or {}
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        """Keeps what Hydra hands over before `sweep`, and makes the chosen launcher."""
+        self.hydra_context, self.config = hydra_context, config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
 
     def sweep(self, arguments: list[str]) -> Any:
         """The exit code of the sweep."""
@@ -19,9 +32,9 @@ class WellfedSweeper(BasicSweeper):
         from wellfed.sweep.grid import OF_THE_SWEEP, group_of
         from wellfed.trials.sweep import sweep
 
+        launcher = self.launcher
         assert self.hydra_context is not None
         assert self.config is not None
-        launcher = self.launcher
         assert launcher is not None
         multirun = Multirun(
             self.hydra_context.config_loader,

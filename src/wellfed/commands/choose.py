@@ -16,7 +16,7 @@ from wellfed.config.schema import LoaderConfig, MemoryConfig
 from wellfed.config.session import default_config_dir
 from wellfed.errors import EXIT_OK, ConfigError, Fault
 from wellfed.sweep import folders
-from wellfed.sweep.choose import chosen, in_words, known_of, told_of_tie, typed_besides
+from wellfed.sweep.choose import chosen, in_words, overrides_of_other_groups, recorded_knobs, tie_in_words
 from wellfed.sweep.leaderboard import Entry, Leaderboard, leaderboard
 
 _SCHEMAS: Mapping[str, type] = {"loader": LoaderConfig, "memory": MemoryConfig}
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
     )
     add_sweep(parser)
     parser.add_argument("--name", required=True, metavar="NAME", help="of the options")
-    parser.add_argument("--point", metavar="ID", help="another than the fastest")
+    parser.add_argument("--point", metavar="ID", help="another than the best")
     parser.add_argument("--force", action="store_true", help="replace files of that name")
     asked = parser.parse_args(argv)
     paths = _free_paths(asked.name, replaces=asked.force)
@@ -75,7 +75,7 @@ def _record_of(folder: Path, entry: Entry) -> dict[str, Any]:
 
 def _text(group: str, name: str, board: Leaderboard, entry: Entry, found: Mapping[str, Any], folder: Path) -> str:
     knobs = [field.name for field in fields(_SCHEMAS[group]) if field.name not in _OF_THE_DATA]
-    known = known_of(found, group, knobs)
+    known = recorded_knobs(found, group, knobs)
     values = {knob: Value(value, because) for knob, (value, because) in known.items()}
     if group == "memory":
         values["accumulate"] = Value(None, "follows from micro_batch")
@@ -91,8 +91,8 @@ def _text(group: str, name: str, board: Leaderboard, entry: Entry, found: Mappin
 
 def _tell(name: str, board: Leaderboard, entry: Entry, written: Sequence[Path]) -> None:
     print(f"{entry.point}: {in_words(board, entry)}")
-    if tie := told_of_tie(board, entry):
+    if tie := tie_in_words(board, entry):
         print(tie)
     print(f"Written: {', '.join(map(str, written))}")
-    words = [*board.flags, f"loader={name}", f"memory={name}", *typed_besides(entry, list(_SCHEMAS))]
+    words = [*board.flags, f"loader={name}", f"memory={name}", *overrides_of_other_groups(entry, list(_SCHEMAS))]
     print(f"Use it: python src/train.py {shlex.join(words)}")

@@ -6,7 +6,6 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from wellfed import record
 from wellfed.commands.ended import tell
@@ -27,7 +26,7 @@ def evaluate(composed: Composed[EvaluateConfig]) -> int:
     try:
         checkpoint = Path(composed.config.checkpoint)
         run = run_of(checkpoint, composed.config)
-        metrics = _evaluate(run.config, run.choices, checkpoint)
+        metrics = _evaluate(run, checkpoint)
     except Exception as error:  # noqa: BLE001  raised again where a traceback helps
         return tell(error, way_on="accelerator=cpu evaluates without the card.")
     except KeyboardInterrupt:
@@ -59,31 +58,21 @@ def run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
     return compose(overrides, extra_dirs=extra_dirs(sys.argv[1:]))
 
 
-def _evaluate(config: RunConfig, choices: Any, checkpoint: Path) -> dict[str, float]:
+def _evaluate(run: Composed[RunConfig], checkpoint: Path) -> dict[str, float]:
     from wellfed.hardware.detect import machine
     from wellfed.hardware.torch_cuda import torch_cuda
-    from wellfed.planning.device import plan_device
-    from wellfed.planning.plan import plan_run
-    from wellfed.run import assemble
     from wellfed.run.passes import evaluate_checkpoint
+    from wellfed.run.planner import Planner
 
     load_checkpoint(checkpoint)  # before data and model are made
     facts = machine(torch_cuda())
-    config = _on_what_is_here(config, has_gpu=bool(facts.training_gpus))
-    device = plan_device(config, choices, facts)
-    if isinstance(device, list):
-        raise ConfigError(device)
-    for warning in device.warnings:
+    config = _on_what_is_here(run.config, has_gpu=bool(facts.training_gpus))
+    planner = Planner.start(replace(run, config=config), facts)
+    for warning in planner.device.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
-    parts = assemble.make_parts(config)
-    # Nothing is trained: there are no gradients, and no optimizer.
-    model = replace(assemble.model_facts(parts, config), trainable_bytes=0, optimizer_state_bytes=0)
-    data = assemble.data_facts(parts)
-    plan = plan_run(config, choices, facts, device, data, model)
-    if isinstance(plan, list):
-        raise ConfigError(plan)
+    plan = planner.for_evaluation()
     try:
-        return evaluate_checkpoint(config, parts, plan, checkpoint)
+        return evaluate_checkpoint(config, planner.parts, plan, checkpoint)
     except RuntimeError as error:
         first, *rest = str(error).splitlines()
         if not first.startswith("Error(s) in loading state_dict"):

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError, DataError, Fault
@@ -20,8 +19,7 @@ from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import GpuFacts, MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.nvml.session import NvmlError, NvmlSession
-from wellfed.planning.device import plan_device
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.units import show_gib
 
 if TYPE_CHECKING:
@@ -73,30 +71,23 @@ def run(
 
     from wellfed.footprint.footprint import NoEstimate
     from wellfed.footprint.size_fit import CudaMeter, TensorMeter, find_micro_batch
-    from wellfed.lit.unimported import seed_everything
     from wellfed.memory.cap import cap_cuda
-    from wellfed.run.assemble import make_parts
     from wellfed.run.planner import Planner
     from wellfed.run.training_step import TrainingStep
 
     config, facts = composed.config, machine(torch_cuda())
-    device = plan_device(config, composed.choices, facts)
-    faults = check_imported(config)
-    if isinstance(device, list) or faults:
-        raise ConfigError([*(device if isinstance(device, list) else []), *faults])
-    for warning in device.warnings:
+    planner = Planner.start(composed, facts)
+    for warning in planner.device.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
-    seed_everything(config.seed)
-    planner = Planner(config, composed.choices, facts, device, make_parts(config))
     plan = planner.rough()
     _refuse(planner)
     is_whole = planner.model_facts().has_batch_norm
     make_batch = planner.estimate(plan).batches()
     if isinstance(make_batch, NoEstimate):
         raise DataError(f"{make_batch.reason.rstrip('.')}.")
-    budget_gib = plan.budget_gib if plan.budget_gib is not None else HOST_FRAC * facts.ram_available_gib
-    on_gpu = plan["trainer.accelerator"] == "gpu"
-    if on_gpu and plan.cap:
+    budget_gib = plan.device.memory_gib if plan.device.memory_gib is not None else HOST_FRAC * facts.ram_available_gib
+    on_gpu = plan.on_gpu
+    if on_gpu and plan.device.enforce:
         ballast = cap_cuda(int(budget_gib * 2**30), ballast=config.gpu.ballast)  # noqa: F841  held while steps run
     step = TrainingStep(config, plan, planner.parts, torch.device("cuda", 0) if on_gpu else torch.device("cpu"))
     with _utilisation(facts, plan) as utilisation:
@@ -104,7 +95,7 @@ def run(
             step,
             lambda size: step.place(make_batch(size)),
             budget_gib=budget_gib,
-            max_size=math.ceil(config.workload.effective_batch_size / plan["trainer.devices"]),
+            max_size=math.ceil(config.workload.effective_batch_size / plan.trainer.devices),
             min_size=2 if is_whole else 1,
             target_util_pct=target_util_pct,
             utilisation=utilisation,
@@ -139,7 +130,7 @@ def _refuse(planner: Planner) -> None:
 def _utilisation(facts: MachineFacts, plan: RunPlan) -> Iterator[Callable[[], float | None] | None]:
     """A reader of the training card's utilisation, percent; None where NVML does not know it."""
     cards = facts.training_gpus
-    if plan["trainer.accelerator"] != "gpu" or not cards or cards[0].uuid is None or cards[0].nvml_index is None:
+    if not plan.on_gpu or not cards or cards[0].uuid is None or cards[0].nvml_index is None:
         yield None
         return
     card: GpuFacts = cards[0]

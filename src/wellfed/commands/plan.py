@@ -11,19 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
-from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed, compose, masked_override
 from wellfed.config.experiment_file import free_path, write_experiment
 from wellfed.config.option_file import Value
 from wellfed.config.schema import RunConfig
 from wellfed.diagnosis.report import show_value
-from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.hardware.detect import machine
 from wellfed.hardware.imagined import with_cards
 from wellfed.hardware.profiles import PROFILES
 from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.planning.device import plan_device
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.units import show_bytes, show_gib
 
 _HELP = "as for python src/train.py, e.g. gpu=8gb memory=cache trainer.devices=8"
@@ -48,9 +46,9 @@ class Planned:
         return {
             "fits": _fits(plan),
             "workload": self.workload,
-            "device": plan.device_name,
+            "device": plan.device.name,
             "imagined": self.imagined,
-            "budget_gib": plan.budget_gib,
+            "budget_gib": plan.device.memory_gib,
             "predicted_peak_gib": plan.predicted_peak_gib,
             "peak_moment": plan.peak_moment,
             "parts": dict(plan.parts),
@@ -59,9 +57,9 @@ class Planned:
             "warnings": list(plan.warnings),
             "by_devices": [
                 {
-                    "devices": each["trainer.devices"],
-                    "micro_batch": each["memory.micro_batch"],
-                    "accumulate": each["memory.accumulate"],
+                    "devices": each.trainer.devices,
+                    "micro_batch": each.memory.micro_batch,
+                    "accumulate": each.memory.accumulate,
                     "predicted_peak_gib": each.predicted_peak_gib,
                     "fits": _fits(each),
                 }
@@ -106,22 +104,14 @@ def make(composed: Composed[RunConfig]) -> Planned:
         ConfigError, DataError: there is no such plan.
     """
     # Torch from here on: --help and a typo need neither.
-    from wellfed.lit.unimported import seed_everything
-    from wellfed.run.assemble import make_parts
     from wellfed.run.planner import Planner
 
-    config, choices = composed.config, composed.choices
-    profile = choices.get("gpu", "auto")
+    config, profile = composed.config, composed.choices.get("gpu", "auto")
     facts = machine(torch_cuda())
     imagined = None
     if config.trainer.accelerator.value != "cpu":
         facts, imagined = with_cards(facts, profile, config.gpu.memory_gib, config.trainer.devices)
-    device = plan_device(config, choices, facts)
-    faults = check_imported(config)
-    if isinstance(device, list) or faults:
-        raise ConfigError([*(device if isinstance(device, list) else []), *faults])
-    seed_everything(config.seed)
-    planner = Planner(config, choices, facts, device, make_parts(config))
+    planner = Planner.start(composed, facts)
     plan, by_devices = planner.without_running()
     return Planned(plan, tuple(by_devices), imagined, config.workload.name)
 
@@ -135,7 +125,7 @@ def show(found: Planned, stream: IO[str]) -> None:
     console = Console(file=stream, markup=False, highlight=False)
     if found.imagined is not None:
         console.print(found.imagined, soft_wrap=True)
-    table = Table(title=f"Plan: {found.workload} on {plan.device_name}", title_justify="left", box=None, pad_edge=False)
+    table = Table(title=f"Plan: {found.workload} on {plan.device.name}", title_justify="left", box=None, pad_edge=False)
     for name in ("knob", "value", "because", "source"):
         table.add_column(name, overflow="fold")
     for knob, planned in plan.knobs.items():
@@ -147,9 +137,9 @@ def show(found: Planned, stream: IO[str]) -> None:
         memory.add_column("bytes", justify="right")
         for name, size in plan.parts.items():
             memory.add_row(name, show_bytes(size))
-        unused = plan.predicted_peak_gib * 2**30 - sum(plan.parts.values()) - plan.workspaces
+        unused = plan.predicted_peak_gib * 2**30 - sum(plan.parts.values()) - plan.device.workspaces
         memory.add_row("the allocator's unused blocks", show_bytes(unused))
-        memory.add_row("cuBLAS's workspaces", show_bytes(plan.workspaces))
+        memory.add_row("cuBLAS's workspaces", show_bytes(plan.device.workspaces))
         memory.add_row("reserved by the allocator, all in all", show_bytes(plan.predicted_peak_gib * 2**30))
         console.print(memory)
     if found.by_devices:
@@ -166,9 +156,9 @@ def _by_devices(plans: Sequence[RunPlan]) -> Any:
         table.add_column(name, justify="right")
     for plan in plans:
         peak = "" if plan.predicted_peak_gib is None else show_bytes(plan.predicted_peak_gib * 2**30)
-        cells = [plan[f"memory.{knob}"] for knob in ("micro_batch", "accumulate", "features")]
+        cells = [plan.memory.micro_batch, plan.memory.accumulate, plan.memory.features]
         fits = {None: "", True: "yes", False: "no"}[_fits(plan)]
-        table.add_row(str(plan["trainer.devices"]), *map(show_value, cells), peak, fits)
+        table.add_row(str(plan.trainer.devices), *map(show_value, cells), peak, fits)
     return table
 
 
@@ -182,7 +172,7 @@ def _finding(plan: RunPlan) -> dict[str, Any]:
     return {
         "id": "does_not_fit",
         "severity": "error",
-        "evidence": {"budget_gib": plan.budget_gib, "predicted_peak_gib": plan.predicted_peak_gib},
+        "evidence": {"budget_gib": plan.device.memory_gib, "predicted_peak_gib": plan.predicted_peak_gib},
         "message": str(plan.misfit),
         "change": list(plan.remedies),
         "changes_learning": False,
@@ -201,5 +191,5 @@ def _write(name: str, composed: Composed[RunConfig], found: Planned, *, replaces
     typed = " ".join(shlex.quote(masked_override(text)) for text in composed.overrides)
     peak = found.plan.predicted_peak_gib
     predicted = "" if peak is None else f" Predicted peak: {show_gib(peak)} on each device."
-    heading = f"python -m wellfed plan {typed} --write {name}\nPlanned for {found.plan.device_name}.{predicted}"
+    heading = f"python -m wellfed plan {typed} --write {name}\nPlanned for {found.plan.device.name}.{predicted}"
     return write_experiment(name, composed, values, heading=heading, replaces=replaces)

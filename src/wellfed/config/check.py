@@ -14,9 +14,9 @@ from typing import Any
 
 from wellfed.config.build import PARTIAL, POSITIONAL, TARGET, import_fault, locate
 from wellfed.config.faults.annotation import misfit
-from wellfed.config.faults.knobs import nearest
 from wellfed.config.faults.source import NotThere, Unread
 from wellfed.config.faults.static_signature import signature_of
+from wellfed.config.knobs import nearest
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -18,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.examine import examine
 from wellfed.config.faults.find import find_faults
+from wellfed.config.hydra_internals import Hydra
 from wellfed.config.session import COMPOSE_ERRORS, open_hydra
 from wellfed.config.yaml_text import to_yaml
 from wellfed.errors import ConfigError

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.utils import _run_hydra, get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
@@ -19,6 +18,7 @@ from omegaconf import DictConfig
 import wellfed.cpus  # noqa: F401  reads them before torch may narrow them
 from wellfed.config.compose import Composed, compose, composed_from
 from wellfed.config.help_text import help_text
+from wellfed.config.hydra_internals import command_line_parser, run_hydra
 from wellfed.config.session import COMPOSE_ERRORS, default_config_dir, open_hydra
 from wellfed.errors import (
     EXIT_FAILED,
@@ -52,8 +52,7 @@ def main(
         argv: None = ``sys.argv[1:]``.
         expand: rewrites the overrides of a single run before they are composed (resume, rerun, paths).
     """
-    parser = get_args_parser()
-    args = parser.parse_intermixed_args(argv)
+    args = command_line_parser().parse_intermixed_args(argv)
     if args.config_name is not None:
         config_name = args.config_name
     try:
@@ -68,7 +67,7 @@ def main(
         if expand and not (args.help or args.hydra_help or args.info or args.shell_completion):
             args.overrides = expand(args.overrides)
         if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion or args.resolve:
-            return _show(args, parser, config_name)
+            return _show(args, config_name)
         composed = _compose(args, config_name)
     except WellfedError as error:
         return _refuse(error)
@@ -90,7 +89,7 @@ def _compose(args: Namespace, config_name: str) -> Composed[Any]:
     return composed
 
 
-def _show(args: Namespace, parser: Any, config_name: str) -> int:
+def _show(args: Namespace, config_name: str) -> int:
     """Hydra's flags that show something and run nothing; what it would refuse is told in our words."""
     if args.help:
         print(help_text(open_hydra(_config_dir(args), _extra_dirs(args), config_name), config_name, args.overrides))
@@ -100,10 +99,10 @@ def _show(args: Namespace, parser: Any, config_name: str) -> int:
         if args.cfg == "job" and not args.package:
             print(composed.yaml(resolve=args.resolve), end="")
             return EXIT_OK
-    return _hand_over(args, parser, config_name)
+    return _hand_over(args, config_name)
 
 
-def _hand_over(args: Namespace, parser: Any, config_name: str) -> int:
+def _hand_over(args: Namespace, config_name: str) -> int:
     def never_run(cfg: Any) -> None:
         raise AssertionError(f"a flag that only shows ran a job: {cfg}")
 
@@ -111,7 +110,7 @@ def _hand_over(args: Namespace, parser: Any, config_name: str) -> int:
     open_hydra(_config_dir(args), _extra_dirs(args), config_name)  # registers the schemas, checks the folders
     try:
         with _full_errors():
-            _run_hydra(args, parser, never_run, str(_config_dir(args) or default_config_dir()), config_name)
+            run_hydra(args, never_run, _config_dir(args) or default_config_dir(), config_name)
     except SystemExit as stop:
         return int(stop.code or 0)
     except COMPOSE_ERRORS as error:
@@ -181,14 +180,14 @@ def _job_returns(returned: Any) -> Iterator[JobReturn]:
 
 def where_flags(argv: Sequence[str]) -> list[str]:
     """Of a command line, what says where configurations are."""
-    args = get_args_parser().parse_intermixed_args(argv)
+    args = command_line_parser().parse_intermixed_args(argv)
     named = {"--config-path": args.config_path, "--config-name": args.config_name, "--config-dir": args.config_dir}
     return [f"{flag}={value}" for flag, value in named.items() if value is not None]
 
 
 def extra_dirs(argv: Sequence[str]) -> list[str]:
     """Of a command line, the folders of configurations beside the project's."""
-    return _extra_dirs(get_args_parser().parse_intermixed_args(argv))
+    return _extra_dirs(command_line_parser().parse_intermixed_args(argv))
 
 
 def _refuse(error: WellfedError) -> int:

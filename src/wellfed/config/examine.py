@@ -6,15 +6,14 @@ import copy
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, is_dataclass
-from typing import Any
+from typing import Any, get_args, get_origin
 
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.check import check_static
-from wellfed.config.docs import help_of
 from wellfed.config.faults.explain import explain
-from wellfed.config.faults.knobs import knob_type, stand_in
+from wellfed.config.knobs import entries
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
@@ -73,7 +72,11 @@ def _mentions(fault: Fault, names: Collection[str]) -> bool:
 
 def _fill(job: DictConfig, hole: _Hole, schema_type: type) -> None:
     if hole.known:
-        OmegaConf.update(job, hole.dotted, stand_in(schema_type, hole.dotted), merge=False)
+        knob = entries(schema_type).get(hole.dotted)
+        value = knob.default if knob else None
+        if knob and value == MISSING:
+            value = {int: 1, str: "unknown"}.get(knob.type)
+        OmegaConf.update(job, hole.dotted, value, merge=False)
         return
     group, _, name = hole.dotted.rpartition(".")
     owner = OmegaConf.select(job, group) if group else job
@@ -90,23 +93,39 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
         child: Any = node._get_node(key)
         # Entries of a list have a class of their own, which refuses strangers itself.
         closed = not is_list and "[" not in prefix and OmegaConf.get_type(node) is not dict
-        if closed and knob_type(schema_type, dotted) is None:
+        if closed and dotted not in entries(schema_type):
             problem, way_out = explain(schema_type, dotted)
             yield _Hole(dotted, Fault(f"{dotted}={child._value()}", problem, way_out), known=False)
             continue
-        if child._is_interpolation():
-            reason = _why_unresolved(node, key)
-            if reason:
-                raw = child._value()
-                yield _Hole(
-                    dotted, Fault(f"{dotted}={raw}", f"can't be resolved: {reason}.", "Name a knob that is set.")
-                )
+        knob = entries(schema_type).get(dotted) if closed else None
+        reason = _why_unresolved(node, key) if child._is_interpolation() else ""
+        if reason:
+            text = f"{dotted}={child._value()}"
+            yield _Hole(dotted, Fault(text, f"can't be resolved: {reason}.", "Name a knob that is set."))
+        elif knob and not child._is_missing() and not _fits(node, key, knob.type):
+            text = f"{dotted}={child}".replace("'", "")
+            yield _Hole(dotted, Fault(text, f"must be {knob.must_be}.", f"{dotted}: {knob.text}"))
         elif child._is_missing():
-            meaning = help_of(dotted, schema_type)
-            way_out = f"Set {dotted}=<value>" + (f": {meaning}" if meaning else ".")
+            way_out = f"Set {dotted}=<value>" + (f": {knob.text}" if knob else ".")
             yield _Hole(dotted, Fault(dotted, "has no value (???), and must have one.", way_out))
         elif isinstance(child, (DictConfig, ListConfig)):
             yield from _holes(child, schema_type, dotted)
+
+
+def _fits(node: Any, key: Any, annotation: Any) -> bool:
+    """Whether a value is what the schema says: OmegaConf lets lists within lists by, and what is interpolated."""
+    try:
+        value = node[key]
+    except OmegaConfBaseException:
+        return True  # an entry of a list that can't be resolved is told by itself
+    if value is None or annotation is Any:
+        return True
+    if get_origin(annotation) is list:
+        (inner,) = get_args(annotation)
+        return isinstance(value, ListConfig) and all(_fits(value, index, inner) for index in range(len(value)))
+    if is_dataclass(annotation):
+        return OmegaConf.get_type(value) is annotation
+    return isinstance(value, annotation) or (annotation is float and isinstance(value, int))
 
 
 def _why_unresolved(node: Any, key: Any) -> str:

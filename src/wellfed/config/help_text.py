@@ -5,14 +5,11 @@ from __future__ import annotations
 import string
 from collections.abc import Sequence
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.hydra import Hydra
-from hydra.core.default_element import GroupDefault
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
 
 from wellfed.config.compose import compose_raw
-from wellfed.config.faults.knobs import in_order
+from wellfed.config.hydra_internals import Hydra, repository_of
+from wellfed.config.knobs import in_order
 
 
 def help_text(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> str:
@@ -25,20 +22,10 @@ def help_text(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> str:
     """
     cfg = compose_raw(hydra, config_name, overrides)
     HydraConfig.instance().set_config(cfg)
-    choices = OmegaConf.to_container(cfg.hydra.runtime.choices)
-    assert isinstance(choices, dict)
-    assert isinstance(hydra.config_loader, ConfigLoaderImpl)
-    repo = hydra.config_loader.repository
-    primary = repo.load_config(config_name)
-    defaults = (primary.defaults_list or []) if primary else []
-    groups = [default.group for default in defaults if isinstance(default, GroupDefault) and default.group != "hydra"]
-    lines = [
-        _line(str(group), in_order(repo.get_group_options(str(group))), choices.get(str(group)))
-        for group in groups
-        if repo.group_exists(str(group))
-    ]
+    repo = repository_of(hydra.config_loader)
+    lines = []
+    for group, chosen in cfg.hydra.runtime.choices.items():
+        options = [f"{option}*" if option == chosen else option for option in in_order(repo.get_group_options(group))]
+        if options and not group.startswith("hydra"):
+            lines.append(f"  {group:<12}{', '.join(options)}")
     return string.Template(cfg.hydra.help.template).safe_substitute(APP_CONFIG_GROUPS="\n".join(lines)).rstrip()
-
-
-def _line(group: str, options: list[str], chosen: str | None) -> str:
-    return f"  {group:<12}" + ", ".join(f"{option}*" if option == chosen else option for option in options)

@@ -7,7 +7,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
@@ -15,8 +14,9 @@ from omegaconf import DictConfig
 from wellfed.config.compose import Composed, composed_from, job_of
 from wellfed.config.examine import examine
 from wellfed.config.faults.find import find_faults
-from wellfed.config.faults.knobs import FREE_NODES, knob_type, nearest_knob
 from wellfed.config.faults.override_faults import Typed, choice_fault, is_choice, read_overrides
+from wellfed.config.hydra_internals import repository_of
+from wellfed.config.knobs import FREE_NODES, entries, nearest_knob
 from wellfed.config.schema import RunConfig
 from wellfed.config.session import COMPOSE_ERRORS
 from wellfed.errors import ConfigError, Fault
@@ -47,7 +47,6 @@ class Multirun:
         group_of: Callable[[str], str],
         no_axes: Collection[str],
     ) -> None:
-        assert isinstance(loader, ConfigLoaderImpl)
         self._loader, self._master = loader, master
         self._group_of, self._no_axes = group_of, no_axes
         self._typed = read_overrides([*(f"{key}={value}" for key, value in params.items()), *arguments], multirun=True)
@@ -112,9 +111,9 @@ class Multirun:
         if number in (0, _MOST_VALUES):
             many = "no value" if number == 0 else f"{number:,} values or more"
             return Fault(typed.text, f"is an axis with {many}.", f"Name a few: {name}=a,b")
-        if is_choice(parsed, self._loader.repository):
-            return choice_fault(typed, self._loader.repository, (), ())
-        if knob_type(RunConfig, name) is None and not name.startswith(tuple(f"{node}." for node in FREE_NODES)):
+        if is_choice(parsed, repository_of(self._loader)):
+            return choice_fault(typed, repository_of(self._loader), (), ())
+        if name not in entries(RunConfig) and not name.startswith(tuple(f"{node}." for node in FREE_NODES)):
             near = nearest_knob(RunConfig, name)
             return Fault(typed.text, f"there is no knob {name}.", f"Did you mean {near}?" if near else "See --cfg job.")
         return None

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import replace
+from enum import Enum
 from pathlib import Path
 from typing import Any, get_args
 
 import yaml
 from omegaconf import MISSING
 
-from wellfed.config.docs import help_of
-from wellfed.config.faults.knobs import FREE_NODES, in_order, in_words, knob_type, type_of
-from wellfed.config.ranges import RANGES
+from wellfed.config.knobs import FREE_NODES, Knob, entries, in_order
 from wellfed.config.schema import EvaluateConfig, RunConfig
 from wellfed.config.session import default_config_dir
 
@@ -28,8 +26,7 @@ _HEAD = """\
 # Configuration
 
 Made by `python -m wellfed.config.reference > docs/configuration.md` from
-[the schema](../src/wellfed/config/schema.py), [its ranges](../src/wellfed/config/ranges.py) and the files under
-`configs/`; a test fails where they differ.
+[the schema](../src/wellfed/config/schema.py) and the files under `configs/`; a test fails where they differ.
 
 A knob is set by its name, for one run: `python src/train.py loader.num_workers=4`. Where a number may be `null`, that
 means that the plan decides, or what the text says. An option of a group sets several knobs at once
@@ -40,9 +37,6 @@ option changes stands below its group. The options of `workload`, `experiment` a
 """
 _DEBUG = "A quick look: sets knobs of other groups."
 
-_Knob = tuple[str, type, Field[Any]]
-"""Name as typed, the class of the schema that it is a field of, the field."""
-
 
 def page(config_dir: Path | None = None) -> str:
     """The whole page.
@@ -52,10 +46,10 @@ def page(config_dir: Path | None = None) -> str:
     """
     folder = config_dir or default_config_dir()
     knobs = list(_knobs(RunConfig))
-    parts = [_HEAD, "## The run", _table(knob for knob in knobs if "." not in knob[0])]
-    for group in dict.fromkeys(name.partition(".")[0] for name, _, _ in knobs if "." in name):
-        own = (knob for knob in knobs if knob[0].startswith(f"{group}."))
-        parts += [f"## {group}", _prose(help_of(group)), _table(own)]
+    parts = [_HEAD, "## The run", _table(knob for knob in knobs if "." not in knob.name)]
+    for group in dict.fromkeys(knob.name.partition(".")[0] for knob in knobs if "." in knob.name):
+        own = (knob for knob in knobs if knob.name.startswith(f"{group}."))
+        parts += [f"## {group}", _prose(entries(RunConfig)[group].text), _table(own)]
         if group not in OF_THE_PROJECT and (folder / group).is_dir():
             parts.append(_options(folder / group))
     parts += ["## debug", _DEBUG, _options(folder / "debug")]
@@ -63,36 +57,22 @@ def page(config_dir: Path | None = None) -> str:
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _knobs(owner: type, prefix: str = "") -> Iterator[_Knob]:
+def _knobs(schema_type: type) -> Iterator[Knob]:
     """All knobs in the schema's order; those of a list's entries follow the list."""
-    for entry in fields(owner):
-        name, inner = f"{prefix}{entry.name}", type_of(owner, entry.name)
-        if _is_group(inner):
-            yield from _knobs(inner, f"{name}.")
-            continue
-        yield name, owner, entry
-        for listed in filter(_is_group, get_args(inner)):
-            yield from _knobs(listed, f"{name}[].")
+    for knob in entries(schema_type).values():
+        if not knob.is_group:
+            yield knob
+        for listed in get_args(knob.type):
+            yield from (replace(inner, name=f"{knob.name}[].{inner.name}") for inner in entries(listed).values())
 
 
-def _is_group(kind: Any) -> bool:
-    return is_dataclass(kind)
-
-
-def _table(knobs: Iterable[_Knob]) -> str:
+def _table(knobs: Iterable[Knob]) -> str:
     lines = ["| knob | takes | default | range | meaning |", "|---|---|---|---|---|"]
-    for name, owner, entry in knobs:
-        takes = in_words(knob_type(owner, entry.name))
-        if name in FREE_NODES:
-            takes = "`_target_` and its arguments"
-        allowed = f"`{RANGES[name]}`" if name in RANGES else ""
-        lines.append(_row(f"`{name}`", takes, _default(entry), allowed, _prose(help_of(entry.name, owner))))
+    for knob in knobs:
+        takes = "`_target_` and its arguments" if knob.name in FREE_NODES else knob.takes
+        default = "none: must be set" if knob.default == MISSING else f"`{_show(knob.default)}`"
+        lines.append(_row(f"`{knob.name}`", takes, default, f"`{knob.range}`" if knob.range else "", _prose(knob.text)))
     return "\n".join(lines)
-
-
-def _default(entry: Field[Any]) -> str:
-    value = entry.default if entry.default_factory is NO_DEFAULT else entry.default_factory()
-    return "none: must be set" if value == MISSING else f"`{_show(getattr(value, 'name', value))}`"
 
 
 def _options(folder: Path) -> str:
@@ -123,6 +103,8 @@ def _flat(name: str, value: Any) -> Iterator[str]:
 
 def _show(value: Any) -> str:
     """As it is typed."""
+    if isinstance(value, Enum):
+        return str(value.name)
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):

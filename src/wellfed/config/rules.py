@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from math import ceil
+from operator import attrgetter
 from typing import Any
 
-from wellfed.config.ranges import range_faults
+from wellfed.config.knobs import Knob, entries
 from wellfed.config.schema import Accelerator, Backend, EvaluateConfig, FeatureMode, RunConfig, ScheduleName, Strategy
 from wellfed.errors import Fault
 
@@ -32,6 +33,30 @@ def rule_faults(config: Any) -> list[Fault]:
     known = {fault.where.partition("=")[0] for fault in out_of_range}
     between = [fault for rule in RULES for fault in rule(config)]
     return out_of_range + [fault for fault in between if not any(name in str(fault) for name in known)]
+
+
+def range_faults(config: RunConfig) -> Iterator[Fault]:
+    """A fault for each number out of range, or list with one."""
+    for knob in entries(RunConfig).values():
+        value, allowed = attrgetter(knob.name)(config), knob.range
+        if allowed is None or value is None:
+            continue
+        for number in value if isinstance(value, list) else [value]:
+            if not allowed.holds(number):
+                way_out = _legal_entries(knob, value) if isinstance(value, list) else allowed.legal_value(number)
+                yield Fault(f"{knob.name}={_shown(value)}", f"must be {allowed}.", f"Set {knob.name}={way_out}.")
+                break
+
+
+def _legal_entries(knob: Knob, values: list[Any]) -> str:
+    """The entries in range, to type; the default if there are none. None is made up: an entry may name a sample."""
+    assert knob.range is not None
+    kept = [value for value in values if knob.range.holds(value)] or knob.default
+    return "null" if kept is None else _shown(kept)
+
+
+def _shown(value: Any) -> str:
+    return str(value).replace(" ", "") if isinstance(value, list) else str(value)
 
 
 def workers(config: RunConfig) -> Iterator[Fault]:
@@ -153,11 +178,10 @@ def step_down(config: RunConfig) -> Iterator[Fault]:
     if steps is None:
         return
     if not steps or any(later >= earlier for earlier, later in pairwise(steps)):
-        shown = str(steps).replace(" ", "")
         yield Fault(
-            f"memory.micro_batch_steps={shown}",
+            f"memory.micro_batch_steps={_shown(steps)}",
             "must fall from entry to entry, and have one.",
-            f"Set memory.micro_batch_steps={str(sorted(set(steps), reverse=True) or [32, 16]).replace(' ', '')}.",
+            f"Set memory.micro_batch_steps={_shown(sorted(set(steps), reverse=True) or [32, 16])}.",
         )
 
 

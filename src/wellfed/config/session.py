@@ -7,14 +7,12 @@ from pathlib import Path
 
 import yaml
 from hydra import version
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
-from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
-from wellfed.config.register import register_schemas
+from wellfed.config.hydra_internals import Hydra, hydra_over
+from wellfed.config.schema import EvaluateConfig, RunConfig
 from wellfed.errors import ConfigError, Fault
 
 COMPOSE_ERRORS = (
@@ -35,6 +33,17 @@ def default_config_dir() -> Path:
     return Path(__file__).resolve().parents[3] / "configs"
 
 
+def register_schemas() -> None:
+    """Make ``run_schema`` and ``evaluate_schema`` known to Hydra; may be called again.
+
+    A primary config lists its schema first in its defaults: all that follows is then typed, files and command line.
+    """
+    store = ConfigStore.instance()
+    for name, schema_type in (("run_schema", RunConfig), ("evaluate_schema", EvaluateConfig)):
+        if f"{name}.yaml" not in store.repo:  # storing takes 10 ms, and compose may be called often
+            store.store(name=name, node=schema_type, provider="wellfed")
+
+
 def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] = (), job_name: str = "train") -> Hydra:
     """A Hydra over ``config_dir`` (None = the project's) in which ``extra_dirs`` are searched too, ours first.
 
@@ -48,12 +57,7 @@ def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] 
     main_dir = (config_dir or default_config_dir()).absolute()
     if not main_dir.is_dir():
         raise ConfigError([Fault(str(main_dir), "is no folder of configurations.", "Run from a full clone.")])
-    search_path = create_config_search_path(str(main_dir))
-    for extra_dir in map(Path, extra_dirs):
-        if not extra_dir.is_dir():
+    for extra_dir in extra_dirs:
+        if not Path(extra_dir).is_dir():
             raise ConfigError([Fault(f"--config-dir {extra_dir}", "is no folder.", "Name one that holds yaml files.")])
-        # As hydra.main does: behind the main folder, before the schemas.
-        search_path.prepend(
-            provider="command-line", path=f"file://{extra_dir.absolute()}", anchor=SearchPathQuery(provider="schema")
-        )
-    return Hydra(task_name=job_name, config_loader=ConfigLoaderImpl(config_search_path=search_path))
+    return hydra_over(main_dir, [Path(extra_dir) for extra_dir in extra_dirs], job_name)

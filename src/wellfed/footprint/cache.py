@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellfed import batches
 from wellfed.footprint.estimate import BLOCK_BYTES, measure
 from wellfed.footprint.fingerprint import class_name, code, described, file_digest
 from wellfed.footprint.footprint import Footprint, NoEstimate
@@ -66,8 +67,7 @@ def store(file: Path, footprint: Footprint) -> None:
 
 def digest(model: nn.Module, task: Task, samples: int, block_bytes: int = BLOCK_BYTES) -> str:
     """16 hex digits that change with all that a footprint depends on, and not with weights or learning rates."""
-    shapes: list[Any] = []
-    task.map_tensors(task.make_batch(2), lambda tensor: shapes.append(_shape(tensor)) or tensor)  # type: ignore[func-returns-value]
+    shapes = [_shape(tensor) for tensor in batches.tensors(task.make_batch(2))]
     optimizer = task.make_optimizer(model)
     content = {
         "torch": torch.__version__,

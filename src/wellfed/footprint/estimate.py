@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from wellfed import batches
 from wellfed.contract import Batch
 from wellfed.footprint.cuda_emulation import as_on_cuda
 from wellfed.footprint.curve import curve
@@ -80,13 +81,11 @@ def measure(
         return NoEstimate(f"fake tensors: {why}; a real run of a few samples: {_first_line(error)}")
 
 
-def repeated(
-    sample: Batch, map_tensors: Callable[[Batch, Callable[[Tensor], Tensor]], Batch]
-) -> Callable[[int], Batch]:
+def repeated(sample: Batch) -> Callable[[int], Batch]:
     """Batches of any size out of the samples of one, again and again; for tensors that share their first dimension."""
 
     def make_batch(size: int) -> Batch:
-        return map_tensors(sample, lambda tensor: tensor.index_select(0, torch.arange(size) % tensor.shape[0]))
+        return batches.map_tensors(sample, lambda tensor: tensor.index_select(0, torch.arange(size) % tensor.shape[0]))
 
     return make_batch
 

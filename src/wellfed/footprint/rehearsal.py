@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
+from wellfed import batches
 from wellfed.contract import Batch, Features, FeatureSource, LossOutput
 from wellfed.footprint.cuda_emulation import backward
 from wellfed.footprint.distinct_rows import DistinctRows
@@ -39,8 +40,6 @@ class Task:
 
     make_batch: Callable[[int], Batch]
     """So many samples as the loader gives them; the longest, where they differ in length (see `estimate.repeated`)."""
-    map_tensors: Callable[[Batch, Callable[[Tensor], Tensor]], Batch]
-    """The same structure with every tensor replaced."""
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
     prepare: Callable[[Batch, FeatureSource | None], Batch] | None = None
     """What is done to a micro-batch on the device: ``on_device`` of a copy of the data set, since tensors that it keeps
@@ -233,9 +232,8 @@ class Rehearsal:
     def _peaks(self, micro_batch: int, num_passes: int = 2) -> list[_Pass]:
         """The first and the second micro-batch of a step."""
         live = self._live
-        batch = self._task.map_tensors(self._task.make_batch(micro_batch), self._own)
-        inputs: list[Tensor] = []
-        self._task.map_tensors(batch, lambda tensor: inputs.append(tensor) or tensor)  # type: ignore[func-returns-value]
+        batch = batches.map_tensors(self._task.make_batch(micro_batch), self._own)
+        inputs = list(batches.tensors(batch))
         live.note(inputs, "inputs")
         a_sample = tuple(-(-each.nbytes // micro_batch) for each in inputs)
         # What does not grow with the batch weighs least in the largest.

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from wellfed import batches
+from wellfed.batches import Delivery
 from wellfed.contract import Batch, Evaluation, FeatureSource
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.lit.mean_loss import MeanLoss
-from wellfed.loading.loaders import Delivery
 from wellfed.memory import oom
 from wellfed.memory.kept_state import KeptState
 from wellfed.step.micro_batches import Preparation

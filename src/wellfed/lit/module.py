@@ -22,6 +22,7 @@ from lightning.pytorch.strategies import DDPStrategy, FSDPStrategy
 from torch import Tensor, nn
 
 from wellfed import batches, generators
+from wellfed.batches import Delivery
 from wellfed.contract import FEATURE_MODES, Batch, Evaluation, FeatureModeName, Features, FeatureSource
 from wellfed.lit.evaluating import Evaluating
 from wellfed.lit.evaluation import merge_over_ranks
@@ -30,7 +31,6 @@ from wellfed.lit.mean_loss import MeanLoss
 from wellfed.lit.ranks import RanksOfStep
 from wellfed.lit.retry import StepRetry
 from wellfed.lit.sharding import all_weights
-from wellfed.loading.loaders import Delivery
 from wellfed.memory import held
 from wellfed.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.memory.ladder import Ladder, MicroBatches, Rung

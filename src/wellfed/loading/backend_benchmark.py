@@ -16,9 +16,9 @@ import logging
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,12 +26,11 @@ import torch
 from wellfed import batches, generators
 from wellfed.loading import backends, bad_samples
 from wellfed.loading.backends import LoaderPlan
+from wellfed.loading.first_batches import SHORTEST_STEP_MS, BackendTime, FirstBatches
 from wellfed.loading.loaders import TrainLoader
 
 _LOG = logging.getLogger(__name__)
 
-SHORTEST_STEP_MS = 1.0
-"""Steps of a training loop are hardly ever shorter."""
 _BUILDS, _BUILDS_S = 8, 0.02
 """At most so many batches, or so long, for the time of building one; at least one batch."""
 _LOOP, _LOOP_S = 32, 0.25
@@ -39,42 +38,14 @@ _LOOP, _LOOP_S = 32, 0.25
 _FEWEST = 2
 
 
-@dataclass(frozen=True)
-class Timed:
-    """What a training loop takes with one backend."""
-
-    period_ms: float
-    """Mean time of a step and of the wait for its batch."""
-    noise_ms: float = 0.0
-    """Standard error of ``period_ms``."""
-
-
-@dataclass(frozen=True)
-class Trial:
-    """What the first batches showed."""
-
-    build_ms: float
-    """Median time to build one batch, warm; the first batch is dropped."""
-    batch_bytes: int
-    """Tensors of one batch of one rank."""
-    num_batches: int
-    """Batches of an epoch: more are never held."""
-    step_ms: float = SHORTEST_STEP_MS
-    """Length of the simulated step."""
-    timed: Mapping[str, Timed] = field(default_factory=dict)
-    """By backend; empty where one batch said enough."""
-    failed: tuple[str, ...] = ()
-    """Backends that raised."""
-
-
 def run_trial(
     make: Callable[[LoaderPlan], TrainLoader],
-    candidates: Callable[[Trial], Sequence[LoaderPlan]],
+    candidates: Callable[[FirstBatches], Sequence[LoaderPlan]],
     *,
     first: LoaderPlan | None = None,
     on_gpu: bool,
-    known: Trial | None = None,
-) -> Trial | None:
+    known: FirstBatches | None = None,
+) -> FirstBatches | None:
     """Milliseconds that a step and its batch take with each candidate; None if a batch can't be built.
 
     Then training asks for the same batch and tells the error as it always does; one that does not come in the timeout
@@ -90,15 +61,15 @@ def run_trial(
     """
     with nothing_changes():
         try:
-            trial = known or _build(make(first or LoaderPlan()))
+            found = known or _build(make(first or LoaderPlan()))
         except Exception as error:  # noqa: BLE001  training meets it again, and tells
             _LOG.info("no batch could be built for the trial of loader backends: %r", error)
             return None
-        plans = candidates(trial)
+        plans = candidates(found)
         if not plans:
-            return trial
-        step = _Step(trial.step_ms, on_gpu=on_gpu)
-        timed: dict[str, Timed] = {}
+            return found
+        step = _Step(found.step_ms, on_gpu=on_gpu)
+        timed: dict[str, BackendTime] = {}
         failed: list[str] = []
         for plan in plans:
             try:
@@ -106,7 +77,7 @@ def run_trial(
             except Exception as error:  # noqa: BLE001  the others may do; the plan names it
                 _LOG.info("loader.backend=%s failed in its trial: %r", plan.backend, error)
                 failed.append(plan.backend)
-        return replace(trial, timed=timed, failed=tuple(failed))
+        return replace(found, timed=timed, failed=tuple(failed))
 
 
 def copied(dataset: Any) -> Any:
@@ -122,7 +93,7 @@ def copied(dataset: Any) -> Any:
         return dataset
 
 
-def _build(loader: TrainLoader) -> Trial:
+def _build(loader: TrainLoader) -> FirstBatches:
     """Time to build a batch, and its size."""
     with closing(loader):
         deliveries = _endless(loader)
@@ -134,10 +105,10 @@ def _build(loader: TrainLoader) -> Trial:
             next(deliveries)
             times_ms.append(1000 * (time.perf_counter() - began_s))
     build_ms = statistics.median(times_ms)
-    return Trial(build_ms, size, len(loader), max(SHORTEST_STEP_MS, build_ms))
+    return FirstBatches(build_ms, size, len(loader), max(SHORTEST_STEP_MS, build_ms))
 
 
-def _loop(loader: TrainLoader, step: _Step) -> Timed:
+def _loop(loader: TrainLoader, step: _Step) -> BackendTime:
     """What a step and its batch take; the first batch, with the start of the producers, is dropped."""
     with closing(loader):
         deliveries = _endless(loader)
@@ -152,7 +123,7 @@ def _loop(loader: TrainLoader, step: _Step) -> Timed:
             periods_ms.append(1000 * (now_s - last_s))
             last_s = now_s
     noise_ms = statistics.stdev(periods_ms) / len(periods_ms) ** 0.5
-    return Timed(statistics.fmean(periods_ms), noise_ms)
+    return BackendTime(statistics.fmean(periods_ms), noise_ms)
 
 
 def _endless(loader: TrainLoader) -> Iterator[Any]:

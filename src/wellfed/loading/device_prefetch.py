@@ -16,8 +16,8 @@ from typing import Any, Protocol
 import torch
 
 from wellfed import batches
+from wellfed.batches import Delivery
 from wellfed.contract import Batch
-from wellfed.loading.loaders import Delivery
 
 Move = Callable[[Batch, torch.device], Batch]
 _LOOK_S = 0.1

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from wellfed.batches import Delivery
 from wellfed.contract import Batch
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.bad_samples import evaluation_error
 from wellfed.loading.builder import BatchBuilder
-from wellfed.loading.loaders import Delivery
 from wellfed.loading.position import EpochOrder
 from wellfed.loading.requests import Request
 from wellfed.loading.source import BatchSource

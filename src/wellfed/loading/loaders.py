@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from wellfed import batches
+from wellfed.batches import Delivery
 from wellfed.contract import Batch
 from wellfed.errors import DataError
 from wellfed.loading.backends import LoaderPlan
@@ -17,33 +16,6 @@ from wellfed.loading.builder import BatchBuilder
 from wellfed.loading.position import EpochOrder, Share, Taken
 from wellfed.loading.requests import Request
 from wellfed.loading.source import BatchSource
-
-
-@dataclass
-class Delivery:
-    """One optimizer step's samples for this rank, with where they come from."""
-
-    batch: Batch
-    epoch: int
-    index: int
-    """Number of the batch in its epoch, from 0."""
-    total: int
-    """Samples of the step over all ranks."""
-    is_padding: bool = False
-    """See `position.Share`."""
-    is_on_device: bool = False
-    """Its batch has been brought to the device."""
-    failure: Exception | None = None
-    """Why there is padding in the place of a batch: to be raised once the other ranks know."""
-    num_samples: int | None = None
-    """Samples of the batch where its tensors do not say: the data has a ``split`` of its own."""
-    weights: tuple[list[int], list[int]] | None = None
-    """Sizes of micro-batches, and what each counts by the data's own ``weight``, asked while they were on the host."""
-
-    @cached_property
-    def size(self) -> int:
-        """Samples of the batch; many ask, and to count them is to walk through it."""
-        return batches.batch_size(self.batch) if self.num_samples is None else self.num_samples
 
 
 class TrainLoader:

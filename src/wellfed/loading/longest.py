@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from wellfed import batches
+from wellfed.batches import Delivery
 from wellfed.contract import Batch
-from wellfed.loading.loaders import Delivery
 
 MOST_BATCHES, MOST_S = 32, 0.5
 """At most so many, or about so long; at least two."""

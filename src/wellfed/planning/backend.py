@@ -1,15 +1,12 @@
-"""Which backend builds the batches: as asked, else by the times of the first ones, else by a rule of thumb."""
+"""Decides which backend builds the batches: as asked, else by the times of the first ones, else by a rule of thumb."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from wellfed.config.schema import Backend, LoaderConfig
-from wellfed.planning.planned import DataFacts, Planned, as_set
-
-if TYPE_CHECKING:  # torch comes with it, and planning needs none
-    from wellfed.loading.backend_benchmark import Trial
+from wellfed.loading.first_batches import FirstBatches
+from wellfed.planning.run_plan import DataFacts, Decided, as_set, by_rule
 
 CHEAP_MS = 0.05
 """A batch that is built faster is not worth handing over, which costs 0.02-0.03 ms. After a step it takes twice as long
@@ -49,107 +46,87 @@ def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]
     if loader.num_workers == 0:
         return ("inline",) if data.has_fetch else ("inline", "torch")
     if not data.has_fetch:
-        # Batches ahead were asked for: then they must lose to be given up. So many producers are never given up.
-        return _without_fetch(loader)
+        if loader.num_workers:  # so many producers are never given up
+            return ("processes",)
+        # Batches ahead that were asked for must lose to be given up.
+        return ("processes", "inline") if loader.prefetch_factor else ("inline", "processes")
     if loader.num_workers or loader.prefetch_factor:
         return ("threads", "processes")
     return ("inline", "threads", "processes")
 
 
-def _without_fetch(loader: LoaderConfig) -> tuple[str, ...]:
-    if loader.num_workers:
-        return ("processes",)
-    return ("processes", "inline") if loader.prefetch_factor else ("inline", "processes")
-
-
-def to_time(names: tuple[str, ...], trial: Trial) -> tuple[str, ...]:
+def to_time(names: tuple[str, ...], first: FirstBatches) -> tuple[str, ...]:
     """Which of the candidates are worth timing, now that the time of building a batch is known."""
-    if len(names) < 2 or not CHEAP_MS <= trial.build_ms < SLOW_MS:
+    if len(names) < 2 or not CHEAP_MS <= first.build_ms < SLOW_MS:
         return ()
-    left = tuple(name for name in names if name != "processes" or trial.build_ms >= MESSAGE_MS)
+    left = tuple(name for name in names if name != "processes" or first.build_ms >= MESSAGE_MS)
     return left if len(left) > 1 else ()
 
 
 def plan_backend(
     loader: LoaderConfig,
     data: DataFacts,
-    *,
     choices: Mapping[str, str],
-    warnings: list[str],
-    trial: Trial | None,
+    first: FirstBatches | None,
     no_room: frozenset[str],
-) -> Planned:
+) -> Decided[str]:
     """``loader.backend``.
 
     Args:
         no_room: backends whose batches this machine can't hold.
     """
-    asked = loader.backend
     if data.is_iterable:
-        if asked not in (Backend.auto, Backend.inline):
-            warnings.append(
-                f"loader.backend={asked.value} is not used: the training data is an iterable, which makes its own "
-                "batches. Give it __getitem__ and __len__ for producers."
-            )
-        return Planned("inline", "the training data is an iterable with its own batches", "predicted")
-    if asked is not Backend.auto:
-        return Planned(asked.value, f"loader.backend={asked.value}", "set")
+        return by_rule("inline", "the training data is an iterable with its own batches")
+    if loader.backend is not Backend.auto:
+        return Decided(loader.backend.value, f"loader.backend={loader.backend.value}", "set")
     names = candidates(loader, data, choices)
     thumb = _rule_of_thumb(loader, data, asks_to_watch(loader, choices))
-    if trial is not None and len(names) > 1:
-        left = tuple(name for name in names if name not in no_room) or ("inline",)
-        more = "".join(f"; {name} failed" for name in trial.failed)
-        more += "".join(f"; no room for {name}" for name in names if name in no_room)
-        return _measured(trial, left, thumb, more)
-    return thumb
+    if first is None or len(names) < 2:
+        return thumb
+    left = tuple(name for name in names if name not in no_room) or ("inline",)
+    more = "".join(f"; {name} failed" for name in first.failed)
+    more += "".join(f"; no room for {name}" for name in names if name in no_room)
+    return _measured(first, left, thumb, more)
 
 
-def _rule_of_thumb(loader: LoaderConfig, data: DataFacts, watch: str) -> Planned:
+def _rule_of_thumb(loader: LoaderConfig, data: DataFacts, watch: str) -> Decided[str]:
     if loader.num_workers == 0:
-        name = "inline" if data.has_fetch else "torch"
-        return Planned(name, "loader.num_workers=0: built in the training process", "predicted")
+        return by_rule("inline" if data.has_fetch else "torch", "loader.num_workers=0: built in the training process")
     if not data.has_fetch:
-        return Planned("processes", "only __getitem__: Python's lock would let threads take turns", "predicted")
-    if loader.num_workers or loader.prefetch_factor:
-        return Planned("threads", f"fetch gives whole batches, and {_ahead(loader)} asks for some ahead", "predicted")
+        return by_rule("processes", "only __getitem__: Python's lock would let threads take turns")
+    ahead = as_set("loader.num_workers", loader.num_workers) or as_set("loader.prefetch_factor", loader.prefetch_factor)
+    if ahead:
+        return by_rule("threads", f"fetch gives whole batches, and {ahead} asks for some ahead")
     if watch:
-        return Planned("threads", f"fetch gives whole batches, and {watch} asks to watch who builds them", "predicted")
-    return Planned("inline", "fetch gives whole batches: cheaper built than handed over", "predicted")
+        return by_rule("threads", f"fetch gives whole batches, and {watch} asks to watch who builds them")
+    return by_rule("inline", "fetch gives whole batches: cheaper built than handed over")
 
 
-def _ahead(loader: LoaderConfig) -> str:
-    return as_set("loader.num_workers", loader.num_workers) or f"loader.prefetch_factor={loader.prefetch_factor}"
-
-
-def _measured(trial: Trial, names: tuple[str, ...], thumb: Planned, more: str) -> Planned:
+def _measured(first: FirstBatches, names: tuple[str, ...], thumb: Decided[str], more: str) -> Decided[str]:
     """By the times of the first batches; ``more`` says what could not be had."""
-    built = f"a batch is built in {show_ms(trial.build_ms)}"
-    if trial.timed:
-        name = _fastest(names, trial)
-        took = ", ".join(f"{name} {show_ms(found.period_ms)}" for name, found in trial.timed.items())
-        tie = (
-            ""
-            if name == min(trial.timed, key=lambda each: trial.timed[each].period_ms)
-            else "; a tie goes to the first named"
-        )
-        because = f"first batches, steps of {show_ms(trial.step_ms)}: step and batch take {took}{tie}{more}"
-        return Planned(name, because, "measured")
-    if trial.build_ms >= SLOW_MS:
+    built = f"a batch is built in {show_ms(first.build_ms)}"
+    if first.timed:
+        name = _fastest(names, first)
+        took = ", ".join(f"{name} {show_ms(found.period_ms)}" for name, found in first.timed.items())
+        fastest = min(first.timed, key=lambda each: first.timed[each].period_ms)
+        tie = "" if name == fastest else "; a tie goes to the first named"
+        because = f"first batches, steps of {show_ms(first.step_ms)}: step and batch take {took}{tie}{more}"
+        return Decided(name, because, "measured")
+    if first.build_ms >= SLOW_MS:
         ahead = [name for name in ("threads", "processes") if name in names]
         why = "too long to time others" if ahead else "nothing else can be had"
-        return Planned(ahead[0] if ahead else "inline", f"{built}: {why}{more}", "measured")
+        return Decided(ahead[0] if ahead else "inline", f"{built}: {why}{more}", "measured")
     if "inline" in names:
-        return Planned(
-            "inline", f"{built}, less than handing it over would cost: nothing else was timed{more}", "measured"
-        )
-    return Planned(thumb.value, f"{thumb.because}; {built}: nothing else was timed{more}", "measured")
+        because = f"{built}, less than handing it over would cost: nothing else was timed{more}"
+        return Decided("inline", because, "measured")
+    return Decided(thumb.value, f"{thumb.because}; {built}: nothing else was timed{more}", "measured")
 
 
-def _fastest(names: tuple[str, ...], trial: Trial) -> str:
+def _fastest(names: tuple[str, ...], first: FirstBatches) -> str:
     """The first of those that were timed, unless a later one is faster beyond a tie and beyond noise."""
-    best, *others = [name for name in names if name in trial.timed] or ["inline"]
+    best, *others = [name for name in names if name in first.timed] or ["inline"]
     for name in others:
-        one, other = trial.timed[best], trial.timed[name]
+        one, other = first.timed[best], first.timed[name]
         gain_ms = one.period_ms - other.period_ms
         noise_ms = 2 * (one.noise_ms**2 + other.noise_ms**2) ** 0.5
         if gain_ms > max(noise_ms, TIE_FRAC * one.period_ms):

@@ -1,10 +1,10 @@
-"""The memory knobs brought within the budget, with the predicted peak as the reason; or what would fit instead."""
+"""Brings the memory knobs within the budget, with the predicted peak as the reason; or says what would fit instead."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 from wellfed.config.schema import RunConfig
 from wellfed.contract import FEATURE_MODES
@@ -13,184 +13,161 @@ from wellfed.footprint.footprint import StepShape
 from wellfed.hardware.profiles import PROFILES
 from wellfed.planning.memory_candidates import (
     PLANNED_FRAC,
-    Choice,
+    Candidate,
     Estimate,
-    Outcome,
-    Way,
+    Found,
+    SearchSpace,
     cheapest,
     limit_bytes,
     remedies,
     show_parts,
 )
-from wellfed.planning.planned import DataFacts, ModelFacts, Planned
+from wellfed.planning.run_plan import DataFacts, Decided, MemorySection, ModelFacts, RunPlan, by_rule
 from wellfed.units import gib, show_gib
 
 MOST_REMEDIES = 3
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """What the estimate says of a run."""
-
-    knobs: Mapping[str, Planned] = field(default_factory=dict)
-    """``memory.*``, decided anew."""
-    way: Way | None = None
-    """None: nothing could be estimated."""
-    misfit: Fault | None = None
-    """Why nothing that is allowed fits, and what would."""
-    remedies: tuple[str, ...] = ()
-    """Overrides, each of which makes it fit, cheapest first."""
-    warnings: tuple[str, ...] = ()
-
-
 def within_budget(
-    config: RunConfig,
-    knobs: Mapping[str, Planned],
-    budget_gib: float | None,
-    profile: str,
-    data: DataFacts,
-    model: ModelFacts,
-    estimate: Estimate,
-    *,
-    workspaces: int = 0,
-) -> Fitted:
-    """The cheapest way of training that fits, of those that the configuration leaves open.
+    plan: RunPlan, config: RunConfig, profile: str, data: DataFacts, model: ModelFacts, estimate: Estimate
+) -> RunPlan:
+    """The plan with the cheapest settings of memory that fit, of those that the configuration leaves open.
 
     Args:
-        knobs: the plan so far, by rules of thumb.
+        plan: by rules of thumb.
         profile: the ``gpu=`` option.
-        workspaces: bytes that libraries keep of the device's memory.
     """
-    choice = _choice(config, knobs, data, model, step_shape(config, knobs, workspaces, model))
-    outcome = cheapest(choice, estimate, budget_gib)
-    if outcome.way is None:
-        return Fitted(warnings=(f"The peak memory is not predicted: {str(outcome.no_estimate).rstrip('.')}.",))
-    decided = _decided(config, knobs, choice, outcome, budget_gib)
-    if outcome.fits or budget_gib is None:
-        return Fitted(decided, outcome.way)
-    instead = remedies(
-        choice,
+    space, budget_gib = _search_space(plan, config, data, model), plan.device.memory_gib
+    found = cheapest(space, estimate, budget_gib)
+    taken = found.candidate
+    if taken is None:
+        warning = f"The peak memory is not predicted: {str(found.no_estimate).rstrip('.')}."
+        return replace(plan, warnings=(*plan.warnings, warning))
+    plan = replace(
+        plan,
+        memory=_decided(plan.memory, config, space, found, taken, budget_gib),
+        parts=taken.peak.parts,
+        predicted_peak_gib=taken.peak_gib,
+        peak_moment=taken.peak.moment,
+    )
+    if found.fits or budget_gib is None:
+        return plan
+    has_features = data.feature_rows > 0 and not data.features_trainable
+    changes: dict[str, Candidate] = {}
+    for one in remedies(
+        space,
         estimate,
         budget_gib,
-        has_features=data.feature_rows > 0 and not data.features_trainable,
-        may_split=_may_split(model),
+        has_features=has_features,
+        may_split=model.may_split,
         has_blocks=model.has_blocks,
-    )
-    card = _larger_card(config, outcome.way, profile)
-    changes: dict[str, Way] = {}
-    for one in instead:
-        changes.setdefault(_overrides(config, choice, one), one)
-    return Fitted(decided, outcome.way, _misfit(outcome.way, changes, budget_gib, card), tuple(changes))
+    ):
+        changes.setdefault(_overrides(config, space, one), one)
+    misfit = _misfit(taken, changes, budget_gib, _larger_card(config, taken, profile))
+    return replace(plan, misfit=misfit, remedies=tuple(changes))
 
 
-def step_shape(config: RunConfig, knobs: Mapping[str, Planned], workspaces: int, model: ModelFacts) -> StepShape:
+def step_shape(plan: RunPlan, model: ModelFacts) -> StepShape:
     """What one device does in an optimizer step of this plan."""
-    devices = knobs["trainer.devices"].value
-    halves = 2 if knobs["gpu.precision"].value == "bf16-true" else 1  # the model itself is in bf16 then
+    halves = 2 if plan.device.precision == "bf16-true" else 1  # the model itself is in bf16 then
     return StepShape(
-        samples=math.ceil(config.workload.effective_batch_size / devices),
-        batches_ahead=knobs["loader.device_prefetch"].value,
-        world_size=devices,
-        workspaces=workspaces,
-        is_sharded=knobs["trainer.strategy"].value == "fsdp",
+        samples=math.ceil(plan.workload.effective_batch_size / plan.trainer.devices),
+        batches_ahead=plan.loader.device_prefetch,
+        world_size=plan.trainer.devices,
+        workspaces=plan.device.workspaces,
+        is_sharded=plan.trainer.strategy == "fsdp",
         gathered=model.gathered_bytes // halves,
     )
 
 
-def _may_split(model: ModelFacts) -> bool:
-    return not (model.has_batch_norm or model.is_lightning_module)
-
-
-def _choice(
-    config: RunConfig, knobs: Mapping[str, Planned], data: DataFacts, model: ModelFacts, step: StepShape
-) -> Choice:
-    memory, planned = config.memory, knobs["memory.features"].value
+def _search_space(plan: RunPlan, config: RunConfig, data: DataFacts, model: ModelFacts) -> SearchSpace:
+    memory, features = config.memory, plan.memory.features
     is_open = memory.features is None and data.feature_rows > 0 and not data.features_trainable
-    is_fixed = memory.micro_batch is not None or memory.accumulate is not None or not _may_split(model)
-    by_rule = int(knobs["memory.micro_batch"].value)
+    is_fixed = memory.micro_batch is not None or memory.accumulate is not None or not model.may_split
     asked = memory.checkpoint_activations
-    return Choice(
-        features=FEATURE_MODES[FEATURE_MODES.index(planned) :] if is_open else (planned,),
+    return SearchSpace(
+        features=FEATURE_MODES[FEATURE_MODES.index(features) :] if is_open and features else (features,),
         checkpointed=((False, True) if model.has_blocks else (False,)) if asked is None else (asked,),
-        micro_batch=by_rule if is_fixed else None,
-        at_most=by_rule,
-        step=step,
+        micro_batch=plan.memory.micro_batch if is_fixed else None,
+        at_most=plan.memory.micro_batch,
+        step=step_shape(plan, model),
     )
 
 
 def _decided(
-    config: RunConfig, knobs: Mapping[str, Planned], choice: Choice, outcome: Outcome, budget_gib: float | None
-) -> dict[str, Planned]:
-    way = outcome.way
-    assert way is not None
-    rule, memory = knobs["memory.micro_batch"], config.memory
-    peak = f"predicted peak {way.peak_gib:.2f} GiB"
+    by_thumb: MemorySection,
+    config: RunConfig,
+    space: SearchSpace,
+    found: Found,
+    taken: Candidate,
+    budget_gib: float | None,
+) -> MemorySection:
+    rule, samples = by_thumb.decided("micro_batch"), space.step.samples
+    peak = f"predicted peak {taken.peak_gib:.2f} GiB"
     if budget_gib is not None:
         peak += f" of {budget_gib * PLANNED_FRAC:.2f} ({PLANNED_FRAC:g} of the budget)"
-    if way.micro_batch == rule.value or rule.source == "set":
-        micro = Planned(rule.value, f"{rule.because}; {peak}", rule.source)
+    if taken.micro_batch == rule.value or rule.source == "set":
+        micro: Decided[int] = replace(rule, because=f"{rule.because}; {peak}")
     else:
-        because = f"the most of {choice.step.samples} samples a device that fit at a time; {peak}"
-        micro = Planned(way.micro_batch, because, "predicted")
-    num_micro = math.ceil(choice.step.samples / micro.value)
-    decided = {"memory.micro_batch": micro}
-    if num_micro != knobs["memory.accumulate"].value:
-        sums = f"{choice.step.samples} samples a device in micro-batches of {micro.value}"
-        decided["memory.accumulate"] = Planned(num_micro, sums, "predicted")
-    if memory.checkpoint_activations is None and way.checkpointed:
-        because = f"on: without it one sample at a time needs {_need(outcome, way.features, False)}"
-        decided["memory.checkpoint_activations"] = Planned(True, because, "predicted")
-    if way.features != knobs["memory.features"].value:
-        faster = choice.features[0]
-        because = f"{faster} would be faster, and one sample at a time needs {_need(outcome, faster, way.checkpointed)}"
-        decided["memory.features"] = Planned(way.features, because, "predicted")
-    return decided
+        because = f"the most of {samples} samples a device that fit at a time; {peak}"
+        micro = by_rule(taken.micro_batch, because)
+    num_micro = math.ceil(samples / micro.value)
+    decided: dict[str, Decided[object]] = {"micro_batch": micro}
+    if num_micro != by_thumb.accumulate:
+        sums = f"{samples} samples a device in micro-batches of {micro.value}"
+        decided["accumulate"] = by_rule(num_micro, sums)
+    if config.memory.checkpoint_activations is None and taken.checkpointed:
+        because = f"on: without it one sample at a time needs {_need(found, taken.features, False)}"
+        decided["checkpoint_activations"] = by_rule(True, because)
+    if taken.features != by_thumb.features:
+        faster = space.features[0]
+        need = _need(found, faster, taken.checkpointed)
+        because = f"{faster} would be faster, and one sample at a time needs {need}"
+        decided["features"] = by_rule(taken.features, because)
+    return by_thumb.but(**decided)
 
 
-def _need(outcome: Outcome, features: str | None, checkpointed: bool) -> str:
-    ways = [way for way in outcome.passed_over if way.features == features]
-    way = next((way for way in ways if way.checkpointed == checkpointed), ways[0])
-    return f"{way.peak_gib:.2f} GiB"
+def _need(found: Found, features: str | None, checkpointed: bool) -> str:
+    alike = [each for each in found.passed_over if each.features == features]
+    least = next((each for each in alike if each.checkpointed == checkpointed), alike[0])
+    return f"{least.peak_gib:.2f} GiB"
 
 
-def _misfit(way: Way, changes: Mapping[str, Way], budget_gib: float, card: str) -> Fault:
-    what = "one sample at a time" if way.micro_batch == 1 else f"{way.micro_batch} samples at a time"
+def _misfit(taken: Candidate, changes: Mapping[str, Candidate], budget_gib: float, card: str) -> Fault:
+    what = "one sample at a time" if taken.micro_batch == 1 else f"{taken.micro_batch} samples at a time"
     problem = (
         f"the budget is {show_gib(budget_gib)}, of which {show_gib(budget_gib * PLANNED_FRAC)} are planned with, and "
-        f"{what} need{'s' if way.micro_batch == 1 else ''} {show_gib(way.peak_gib)}: {show_parts(way)}."
+        f"{what} need{'s' if taken.micro_batch == 1 else ''} {show_gib(taken.peak_gib)}: {show_parts(taken)}."
     )
     ways_out = [f"set {change} ({show_gib(one.peak_gib)})" for change, one in list(changes.items())[:MOST_REMEDIES]]
     if card:
         ways_out.append(f"take a larger card ({card})")
-    return Fault("gpu.memory_gib", problem, _sentence(ways_out or ["take a smaller workload.model"]))
+    text = "; or ".join(ways_out or ["take a smaller workload.model"])
+    return Fault("gpu.memory_gib", problem, f"{text[0].upper()}{text[1:]}.")
 
 
-def _larger_card(config: RunConfig, way: Way, profile: str) -> str:
-    """The override for a card that the way fits; empty if there is none. A budget that was typed beats a profile."""
+def _larger_card(config: RunConfig, taken: Candidate, profile: str) -> str:
+    """The override for a card that it fits; empty if there is none. A budget that was typed beats a profile."""
     asked, named = config.gpu.memory_gib, PROFILES.get(profile)
     if asked is not None and (named is None or asked != named.budget_gib):
-        enough_gib = math.ceil(100 * gib(way.reserved_bytes) / PLANNED_FRAC + 0.01) / 100
+        enough_gib = math.ceil(100 * gib(taken.reserved_bytes) / PLANNED_FRAC + 0.01) / 100
         return f"gpu.memory_gib={enough_gib:g}"
-    fitting = (name for name, each in PROFILES.items() if way.reserved_bytes <= limit_bytes(each.budget_gib))
+    fitting = (name for name, each in PROFILES.items() if taken.reserved_bytes <= limit_bytes(each.budget_gib))
     return next((f"gpu={name}" for name in fitting), "")
 
 
-def _sentence(ways_out: list[str]) -> str:
-    text = "; or ".join(ways_out)
-    return f"{text[0].upper()}{text[1:]}."
-
-
-def _overrides(config: RunConfig, choice: Choice, way: Way) -> str:
-    """What to type for this way, no more than differs from what is there."""
+def _overrides(config: RunConfig, space: SearchSpace, candidate: Candidate) -> str:
+    """What to type for this candidate, no more than differs from what is there."""
     memory, typed = config.memory, []
-    if way.features != choice.features[0] or way.features not in choice.features:
-        typed.append(f"memory.features={way.features}")
-    if way.checkpointed and not memory.checkpoint_activations:
+    num_micro = math.ceil(space.step.samples / candidate.micro_batch)
+    if candidate.features != space.features[0]:
+        typed.append(f"memory.features={candidate.features}")
+    if candidate.checkpointed and not memory.checkpoint_activations:
         typed.append("memory.checkpoint_activations=true")
-    if memory.micro_batch is not None and way.micro_batch != memory.micro_batch:
-        typed.append(f"memory.micro_batch={way.micro_batch}")
+    if memory.micro_batch is not None and candidate.micro_batch != memory.micro_batch:
+        typed.append(f"memory.micro_batch={candidate.micro_batch}")
         if memory.accumulate is not None:
             typed.append("memory.accumulate=null")  # it follows from the other, and would contradict it
-    elif memory.accumulate is not None and math.ceil(choice.step.samples / way.micro_batch) != memory.accumulate:
-        typed.append(f"memory.accumulate={math.ceil(choice.step.samples / way.micro_batch)}")
+    elif memory.accumulate is not None and num_micro != memory.accumulate:
+        typed.append(f"memory.accumulate={num_micro}")
     return " ".join(typed) or "memory=auto"

@@ -1,4 +1,4 @@
-"""Where and in which precision a run computes: all that can be said before any data is read."""
+"""Decides where and in which precision a run computes: all that can be said before any data is read."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from wellfed.config.schema import Accelerator, Allocator, Compile, RunConfig, Strategy
-from wellfed.errors import Fault
+from wellfed.errors import ConfigError, Fault
 from wellfed.hardware.facts import GpuFacts, MachineFacts
 from wellfed.hardware.profiles import BUDGET_FRAC, PROFILES, Budget, resolve_budget, resolve_precision
-from wellfed.planning.planned import Planned, RunPlan, planned
+from wellfed.planning.run_plan import Decided, DevicePlan, DeviceSection, TrainerSection, by_rule
 from wellfed.units import MIB
 
 CUBLAS_BYTES = 2 * 8_519_680
@@ -22,55 +22,57 @@ LEAST_GIB = 0.5
 """With less nothing can be trained: CUDA's own context takes that much."""
 
 
-def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFacts) -> RunPlan | list[Fault]:
-    """Where and in which precision the run computes, or everything that this machine can't do."""
+def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFacts) -> DevicePlan:
+    """Where and in which precision the run computes.
+
+    Raises:
+        ConfigError: everything that this machine can't do.
+    """
     trainer, gpu, profile = config.trainer, config.gpu, choices.get("gpu", "auto")
     cards = facts.training_gpus
     accelerator, why = _accelerator(trainer.accelerator, profile, cards)
     on_gpu = accelerator == "gpu"
-    faults = _device_faults(config, facts, accelerator, profile) + _card_faults(config, profile, facts, on_gpu)
     card = cards[0] if on_gpu and cards else None
+    faults = _device_faults(config, facts, accelerator, profile) + _card_faults(config, profile, facts, on_gpu)
     precision = resolve_precision(gpu.precision.value, card)
     if isinstance(precision, Fault):
-        faults.append(precision)
-    if faults or isinstance(precision, Fault):
-        return faults
+        raise ConfigError([*faults, precision])
+    if faults:
+        raise ConfigError(faults)
     budget = _budget(config, profile, facts, on_gpu)
     caps_host = not on_gpu and gpu.enforce is True and budget.budget_gib is not None
     if caps_host and (too_much := _host_fault(budget, facts)):
-        return [too_much]
-    knobs = {
-        "trainer.accelerator": planned(accelerator, why, trainer.accelerator is not Accelerator.auto),
-        "trainer.devices": Planned(trainer.devices, f"trainer.devices={trainer.devices}", "set"),
-        "trainer.strategy": _strategy(trainer.strategy, trainer.devices),
-        "gpu.memory_gib": planned(budget.budget_gib, budget.because, gpu.memory_gib is not None),
-        "gpu.precision": planned(precision.precision, precision.because, gpu.precision.value != "auto"),
-        "gpu.tf32": planned(
-            gpu.tf32 and on_gpu,
-            f"gpu.tf32={str(gpu.tf32).lower()}" if on_gpu else "trains on the CPU, and TF32 is CUDA's",
-            on_gpu,
-        ),
-        "gpu.compile": Planned(
-            gpu.compile.value,
-            "gpu.compile=none: eager, no compile time"
-            if gpu.compile is Compile.none
-            else f"gpu.compile={gpu.compile.value}",
-            "set",
-        ),
-        "gpu.enforce": _enforce(budget, gpu.enforce, on_gpu, caps_host),
-    }
+        raise ConfigError([too_much])
+    enforce = _enforce(budget, gpu.enforce, on_gpu, caps_host)
+    tf32 = f"gpu.tf32={str(gpu.tf32).lower()}" if on_gpu else "trains on the CPU, and TF32 is CUDA's"
+    eager = ": eager, no compile time" if gpu.compile is Compile.none else ""
+    device = DeviceSection.of(
+        {
+            "memory_gib": by_rule(budget.budget_gib, budget.because, is_set=gpu.memory_gib is not None),
+            "precision": by_rule(precision.precision, precision.because, is_set=gpu.precision.value != "auto"),
+            "tf32": by_rule(gpu.tf32 and on_gpu, tf32, is_set=on_gpu),
+            "compile": Decided(gpu.compile.value, f"gpu.compile={gpu.compile.value}{eager}", "set"),
+            "enforce": enforce,
+        },
+        name=card.name if card else facts.cpu,
+        workspaces=_workspaces(card),
+    )
+    where = TrainerSection.of(
+        {
+            "accelerator": by_rule(accelerator, why, is_set=trainer.accelerator is not Accelerator.auto),
+            "devices": Decided(trainer.devices, f"trainer.devices={trainer.devices}", "set"),
+            "strategy": _strategy(trainer.strategy, trainer.devices),
+        }
+    )
     # On a CPU they say that the budget is not enforced, and with gpu.enforce=true it is.
     warnings = [*facts.warnings, *(() if caps_host else budget.warnings)]
     if gpu.allocator is Allocator.expandable and not on_gpu:
         warnings.append("gpu.allocator=expandable has no effect on the CPU. Leave it at default there.")
-    cap = budget.cap or caps_host
-    if gpu.ballast and not (on_gpu and cap):
+    if gpu.ballast and not (on_gpu and enforce.value):
         warnings.append(
             "gpu.ballast=true has no effect: no GPU is held to a smaller budget here. Set gpu.ballast=false."
         )
-    return RunPlan(
-        knobs, budget.budget_gib, cap, card.name if card else facts.cpu, tuple(warnings), workspaces=_workspaces(card)
-    )
+    return DevicePlan(where, device, tuple(warnings))
 
 
 def _workspaces(card: GpuFacts | None) -> int:
@@ -95,12 +97,12 @@ def _budget(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) 
     return replace(budget, cap=False, warnings=(warning,))
 
 
-def _strategy(asked: Strategy, devices: int) -> Planned:
+def _strategy(asked: Strategy, devices: int) -> Decided[str]:
     if asked is not Strategy.auto:
-        return Planned(asked.value, f"trainer.strategy={asked.value}", "set")
+        return Decided(asked.value, f"trainer.strategy={asked.value}", "set")
     if devices > 1:
-        return Planned("ddp", f"{devices} devices: a process for each", "predicted")
-    return Planned("auto", "one device: nothing to share out", "predicted")
+        return Decided("ddp", f"{devices} devices: a process for each", "predicted")
+    return Decided("auto", "one device: nothing to share out", "predicted")
 
 
 def _host_fault(budget: Budget, facts: MachineFacts) -> Fault | None:
@@ -150,9 +152,9 @@ def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: b
     return faults
 
 
-def _enforce(budget: Budget, asked: bool | None, on_gpu: bool, caps_host: bool) -> Planned:
+def _enforce(budget: Budget, asked: bool | None, on_gpu: bool, caps_host: bool) -> Decided[bool]:
     if caps_host:
-        return Planned(True, "gpu.enforce=true: host memory is held to the budget in the card's place", "set")
+        return Decided(True, "gpu.enforce=true: host memory is held to the budget in the card's place", "set")
     if not on_gpu:
         because = "trains on the CPU: there is no GPU memory to hold back"
     elif asked is not None:
@@ -161,7 +163,7 @@ def _enforce(budget: Budget, asked: bool | None, on_gpu: bool, caps_host: bool) 
         because = "holds this card to the budget of the one that was named"
     else:
         because = "the budget is what this card has"
-    return planned(budget.cap, because, asked is not None and budget.cap == asked)
+    return by_rule(budget.cap, because, is_set=asked is not None and budget.cap == asked)
 
 
 def _accelerator(asked: Accelerator, profile: str, cards: tuple[GpuFacts, ...]) -> tuple[str, str]:

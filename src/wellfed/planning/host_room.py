@@ -1,15 +1,12 @@
-"""Whether the batches that producers keep ready fit into host memory and /dev/shm."""
+"""Tells whether the batches that producers keep ready fit into host memory and /dev/shm."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from wellfed.hardware.facts import MachineFacts
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.units import GIB, show_bytes
-
-if TYPE_CHECKING:  # torch comes with it, and planning needs none
-    from wellfed.loading.backend_benchmark import Trial
 
 NEAR_FRAC = 0.8
 """Above this share of what is free, batches that fit are warned of: other programs want memory too."""
@@ -83,7 +80,13 @@ class Room:
 
 
 def room_for(
-    facts: MachineFacts, trial: Trial, *, has_processes: bool, num_workers: int, prefetch_factor: int, devices: int
+    facts: MachineFacts,
+    first: FirstBatches,
+    *,
+    has_processes: bool,
+    num_workers: int,
+    prefetch_factor: int,
+    devices: int,
 ) -> Room:
     """The tightest of host memory and, for worker processes, /dev/shm, which their batches pass through."""
     where, free = "host memory", facts.ram_available_gib
@@ -93,8 +96,8 @@ def room_for(
         num_workers,
         prefetch_factor,
         devices,
-        trial.batch_bytes,
-        trial.num_batches,
+        first.batch_bytes,
+        first.num_batches,
         has_processes,
         where,
         free * GIB,

@@ -1,29 +1,19 @@
-"""Who builds batches, how many of them ahead, and how they reach the device."""
+"""Decides who builds batches, how many of them ahead, and how they reach the device."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-from wellfed.config.schema import Backend, LoaderConfig, RunConfig
+from wellfed.config.schema import Backend, RunConfig
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
-from wellfed.planning.backend import (
-    asks_for_timeout,
-    asks_to_watch,
-    candidates,
-    plan_backend,
-    show_ms,
-    to_time,
-)
+from wellfed.loading.first_batches import FirstBatches
+from wellfed.planning.backend import asks_for_timeout, asks_to_watch, candidates, plan_backend, show_ms, to_time
 from wellfed.planning.host_room import NEAR_FRAC, Room, room_for
-from wellfed.planning.planned import DataFacts, Planned, as_set, planned
+from wellfed.planning.run_plan import DataFacts, Decided, LoaderSection, as_set, by_rule
 from wellfed.units import MIB, show_bytes
-
-if TYPE_CHECKING:  # torch comes with it, and planning needs none
-    from wellfed.loading.backend_benchmark import Trial
 
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
 """Most producers of a loader option."""
@@ -37,66 +27,78 @@ THREADS_PREFETCH = 8
 """A thread builds up to half of them in one go, without waking the training thread between two: record loader_cpu."""
 CHEAP_MS, LITTLE_BYTES = 1.0, 256 * MIB
 """Where building several in one go pays, and what may be held for it without asking."""
-
-
-def plans_to_time(
-    config: RunConfig,
-    choices: Mapping[str, str],
-    facts: MachineFacts,
-    *,
-    data: DataFacts,
-    on_gpu: bool,
-    trial: Trial,
-) -> Sequence[Mapping[str, Planned]]:
-    """``loader.*`` of each backend that is worth timing, now that the time of building one batch is known."""
-    found = []
-    for name in to_time(candidates(config.loader, data, choices), trial):
-        as_asked = replace(config, loader=replace(config.loader, backend=Backend[name]))
-        faults: list[Fault] = []
-        knobs = plan_loader(as_asked, choices, facts, data=data, on_gpu=on_gpu, faults=faults, warnings=[], trial=trial)
-        if not faults:
-            found.append(knobs)
-    return found
-
-
 DEVICE_PREFETCH = 2
 """Batches on the device ahead of the step: one to come, and one for a step that is shorter than others."""
 
 
-def plan_loader(
-    config: RunConfig,
-    choices: Mapping[str, str],
-    facts: MachineFacts,
-    *,
-    data: DataFacts,
-    on_gpu: bool,
-    faults: list[Fault],
-    warnings: list[str],
-    trial: Trial | None = None,
-) -> dict[str, Planned]:
-    """``loader.*`` as it will be done; what can't be goes into ``faults``, what is ignored into ``warnings``."""
-    loader = config.loader
-    no_room = _without_room(config, facts, trial)
-    backend = plan_backend(loader, data, choices=choices, warnings=warnings, trial=trial, no_room=no_room)
-    if backend.value == "threads" and not data.has_fetch:
-        faults.append(
-            Fault(
-                "loader.backend",
-                "threads needs training data with fetch(indices, rng); this has only __getitem__.",
-                "Set loader.backend=processes, or give the dataset fetch.",
-            )
+@dataclass(frozen=True)
+class LoaderPlanner:
+    """Decides ``loader.*`` from what was asked, the machine, the data and what the first batches have shown."""
+
+    config: RunConfig
+    choices: Mapping[str, str]
+    facts: MachineFacts
+    data: DataFacts
+    on_gpu: bool
+    first: FirstBatches | None = None
+    """None: nothing was timed, rules of thumb decide."""
+
+    def section(self) -> LoaderSection:
+        """All of ``loader.*``."""
+        asked = self.config.loader
+        backend = plan_backend(asked, self.data, self.choices, self.first, self._without_room())
+        num_workers = self._num_workers(backend.value)
+        count, builds_ahead = num_workers.value, num_workers.value > 0
+        has_processes = builds_ahead and backend.value in ("torch", "processes")
+        prefetch_factor: Decided[int | None] = by_rule(None, "nobody builds ahead")
+        timeout_s: Decided[float] = by_rule(0, "built when asked for: there is no producer to wait for")
+        if builds_ahead:
+            prefetch_factor = self._prefetch_factor(backend.value, count)
+            told = as_set("loader.timeout_s", asked.timeout_s)
+            timeout_s = by_rule(asked.timeout_s or 0, told or "waits for ever", is_set=bool(told))
+        persistent_workers = by_rule(False, "no worker processes")
+        worker_threads: Decided[int | None] = by_rule(
+            None, "no worker processes: the training process has one count of threads"
         )
-    num_workers = _num_workers(config, choices, facts, backend=backend.value, data=data, trial=trial, warnings=warnings)
-    builds_ahead = num_workers.value > 0
-    has_processes = builds_ahead and backend.value in ("torch", "processes")
-    if not builds_ahead and asks_for_timeout(loader, choices):
-        warnings.append(_no_timeout(loader, backend.value, data))
-    beyond = [] if data.is_iterable else [index for index in loader.skip_ids if not 0 <= index < data.num_train]
-    if beyond:
-        warnings.append(_beyond(beyond, data.num_train))
-    if builds_ahead and trial is not None:
-        room = _room(config, facts, trial, backend=backend.value, num_workers=num_workers.value)
-        if room.is_full:
+        if has_processes:
+            persistent_workers = _unless_set(
+                "loader.persistent_workers", asked.persistent_workers, "worker processes live on from epoch to epoch"
+            )
+            told = as_set("loader.worker_threads", asked.worker_threads)
+            worker_threads = by_rule(
+                asked.worker_threads, told or "torch's default: one in a worker process", is_set=bool(told)
+            )
+        pin_memory = by_rule(False, "no GPU to copy to")
+        if self.on_gpu:
+            why = "copies from page-locked memory run beside the host"
+            pin_memory = _unless_set("loader.pin_memory", asked.pin_memory, why)
+        return LoaderSection.of(
+            {
+                "backend": backend,
+                "num_workers": num_workers,
+                "prefetch_factor": prefetch_factor,
+                "persistent_workers": persistent_workers,
+                "pin_memory": pin_memory,
+                "device_prefetch": self._device_prefetch(builds_ahead),
+                "timeout_s": timeout_s,
+                "worker_threads": worker_threads,
+            },
+            eval_workers=count,
+        )
+
+    def faults(self, section: LoaderSection) -> list[Fault]:
+        """What was asked of the loader and can't be."""
+        faults, asked, data = [], self.config.loader, self.data
+        if section.backend == "threads" and not data.has_fetch:
+            faults.append(
+                Fault(
+                    "loader.backend",
+                    "threads needs training data with fetch(indices, rng); this has only __getitem__.",
+                    "Set loader.backend=processes, or give the dataset fetch.",
+                )
+            )
+        room = self._room_of(section)
+        if room is not None and room.is_full:
             faults.append(
                 Fault(
                     f"loader.num_workers={room.num_workers}",
@@ -104,172 +106,185 @@ def plan_loader(
                     room.way_out(has_fetch=data.has_fetch),
                 )
             )
-        elif room.is_near:
-            warnings.append(
+        devices = self.config.trainer.devices
+        if asked.max_skipped and not data.is_iterable and devices > 1:
+            faults.append(
+                Fault(
+                    "loader.max_skipped",
+                    f"{asked.max_skipped} with trainer.devices={devices}: a rank does not know that another left out a "
+                    "sample of the step.",
+                    "Set loader.max_skipped=0 and loader.skip_ids=[...], or one device.",
+                )
+            )
+        return faults
+
+    def warnings(self, section: LoaderSection) -> list[str]:
+        """What was asked of the loader and is ignored, or is near a limit."""
+        asked, data, said = self.config.loader, self.data, []
+        if data.is_iterable and asked.backend not in (Backend.auto, Backend.inline):
+            said.append(
+                f"loader.backend={asked.backend.value} is not used: the training data is an iterable, which makes its "
+                "own batches. Give it __getitem__ and __len__ for producers."
+            )
+        if data.is_iterable and asked.num_workers:
+            said.append(f"loader.num_workers={asked.num_workers} is not used: the training data is an iterable.")
+        devices, cores, own = self.config.trainer.devices, self.facts.cpu_quota_cores, self._cores_of_a_device()
+        if section.num_workers * devices > cores and section.num_workers > own and asked.num_workers is not None:
+            each = "" if devices == 1 else f" on each of {devices} devices"
+            said.append(
+                f"loader.num_workers={asked.num_workers}{each} is more than the {cores:g} CPU cores this process may "
+                f"use; producers will take turns. loader.num_workers={own} leaves one for the training process."
+            )
+        if section.num_workers == 0 and asks_for_timeout(asked, self.choices):
+            said.append(self._no_timeout(section.backend))
+        beyond = [] if data.is_iterable else [index for index in asked.skip_ids if not 0 <= index < data.num_train]
+        if beyond:
+            ids = ",".join(map(str, beyond[:_LISTED]))
+            more = f" and {len(beyond) - _LISTED} more" if len(beyond) > _LISTED else ""
+            there = f"there are {data.num_train}, counted from 0"
+            said.append(f"loader.skip_ids={ids}{more}: no such training sample; {there}.")
+        room = self._room_of(section)
+        if room is not None and room.is_near:
+            said.append(
                 f"loader.num_workers={room.num_workers}: little is left beside the batches kept ready: "
                 f"{room.describe()}. {room.way_out(has_fetch=data.has_fetch)}"
             )
-    return {
-        "loader.backend": backend,
-        "loader.num_workers": num_workers,
-        "loader.prefetch_factor": _prefetch_factor(config, backend.value, num_workers.value, trial)
-        if builds_ahead
-        else Planned(None, "nobody builds ahead", "predicted"),
-        "loader.persistent_workers": _persistent(loader.persistent_workers, has_processes),
-        "loader.pin_memory": _pin(loader.pin_memory, on_gpu),
-        "loader.device_prefetch": _device_prefetch(
-            loader.device_prefetch, data, on_gpu=on_gpu, builds_ahead=builds_ahead, warnings=warnings
-        ),
-        "loader.timeout_s": planned(
-            loader.timeout_s or 0,
-            as_set("loader.timeout_s", loader.timeout_s) or "waits for ever",
-            loader.timeout_s is not None,
+        if asked.device_prefetch and self.on_gpu and section.device_prefetch == 0:
+            said.append(
+                f"loader.device_prefetch={asked.device_prefetch} is not used: samples are built one by one in the "
+                "training process. Set loader.num_workers=1, or give the dataset fetch."
+            )
+        if asked.max_skipped and data.is_iterable:
+            most = f"loader.max_skipped={asked.max_skipped}"
+            said.append(f"{most} is not used: the training data is an iterable, with its own errors.")
+        return said
+
+    def to_time(self, first: FirstBatches) -> list[LoaderSection]:
+        """What would be planned with each backend that is worth timing, now that building one batch has been timed."""
+        found = []
+        for name in to_time(candidates(self.config.loader, self.data, self.choices), first):
+            config = replace(self.config, loader=replace(self.config.loader, backend=Backend[name]))
+            with_backend = replace(self, config=config, first=first)
+            section = with_backend.section()
+            if not with_backend.faults(section):
+                found.append(section)
+        return found
+
+    def for_evaluation(self, section: LoaderSection, micro_batch: int) -> tuple[LoaderSection, list[str]]:
+        """With as many producers for an evaluation as there is room for, and a warning where they are fewer.
+
+        A validation comes in the midst of an epoch, when the batches of training are ready too. Its own have
+        ``memory.micro_batch`` samples, taken to be as large as those of training.
+        """
+        train = self._room_of(section)
+        if train is None or self.first is None or not self.data.num_eval:
+            return section, []
+        of_a_step = math.ceil(self.config.workload.effective_batch_size / self.config.trainer.devices)
+        both = replace(
+            train,
+            batch_bytes=math.ceil(self.first.batch_bytes * micro_batch / of_a_step),
+            num_batches=math.ceil(self.data.num_eval / micro_batch),
+            free_bytes=train.free_bytes - train.needed_bytes,
         )
-        if builds_ahead
-        else Planned(0, "built when asked for: there is no producer to wait for", "predicted"),
-        "loader.worker_threads": planned(
-            loader.worker_threads,
-            as_set("loader.worker_threads", loader.worker_threads) or "torch's default: one in a worker process",
-            loader.worker_threads is not None,
+        most = both.most_workers
+        if most == section.num_workers:
+            return section, []
+        warning = (
+            f"loader.num_workers={section.num_workers}: an evaluation has {most or 'none'} of them, since "
+            f"{train.where} has no room for more beside the batches kept ready for training "
+            f"({show_bytes(train.needed_bytes)})."
         )
-        if has_processes
-        else Planned(None, "no worker processes: the training process has one count of threads", "predicted"),
-    }
+        return replace(section, eval_workers=most), [warning]
 
+    def _no_timeout(self, backend: str) -> str:
+        asked = self.config.loader
+        if self.data.is_iterable:
+            return f"loader.timeout_s={asked.timeout_s} is not used: the training data is an iterable."
+        producers = f"loader.backend={'threads' if self.data.has_fetch else 'processes'}"
+        return (
+            f"loader.timeout_s={asked.timeout_s} is not used: {backend} has no producer to wait for. "
+            f"Set {producers if asked.backend is Backend.inline else 'loader.num_workers=1'}."
+        )
 
-def _no_timeout(loader: LoaderConfig, backend: str, data: DataFacts) -> str:
-    if data.is_iterable:
-        return f"loader.timeout_s={loader.timeout_s} is not used: the training data is an iterable."
-    producers = f"loader.backend={'threads' if data.has_fetch else 'processes'}"
-    return (
-        f"loader.timeout_s={loader.timeout_s} is not used: {backend} has no producer to wait for. "
-        f"Set {producers if loader.backend is Backend.inline else 'loader.num_workers=1'}."
-    )
+    def _cores_of_a_device(self) -> int:
+        """But one, which trains."""
+        return max(1, int(self.facts.cpu_quota_cores / self.config.trainer.devices) - 1)
 
-
-def _beyond(indices: Sequence[int], num_train: int) -> str:
-    first = ",".join(map(str, indices[:_LISTED]))
-    more = f" and {len(indices) - _LISTED} more" if len(indices) > _LISTED else ""
-    return f"loader.skip_ids={first}{more}: no such training sample; there are {num_train}, counted from 0."
-
-
-def _num_workers(
-    config: RunConfig,
-    choices: Mapping[str, str],
-    facts: MachineFacts,
-    *,
-    backend: str,
-    data: DataFacts,
-    trial: Trial | None,
-    warnings: list[str],
-) -> Planned:
-    asked, devices, cores = config.loader.num_workers, config.trainer.devices, facts.cpu_quota_cores
-    if data.is_iterable and asked:
-        warnings.append(f"loader.num_workers={asked} is not used: the training data is an iterable.")
-    if backend == "inline":
-        return planned(0, "built in the training process", asked == 0)
-    watch = config.loader.backend is Backend.auto and backend == "threads" and asks_to_watch(config.loader, choices)
-    if watch and asked is None and config.loader.prefetch_factor is None:
-        return Planned(1, f"one producer, so that it can be watched: {watch}", "predicted")
-    own = max(1, int(cores / devices) - 1)
-    if asked is None:
-        limit = _WORKER_LIMIT.get(choices.get("loader", ""), _MOST_WORKERS)
+    def _num_workers(self, backend: str) -> Decided[int]:
+        asked, devices, cores = self.config.loader, self.config.trainer.devices, self.facts.cpu_quota_cores
+        if backend == "inline":
+            return by_rule(0, "built in the training process", is_set=asked.num_workers == 0)
+        if asked.num_workers is not None:
+            return Decided(asked.num_workers, f"loader.num_workers={asked.num_workers}", "set")
+        watch = asks_to_watch(asked, self.choices)
+        if watch and backend == "threads" and asked.backend is Backend.auto and asked.prefetch_factor is None:
+            return by_rule(1, f"one producer, so that it can be watched: {watch}")
+        limit = _WORKER_LIMIT.get(self.choices.get("loader", ""), _MOST_WORKERS)
+        most = min(limit, self._cores_of_a_device())
         each = f"{cores:g} cores" if devices == 1 else f"{cores:g} cores / {devices} devices"
         because = f"{each} less one for training, at least 1, at most {limit}"
-        return _no_more_than_needed(min(limit, own), because, config, facts, backend=backend, trial=trial)
-    if asked * devices > cores and asked > own:
-        each = "" if devices == 1 else f" on each of {devices} devices"
-        warnings.append(
-            f"loader.num_workers={asked}{each} is more than the {cores:g} CPU cores this process may use; "
-            f"producers will take turns. loader.num_workers={own} leaves one for the training process."
+        if self.first is None:
+            return by_rule(most, because)
+        # Fewer where the first batches showed that more are of no use or don't fit.
+        of_use = math.ceil(self.first.build_ms) + 1  # at steps of 1 ms
+        room = self._room(self.first, backend, min(most, of_use))
+        if room.most_workers and room.most_workers < room.num_workers:
+            fits = f"{because}; the batches of {room.most_workers} fit into {NEAR_FRAC:g} of {room.where}"
+            return Decided(room.most_workers, fits, "measured")
+        if of_use < most:
+            fewer = f"a batch is built in {show_ms(self.first.build_ms)}, and steps are hardly shorter than 1 ms"
+            return Decided(of_use, f"{fewer}: more would wait", "measured")
+        return by_rule(most, because)
+
+    def _prefetch_factor(self, backend: str, num_workers: int) -> Decided[int]:
+        asked, first = self.config.loader.prefetch_factor, self.first
+        if asked is not None:
+            return Decided(asked, as_set("loader.prefetch_factor", asked), "set")
+        if backend == "threads" and first is not None and first.build_ms < CHEAP_MS:
+            held = THREADS_PREFETCH * num_workers * first.batch_bytes
+            if held <= LITTLE_BYTES:
+                because = f"cheap batches are built several at a time; those ready take {show_bytes(held)}"
+                return Decided(THREADS_PREFETCH, because, "measured")
+        return by_rule(PREFETCH_FACTOR, "torch's default")
+
+    def _room(self, first: FirstBatches, backend: str, num_workers: int) -> Room:
+        return room_for(
+            self.facts,
+            first,
+            has_processes=backend != "threads",
+            num_workers=num_workers,
+            prefetch_factor=self._prefetch_factor(backend, num_workers).value,
+            devices=self.config.trainer.devices,
         )
-    return Planned(asked, f"loader.num_workers={asked}", "set")
+
+    def _room_of(self, section: LoaderSection) -> Room | None:
+        """What the producers of training keep ready; None where there are none, or no batch was built."""
+        if section.num_workers == 0 or self.first is None:
+            return None
+        return self._room(self.first, section.backend, section.num_workers)
+
+    def _without_room(self) -> frozenset[str]:
+        """Backends that can't hold the batches of as few producers as may be."""
+        first, least = self.first, self.config.loader.num_workers or 1
+        if first is None:
+            return frozenset()
+        return frozenset(name for name in ("threads", "processes") if self._room(first, name, least).is_full)
+
+    def _device_prefetch(self, builds_ahead: bool) -> Decided[int]:
+        """Batches copied ahead. The thread that copies them builds them too where there are no producers: that may
+        only be done for data whose randomness is not that of the process."""
+        asked, data = self.config.loader.device_prefetch, self.data
+        if not self.on_gpu:
+            return by_rule(0, "no device to copy to")
+        if data.is_iterable and not asked:
+            return by_rule(0, "an iterable is read where it is asked: its randomness may be the process's")
+        if not (builds_ahead or data.has_fetch or data.is_iterable):
+            return by_rule(0, "samples are built in the training process: nothing is there to be copied ahead")
+        if asked is not None:
+            return Decided(asked, f"loader.device_prefetch={asked}", "set")
+        return by_rule(DEVICE_PREFETCH, "copies run beside the step, on a stream of their own")
 
 
-def _no_more_than_needed(
-    most: int, because: str, config: RunConfig, facts: MachineFacts, *, backend: str, trial: Trial | None
-) -> Planned:
-    """The quota's number, or fewer where the first batches showed that more are of no use or don't fit."""
-    if trial is None:
-        return Planned(most, because, "predicted")
-    of_use = math.ceil(trial.build_ms) + 1  # at steps of 1 ms
-    room = _room(config, facts, trial, backend=backend, num_workers=min(most, of_use))
-    if room.most_workers and room.most_workers < room.num_workers:
-        fits = f"{because}; the batches of {room.most_workers} fit into {NEAR_FRAC:g} of {room.where}"
-        return Planned(room.most_workers, fits, "measured")
-    if of_use < most:
-        fewer = f"a batch is built in {show_ms(trial.build_ms)}, and steps are hardly shorter than 1 ms"
-        return Planned(of_use, f"{fewer}: more would wait", "measured")
-    return Planned(most, because, "predicted")
-
-
-def _room(config: RunConfig, facts: MachineFacts, trial: Trial, *, backend: str, num_workers: int) -> Room:
-    return room_for(
-        facts,
-        trial,
-        has_processes=backend != "threads",
-        num_workers=num_workers,
-        prefetch_factor=_prefetch_factor(config, backend, num_workers, trial).value,
-        devices=config.trainer.devices,
-    )
-
-
-def _prefetch_factor(config: RunConfig, backend: str, num_workers: int, trial: Trial | None) -> Planned:
-    asked = config.loader.prefetch_factor
-    if asked is not None:
-        return Planned(asked, as_set("loader.prefetch_factor", asked), "set")
-    if backend == "threads" and trial is not None and trial.build_ms < CHEAP_MS:
-        held = THREADS_PREFETCH * num_workers * trial.batch_bytes
-        if held <= LITTLE_BYTES:
-            because = f"cheap batches are built several at a time; those ready take {show_bytes(held)}"
-            return Planned(THREADS_PREFETCH, because, "measured")
-    return Planned(PREFETCH_FACTOR, "torch's default", "predicted")
-
-
-def _without_room(config: RunConfig, facts: MachineFacts, trial: Trial | None) -> frozenset[str]:
-    """Backends that can't hold the batches of as few producers as may be."""
-    if trial is None:
-        return frozenset()
-    least = config.loader.num_workers or 1
-    return frozenset(
-        name
-        for name in ("threads", "processes")
-        if _room(config, facts, trial, backend=name, num_workers=least).is_full
-    )
-
-
-def _device_prefetch(
-    asked: int | None, data: DataFacts, *, on_gpu: bool, builds_ahead: bool, warnings: list[str]
-) -> Planned:
-    """Batches copied ahead. The thread that copies them builds them too where there are no producers: that may only be
-    done for data whose randomness is not that of the process."""
-    if not on_gpu:
-        return Planned(0, "no device to copy to", "predicted")
-    if data.is_iterable and not asked:
-        return Planned(0, "an iterable is read where it is asked: its randomness may be the process's", "predicted")
-    if not (builds_ahead or data.has_fetch or data.is_iterable):
-        if asked:
-            warnings.append(
-                f"loader.device_prefetch={asked} is not used: samples are built one by one in the training process. "
-                "Set loader.num_workers=1, or give the dataset fetch."
-            )
-        return Planned(0, "samples are built in the training process: nothing is there to be copied ahead", "predicted")
-    if asked is not None:
-        return Planned(asked, f"loader.device_prefetch={asked}", "set")
-    return Planned(DEVICE_PREFETCH, "copies run beside the step, on a stream of their own", "predicted")
-
-
-def _persistent(asked: bool | None, has_processes: bool) -> Planned:
-    if not has_processes:
-        return Planned(False, "no worker processes", "predicted")
-    if asked is not None:
-        return Planned(asked, f"loader.persistent_workers={str(asked).lower()}", "set")
-    return Planned(True, "worker processes live on from epoch to epoch", "predicted")
-
-
-def _pin(asked: bool | None, on_gpu: bool) -> Planned:
-    if not on_gpu:
-        return Planned(False, "no GPU to copy to", "predicted")
-    if asked is not None:
-        return Planned(asked, f"loader.pin_memory={str(asked).lower()}", "set")
-    return Planned(True, "copies from page-locked memory run beside the host", "predicted")
+def _unless_set(knob: str, asked: bool | None, because: str) -> Decided[bool]:
+    """On, unless the user says otherwise."""
+    return by_rule(True, because) if asked is None else Decided(asked, as_set(knob, asked), "set")

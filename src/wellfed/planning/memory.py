@@ -1,4 +1,4 @@
-"""How memory is spent: micro-batches, feature tables, what is known to fit."""
+"""Decides how device memory is spent: micro-batches, feature tables, what is known to fit."""
 
 from __future__ import annotations
 
@@ -8,49 +8,113 @@ from collections.abc import Mapping
 from wellfed.config.schema import FeatureMode, OnOom, RunConfig, Strategy
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
-from wellfed.planning.planned import DataFacts, ModelFacts, Planned, RunPlan, as_set, planned
+from wellfed.planning.run_plan import (
+    DataFacts,
+    Decided,
+    DevicePlan,
+    MemorySection,
+    ModelFacts,
+    RunPlan,
+    as_set,
+    by_rule,
+)
 from wellfed.units import gib, show_bytes
 
 CACHE_SHARE = 0.5
 """Largest part of the budget, or of free host memory, that a feature table may take; activations need the rest."""
+_WHOLE = "a LightningModule runs its own step on whole batches"
 
 
-def plan_on_oom(asked: OnOom, strategy: str, model: ModelFacts) -> Planned:
-    """Whether a step that ran out of memory is done again in smaller parts."""
-    why = None
+def plan_memory(
+    config: RunConfig, facts: MachineFacts, device: DevicePlan, data: DataFacts, model: ModelFacts
+) -> MemorySection:
+    """``memory.*`` by rules of thumb."""
+    asked, per_device = config.memory, _per_device(config)
     if model.is_lightning_module:
-        why = "a LightningModule runs its own step"
-    elif model.has_batch_norm:
-        why = "BatchNorm's statistics belong to the whole batch, which is never split"
-    elif strategy == "fsdp":
-        why = "a rank that fails within a sharded model's passes leaves the others waiting"
-    elif strategy == "ddp" and model.has_sparse_gradients:
-        why = "sparse gradients are summed by DDP itself, during the backward pass"
-    if asked is OnOom.retry and strategy == "ddp" and why is None:
-        because = "memory.on_oom=retry: gradients are summed after the backward pass; fail has DDP sum them during it"
-        return Planned("retry", because, "set")
-    if asked is OnOom.fail or why is None:
-        return Planned(asked.value, f"memory.on_oom={asked.value}", "set")
-    return Planned("fail", f"{why}: no retry inside a step", "predicted")
+        micro, accumulate = by_rule(per_device, _WHOLE), by_rule(1, _WHOLE)
+    else:
+        micro = _micro_batch(config, model, per_device)
+        accumulate = _accumulate(asked.accumulate, per_device, micro.value)
+    checkpoints = as_set("memory.checkpoint_activations", asked.checkpoint_activations)
+    return MemorySection.of(
+        {
+            "micro_batch": micro,
+            "accumulate": accumulate,
+            "checkpoint_activations": by_rule(
+                bool(asked.checkpoint_activations),
+                checkpoints or "off: it costs about a third more compute",
+                is_set=bool(checkpoints),
+            ),
+            "features": _features(config, facts, device, data),
+            "on_oom": _on_oom(asked.on_oom, device.trainer.strategy, model),
+        }
+    )
 
 
-def known_parts(precision: str, model: ModelFacts, data: DataFacts, features: str | None) -> dict[str, int]:
+def memory_faults(config: RunConfig, memory: MemorySection, data: DataFacts, model: ModelFacts) -> list[Fault]:
+    """What was asked of memory and can't be."""
+    asked, per_device, faults = config.memory, _per_device(config), []
+    if model.is_lightning_module:
+        for knob, value, whole in (("micro_batch", asked.micro_batch, per_device), ("accumulate", asked.accumulate, 1)):
+            if value not in (None, whole):
+                faults.append(
+                    Fault(
+                        f"memory.{knob}",
+                        f"{value} would split a step, and {_WHOLE}.",
+                        f"Set memory.{knob}=null, or bring a plain nn.Module with loss(batch).",
+                    )
+                )
+    elif model.has_batch_norm and memory.accumulate > 1:
+        faults.append(
+            Fault(
+                "memory.micro_batch",
+                f"{memory.micro_batch} would split {per_device} samples of a model with BatchNorm, whose statistics "
+                "belong to the whole batch; the result would differ.",
+                "Set memory.micro_batch=null and memory.accumulate=null, or replace BatchNorm by GroupNorm.",
+            )
+        )
+    if data.feature_rows and data.features_trainable and asked.features not in (None, FeatureMode.dynamic):
+        faults.append(
+            Fault(
+                "memory.features",
+                f"{asked.features.value} would freeze features that are trained.",
+                "Set memory.features=dynamic, or workload.model.train_encoder=false.",
+            )
+        )
+    return faults
+
+
+def memory_warnings(config: RunConfig, data: DataFacts) -> list[str]:
+    """What was asked of memory and is ignored."""
+    said, asked = [], config.memory
+    if asked.stages:
+        said.append("memory.stages is not used yet: the feature mode stays the same throughout. Set memory.features.")
+    if asked.features is not None and data.feature_rows == 0:
+        said.append(
+            f"memory.features={asked.features.value} has no effect: this workload offers no features. "
+            "Set memory.features=null."
+        )
+    return said
+
+
+def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, int]:
     """Bytes on the device by what needs them, activations aside."""
-    halves = 2 if precision == "bf16-true" else 1  # Lightning turns the whole model into bf16 then
+    halves = 2 if plan.device.precision == "bf16-true" else 1  # Lightning turns the whole model into bf16 then
     return {
         "parameters": model.parameter_bytes // halves,
         "gradients": model.trainable_bytes // halves,
         "optimizer state": model.optimizer_state_bytes // halves,
-        "feature table": data.feature_bytes if features == "cache" else 0,
+        "feature table": data.feature_bytes if plan.memory.features == "cache" else 0,
     }
 
 
-def parts_faults(parts: Mapping[str, int], budget_gib: float | None, precision: str) -> list[Fault]:
+def parts_faults(parts: Mapping[str, int], plan: RunPlan) -> list[Fault]:
     """The fault where what is known alone is more than the budget."""
+    budget_gib = plan.device.memory_gib
     if budget_gib is None or gib(sum(parts.values())) <= budget_gib:
         return []
     listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts.items() if size)
-    way_out = _less_to_hold(parts, budget_gib, precision)
+    way_out = _less_to_hold(parts, budget_gib, plan.device.precision)
     return [
         Fault(
             "gpu.memory_gib",
@@ -75,124 +139,72 @@ def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str) -
     return " and ".join(typed)
 
 
-def plan_micro_batch(config: RunConfig, model: ModelFacts, faults: list[Fault]) -> dict[str, Planned]:
-    """How a step is split; what can't be goes into ``faults``."""
-    memory, effective, world = config.memory, config.workload.effective_batch_size, config.trainer.devices
-    per_device = math.ceil(effective / world)
-    if model.is_lightning_module:
-        return _whole_batches(config, per_device, faults)
-    share = f"{effective} samples a step" + (f" over {world} devices" if world > 1 else "")
+def _per_device(config: RunConfig) -> int:
+    """Samples of a step on each device."""
+    return math.ceil(config.workload.effective_batch_size / config.trainer.devices)
+
+
+def _micro_batch(config: RunConfig, model: ModelFacts, per_device: int) -> Decided[int]:
+    memory, world = config.memory, config.trainer.devices
+    share = f"{config.workload.effective_batch_size} samples a step" + (f" over {world} devices" if world > 1 else "")
     if memory.micro_batch is not None:
-        micro = Planned(memory.micro_batch, f"memory.micro_batch={memory.micro_batch}", "set")
-    elif memory.accumulate is not None:
+        return Decided(memory.micro_batch, f"memory.micro_batch={memory.micro_batch}", "set")
+    if memory.accumulate is not None:
         size = math.ceil(per_device / memory.accumulate)
-        micro = Planned(size, f"{share} in memory.accumulate={memory.accumulate} parts", "set")
-    elif memory.plateau_frac is not None and not model.has_batch_norm:
-        size = max(1, per_device // 4)
-        micro = Planned(size, f"a quarter of {share}: the rate at each size was not measured", "predicted")
-    else:
-        may_split = memory.on_oom is OnOom.retry and config.trainer.strategy is not Strategy.fsdp
-        may_split = may_split and not model.has_batch_norm
-        rest = "unsplit until memory runs out" if may_split else "unsplit"
-        micro = Planned(per_device, f"{share}, {rest}", "predicted")
-    num_micro = math.ceil(per_device / micro.value)
-    if model.has_batch_norm and num_micro > 1:
-        faults.append(
-            Fault(
-                "memory.micro_batch",
-                f"{micro.value} would split {per_device} samples of a model with BatchNorm, whose statistics belong "
-                "to the whole batch; the result would differ.",
-                "Set memory.micro_batch=null and memory.accumulate=null, or replace BatchNorm by GroupNorm.",
-            )
-        )
-    return {
-        "workload.effective_batch_size": Planned(effective, "the workload's; nothing else changes it", "set"),
-        "memory.micro_batch": micro,
-        "memory.accumulate": _accumulate(memory.accumulate, num_micro, per_device, micro.value),
-        "memory.checkpoint_activations": planned(
-            bool(memory.checkpoint_activations),
-            as_set("memory.checkpoint_activations", memory.checkpoint_activations)
-            or "off: it costs about a third more compute",
-            memory.checkpoint_activations is not None,
-        ),
-    }
+        return Decided(size, f"{share} in memory.accumulate={memory.accumulate} parts", "set")
+    if memory.plateau_frac is not None and not model.has_batch_norm:
+        return by_rule(max(1, per_device // 4), f"a quarter of {share}: the rate at each size was not measured")
+    may_split = memory.on_oom is OnOom.retry and config.trainer.strategy is not Strategy.fsdp
+    rest = "unsplit until memory runs out" if may_split and not model.has_batch_norm else "unsplit"
+    return by_rule(per_device, f"{share}, {rest}")
 
 
-def _accumulate(asked: int | None, num_micro: int, per_device: int, micro: int) -> Planned:
+def _accumulate(asked: int | None, per_device: int, micro: int) -> Decided[int]:
+    num_micro = math.ceil(per_device / micro)
     sums = f"{per_device} samples a device in micro-batches of {micro}"
     if asked is None or asked == num_micro:
-        return planned(num_micro, sums, asked is not None)
-    return Planned(num_micro, f"{sums}: memory.accumulate={asked} has no equal parts here", "predicted")
+        return by_rule(num_micro, sums, is_set=asked is not None)
+    return by_rule(num_micro, f"{sums}: memory.accumulate={asked} has no equal parts here")
 
 
-def _whole_batches(config: RunConfig, per_device: int, faults: list[Fault]) -> dict[str, Planned]:
-    """A LightningModule runs its own step on what it is handed."""
-    memory, why = config.memory, "a LightningModule runs its own step on whole batches"
-    asked = {"micro_batch": memory.micro_batch, "accumulate": memory.accumulate}
-    for name, value in asked.items():
-        if value not in (None, per_device if name == "micro_batch" else 1):
-            faults.append(
-                Fault(
-                    f"memory.{name}",
-                    f"{value} would split a step, and {why}.",
-                    f"Set memory.{name}=null, or bring a plain nn.Module with loss(batch).",
-                )
-            )
-    return {
-        "workload.effective_batch_size": Planned(config.workload.effective_batch_size, "the workload's", "set"),
-        "memory.micro_batch": Planned(per_device, why, "predicted"),
-        "memory.accumulate": Planned(1, why, "predicted"),
-        "memory.checkpoint_activations": planned(
-            bool(memory.checkpoint_activations),
-            as_set("memory.checkpoint_activations", memory.checkpoint_activations) or "off: it costs compute",
-            memory.checkpoint_activations is not None,
-        ),
-    }
+def _on_oom(asked: OnOom, strategy: str, model: ModelFacts) -> Decided[str]:
+    """Whether a step that ran out of memory is done again in smaller parts."""
+    why = None
+    if model.is_lightning_module:
+        why = "a LightningModule runs its own step"
+    elif model.has_batch_norm:
+        why = "BatchNorm's statistics belong to the whole batch, which is never split"
+    elif strategy == "fsdp":
+        why = "a rank that fails within a sharded model's passes leaves the others waiting"
+    elif strategy == "ddp" and model.has_sparse_gradients:
+        why = "sparse gradients are summed by DDP itself, during the backward pass"
+    if asked is OnOom.retry and strategy == "ddp" and why is None:
+        because = "memory.on_oom=retry: gradients are summed after the backward pass; fail has DDP sum them during it"
+        return Decided("retry", because, "set")
+    if asked is OnOom.fail or why is None:
+        return Decided(asked.value, f"memory.on_oom={asked.value}", "set")
+    return by_rule("fail", f"{why}: no retry inside a step")
 
 
-def plan_features(
-    config: RunConfig,
-    facts: MachineFacts,
-    *,
-    device: RunPlan,
-    data: DataFacts,
-    faults: list[Fault],
-    warnings: list[str],
-) -> dict[str, Planned]:
-    """Where features live; what can't be goes into ``faults``, what is ignored into ``warnings``."""
+def _features(config: RunConfig, facts: MachineFacts, device: DevicePlan, data: DataFacts) -> Decided[str | None]:
+    """Where features live."""
     asked = config.memory.features
     if data.feature_rows == 0:
-        if asked is not None:
-            warnings.append(
-                f"memory.features={asked.value} has no effect: this workload offers no features. "
-                "Set memory.features=null."
-            )
-        return {"memory.features": Planned(None, "this workload offers no features", "predicted")}
+        return by_rule(None, "this workload offers no features")
     size = f"{data.feature_rows:,} rows, {show_bytes(data.feature_bytes)}"
     if data.features_trainable:
-        if asked not in (None, FeatureMode.dynamic):
-            faults.append(
-                Fault(
-                    "memory.features",
-                    f"{asked.value} would freeze features that are trained.",
-                    "Set memory.features=dynamic, or workload.model.train_encoder=false.",
-                )
-            )
-        return {"memory.features": planned("dynamic", "the encoder is trained", asked is not None)}
+        return by_rule("dynamic", "the encoder is trained", is_set=asked is not None)
     if asked is not None:
-        return {"memory.features": Planned(asked.value, f"memory.features={asked.value}; {size}", "set")}
-    on_gpu = device["trainer.accelerator"] == "gpu"
-    table_gib, budget_gib, ram_gib = gib(data.feature_bytes), device.budget_gib, facts.ram_available_gib
+        return Decided(asked.value, f"memory.features={asked.value}; {size}", "set")
+    table_gib, budget_gib, ram_gib = gib(data.feature_bytes), device.device.memory_gib, facts.ram_available_gib
     fits_host = table_gib <= CACHE_SHARE * ram_gib
     # On a CPU the table is in host memory either way; the budget of a card that was named decides all the same.
     if budget_gib is not None and table_gib > CACHE_SHARE * budget_gib:
         over = f"{size}, is more than {CACHE_SHARE:g} of the {budget_gib:.1f} GiB GPU budget"
         if fits_host:
-            return {"memory.features": Planned("cache_host", f"{over}, and host memory holds it", "predicted")}
-        return {"memory.features": Planned("dynamic", f"{over} and of {ram_gib:.1f} GiB free host memory", "predicted")}
-    if not on_gpu and not fits_host:
-        because = f"{size}, is more than {CACHE_SHARE:g} of {ram_gib:.1f} GiB free host memory"
-        return {"memory.features": Planned("dynamic", because, "predicted")}
+            return by_rule("cache_host", f"{over}, and host memory holds it")
+        return by_rule("dynamic", f"{over} and of {ram_gib:.1f} GiB free host memory")
+    if not device.on_gpu and not fits_host:
+        return by_rule("dynamic", f"{size}, is more than {CACHE_SHARE:g} of {ram_gib:.1f} GiB free host memory")
     room = f"{ram_gib:.1f} GiB free host memory" if budget_gib is None else f"the {budget_gib:.1f} GiB GPU budget"
-    because = f"frozen features, {size}, within {CACHE_SHARE:g} of {room}"
-    return {"memory.features": Planned("cache", because, "predicted")}
+    return by_rule("cache", f"frozen features, {size}, within {CACHE_SHARE:g} of {room}")

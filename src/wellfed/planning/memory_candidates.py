@@ -1,7 +1,8 @@
-"""Which way of training fits a budget: the cheapest first, and what would fit where none of those allowed does.
+"""Searches the cheapest settings of memory that fit a budget, and what would fit where none of those allowed does.
 
-A way costs nothing while a step fits whole; smaller micro-batches leave kernels less full; checkpointing computes about
-a third more; a feature table in host memory is copied from at each batch; a dynamic one runs its encoder each time.
+Memory costs no time while a step fits whole; smaller micro-batches leave kernels less full; checkpointing computes
+about a third more; a feature table in host memory is copied from at each batch; a dynamic one runs its encoder each
+time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ and for what it does not see (docs/memory.md)."""
 
 
 @dataclass(frozen=True)
-class Choice:
+class SearchSpace:
     """What may be chosen; of several values the first is the cheapest."""
 
     features: tuple[str | None, ...]
@@ -43,8 +44,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Way:
-    """One way to train, with its predicted peak on each device."""
+class Candidate:
+    """One setting of memory, with its predicted peak on each device."""
 
     features: str | None
     checkpointed: bool
@@ -60,14 +61,14 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What was found: a way, or none that fits, or no estimate to tell."""
+class Found:
+    """What a search has found: a candidate, or none that fits, or no estimate to tell."""
 
-    way: Way | None
+    candidate: Candidate | None
     """The cheapest that fits; where none does, the one among those allowed that needs the least."""
     fits: bool
-    passed_over: tuple[Way, ...] = ()
-    """Cheaper ways that do not fit, each at the micro-batch that it would need the least with."""
+    passed_over: tuple[Candidate, ...] = ()
+    """Cheaper ones that do not fit, each at the micro-batch that it would need the least with."""
     no_estimate: str | None = None
 
 
@@ -76,23 +77,23 @@ def limit_bytes(budget_gib: float) -> int:
     return int(PLANNED_FRAC * budget_gib * 2**30)
 
 
-def cheapest(choice: Choice, estimate: Estimate, budget_gib: float | None) -> Outcome:
-    """The first way that fits; without a budget all of them do."""
-    passed: list[Way] = []
-    for features, checkpointed in _in_order(choice):
+def cheapest(space: SearchSpace, estimate: Estimate, budget_gib: float | None) -> Found:
+    """The first candidate that fits; without a budget all of them do."""
+    passed: list[Candidate] = []
+    for features, checkpointed in _in_order(space):
         footprint = estimate(features, checkpointed)
         if isinstance(footprint, NoEstimate):
-            return Outcome(None, True, no_estimate=footprint.reason)
-        way, fits = _largest(choice, features, checkpointed, footprint, budget_gib)
+            return Found(None, True, no_estimate=footprint.reason)
+        candidate, fits = _largest(space, features, checkpointed, footprint, budget_gib)
         if fits:
-            return Outcome(way, True, tuple(passed))
-        passed.append(way)
-    return Outcome(min(passed, key=lambda way: way.reserved_bytes), False, tuple(passed))
+            return Found(candidate, True, tuple(passed))
+        passed.append(candidate)
+    return Found(min(passed, key=lambda each: each.reserved_bytes), False, tuple(passed))
 
 
 def remedies(
-    choice: Choice, estimate: Estimate, budget_gib: float, *, has_features: bool, may_split: bool, has_blocks: bool
-) -> list[Way]:
+    space: SearchSpace, estimate: Estimate, budget_gib: float, *, has_features: bool, may_split: bool, has_blocks: bool
+) -> list[Candidate]:
     """Ways that fit, cheapest first, where more may be changed than was left open; at most one for each kind of change.
 
     Args:
@@ -100,18 +101,18 @@ def remedies(
         may_split: the model may be trained in micro-batches.
         has_blocks: the model has parts that checkpointing can recompute.
     """
-    features = _slower_too(choice.features[0]) if has_features else choice.features
-    checkpointed = (False, True) if has_blocks else choice.checkpointed
-    micro = None if may_split else choice.micro_batch or choice.step.samples
-    found: list[Way] = []
-    wider = Choice(features, checkpointed, micro, choice.step.samples, choice.step)
+    features = _slower_too(space.features[0]) if has_features else space.features
+    checkpointed = (False, True) if has_blocks else space.checkpointed
+    micro = None if may_split else space.micro_batch or space.step.samples
+    found: list[Candidate] = []
+    wider = SearchSpace(features, checkpointed, micro, space.step.samples, space.step)
     for mode, is_checkpointed in _in_order(wider):
         footprint = estimate(mode, is_checkpointed)
         if isinstance(footprint, NoEstimate):
             continue
-        way, fits = _largest(wider, mode, is_checkpointed, footprint, budget_gib)
+        candidate, fits = _largest(wider, mode, is_checkpointed, footprint, budget_gib)
         if fits:
-            found.append(way)
+            found.append(candidate)
     return found
 
 
@@ -119,42 +120,45 @@ def _slower_too(mode: str | None) -> tuple[str | None, ...]:
     return FEATURE_MODES if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) :]
 
 
-def _in_order(choice: Choice) -> Iterator[tuple[str | None, bool]]:
-    for features in choice.features:
-        for checkpointed in choice.checkpointed:
+def _in_order(space: SearchSpace) -> Iterator[tuple[str | None, bool]]:
+    for features in space.features:
+        for checkpointed in space.checkpointed:
             yield features, checkpointed
 
 
 def _largest(
-    choice: Choice, features: str | None, checkpointed: bool, footprint: Footprint, budget_gib: float | None
-) -> tuple[Way, bool]:
-    """The way with the largest micro-batch that fits, or with the one that needs the least, which does not."""
+    space: SearchSpace, features: str | None, checkpointed: bool, footprint: Footprint, budget_gib: float | None
+) -> tuple[Candidate, bool]:
+    """The candidate with the largest micro-batch that fits, or with the one that needs the least, which does not."""
     if budget_gib is None:
-        micro = _reachable(footprint, choice.micro_batch or choice.at_most)
-        peak = predicted_peak(footprint, micro, choice.step)
-        return Way(features, checkpointed, micro, peak, peak.reserved_bytes), True
+        micro = _reachable(footprint, space.micro_batch or space.at_most)
+        peak = predicted_peak(footprint, micro, space.step)
+        return Candidate(features, checkpointed, micro, peak, peak.reserved_bytes), True
     limit = limit_bytes(budget_gib)
-    if choice.micro_batch is None:
-        largest = min(largest_micro_batch(footprint, limit, choice.step), choice.at_most)
+    if space.micro_batch is None:
+        largest = min(largest_micro_batch(footprint, limit, space.step), space.at_most)
         micro = largest or 1
     else:
-        micro = _reachable(footprint, choice.micro_batch)
-    peak = predicted_peak(footprint, micro, choice.step)
-    fits = fits_within(footprint, micro, choice.step, limit)
-    reserved = min(peak.reserved_bytes, limit) if fits else needed_bytes(footprint, micro, choice.step)
-    return Way(features, checkpointed, micro, peak, reserved), fits
+        micro = _reachable(footprint, space.micro_batch)
+    peak = predicted_peak(footprint, micro, space.step)
+    fits = fits_within(footprint, micro, space.step, limit)
+    reserved = min(peak.reserved_bytes, limit) if fits else needed_bytes(footprint, micro, space.step)
+    return Candidate(features, checkpointed, micro, peak, reserved), fits
 
 
 def _reachable(footprint: Footprint, micro_batch: int) -> int:
     return micro_batch if footprint.reach is None else min(micro_batch, footprint.reach)
 
 
-def show_parts(way: Way, most: int = 4) -> str:
+def show_parts(candidate: Candidate, most: int = 4) -> str:
     """The largest parts of a peak, for messages; with what is beside them they add up."""
-    parts: list[tuple[str, int]] = sorted(way.peak.parts.items(), key=lambda part: -part[1])
+    parts: list[tuple[str, int]] = sorted(candidate.peak.parts.items(), key=lambda part: -part[1])
     parts[most:] = [("other parts", sum(size for _, size in parts[most:]))]
     parts += [
-        ("the allocator's unused blocks", max(0, way.reserved_bytes - way.peak.tensor_bytes - way.peak.workspaces)),
-        ("cuBLAS's workspaces", way.peak.workspaces),
+        (
+            "the allocator's unused blocks",
+            max(0, candidate.reserved_bytes - candidate.peak.tensor_bytes - candidate.peak.workspaces),
+        ),
+        ("cuBLAS's workspaces", candidate.peak.workspaces),
     ]
     return ", ".join(f"{name} {show_bytes(size)}" for name, size in parts if size)

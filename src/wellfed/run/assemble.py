@@ -19,14 +19,15 @@ from wellfed.footprint.footprint import KnownFootprints
 from wellfed.footprint.gathered import gathered_bytes
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit.unimported import is_lightning_module
-from wellfed.loading.backend_benchmark import Trial, copied, run_trial
+from wellfed.loading.backend_benchmark import copied, run_trial
 from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.evaluation import EvalLoader
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.loading.loaders import IterableLoader, TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
 from wellfed.planning.backend import candidates
-from wellfed.planning.loader import plans_to_time
-from wellfed.planning.planned import DataFacts, ModelFacts, Planned, RunPlan
+from wellfed.planning.loader import LoaderPlanner
+from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, RunPlan
 
 _LOG = logging.getLogger(__name__)
 _USUAL_STATES = 2
@@ -45,7 +46,7 @@ class Parts:
     """As ``nn.Embedding(sparse=True)`` gives its weight."""
     feature_rows: Tensor | None = None
     """All rows of ``features``, where they have been computed on the CPU already, for training there."""
-    first_batches: Trial | None = None
+    first_batches: FirstBatches | None = None
     """What building them has shown, where that is known already."""
     footprints: KnownFootprints | None = None
     """Those for the way in which it is trained, where some are known already."""
@@ -189,7 +190,7 @@ def make_optimizer(
     if not is_dense_real:
         return made
     # Lightning refuses a fused optimizer where it must unscale gradients itself to clip them.
-    if plan["gpu.precision"] == "16-mixed" and config.trainer.gradient_clip is not None:
+    if plan.device.precision == "16-mixed" and config.trainer.gradient_clip is not None:
         return made
     try:
         return build({**node, "fused": True}, "workload.optimizer", [dict(group) for group in groups])  # type: ignore[no-any-return]
@@ -206,12 +207,12 @@ def make_train_loader(
     on_skipped: Callable[..., None] | None = None,
 ) -> TrainLoader | IterableLoader:
     """The steps of training for one rank; ``on_skipped`` is told of samples that fail and are left out."""
-    return _train_loader(config, _loader_plan(plan.knobs), data, rank, on_skipped)
+    return _train_loader(config, _loader_plan(plan.loader), data, rank, on_skipped)
 
 
 def make_one_off_loader(config: RunConfig, plan: RunPlan, data: Datasets) -> TrainLoader | IterableLoader:
     """The same for a look at a few batches: one producer where the plan has processes or a timeout, else none."""
-    asked = _loader_plan(plan.knobs)
+    asked = _loader_plan(plan.loader)
     is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
     return _train_loader(config, _one_producer(config, asked) if is_watched else LoaderPlan(), data, rank=0)
 
@@ -233,15 +234,15 @@ def _one_producer(config: RunConfig, plan: LoaderPlan) -> LoaderPlan:
     )
 
 
-def _loader_plan(knobs: Mapping[str, Planned]) -> LoaderPlan:
+def _loader_plan(section: LoaderSection) -> LoaderPlan:
     return LoaderPlan(
-        backend=knobs["loader.backend"].value,
-        num_workers=knobs["loader.num_workers"].value,
-        prefetch_factor=knobs["loader.prefetch_factor"].value,
-        persistent_workers=knobs["loader.persistent_workers"].value,
-        pin_memory=knobs["loader.pin_memory"].value,
-        timeout_s=knobs["loader.timeout_s"].value,
-        worker_threads=knobs["loader.worker_threads"].value,
+        backend=section.backend,
+        num_workers=section.num_workers,
+        prefetch_factor=section.prefetch_factor,
+        persistent_workers=section.persistent_workers,
+        pin_memory=section.pin_memory,
+        timeout_s=section.timeout_s,
+        worker_threads=section.worker_threads,
     )
 
 
@@ -278,7 +279,7 @@ def try_loader(
     parts: Parts,
     *,
     rank: int = 0,
-) -> Trial | None:
+) -> FirstBatches | None:
     """What the first batches show, for the plan; None where nothing depends on it, or no batch can be built.
 
     Args:
@@ -287,31 +288,31 @@ def try_loader(
     first = first_builder(config, choices, plan, parts)
     if first is None:
         return None
-    data, on_gpu = data_facts(parts), plan["trainer.accelerator"] == "gpu"
-
-    def to_time(trial: Trial) -> list[LoaderPlan]:
-        found = plans_to_time(config, choices, facts, data=data, on_gpu=on_gpu, trial=trial)
-        return [_loader_plan(knobs) for knobs in found]
-
-    make = _loaders_of_a_trial(config, parts, rank)
-    trial = run_trial(make, to_time, first=first, on_gpu=on_gpu, known=parts.first_batches)
+    loading = LoaderPlanner(config, choices, facts, data_facts(parts), plan.on_gpu)
+    found = run_trial(
+        _loaders_of_a_trial(config, parts, rank),
+        lambda built: [_loader_plan(section) for section in loading.to_time(built)],
+        first=first,
+        on_gpu=plan.on_gpu,
+        known=parts.first_batches,
+    )
     # Host memory is checked once, by rank 0 for all of them: what a rank finds free changes while others start. Those
-    # that it starts load as it has decided then (`run.loads_as_rank_0`).
-    return trial if trial is None or rank == 0 else replace(trial, batch_bytes=0)
+    # that it starts load as it has decided then (`ranks.RankZero`).
+    return found if found is None or rank == 0 else replace(found, batch_bytes=0)
 
 
 def first_builder(config: RunConfig, choices: Mapping[str, str], plan: RunPlan, parts: Parts) -> LoaderPlan | None:
     """Who builds the first batches that are looked at before training; None where nothing depends on them."""
     data = data_facts(parts)
     names = candidates(config.loader, data, choices)
-    if data.is_iterable or not (plan["loader.num_workers"] > 0 or len(names) > 1):
+    if data.is_iterable or not (plan.loader.num_workers > 0 or len(names) > 1):
         return None
     # Producers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
-    asked = _loader_plan(plan.knobs)
+    asked = _loader_plan(plan.loader)
     return LoaderPlan() if "inline" in names and not asked.timeout_s else _one_producer(config, asked)
 
 
-def look_at_first_batches(config: RunConfig, first: LoaderPlan, parts: Parts) -> Trial | None:
+def look_at_first_batches(config: RunConfig, first: LoaderPlan, parts: Parts) -> FirstBatches | None:
     """How long building one takes, and its size; None if it can't be built."""
     return run_trial(_loaders_of_a_trial(config, parts), lambda _: (), first=first, on_gpu=False)
 
@@ -343,7 +344,7 @@ def make_eval_loader(
         raise DataError(f"The {split} data ({type(dataset).__name__}) must be map-style: __len__ and __getitem__.")
     return EvalLoader(
         dataset,
-        plan["memory.micro_batch"],
+        plan.memory.micro_batch,
         seed=config.seed,
         plan=_eval_plan(plan, dataset),
         rank=rank,
@@ -355,7 +356,7 @@ def make_eval_loader(
 
 def _eval_plan(plan: RunPlan, dataset: Any) -> LoaderPlan:
     """As training is built, with as many producers as there is room for."""
-    asked = replace(_loader_plan(plan.knobs), num_workers=plan.eval_workers)
+    asked = replace(_loader_plan(plan.loader), num_workers=plan.loader.eval_workers)
     if asked.num_workers == 0:
         return LoaderPlan(pin_memory=asked.pin_memory)
     if asked.backend == "threads" and not callable(getattr(dataset, "fetch", None)):
@@ -366,5 +367,5 @@ def _eval_plan(plan: RunPlan, dataset: Any) -> LoaderPlan:
 def eval_device_prefetch(plan: RunPlan, dataset: Any) -> int:
     """Batches of an evaluation that are copied ahead; the thread that copies builds them too where nobody else does,
     and the process's generators are not for it."""
-    is_built_elsewhere = plan.eval_workers > 0 or callable(getattr(dataset, "fetch", None))
-    return int(plan["loader.device_prefetch"]) if is_built_elsewhere else 0
+    is_built_elsewhere = plan.loader.eval_workers > 0 or callable(getattr(dataset, "fetch", None))
+    return plan.loader.device_prefetch if is_built_elsewhere else 0

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn, optim
 
 from wellfed import batches
+from wellfed.batches import Delivery
 from wellfed.config.schema import Allocator, RunConfig, TrainerConfig
 from wellfed.contract import Batch, FeatureSource
 from wellfed.footprint import estimate
@@ -22,9 +23,8 @@ from wellfed.footprint.forked_estimate import apart
 from wellfed.footprint.rehearsal import Task
 from wellfed.loading.backend_benchmark import copied, nothing_changes
 from wellfed.loading.builder import first_line
-from wellfed.loading.loaders import Delivery
 from wellfed.loading.longest import Longest, longest_batch
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.step.micro_batches import Preparation, parameter_groups
 from wellfed.units import show_bytes
@@ -75,13 +75,12 @@ class Footprints:
             return make_batch
         task = Task(
             make_batch=make_batch,
-            map_tensors=batches.map_tensors,
             make_optimizer=self._optimizer,
             prepare=self._prepare,
-            precision=self._plan["gpu.precision"],
+            precision=self._plan.device.precision,
             checkpointed=checkpointed,
             feature_mode=features,  # type: ignore[arg-type]
-            compile_mode=self._plan["gpu.compile"],
+            compile_mode=self._plan.device.compile,
             shaped_by=(self._train,),
             expandable_segments=self._config.gpu.allocator is Allocator.expandable,
         )
@@ -128,7 +127,7 @@ class Footprints:
                 # A copy of an iterable may share its source with the one that trains: no more than must be is taken.
                 is_map_style = hasattr(self._train, "__getitem__")
                 self._longest = longest_batch(deliveries if is_map_style else islice(deliveries, 1))
-            return estimate.repeated(self._longest.batch, batches.map_tensors)
+            return estimate.repeated(self._longest.batch)
         except Exception as error:  # noqa: BLE001  training asks for the same samples and tells
             return NoEstimate(f"no batch could be built: {first_line(error)}")
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from wellfed.config.schema import TelemetryConfig
 from wellfed.hardware.facts import MachineFacts
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.telemetry.gpu import GpuSource, WatchedGpu
 from wellfed.telemetry.host import HostSource
 from wellfed.telemetry.outlet import Outlet
@@ -69,6 +69,6 @@ class MachineWatch:
 def gpus_to_watch(facts: MachineFacts, plan: RunPlan) -> list[WatchedGpu]:
     """Those that the run trains on; where it trains on the CPU, all that CUDA would show it."""
     known = [gpu for gpu in facts.gpus if gpu.uuid is not None and gpu.nvml_index is not None]
-    if plan["trainer.accelerator"] == "gpu":
-        known = [gpu for gpu in known if gpu.index < plan["trainer.devices"]]
+    if plan.on_gpu:
+        known = [gpu for gpu in known if gpu.index < plan.trainer.devices]
     return [WatchedGpu(gpu.index, str(gpu.uuid), gpu.is_mig) for gpu in known]

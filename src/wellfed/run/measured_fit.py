@@ -18,8 +18,8 @@ from wellfed.loading.backend_benchmark import copied, nothing_changes
 from wellfed.memory import oom
 from wellfed.memory.features import blank
 from wellfed.planning.budget import step_shape
-from wellfed.planning.measured_fit import with_probes
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.probing import with_probes
+from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
 from wellfed.run.training_step import TrainingStep
@@ -43,7 +43,7 @@ def probed(
     Args:
         footprints: those that ``plan`` was made with.
     """
-    footprint = footprints(plan["memory.features"], plan["memory.checkpoint_activations"])
+    footprint = footprints(plan.memory.features, plan.memory.checkpoint_activations)
     make_batch = footprints.batches()
     if isinstance(footprint, NoEstimate) or isinstance(make_batch, NoEstimate):
         return plan
@@ -58,8 +58,9 @@ def probed(
                 return found
 
             facts = assemble.model_facts(parts, config)
-            shape = step_shape(config, plan.knobs, plan.workspaces, facts)
-            return with_probes(plan, footprint, shape, probe, meter.room, may_split=not facts.has_batch_norm)
+            return with_probes(
+                plan, footprint, step_shape(plan, facts), probe, meter.room, may_split=not facts.has_batch_norm
+            )
     except Exception as error:  # noqa: BLE001  foreign code, and a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)
         return plan

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import errno
-import json
 import re
 import signal
-import time
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
@@ -67,8 +64,6 @@ _RANK_GONE = re.compile(
     r"Socket Timeout|Timed out waiting \d+ms for (recv|send)|failed to recv, got 0 bytes).*"
 )
 
-WAIT_S = 5.0
-"""A rank's connections may break before it has said why."""
 OK = Outcome("ok", EXIT_OK)
 
 
@@ -123,38 +118,6 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
         return Outcome("failed", failed, "disk", str(error), "Free space, or set paths.log_dir and paths.cache_dir.")
     text = _with_notes(f"{type(error).__name__}: {error}", error)
     return Outcome("failed", failed, "code", text, is_expected=False)
-
-
-def leave_for_rank_0(outcome: Outcome, folder: Path, rank: int) -> bool:
-    """Another rank's end, for rank 0, which sees of it no more than a broken connection; whether it could be left."""
-    path, partial = folder / f".rank{rank}.json", folder / f".rank{rank}.tmp"
-    try:
-        partial.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
-        partial.replace(path)
-    except OSError:  # the folder is not on this machine, say
-        return False
-    return True
-
-
-def told_by_rank_0(folder: Path) -> Path:
-    """Rank 0's folder, on every rank: one that torchrun or Slurm has started knows it from no variable.
-
-    A collective; ``folder`` counts on rank 0.
-    """
-    told = [str(folder.resolve())]
-    dist.broadcast_object_list(told)
-    return Path(told[0])
-
-
-def take_from_ranks(folder: Path, wait_s: float = WAIT_S) -> Outcome | None:
-    """The end that another rank has left here, or leaves within ``wait_s``: the reason of rank 0's own."""
-    until_s = time.monotonic() + wait_s
-    while not (left := sorted(folder.glob(".rank*.json"))) and time.monotonic() < until_s:
-        time.sleep(0.1)
-    found = [json.loads(path.read_text(encoding="utf-8")) for path in left]
-    for path in left:
-        path.unlink()
-    return Outcome(**found[0]) if found else None
 
 
 def lost_rank(error: BaseException) -> str | None:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from wellfed.batches import Delivery
 from wellfed.config.schema import OnOom, RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.lit import guest
@@ -36,9 +37,8 @@ from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.prefetch import prefetched
 from wellfed.lit.sharding import KeepWeights
 from wellfed.loading.builder import reason_of
-from wellfed.loading.loaders import Delivery
 from wellfed.memory.ladder import MicroBatches
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.record import RunRecord
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
@@ -98,7 +98,7 @@ class Passes:
         self._shares_evaluation = is_shareable and can_be_shared(parts.data.evaluation or MeanLoss())
         self._on_event = on_event
         self._whole: KeepWeights | None = None
-        if plan["trainer.strategy"] == "fsdp" and not parts.is_lightning_module:
+        if plan.trainer.strategy == "fsdp" and not parts.is_lightning_module:
             self._whole = KeepWeights()
         self._module = self._guest() if parts.is_lightning_module else self._step_module()
         self._figures = Figures(
@@ -198,7 +198,7 @@ class Passes:
         """
         device = torch.device("cuda" if self.options.accelerator == "gpu" else "cpu")
         clock = StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
-        warmup = WARMUP_STEPS + int(self._plan["loader.num_workers"])  # whose first batches come all at once
+        warmup = WARMUP_STEPS + self._plan.loader.num_workers  # whose first batches come all at once
         callbacks: list[Any] = [
             Clock(clock, self._journal.steps, warmup_steps=warmup),
             Watch(self._progress),
@@ -244,7 +244,7 @@ class Passes:
         self._begin_pass()
         if self._whole is not None:
             trainer.callbacks.append(self._whole)
-        with prefetched(self._loader, self._module, device, self._plan["loader.device_prefetch"]) as batches:
+        with prefetched(self._loader, self._module, device, self._plan.loader.device_prefetch) as batches:
             loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
             lit.fit(trainer, self._module, loader, val_batches, checkpoint)
         self._loader.close()
@@ -334,10 +334,10 @@ class Passes:
 
         None where it is not, or where it can't be done.
         """
-        known, knobs, num_workers = self._parts.first_batches, self._plan, self._plan["loader.num_workers"]
-        if known is None or num_workers == 0 or knobs["loader.backend"] not in ("torch", "processes"):
+        known, planned = self._parts.first_batches, self._plan.loader
+        if known is None or not planned.has_processes:
             return None
-        later_ms = CEILING_BATCHES * known.build_ms * (1 - 1 / num_workers)
+        later_ms = CEILING_BATCHES * known.build_ms * (1 - 1 / planned.num_workers)
         if later_ms > _LITTLE_MS or self._config.loader.max_skipped:  # a sample may be expected to kill who loads it
             return None
         loader = assemble.make_inline_loader(self._config, self._parts.data)
@@ -382,7 +382,7 @@ class Passes:
             yield BareBatches(batches) if self._parts.is_lightning_module else batches
 
     def _guest(self) -> Any:
-        module, mode = self._parts.model, self._plan["gpu.compile"]
+        module, mode = self._parts.model, self._plan.device.compile
         if mode != "none":
             guest.compile_step(module, mode, lambda message: self._on_event("compile_failed", message=message))
         return module
@@ -414,16 +414,16 @@ class Passes:
             eval_data={"val": data.val, "test": data.test},
             features=features,
             feature_rows=self._parts.feature_rows,
-            micro=MicroBatches(plan["memory.micro_batch"], config.memory.micro_batch_steps),
+            micro=MicroBatches(plan.memory.micro_batch, config.memory.micro_batch_steps),
             options=StepOptions(
                 seed=config.seed,
-                feature_mode=plan["memory.features"],
-                compile_mode=plan["gpu.compile"],
-                retry_on_oom=plan["memory.on_oom"] == "retry",
+                feature_mode=plan.memory.features,
+                compile_mode=plan.device.compile,
+                retry_on_oom=plan.memory.on_oom == "retry",
                 # Of a sharded model every batch is a collective: ranks must do equally many.
-                halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry and plan["trainer.strategy"] != "fsdp",
+                halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry and plan.trainer.strategy != "fsdp",
                 may_adapt=self._may_adapt,
-                batches_ahead=plan["loader.device_prefetch"],
+                batches_ahead=plan.loader.device_prefetch,
                 on_nan=config.trainer.on_nan.value,
                 shares_evaluation=self._shares_evaluation,
             ),
@@ -476,16 +476,16 @@ def evaluate_checkpoint(config: RunConfig, parts: Parts, plan: RunPlan, checkpoi
 def _trainer_options(config: RunConfig, plan: RunPlan) -> lit.TrainerOptions:
     trainer = config.trainer
     return lit.TrainerOptions(
-        accelerator=plan["trainer.accelerator"],
-        devices=plan["trainer.devices"],
-        strategy=plan["trainer.strategy"],
-        precision=plan["gpu.precision"],
+        accelerator=plan.trainer.accelerator,
+        devices=plan.trainer.devices,
+        strategy=plan.trainer.strategy,
+        precision=plan.device.precision,
         max_epochs=trainer.max_epochs,
         max_steps=trainer.max_steps,
         max_time_s=trainer.max_time_s,
         gradient_clip=trainer.gradient_clip,
         validate_every_steps=trainer.validate_every_steps,
         deterministic=trainer.deterministic,
-        tf32=plan["gpu.tf32"],
+        tf32=plan.device.tf32,
         cudnn_benchmark=config.gpu.cudnn_benchmark,
     )

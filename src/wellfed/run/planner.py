@@ -1,23 +1,25 @@
-"""From the configuration, this machine, data and model to the plan: what training does, and what ``plan`` shows."""
+"""Makes the plan of a run from its configuration, this machine, its data and its model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
+from typing import Any, Self
 
 import torch
 from torch.nn.parameter import is_lazy
 
+from wellfed.config.check import check_imported
+from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.hardware.facts import MachineFacts
-from wellfed.loading.backend_benchmark import Trial
+from wellfed.lit.unimported import seed_everything
+from wellfed.loading.first_batches import FirstBatches
+from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
-from wellfed.planning.memory_candidates import Estimate
-from wellfed.planning.plan import plan_run
-from wellfed.planning.planned import ModelFacts, RunPlan
+from wellfed.planning.run_plan import DevicePlan, ModelFacts, RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
 from wellfed.run.measured_fit import probed
@@ -33,8 +35,29 @@ class Planner:
     config: RunConfig
     choices: Mapping[str, str]
     facts: MachineFacts
-    device: RunPlan
+    device: DevicePlan
     parts: assemble.Parts
+
+    @classmethod
+    def start(cls, composed: Composed[RunConfig], facts: MachineFacts, parts: assemble.Parts | None = None) -> Self:
+        """Decides the device, then reads the data and builds the model on the CPU, unless they are made already.
+
+        Raises:
+            ConfigError, DataError: the configuration, this machine or the input is at fault; tells all that is wrong
+                with the first two before anything is read.
+        """
+        config, faults = composed.config, list[Fault]()
+        try:
+            device = plan_device(config, composed.choices, facts)
+        except ConfigError as error:
+            faults += error.faults
+        faults += check_imported(config)
+        if faults:
+            raise ConfigError(faults)
+        if parts is None:
+            seed_everything(config.seed)
+            parts = assemble.make_parts(config)
+        return cls(config, composed.choices, facts, device, parts)
 
     def for_training(self, rank: int) -> RunPlan:
         """The plan of a run: the loader is timed, and memory is estimated where there is a budget to keep.
@@ -43,37 +66,33 @@ class Planner:
             ConfigError: what is asked for can't be done here, or does not fit the card.
         """
         rough = self.rough()
-        estimate = None if self.device.budget_gib is None else self.estimate(rough)
-        trial = assemble.try_loader(self.config, self.choices, self.facts, rough, self.parts, rank=rank)
-        plan = _looked_at(self._plan(self.config, self.device, trial=trial, estimate=estimate), estimate)
+        estimate = None if self.device.device.memory_gib is None else self.estimate(rough)
+        first = assemble.try_loader(self.config, self.choices, self.facts, rough, self.parts, rank=rank)
+        plan = self._plan(first=first) if estimate is None else self.estimated(estimate, first)
         if plan.misfit is None:
             if estimate is None or not self._is_open(plan):
                 return plan
             if untried := self._untried(plan):
-                return _with_reason(plan, f"not tried before training: {untried}")
+                return _with_reason(plan, f"; not tried before training: {untried}")
             return probed(self.config, plan, self.parts, estimate, torch.device("cuda", 0))
-        if plan["trainer.accelerator"] == "gpu" or plan.cap:
+        if plan.on_gpu or plan.device.enforce:
             raise ConfigError([plan.misfit])
         return replace(plan, warnings=(*plan.warnings, f"On the card that was named this does not fit: {plan.misfit}"))
 
     def _is_open(self, plan: RunPlan) -> bool:
         """Whether a GPU's micro-batch is a prediction."""
-        return (
-            plan["trainer.accelerator"] == "gpu"
-            and plan.knobs["memory.micro_batch"].source == "predicted"
-            and plan.predicted_peak_gib is not None
-        )
+        is_predicted = plan.memory.reasons["micro_batch"].source == "predicted"
+        return plan.on_gpu and is_predicted and plan.predicted_peak_gib is not None
 
     def _untried(self, plan: RunPlan) -> str:
         """Why no step is run before training to measure what it takes; empty where one is."""
         if self.parts.is_lightning_module:
             return "a LightningModule runs its own step"
-        if plan["trainer.devices"] > 1:
+        if plan.trainer.devices > 1:
             return "each rank would measure for itself, and all must take the same size"
-        if plan["gpu.compile"] != "none":
-            return (
-                f"gpu.compile={plan['gpu.compile']} would compile twice; what it keeps for its graphs is not predicted"
-            )
+        if plan.device.compile != "none":
+            compiled = f"gpu.compile={plan.device.compile} would compile twice"
+            return f"{compiled}; what it keeps for its graphs is not predicted"
         return ""
 
     def rough(self) -> RunPlan:
@@ -82,7 +101,7 @@ class Planner:
         Raises:
             ConfigError: what is asked for can't be done.
         """
-        return self._plan(self.config, self.device)
+        return self._plan()
 
     def model_facts(self) -> ModelFacts:
         """What a plan knows of the model.
@@ -105,28 +124,35 @@ class Planner:
             ConfigError: what is asked for can't be done.
         """
         estimate = self.estimate(self.rough())
-        plan = self.estimated(estimate)
-        return plan, self._by_devices(estimate) if self.config.trainer.devices > 1 else []
+        plan, by_devices, most = self.estimated(estimate), [], self.config.trainer.devices
+        for devices in range(1, most + 1) if most > 1 else ():
+            config = replace(self.config, trainer=replace(self.config.trainer, devices=devices))
+            try:
+                fewer = replace(self, config=config, device=plan_device(config, self.choices, self.facts))
+                by_devices.append(fewer._plan(estimate=estimate))
+            except ConfigError:
+                continue
+        return plan, by_devices
 
-    def estimated(self, estimate: Footprints, trial: Trial | None = None) -> RunPlan:
+    def for_evaluation(self) -> RunPlan:
+        """The plan of a pass over the test data alone.
+
+        Raises:
+            ConfigError: what is asked for can't be done.
+        """
+        # Nothing is trained: there are no gradients, and no optimizer.
+        return self._plan(model=replace(self.model_facts(), trainable_bytes=0, optimizer_state_bytes=0))
+
+    def estimated(self, estimate: Footprints, first: FirstBatches | None = None) -> RunPlan:
         """The plan by an estimate of memory, and by what the first batches have shown.
 
         Raises:
             ConfigError: what is asked for can't be done.
         """
-        return _looked_at(self._plan(self.config, self.device, trial=trial, estimate=estimate), estimate)
-
-    def _by_devices(self, estimate: Estimate) -> list[RunPlan]:
-        plans = []
-        for devices in range(1, self.config.trainer.devices + 1):
-            config = replace(self.config, trainer=replace(self.config.trainer, devices=devices))
-            device = plan_device(config, self.choices, self.facts)
-            if isinstance(device, list):
-                continue
-            plan = self._run(config, device, estimate=estimate)
-            if not isinstance(plan, list):
-                plans.append(plan)
-        return plans
+        plan = self._plan(first=first, estimate=estimate)
+        if plan.predicted_peak_gib is None or not estimate.looked_at:
+            return plan
+        return _with_reason(plan, f", {estimate.looked_at}")
 
     def estimate(self, plan: RunPlan) -> Footprints:
         """Footprints for the precision and loader of a plan, for as many samples as one device could be given."""
@@ -138,28 +164,12 @@ class Planner:
             host_bytes=int(HOST_SHARE * self.facts.ram_available_gib * 2**30),
         )
 
-    def _plan(self, config: RunConfig, device: RunPlan, **known: object) -> RunPlan:
-        found = self._run(config, device, **known)
-        if isinstance(found, list):
-            raise ConfigError(found)
-        return found
-
-    def _run(self, config: RunConfig, device: RunPlan, **known: object) -> RunPlan | list[Fault]:
-        run: Callable[..., RunPlan | list[Fault]] = partial(plan_run, config, self.choices, self.facts, device)
-        return run(assemble.data_facts(self.parts), self.model_facts(), **known)
+    def _plan(self, model: ModelFacts | None = None, **known: Any) -> RunPlan:
+        data, model = assemble.data_facts(self.parts), model or self.model_facts()
+        return plan_run(self.config, self.choices, self.facts, self.device, data, model, **known)
 
 
 def _with_reason(plan: RunPlan, more: str) -> RunPlan:
     """More on the micro-batch."""
-    micro = plan.knobs["memory.micro_batch"]
-    changed = replace(micro, because=f"{micro.because}; {more}")
-    return replace(plan, knobs={**plan.knobs, "memory.micro_batch": changed})
-
-
-def _looked_at(plan: RunPlan, estimate: Footprints | None) -> RunPlan:
-    """The plan whose predicted peak says for which samples it was predicted, where they differ."""
-    if estimate is None or plan.predicted_peak_gib is None or not estimate.looked_at:
-        return plan
-    micro = plan.knobs["memory.micro_batch"]
-    said = replace(micro, because=f"{micro.because}, {estimate.looked_at}")
-    return replace(plan, knobs={**plan.knobs, "memory.micro_batch": said})
+    micro = plan.memory.decided("micro_batch")
+    return replace(plan, memory=plan.memory.but(micro_batch=replace(micro, because=f"{micro.because}{more}")))

@@ -12,7 +12,7 @@ import torch
 
 from wellfed.config.schema import RunConfig
 from wellfed.hardware.facts import MachineFacts
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.record import RunRecord
 from wellfed.timing.readiness import StepSummary
 from wellfed.units import gib
@@ -45,7 +45,7 @@ class Usage:
 
     def start(self, plan: RunPlan) -> None:
         """Training begins."""
-        self._on_cuda = plan["trainer.accelerator"] == "gpu"
+        self._on_cuda = plan.on_gpu
         self._rss_before = self._process.memory_info().rss
         self._cpu_before_s, self._began_s = _cpu_s(self._process), _now_s()
 
@@ -58,8 +58,8 @@ class Usage:
         if plan is None or not self._began_s:
             return {}
         return {
-            "device": plan.device_name,
-            "budget_gib": plan.budget_gib,
+            "device": plan.device.name,
+            "budget_gib": plan.device.memory_gib,
             "predicted_peak_gib": plan.predicted_peak_gib,
             "measured_peak_gib": gib(self._measured_peak() if self._peak is None else self._peak),
         }

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from wellfed.diagnosis import report
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.units import show_bytes, show_duration
 
 LEFT_BEHIND = ("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log")
@@ -46,7 +46,7 @@ class Terminal(Console):
 
 def show_plan(console: Console, workload: str, plan: RunPlan, notes: Sequence[str], folder: Path) -> None:
     """Every number with its reason, and what the reader of the data noticed."""
-    table = Table(title=f"Plan: {workload} on {plan.device_name}", title_justify="left", box=None, pad_edge=False)
+    table = Table(title=f"Plan: {workload} on {plan.device.name}", title_justify="left", box=None, pad_edge=False)
     for name in ("knob", "value", "because"):
         table.add_column(name, overflow="fold")
     for knob, planned in plan.knobs.items():

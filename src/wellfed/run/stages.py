@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
@@ -10,43 +9,33 @@ import sys
 import time
 import traceback
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.diagnosis.ceiling import contradiction
 from wellfed.diagnosis.report import to_markdown
-from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
+from wellfed.errors import EXIT_NOTHING_RUN
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
-from wellfed.lit.unimported import seed_everything
 from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
-from wellfed.planning.device import plan_device
-from wellfed.planning.planned import Planned, RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.record import RunRecord, read
 from wellfed.run import assemble, record_figures, screen
 from wellfed.run.checkpoint_file import load_checkpoint
 from wellfed.run.gpu_monitor import MachineWatch
-from wellfed.run.outcome import (
-    OK,
-    WAIT_S,
-    Outcome,
-    leave_for_rank_0,
-    outcome_of,
-    take_from_ranks,
-    told_by_rank_0,
-)
+from wellfed.run.outcome import OK, Outcome, outcome_of
 from wellfed.run.passes import Measure, Passes
 from wellfed.run.planner import Planner
+from wellfed.run.ranks import WAIT_S, RankZero, leave_for_rank_0, take_from_ranks, told_by_rank_0
 from wellfed.run.resume import CHECKPOINTS, Target, differences
 from wellfed.stop_request import StopRequest
 from wellfed.telemetry.progress import Progress
@@ -54,8 +43,6 @@ from wellfed.tracking import wandb as tracking_wandb
 from wellfed.tracking.journal import Journal
 
 _LOG = logging.getLogger(__name__)
-_BUDGET, _FOLDER, _LOADER = "WELLFED_BUDGET_GIB", "WELLFED_RUN_FOLDER", "WELLFED_LOADER"
-"""What rank 0 tells the ranks that Lightning starts with its environment."""
 _ARTIFACTS = {
     "steps": "steps.csv",
     "metrics": "metrics.csv",
@@ -103,7 +90,8 @@ class Run:
         self._passes: Passes | None = None
         self._plan: RunPlan | None = None
         self._ballast: torch.Tensor | None = None
-        self._folder_of_rank_0 = Path(os.environ[_FOLDER]) if _FOLDER in os.environ else None
+        self._rank_0 = RankZero.told() if rank > 0 else None
+        self._folder_of_rank_0 = None if self._rank_0 is None else self._rank_0.folder
         """Known at the start where rank 0 has started this one, else once the ranks have met."""
         self._is_left = False
         """Rank 0 tells how this rank has ended."""
@@ -141,13 +129,11 @@ class Run:
         return outcome
 
     def _stages(self) -> None:
-        facts, device = self._look_at_machine()
-        if self._parts is None:
-            seed_everything(self._config.seed)
+        facts = self._look_at_machine()
         # torch counts the host's cores; more threads than the quota only take turns, and wait for one another.
         torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
-        parts = self._parts or assemble.make_parts(self._config)
-        plan = self._make_plan(facts, device, parts)
+        planner = Planner.start(self._composed, facts, self._parts)
+        parts, plan = planner.parts, self._make_plan(planner)
         self._say_differences()
         self._ballast = _prepare_device(self._config, plan, parts)
         self._usage.ballast_bytes = 0 if self._ballast is None else self._ballast.nbytes
@@ -191,32 +177,31 @@ class Run:
 
     # -- before training ------------------------------------------------------------------------------------------
 
-    def _look_at_machine(self) -> tuple[MachineFacts, RunPlan]:
+    def _look_at_machine(self) -> MachineFacts:
         facts = machine(torch_cuda())
         self._record.machine = record_figures.machine_entry(facts)
         for gpu in facts.gpus:
             free = "free memory unknown" if gpu.free_gib is None else f"{gpu.free_gib:.1f} GiB free"
             by = f"; held by {gpu.held_by()}" if gpu.holders else ""
             _LOG.info("gpu %d: %s, %s%s", gpu.index, gpu.describe(), free, by)
-        device = plan_device(self._config, self._composed.choices, facts)
-        faults = check_imported(self._config)
-        if isinstance(device, list):
-            raise ConfigError([*device, *faults])
-        if faults:
-            raise ConfigError(faults)
-        return facts, _as_rank_0(device, self._rank, self._folder)
+        return facts
 
-    def _make_plan(self, facts: MachineFacts, device: RunPlan, parts: assemble.Parts) -> RunPlan:
-        config = self._config
-        plan = Planner(config, self._composed.choices, facts, device, parts).for_training(self._rank)
-        plan = loads_as_rank_0(plan, self._rank)
+    def _make_plan(self, planner: Planner) -> RunPlan:
+        config, notes = self._config, planner.parts.data.notes
+        if self._rank_0 is not None:
+            planner = replace(planner, device=self._rank_0.device(planner.device))
+        plan = planner.for_training(self._rank)
+        if self._rank_0 is not None:
+            plan = self._rank_0.plan(plan)
+        elif self._rank == 0 and config.trainer.devices > 1:
+            RankZero(self._folder, plan.device.memory_gib, plan.loader).tell(self._composed.overrides)
         self._plan = plan
         self._record.plan = plan.to_dict()
         self._journal.save()
-        for note in parts.data.notes:
+        for note in notes:
             _LOG.info(note)
         if self._rank == 0:
-            screen.show_plan(self._console, config.workload.name, plan, parts.data.notes, self._folder)
+            screen.show_plan(self._console, config.workload.name, plan, notes, self._folder)
             for warning in plan.warnings:
                 _LOG.warning(warning)
         return plan
@@ -352,44 +337,19 @@ class Run:
             print(f"{outcome.message}\n{outcome.advice}".rstrip(), file=sys.stderr)
 
 
-def _as_rank_0(device: RunPlan, rank: int, folder: Path) -> RunPlan:
-    """The same budget on every rank: by the time a later one looks, the card is held by those that came before.
-
-    Lightning starts the others with the environment of rank 0; started by torchrun or Slurm, each goes by what it sees.
-    """
-    if rank == 0:
-        os.environ[_BUDGET], os.environ[_FOLDER] = repr(device.budget_gib), str(folder.resolve())
-        return device
-    known = os.environ.get(_BUDGET)
-    return device if known is None else replace(device, budget_gib=None if known == "None" else float(known))
-
-
-def loads_as_rank_0(plan: RunPlan, rank: int) -> RunPlan:
-    """The same loader on every rank that rank 0 starts: it alone has seen what host memory was free for all of them."""
-    if rank == 0:
-        knobs = {name: asdict(planned) for name, planned in plan.knobs.items() if name.startswith("loader.")}
-        os.environ[_LOADER] = json.dumps({"knobs": knobs, "eval_workers": plan.eval_workers})
-        return plan
-    if _LOADER not in os.environ:
-        return plan
-    told = json.loads(os.environ[_LOADER])
-    decided = {name: Planned(**planned) for name, planned in told["knobs"].items()}
-    return replace(plan, knobs={**plan.knobs, **decided}, eval_workers=told["eval_workers"])
-
-
 def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> torch.Tensor | None:
     """What must hold before the model reaches its device; the ballast, if there is one."""
     ballast = None
-    if plan.cap and plan.budget_gib is not None:
-        budget_bytes = int(plan.budget_gib * 2**30)
-        if plan["trainer.accelerator"] == "gpu":
+    if plan.device.enforce and plan.device.memory_gib is not None:
+        budget_bytes = int(plan.device.memory_gib * 2**30)
+        if plan.on_gpu:
             own = int(os.environ.get("LOCAL_RANK", "0"))  # Lightning chooses the rank's card later
             ballast = cap.cap_cuda(budget_bytes, ballast=config.gpu.ballast, device=own)
         elif cap.cap_host(budget_bytes) is None:
             _LOG.warning("gpu.enforce=true: this system has no RLIMIT_DATA to set, or a lower one is set already.")
     if config.gpu.channels_last:
         parts.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if plan["memory.checkpoint_activations"] and checkpoint_blocks(parts.model) == 0:
+    if plan.memory.checkpoint_activations and checkpoint_blocks(parts.model) == 0:
         _LOG.warning(
             "memory.checkpoint_activations=true has no effect: the model has no nn.ModuleList or nn.Sequential."
         )

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from wellfed import record
 from wellfed.config.compose import Composed, masked_override
-from wellfed.config.entry import where_flags
 from wellfed.config.schema import Allocator, RunConfig
 from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_TERMINATED, ConfigError, Fault, WellfedError
 from wellfed.run import resume, run_folder
@@ -75,9 +74,6 @@ def _train(composed: Composed[RunConfig], stop: StopRequest, parts: Parts | None
     if target and target.earlier:
         resume.check_unchanged(composed, target.earlier)
     folder = _open_folder(composed, target, rank)
-    if config.trainer.devices > 1 and rank == 0:
-        # Lightning starts the other ranks with this command line: resume=auto must mean the same run there.
-        sys.argv[1:] = [*where_flags(sys.argv[1:]), *composed.overrides]
     set_environment(os.environ, config)
     with only_one(folder.path):
         if target is not None and target.in_place:  # another resume may have ended since

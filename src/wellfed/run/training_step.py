@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from wellfed import batches
+from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Batch, Features, FeatureSource
-from wellfed.loading.loaders import Delivery
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.memory.features import DeviceTable, Mode, hold
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.step.micro_batches import Loss, Preparation, parameter_groups
 
@@ -33,19 +33,19 @@ class TrainingStep:
         device: torch.device,
         fill: Callable[[Features, Mode, torch.device], FeatureSource] = hold,
     ) -> None:
-        self.device, self._precision = device, plan["gpu.precision"]
+        self.device, self._precision = device, plan.device.precision
         self._model = parts.model.to(device)
         if self._precision == "bf16-true":
             self._model.to(torch.bfloat16)
-        if plan["memory.checkpoint_activations"]:
+        if plan.memory.checkpoint_activations:
             checkpoint_blocks(self._model)
         self._features: FeatureSource | None = None
         if parts.features is not None:
             self._model.eval()
-            self._features = fill(parts.features, plan["memory.features"] or "dynamic", device)
+            self._features = fill(parts.features, plan.memory.features or "dynamic", device)
         self._model.train()
         self._prepare = Preparation(parts.data.train, config.seed)
-        self._loss = Loss(self._model, plan["gpu.compile"], lambda message: None)
+        self._loss = Loss(self._model, plan.device.compile, lambda message: None)
         self._optimizer = assemble.make_optimizer(
             config, plan, parameter_groups(self._model), sparse=parts.has_sparse_gradients
         )

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from wellfed import batches
+from wellfed.batches import Delivery
 from wellfed.contract import Batch, FeatureSource, LossOutput
-from wellfed.loading.loaders import Delivery
 from wellfed.memory import oom
 from wellfed.sample_rng import SampleRng
 

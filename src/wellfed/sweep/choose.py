@@ -1,4 +1,4 @@
-"""Which point of a sweep to go on with, and what its record says about the knobs of a group."""
+"""Picks the point of a sweep to go on with, and reads from its record what the knobs of a group were."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 from wellfed.errors import ConfigError, Fault
 from wellfed.sweep.grid import OF_THE_SWEEP, group_of
 from wellfed.sweep.leaderboard import Entry, Leaderboard
-from wellfed.units import counted, show_count, show_gib
+from wellfed.sweep.objective import PEAK_MEMORY, SAMPLES_PER_S
+from wellfed.units import counted
 
 _LISTED = 5
 
 
-class Known(NamedTuple):
+class RecordedKnob(NamedTuple):
     """A knob's value in a run that is over, and why it had it."""
 
     value: Any
@@ -22,18 +23,19 @@ class Known(NamedTuple):
 
 
 def chosen(board: Leaderboard, point: str | None = None) -> Entry:
-    """The entry of ``point``, or the one with the highest rate.
+    """The entry of ``point``, or the best.
 
     Raises:
-        ConfigError: no point has a rate, there is no such point, or it has none.
+        ConfigError: no point has a rank, there is no such point, or it has none.
     """
+    noun = board.objective.a_noun
     if point is None:
         if board.ranked:
             return board.ranked[0]
         ended = ", ".join(f"{number} {status}" for status, number in board.counts.items())
         way_out = "python -m wellfed leaderboard shows why; run the sweep again with what they say changed."
         raise ConfigError(
-            [Fault(board.name, f"no point has a rate ({ended}), so there is nothing to choose.", way_out)]
+            [Fault(board.name, f"no point has {noun} ({ended}), so there is nothing to choose.", way_out)]
         )
     entry = next((entry for entry in board.entries if entry.point == point), None)
     asked = f"--point {point}"
@@ -43,28 +45,38 @@ def chosen(board: Leaderboard, point: str | None = None) -> Entry:
         problem = f"sweep {board.name} has {counted(len(ids), 'point')}, and none is called so."
         raise ConfigError([Fault(asked, problem, f"Near it: {', '.join(close)}.")])
     if entry.rank is None:
-        message = "" if entry.error is None else f": {str(entry.error.get('message', '')).rstrip('.')}"
-        best = f"Leave --point out for the fastest, {board.ranked[0].point}." if board.ranked else "No point has one."
-        raise ConfigError([Fault(asked, f"has no rate; it is {entry.status}{message}.", best)])
+        why = f": {str(entry.error.get('message', '')).rstrip('.')}" if entry.error else ""
+        if entry.status == "ok":
+            why = f", but {board.objective.missing}"
+        best = "No point has one."
+        if board.ranked:
+            best = f"Leave --point out for the {board.objective.best}, {board.ranked[0].point}."
+        raise ConfigError([Fault(asked, f"has no {board.objective.noun}; it is {entry.status}{why}.", best)])
     return entry
 
 
-def told_of_tie(board: Leaderboard, entry: Entry) -> str | None:
-    """A sentence about those that can't be told apart from it, the one that needs least memory among them; None if
-    there are none."""
+def tie_in_words(board: Leaderboard, entry: Entry) -> str | None:
+    """A sentence about those that can't be told apart from it, and the one to prefer among them: that needs the least
+    memory, or is the fastest where memory ranks; None if there are none."""
     tied = [other for other in board.ranked if other.rank == entry.rank and other.point != entry.point]
     if not tied or entry.tie != "=":
         return None
     told = f"{counted(len(tied), 'other point')} can't be told apart from it (rank {entry.label})"
-    known = [(other.peak_memory_gib, other.point) for other in tied if other.peak_memory_gib is not None]
-    least_gib, least = min(known, default=(None, ""))
-    if least_gib is None or entry.peak_memory_gib is None or least_gib >= entry.peak_memory_gib:
-        return f"{told}; none is known to need less memory."
-    needs = f"{show_gib(least_gib)} instead of {show_gib(entry.peak_memory_gib)}"
-    return f"{told}; {least} needs the least memory of them, {needs}: --point {least}."
+    second, least, less = (
+        (SAMPLES_PER_S, "is the fastest", "be faster")
+        if board.objective is PEAK_MEMORY
+        else (PEAK_MEMORY, "needs the least memory", "need less memory")
+    )
+    known = [(second.goodness(figure), other) for other in tied if (figure := second(other)) is not None]
+    goodness, best = max(known, default=(0.0, entry), key=lambda each: (each[0], each[1].point))
+    mine, its = second(entry), second(best)
+    if mine is None or its is None or goodness <= second.goodness(mine):
+        return f"{told}; none is known to {less}."
+    shown = f"{second.show(its, board.sample_unit)} instead of {second.show(mine, board.sample_unit)}"
+    return f"{told}; {best.point} {least} of them, {shown}: --point {best.point}."
 
 
-def known_of(record: Mapping[str, Any], group: str, knobs: Sequence[str]) -> dict[str, Known]:
+def recorded_knobs(record: Mapping[str, Any], group: str, knobs: Sequence[str]) -> dict[str, RecordedKnob]:
     """The knobs of a group as a finished run had them: planned where its plan decided them, else as configured; those
     that neither tells are left out."""
     plan, config = record.get("plan") or {}, (record.get("config") or {}).get(group) or {}
@@ -72,21 +84,22 @@ def known_of(record: Mapping[str, Any], group: str, knobs: Sequence[str]) -> dic
     for knob in knobs:
         planned = plan.get(f"{group}.{knob}")
         if planned is not None:
-            known[knob] = Known(planned["value"], f"{planned['source']}: {planned['because']}")
+            known[knob] = RecordedKnob(planned["value"], f"{planned['source']}: {planned['because']}")
         elif knob in config:
-            known[knob] = Known(config[knob], "as configured in the sweep")
+            known[knob] = RecordedKnob(config[knob], "as configured in the sweep")
     return known
 
 
-def typed_besides(entry: Entry, groups: Sequence[str]) -> list[str]:
-    """Its overrides that are about other groups: what has to be typed beside the options of ``groups``."""
+def overrides_of_other_groups(entry: Entry, groups: Sequence[str]) -> list[str]:
+    """What has to be typed beside the options of ``groups``."""
     return [text for text in entry.overrides if group_of(text) not in (*groups, *OF_THE_SWEEP)]
 
 
 def in_words(board: Leaderboard, entry: Entry) -> str:
-    """Its rate, interval and place."""
-    assert entry.samples_per_s is not None
-    rate = f"{show_count(entry.samples_per_s)} {board.sample_unit}/s"
+    """Its score, interval and place."""
+    assert entry.score is not None
+    objective = board.objective
+    score = objective.show(entry.score, board.sample_unit)
     if entry.ci95 is not None:
-        rate += f" (95 % interval {show_count(entry.ci95[0])} to {show_count(entry.ci95[1])})"
-    return f"{rate}, rank {entry.label} of {len(board.ranked)}"
+        score += f" (95 % interval {' to '.join(map(objective.number, entry.ci95))})"
+    return f"{score}, rank {entry.label} of {len(board.ranked)}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.record import write_atomically
+from wellfed.sweep.objective import OBJECTIVES, SAMPLES_PER_S
 
 FILE_NAME = "sweep.json"
 SCHEMA = 1
@@ -86,6 +87,8 @@ class SweepFile:
     """Measured at most; 0 = not told."""
     flags: tuple[str, ...] = ()
     """Of the command line, where configurations are searched."""
+    objective: str = SAMPLES_PER_S.name
+    """What ranks the points: a name in `OBJECTIVES`."""
 
     @property
     def points(self) -> list[Point]:
@@ -129,7 +132,10 @@ class SweepFile:
                 machine=str(found["machine"]),
                 trial_steps=int(found.get("trial_steps", 0)),
                 flags=tuple(map(str, found.get("flags", ()))),
+                objective=str(found.get("objective", SAMPLES_PER_S.name)),
             )
+            if file.objective not in OBJECTIVES:
+                raise ValueError(f"has objective {file.objective}; this version knows {', '.join(OBJECTIVES)}")
             if len(file.ids) != Grid(file.axes).size:
                 raise ValueError(f"has {len(file.ids)} ids for a grid of {Grid(file.axes).size}")
             return file

@@ -1,4 +1,4 @@
-"""Which knob mattered: the share of the differences in speed that each axis explains taken alone."""
+"""Computes which knob mattered: the share of the differences that each axis explains taken alone."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from statistics import fmean
 
 import numpy as np
 
+from wellfed.sweep.objective import SAMPLES_PER_S, Objective
 from wellfed.units import show_percent
 
 _EPSILON = 1e-9
-"""Variance of log rates below which all are the same but for rounding."""
+"""Standard deviation of log scores below which all are the same but for rounding."""
 
 
 @dataclass(frozen=True)
 class Effects:
-    """Shares of the variance of log samples/s over the points that have a rate.
+    """Shares of the variance of the log of the score over the points that have one.
 
     An axis's share is its main effect: sum of squares between its values' means, each weighted with its number of
     points, over the total sum of squares (eta squared). It is what is explained by knowing this axis and nothing else,
@@ -34,7 +35,7 @@ class Effects:
     """Interactions and noise: what the best sum of one effect a value of each axis (least squares) leaves; None without
     shares."""
     points: int
-    """With a rate."""
+    """With a score."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -43,25 +44,33 @@ class Effects:
         return sorted(self.shares, key=lambda axis: -self.shares[axis])
 
 
-def knob_effects(values: Sequence[Mapping[str, str]], rates: Sequence[float], axes: Sequence[str]) -> Effects:
-    """Effects over points that have a rate.
+def knob_effects(
+    values: Sequence[Mapping[str, str]],
+    scores: Sequence[float],
+    axes: Sequence[str],
+    objective: Objective = SAMPLES_PER_S,
+) -> Effects:
+    """Effects over points that have a score.
 
     Args:
         values: axis -> value, of each point.
-        rates: samples/s of each point, > 0.
+        scores: of each point, > 0.
+        objective: that gave them.
     """
-    logs = np.log(np.asarray(rates, dtype=float))
+    logs = np.log(np.asarray(scores, dtype=float))
     total = float(((logs - logs.mean()) ** 2).sum()) if len(logs) else 0.0
-    why = _no_variance(len(logs), total)
-    if why is not None:
+    if len(logs) < 2:
+        why = f"{len(logs) or 'no'} point has {objective.a_noun}, and a comparison needs 2"
         return Effects({}, dict.fromkeys(axes, why), None, len(logs))
+    if math.sqrt(total / len(logs)) < _EPSILON:
+        return Effects({}, dict.fromkeys(axes, f"all have the same {objective.noun}"), None, len(logs))
     shares, absent = {}, {}
     for axis in axes:
         groups = defaultdict(list)
         for point, log in zip(values, logs, strict=True):
             groups[point[axis]].append(float(log))
         if len(groups) < 2:
-            absent[axis] = f"all points that have a rate share the value {next(iter(groups))}"
+            absent[axis] = f"all points that have {objective.a_noun} share the value {next(iter(groups))}"
             continue
         between = sum(len(group) * (fmean(group) - float(logs.mean())) ** 2 for group in groups.values())
         shares[axis] = min(1.0, between / total)
@@ -75,14 +84,6 @@ def knob_effects(values: Sequence[Mapping[str, str]], rates: Sequence[float], ax
     solution, _, rank, _ = np.linalg.lstsq(design, logs, rcond=None)
     rest = min(1.0, float(((logs - design @ solution) ** 2).sum()) / total)
     return Effects(shares, absent, rest, len(logs), tuple(_notes(shares, rest, int(rank), design.shape)))
-
-
-def _no_variance(points: int, total: float) -> str | None:
-    if points < 2:
-        return f"{points or 'no'} point has a rate, and a comparison needs 2"
-    if math.sqrt(total / points) < _EPSILON:
-        return "all rates are the same"
-    return None
 
 
 def _notes(shares: Mapping[str, float], rest: float, rank: int, shape: tuple[int, int]) -> list[str]:

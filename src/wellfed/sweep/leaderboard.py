@@ -1,4 +1,4 @@
-"""What a sweep found: an entry for each point of its grid, ranked, and which knob mattered.
+"""Ranks the points of a sweep and tells which knob mattered.
 
 A pure function of ``sweep.json`` and ``ledger.jsonl``: every figure can be computed again from the rows.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Literal, get_args
@@ -17,6 +17,7 @@ from wellfed.sweep import repeats
 from wellfed.sweep.grid import Point, SweepFile
 from wellfed.sweep.knob_effects import Effects, knob_effects
 from wellfed.sweep.ledger import Read, Row
+from wellfed.sweep.objective import OBJECTIVES, Objective
 from wellfed.units import counted, show_percent
 
 EntryStatus = Literal[Status, "pending"]
@@ -24,6 +25,20 @@ _ORDER = ("ok", "oom", "infeasible", "invalid", "timeout", "failed", "killed", "
 """Of entries without a rank: what the settings caused before what happened to them."""
 BASELINE = "baseline"
 """The option of the group ``loader`` that others are compared with: torch's DataLoader as it comes."""
+_OF_LAST_TRIAL = (
+    "peak_memory_gib",
+    "predicted_peak_gib",
+    "seconds",
+    "attempt",
+    "error",
+    "exit_code",
+    "stderr",
+    "folder",
+    "started_at",
+    "device",
+    "code",
+)
+"""What an entry has from the row of its last trial as it is."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +52,26 @@ class Entry:
     status: EntryStatus
     """Of its last trial; ``pending``: none has ended yet."""
     rank: int | None = None
-    """1 = fastest. Entries of one rank can't be told apart; None without a rate."""
+    """1 = best. Entries of one rank can't be told apart; None without a figure that ranks."""
     tie: Literal["", "=", "?"] = ""
     """``=``: shares its rank; ``?``: nothing is known of its noise, so the rank is its place and no more."""
-    samples_per_s: float | None = None
+    score: float | None = None
+    """The figure of the sweep's objective, which ranks."""
     ci95: tuple[float, float] | None = None
+    """Of the score."""
+    samples_per_s: float | None = None
     runs: int = 0
-    """Measurements that the rate is the mean of: the trial, and those that confirm it."""
+    """Measurements that the score is the mean of: the trial, and those that confirm it."""
     of_best: float | None = None
-    """Rate over the highest rate."""
+    """How near it comes to the best score, 0..1: their ratio, turned so that 1 is the best."""
     of_baseline: float | None = None
-    """Rate over that of the point that has ``loader=baseline`` and equals this one in all else."""
+    """So many times better than the point that has ``loader=baseline`` and equals this one in all else."""
     readiness_frac: float | None = None
     ceiling_frac: float | None = None
     """Rate over the rate of the same steps on batches that are on the device."""
     peak_memory_gib: float | None = None
     """The highest of its runs."""
+    energy_per_sample_j: float | None = None
     predicted_peak_gib: float | None = None
     util_pct: float | None = None
     seconds: float | None = None
@@ -60,11 +79,13 @@ class Entry:
     attempt: int = 0
     """Trials so far."""
     confirms_failed: tuple[str, ...] = ()
-    """Statuses of the runs that should have confirmed it and gave no rate."""
+    """Statuses of the runs that should have confirmed it and gave no score."""
     on_front: bool = False
-    """No other point is as fast with less memory, or faster with as little."""
+    """No other point is as good with less memory, or better with as little (`Objective.beside_memory`)."""
     marks: tuple[str, ...] = ()
-    """What sets its rate apart from most others': another version of the code, another device."""
+    """What sets it apart from most others: another version of the code, another device."""
+    why: str = ""
+    """Why it has no rank, in a line; empty with one."""
     error: Mapping[str, Any] | None = None
     exit_code: int | None = None
     stderr: tuple[str, ...] = ()
@@ -86,6 +107,7 @@ class Leaderboard:
     """The entries in order, one for each point of the grid that was asked for last."""
 
     name: str
+    objective: Objective
     workload: str
     sample_unit: str
     machine: str
@@ -103,12 +125,12 @@ class Leaderboard:
 
     @property
     def ranked(self) -> list[Entry]:
-        """Those that have a rate, fastest first."""
+        """Those that have a score, the best first."""
         return [entry for entry in self.entries if entry.rank is not None]
 
     @property
     def unranked(self) -> list[Entry]:
-        """Those that have ended without a rate."""
+        """Those that have ended without a score."""
         return [entry for entry in self.entries if entry.rank is None and entry.status != "pending"]
 
     @property
@@ -119,29 +141,31 @@ class Leaderboard:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as JSON can hold it."""
-        found: dict[str, Any] = plain(asdict(self))
-        return {**found, "counts": self.counts}
+        return {**plain(asdict(self)), "objective": self.objective.name, "counts": self.counts}
 
 
 def leaderboard(sweep: SweepFile, found: Read) -> Leaderboard:
     """Entries, ranks and effects of a sweep as it stands.
 
-    An entry's rate is the mean over its last trial and the runs that confirmed it with the same code on the same
-    device; its 95 % interval is `repeats.rate_with_interval`'s. Entries are sorted by rate, but none that was measured
-    once stands before one that was faster when each was measured once, and has been measured again since: a machine
+    An entry's score is the mean over its last trial and the runs that confirmed it with the same code on the same
+    device; its 95 % interval is `repeats.mean_with_interval`'s. Entries are sorted by score, but none that was measured
+    once stands before one that was better when each was measured once, and has been measured again since: a machine
     that slows down meanwhile slows only that one. The first leads a group; each next entry whose interval overlaps the
     leader's has the leader's rank, and the first that does not leads the next group. So entries of one rank are not
     told apart from their leader; neighbours of two ranks need not differ.
     """
-    points = sweep.points
-    noise = repeats.pooled_noise(_runs(rows) for rows in (_counted(point, found) for point in points) if rows)
-    first_rates = {point.id: _rate(rows[0]) or 0.0 for point in points if (rows := _counted(point, found))}
-    entries = _with_ratios(_ranked([_entry(point, found, noise) for point in points], first_rates))
-    entries, apart = _marked(entries)
-    rated = [entry for entry in entries if entry.rank is not None]
-    rates = [entry.samples_per_s or 0.0 for entry in rated]
+    objective, points = OBJECTIVES[sweep.objective], sweep.points
+    counted_rows = {point.id: _counted(point, found, objective) for point in points}
+    noise = repeats.pooled_noise([_run(row, objective) for row in rows] for rows in counted_rows.values())
+    entries = [_entry(point, found, counted_rows[point.id], objective, noise) for point in points]
+    first = {point: _goodness(objective(rows[0]), objective) for point, rows in counted_rows.items() if rows}
+    rated = _compared(_ranked(_in_order(entries, first, objective), objective), objective)
+    rated, apart = _marked(rated)
+    rest = sorted((entry for entry in entries if entry.score is None), key=lambda entry: _ORDER.index(entry.status))
+    scores = [entry.score or 0.0 for entry in rated]
     return Leaderboard(
         name=sweep.name,
+        objective=objective,
         workload=sweep.workload,
         sample_unit=sweep.sample_unit,
         machine=sweep.machine,
@@ -149,77 +173,74 @@ def leaderboard(sweep: SweepFile, found: Read) -> Leaderboard:
         axes=sweep.axes,
         fixed=sweep.fixed,
         flags=sweep.flags,
-        entries=tuple(entries),
-        effects=knob_effects([entry.values for entry in rated], rates, list(sweep.axes)),
+        entries=(*rated, *rest),
+        effects=knob_effects([entry.values for entry in rated], scores, list(sweep.axes), objective),
         noise=noise,
-        notes=(*apart, *_notes(entries, noise, found, {point.id for point in points})),
+        notes=(*apart, *_notes([*rated, *rest], objective, noise, found)),
     )
 
 
-def _counted(point: Point, found: Read) -> list[Row]:
-    """The rows whose rates are averaged: the last trial's, then those that confirm it. Empty if that trial has none."""
+def _counted(point: Point, found: Read, objective: Objective) -> list[Row]:
+    """The rows whose figures are averaged: the last trial's, then those that confirm it. Empty if that one has none."""
     trial = found.latest().get(point.id)
-    if trial is None or trial.status != "ok" or _rate(trial) is None:
+    if trial is None or trial.status != "ok" or objective(trial) is None:
         return []
-    return [trial, *(row for row in found.confirms(point.id) if row.status == "ok" and _rate(row) is not None)]
+    return [trial, *(row for row in found.confirms(point.id) if row.status == "ok" and objective(row) is not None)]
 
 
-def _rate(row: Row) -> float | None:
-    rate = row.samples_per_s
-    return rate if rate is not None and math.isfinite(rate) and rate > 0 else None
+def _run(row: Row, objective: Objective) -> repeats.Run:
+    figure = objective(row)
+    assert figure is not None
+    if row.ci95 is None or not objective.is_interval_known:
+        return repeats.Run(figure, None)
+    half = max(row.ci95[1] - figure, figure - row.ci95[0])
+    return repeats.Run(figure, half if math.isfinite(half) else None)
 
 
-def _runs(rows: Sequence[Row]) -> list[repeats.Run]:
-    runs = []
-    for row in rows:
-        rate = _rate(row)
-        assert rate is not None
-        half = None if row.ci95 is None else max(row.ci95[1] - rate, rate - row.ci95[0])
-        runs.append(repeats.Run(rate, half if half is not None and math.isfinite(half) else None))
-    return runs
+def _entry(point: Point, found: Read, rows: Sequence[Row], objective: Objective, noise: repeats.Noise | None) -> Entry:
+    """An entry without its rank.
 
-
-def _entry(point: Point, found: Read, noise: repeats.Noise | None) -> Entry:
+    Args:
+        rows: those that count.
+    """
+    entry = Entry(point.id, point.values, point.overrides, "pending", why="no trial has ended yet")
     trial = found.latest().get(point.id)
     if trial is None:
-        return Entry(point.id, point.values, point.overrides, "pending")
-    entry = Entry(
-        point.id,
-        point.values,
-        point.overrides,
-        trial.status if trial.status in get_args(Status) else "failed",
-        peak_memory_gib=trial.peak_memory_gib,
-        predicted_peak_gib=trial.predicted_peak_gib,
-        seconds=trial.seconds,
-        attempt=trial.attempt,
-        error=trial.error,
-        exit_code=trial.exit_code,
-        stderr=trial.stderr,
-        folder=trial.folder,
-        started_at=trial.started_at,
-        device=trial.device,
-        code=trial.code,
-    )
-    rows = _counted(point, found)
-    if not rows:
         return entry
-    rate, ci95 = repeats.rate_with_interval(_runs(rows), noise)
-    ceiling = _mean(row.ceiling_samples_per_s for row in rows)
+    status = trial.status if trial.status in get_args(Status) else "failed"
+    entry = replace(entry, status=status, **{name: getattr(trial, name) for name in _OF_LAST_TRIAL})
+    if not rows:
+        return replace(entry, why=_why_unranked(trial, objective))
+    score, ci95 = repeats.mean_with_interval([_run(row, objective) for row in rows], noise)
+    rate, ceiling = _mean(row.samples_per_s for row in rows), _mean(row.ceiling_samples_per_s for row in rows)
     return replace(
         entry,
-        samples_per_s=rate,
+        score=score,
         ci95=ci95,
+        samples_per_s=rate,
         runs=len(rows),
         readiness_frac=_mean(row.readiness_frac for row in rows),
-        ceiling_frac=rate / ceiling if ceiling else None,
+        ceiling_frac=rate / ceiling if rate and ceiling else None,
         peak_memory_gib=max((row.peak_memory_gib for row in rows if row.peak_memory_gib is not None), default=None),
+        energy_per_sample_j=_mean(row.energy_per_sample_j for row in rows),
         util_pct=_mean(row.util_pct for row in rows),
         confirms_failed=tuple(
-            row.status if row.status != "ok" else "ok, but without a rate"
+            row.status if row.status != "ok" else f"ok, but without {objective.a_noun}"
             for row in found.confirms(point.id)
-            if row.status != "ok" or _rate(row) is None
+            if row.status != "ok" or objective(row) is None
         ),
+        why="",
     )
+
+
+def _why_unranked(trial: Row, objective: Objective) -> str:
+    if trial.error:
+        return " ".join(f"{trial.error.get('message', '')} {trial.error.get('advice') or ''}".split())
+    if trial.status == "ok":
+        return f"ended well, but without {objective.a_noun}: {objective.missing}"
+    if trial.exit_code is None:
+        return "nothing is known of its end"
+    return f"ended by signal {-trial.exit_code}" if trial.exit_code < 0 else f"exit code {trial.exit_code}"
 
 
 def _mean(figures: Iterable[float | None]) -> float | None:
@@ -227,128 +248,127 @@ def _mean(figures: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _in_order(entries: Sequence[Entry], first_rates: Mapping[str, float]) -> list[Entry]:
-    """Those that have a rate, as `leaderboard` sorts them; ``first_rates`` are those of their trials alone."""
-    rated = sorted((entry for entry in entries if entry.samples_per_s is not None), key=lambda entry: -_speed(entry))
+def _goodness(score: float | None, objective: Objective) -> float:
+    assert score is not None
+    return objective.goodness(score)
+
+
+def _in_order(entries: Sequence[Entry], first: Mapping[str, float], objective: Objective) -> list[Entry]:
+    """Those that have a score, as `leaderboard` sorts them.
+
+    Args:
+        first: how good each was in its trial alone.
+    """
+    good = {entry.point: _goodness(entry.score, objective) for entry in entries if entry.score is not None}
+    rated = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
     order = [entry for entry in rated if entry.runs > 1]
     for entry in rated:
         if entry.runs > 1:
             continue
-        mine = first_rates[entry.point]
-        place = max(
-            (at for at, other in enumerate(order, 1) if other.runs > 1 and first_rates[other.point] > mine), default=0
-        )
-        while place < len(order) and _speed(order[place]) >= _speed(entry):
+        better_then = [
+            at for at, other in enumerate(order, 1) if other.runs > 1 and first[other.point] > first[entry.point]
+        ]
+        place = max(better_then, default=0)
+        while place < len(order) and good[order[place].point] >= good[entry.point]:
             place += 1
         order.insert(place, entry)
     return order
 
 
-def _ranked(entries: Sequence[Entry], first_rates: Mapping[str, float]) -> list[Entry]:
-    """In order, with ranks; those without a rate last, by status and then in the grid's order."""
-    rated = _in_order(entries, first_rates)
+def _ranked(in_order: Sequence[Entry], objective: Objective) -> list[Entry]:
     ranked: list[Entry] = []
     leader = 0
-    """Place, in ``ranked``, of the first of the group."""
-    for place, entry in enumerate(rated):
+    """Place of the first of the group."""
+    for place, entry in enumerate(in_order):
         if entry.ci95 is None:
             ranked.append(replace(entry, rank=place + 1, tie="?"))
             continue
         led_by = ranked[leader].ci95 if ranked else None
-        if led_by is not None and entry.ci95[1] >= led_by[0]:
+        if led_by is not None and max(map(objective.goodness, entry.ci95)) >= min(map(objective.goodness, led_by)):
             ranked[leader] = replace(ranked[leader], tie="=")
             ranked.append(replace(entry, rank=ranked[leader].rank, tie="="))
         else:
             leader = place
             ranked.append(replace(entry, rank=place + 1))
-    rest = [entry for entry in entries if entry.samples_per_s is None]
-    return ranked + sorted(rest, key=lambda entry: _ORDER.index(entry.status))
+    return ranked
 
 
-def _speed(entry: Entry) -> float:
-    return entry.samples_per_s or 0.0
+def _compared(ranked: Sequence[Entry], objective: Objective) -> list[Entry]:
+    """With what compares them to each other."""
+    good = {tuple(sorted(entry.values.items())): _goodness(entry.score, objective) for entry in ranked}
+
+    def compared(entry: Entry) -> Entry:
+        mine = _goodness(entry.score, objective)
+        sister = tuple(sorted({**entry.values, "loader": BASELINE}.items()))
+        return replace(
+            entry,
+            of_best=mine / _goodness(ranked[0].score, objective),
+            of_baseline=mine / good[sister] if "loader" in entry.values and sister in good else None,
+            on_front=_on_front(entry, ranked, objective),
+        )
+
+    return [compared(entry) for entry in ranked]
 
 
-def _with_ratios(entries: Sequence[Entry]) -> list[Entry]:
-    rated = [entry for entry in entries if entry.samples_per_s is not None]
-    if not rated:
-        return list(entries)
-    best = _speed(rated[0])
-    rates = {tuple(sorted(entry.values.items())): _speed(entry) for entry in rated}
+def _on_front(entry: Entry, ranked: Sequence[Entry], objective: Objective) -> bool:
+    upright = objective.beside_memory
 
-    def of_baseline(entry: Entry) -> float | None:
-        if "loader" not in entry.values:
+    def place(entry: Entry) -> tuple[float, float] | None:
+        figure = upright(entry)
+        if figure is None or entry.peak_memory_gib is None:
             return None
-        sister = rates.get(tuple(sorted({**entry.values, "loader": BASELINE}.items())))
-        return None if sister is None else _speed(entry) / sister
+        return upright.goodness(figure), -entry.peak_memory_gib
 
-    return [
-        replace(entry, of_best=_speed(entry) / best, of_baseline=of_baseline(entry), on_front=_on_front(entry, rated))
-        if entry.samples_per_s is not None
-        else entry
-        for entry in entries
-    ]
-
-
-def _on_front(entry: Entry, rated: Sequence[Entry]) -> bool:
-    if entry.peak_memory_gib is None:
+    mine, others = place(entry), [there for each in ranked if (there := place(each)) is not None]
+    if mine is None:
         return False
-    mine = (_speed(entry), -entry.peak_memory_gib)
-    others = [(_speed(other), -other.peak_memory_gib) for other in rated if other.peak_memory_gib is not None]
     return not any(other != mine and other[0] >= mine[0] and other[1] >= mine[1] for other in others)
 
 
-def _marked(entries: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
+def _marked(ranked: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
     """Entries that were measured by other code or on another device than most are marked, and a note says so."""
-    rated = [entry for entry in entries if entry.rank is not None]
-    marked, notes = list(entries), []
-    told_by: tuple[tuple[str, Callable[[Entry], str]], ...] = (
-        ("code", lambda entry: entry.code),
-        ("device", lambda entry: entry.device),
-    )
-    for noun, of in told_by:
-        found = Counter(of(entry) for entry in rated)
+    marked, notes = list(ranked), []
+    for what, nouns in (("code", "versions of the code"), ("device", "devices")):
+        found = Counter(str(getattr(entry, what)) for entry in ranked)
         if len(found) < 2:
             continue
         usual = found.most_common(1)[0][0]
-        marked = [
-            replace(entry, marks=(*entry.marks, f"{noun} {of(entry) or 'unknown'}"))
-            if entry.rank is not None and of(entry) != usual
-            else entry
-            for entry in marked
-        ]
+        for at, entry in enumerate(marked):
+            if (own := getattr(entry, what)) != usual:
+                marked[at] = replace(entry, marks=(*entry.marks, f"{what} {own or 'unknown'}"))
         told = ", ".join(f"{name or 'unknown'} ({counted(number, 'point')})" for name, number in found.most_common())
-        what = "versions of the code" if noun == "code" else "devices"
         notes.append(
-            f"The rates were measured with {len(found)} {what}, and a difference may be theirs: {told}. Marked: those "
-            "that were not measured as most were."
+            f"The points were measured with {len(found)} {nouns}, and a difference may be theirs: {told}. Marked: "
+            "those that were not measured as most were."
         )
     return marked, notes
 
 
-def _notes(entries: Sequence[Entry], noise: repeats.Noise | None, found: Read, present: set[str]) -> list[str]:
+def _notes(entries: Sequence[Entry], objective: Objective, noise: repeats.Noise | None, found: Read) -> list[str]:
     notes = []
     if noise is not None:
         notes.append(
-            f"Between runs of the same settings the rate differs by {show_percent(noise.relative_sd)} (standard "
-            f"deviation, {counted(noise.degrees, 'degree')} of freedom)."
+            f"Between runs of the same settings the {objective.noun} differs by {show_percent(noise.relative_sd)} "
+            f"(standard deviation, {counted(noise.degrees, 'degree')} of freedom)."
         )
     elif any(entry.rank is not None for entry in entries):
         notes.append(
             "No point was measured twice: intervals are of one run each and know nothing of noise between runs."
+            if objective.is_interval_known
+            else f"No point was measured twice, and one run tells no interval of its {objective.noun}."
         )
-    if any(entry.tie == "?" for entry in entries):
+    if any(entry.tie == "?" for entry in entries) and objective.is_interval_known:
         notes.append("A rank with '?' has no interval: too few steps were measured to tell it from its neighbours.")
     notes += [
-        f"{entry.point}: {counted(len(entry.confirms_failed), 'run')} that should have confirmed it gave no rate "
-        f"({', '.join(entry.confirms_failed)})."
+        f"{entry.point}: {counted(len(entry.confirms_failed), 'run')} that should have confirmed it gave no "
+        f"{objective.noun} ({', '.join(entry.confirms_failed)})."
         for entry in entries
         if entry.confirms_failed
     ]
     silent = sum(entry.status == "ok" and entry.rank is None for entry in entries)
     if silent:
-        notes.append(f"{counted(silent, 'point')} ended well without a rate: too few steps were measured.")
-    gone = {row.point for row in found.rows} - present
+        notes.append(f"{counted(silent, 'point')} ended well without {objective.a_noun}: {objective.missing}.")
+    gone = {row.point for row in found.rows} - {entry.point for entry in entries}
     if gone:
         notes.append(f"{counted(len(gone), 'point')} of earlier grids of this sweep left out.")
     if found.damaged:

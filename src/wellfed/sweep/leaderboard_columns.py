@@ -1,4 +1,4 @@
-"""The figures of a leaderboard as people read them: one table of columns for terminal, Markdown and HTML."""
+"""Writes the figures of a leaderboard as people read them: one table of columns for terminal, Markdown and HTML."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wellfed.sweep.leaderboard import Entry, Leaderboard
-from wellfed.units import show_count, show_duration, show_gib, show_percent
+from wellfed.sweep.objective import PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S, Objective
+from wellfed.units import show_duration, show_gib, show_percent
 
 
 @dataclass(frozen=True)
@@ -17,68 +18,73 @@ class Column:
     meaning: str
     text: Callable[[Entry], str]
     """Empty where it was not measured."""
+    in_files_alone: bool = False
+    """A terminal is too narrow."""
 
 
 def columns(board: Leaderboard) -> list[Column]:
-    """Those that at least one entry with a rate has."""
-    unit = board.sample_unit
-    known = (
-        Column(f"{unit}/s", f"{unit} trained on in a second, after the warm-up", lambda e: _show(e.samples_per_s)),
-        Column("95 % interval", "where that rate lies", interval),
-        Column("of best", "rate over the highest rate", lambda e: _percent(e.of_best)),
-        Column("vs baseline", "rate over that of the same settings with loader=baseline", _times),
+    """Those that at least one entry with a score has; the score first."""
+    objective, unit = board.objective, board.sample_unit
+    best = "over the highest" if objective.higher_is_better else "the smallest over it"
+    turned = "over that" if objective.higher_is_better else "the one"
+
+    def measured(other: Objective, **more: bool) -> Column:
+        def text(entry: Entry) -> str:
+            figure = other(entry)
+            return "" if figure is None else other.number(figure)
+
+        return Column(other.head(unit), other.meaning.format(unit), text, **more)
+
+    known = [
+        Column(
+            objective.head(unit),
+            objective.meaning.format(unit),
+            lambda e: "" if e.score is None else objective.number(e.score),
+        ),
+        Column("95 % interval", f"where that {objective.noun} lies", lambda e: interval(e, objective)),
+        Column("of best", f"{objective.noun} {best} {objective.noun}", lambda e: _percent(e.of_best)),
+        Column(
+            "vs baseline",
+            f"{objective.noun} {turned} of the same settings with loader=baseline",
+            lambda e: "" if e.of_baseline is None else f"{e.of_baseline:.2f}x",
+        ),
+        measured(SAMPLES_PER_S),
         Column("ready", "share of steps whose batch was waiting when asked for", lambda e: _percent(e.readiness_frac)),
         Column(
             "of ceiling",
             "rate over that of the same steps on batches that are on the device already",
             lambda e: _percent(e.ceiling_frac),
+            in_files_alone=True,
         ),
+        measured(PEAK_MEMORY),
         Column(
-            "peak", "memory: reserved on the GPU; on a CPU growth of the process", lambda e: _gib(e.peak_memory_gib)
+            "predicted",
+            "the peak that was predicted before the trial",
+            lambda e: "" if e.predicted_peak_gib is None else show_gib(e.predicted_peak_gib),
+            in_files_alone=True,
         ),
-        Column("predicted", "the peak that was predicted before the trial", lambda e: _gib(e.predicted_peak_gib)),
+        measured(SAMPLES_PER_JOULE, in_files_alone=True),
         Column("GPU", "mean utilisation while training", lambda e: _percent(e.util_pct, 100)),
-        Column("runs", "measurements that the rate is the mean of", lambda e: str(e.runs)),
-        Column("took", "the trial, from the start of its process to its end", _took),
-    )
-    return [column for column in known if any(column.text(entry) for entry in board.ranked)]
+        Column("runs", f"measurements that the {objective.noun} is the mean of", lambda e: str(e.runs)),
+        Column(
+            "took",
+            "the trial, from the start of its process to its end",
+            lambda e: "" if e.seconds is None else show_duration(e.seconds),
+            in_files_alone=True,
+        ),
+    ]
+    unique = {column.head: column for column in reversed(known)}  # the score in place of the same figure again
+    return [
+        column
+        for column in known
+        if unique[column.head] is column and any(column.text(entry) for entry in board.ranked)
+    ]
 
 
-def interval(entry: Entry) -> str:
+def interval(entry: Entry, objective: Objective) -> str:
     """Low and high of the 95 % interval; empty without one."""
-    return "" if entry.ci95 is None else f"{show_count(entry.ci95[0])} to {show_count(entry.ci95[1])}"
-
-
-def what_became(entry: Entry) -> str:
-    """Why an entry has no rate, in a line."""
-    if entry.error:
-        return " ".join(f"{entry.error.get('message', '')} {entry.error.get('advice') or ''}".split())
-    if entry.status == "ok":
-        return "ended well, but too few steps were measured for a rate"
-    if entry.status == "pending":
-        return "no trial has ended yet"
-    if entry.exit_code is None:
-        return "nothing is known of its end"
-    if entry.exit_code < 0:
-        return f"ended by signal {-entry.exit_code}"
-    return f"exit code {entry.exit_code}"
-
-
-def _show(figure: float | None) -> str:
-    return "" if figure is None else show_count(figure)
+    return "" if entry.ci95 is None else " to ".join(map(objective.number, entry.ci95))
 
 
 def _percent(figure: float | None, whole: float = 1.0) -> str:
     return "" if figure is None else show_percent(figure / whole)
-
-
-def _gib(figure: float | None) -> str:
-    return "" if figure is None else show_gib(figure)
-
-
-def _times(entry: Entry) -> str:
-    return "" if entry.of_baseline is None else f"{entry.of_baseline:.2f}x"
-
-
-def _took(entry: Entry) -> str:
-    return "" if entry.seconds is None else show_duration(entry.seconds)

@@ -1,4 +1,4 @@
-"""``leaderboard.csv`` for programs, ``leaderboard.md`` and ``leaderboard.html`` for people, in a sweep's folder."""
+"""Writes ``leaderboard.csv`` for programs, ``leaderboard.md`` and ``leaderboard.html`` for people."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed.record import write_atomically
-from wellfed.sweep.knob_effects import Effects
 from wellfed.sweep.leaderboard import Entry, Leaderboard
-from wellfed.sweep.leaderboard_columns import columns, what_became
+from wellfed.sweep.leaderboard_columns import columns
 from wellfed.sweep.leaderboard_html import to_html
 from wellfed.units import counted, show_percent
 
@@ -22,6 +21,7 @@ CSV_COLUMNS = (
     "tie",
     "attempt",
     "samples_per_s",
+    "score",
     "ci95_low",
     "ci95_high",
     "runs",
@@ -31,14 +31,18 @@ CSV_COLUMNS = (
     "ceiling_frac",
     "peak_memory_gib",
     "predicted_peak_gib",
+    "energy_per_sample_j",
     "util_pct",
     "seconds",
     "on_front",
     "marks",
     "folder",
 )
-"""Before the axes; behind them come ``overrides`` and ``error``."""
+"""Before the axes; behind them come ``overrides`` and ``error``. The interval is the score's."""
 CSV = "leaderboard.csv"
+_ESCAPED = str.maketrans(
+    {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {special: f"&#{ord(special)};" for special in "|`*_~[]\\"}
+)
 
 
 def write(folder: Path, board: Leaderboard) -> list[Path]:
@@ -67,7 +71,7 @@ def to_csv(board: Leaderboard) -> str:
         low, high = entry.ci95 or (None, None)
         figures = {**vars(entry), "ci95_low": low, "ci95_high": high, "marks": "; ".join(entry.marks)}
         cells = [figures[name] for name in CSV_COLUMNS]
-        error = "" if entry.error is None else what_became(entry)
+        error = "" if entry.error is None else entry.why
         writer.writerow([*cells, *entry.values.values(), shlex.join(entry.overrides), error])
     return stream.getvalue()
 
@@ -86,9 +90,12 @@ def to_markdown(board: Leaderboard) -> str:
     """The same for a page in a repository: ranks, what failed, which knob mattered, notes."""
     parts = [f"# Sweep {_plain(board.name)}: {_plain(board.workload)}", summary(board), *_ranks(board)]
     if board.unranked:
-        rows = [[_code(e.point), e.status, *_values(e), _plain(what_became(e))] for e in board.unranked]
-        parts += ["## Without a rate", *_table(["point", "status", *map(_code, board.axes), "why"], rows)]
-    parts += ["## Which knob mattered", *_effects(board.effects)]
+        rows = [[_code(e.point), e.status, *_values(e), _plain(e.why)] for e in board.unranked]
+        parts += [
+            f"## Without {board.objective.a_noun}",
+            *_table(["point", "status", *map(_code, board.axes), "why"], rows),
+        ]
+    parts += ["## Which knob mattered", *_effects(board)]
     if board.notes:
         parts += ["## Notes", "\n".join(f"- {_plain(note)}" for note in board.notes)]
     return "\n\n".join(parts) + "\n"
@@ -115,16 +122,17 @@ def _ranks(board: Leaderboard) -> list[str]:
         ]
         for entry in board.ranked
     ]
-    return ["## Ranks", *(_table(head, rows) if rows else ["No point has a rate."])]
+    return ["## Ranks", *(_table(head, rows) if rows else [f"No point has {board.objective.a_noun}."])]
 
 
-def _effects(effects: Effects) -> list[str]:
+def _effects(board: Leaderboard) -> list[str]:
+    effects = board.effects
     rows = [[_code(axis), show_percent(effects.shares[axis])] for axis in effects.by_importance]
     if effects.rest is not None:
         rows.append(["interactions and noise", show_percent(effects.rest)])
     absent = [f"- {_code(axis)}: {_plain(why)}." for axis, why in effects.absent.items()]
     notes = [_plain(note) for note in effects.notes]
-    table = _table(["knob", "share of the variance of log rate"], rows) if rows else []
+    table = _table(["knob", f"share of the variance of log {board.objective.noun}"], rows) if rows else []
     return [*table, *(["\n".join(absent)] if absent else []), *notes]
 
 
@@ -144,18 +152,4 @@ def _code(text: str) -> str:
 
 def _plain(text: str) -> str:
     """Text in a line, in which nothing is Markdown or HTML."""
-    for special, shown in (
-        ("&", "&amp;"),
-        ("<", "&lt;"),
-        (">", "&gt;"),
-        ("|", "&#124;"),
-        ("`", "&#96;"),
-        ("*", "&#42;"),
-        ("_", "&#95;"),
-        ("~", "&#126;"),
-        ("[", "&#91;"),
-        ("]", "&#93;"),
-        ("\\", "&#92;"),
-    ):
-        text = text.replace(special, shown)
-    return " ".join(text.split())
+    return " ".join(text.translate(_ESCAPED).split())

@@ -1,4 +1,4 @@
-"""The leaderboard on the terminal: the best ranks, what has no rate and why, which knob mattered."""
+"""Shows the leaderboard on the terminal: the best ranks, what has none and why, which knob mattered."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from wellfed.sweep.leaderboard import Entry, Leaderboard
-from wellfed.sweep.leaderboard_columns import columns, what_became
+from wellfed.sweep.leaderboard_columns import columns
 from wellfed.units import show_percent
 
 _SHOWN = 20
 """Ranks on the terminal; the files have all."""
-_IN_FILES_ALONE = ("of ceiling", "predicted", "took")
 PIPED_COLUMNS = 160
 """Width where the output is no terminal; 80 is too narrow for the ranks."""
 
@@ -28,7 +27,7 @@ def width() -> int | None:
 
 
 def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
-    """Ranks, what has no rate and why, which knob mattered, what to know, and the files."""
+    """Ranks, what has none and why, which knob mattered, what to know, and the files."""
     counts = ", ".join(f"{number} {status}" for status, number in board.counts.items())
     console.print(f"\nSweep {board.name} of {board.workload}: {counts}", soft_wrap=True)
     if board.ranked:
@@ -36,7 +35,7 @@ def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
         if len(board.ranked) > _SHOWN:
             console.print(f"... and {len(board.ranked) - _SHOWN} more in the files")
     for entry in board.unranked:
-        console.print(f"{entry.status}: {_values(entry)}: {what_became(entry)}", soft_wrap=True)
+        console.print(f"{entry.status}: {_values(entry)}: {entry.why}", soft_wrap=True)
     shares = ", ".join(f"{axis} {show_percent(board.effects.shares[axis])}" for axis in board.effects.by_importance)
     if shares:
         rest = "" if board.effects.rest is None else f", interactions and noise {show_percent(board.effects.rest)}"
@@ -45,12 +44,12 @@ def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
         console.print(note, soft_wrap=True)
     if board.ranked:
         folder = shlex.quote(str(written[0].parent))
-        console.print(f"Keep the fastest: python -m wellfed choose {folder} --name mine", soft_wrap=True)
+        console.print(f"Keep the {board.objective.best}: python -m wellfed choose {folder} --name mine", soft_wrap=True)
     console.print(f"Files: {', '.join(map(str, written))}", soft_wrap=True)
 
 
 def _ranks(board: Leaderboard) -> Table:
-    shown = [column for column in columns(board) if column.head not in _IN_FILES_ALONE]
+    shown = [column for column in columns(board) if not column.in_files_alone]
     table = Table(box=None, pad_edge=False)
     table.add_column("rank", justify="right", no_wrap=True)
     for axis in board.axes:

@@ -44,6 +44,8 @@ class Row:
     predicted_peak_gib: float | None = None
     util_pct: float | None = None
     """Mean over the trial's GPUs while it trained; None without NVML."""
+    energy_per_sample_j: float | None = None
+    """Of all its GPUs together; None where one of them was not read for nearly all of training."""
     device: str = ""
     """What it trained on, in words."""
     error: Mapping[str, Any] | None = None

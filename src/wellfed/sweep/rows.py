@@ -52,7 +52,9 @@ def with_figures(row: Row, found: Mapping[str, Any]) -> Row:
     """The row with what a run record has measured."""
     throughput, memory = found["throughput"] or {}, found["memory"]
     low_high = throughput.get("ci95")
-    used = [each["util_pct"]["mean"] for each in found["gpus"].values() if each.get("util_pct")]
+    gpus = found["gpus"].values()
+    used = [each["util_pct"]["mean"] for each in gpus if each.get("util_pct")]
+    spent_j = [each.get("energy_per_sample_j") for each in gpus]
     return replace(
         row,
         samples_per_s=throughput.get("samples_per_s"),
@@ -64,6 +66,7 @@ def with_figures(row: Row, found: Mapping[str, Any]) -> Row:
         peak_memory_gib=memory.get("measured_peak_gib"),
         predicted_peak_gib=memory.get("predicted_peak_gib") or row.predicted_peak_gib,
         util_pct=fmean(used) if used else None,
+        energy_per_sample_j=sum(spent_j) if spent_j and None not in spent_j else None,
         device=memory.get("device") or row.device,
         started_at=found["started_at"],
     )

@@ -13,7 +13,6 @@ import torch
 
 # What a trial needs is imported before the fork.
 import wellfed.run.stages  # noqa: F401
-from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.errors import ConfigError, Fault, WellfedError
@@ -22,10 +21,9 @@ from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.lit.unimported import seed_everything
-from wellfed.loading.backend_benchmark import Trial as FirstBatches
+from wellfed.loading.first_batches import FirstBatches
 from wellfed.memory.features import all_rows
-from wellfed.planning.device import plan_device
-from wellfed.planning.planned import RunPlan
+from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.planner import Planner
 from wellfed.run.train import train
@@ -133,8 +131,8 @@ def _keeps_rows(parts: assemble.Parts, plan: RunPlan) -> bool:
 
     On a GPU it computes them there; of bf16-true Lightning makes the model bf16 as a whole, and with it the rows.
     """
-    is_kept = parts.features is not None and plan["memory.features"] in ("cache", "cache_host")
-    return is_kept and plan["trainer.accelerator"] == "cpu" and plan["gpu.precision"] != "bf16-true"
+    is_kept = parts.features is not None and plan.memory.features in ("cache", "cache_host")
+    return is_kept and not plan.on_gpu and plan.device.precision != "bf16-true"
 
 
 def look(parts: assemble.Parts, task: Look) -> None:
@@ -176,17 +174,12 @@ def _machine(facts: MachineFacts) -> dict[str, Any]:
 
 def _plan(parts: assemble.Parts, composed: Composed[RunConfig], facts: MachineFacts, seen: _Seen) -> dict[str, Any]:
     """``num_gpus``, what is predicted and what was seen, or ``problem``."""
-    config, choices = composed.config, composed.choices
     try:
-        device = plan_device(config, choices, facts)
-        faults = check_imported(config)
-        if isinstance(device, list) or faults:
-            raise ConfigError([*(device if isinstance(device, list) else []), *faults])
-        planner = Planner(config, choices, facts, device, parts)
+        planner = Planner.start(composed, facts, parts)
         rough = planner.rough()
         estimate, first_batches = planner.estimate(rough), seen(composed, rough)
         # A backend that is still to be chosen is chosen by times, in the trial.
-        plan = planner.estimated(estimate, None if config.loader.backend is Backend.auto else first_batches)
+        plan = planner.estimated(estimate, None if composed.config.loader.backend is Backend.auto else first_batches)
     except ConfigError as error:
         return {"problem": " ".join(map(str, error.faults))}
     except WellfedError as error:
@@ -195,7 +188,7 @@ def _plan(parts: assemble.Parts, composed: Composed[RunConfig], facts: MachineFa
         "problem": None if plan.misfit is None else str(plan.misfit),
         "num_gpus": _num_gpus(plan),
         "predicted_peak_gib": plan.predicted_peak_gib,
-        "device": plan.device_name,
+        "device": plan.device.name,
         "seen": {
             "first_batches": None if first_batches is None else asdict(first_batches),
             "footprints": estimate.known.to_dict(),
@@ -205,4 +198,4 @@ def _plan(parts: assemble.Parts, composed: Composed[RunConfig], facts: MachineFa
 
 
 def _num_gpus(plan: RunPlan) -> int:
-    return int(plan["trainer.devices"]) if plan["trainer.accelerator"] == "gpu" else 0
+    return plan.trainer.devices if plan.on_gpu else 0

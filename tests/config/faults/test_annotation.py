@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Sequence
 from enum import Enum
 from inspect import Parameter
@@ -53,8 +52,7 @@ def parameter(annotation: Any, default: Any = Parameter.empty) -> Parameter:
 
 @pytest.mark.parametrize(("text", "good", "bad"), CASES)
 def test_the_same_for_source_and_imported_types(text, good, bad):
-    node = ast.parse(text, mode="eval").body
-    for annotation in (node, eval(text, dict(NAMES)), text, ast.Constant(text)):
+    for annotation in (text, eval(text, dict(NAMES)), repr(text)):
         for value in good:
             assert misfit(value, parameter(annotation)) == "", (annotation, value)
         for value in bad:
@@ -62,16 +60,16 @@ def test_the_same_for_source_and_imported_types(text, good, bad):
 
 
 def test_says_what_it_must_be():
-    assert misfit("abc", parameter(ast.parse("int | None", mode="eval").body)) == "must be a whole number or null."
+    assert misfit("abc", parameter("int | None")) == "must be a whole number or null."
     assert misfit("x", parameter(Literal["mean", "sum"])) == "must be one of mean, sum."
 
 
-@pytest.mark.parametrize("annotation", [Parameter.empty, ast.Constant("not an annotation ("), "also not ("])
+@pytest.mark.parametrize("annotation", [Parameter.empty, "'not an annotation ('", "also not ("])
 def test_what_can_not_be_judged_passes(annotation):
     assert misfit("abc", parameter(annotation)) == ""
 
 
 def test_a_default_of_none_lets_null_through():
     assert misfit(None, parameter(int, default=None)) == ""
-    assert misfit(None, parameter(ast.Name("int"), default="None")) == ""
+    assert misfit(None, parameter("int", default=None)) == ""
     assert misfit(None, parameter(int, default=3)) != ""

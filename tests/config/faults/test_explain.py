@@ -39,7 +39,7 @@ def test_a_chained_error_gives_the_reason():
 
 def test_a_list_says_what_its_entries_are():
     error = ValueError("Invalid value assigned: str is not a ListConfig, list or tuple.")
-    assert explain(RunConfig, "loader.skip_ids[0]", error)[0] == "must be a list [..] of whole numbers."
+    assert explain(RunConfig, "loader.skip_ids[0]", error)[0] == "must be a list [..] of whole numbers >= 0."
     problem, way_out = explain(RunConfig, "sweep.retry", error)
     assert problem == "must be a list [..] of ok, oom, failed, killed, timeout."
     assert "e.g. [oom,failed]" in way_out
@@ -52,5 +52,5 @@ def test_free_nodes_have_no_knobs():
 
 def test_taking_away():
     assert explain_delete(RunConfig, "resume") == ("a knob can't be taken away.", "Write resume=null.")
-    assert explain_delete(RunConfig, "trainer.devices")[1] == "Set it: it is a whole number."
+    assert explain_delete(RunConfig, "trainer.devices")[1] == "Set it: it is a whole number >= 1."
     assert explain_delete(RunConfig, "trainer.device")[1] == "Did you mean trainer.devices?"

@@ -80,7 +80,7 @@ def test_every_key_of_a_file(write):
         f"{file}:5: gpu.precision=fp8",
         f"{file}:6: gpu.compile=null",
     ]
-    assert faults[0].problem == "must be a number or null."
+    assert faults[0].problem == "must be a number > 0 or null."
     assert faults[1].way_out == "Did you mean gpu.memory_gib?"
     assert faults[3].problem.startswith("must be one of none, default")
 

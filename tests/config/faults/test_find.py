@@ -32,14 +32,18 @@ ONE_EACH = [
     ("loader.zzz=3", "no such knob.", "loader has backend, num_workers, prefetch_factor"),
     ("micro_batch=3", "no such knob.", "Did you mean memory.micro_batch=3?"),
     ("zzz=3", "no such knob.", "There are seed, resume, rerun, gpu, loader"),
-    ("workload.effective_batch_size=abc", "must be a whole number.", "Samples per optimizer step over all ranks, >= 1"),
-    ("seed=1.5", "must be a whole number.", "seed: Seed of everything random, >= 0."),
-    ("seed=null", "must be a whole number.", "seed: "),
-    ("gpu.memory_gib=lots", "must be a number or null.", "GPU memory budget in GiB, > 0."),
+    (
+        "workload.effective_batch_size=abc",
+        "must be a whole number >= 1.",
+        "Samples per optimizer step over all ranks; kept",
+    ),
+    ("seed=1.5", "must be a whole number >= 0 and < 2**63.", "seed: Seed of everything random."),
+    ("seed=null", "must be a whole number >= 0 and < 2**63.", "seed: "),
+    ("gpu.memory_gib=lots", "must be a number > 0 or null.", "GPU memory budget in GiB."),
     ("gpu.tf32=maybe", "must be true or false.", "Let float32 matrix products"),
     ("gpu.precision=fp8", "must be one of auto, 32-true, bf16-mixed, 16-mixed, bf16-true.", ""),
     ("gpu.precision=bf16-mixd", "must be one of auto", "Did you mean gpu.precision=bf16-mixed?"),
-    ("loader.skip_ids=3", "must be a list [..] of whole numbers", "loader.skip_ids: Indices"),
+    ("loader.skip_ids=3", "must be a list [..] of whole numbers >= 0.", "loader.skip_ids: Indices"),
     (
         "memory.stages=[{from_epoch: 0, foo: 2}]",
         "{..} entries or null: Key 'foo' not in 'StageConfig'.",
@@ -53,7 +57,7 @@ ONE_EACH = [
     ("a b c=3", "can't be read", "Names are words joined by dots"),
     ("~gpu", "every run needs an option of gpu.", GPUS),
     ("~loader.num_workers", "a knob can't be taken away.", "Write loader.num_workers=null."),
-    ("~seed", "a knob can't be taken away.", "Set it: it is a whole number."),
+    ("~seed", "a knob can't be taken away.", "Set it: it is a whole number >= 0 and < 2**63."),
     ("~loader.zzz", "there is no such entry to take away.", "loader has"),
     ("experiment=nope", "there is no option nope.", "experiment has recsys_8gb, recsys_16gb"),
     ("workload.model.dropout_rate=3", "has no argument dropout_rate.", "Did you mean workload.model.dropout=3?"),
@@ -192,3 +196,30 @@ def test_what_the_search_does_not_find_is_told_as_hydra_does(monkeypatch):
     (fault,) = faults_of("gpu=42gb")
     assert "gpu/42gb" in fault.problem
     assert "HYDRA_FULL_ERROR=1" in fault.way_out
+
+
+@pytest.mark.parametrize("name", ["workload.data.scale", "++workload.data.scale", "seed", "++gpu.memory_gib"])
+@pytest.mark.parametrize("value", ["${.}", "0${..}", "${a b}", "${}", "x${"])
+def test_an_interpolation_that_is_none(name, value):
+    (fault, *_) = faults_of(f"{name}={value}")
+    assert fault.where.startswith(name)
+    assert value in fault.where
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("memory.micro_batch_steps=[{a: 1}]", "must be a list [..] of whole numbers >= 1 or null"),
+        ("memory.micro_batch_steps=[[1]]", "must be a list [..] of whole numbers >= 1 or null"),
+        ("memory.micro_batch_steps=${seed}", "must be a list [..] of whole numbers >= 1 or null"),
+        ("memory.stages=${seed}", "must be a list [..] of {..} entries or null"),
+        ("memory.stages=[${workload.model}]", "must be a list [..] of {..} entries or null"),
+        ("loader.skip_ids=[{}]", "must be a list [..] of whole numbers >= 0"),
+        ("sweep.retry=[{a: 1}]", "must be a list [..] of ok, oom"),
+        ("config.allow_targets=[[a]]", "must be a list [..] of texts"),
+    ],
+)
+def test_what_omegaconf_lets_by(override, problem):
+    (fault,) = faults_of(override)
+    assert fault.where == override
+    assert problem in fault.problem

@@ -141,10 +141,26 @@ def test_dataclasses(package):
                     z: int = field(default=1, kw_only=True)
                 class Inherits(Child):
                     extra = 3
+                class Plain:
+                    def __init__(self, own, *, more=2): ...
+                class First(Inherits, Plain): ...
+                class Second(Plain, Inherits): ...
+                class Left(Plain): ...
+                class Right(Plain):
+                    def __init__(self, right): ...
+                class Diamond(Left, Right): ...
+                @dataclass
+                class Written:
+                    y: int
+                    def __init__(self, other): ...
+                @dataclass
+                class Below(Written):
+                    z: list = field(default_factory=list)
                 """,
         }
     )
-    for target in ("base.Base", "more.KeywordOnly", "more.Child", "more.Dotted", "more.Inherits"):
+    classes = ["KeywordOnly", "Child", "Dotted", "Inherits", "First", "Second", "Written", "Below", "Diamond"]
+    for target in ("base.Base", *(f"more.{one}" for one in classes)):
         assert shape(read(f"{name}.{target}")) == shape(imported(f"{name}.{target}")), target
 
 
@@ -187,7 +203,8 @@ def test_re_exports_and_inheritance(package):
         ("f = make()\n", "f"),
         ("class f:\n    def __new__(cls, a): ...\n", "f"),
         ("class Meta(type): ...\nclass f(metaclass=Meta): ...\n", "f"),
-        ("class A: ...\nclass B: ...\nclass f(A, B): ...\n", "f"),
+        ("class A: ...\nclass f(A, A): ...\n", "f"),
+        ("import abc\nclass f(abc.make()): ...\n", "f"),
         ("def base(): ...\nclass f(base()): ...\n", "f"),
         ("def __getattr__(name): ...\n", "f"),
         ("globals().update(f=3)\n", "f"),

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.default_element import ResultDefault
 from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult
@@ -16,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.faults.explain import explain
+from wellfed.config.hydra_internals import CachingConfigRepository, IConfigRepository, load_file, put_empty
 from wellfed.errors import Fault
 
 
@@ -34,24 +34,12 @@ class ForgivingRepository(CachingConfigRepository):
     def load_config(self, config_path: str) -> ConfigResult | None:
         """The file, or an empty one in its place; None where there is no such file."""
         if config_path.startswith("hydra/") and not self.with_hydra:
-            return self._empty(config_path)
+            return put_empty(self, config_path)
         try:
             return super().load_config(config_path)
         except (yaml.YAMLError, OSError, ValueError, AssertionError, RecursionError, OmegaConfBaseException) as error:
             self.unreadable[config_path] = _unreadable(self.file_of(config_path), error)
-        return self._empty(config_path)
-
-    def _empty(self, config_path: str) -> ConfigResult:
-        empty = ConfigResult(
-            provider="empty",
-            path="",
-            config=OmegaConf.create(),
-            header={"package": None},
-            defaults_list=[],
-            is_schema_source=True,  # or Hydra looks for a schema of the same name
-        )
-        self.cache[f"config_path={config_path}"] = empty
-        return empty
+        return put_empty(self, config_path)
 
     def file_of(self, config_path: str) -> Path:
         """Where the search path finds it; the bare name where it is no file (a schema)."""
@@ -70,7 +58,7 @@ def show_file(path: Path) -> str:
 
 
 def merge_files(
-    loader: ConfigLoaderImpl, defaults: list[ResultDefault], repo: ForgivingRepository
+    loader: ConfigLoader, defaults: list[ResultDefault], repo: ForgivingRepository
 ) -> tuple[DictConfig, list[tuple[str, Fault]]]:
     """All chosen files merged as Hydra would, without the entries that don't fit; those as (dotted, fault)."""
     cfg = OmegaConf.create()
@@ -79,7 +67,7 @@ def merge_files(
         if str(default.config_path) in repo.unreadable:
             continue  # told already; where it belongs stood in it
         try:
-            config: Any = loader._load_single_config(default=default, repo=repo).config
+            config: Any = load_file(loader, repo, default)
         except (ConfigCompositionException, ValueError) as error:
             path = str(default.config_path)
             refused.append((path, Fault(show_file(repo.file_of(path)), f"{error}".splitlines()[0], "")))

@@ -7,20 +7,19 @@ right, then set each value alone on that base, and last judge what came out (`ex
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.defaults_list import DefaultsList, create_defaults_list
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault
+from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault, ResultDefault
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from wellfed.config.examine import examine
 from wellfed.config.faults.explain import explain, explain_delete, suggestion
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
-from wellfed.config.faults.knobs import FREE_NODES, all_knobs, knob_type, type_of
 from wellfed.config.faults.override_faults import Typed, choice_fault, is_choice, read_overrides
+from wellfed.config.hydra_internals import chosen_files, repository_of, set_value
+from wellfed.config.knobs import FREE_NODES, all_knobs, entries
 from wellfed.config.schema import RunConfig
 from wellfed.config.session import COMPOSE_ERRORS
 from wellfed.errors import Fault
@@ -38,10 +37,9 @@ def find_faults(
         cause: what Hydra raised; told as it is if the search finds nothing. None = Hydra composed it.
         multirun: several values for a knob are then no fault.
     """
-    assert isinstance(loader, ConfigLoaderImpl)
     typed = read_overrides(overrides, multirun=multirun)
     for with_hydra in (False, True):  # the second search takes twice as long and is seldom needed
-        repo = ForgivingRepository(loader.repository, with_hydra=with_hydra)
+        repo = ForgivingRepository(repository_of(loader), with_hydra=with_hydra)
         if repo.load_config(config_name) is None:
             return [_no_primary(repo, config_name)]
         search = _Search(loader, repo, config_name, typed)
@@ -61,9 +59,7 @@ def _no_primary(repo: ForgivingRepository, config_name: str) -> Fault:
 class _Search:
     """One hunt for faults; the steps of `run`, in order, fill ``told`` and ``doubted``."""
 
-    def __init__(
-        self, loader: ConfigLoaderImpl, repo: ForgivingRepository, config_name: str, typed: list[Typed]
-    ) -> None:
+    def __init__(self, loader: ConfigLoader, repo: ForgivingRepository, config_name: str, typed: list[Typed]) -> None:
         self.loader = loader
         self.repo = repo
         self.config_name = config_name
@@ -113,8 +109,7 @@ class _Search:
         ]
 
     def _check_choices(self) -> None:
-        grouped = {entry.name for entry in fields(self.schema) if is_dataclass(type_of(self.schema, entry.name))}
-        required = grouped & self.declared
+        required = {name for name, entry in entries(self.schema).items() if entry.is_group} & self.declared
         for index, parsed in self._usable(choices=True):
             fault = choice_fault(self.typed[index], self.repo, required, self.declared)
             if fault:
@@ -122,18 +117,18 @@ class _Search:
                 self._doubt(parsed.key_or_group)
         for index, parsed in self._usable(choices=False):
             group = parsed.key_or_group
-            if group in self.declared and "." not in group and knob_type(self.schema, group) is None:
+            if group in self.declared and "." not in group and group not in entries(self.schema):
                 fault = Fault(self.typed[index].text, f"{group} has no options.", f"No folder {group}/ is searched.")
                 self.told.append((index, fault))
 
     def _compose_files(self) -> DictConfig:
         chosen = self._usable(choices=True)
         try:
-            listed: DefaultsList | None = self._defaults([parsed for _, parsed in chosen])
+            listed: list[ResultDefault] | None = self._defaults([parsed for _, parsed in chosen])
         except COMPOSE_ERRORS:
             self.needs_hydra = True  # a file may pick a launcher or sweeper
             listed = self._defaults_one_by_one(chosen)
-        cfg, refused = merge_files(self.loader, listed.defaults, self.repo) if listed else (OmegaConf.create(), [])
+        cfg, refused = merge_files(self.loader, listed, self.repo) if listed else (OmegaConf.create(), [])
         for path, fault in self.repo.unreadable.items():
             self.from_files.append(fault)
             self._doubt(path.partition("/")[0])
@@ -143,10 +138,10 @@ class _Search:
         OmegaConf.set_struct(cfg, True)
         return cfg
 
-    def _defaults(self, parsed: list[Override]) -> DefaultsList:
-        return create_defaults_list(self.repo, self.config_name, parsed, prepend_hydra=True, skip_missing=True)
+    def _defaults(self, parsed: list[Override]) -> list[ResultDefault]:
+        return chosen_files(self.repo, self.config_name, parsed)
 
-    def _defaults_one_by_one(self, chosen: list[tuple[int, Override]]) -> DefaultsList | None:
+    def _defaults_one_by_one(self, chosen: list[tuple[int, Override]]) -> list[ResultDefault] | None:
         """The defaults list with the choices that go together; those that don't are told."""
         try:
             listed = self._defaults([])
@@ -178,13 +173,15 @@ class _Search:
         for index, parsed in self._single_values():
             dotted = parsed.key_or_group
             try:
-                if parsed.is_delete() and knob_type(schema_type, dotted) is not None:
+                if parsed.is_delete() and dotted in entries(schema_type):
                     raise ValueError("Hydra takes away some knobs and not others")
-                self.loader._apply_overrides_to_config([parsed], cfg)
+                set_value(cfg, parsed)
             except COMPOSE_ERRORS as error:
-                if dotted.startswith(tuple(f"{node}." for node in FREE_NODES)) and not parsed.is_delete():
-                    with open_dict(cfg):
-                        OmegaConf.update(cfg, dotted, parsed.value(), merge=True, force_add=True)
+                if (
+                    not parsed.is_delete()
+                    and dotted.startswith(tuple(f"{node}." for node in FREE_NODES))
+                    and _can_be_set(cfg, parsed)
+                ):
                     added.append((index, dotted))
                 else:
                     self._tell_value(index, parsed, schema_type, error)
@@ -207,7 +204,7 @@ class _Search:
             problem, way_out = explain_delete(schema_type, dotted)
         else:
             problem, way_out = explain(schema_type, dotted, error)
-        meant = suggestion(schema_type, dotted) if knob_type(schema_type, dotted) is None else None
+        meant = suggestion(schema_type, dotted) if dotted not in entries(schema_type) else None
         if meant and not parsed.is_delete():
             way_out = f"Did you mean {meant}={text.partition('=')[2]}?"
         self.told.append((index, Fault(text, problem, way_out)))
@@ -237,3 +234,12 @@ class _Search:
     def _inside(self, name: str) -> set[str]:
         """The knobs of a group, or the knob itself."""
         return {knob for knob in all_knobs(self.schema) if knob == name or knob.startswith(f"{name}.")}
+
+
+def _can_be_set(cfg: DictConfig, parsed: Override) -> bool:
+    try:
+        with open_dict(cfg):
+            OmegaConf.update(cfg, parsed.key_or_group, parsed.value(), merge=True, force_add=True)
+    except COMPOSE_ERRORS:
+        return False
+    return True

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hydra._internal.config_repository import IConfigRepository
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
-from wellfed.config.faults.knobs import in_order, nearest
+from wellfed.config.hydra_internals import IConfigRepository
+from wellfed.config.knobs import in_order, nearest
 from wellfed.errors import Fault
 
 _BRACKETS = {"[": "]", "{": "}", "(": ")"}

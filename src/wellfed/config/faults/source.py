@@ -9,11 +9,14 @@ from __future__ import annotations
 import ast
 import importlib.util
 import pkgutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+
+_MAX_HOPS = 25
+"""Longest chain of re-exports that is followed."""
 
 
 class Unread(Exception):
@@ -21,135 +24,203 @@ class Unread(Exception):
 
 
 class NotThere(Exception):
-    """The source says that there is no such module or name."""
+    """The source says that there is no such module or name; ``names`` are those that are there."""
 
     def __init__(self, owner: str, name: str, names: Sequence[str] = ()) -> None:
         super().__init__(f"{owner} has no {name}" if owner else f"there is no module {name}")
-        self.owner = owner
         self.name = name
         self.names = tuple(names)
 
 
 @dataclass(frozen=True)
 class Module:
-    """A module's source."""
+    """A module that is not imported."""
 
     name: str
     spec: ModuleSpec
-    tree: ast.Module
 
     @property
-    def package(self) -> str:
-        """What its relative imports start from."""
-        return self.name if self.spec.submodule_search_locations is not None else self.name.rpartition(".")[0]
+    def source(self) -> Source:
+        """What is written in it."""
+        if self.spec.origin is None:  # a namespace package: a folder without __init__.py
+            return Source(ast.Module(body=[], type_ignores=[]))
+        if not self.spec.origin.endswith(".py"):
+            raise Unread(f"{self.name} is not written in Python")
+        return _parsed(self.spec.origin)
+
+    def submodule(self, name: str) -> Module | None:
+        """The module of that name within this package."""
+        if self.spec.submodule_search_locations is None:
+            return None
+        # By its own name alone: a folder without __init__.py would look its parent up among the imported modules.
+        found = PathFinder.find_spec(name, list(self.spec.submodule_search_locations))
+        if found is None:
+            return None
+        if found.submodule_search_locations is not None:
+            found.submodule_search_locations = list(found.submodule_search_locations)
+        return Module(f"{self.name}.{name}", found)
+
+    def named_in(self, statement: ast.ImportFrom) -> Module:
+        """The module that a ``from ... import`` in this one names."""
+        package = self.name.split(".")
+        above = statement.level - (self.spec.submodule_search_locations is not None)
+        base = package[: len(package) - above] if statement.level else []
+        return module_named(".".join([*base, *([statement.module] if statement.module else [])]))
 
 
-MAX_HOPS = 25
-"""Longest chain of re-exports or base classes that is followed."""
+@dataclass(frozen=True)
+class Source:
+    """A file of Python."""
+
+    tree: ast.Module
+
+    @cached_property
+    def bound(self) -> Mapping[str, list[ast.stmt]]:
+        """Name -> the statements that bind it when the file is run."""
+        found: dict[str, list[ast.stmt]] = {}
+        for statement in _statements(self.tree.body):
+            for name in _bound_names(statement):
+                found.setdefault(name, []).append(statement)
+        return found
+
+    @cached_property
+    def stars(self) -> list[ast.ImportFrom]:
+        """``from x import *``."""
+        imports = (one for one in _statements(self.tree.body) if isinstance(one, ast.ImportFrom))
+        return [one for one in imports if one.names[0].name == "*"]
+
+    @cached_property
+    def computes_names(self) -> bool:
+        """Whether names may appear in it that no statement shows."""
+        calls = (node.func for node in ast.walk(self.tree) if isinstance(node, ast.Call))
+        return "__getattr__" in self.bound or any(
+            isinstance(func, ast.Name) and func.id in ("globals", "exec", "setattr") for func in calls
+        )
 
 
-def enter(parts: Sequence[str], allowed: Sequence[str]) -> tuple[Module, str | None]:
-    """The module that holds the last part, and that part (None: the whole name is a module).
+@dataclass(frozen=True)
+class Definition:
+    """A class or function, and the module that it is written in."""
 
-    Submodules come first, as all but the last part must be modules.
+    module: Module
+    node: ast.ClassDef | ast.FunctionDef
+
+
+def module_named(dotted: str) -> Module:
+    """The module of that name.
+
+    Raises:
+        NotThere: there is none.
+    """
+    first, *rest = dotted.split(".")
+    spec = importlib.util.find_spec(first)
+    found = Module(first, spec) if spec else None
+    for part in rest:
+        found = found.submodule(part) if found else None
+    if found is None:
+        raise NotThere("", dotted)
+    return found
+
+
+def find(start: Module, parts: Sequence[str], allowed: Sequence[str] | None) -> Definition:
+    """The class or function ``parts[-1]`` that the other parts lead to from ``start``.
+
+    Args:
+        allowed: packages that modules on the way may belong to; None = any.
 
     Raises:
         NotThere: no such module or name.
         Unread: ast can't tell.
         PermissionError: the name leads through a module outside ``allowed``.
     """
-    spec = importlib.util.find_spec(parts[0])
-    if spec is None:
-        raise NotThere("", parts[0])
-    name, rest = parts[0], list(parts[1:])
-    while rest:
-        inner = _submodule(spec, rest[0])
-        if inner is None or (len(rest) == 1 and _binds(_read(name, spec), rest[0])):
-            break
-        name, spec = f"{name}.{rest.pop(0)}", inner
-    if not rest:
-        return _read(name, spec), None
-    module = _read(name, spec)
-    if len(rest) == 1:
-        return module, rest[0]
-    # Not a submodule, yet more parts follow: a module under another name (torch.os), or a class and its method.
-    bound = binding(module, rest[0])
-    if isinstance(bound, ast.Import | ast.ImportFrom):
-        imported = imported_module(module, bound, rest[0])
-        if imported is not None:
-            _require_allowed(imported, allowed)
-            return enter([*imported.split("."), *rest[1:]], allowed)
-    if bound is None and not _is_dynamic(module):
-        raise NotThere(name, rest[0], [*_names(module), *_submodules(spec)])
-    raise Unread(f"{'.'.join(parts)}: {rest[0]} is not a module")
-
-
-def _require_allowed(module: str, allowed: Sequence[str]) -> None:
-    if not any(module == package or module.startswith(f"{package}.") for package in allowed):
-        raise PermissionError(module)
-
-
-def _submodule(spec: ModuleSpec, name: str) -> ModuleSpec | None:
-    if spec.submodule_search_locations is None:
-        return None
-    # By its own name alone: a folder without __init__.py would look its parent up among the imported modules.
-    found = PathFinder.find_spec(name, list(spec.submodule_search_locations))
-    if found is not None and found.submodule_search_locations is not None:
-        found.submodule_search_locations = list(found.submodule_search_locations)
+    found: Module | Definition = start
+    for number, part in enumerate(parts, start=1):
+        if isinstance(found, Definition):
+            raise Unread(f"{found.node.name} is not a module")
+        # All but the last part must be modules: a module comes before what the package binds to the same name.
+        inner = found.submodule(part) if number < len(parts) else None
+        found = inner or _member(found, part, allowed, 0)
+    if isinstance(found, Module):
+        raise NotThere(found.name, "class or function named after it: it is a module")
     return found
 
 
-def _submodules(spec: ModuleSpec) -> list[str]:
-    return [found.name for found in pkgutil.iter_modules(spec.submodule_search_locations or [])]
+def _member(module: Module, name: str, allowed: Sequence[str] | None, hops: int) -> Module | Definition:
+    """What ``module.name`` is in the end."""
+    if hops > _MAX_HOPS:
+        raise Unread(f"{module.name}.{name} is passed on too often")
+    statements = module.source.bound.get(name, [])
+    if not statements:
+        return module.submodule(name) or _from_stars(module, name, allowed, hops)
+    if len(statements) > 1:  # try: import x; version switches
+        raise Unread(f"{module.name}.{name} is bound {len(statements)} times")
+    match statements[0]:
+        case ast.FunctionDef() | ast.ClassDef() as node:
+            return Definition(module, node)
+        case ast.Import(names=names):
+            alias = next(one for one in names if name in (one.asname, one.name.partition(".")[0]))
+            return _passed(module_named(_checked(alias.name if alias.asname else name, allowed)), allowed)
+        case ast.ImportFrom() as statement:
+            original = next(one.name for one in statement.names if name in (one.asname, one.name))
+            source = module.named_in(statement)
+            return _passed(source.submodule(original) or _member(source, original, allowed, hops + 1), allowed)
+        case ast.Assign(value=ast.Name(id=other)):
+            return _member(module, other, allowed, hops + 1)
+    raise Unread(f"{module.name}.{name} is computed")
 
 
-def _find(name: str) -> ModuleSpec:
-    first, *rest = name.split(".")
-    spec = importlib.util.find_spec(first)
-    for part in rest:
-        spec = _submodule(spec, part) if spec else None
-    if spec is None:
-        raise NotThere("", name)
-    return spec
+def _passed(found: Module | Definition, allowed: Sequence[str] | None) -> Module | Definition:
+    if isinstance(found, Module):
+        _checked(found.name, allowed)
+    return found
 
 
-def _read(name: str, spec: ModuleSpec) -> Module:
-    if spec.origin is None:  # a namespace package: a folder without __init__.py
-        return Module(name, spec, ast.Module(body=[], type_ignores=[]))
-    if not spec.origin.endswith(".py"):
-        raise Unread(f"{name} is not written in Python")
-    return Module(name, spec, _parse(spec.origin))
+def _checked(module: str, allowed: Sequence[str] | None) -> str:
+    if allowed is not None and not any(f"{module}.".startswith(f"{package}.") for package in allowed):
+        raise PermissionError(module)
+    return module
+
+
+def _from_stars(module: Module, name: str, allowed: Sequence[str] | None, hops: int) -> Module | Definition:
+    names = [*module.source.bound]
+    for statement in module.source.stars:
+        try:
+            return _member(module.named_in(statement), name, allowed, hops + 1)
+        except NotThere as missing:
+            names += missing.names
+    if module.source.computes_names:
+        raise Unread(f"{module.name} makes its names as it runs")
+    inside = pkgutil.iter_modules(module.spec.submodule_search_locations or [])
+    raise NotThere(module.name, name, [*names, *(found.name for found in inside)])
 
 
 @cache
-def _parse(file: str) -> ast.Module:
-    return ast.parse(Path(file).read_text(encoding="utf-8"), filename=file)
+def _parsed(file: str) -> Source:
+    return Source(ast.parse(Path(file).read_text(encoding="utf-8"), filename=file))
 
 
-def _statements(body: Iterable[ast.stmt]) -> Iterable[ast.stmt]:
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """Statements that run on import: the bodies of if, try and with too."""
     for statement in body:
         yield statement
-        for block in ("body", "orelse", "finalbody"):
-            if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for block in ("body", "orelse", "finalbody", "handlers"):
                 yield from _statements(getattr(statement, block, []))
-        for handler in getattr(statement, "handlers", []):
-            yield from _statements(handler.body)
 
 
 def _bound_names(statement: ast.stmt) -> list[str]:
-    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return [statement.name]
-    if isinstance(statement, ast.Import):
-        return [alias.asname or alias.name.partition(".")[0] for alias in statement.names]
-    if isinstance(statement, ast.ImportFrom):
-        return [alias.asname or alias.name for alias in statement.names if alias.name != "*"]
-    targets: list[ast.expr] = []
-    if isinstance(statement, ast.Assign):
-        targets = statement.targets
-    elif isinstance(statement, ast.AnnAssign):
-        targets = [statement.target]
-    return [name for target in targets for name in _assigned(target)]
+    match statement:
+        case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+            return [] if is_overload(statement) else [statement.name]
+        case ast.Import(names=names):
+            return [alias.asname or alias.name.partition(".")[0] for alias in names]
+        case ast.ImportFrom(names=names):
+            return [alias.asname or alias.name for alias in names if alias.name != "*"]
+        case ast.Assign(targets=targets):
+            return [name for target in targets for name in _assigned(target)]
+        case ast.AnnAssign(target=target):
+            return _assigned(target)
+    return []
 
 
 def _assigned(target: ast.expr) -> list[str]:
@@ -158,94 +229,9 @@ def _assigned(target: ast.expr) -> list[str]:
     return [target.id] if isinstance(target, ast.Name) else []  # AdamW.__doc__ = ... binds no name
 
 
-def _names(module: Module) -> list[str]:
-    return [name for statement in _statements(module.tree.body) for name in _bound_names(statement)]
-
-
 def is_overload(statement: ast.stmt) -> bool:
     """Whether it is a signature for type checkers only."""
     return isinstance(statement, ast.FunctionDef) and "overload" in map(last_word, statement.decorator_list)
-
-
-def binding(module: Module, name: str) -> ast.stmt | None:
-    """The statement that binds ``name``; Unread where several do (``try: import x``, version switches)."""
-    found = [s for s in _statements(module.tree.body) if name in _bound_names(s) and not is_overload(s)]
-    if len(found) > 1:
-        raise Unread(f"{module.name}.{name} is bound {len(found)} times")
-    return found[0] if found else None
-
-
-def _binds(module: Module, name: str) -> bool:
-    return any(name in _bound_names(statement) for statement in _statements(module.tree.body))
-
-
-def _is_dynamic(module: Module) -> bool:
-    """Whether names may appear in it that no statement shows."""
-    if _binds(module, "__getattr__"):
-        return True
-    calls = (node.func for node in ast.walk(module.tree) if isinstance(node, ast.Call))
-    return any(isinstance(func, ast.Name) and func.id in ("globals", "exec", "setattr") for func in calls)
-
-
-def imported_module(module: Module, statement: ast.Import | ast.ImportFrom, name: str) -> str | None:
-    """The module that ``name`` stands for after an import; None where it is a name inside a module."""
-    if isinstance(statement, ast.Import):
-        alias = next(a for a in statement.names if (a.asname or a.name.partition(".")[0]) == name)
-        return alias.name if alias.asname else name
-    source, original = _source_of(module, statement, name)
-    try:
-        return f"{source}.{original}" if _submodule(_find(source), original) else None
-    except NotThere:
-        return None
-
-
-def _source_of(module: Module, statement: ast.ImportFrom, name: str) -> tuple[str, str]:
-    """(module, original name) of ``from module import original as name``."""
-    base = module.package.split(".") if statement.level else []
-    if statement.level > 1:
-        base = base[: len(base) - statement.level + 1]
-    source = ".".join([*base, *([statement.module] if statement.module else [])])
-    original = next((a.name for a in statement.names if (a.asname or a.name) == name), name)
-    return source, original
-
-
-def definition(module: Module, name: str, allowed: Sequence[str], hops: int) -> tuple[Module, ast.stmt]:
-    """The class or function that ``name`` is in the end, with the module that it is written in.
-
-    Raises as `enter` does.
-    """
-    if hops > MAX_HOPS:
-        raise Unread(f"{module.name}.{name} is passed on too often")
-    statement = binding(module, name)
-    if isinstance(statement, ast.FunctionDef | ast.ClassDef):
-        return module, statement
-    if isinstance(statement, ast.ImportFrom):
-        if imported_module(module, statement, name):
-            raise Unread(f"{module.name}.{name} is a module")
-        source, original = _source_of(module, statement, name)
-        return definition(_read(source, _find(source)), original, allowed, hops + 1)
-    if isinstance(statement, ast.Assign) and isinstance(statement.value, ast.Name):
-        return definition(module, statement.value.id, allowed, hops + 1)
-    if isinstance(statement, ast.Import):
-        imported = imported_module(module, statement, name)
-        _require_allowed(imported or name, allowed)
-    if statement is not None:
-        raise Unread(f"{module.name}.{name} is computed")
-    return _from_star(module, name, allowed, hops)
-
-
-def _from_star(module: Module, name: str, allowed: Sequence[str], hops: int) -> tuple[Module, ast.stmt]:
-    names = _names(module)
-    for statement in _statements(module.tree.body):
-        if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
-            source, _ = _source_of(module, statement, name)
-            try:
-                return definition(_read(source, _find(source)), name, allowed, hops + 1)
-            except NotThere as missing:
-                names += missing.names
-    if _is_dynamic(module):
-        raise Unread(f"{module.name} makes its names as it runs")
-    raise NotThere(module.name, name, [*names, *_submodules(module.spec)])
 
 
 def last_word(node: ast.expr) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from wellfed import batches
-from wellfed.loading.loaders import Delivery
+from wellfed.batches import Delivery
 from wellfed.timing.clock import StepClock
 from wellfed.timing.phases import StepRow
 

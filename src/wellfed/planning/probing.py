@@ -1,4 +1,4 @@
-"""A plan put to the test by real steps before training: the micro-batch goes down until what was measured fits."""
+"""Takes the micro-batch of a plan down until what real steps were measured to need fits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from wellfed.footprint.footprint import Footprint, StepShape, fits_within, largest_micro_batch, predicted_peak
 from wellfed.planning.memory_candidates import limit_bytes
-from wellfed.planning.planned import Planned, RunPlan
+from wellfed.planning.run_plan import Decided, RunPlan
 from wellfed.units import gib, show_bytes
 
 MOST_PROBES = 6
@@ -34,18 +34,19 @@ def with_probes(
         may_split: a smaller micro-batch may be taken; else a step that takes too much is warned of.
         room: what this process can have of the card, asked when CUDA's context is there; None where nothing tells.
     """
-    assert plan.budget_gib is not None
-    micro, said, fits = int(plan["memory.micro_batch"]), list[str](), False
+    budget_gib = plan.device.memory_gib
+    assert budget_gib is not None
+    micro, said, fits = plan.memory.micro_batch, list[str](), False
     for _ in range(MOST_PROBES):
         measured = probe(micro)
         if measured is None:
             said.append(f"{micro} at a time ran out of memory")
             smaller = micro // 2
         else:
-            limit, left = _limit(plan.budget_gib, room())
+            limit, left = _limit(budget_gib, room())
             predicted = predicted_peak(footprint, micro, StepShape(micro, workspaces=step.workspaces)).reserved_bytes
-            told = f"a step of {micro} alone took {show_bytes(measured)} where {show_bytes(predicted)} were predicted"
-            said.append(told + left)
+            took = f"a step of {micro} alone took {show_bytes(measured)}"
+            said.append(f"{took} where {show_bytes(predicted)} were predicted{left}")
             beyond = max(0, measured - predicted)
             fits = fits_within(footprint, micro, step, limit - beyond)
             if fits:
@@ -55,7 +56,26 @@ def with_probes(
         if micro == 1 or not may_split:
             break
         micro = max(1, smaller)
-    return _decided(plan, footprint, step, micro, "; ".join(said), fits=fits)
+    told, before = "; ".join(said), plan.memory.decided("micro_batch")
+    if not fits:
+        warning = f"Memory may run out at memory.micro_batch={micro}: {told}. A smaller workload.model needs less."
+        plan = replace(plan, warnings=(*plan.warnings, warning))
+    if micro == before.value:
+        as_planned = Decided(micro, f"{before.because}; {told}", "measured")
+        return replace(plan, memory=plan.memory.but(micro_batch=as_planned))
+    sums = f"{step.samples} samples a device in micro-batches of {micro}"
+    memory = plan.memory.but(
+        micro_batch=Decided(micro, f"{before.value} were planned; {told}", "measured"),
+        accumulate=Decided(math.ceil(step.samples / micro), sums, "measured"),
+    )
+    peak = predicted_peak(footprint, micro, step)
+    return replace(
+        plan,
+        memory=memory,
+        parts=peak.parts,
+        predicted_peak_gib=gib(min(peak.reserved_bytes, limit_bytes(budget_gib))),
+        peak_moment=peak.moment,
+    )
 
 
 def _limit(budget_gib: float, room_bytes: int | None) -> tuple[int, str]:
@@ -63,24 +83,3 @@ def _limit(budget_gib: float, room_bytes: int | None) -> tuple[int, str]:
     if room_bytes is None or gib(room_bytes) >= budget_gib:
         return limit_bytes(budget_gib), ""
     return limit_bytes(gib(room_bytes)), f", and beside CUDA's context the card has {show_bytes(room_bytes)}"
-
-
-def _decided(plan: RunPlan, footprint: Footprint, step: StepShape, micro: int, said: str, *, fits: bool) -> RunPlan:
-    planned = plan.knobs["memory.micro_batch"]
-    if not fits:
-        warning = f"Memory may run out at memory.micro_batch={micro}: {said}. A smaller workload.model needs less."
-        plan = replace(plan, warnings=(*plan.warnings, warning))
-    knobs = {**plan.knobs, "memory.micro_batch": Planned(micro, f"{planned.because}; {said}", "measured")}
-    if micro == planned.value:
-        return replace(plan, knobs=knobs)
-    sums = f"{step.samples} samples a device in micro-batches of {micro}"
-    knobs["memory.accumulate"] = Planned(math.ceil(step.samples / micro), sums, "measured")
-    knobs["memory.micro_batch"] = Planned(micro, f"{planned.value} were planned; {said}", "measured")
-    peak = predicted_peak(footprint, micro, step)
-    return replace(
-        plan,
-        knobs=knobs,
-        parts=peak.parts,
-        predicted_peak_gib=gib(min(peak.reserved_bytes, limit_bytes(plan.budget_gib or 0))),
-        peak_moment=peak.moment,
-    )

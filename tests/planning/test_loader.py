@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
+from tests.planning.test_decide import FETCH, ITEMS, planned
 from tests.planning.test_host_room import facts, given, sized
-from tests.planning.test_plan import FETCH, ITEMS, planned
 
 EVALUATED = dataclasses.replace(ITEMS, num_eval=10_000)
 
@@ -28,7 +28,7 @@ def plan(free_mib, *, data=EVALUATED, mib=10.0, backend="processes", micro=None)
 )
 def test_an_evaluation_has_as_many_as_fit_beside_training(free_mib, num_workers):
     found = plan(free_mib)
-    assert (found["loader.num_workers"], found.eval_workers) == (4, num_workers)
+    assert (found.loader.num_workers, found.loader.eval_workers) == (4, num_workers)
     told = [text for text in found.warnings if "an evaluation has" in text]
     if num_workers == 4:
         assert told == []
@@ -40,13 +40,15 @@ def test_an_evaluation_has_as_many_as_fit_beside_training(free_mib, num_workers)
 
 
 def test_what_an_evaluation_needs_is_counted_by_its_own_batches():
-    assert plan(110, micro=16).eval_workers == 4  # of 64 samples: 2.5 MiB each
-    assert plan(101, micro=16).eval_workers == 3
-    assert plan(101, data=dataclasses.replace(EVALUATED, num_eval=100)).eval_workers == 0
-    assert plan(105, data=dataclasses.replace(EVALUATED, num_eval=64)).eval_workers == 4  # all of it is one batch
+    assert plan(110, micro=16).loader.eval_workers == 4  # of 64 samples: 2.5 MiB each
+    assert plan(101, micro=16).loader.eval_workers == 3
+    assert plan(101, data=dataclasses.replace(EVALUATED, num_eval=100)).loader.eval_workers == 0
+    assert (
+        plan(105, data=dataclasses.replace(EVALUATED, num_eval=64)).loader.eval_workers == 4
+    )  # all of it is one batch
 
 
 def test_without_an_evaluation_or_producers_or_a_look_nothing_is_limited():
-    assert plan(101, data=ITEMS).eval_workers == 4
-    assert planned(given("processes", 4, 2), facts(0.1), data=EVALUATED).eval_workers == 4
-    assert planned(given("inline", 0), facts(0.1), data=dataclasses.replace(FETCH, num_eval=9)).eval_workers == 0
+    assert plan(101, data=ITEMS).loader.eval_workers == 4
+    assert planned(given("processes", 4, 2), facts(0.1), data=EVALUATED).loader.eval_workers == 4
+    assert planned(given("inline", 0), facts(0.1), data=dataclasses.replace(FETCH, num_eval=9)).loader.eval_workers == 0

@@ -5,10 +5,10 @@ import pytest
 from tests.planning.footprints import footprint
 from tests.planning.machines import GIB
 from tests.planning.test_budget import DEEP, planned
-from tests.planning.test_plan import config
+from tests.planning.test_decide import config
 from wellfed.footprint.footprint import StepShape, predicted_peak
-from wellfed.planning.measured_fit import MOST_PROBES, with_probes
 from wellfed.planning.memory_candidates import PLANNED_FRAC
+from wellfed.planning.probing import MOST_PROBES, with_probes
 
 STEP = StepShape(samples=64)
 CARD = footprint(**DEEP)
@@ -38,19 +38,19 @@ def probed(truth, room=None, gpu="8gb"):
 def test_what_was_predicted_stays_and_is_measured():
     truth = Truth()
     plan, found = probed(truth)
-    assert truth.tried == [plan["memory.micro_batch"]] == [found["memory.micro_batch"]]
+    assert truth.tried == [plan.memory.micro_batch] == [found.memory.micro_batch]
     entry = found.knobs["memory.micro_batch"]
     assert entry.source == "measured"
     assert entry.because.startswith(plan.knobs["memory.micro_batch"].because)
     took = f"a step of {entry.value} alone took "
     assert took in entry.because
     assert " where " in entry.because.partition(took)[2]
-    assert dataclasses.replace(found, knobs=plan.knobs) == plan
+    assert dataclasses.replace(found, memory=plan.memory) == plan
 
 
 def test_less_than_predicted_raises_nothing():
     plan, found = probed(Truth(times=0.5))
-    assert found["memory.micro_batch"] == plan["memory.micro_batch"]
+    assert found.memory.micro_batch == plan.memory.micro_batch
 
 
 @pytest.mark.parametrize(
@@ -58,21 +58,21 @@ def test_less_than_predicted_raises_nothing():
 )
 def test_what_takes_more_goes_down_until_a_measured_step_fits(truth):
     plan, found = probed(truth)
-    micro = found["memory.micro_batch"]
-    assert plan["memory.micro_batch"] > micro == truth.tried[-1]
+    micro = found.memory.micro_batch
+    assert plan.memory.micro_batch > micro == truth.tried[-1]
     assert truth.needs(micro, STEP) <= 1.02 * PLANNED_FRAC * 7.2 * GIB  # the rest of a step is as predicted
     assert micro > 3
-    assert found["memory.accumulate"] == -(-64 // micro)
+    assert found.memory.accumulate == -(-64 // micro)
     assert {found.knobs[f"memory.{knob}"].source for knob in ("micro_batch", "accumulate")} == {"measured"}
     assert found.predicted_peak_gib < plan.predicted_peak_gib
-    assert found.knobs["memory.micro_batch"].because.startswith(f"{plan['memory.micro_batch']} were planned; ")
+    assert found.knobs["memory.micro_batch"].because.startswith(f"{plan.memory.micro_batch} were planned; ")
     assert found.warnings == plan.warnings
 
 
 def test_running_out_is_told_and_halved():
     truth = Truth(1.0, 0, 3 * GIB)
     plan, found = probed(truth)
-    first = plan["memory.micro_batch"]
+    first = plan.memory.micro_batch
     assert truth.tried[:2] == [first, first // 2]
     assert f"{first} at a time ran out of memory" in found.knobs["memory.micro_batch"].because
 
@@ -80,8 +80,8 @@ def test_running_out_is_told_and_halved():
 def test_a_card_with_less_than_the_budget_beside_the_context_counts_as_it_is():
     truth = Truth()
     plan, found = probed(truth, room=int(5.5 * GIB))
-    assert truth.needs(found["memory.micro_batch"], STEP) <= PLANNED_FRAC * 5.5 * GIB
-    assert found["memory.micro_batch"] < plan["memory.micro_batch"]
+    assert truth.needs(found.memory.micro_batch, STEP) <= PLANNED_FRAC * 5.5 * GIB
+    assert found.memory.micro_batch < plan.memory.micro_batch
     assert "beside CUDA's context the card has 5.5 GiB" in found.knobs["memory.micro_batch"].because
     assert probed(Truth(), room=100 * GIB)[1] == probed(Truth())[1]
 
@@ -90,5 +90,5 @@ def test_what_never_fits_ends_with_a_warning():
     truth = Truth(1.0, 50 * GIB, 20 * GIB)
     _, found = probed(truth)
     assert len(truth.tried) <= MOST_PROBES
-    assert found["memory.micro_batch"] >= 1
+    assert found.memory.micro_batch >= 1
     assert "Memory may run out at memory.micro_batch=" in found.warnings[-1]

@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import math
 import os
+import typing
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,7 @@ from wellfed.config.schema import (
     Accelerator,
     Allocator,
     Backend,
+    Compile,
     FeatureMode,
     GpuConfig,
     LoaderConfig,
@@ -27,11 +29,12 @@ from wellfed.config.schema import (
     TrainerConfig,
     WorkloadConfig,
 )
-from wellfed.loading.backend_benchmark import Timed, Trial
+from wellfed.errors import ConfigError
+from wellfed.loading.first_batches import BackendTime, FirstBatches
 from wellfed.memory.ladder import MicroBatches
+from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
-from wellfed.planning.plan import plan_run
-from wellfed.planning.planned import DataFacts, ModelFacts, RunPlan
+from wellfed.planning.run_plan import DataFacts, ModelFacts, RunPlan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GOLDEN = Path(__file__).parent / "golden"
@@ -43,8 +46,12 @@ ITEMS = DataFacts(100_000, has_fetch=False)
 ITERABLE = dataclasses.replace(ITEMS, is_iterable=True)
 TABLE = dataclasses.replace(FETCH, feature_rows=10_000, feature_bytes=GIB)
 MODEL = ModelFacts(200 * 2**20, 100 * 2**20, 200 * 2**20)
-TIMED = Trial(
-    2.5, 2**20, 100, 2.5, {"inline": Timed(5.1, 0.1), "threads": Timed(2.7, 0.1), "processes": Timed(4.1, 0.1)}
+TIMED = FirstBatches(
+    2.5,
+    2**20,
+    100,
+    2.5,
+    {"inline": BackendTime(5.1, 0.1), "threads": BackendTime(2.7, 0.1), "processes": BackendTime(4.1, 0.1)},
 )
 
 
@@ -61,23 +68,42 @@ def config(effective=64, **groups):
 
 
 def planned(given=None, facts=H200, *, data=FETCH, model=MODEL, choices=None, trial=None):
-    """The plan, or the faults of the step that found any."""
     given = given or config()
     device = plan_device(given, choices or {}, facts)
-    return plan_run(given, choices or {}, facts, device, data, model, trial) if isinstance(device, RunPlan) else device
+    return plan_run(given, choices or {}, facts, device, data, model, trial)
 
 
 def faults_of(*args, **more):
-    found = planned(*args, **more)
-    assert isinstance(found, list)
-    return "\n".join(map(str, found))
+    with pytest.raises(ConfigError) as raised:
+        planned(*args, **more)
+    return "\n".join(map(str, raised.value.faults))
 
 
 def check_reasons(plan):
-    for knob, entry in plan.knobs.items():
-        assert entry.because.strip(), knob
-        assert entry.source in ("set", "predicted", "measured"), knob
-        assert plan[knob] == plan.to_dict()[knob]["value"] == entry.value
+    """Each knob has its reason, and a value of the type that its section declares."""
+    sections = [plan.trainer, plan.device]
+    if isinstance(plan, RunPlan):
+        sections += [plan.workload, plan.memory, plan.loader]
+        names = [f"{section.group}.{knob}" for section in sections for knob in section.reasons]
+        assert sorted(plan.to_dict()) == sorted(names)
+    for section in sections:
+        types = typing.get_type_hints(type(section))
+        for knob, reason in section.reasons.items():
+            assert reason.because.strip(), knob
+            assert reason.source in ("set", "predicted", "measured"), knob
+            value, allowed = getattr(section, knob), options(types[knob])
+            assert value in allowed or type(value) in allowed or (float in allowed and type(value) is int), knob
+            if isinstance(plan, RunPlan):
+                entry = {"value": value, "because": reason.because, "source": reason.source}
+                assert plan.to_dict()[f"{section.group}.{knob}"] == entry
+
+
+def options(declared):
+    """The values of a Literal, and the other types of a union."""
+    if typing.get_origin(declared) is typing.Literal:
+        return typing.get_args(declared)
+    parts = typing.get_args(declared)
+    return [each for part in parts for each in options(part)] if parts else [declared]
 
 
 # -- where, and in which precision ------------------------------------------------------------------------------------
@@ -102,16 +128,16 @@ def check_reasons(plan):
 )
 def test_device_precision_and_budget(facts, given, gpu, expected):
     plan = plan_device(config(**given), {"gpu": gpu}, facts)
-    found = (plan["trainer.accelerator"], plan["gpu.precision"], plan["gpu.memory_gib"], plan["gpu.enforce"])
+    found = (plan.trainer.accelerator, plan.device.precision, plan.device.memory_gib, plan.device.enforce)
     assert found == pytest.approx(expected)
-    assert (plan.budget_gib, plan.cap) == pytest.approx(expected[2:])
-    assert plan["gpu.tf32"] == (expected[0] == "gpu")
+    assert (plan.device.memory_gib, plan.device.enforce) == pytest.approx(expected[2:])
+    assert plan.device.tf32 == (expected[0] == "gpu")
     check_reasons(plan)
 
 
 def test_the_device_has_its_name():
-    assert planned(facts=H200).device_name == "NVIDIA H200"
-    assert planned(facts=LAPTOP).device_name == "A CPU"
+    assert planned(facts=H200).device.name == "NVIDIA H200"
+    assert planned(facts=LAPTOP).device.name == "A CPU"
 
 
 HELD = card(memory_gib=23.6, held_gib=23.4, by=[(4711, "ollama", 20.0), (12, None, None)])
@@ -138,14 +164,16 @@ HELD = card(memory_gib=23.6, held_gib=23.4, by=[(4711, "ollama", 20.0), (12, Non
     ],
 )
 def test_a_budget_that_can_not_be_had_names_who_holds_the_card(facts, given, gpu, said):
-    (fault,) = plan_device(config(**given), {"gpu": gpu}, facts)
+    with pytest.raises(ConfigError) as raised:
+        plan_device(config(**given), {"gpu": gpu}, facts)
+    (fault,) = raised.value.faults
     assert [part for part in said if part not in str(fault)] == []
 
 
 def test_a_card_that_others_use_gives_what_is_left_and_says_who_has_the_rest():
     facts = machine(card(memory_gib=23.6, held_gib=10, by=[(4711, "ollama", 10.0)]))
     plan = plan_device(config(gpu={"memory_gib": 21.6}), {"gpu": "24gb"}, facts)
-    assert plan.budget_gib == pytest.approx(0.9 * 13.6)
+    assert plan.device.memory_gib == pytest.approx(0.9 * 13.6)
     assert "ollama (pid 4711" in plan.warnings[0]
 
 
@@ -159,15 +187,15 @@ def test_a_ballast_that_has_nothing_to_fill_is_said():
 
 def test_on_the_cpu_a_budget_is_held_to_where_asked():
     plan = plan_device(config(gpu={"memory_gib": 7.2, "enforce": True}), {"gpu": "8gb"}, LAPTOP)
-    assert (plan.cap, plan["gpu.enforce"]) == (True, True)
-    assert "host memory is held to the budget" in plan.knobs["gpu.enforce"].because
+    assert plan.device.enforce is True
+    assert "host memory is held to the budget" in plan.device.reasons["enforce"].because
     assert not any("not enforced" in warning for warning in plan.warnings)
 
 
 def test_training_on_the_cpu_beside_a_card_caps_nothing_and_says_so():
     given = config(trainer={"accelerator": Accelerator.cpu})
     plan = plan_device(given, {"gpu": "24gb"}, H200)
-    assert (plan.cap, plan["gpu.enforce"], plan.budget_gib) == (False, False, 21.6)
+    assert (plan.device.enforce, plan.device.memory_gib) == (False, 21.6)
     (warning,) = plan.warnings
     assert warning.startswith(
         "gpu=24gb: trainer.accelerator=cpu trains on the CPU; the 21.6 GiB budget is planned with"
@@ -181,15 +209,15 @@ def test_a_budget_without_a_gpu_names_what_was_typed():
 
 
 def test_several_devices_share_the_work():
-    assert planned(facts=H200)["trainer.strategy"] == "auto"
+    assert planned(facts=H200).trainer.strategy == "auto"
     plan = planned(config(trainer={"devices": 2}), TWO)
-    assert (plan["trainer.strategy"], plan["memory.on_oom"]) == ("ddp", "retry")
+    assert (plan.trainer.strategy, plan.memory.on_oom) == ("ddp", "retry")
     assert "fail has DDP sum them during it" in plan.knobs["memory.on_oom"].because
     sparse = planned(config(trainer={"devices": 2}), TWO, model=dataclasses.replace(MODEL, has_sparse_gradients=True))
-    assert sparse["memory.on_oom"] == "fail"
+    assert sparse.memory.on_oom == "fail"
     plan = planned(config(trainer={"devices": 2, "strategy": Strategy.fsdp}), TWO)
-    assert (plan["trainer.strategy"], plan.knobs["trainer.strategy"].source) == ("fsdp", "set")
-    assert plan["memory.on_oom"] == "fail"
+    assert (plan.trainer.strategy, plan.knobs["trainer.strategy"].source) == ("fsdp", "set")
+    assert plan.memory.on_oom == "fail"
     assert plan.knobs["trainer.strategy"].because == "trainer.strategy=fsdp"
     check_reasons(plan)
 
@@ -256,7 +284,7 @@ def test_what_the_machine_cannot_do(facts, given, gpu, message):
 
 def test_all_faults_are_told_at_once():
     given = config(trainer={"devices": 99, "strategy": Strategy.fsdp}, gpu={"precision": Precision["16-mixed"]})
-    assert len(planned(given, LAPTOP)) == 3
+    assert len(faults_of(given, LAPTOP).splitlines()) == 3
 
 
 def test_an_allocator_without_cuda_is_a_warning():
@@ -280,8 +308,8 @@ def test_micro_batches_cover_each_devices_share(effective, world, micro, accumul
     memory = {"micro_batch": micro, "accumulate": accumulate, "plateau_frac": plateau}
     facts = machine(*(card(index) for index in range(world)))
     plan = planned(config(effective, memory=memory, trainer={"devices": world}), facts)
-    size, number = plan["memory.micro_batch"], plan["memory.accumulate"]
-    assert plan["workload.effective_batch_size"] == effective
+    size, number = plan.memory.micro_batch, plan.memory.accumulate
+    assert plan.workload.effective_batch_size == effective
     assert 1 <= size <= share
     assert size * number >= share > size * (number - 1)
     parts = MicroBatches(size).sizes(share)
@@ -306,7 +334,7 @@ def test_micro_batches_cover_each_devices_share(effective, world, micro, accumul
 )
 def test_a_step_of_64_samples(memory, size, number, sources):
     plan = planned(config(memory=memory))
-    assert (plan["memory.micro_batch"], plan["memory.accumulate"]) == (size, number)
+    assert (plan.memory.micro_batch, plan.memory.accumulate) == (size, number)
     assert (plan.knobs["memory.micro_batch"].source, plan.knobs["memory.accumulate"].source) == sources
     check_reasons(plan)
 
@@ -319,7 +347,7 @@ def test_an_accumulate_that_does_not_divide_says_what_came_of_it():
 def test_a_model_with_batch_norm_is_never_split():
     model = dataclasses.replace(MODEL, has_batch_norm=True)
     plan = planned(config(memory={"plateau_frac": 0.8}), model=model)
-    assert (plan["memory.micro_batch"], plan["memory.accumulate"], plan["memory.on_oom"]) == (64, 1, "fail")
+    assert (plan.memory.micro_batch, plan.memory.accumulate, plan.memory.on_oom) == (64, 1, "fail")
     assert "BatchNorm" in plan.knobs["memory.on_oom"].because
     assert faults_of(config(memory={"micro_batch": 32}), model=model) == (
         "memory.micro_batch: 32 would split 64 samples of a model with BatchNorm, whose statistics belong to the whole "
@@ -331,20 +359,20 @@ def test_a_model_with_batch_norm_is_never_split():
 def test_a_lightning_module_runs_its_own_step():
     model = dataclasses.replace(MODEL, is_lightning_module=True)
     plan = planned(model=model)
-    assert (plan["memory.micro_batch"], plan["memory.accumulate"], plan["memory.on_oom"]) == (64, 1, "fail")
+    assert (plan.memory.micro_batch, plan.memory.accumulate, plan.memory.on_oom) == (64, 1, "fail")
     check_reasons(plan)
     assert "memory.accumulate: 4 would split a step" in faults_of(config(memory={"accumulate": 4}), model=model)
 
 
 def test_out_of_memory_is_retried_where_it_can_be():
-    assert planned()["memory.on_oom"] == "retry"
+    assert planned().memory.on_oom == "retry"
     assert planned(config(memory={"on_oom": OnOom.fail})).knobs["memory.on_oom"].source == "set"
 
 
 def test_checkpointing_is_as_set_and_off_by_default():
-    assert planned()["memory.checkpoint_activations"] is False
+    assert planned().memory.checkpoint_activations is False
     plan = planned(config(memory={"checkpoint_activations": True}))
-    assert plan["memory.checkpoint_activations"] is True
+    assert plan.memory.checkpoint_activations is True
     assert plan.knobs["memory.checkpoint_activations"].because == "memory.checkpoint_activations=true"
 
 
@@ -372,7 +400,7 @@ def test_checkpointing_is_as_set_and_off_by_default():
 def test_features_go_where_they_fit(facts, gpu, gib, mode):
     data = dataclasses.replace(TABLE, feature_bytes=int(gib * GIB))
     plan = planned(facts=facts, data=data, choices={"gpu": gpu})
-    assert plan["memory.features"] == mode
+    assert plan.memory.features == mode
     assert plan.knobs["memory.features"].because.count("GiB") >= 2
     assert plan.parts["feature table"] == (data.feature_bytes if mode == "cache" else 0)
 
@@ -381,12 +409,12 @@ def test_a_mode_that_is_set_is_kept():
     plan = planned(
         config(memory={"features": FeatureMode.cache}), data=dataclasses.replace(TABLE, feature_bytes=70 * GIB)
     )
-    assert (plan["memory.features"], plan.knobs["memory.features"].source) == ("cache", "set")
+    assert (plan.memory.features, plan.knobs["memory.features"].source) == ("cache", "set")
 
 
 def test_features_that_are_trained_are_dynamic():
     data = dataclasses.replace(TABLE, features_trainable=True)
-    assert planned(data=data)["memory.features"] == "dynamic"
+    assert planned(data=data).memory.features == "dynamic"
     assert planned(config(memory={"features": FeatureMode.dynamic}), data=data).knobs["memory.features"].source == "set"
     for mode in (FeatureMode.cache, FeatureMode.cache_host):
         assert faults_of(config(memory={"features": mode}), data=data) == (
@@ -396,9 +424,9 @@ def test_features_that_are_trained_are_dynamic():
 
 
 def test_a_workload_without_features():
-    assert planned()["memory.features"] is None
+    assert planned().memory.features is None
     plan = planned(config(memory={"features": FeatureMode.cache}))
-    assert plan["memory.features"] is None
+    assert plan.memory.features is None
     assert plan.warnings == (
         "memory.features=cache has no effect: this workload offers no features. Set memory.features=null.",
     )
@@ -451,14 +479,14 @@ def test_every_option_is_tabled():
 def test_producers_of_an_option_by_quota(name, place):
     facts = machine(card(), cores=float(QUOTAS[place]))
     plan = option(name, facts, ITEMS)
-    assert plan["loader.num_workers"] == COUNTS[name][place]
-    assert plan["loader.backend"] == ("torch" if name == "baseline" else "processes")
+    assert plan.loader.num_workers == COUNTS[name][place]
+    assert plan.loader.backend == ("torch" if name == "baseline" else "processes")
     assert not [warning for warning in plan.warnings if "num_workers" in warning]
     check_reasons(plan)
     plan = option(name, facts, FETCH)
     backend = {"baseline": "torch", "auto": "inline"}.get(name, "threads")
-    assert plan["loader.backend"] == backend
-    assert plan["loader.num_workers"] == (0 if backend == "inline" else COUNTS[name][place])
+    assert plan.loader.backend == backend
+    assert plan.loader.num_workers == (0 if backend == "inline" else COUNTS[name][place])
     check_reasons(plan)
 
 
@@ -474,8 +502,8 @@ def test_producers_of_an_option_by_quota(name, place):
 )
 def test_cheap_batches_are_built_several_ahead(build_ms, batch_bytes, backend, asked, prefetch):
     given = config(loader={"backend": Backend[backend], "num_workers": 1, "prefetch_factor": asked})
-    plan = planned(given, trial=Trial(build_ms, batch_bytes, 100))
-    assert plan["loader.prefetch_factor"] == prefetch
+    plan = planned(given, trial=FirstBatches(build_ms, batch_bytes, 100))
+    assert plan.loader.prefetch_factor == prefetch
 
 
 @pytest.mark.parametrize(
@@ -491,7 +519,7 @@ def test_cheap_batches_are_built_several_ahead(build_ms, batch_bytes, backend, a
 def test_the_rest_of_an_option(name, prefetch, persistent, pin, timeout_s, threads):
     def rest(plan):
         names = ("prefetch_factor", "persistent_workers", "pin_memory", "timeout_s", "worker_threads")
-        return tuple(plan[f"loader.{name}"] for name in names)
+        return tuple(getattr(plan.loader, name) for name in names)
 
     assert rest(option(name, H200, ITEMS)) == (prefetch, persistent, pin, timeout_s, threads)
     assert rest(option(name, LAPTOP, ITEMS)) == (prefetch, persistent, False, timeout_s, threads)
@@ -505,7 +533,7 @@ def test_the_rest_of_an_option(name, prefetch, persistent, pin, timeout_s, threa
 
 def test_processes_share_the_quota():
     plan = option("aggressive", TWO, ITEMS, trainer={"devices": 2})
-    assert plan["loader.num_workers"] == 7
+    assert plan.loader.num_workers == 7
     assert (
         plan.knobs["loader.num_workers"].because == "16 cores / 2 devices less one for training, at least 1, at most 16"
     )
@@ -530,7 +558,7 @@ def test_processes_share_the_quota():
 )
 def test_backend_and_producers(loader, data, backend, num_workers):
     plan = planned(config(loader=loader), machine(card(), cores=8.0), data=data)
-    assert (plan["loader.backend"], plan["loader.num_workers"]) == (backend, num_workers)
+    assert (plan.loader.backend, plan.loader.num_workers) == (backend, num_workers)
     is_set = loader.get("num_workers") is not None
     assert plan.knobs["loader.num_workers"].source == ("set" if is_set else "predicted")
     check_reasons(plan)
@@ -546,7 +574,7 @@ def test_threads_need_fetch():
 def test_an_iterable_ignores_producers_and_says_so():
     data = ITERABLE
     plan = planned(config(loader={"backend": Backend.threads, "num_workers": 2}), data=data)
-    assert (plan["loader.backend"], plan["loader.num_workers"]) == ("inline", 0)
+    assert (plan.loader.backend, plan.loader.num_workers) == ("inline", 0)
     assert [warning.partition(" is not used")[0] for warning in plan.warnings] == [
         "loader.backend=threads", "loader.num_workers=2",
     ]  # fmt: skip
@@ -564,24 +592,24 @@ def test_more_producers_than_cores_is_a_warning():
 
 
 def test_batches_are_copied_ahead_where_that_is_of_use():
-    assert planned(config())["loader.device_prefetch"] == 2
-    assert planned(config(loader={"device_prefetch": 0}))["loader.device_prefetch"] == 0
-    assert planned(config(loader={"device_prefetch": 4}))["loader.device_prefetch"] == 4
+    assert planned(config()).loader.device_prefetch == 2
+    assert planned(config(loader={"device_prefetch": 0})).loader.device_prefetch == 0
+    assert planned(config(loader={"device_prefetch": 4})).loader.device_prefetch == 4
     on_a_cpu = planned(config(loader={"device_prefetch": 4}), LAPTOP)
-    assert (on_a_cpu["loader.device_prefetch"], on_a_cpu.warnings) == (0, ())
+    assert (on_a_cpu.loader.device_prefetch, on_a_cpu.warnings) == (0, ())
 
 
 def test_an_iterable_is_copied_ahead_only_where_asked_for():
-    assert planned(config(), data=ITERABLE)["loader.device_prefetch"] == 0
+    assert planned(config(), data=ITERABLE).loader.device_prefetch == 0
     asked = planned(config(loader={"device_prefetch": 2}), data=ITERABLE)
-    assert (asked["loader.device_prefetch"], asked.warnings) == (2, ())
+    assert (asked.loader.device_prefetch, asked.warnings) == (2, ())
 
 
 def test_samples_built_in_the_training_process_are_not_copied_ahead():
     one_by_one = {"backend": Backend.torch, "num_workers": 0}
-    assert planned(config(loader=one_by_one), data=ITEMS)["loader.device_prefetch"] == 0
+    assert planned(config(loader=one_by_one), data=ITEMS).loader.device_prefetch == 0
     asked = planned(config(loader={**one_by_one, "device_prefetch": 2}), data=ITEMS)
-    assert asked["loader.device_prefetch"] == 0
+    assert asked.loader.device_prefetch == 0
     assert asked.warnings[0].startswith("loader.device_prefetch=2 is not used: samples are built one by one")
 
 
@@ -613,16 +641,19 @@ def test_all_options_plan_together(facts):
         )
         for data in (TABLE, ITEMS):
             plan = planned(given, facts, data=data, choices={"gpu": gpu, "loader": loader, "memory": memory})
-            assert isinstance(plan, RunPlan), plan
-            assert plan["workload.effective_batch_size"] == base.workload.effective_batch_size
+            assert plan.workload.effective_batch_size == base.workload.effective_batch_size
             check_reasons(plan)
             count += 1
     assert count == 2 * 6 * 5 * 6
 
 
 def as_text(plan):
-    budget = "none" if plan.budget_gib is None else f"{plan.budget_gib:.2f} GiB{', capped' if plan.cap else ''}"
-    lines = [f"device: {plan.device_name}", f"budget: {budget}"]
+    budget = (
+        "none"
+        if plan.device.memory_gib is None
+        else f"{plan.device.memory_gib:.2f} GiB{', capped' if plan.device.enforce else ''}"
+    )
+    lines = [f"device: {plan.device.name}", f"budget: {budget}"]
     lines += [f"{knob} = {entry.value} ({entry.source}): {entry.because}" for knob, entry in plan.knobs.items()]
     lines += [f"part: {name} {size}" for name, size in plan.parts.items()]
     return "\n".join([*lines, *(f"warning: {text}" for text in plan.warnings)]) + "\n"
@@ -656,8 +687,43 @@ def test_skipping_bad_samples_is_for_one_device_and_for_data_with_indices():
     data = ITERABLE
     (warning,) = planned(config(loader={"max_skipped": 3}), data=data).warnings
     assert warning.startswith("loader.max_skipped=3 is not used: the training data is an iterable")
-    (fault,) = planned(config(loader={"max_skipped": 3}, trainer={"devices": 2}), TWO, data=ITEMS)
-    assert str(fault) == (
+    assert faults_of(config(loader={"max_skipped": 3}, trainer={"devices": 2}), TWO, data=ITEMS) == (
         "loader.max_skipped: 3 with trainer.devices=2: a rank does not know that another left out a sample of the "
         "step. Set loader.max_skipped=0 and loader.skip_ids=[...], or one device."
     )
+
+
+# -- a LightningModule -------------------------------------------------------------------------------------------------
+
+GUEST = dataclasses.replace(MODEL, is_lightning_module=True)
+BY_HAND = dataclasses.replace(GUEST, steps_by_hand=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "model", "says"),
+    [
+        (config(memory={"micro_batch_steps": [8, 4]}), GUEST, "memory.micro_batch_steps: [8, 4] would split a step"),
+        (config(gpu={"compile": Compile.default}), BY_HAND, "gpu.compile: default compiles training_step"),
+        (config(trainer={"gradient_clip": 1.0}), BY_HAND, "trainer.gradient_clip: 1 clips before an optimizer step"),
+    ],
+)
+def test_what_a_lightning_module_can_not_be_made_to_do_is_refused(given, model, says):
+    fault = faults_of(given, model=model)
+    assert says in fault
+    assert "LightningModule" in fault
+    assert "=null" in fault or "=none" in fault
+    planned(given)  # of a plain module it is no fault
+
+
+def test_what_a_lightning_module_has_no_use_for_is_said():
+    given = config(memory={"plateau_frac": 0.8})
+    given.workload.optimizer = {"_target_": "torch.optim.SGD", "lr": 0.1}
+    names = ("workload.optimizer", "memory.plateau_frac")
+    for model, expected in ((GUEST, 2), (MODEL, 0)):
+        said = [warning for warning in planned(given, model=model).warnings if warning.startswith(names)]
+        assert len(said) == expected
+
+
+def test_automatic_optimization_is_compiled_and_clipped():
+    given = config(gpu={"compile": Compile.default}, trainer={"gradient_clip": 1.0})
+    assert planned(given, model=GUEST).device.compile == "default"

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
-import pytest
+import dataclasses
 
-from wellfed.config.faults.knobs import all_knobs, in_order, in_words, knob_type, nearest, nearest_knob, stand_in
-from wellfed.config.schema import Backend, RunConfig
+import pytest
+from omegaconf import MISSING
+
+from wellfed.config.knobs import all_knobs, entries, in_order, nearest, nearest_knob
+from wellfed.config.schema import Backend, EvaluateConfig, RunConfig
+
+KNOBS = entries(RunConfig)
 
 
 def test_leaves_only():
-    knobs = list(all_knobs(RunConfig))
+    knobs = all_knobs(RunConfig)
     assert "workload.schedule.min_lr_frac" in knobs
     assert "workload.model" in knobs
     assert "gpu" not in knobs
@@ -32,12 +37,12 @@ def test_leaves_only():
     ],
 )
 def test_types_in_words(dotted, words):
-    assert in_words(knob_type(RunConfig, dotted)) == words
+    assert KNOBS[dotted].takes == words
 
 
 @pytest.mark.parametrize("dotted", ["nope", "gpu.nope", "seed.more", "workload.model.dim", "gpu..tf32", ""])
 def test_no_such_knob(dotted):
-    assert knob_type(RunConfig, dotted) is None
+    assert dotted not in KNOBS
 
 
 @pytest.mark.parametrize(
@@ -69,11 +74,42 @@ def test_options_are_listed_as_a_reader_counts():
     assert in_order(["recsys_starved", "recsys_16gb", "recsys_8gb"]) == ["recsys_8gb", "recsys_16gb", "recsys_starved"]
 
 
-def test_stand_ins_have_the_right_type():
-    assert stand_in(RunConfig, "workload.effective_batch_size") == 1
-    assert stand_in(RunConfig, "workload.name") == "unknown"
-    assert stand_in(RunConfig, "workload.model") is None
-    assert stand_in(RunConfig, "seed") == 1
-    assert stand_in(RunConfig, "loader.backend") is Backend.auto
-    assert stand_in(RunConfig, "loader.skip_ids") == []
-    assert stand_in(RunConfig, "workload.model.deep.inside") is None
+@pytest.mark.parametrize(
+    ("dotted", "words"),
+    [
+        ("trainer.devices", "a whole number >= 1"),
+        ("gpu.memory_gib", "a number > 0 or null"),
+        ("loader.skip_ids", "a list [..] of whole numbers >= 0"),
+        ("seed", "a whole number >= 0 and < 2**63"),
+        ("gpu.tf32", "true or false"),
+    ],
+)
+def test_what_it_must_be_has_the_range(dotted, words):
+    assert KNOBS[dotted].must_be == words
+
+
+@pytest.mark.parametrize("schema_type", [RunConfig, EvaluateConfig])
+def test_every_entry_has_a_text_on_one_line(schema_type):
+    for knob in entries(schema_type).values():
+        assert len(knob.text) > 5, knob.name
+        assert "\n" not in knob.text
+        assert "  " not in knob.text
+
+
+def test_groups_have_a_text_too():
+    assert KNOBS["workload.schedule.warmup_steps"].text == "Steps of linear warm-up from 0."
+    assert KNOBS["loader"].text == "Disk to device."
+    assert entries(EvaluateConfig)["checkpoint"].text.startswith("Checkpoint file")
+
+
+def test_defaults_are_the_schemas_and_are_not_shared():
+    assert KNOBS["workload.name"].default == MISSING
+    assert KNOBS["loader.backend"].default is Backend.auto
+    assert KNOBS["loader.skip_ids"].default == []
+    assert KNOBS["loader.skip_ids"].default is not KNOBS["loader.skip_ids"].default
+    assert RunConfig().loader.skip_ids is not RunConfig().loader.skip_ids
+
+
+def test_a_class_that_is_no_schema_has_none():
+    assert entries(dict) == {}
+    assert entries(dataclasses.make_dataclass("Foreign", ["a"]))["a"].range is None

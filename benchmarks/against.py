@@ -1,0 +1,142 @@
+"""Whether this commit is slower than an earlier one: the other benchmarks, run in both trees in turns.
+
+    python benchmarks/against.py COMMIT [--rounds 5] [--only loop startup sweep loader] [--out RECORD]
+
+Both commits are cloned into a temporary folder. A round runs each benchmark once in either clone, in another order each
+time; a ratio is of one round, this commit over the earlier one, so that below 1 is faster. Packages are those of the
+Python that runs this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).resolve().parents[1]
+T_975 = {3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+"""Student's t for a 95 % interval, by degrees of freedom."""
+Figures = Mapping[str, float]
+
+
+def _of_loop(results: list[dict[str, Any]]) -> Figures:
+    return {"loop: step of a small network over plain PyTorch": _one(results, loop="ours")["x_raw_median"]}
+
+
+def _of_startup(results: list[dict[str, Any]]) -> Figures:
+    return {f"startup: CPU time of {each['case']}": each["wellfed"]["cpu_s_mean"] for each in results}
+
+
+def _of_sweep(results: list[dict[str, Any]]) -> Figures:
+    return {"sweep: a trial beside its steps": _one(results, what="a trial beside its steps")["median_s"]}
+
+
+def _of_loader(results: list[dict[str, Any]]) -> Figures:
+    ours = [each for each in results if "ratio_to_limit_median" in each]
+    return {
+        f"loader: batch of {each['batch']}, {each['variant']}, limit over ours": 1 / each["ratio_to_limit_median"]
+        for each in ours
+    }
+
+
+def _one(results: list[dict[str, Any]], **wanted: str) -> dict[str, Any]:
+    return next(each for each in results if wanted.items() <= each.items())
+
+
+BENCHMARKS: Mapping[str, tuple[list[str], Callable[[list[dict[str, Any]]], Figures]]] = {
+    "loop": (["--rounds", "3", "--steps", "1000"], _of_loop),
+    "startup": (["--runs", "5"], _of_startup),
+    "sweep": (["--rounds", "1", "--trials", "4"], _of_sweep),
+    "loader": (["--rounds", "5"], _of_loader),
+}
+"""Name -> arguments, and what is compared of its results; less is better."""
+
+
+def git(*arguments: str) -> str:
+    """What a git command prints in this repository."""
+    return subprocess.run(["git", *arguments], cwd=REPO, capture_output=True, check=True).stdout.decode().strip()
+
+
+def measure(tree: Path, name: str) -> Figures:
+    """What a benchmark finds in a tree."""
+    arguments, figures = BENCHMARKS[name]
+    out = tree / "out.json"
+    where = ["--date", "against"] if name == "startup" else ["--out", str(out)]
+    command = [sys.executable, f"benchmarks/{name}.py", *arguments, *where]
+    environment = {**os.environ, "PYTHONPATH": str(tree / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} in {tree} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    if name == "startup":
+        (out,) = (tree / "benchmarks" / "records").glob("against_startup_*.json")
+    return figures(json.loads(out.read_text())["results"])
+
+
+def summary(name: str, ratios: list[float]) -> dict[str, Any]:
+    """The geometric mean of ratios with its 95 % interval."""
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, n = statistics.mean(logs), len(logs)
+    half = T_975[n - 1] * statistics.stdev(logs) / math.sqrt(n)
+    return {
+        "figure": name,
+        "n": n,
+        "ratio_mean": round(math.exp(mean), 4),
+        "ratio_ci95": [round(math.exp(mean - half), 4), round(math.exp(mean + half), 4)],
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("commit", help="the earlier one")
+    parser.add_argument("--rounds", type=int, default=5, choices=[n + 1 for n in T_975])
+    parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS))
+    parser.add_argument("--out", type=Path)
+    chosen = parser.parse_args()
+
+    found: dict[str, list[tuple[float, float]]] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        trees = {}
+        for which, commit in (("before", chosen.commit), ("after", "HEAD")):
+            trees[which] = Path(scratch) / which
+            git("clone", "-q", str(REPO), str(trees[which]))
+            git("-C", str(trees[which]), "checkout", "-q", git("rev-parse", commit))
+        for number in range(chosen.rounds):
+            for name in chosen.only:
+                order = random.Random(number).sample(list(trees), 2)
+                figures = {which: measure(trees[which], name) for which in order}
+                for figure in figures["before"].keys() & figures["after"].keys():
+                    found.setdefault(figure, []).append((figures["before"][figure], figures["after"][figure]))
+            print(f"round {number + 1} of {chosen.rounds}", flush=True)
+    results = [summary(name, [after / before for before, after in pairs]) for name, pairs in sorted(found.items())]
+    for each in results:
+        low, high = each["ratio_ci95"]
+        print(f"{each['ratio_mean']:.3f} ({low:.3f} to {high:.3f}) {each['figure']}")
+    slower = [each["figure"] for each in results if each["ratio_ci95"][0] > 1]
+    record = {
+        "theme": "against",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "command": " ".join(["python benchmarks/against.py", *sys.argv[1:]]),
+        "git": git("rev-parse", "HEAD"),
+        "machine": {"python": sys.version.split()[0], "cores": len(os.sched_getaffinity(0))},
+        "config": {name: BENCHMARKS[name][0] for name in chosen.only},
+        "results": results,
+        "raw": dict(sorted(found.items())),
+        "says": f"slower than {chosen.commit} beyond noise: {', '.join(slower) or 'nothing'}",
+    }
+    print(record["says"])
+    if chosen.out:
+        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""Holds everything that is taken from ``hydra._internal``: what a new version of Hydra may break stands here.
+
+``tests/config/test_hydra_internals.py`` runs it on the lowest and the highest version that pyproject.toml allows.
+"""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
+from hydra._internal.defaults_list import create_defaults_list
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import _run_hydra, create_config_search_path, get_args_parser
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.default_element import ResultDefault
+from hydra.core.override_parser.types import Override
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig, OmegaConf
+
+__all__ = ["CachingConfigRepository", "Hydra", "IConfigRepository"]
+
+
+def hydra_over(main_dir: Path, extra_dirs: Sequence[Path], job_name: str) -> Hydra:
+    """A Hydra that searches ``main_dir``, then ``extra_dirs``, then the schemas; ``GlobalHydra`` stays as it is."""
+    search_path = create_config_search_path(str(main_dir))
+    for extra_dir in extra_dirs:
+        # As hydra.main does for --config-dir.
+        search_path.prepend("command-line", f"file://{extra_dir.absolute()}", SearchPathQuery(provider="schema"))
+    return Hydra(task_name=job_name, config_loader=ConfigLoaderImpl(config_search_path=search_path))
+
+
+def repository_of(loader: ConfigLoader) -> IConfigRepository:
+    """The files that a Hydra searches."""
+    assert isinstance(loader, ConfigLoaderImpl)
+    return loader.repository
+
+
+def chosen_files(repo: IConfigRepository, config_name: str, choices: list[Override]) -> list[ResultDefault]:
+    """The files that make up a configuration, in the order in which they are merged."""
+    listed = create_defaults_list(repo, config_name, choices, prepend_hydra=True, skip_missing=True)
+    return listed.defaults
+
+
+def load_file(loader: ConfigLoader, repo: IConfigRepository, chosen: ResultDefault) -> Any:
+    """The content of a chosen file, at its place in the configuration."""
+    assert isinstance(loader, ConfigLoaderImpl)
+    return loader._load_single_config(default=chosen, repo=repo).config
+
+
+def set_value(cfg: DictConfig, parsed: Override) -> None:
+    """What Hydra does for one override that is no choice of an option."""
+    ConfigLoaderImpl._apply_overrides_to_config([parsed], cfg)
+
+
+def put_empty(repo: CachingConfigRepository, config_path: str) -> ConfigResult:
+    """Makes ``repo`` take a file for empty from now on."""
+    empty = ConfigResult(
+        provider="empty",
+        path="",
+        config=OmegaConf.create(),
+        header={"package": None},
+        defaults_list=[],
+        is_schema_source=True,  # or Hydra looks for a schema of the same name
+    )
+    repo.cache[f"config_path={config_path}"] = empty
+    return empty
+
+
+def command_line_parser() -> ArgumentParser:
+    """Of Hydra's flags and the overrides."""
+    return get_args_parser()
+
+
+def run_hydra(args: Namespace, task: Callable[[Any], Any], config_dir: Path, config_name: str) -> None:
+    """What ``hydra.main`` does once the command line is read."""
+    _run_hydra(args, get_args_parser(), task, str(config_dir), config_name)

@@ -1,0 +1,151 @@
+"""Reads the schema: which knobs there are, what each takes and means, and which one a typo meant."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import Field, dataclass, fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import NoneType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from wellfed.config.ranges import Range
+
+FREE_NODES = ("workload.model", "workload.data", "workload.optimizer")
+"""Where any argument may be written; ``check.py`` holds these against the signature of their `_target_`."""
+
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One entry of the schema: a knob, or a group of them."""
+
+    name: str
+    """Dotted, as it is typed."""
+    annotation: Any
+    field: Field[Any]
+
+    @property
+    def type(self) -> Any:
+        """The annotation without its Optional."""
+        return without_none(self.annotation)
+
+    @property
+    def is_group(self) -> bool:
+        """Whether it holds other knobs."""
+        return is_dataclass(self.type)
+
+    @property
+    def is_enum(self) -> bool:
+        """Whether it takes one of a few names."""
+        return isinstance(self.type, type) and issubclass(self.type, Enum)
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether null is a value of it."""
+        return self.type is not self.annotation
+
+    @property
+    def default(self) -> Any:
+        """A new one; ``???`` where a value must be given."""
+        return self.field.default if self.field.default_factory is NO_DEFAULT else self.field.default_factory()
+
+    @property
+    def text(self) -> str:
+        """What users read about it, on one line."""
+        return str(inspect.getdoc(self.type) if self.is_group else self.field.metadata["text"])
+
+    @property
+    def range(self) -> Range | None:
+        """The limits of a number, or of the numbers in a list."""
+        return self.field.metadata.get("range")
+
+    @property
+    def takes(self) -> str:
+        """Its type as a reader says it: ``a whole number or null``, ``one of auto, ddp, fsdp``."""
+        return f"{self._in_words()} or null" if self.is_optional else self._in_words()
+
+    @property
+    def must_be(self) -> str:
+        """The same with its range: ``a whole number >= 1 or null``."""
+        words = f"{self._in_words()} {self.range}" if self.range else self._in_words()
+        return f"{words} or null" if self.is_optional else words
+
+    def _in_words(self) -> str:
+        if self.is_enum:
+            return "one of " + ", ".join(self.type.__members__)
+        if get_origin(self.type) is list:
+            (inner,) = get_args(self.type)
+            names = "{..} entries" if is_dataclass(inner) else ", ".join(getattr(inner, "__members__", ()))
+            return "a list [..] of " + {int: "whole numbers", str: "texts"}.get(inner, names)
+        if self.is_group:
+            return "a group of knobs (" + ", ".join(entry.name for entry in fields(self.type)) + ")"
+        return _WORDS.get(self.type, "any value")
+
+
+def without_none(annotation: Any) -> Any:
+    """``X`` of ``Optional[X]``."""
+    if get_origin(annotation) is Union:
+        inner = [arg for arg in get_args(annotation) if arg is not NoneType]
+        return inner[0] if len(inner) == 1 else annotation
+    return annotation
+
+
+@cache
+def entries(schema_type: type) -> Mapping[str, Knob]:
+    """Dotted name -> entry, groups before what is in them, in the schema's order."""
+
+    def walk(owner: type, prefix: str) -> Iterator[Knob]:
+        annotations = get_type_hints(owner)
+        for entry in fields(owner):
+            knob = Knob(f"{prefix}{entry.name}", annotations[entry.name], entry)
+            yield knob
+            if knob.is_group:
+                yield from walk(knob.type, f"{knob.name}.")
+
+    return {knob.name: knob for knob in walk(schema_type, "")} if is_dataclass(schema_type) else {}
+
+
+def all_knobs(schema_type: type) -> list[str]:
+    """Dotted names of all knobs of a schema, without the groups."""
+    return [name for name, entry in entries(schema_type).items() if not entry.is_group]
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names as a reader counts them: 8gb before 16gb, numbers before words."""
+    return sorted(
+        names,
+        key=lambda name: [
+            (0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.findall(r"\d+|\D+", name)
+        ],
+    )
+
+
+def nearest(name: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that a typo of ``name`` most likely meant; None where nothing is near."""
+    options = list(candidates)
+    same_case = {option.lower(): option for option in options}
+    found = difflib.get_close_matches(name.lower(), same_case, n=1, cutoff=0.6)
+    if found:
+        return same_case[found[0]]
+    parts = [option for option in options if name and (option.startswith(name) or name.startswith(option))]
+    return parts[0] if len(parts) == 1 else None
+
+
+def nearest_knob(schema_type: type, dotted: str) -> str | None:
+    """The knob that a wrong dotted name most likely meant: near as a whole, or the same last word elsewhere."""
+    knobs = all_knobs(schema_type)
+    group, _, name = dotted.rpartition(".")
+    sibling = nearest(name, [knob.rpartition(".")[2] for knob in knobs if knob.rpartition(".")[0] == group])
+    if sibling and group:
+        return f"{group}.{sibling}"
+    namesakes = [knob for knob in knobs if knob.rpartition(".")[2] == name]
+    if len(namesakes) == 1:
+        return namesakes[0]
+    found = difflib.get_close_matches(dotted, knobs, n=1, cutoff=0.8)
+    return found[0] if found and nearest(name, [found[0].rpartition(".")[2]]) else None

@@ -1,0 +1,120 @@
+"""Decides all numbers of a run, once data and model are known.
+
+Two steps, because the second needs the data and the model: `device.plan_device` fails before anything is read,
+`plan_run` decides the rest. What nobody measured is a rule of thumb and marked ``predicted``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from wellfed.config.schema import Compile, RunConfig
+from wellfed.errors import ConfigError, Fault
+from wellfed.hardware.facts import MachineFacts
+from wellfed.loading.first_batches import FirstBatches
+from wellfed.planning.budget import within_budget
+from wellfed.planning.loader import LoaderPlanner
+from wellfed.planning.memory import known_parts, memory_faults, memory_warnings, parts_faults, plan_memory
+from wellfed.planning.memory_candidates import Estimate
+from wellfed.planning.run_plan import DataFacts, Decided, DevicePlan, ModelFacts, RunPlan, WorkloadSection
+
+
+def plan_run(
+    config: RunConfig,
+    choices: Mapping[str, str],
+    facts: MachineFacts,
+    device: DevicePlan,
+    data: DataFacts,
+    model: ModelFacts,
+    first: FirstBatches | None = None,
+    estimate: Estimate | None = None,
+) -> RunPlan:
+    """The whole plan.
+
+    Args:
+        first: what the first batches showed; without it rules of thumb choose the loader.
+        estimate: what the model needs of device memory; without it only what is known before the first step counts.
+            A plan that does not fit then is still a plan, with its ``misfit``.
+
+    Raises:
+        ConfigError: what is impossible now that data and model are known.
+    """
+    loading = LoaderPlanner(config, choices, facts, data, device.on_gpu, first)
+    loader = loading.section()
+    memory = plan_memory(config, facts, device, data, model)
+    faults = [
+        *memory_faults(config, memory, data, model),
+        *loading.faults(loader),
+        *_lightning_module_faults(config, model),
+    ]
+    if faults:
+        raise ConfigError(faults)
+    warnings = [
+        *device.warnings,
+        *memory_warnings(config, data),
+        *loading.warnings(loader),
+        *_lightning_module_warnings(config, model),
+    ]
+    effective = Decided(config.workload.effective_batch_size, "the workload's; nothing else changes it", "set")
+    workload = WorkloadSection.of({"effective_batch_size": effective})
+    plan = RunPlan(device.trainer, device.device, tuple(warnings), workload, memory, loader)
+    if estimate is not None:
+        plan = within_budget(plan, config, choices.get("gpu", "auto"), data, model, estimate)
+    loader, more = loading.for_evaluation(loader, plan.memory.micro_batch)
+    plan = replace(plan, loader=loader, warnings=(*plan.warnings, *more))
+    if plan.predicted_peak_gib is not None:
+        return plan
+    plan = replace(plan, parts=known_parts(plan, model, data))
+    if plan.on_gpu and plan.trainer.strategy != "fsdp" and (too_much := parts_faults(plan.parts, plan)):
+        raise ConfigError(too_much)
+    return plan
+
+
+def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> list[Fault]:
+    """What a user's own LightningModule can't be made to do."""
+    if not model.is_lightning_module:
+        return []
+    faults = []
+    if config.memory.micro_batch_steps is not None:
+        faults.append(
+            Fault(
+                "memory.micro_batch_steps",
+                f"{config.memory.micro_batch_steps} would split a step, and a LightningModule runs its own step on "
+                "whole batches.",
+                "Set memory.micro_batch_steps=null, or bring a plain nn.Module with loss(batch).",
+            )
+        )
+    why = "this LightningModule steps by hand (automatic_optimization=False)"
+    if model.steps_by_hand and config.gpu.compile is not Compile.none:
+        faults.append(
+            Fault(
+                "gpu.compile",
+                f"{config.gpu.compile.value} compiles training_step, and {why}.",
+                "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net).",
+            )
+        )
+    if model.steps_by_hand and config.trainer.gradient_clip is not None:
+        faults.append(
+            Fault(
+                "trainer.gradient_clip",
+                f"{config.trainer.gradient_clip:g} clips before an optimizer step, and {why}.",
+                "Set trainer.gradient_clip=null, and call self.clip_gradients in training_step.",
+            )
+        )
+    return faults
+
+
+def _lightning_module_warnings(config: RunConfig, model: ModelFacts) -> list[str]:
+    """What a user's own LightningModule does by itself."""
+    said = []
+    if model.is_lightning_module and config.workload.optimizer is not None:
+        said.append(
+            "workload.optimizer is not used: a LightningModule configures its own. Set workload.optimizer=null."
+        )
+    if model.is_lightning_module and config.memory.plateau_frac is not None:
+        said.append(
+            f"memory.plateau_frac={config.memory.plateau_frac:g} is not used: a LightningModule runs its own step on "
+            "whole batches."
+        )
+    return said

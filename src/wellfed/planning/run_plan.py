@@ -1,0 +1,225 @@
+"""Holds the plan of a run: a typed section for each group of knobs, and beside each number its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+
+from wellfed.contract import FeatureModeName
+from wellfed.errors import Fault
+
+Value = TypeVar("Value")
+Value_co = TypeVar("Value_co", covariant=True)
+Source = Literal["set", "predicted", "measured"]
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a number is what it is."""
+
+    because: str
+    source: Source
+
+
+@dataclass(frozen=True)
+class Decided(Generic[Value_co]):
+    """One decided number with its reason."""
+
+    value: Value_co
+    because: str
+    source: Source
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """The decided knobs of one group, as plain values; `reasons` has the reason of each by its name."""
+
+    group: ClassVar[str]
+    """Of the configuration."""
+    reasons: Mapping[str, Reason]
+
+    @classmethod
+    def of(cls, decided: Mapping[str, Decided[Any]], **facts: Any) -> Self:
+        """From a decision for each knob; ``facts`` are the fields that are no knobs."""
+        values = {knob: each.value for knob, each in decided.items()}
+        return cls(reasons=_reasons(decided), **values, **facts)
+
+    def but(self, **decided: Decided[Any]) -> Self:
+        """The same with some knobs decided anew."""
+        values: dict[str, Any] = {knob: each.value for knob, each in decided.items()}
+        return replace(self, reasons={**self.reasons, **_reasons(decided)}, **values)
+
+    def decided(self, knob: str) -> Decided[Any]:
+        """Value and reason of a knob."""
+        reason = self.reasons[knob]
+        return Decided(getattr(self, knob), reason.because, reason.source)
+
+
+def _reasons(decided: Mapping[str, Decided[Any]]) -> dict[str, Reason]:
+    return {knob: Reason(each.because, each.source) for knob, each in decided.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSection(Section):
+    """Where and on how many devices."""
+
+    group = "trainer"
+    accelerator: Literal["cpu", "gpu"]
+    devices: int
+    strategy: Literal["auto", "ddp", "fsdp"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSection(Section):
+    """What each device offers."""
+
+    group = "gpu"
+    memory_gib: float | None
+    """The budget; None: trains on the CPU and no card was named."""
+    precision: Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true"]
+    tf32: bool
+    compile: Literal["none", "default", "reduce_overhead", "max_autotune"]
+    enforce: bool
+    """Whether memory is held to the budget."""
+    name: str
+    """Of the card, or of the CPU."""
+    workspaces: int
+    """Bytes that libraries keep of the device's memory for themselves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadSection(Section):
+    """What is learned; told, never decided."""
+
+    group = "workload"
+    effective_batch_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySection(Section):
+    """How device memory is spent."""
+
+    group = "memory"
+    micro_batch: int
+    accumulate: int
+    checkpoint_activations: bool
+    features: FeatureModeName | None
+    """None: the workload offers no features."""
+    on_oom: Literal["retry", "fail"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderSection(Section):
+    """How batches are built and brought to the device."""
+
+    group = "loader"
+    backend: Literal["torch", "inline", "threads", "processes"]
+    num_workers: int
+    prefetch_factor: int | None
+    """None: nobody builds ahead."""
+    persistent_workers: bool
+    pin_memory: bool
+    device_prefetch: int
+    timeout_s: float
+    """0: waits for ever."""
+    worker_threads: int | None
+    eval_workers: int
+    """Producers of an evaluation on each device; 0 = the training process builds its batches."""
+
+    @property
+    def has_processes(self) -> bool:
+        """Batches come from worker processes."""
+        return self.num_workers > 0 and self.backend in ("torch", "processes")
+
+
+@dataclass(frozen=True)
+class DevicePlan:
+    """What is decided before any data is read."""
+
+    trainer: TrainerSection
+    device: DeviceSection
+    warnings: tuple[str, ...]
+
+    @property
+    def on_gpu(self) -> bool:
+        """Trains on a GPU."""
+        return self.trainer.accelerator == "gpu"
+
+
+@dataclass(frozen=True)
+class RunPlan(DevicePlan):
+    """All decisions of a run."""
+
+    workload: WorkloadSection
+    memory: MemorySection
+    loader: LoaderSection
+    parts: Mapping[str, int] = field(default_factory=dict)
+    """Device memory by what needs it, bytes: at the predicted peak, or without an estimate all but activations."""
+    predicted_peak_gib: float | None = None
+    """What the allocator will reserve on each device; None where nothing could be estimated."""
+    peak_moment: str | None = None
+    misfit: Fault | None = None
+    """Why this plan does not fit its budget, and what would."""
+    remedies: tuple[str, ...] = ()
+    """With a misfit: overrides, each of which makes it fit, cheapest first."""
+
+    @property
+    def knobs(self) -> dict[str, Decided[Any]]:
+        """Every decision by its dotted knob, in the order in which they are shown."""
+        sections: tuple[Section, ...] = (self.trainer, self.device, self.workload, self.memory, self.loader)
+        knobs = {f"{each.group}.{knob}": each.decided(knob) for each in sections for knob in each.reasons}
+        knobs["memory.on_oom"] = knobs.pop("memory.on_oom")  # last: it is for when the others were wrong
+        return knobs
+
+    def to_dict(self) -> dict[str, dict[str, Any]]:
+        """``{dotted knob: {value, because, source}}``, as run.json has it."""
+        return {knob: asdict(each) for knob, each in self.knobs.items()}
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What the plan needs to know of the data."""
+
+    num_train: int
+    has_fetch: bool
+    is_iterable: bool = False
+    num_eval: int = 0
+    """Samples of the larger of validation and test."""
+    feature_rows: int = 0
+    feature_bytes: int = 0
+    features_trainable: bool = False
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the plan needs to know of the model; bytes on the device."""
+
+    parameter_bytes: int
+    trainable_bytes: int
+    optimizer_state_bytes: int
+    gathered_bytes: int = 0
+    """Of a sharded model: what is whole on each device at a time."""
+    has_batch_norm: bool = False
+    has_blocks: bool = False
+    """Activation checkpointing finds parts that it can recompute."""
+    is_lightning_module: bool = False
+    steps_by_hand: bool = False
+    """A LightningModule with manual optimization."""
+    has_sparse_gradients: bool = False
+    """As ``nn.Embedding(sparse=True)`` gives its weight."""
+
+    @property
+    def may_split(self) -> bool:
+        """Its steps may be done in micro-batches."""
+        return not (self.has_batch_norm or self.is_lightning_module)
+
+
+def as_set(knob: str, value: Any) -> str:
+    """``knob=value`` as typed; empty for a knob that was left to the plan."""
+    return "" if value is None else f"{knob}={str(value).lower()}"
+
+
+def by_rule(value: Value, because: str, *, is_set: bool = False) -> Decided[Value]:
+    """A value that a rule of thumb gave, unless the user set it."""
+    return Decided(value, because, "set" if is_set else "predicted")

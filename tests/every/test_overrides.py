@@ -1,0 +1,89 @@
+"""Any list of overrides composes, or is told what is wrong with it: no other exception reaches the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from wellfed.config.compose import compose
+from wellfed.config.knobs import FREE_NODES, all_knobs
+from wellfed.config.schema import RunConfig
+from wellfed.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+OPTIONS = {
+    folder.name: [file.stem for file in folder.glob("*.yaml")] for folder in CONFIGS.iterdir() if folder.is_dir()
+}
+KNOBS = [*all_knobs(RunConfig)]
+NAMES = [
+    *KNOBS,
+    *OPTIONS,
+    *FREE_NODES,
+    *(f"{node}._target_" for node in FREE_NODES),
+    *(f"{knob}.more" for knob in KNOBS[::7]),
+    *("workload.data.scale", "workload.model.dim", "workload.optimizer.betas[0]", "memory.stages[0].from_epoch"),
+    *("hydra.run.dir", "hydra/launcher", "hydra.job.name", "hydra", "no_such", "gpu@loader", "loader@gpu.x", ""),
+]
+INTERPOLATIONS = ("${.}", "${..}", "${...}", "${}", "${", "${seed}", "${.seed}", "${..seed}", "${a b}", "${oc.env:X}")
+INTERPOLATIONS += ("${oc.env:HOME}", "${oc.env:}", "${now:%Y}", "${hydra:runtime.cwd}", "${no:such}", "${${seed}}")
+INTERPOLATIONS += ("${gpu}", "${workload.model}", "${loader.num_workers}", "x${.}y", "${oc.decode:'['}", "${[0]}")
+WORDS = (
+    "null",
+    "true",
+    "1",
+    "-1",
+    "0",
+    "1e400",
+    "nan",
+    "1.5",
+    "x",
+    "",
+    "???",
+    "é",
+    "\u200b",
+    "\ud800",
+    "a b",
+    "*",
+    "~",
+)
+WORDS += ("[]", "{}", "[1,2]", "[null]", "{a: 1}", "{a: {b: [1]}}", "[[1],{}]", "'q'", '"q"', "'", '"', "[", "}", "(")
+WORDS += (
+    "1,2",
+    "range(3)",
+    "choice(a,b)",
+    "glob(*)",
+    "sort(1,2)",
+    "int(1)",
+    "\\",
+    "$",
+    "@",
+    "torch.optim.AdamW",
+    "a=b",
+)
+WORDS += ("[{from_epoch: 0, features: cache}]", "{_target_: torch.nn.Linear}", "[{_target_: 3}]", "0x1f", "1_0", "\x00")
+
+
+@st.composite
+def overrides(draw: st.DrawFn) -> str:
+    """One override: a name that the schema has or nearly has, a sign, and a value that may be anything."""
+    name = draw(st.sampled_from(NAMES) | st.text(st.sampled_from("abgpu._/@[]0-é "), max_size=8))
+    options = OPTIONS.get(name, ["auto"])
+    value = draw(st.sampled_from([*INTERPOLATIONS, *WORDS, *options]) | st.text(max_size=8))
+    if draw(st.integers(0, 5)) == 0:
+        value += draw(st.sampled_from([*INTERPOLATIONS, *WORDS]))
+    sign = draw(st.sampled_from(["", "", "", "+", "++", "~", "+~"]))
+    return sign + name + draw(st.sampled_from(["=", "=", "=", "=", ""])) + value
+
+
+@pytest.mark.slow
+@settings(max_examples=1500, deadline=None)
+@given(st.lists(overrides(), min_size=1, max_size=4))
+def test_every_list_composes_or_is_told(typed: list[str]) -> None:
+    try:
+        composed = compose(typed)
+    except ConfigError:
+        return
+    assert composed.yaml()

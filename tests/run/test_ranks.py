@@ -1,0 +1,47 @@
+"""What the ranks of a run tell each other."""
+
+import sys
+from dataclasses import replace
+
+import torch
+
+from tests.planning.test_decide import ITEMS, config, planned
+from wellfed.planning.run_plan import Decided
+from wellfed.run.outcome import outcome_of
+from wellfed.run.ranks import RankZero, leave_for_rank_0, take_from_ranks
+
+
+def plan(num_workers, micro_batch):
+    made = planned(config(), data=ITEMS)
+    workers = Decided(num_workers, "what is free here", "predicted")
+    loader = replace(made.loader.but(num_workers=workers), eval_workers=num_workers)
+    return replace(made, loader=loader, memory=replace(made.memory, micro_batch=micro_batch))
+
+
+def test_ranks_load_and_plan_memory_as_rank_0_has_decided(monkeypatch, tmp_path):
+    monkeypatch.setenv("WELLFED_RANK_0", "")  # both are put back afterwards
+    monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir=mine", "resume=auto"])
+    first = plan(2, 16)
+    RankZero(tmp_path, 7.2, first.loader).tell(["seed=2", "resume=logs/run"])
+    assert sys.argv == ["train.py", "--config-dir=mine", "seed=2", "resume=logs/run"]
+    told = RankZero.told()
+    assert told is not None
+    assert told.folder == tmp_path.resolve()
+    own = plan(8, 4)  # sees more room: no batches counted, or another machine's memory
+    second = told.plan(own)
+    assert second.loader == first.loader
+    assert second.memory == own.memory
+    assert told.device(own).device.memory_gib == 7.2
+
+
+def test_a_rank_that_others_started_goes_by_what_it_sees(monkeypatch):
+    monkeypatch.delenv("WELLFED_RANK_0", raising=False)
+    assert RankZero.told() is None
+
+
+def test_what_a_rank_leaves_is_taken_once(tmp_path):
+    left = outcome_of(torch.OutOfMemoryError("CUDA out of memory."), has_trained=True)
+    assert leave_for_rank_0(left, tmp_path, 1)
+    assert take_from_ranks(tmp_path) == left
+    assert take_from_ranks(tmp_path, wait_s=0) is None
+    assert not leave_for_rank_0(left, tmp_path / "of another machine", 1)
