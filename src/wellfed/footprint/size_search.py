@@ -243,7 +243,7 @@ def _is_line(found: _Found) -> bool:
 def _at_budget(found: _Found) -> Fit:
     largest, probes = found.fitting[-1], tuple(found.probes)
     upper = min(found.lowest_failure - 1, _estimate(found))
-    is_known = _is_line(found) or found.lowest_failure > found.max_size
+    is_known = _is_line(found) or found.lowest_failure > found.max_size or largest.size >= upper
     most = min(found.lowest_failure - 1, _most(found) if is_known else math.inf)
     if len(probes) == MAX_PROBES and largest.size < GOOD_FRAC * most:
         because = f"{MAX_PROBES} probes are used up; up to {upper} may fit"

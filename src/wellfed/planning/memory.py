@@ -87,8 +87,6 @@ def memory_faults(config: RunConfig, memory: MemorySection, data: DataFacts, mod
 def memory_warnings(config: RunConfig, data: DataFacts) -> list[str]:
     """What was asked of memory and is ignored."""
     said, asked = [], config.memory
-    if asked.stages:
-        said.append("memory.stages is not used yet: the feature mode stays the same throughout. Set memory.features.")
     if asked.features is not None and data.feature_rows == 0:
         said.append(
             f"memory.features={asked.features.value} has no effect: this workload offers no features. "
