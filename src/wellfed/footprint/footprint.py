@@ -167,7 +167,7 @@ class StepShape:
     """FSDP: parameters, gradients and state are divided by ``world_size``. Otherwise DDP, whose buckets hold the
     gradients once more."""
     gathered: int = 0
-    """Bytes of a sharded model that are whole at a time (see `gathered.gathered_bytes`)."""
+    """Bytes of a sharded model that are whole at a time (see `fsdp_blocks.gathered_bytes`)."""
 
 
 @dataclass(frozen=True)

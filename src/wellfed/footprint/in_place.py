@@ -33,7 +33,7 @@ _IN_PLACE = {
 }
 
 
-def without_a_mode(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+def in_place_variant(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """``func``, or the operator that writes to the first argument. For the innermost of all modes."""
     if func is aten.add.Tensor:
         return aten.add_.Tensor if _adds_gradients(args, kwargs) else func

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from wellfed.contract import Batch
 from wellfed.footprint import size_search
 from wellfed.footprint.estimate import BLOCK_BYTES
-from wellfed.footprint.live_bytes import LiveBytes
+from wellfed.footprint.memory_tracker import MemoryTracker
 from wellfed.footprint.size_search import Fit, Peak, Probe
 from wellfed.memory import oom
 from wellfed.units import GIB, gib, show_bytes
@@ -105,7 +105,7 @@ class TensorMeter:
 
     def peak(self, step: Callable[[], Any]) -> Peak:
         """By watching every operator, which makes this one call slow."""
-        live = LiveBytes(BLOCK_BYTES)
+        live = MemoryTracker(BLOCK_BYTES)
         live.note(self._resident(), "resident")
         rest = sum(live.live.values())
         before: list[int] = []

@@ -14,7 +14,7 @@ from wellfed.contract import Batch, Evaluation, FeatureSource
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.memory import oom
-from wellfed.memory.kept_state import KeptState
+from wellfed.memory.snapshot import Snapshot
 from wellfed.step.micro_batches import Preparation
 
 
@@ -77,7 +77,7 @@ class Evaluating:
         device: torch.device,
     ) -> oom.MemoryFailure | None:
         """The failure, with nothing left of it, or None."""
-        before = KeptState(self._evaluation, device, leave_out=self._model) if self._may_halve else None
+        before = Snapshot(self._evaluation, device, leave_out=self._model) if self._may_halve else None
         try:
             self._update(prepare, delivery, part, features, device)
         except Exception as error:

@@ -17,7 +17,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.footprint.footprint import KnownFootprints
-from wellfed.footprint.gathered import gathered_bytes
+from wellfed.footprint.fsdp_blocks import gathered_bytes
 from wellfed.hardware.facts import MachineFacts
 from wellfed.loading.backend_benchmark import copied, run_trial
 from wellfed.loading.backends import LoaderPlan

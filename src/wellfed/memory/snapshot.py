@@ -17,7 +17,7 @@ MANY = 1000
 _DEPTH = 4
 
 
-class KeptState:
+class Snapshot:
     """Attributes of an object and of the objects within it, and the random generators, as they are now.
 
     What a list holds is taken as it is: lists are appended to. Weights are no state of an evaluation.
