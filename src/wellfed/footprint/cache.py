@@ -1,4 +1,4 @@
-"""Footprints on disk, so that the same model under the same training is measured once."""
+"""Keeps footprints on disk, so that the same model under the same training is measured once."""
 
 from __future__ import annotations
 

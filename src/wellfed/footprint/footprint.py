@@ -1,4 +1,4 @@
-"""What a training run needs of device memory: its parts, the peak of one optimizer step, the largest micro-batch.
+"""Predicts what a training run needs of device memory: its parts, the peak of a step, the largest micro-batch.
 
 Arithmetic on measured figures, without torch, so that planning may use it. `estimate.measure` makes a `Footprint`.
 """
@@ -134,22 +134,6 @@ class KnownFootprints:
     """By feature mode and whether activations are checkpointed."""
     looked_at: str = ""
     """Which samples stand for all, where they differ in length."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        found = [
-            [*way, each.reason if isinstance(each, NoEstimate) else each.to_dict()] for way, each in self.found.items()
-        ]
-        return {"found": found, "looked_at": self.looked_at}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> KnownFootprints:
-        """What `to_dict` described."""
-        found = {
-            (features, checkpointed): NoEstimate(each) if isinstance(each, str) else Footprint.from_dict(each)
-            for features, checkpointed, each in values["found"]
-        }
-        return cls(found, values["looked_at"])
 
 
 @dataclass(frozen=True)

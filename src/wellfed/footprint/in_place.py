@@ -1,4 +1,4 @@
-"""The operator that torch would run if nobody watched it.
+"""Finds the in-place operator that torch runs where no dispatch mode watches.
 
 While a dispatch mode is active, torch makes new tensors in places where it otherwise writes to one that it has just
 made and that nobody else holds: in formulas of backward passes such as that of gather (``areAnyTensorSubclassLike`` in

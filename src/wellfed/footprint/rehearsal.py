@@ -17,14 +17,14 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from wellfed import batches
 from wellfed.batches import Delivery
-from wellfed.contract import Batch, Features, FeatureSource
+from wellfed.contract import Batch, FeatureModeName, Features, FeatureSource
 from wellfed.footprint.cuda_emulation import backward
 from wellfed.footprint.footprint import Basis, Footprint, Point
 from wellfed.footprint.memory_tracker import MemoryTracker
 from wellfed.footprint.replay import Events, Recording, Trace, renumbered, resized, without
 from wellfed.footprint.sparse_rows import DistinctRows
 from wellfed.memory.checkpointing import checkpoint_blocks
-from wellfed.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, Mode, hold
+from wellfed.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, hold
 from wellfed.memory.ladder import MicroBatches
 from wellfed.step.compiled import Loss
 from wellfed.step.micro_batches import MicroBatch, Preparation
@@ -48,7 +48,7 @@ class Task:
     """Of a copy of the data set, since tensors that it keeps for later would be fake ones then."""
     precision: str = "32-true"
     checkpointed: bool = False
-    feature_mode: Mode | None = None
+    feature_mode: FeatureModeName | None = None
     """Looked at only where the model offers features; None is ``dynamic`` then."""
     compile_mode: str = "none"
     shaped_by: tuple[object, ...] = ()

@@ -1,4 +1,4 @@
-"""Asking this machine what it is. Never raises for what is missing: the facts say so instead."""
+"""Asks this machine what it is. Never raises for what is missing: the facts say so instead."""
 
 from __future__ import annotations
 

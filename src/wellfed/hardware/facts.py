@@ -1,4 +1,4 @@
-"""What is known of a machine, as plain values that go into run.json and come back from it."""
+"""Describes a machine by plain values that go into run.json and come back from it."""
 
 from __future__ import annotations
 

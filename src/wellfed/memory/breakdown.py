@@ -1,4 +1,4 @@
-"""What holds device memory between two steps, part by part, and what would hold less: for messages."""
+"""Lists what holds device memory between two steps, part by part, and what would hold less, for messages."""
 
 from __future__ import annotations
 

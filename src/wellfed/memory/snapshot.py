@@ -1,4 +1,4 @@
-"""An object's attributes kept while a call may change them, to put them back where it fails half way."""
+"""Saves an object's attributes while a call may change them, and puts them back where it fails half way."""
 
 from __future__ import annotations
 

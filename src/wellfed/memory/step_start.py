@@ -1,4 +1,4 @@
-"""What a training step changes besides the weights, kept so that a step done again is the same step."""
+"""Saves what a training step changes besides the weights, so that a step done again is the same step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cards NVML reports, as snapshots: physical cards and MIG instances, in NVML's (PCI bus) order."""
+"""Lists the cards that NVML reports: physical cards and MIG instances, in NVML's (PCI bus) order."""
 
 from __future__ import annotations
 

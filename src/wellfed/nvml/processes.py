@@ -1,4 +1,4 @@
-"""Who holds the memory of a device."""
+"""Lists the processes that hold memory of a device."""
 
 from __future__ import annotations
 

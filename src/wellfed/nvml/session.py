@@ -1,4 +1,4 @@
-"""Opening and closing NVML, and its error codes as exception types."""
+"""Opens and closes NVML, and turns its error codes into exception types."""
 
 from __future__ import annotations
 
