@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from wellfed.memory import kept_state
+from wellfed.memory import snapshot
 from wellfed.memory.snapshot import Snapshot
 
 CPU = torch.device("cpu")
@@ -65,13 +65,13 @@ def test_all_that_a_call_has_changed_is_put_back(inference: bool) -> None:
 
 def test_a_large_tensor_that_has_changed_can_not_be_put_back() -> None:
     sums = Sums(nn.Linear(2, 2))
-    sums.total = torch.zeros(kept_state.LARGE_BYTES // 4 + 1)
+    sums.total = torch.zeros(snapshot.LARGE_BYTES // 4 + 1)
     assert Snapshot(sums, CPU).restore()
     kept = Snapshot(sums, CPU)
     sums.total[0] += 1
     assert not kept.restore()
     with torch.inference_mode():
-        sums.total = torch.zeros(kept_state.LARGE_BYTES // 4 + 1)
+        sums.total = torch.zeros(snapshot.LARGE_BYTES // 4 + 1)
     assert not Snapshot(sums, CPU).restore()  # torch does not count the changes of such a tensor
 
 
@@ -99,7 +99,7 @@ def test_of_an_object_without_attributes_nothing_can_be_told() -> None:
 
 def test_a_long_list_goes_by_its_length() -> None:
     sums = Sums(nn.Linear(2, 2))
-    sums.parts = [torch.zeros(1)] * (kept_state.MANY + 1)
+    sums.parts = [torch.zeros(1)] * (snapshot.MANY + 1)
     kept = Snapshot(sums, CPU)
     assert kept.restore()
     sums.parts.append(torch.zeros(1))
