@@ -15,8 +15,8 @@ from wellfed.memory.snapshot import LARGE_BYTES
 class StepStart:
     """Random generators and buffers as they were when a step began.
 
-    A buffer beyond ``LARGE_BYTES`` that the first step leaves as it is (a mask, a table) is copied again only when torch
-    has counted a change of it: copies of all would cost the memory of all for nothing.
+    A buffer beyond ``LARGE_BYTES`` that the first step leaves as it is (a mask, a table) is copied again only when
+    torch has counted a change of it: copies of all would cost the memory of all for nothing.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
