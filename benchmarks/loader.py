@@ -36,8 +36,8 @@ ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from wellfed.hardware.detect import machine  # noqa: E402
-from wellfed.loading.backends import LoaderPlan  # noqa: E402
-from wellfed.loading.loaders import train_loader  # noqa: E402
+from wellfed.loading.settings import LoaderSettings  # noqa: E402
+from wellfed.loading.train_loader import train_loader  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.sample_rng import SampleRng  # noqa: E402
 from wellfed.timing.interval import student_t_975  # noqa: E402
@@ -46,8 +46,8 @@ ROWS, USERS, ITEMS = 1_000_000, 100_000, 50_000
 BATCHES = (512, 2048, 8192)
 STEP_S = 0.001
 OURS = {
-    "inline": LoaderPlan(),
-    "threads": LoaderPlan("threads", num_workers=1, prefetch_factor=8),
+    "inline": LoaderSettings(),
+    "threads": LoaderSettings("threads", num_workers=1, prefetch_factor=8),
 }
 
 
@@ -81,8 +81,8 @@ def naive(data: Triplets, batch: int) -> Iterator[Any]:
     return iter(DataLoader(data, batch_size=batch, shuffle=True))  # type: ignore[arg-type]
 
 
-def ours(data: Triplets, batch: int, plan: LoaderPlan) -> Iterator[Any]:
-    with closing(train_loader(data, batch_size=batch, seed=0, plan=plan)) as loader:
+def ours(data: Triplets, batch: int, plan: LoaderSettings) -> Iterator[Any]:
+    with closing(train_loader(data, batch_size=batch, seed=0, settings=plan)) as loader:
         yield from loader
 
 

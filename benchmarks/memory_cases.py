@@ -40,8 +40,8 @@ from wellfed.contract import FEATURE_MODES, Batch, FeatureModeName, FeatureSourc
 from wellfed.footprint.cuda_emulation import as_on_cuda, backward
 from wellfed.footprint.estimate import repeated
 from wellfed.footprint.rehearsal import Task
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.loaders import train_loader
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.memory.features import hold
 from wellfed.memory.ladder import MicroBatches
@@ -148,7 +148,7 @@ def workload_cases(configs: Path, sizes: tuple[int, ...] = (64, 256, 1024, 2048)
 def workload_case(config: RunConfig, parts: Parts, sizes: tuple[int, ...], mode: FeatureModeName | None) -> Case:
     """One of them."""
     loader = train_loader(
-        parts.data.train, batch_size=max(sizes), seed=0, plan=LoaderPlan(), collate=parts.data.collate
+        parts.data.train, batch_size=max(sizes), seed=0, settings=LoaderSettings(), collate=parts.data.collate
     )
     with closing(loader), closing(iter(loader)) as deliveries:
         sample = next(deliveries).batch

@@ -37,7 +37,7 @@ from wellfed.record import RunRecord, git_state  # noqa: E402
 from wellfed.telemetry.gpu import GpuSource, WatchedGpu  # noqa: E402
 from wellfed.telemetry.host import HostSource  # noqa: E402
 from wellfed.telemetry.outlet import Outlet  # noqa: E402
-from wellfed.telemetry.progress import Progress  # noqa: E402
+from wellfed.telemetry.run_progress import Progress  # noqa: E402
 from wellfed.telemetry.sampler import Sampler  # noqa: E402
 from wellfed.timing.interval import student_t_975  # noqa: E402
 from wellfed.tracking.journal import Journal  # noqa: E402

@@ -67,7 +67,8 @@ class Features:
 class TrainData(Protocol):
     """A map-style training set. Optional methods are looked up by name; see ``docs/workloads.md``.
 
-    - ``fetch(indices, rng) -> batch``: a whole batch at once (``indices``: long tensor on the CPU).
+    - ``fetch(indices, rng) -> batch``: a whole batch at once, CPU tensors; randomness through ``rng`` only
+      (``indices``: long tensor on the CPU, ``rng``: `wellfed.sample_rng.SampleRng`).
     - ``on_device(batch, rng)``: augmentation and float conversion on the device; with features,
       ``on_device(batch, rng, features)``. Called once per micro-batch.
     - ``split(batch, sizes) -> list[batch]`` and ``weight(batch) -> int``: for layouts whose parts do not share the

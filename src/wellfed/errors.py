@@ -6,8 +6,10 @@ Entry points print the message alone; a traceback appears only under HYDRA_FULL_
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar, Literal
 
 ErrorKind = Literal["config", "data", "device_oom", "host_oom", "worker", "disk", "code"]
@@ -67,3 +69,24 @@ class OutOfMemoryExhausted(WellfedError):
     """Memory ran out and no step down was left; the message lists what was tried."""
 
     kind = "device_oom"
+
+
+def text_of(error: object) -> str:
+    """``str(error)``; empty where that raises in its turn."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001  whatever a user's exception does
+        return ""
+
+
+def first_line(error: object) -> str:
+    """Of the text of an error or a warning, or its type where there is none."""
+    return next(iter(text_of(error).strip().splitlines()), type(error).__name__)
+
+
+def reason_of(error: BaseException) -> str:
+    """Type, first line of the text, and the line of code, as a message names them."""
+    has_text = text_of(error).strip()
+    reason = f"{type(error).__name__}: {first_line(error)[:200]}" if has_text else type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{reason} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else reason

@@ -48,13 +48,23 @@ def restore(saved: dict[str, Any], device: torch.device | None = None) -> None:
 
 
 @contextmanager
-def kept(device: torch.device | None = None) -> Iterator[None]:
-    """What is drawn within changes nothing that is drawn after; ``device`` as for `state`."""
-    saved = state(device)
+def kept() -> Iterator[None]:
+    """Afterwards Python's, numpy's and torch's generators (the CPU's) are as they were."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield
     finally:
-        restore(saved, device)
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def seed_for_sample(seed: int) -> None:
+    """Seed those of Python, numpy and torch for one sample, for data that draws from them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    # Not torch.manual_seed: it seeds the GPUs too, and dropout there must not start again with each sample.
+    torch.default_generator.manual_seed(seed)
 
 
 def _cuda_states(device: torch.device | None) -> list[torch.Tensor]:

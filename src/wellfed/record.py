@@ -1,7 +1,8 @@
-"""RunRecord: the versioned ``run.json`` that a run leaves, written for readers that never saw the run.
+"""Writes and reads ``run.json``, the versioned record that a run leaves for readers that never saw the run.
 
 Plain data, standard library only. `RunRecord` is changed by the run that owns it and replaced on disk as a whole;
-`read` is for everybody else and turns a ``running`` record of a dead process into ``killed``.
+`RunRecord.read` is for everybody else and turns a ``running`` record of a dead process into ``killed``; `read` gives
+the same as plain data.
 """
 
 from __future__ import annotations
@@ -14,15 +15,147 @@ import platform
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypedDict
+
+from wellfed.errors import ErrorKind
 
 SCHEMA = 1
 FILE_NAME = "run.json"
 
 Status = Literal["running", "ok", "oom", "failed", "killed", "timeout", "interrupted", "invalid", "infeasible"]
+EventKind = Literal[
+    "checkpoint",
+    "resume",
+    "oom",
+    "step_down",
+    "thrash",
+    "ladder",
+    "nan",
+    "sample_skipped",
+    "compile_failed",
+    "ceiling_failed",
+    "ceiling_doubtful",
+    "logger_lost",
+    "gpu_lost",
+    "gpu_back",
+    "metric_absent",
+    "telemetry_trouble",
+    "disk_full",
+    "signal",
+]
+"""What may happen to a run; docs/record.md says what each means, and which facts come with it."""
+
+
+class OnEvent(Protocol):
+    """Where events of a run go."""
+
+    def __call__(self, kind: EventKind, **facts: Any) -> None:
+        """Something happened that a reader of the figures must know; ``step=`` where it is not the run's latest."""
+        ...
+
+
+class ErrorEntry(TypedDict):
+    """What ended a run."""
+
+    kind: ErrorKind
+    message: str
+    advice: str
+
+
+class GitState(TypedDict):
+    """The checkout that a run was started from."""
+
+    commit: str
+    dirty: bool
+    diff: str
+    """The uncommitted change against HEAD, cut at 200,000 characters."""
+
+
+class WandbEntry(TypedDict):
+    """Where wandb has the run."""
+
+    id: str
+    mode: str
+    path: str
+    parts: list[str]
+    """One folder a part of a resumed run."""
+
+
+class MachineEntry(TypedDict, total=False):
+    """The machine at the start; empty before it was looked at."""
+
+    cpu: str
+    cpu_quota_cores: float
+    ram_gib: float
+    shm_gib: float | None
+    gpus: list[dict[str, Any]]
+    versions: dict[str, str]
+    os: str
+    nvml_problem: str | None
+    torch_problem: str | None
+
+
+class HostEntry(TypedDict, total=False):
+    """What the process took of the host; empty before it trained."""
+
+    cpu_pct: float
+    rss_gib: float
+    shm_gib: float | None
+
+
+class PlanEntry(TypedDict):
+    """One decided number."""
+
+    value: Any
+    because: str
+    source: Literal["set", "predicted", "measured"]
+
+
+class Throughput(TypedDict):
+    """The rate of training, over all ranks."""
+
+    samples_per_s: float
+    ci95: list[float] | None
+    """Low and high of the 95 % interval."""
+    steps: int
+    warmup_steps: int
+    sample_unit: str
+
+
+class CeilingEntry(TypedDict):
+    """The rate with batches that are on the device already."""
+
+    samples_per_s: float
+
+
+class TimeEntry(TypedDict):
+    """Shares of a step, and how long it takes."""
+
+    wait_frac: float
+    copy_frac: float | None
+    compute_frac: float
+    host_frac: float
+    step_ms_p50: float
+    step_ms_p95: float
+
+
+class MemoryEntry(TypedDict, total=False):
+    """Device memory; empty before the run trained."""
+
+    device: str
+    budget_gib: float | None
+    predicted_peak_gib: float | None
+    measured_peak_gib: float
+
+
+class TelemetryEntry(TypedDict):
+    """What watching took."""
+
+    interval_s: float
+    cpu_frac: float
 
 
 @dataclass
@@ -32,7 +165,7 @@ class RunRecord:
     run_id: str
     schema: int = SCHEMA
     status: Status = "running"
-    error: dict[str, Any] | None = None
+    error: ErrorEntry | None = None
     exit_code: int | None = None
     started_at: str = ""
     duration_s: float = 0.0
@@ -41,27 +174,29 @@ class RunRecord:
     pid: int = 0
     host_name: str = ""
     boot_id: str = ""
-    git: dict[str, Any] | None = None
-    wandb: dict[str, Any] | None = None
+    git: GitState | None = None
+    wandb: WandbEntry | None = None
     workload: str = ""
     overrides: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     steps: int = 0
     epochs: float = 0
     samples: int = 0
-    machine: dict[str, Any] = field(default_factory=dict)
-    host: dict[str, Any] = field(default_factory=dict)
-    plan: dict[str, dict[str, Any]] = field(default_factory=dict)
-    throughput: dict[str, Any] | None = None
-    ceiling: dict[str, Any] | None = None
+    machine: MachineEntry = field(default_factory=MachineEntry)
+    host: HostEntry = field(default_factory=HostEntry)
+    plan: dict[str, PlanEntry] = field(default_factory=dict)
+    throughput: Throughput | None = None
+    ceiling: CeilingEntry | None = None
     readiness_frac: float | None = None
-    time: dict[str, Any] | None = None
-    memory: dict[str, Any] = field(default_factory=dict)
-    gpus: dict[str, Any] = field(default_factory=dict)
-    telemetry: dict[str, Any] | None = None
+    time: TimeEntry | None = None
+    memory: MemoryEntry = field(default_factory=MemoryEntry)
+    gpus: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Figures of each GPU, whose names `telemetry.metrics` has."""
+    telemetry: TelemetryEntry | None = None
     swing: dict[str, Any] | None = None
     findings: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
+    """Each with its ``kind`` (`EventKind`), ``step``, ``time_s`` and facts of that kind."""
     metrics: dict[str, float] = field(default_factory=dict)
     artifacts: dict[str, str] = field(default_factory=dict)
 
@@ -75,6 +210,12 @@ class RunRecord:
             host_name=socket.gethostname(),
             boot_id=boot_id(),
         )
+
+    @classmethod
+    def read(cls, folder: Path) -> RunRecord:
+        """The record of a run folder; what it lacks is as at the start of a run. Raises as `read` does."""
+        found = read(folder)
+        return cls(**{one.name: found[one.name] for one in fields(cls) if one.name in found})
 
     def to_json(self) -> str:
         """Strict JSON: what is not a finite number is null."""
@@ -150,11 +291,8 @@ def boot_id() -> str:
         return platform.node()
 
 
-def git_state(folder: Path) -> dict[str, Any] | None:
-    """``{commit, dirty, diff}`` of the checkout that holds ``folder``; None outside one or without git.
-
-    ``diff`` is the uncommitted change against HEAD, cut at 200,000 characters.
-    """
+def git_state(folder: Path) -> GitState | None:
+    """Of the checkout that holds ``folder``; None outside one or without git."""
 
     def git(*arguments: str) -> str:
         # Optional locks off: reading the state must not disturb a git command of the user's.

@@ -1,10 +1,9 @@
-import json
 import math
 
 import pytest
 
 from wellfed.diagnosis.report import memory_lines, show_value, speed_lines, time_lines, to_markdown
-from wellfed.record import RunRecord, read
+from wellfed.record import RunRecord
 
 
 def full():
@@ -40,7 +39,7 @@ def full():
 
 def test_a_report_in_the_order_a_reader_asks(tmp_path):
     full().write(tmp_path)
-    text = to_markdown(read(tmp_path))
+    text = to_markdown(RunRecord.read(tmp_path))
     parts = [
         "# recsys: 2026-01-01_00-00-00_abcd",
         "Status **ok** after 1200 steps, 1.50 epochs, 2,457,600 samples, 1 min 15 s.",
@@ -64,28 +63,30 @@ def test_a_report_in_the_order_a_reader_asks(tmp_path):
 
 
 @pytest.mark.parametrize("status", ["running", "killed", "failed"])
-def test_a_run_that_never_got_far_has_a_report(status):
+def test_a_run_that_never_got_far_has_a_report(status, tmp_path):
     record = RunRecord("r", status=status, error={"kind": "data", "message": "one\ntwo", "advice": "Do it."})
-    text = to_markdown(json.loads(record.to_json()))
+    record.write(tmp_path)
+    text = to_markdown(RunRecord.read(tmp_path))
     for part in ("No step was timed.", "Nothing was measured.", "(no overrides)", "> data: one\n> two Do it."):
         assert part in text
     assert text.count("None.") == 3
     assert "nan" not in text
 
 
-def test_the_record_in_memory_and_the_one_on_disk_read_alike():
+def test_the_record_in_memory_and_the_one_on_disk_read_alike(tmp_path):
     record = full()
     record.metrics = {"a": 0.5}
-    assert to_markdown(vars(record)) == to_markdown(json.loads(record.to_json()))
+    record.write(tmp_path)
+    assert to_markdown(record) == to_markdown(RunRecord.read(tmp_path))
 
 
 def test_what_was_not_measured_is_left_out():
-    record = vars(RunRecord("r"))
+    record = RunRecord("r")
     assert speed_lines(record) == []
-    record["ceiling"] = {"samples_per_s": 1.0}  # without a rate there is nothing to compare
+    record.ceiling = {"samples_per_s": 1.0}  # without a rate there is nothing to compare
     assert speed_lines(record) == []
     assert time_lines(record) == ["No step was timed."]
-    record["memory"] = {"device": "A CPU", "budget_gib": None, "measured_peak_gib": 0.25}
+    record.memory = {"device": "A CPU", "budget_gib": None, "measured_peak_gib": 0.25}
     assert memory_lines(record) == ["A CPU: peak 0.25 GiB, no budget"]
 
 
@@ -98,8 +99,9 @@ def test_values_as_typed(value, shown):
 
 
 def test_a_run_at_its_ceiling_is_told_so_and_not_as_more_than_all_of_it():
-    record = vars(full()) | {"ceiling": {"samples_per_s": 40_000.0}}
-    record["time"] |= {"wait_frac": 0.02, "compute_frac": 0.88}
+    record = full()
+    record.ceiling = {"samples_per_s": 40_000.0}
+    record.time |= {"wait_frac": 0.02, "compute_frac": 0.88}
     assert speed_lines(record)[-1].endswith("this run was no slower, so data cost it nothing")
 
 
@@ -108,13 +110,14 @@ def test_a_run_at_its_ceiling_is_told_so_and_not_as_more_than_all_of_it():
     [(0.01, 0.013, 0.49, True), (None, 0.013, 0.49, False), (0.01, 0.3, 0.49, False), (0.01, 0.013, 0.97, False)],
 )
 def test_waiting_that_a_device_does_not_notice_is_told_so(copy, wait, readiness, is_hidden):
-    record = vars(full()) | {"readiness_frac": readiness}
-    record["time"] |= {"copy_frac": copy, "wait_frac": wait}
+    record = full()
+    record.readiness_frac = readiness
+    record.time |= {"copy_frac": copy, "wait_frac": wait}
     assert any(line.endswith("; the device had work meanwhile") for line in speed_lines(record)) is is_hidden
 
 
 def test_figures_of_a_simulated_card_are_marked():
     record = full()
-    assert "Simulated" not in to_markdown(vars(record))
+    assert "Simulated" not in to_markdown(record)
     record.machine["gpus"][0].update(name="Simulated GPU 24 GiB", is_simulated=True)
-    assert "Simulated: Simulated GPU 24 GiB." in to_markdown(vars(record))
+    assert "Simulated: Simulated GPU 24 GiB." in to_markdown(record)

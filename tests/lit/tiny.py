@@ -16,9 +16,9 @@ from wellfed.contract import LossOutput
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import Checkpoints
 from wellfed.lit.module import StepModule, StepOptions
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.evaluation import EvalLoader
-from wellfed.loading.loaders import train_loader
+from wellfed.loading.eval_loader import EvalLoader
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 from wellfed.memory.ladder import MicroBatches
 from wellfed.sample_rng import SampleRng
 
@@ -114,7 +114,7 @@ def module(
 
 def loader(batch_size: int = 32, data: Any = None, **more: Any) -> Any:
     """Ragged: 70 samples in steps of 32."""
-    return train_loader(data or TinyData(), batch_size=batch_size, seed=1, plan=LoaderPlan(), **more)
+    return train_loader(data or TinyData(), batch_size=batch_size, seed=1, settings=LoaderSettings(), **more)
 
 
 def eval_loader(batch_size: int = 32) -> EvalLoader:

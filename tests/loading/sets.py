@@ -11,7 +11,15 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
+from wellfed.loading.train_loader import train_loader
+
 SIZE = 23
+
+
+def loader_of(dataset, settings, *, skip_ids=(), max_skipped=0, batch_size=4, seed=1, **more):
+    """A train loader of these settings, and of what else they say of samples."""
+    settings = dataclasses.replace(settings, skip_ids=tuple(skip_ids), max_skipped=max_skipped)
+    return train_loader(dataset, settings, batch_size=batch_size, seed=seed, **more)
 
 
 class Fetching:

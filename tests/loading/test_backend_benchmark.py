@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from tests.loading import sets
 from tests.loading.sets import SIZE, Breaking, Failing, Fetching, Global
-from wellfed.loading import threads
-from wellfed.loading.backend_benchmark import copied, run_trial
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.loaders import train_loader
+from wellfed.loading import thread_backend
+from wellfed.loading.backend_benchmark import copied, time_first_batches
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 from wellfed.stop_request import Stopped
 
-INLINE = LoaderPlan()
-THREADS = LoaderPlan("threads", num_workers=1, prefetch_factor=2)
-PROCESSES = LoaderPlan("processes", num_workers=1, prefetch_factor=2)
-TORCH = LoaderPlan("torch")
+INLINE = LoaderSettings()
+THREADS = LoaderSettings("threads", num_workers=1, prefetch_factor=2)
+PROCESSES = LoaderSettings("processes", num_workers=1, prefetch_factor=2)
+TORCH = LoaderSettings("torch")
 
 
 class Sleeping(Fetching):
@@ -54,11 +55,11 @@ class Stopping(Fetching):
 
 
 def loaders(dataset, batch_size=4):
-    return lambda plan: train_loader(dataset, batch_size=batch_size, seed=7, plan=plan)
+    return lambda plan: train_loader(dataset, batch_size=batch_size, seed=7, settings=plan)
 
 
 def tried(dataset, *plans, on_gpu=True):
-    return run_trial(loaders(dataset), lambda _: plans, on_gpu=on_gpu)
+    return time_first_batches(loaders(dataset), lambda _: plans, INLINE, on_gpu=on_gpu)
 
 
 def states():
@@ -67,7 +68,7 @@ def states():
 
 def test_one_batch_is_sized_and_timed():
     seen = []
-    trial = run_trial(loaders(Sleeping()), lambda first: seen.append(first) or (), on_gpu=True)
+    trial = time_first_batches(loaders(Sleeping()), lambda first: seen.append(first) or (), INLINE, on_gpu=True)
     assert seen == [trial]
     assert trial.batch_bytes == 4 * (8 + 4 + 8)
     assert trial.num_batches == 6
@@ -77,9 +78,9 @@ def test_one_batch_is_sized_and_timed():
 
 def test_what_is_known_is_not_built_again():
     known, data, seen = tried(Sleeping()), Noting(), []
-    trial = run_trial(loaders(data), lambda first: seen.append(first) or (), on_gpu=True, known=known)
+    trial = time_first_batches(loaders(data), lambda first: seen.append(first) or (), INLINE, on_gpu=True, known=known)
     assert (trial, seen, data.asked) == (known, [known], [])
-    timed = run_trial(loaders(data), lambda _: (INLINE,), on_gpu=True, known=known)
+    timed = time_first_batches(loaders(data), lambda _: (INLINE,), INLINE, on_gpu=True, known=known)
     assert (timed.build_ms, set(timed.timed)) == (known.build_ms, {"inline"})
 
 
@@ -128,9 +129,9 @@ def test_data_that_fails_is_left_for_training_to_tell():
 
 def test_samples_that_may_be_left_out_are_told_by_training_not_by_the_trial(caplog):
     def make(plan):
-        return train_loader(Failing(bad=3), batch_size=4, seed=7, plan=plan, max_skipped=1, shuffle=False)
+        return sets.loader_of(Failing(bad=3), plan, seed=7, max_skipped=1, shuffle=False)
 
-    trial = run_trial(make, lambda _: (), first=THREADS, on_gpu=True)
+    trial = time_first_batches(make, lambda _: (), THREADS, on_gpu=True)
     assert (trial.num_batches, trial.batch_bytes) == (6, 3 * (8 + 4 + 8))
     assert caplog.messages == []
     assert len(list(make(INLINE))) == 6
@@ -144,14 +145,14 @@ def test_a_backend_that_fails_is_named_and_the_others_are_timed():
 
 @pytest.mark.parametrize("bad", [0, 5], ids=["the first batch", "another"])
 def test_what_hangs_ends_the_trial_within_the_timeout(bad, monkeypatch):
-    monkeypatch.setattr(threads, "_STOP_S", 0.01)
+    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
 
     def make(plan):
-        return train_loader(Breaking("hang", bad), batch_size=4, seed=7, plan=plan, shuffle=False)
+        return train_loader(Breaking("hang", bad), batch_size=4, seed=7, settings=plan, shuffle=False)
 
     began_s = time.monotonic()
-    watched = replace(THREADS, timeout_s=0.2, searches=False)
-    assert run_trial(make, lambda _: (), first=watched, on_gpu=True) is None
+    watched = replace(THREADS, timeout_s=0.2, finds_stuck_sample=False)
+    assert time_first_batches(make, lambda _: (), watched, on_gpu=True) is None
     assert time.monotonic() - began_s < 5
 
 
@@ -169,13 +170,13 @@ def test_every_loader_is_closed_also_after_an_error():
         made.append(loader)
         return loader
 
-    run_trial(make, lambda _: (INLINE, THREADS), on_gpu=True)
+    time_first_batches(make, lambda _: (INLINE, THREADS), INLINE, on_gpu=True)
     assert len(closed) == 3
     assert closed == made
 
 
 def test_an_epoch_of_one_batch_is_enough():
-    trial = run_trial(loaders(Fetching(), SIZE), lambda _: (INLINE, THREADS), on_gpu=True)
+    trial = time_first_batches(loaders(Fetching(), SIZE), lambda _: (INLINE, THREADS), INLINE, on_gpu=True)
     assert (trial.num_batches, set(trial.timed)) == (1, {"inline", "threads"})
 
 
@@ -186,7 +187,7 @@ def test_batches_are_not_pinned():
         plans.append(plan)
         return loaders(Fetching())(plan)
 
-    run_trial(make, lambda _: (LoaderPlan(pin_memory=True),), on_gpu=True)
+    time_first_batches(make, lambda _: (LoaderSettings(pin_memory=True),), INLINE, on_gpu=True)
     assert [plan.pin_memory for plan in plans] == [False, False]
 
 

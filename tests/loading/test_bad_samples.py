@@ -21,21 +21,20 @@ import torch
 import wellfed
 from tests.loading import sets
 from wellfed.errors import DataError
-from wellfed.loading import processes
-from wellfed.loading.backends import LoaderPlan
+from wellfed.loading import process_backend
 from wellfed.loading.bad_samples import BadSamples, WorkerLost, evaluation_error
-from wellfed.loading.loaders import train_loader
-from wellfed.loading.requests import Lost
+from wellfed.loading.batch_request import LostSample
+from wellfed.loading.settings import LoaderSettings
 
 ROOT = Path(__file__).parents[2]
 SHORT_S = 0.25
 PLANS = {
-    "inline": LoaderPlan(),
-    "threads": LoaderPlan("threads", 2, 2, timeout_s=SHORT_S),
-    "processes": LoaderPlan("processes", 2, 2, timeout_s=SHORT_S),
-    "processes-kept": LoaderPlan("processes", 2, 2, persistent_workers=True, timeout_s=SHORT_S),
-    "torch": LoaderPlan("torch"),
-    "torch-1": LoaderPlan("torch", 1, 2, timeout_s=SHORT_S),
+    "inline": LoaderSettings(),
+    "threads": LoaderSettings("threads", 2, 2, timeout_s=SHORT_S),
+    "processes": LoaderSettings("processes", 2, 2, timeout_s=SHORT_S),
+    "processes-kept": LoaderSettings("processes", 2, 2, persistent_workers=True, timeout_s=SHORT_S),
+    "torch": LoaderSettings("torch"),
+    "torch-1": LoaderSettings("torch", 1, 2, timeout_s=SHORT_S),
 }
 PATIENT_S = 60.0
 """Where nothing hangs: starting a worker on a busy machine is none."""
@@ -81,8 +80,7 @@ def plan_of(name, how="raise"):
     return plan if how == "hang" or not plan.timeout_s else replace(plan, timeout_s=PATIENT_S)
 
 
-def loader(dataset, plan, *, batch_size=4, **more):
-    return train_loader(dataset, batch_size=batch_size, seed=1, plan=plan, **more)
+loader = sets.loader_of
 
 
 def taken(made, num_epochs=1):
@@ -110,7 +108,7 @@ def without(whole, *bad):
 
 @pytest.fixture(scope="module")
 def whole():
-    return taken(loader(sets.Fetching(), LoaderPlan()), 2)
+    return taken(loader(sets.Fetching(), LoaderSettings()), 2)
 
 
 @pytest.fixture(autouse=True)
@@ -192,7 +190,7 @@ def test_the_culprit_in_a_fetch_is_bisected_and_the_rest_is_fetched_at_once():
             asked.append(len(indices))
             return super().fetch(indices, rng)
 
-    made = loader(Counting("raise", 700), LoaderPlan(), batch_size=1024, max_skipped=1, shuffle=False)
+    made = loader(Counting("raise", 700), LoaderSettings(), batch_size=1024, max_skipped=1, shuffle=False)
     made._order._num_samples = 1024
     made._order.num_kept = made._order.num_batches * 1024
     (only,) = made
@@ -231,7 +229,7 @@ def test_a_resumed_run_leaves_the_same_samples_out(name, stop, whole):
 
 
 def test_a_remembered_sample_is_never_asked_for_again():
-    made = loader(sets.Breaking("hang", 6), LoaderPlan(), max_skipped=1)  # inline: asking would hang for ever
+    made = loader(sets.Breaking("hang", 6), LoaderSettings(), max_skipped=1)  # inline: asking would hang for ever
     made.load_state_dict({"epoch": 0, "batch": 0, "skipped": [6]})
     assert sum(total for *_, total, _ in taken(made)) == sets.SIZE - 1
 
@@ -241,8 +239,8 @@ def test_random_draws_of_a_batch_are_those_of_a_run_that_remembers():
         def fetch(self, indices, rng):
             return {**super().fetch(indices, rng), "noise": torch.rand(len(indices), generator=rng)}
 
-    found = loader(Drawing("raise", 6), LoaderPlan(), max_skipped=1)
-    known = loader(Drawing("raise", 6), LoaderPlan(), max_skipped=1)
+    found = loader(Drawing("raise", 6), LoaderSettings(), max_skipped=1)
+    known = loader(Drawing("raise", 6), LoaderSettings(), max_skipped=1)
     known.load_state_dict({"epoch": 0, "batch": 0, "skipped": [6]})
     assert taken(found) == taken(known)
 
@@ -282,7 +280,7 @@ def test_what_the_machine_ran_out_of_is_no_bad_sample(kind, error):
             raise error
 
     with pytest.raises(type(error)):
-        taken(loader(Poor("", 6), LoaderPlan(), max_skipped=5))
+        taken(loader(Poor("", 6), LoaderSettings(), max_skipped=5))
 
 
 class FirstTime(sets.BreakingItems):
@@ -300,19 +298,19 @@ class FirstTime(sets.BreakingItems):
 
 def test_a_worker_killed_at_a_sample_that_is_sound_blames_no_sample(tmp_path):
     with pytest.raises(WorkerLost, match=r"killed by SIGKILL at sample 6 of training batch .* no sample does so alone"):
-        taken(loader(FirstTime(str(tmp_path / "flag")), LoaderPlan("processes", 1, 2), max_skipped=3))
+        taken(loader(FirstTime(str(tmp_path / "flag")), LoaderSettings("processes", 1, 2), max_skipped=3))
     assert WorkerLost.kind == "worker"
 
 
 def test_a_worker_killed_between_batches_is_told_as_torch_tells_it(monkeypatch):
-    made = loader(sets.Fetching(), LoaderPlan("processes", 1, 1))
+    made = loader(sets.Fetching(), LoaderSettings("processes", 1, 1))
     handler = signal.getsignal(signal.SIGCHLD)
     monkeypatch.setattr(torch.utils.data._utils.signal_handling, "_SIGCHLD_handler_set", False)
     delivered = iter(made)
     next(delivered)
     assert signal.getsignal(signal.SIGCHLD) is handler  # torch's would raise in the midst of a step
     for process in multiprocessing.active_children():
-        while made._source._processes._notes.doing(0) is not None:
+        while made._source._processes._heartbeats.activity(0) is not None:
             pass
         os.kill(process.pid, signal.SIGKILL)
         while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
@@ -370,34 +368,34 @@ def test_an_exception_that_pickles_as_something_else_reaches_the_message():
 
 
 def test_the_way_out_of_many_stays_readable():
-    bad = BadSamples("Set", most=0, skip_ids=range(30))
+    bad = BadSamples("Set", LoaderSettings(skip_ids=tuple(range(30))))
     with pytest.raises(DataError) as caught:
-        bad.take([Lost(77, "broken")], 0, 0)
+        bad.take([LostSample(77, "broken")], 0, 0)
     assert "Set loader.skip_ids to what it is, and 77, or repair it." in str(caught.value)
 
 
 def test_ranks_cannot_skip():
     with pytest.raises(ValueError, match="max_skipped needs one rank"):
-        loader(sets.Fetching(), LoaderPlan(), max_skipped=1, world_size=2)
-    made = loader(sets.Breaking("raise", *range(23)), LoaderPlan(), world_size=2)
+        loader(sets.Fetching(), LoaderSettings(), max_skipped=1, world_size=2)
+    made = loader(sets.Breaking("raise", *range(23)), LoaderSettings(), world_size=2)
     with pytest.raises(DataError) as caught:
         taken(made)
     assert "max_skipped" not in str(caught.value)
 
 
 def test_workers_take_their_row_and_no_other():
-    made = loader(sets.Fetching(), LoaderPlan("processes", 2, 2, persistent_workers=True))
+    made = loader(sets.Fetching(), LoaderSettings("processes", 2, 2, persistent_workers=True))
     list(made)
-    notes = made._source._processes._notes
-    assert {notes.pid(0), notes.pid(1)} == {process.pid for process in made._source._processes._processes}
-    assert notes.doing(0) is notes.doing(1) is None
+    heartbeats = made._source._processes._heartbeats
+    assert {heartbeats.pid(0), heartbeats.pid(1)} == {process.pid for process in made._source._processes._processes}
+    assert heartbeats.activity(0) is heartbeats.activity(1) is None
     made.close()
-    assert processes._LOOK_S < 5  # torch's own look
+    assert process_backend._LOOK_S < 5  # torch's own look
 
 
 def test_a_sample_that_hangs_when_it_is_tried_alone_is_not_waited_for_for_ever(monkeypatch, tmp_path):
-    monkeypatch.setattr(processes, "_ALONE_S", 0.3)
-    made = loader(sets.HangingAlone(6, tmp_path / "pid"), LoaderPlan("processes", 1, 2))
+    monkeypatch.setattr(process_backend, "_ALONE_S", 0.3)
+    made = loader(sets.HangingAlone(6, tmp_path / "pid"), LoaderSettings("processes", 1, 2))
     with ended_after(20), pytest.raises(WorkerLost, match=r"at sample 6 of .*, but no sample does so alone"):
         taken(made)
     assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
@@ -407,10 +405,10 @@ DIES = """
 import sys
 from pathlib import Path
 from tests.loading import sets
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.loaders import train_loader
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 
-list(train_loader(sets.HangingAlone(6, Path(sys.argv[1])), batch_size=4, seed=1, plan=LoaderPlan("processes", 1, 2)))
+list(train_loader(sets.HangingAlone(6, Path(sys.argv[1])), LoaderSettings("processes", 1, 2), batch_size=4, seed=1))
 """
 
 
@@ -436,9 +434,9 @@ def test_what_tries_a_sample_alone_ends_with_the_training_process(tmp_path):
 def test_cuda_in_a_worker_is_no_samples_fault():
     """Also where samples may fail: to leave them out one after the other would be a way into nothing."""
     reason = "RuntimeError: Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, ..."
-    bad = BadSamples("Data", most=5)
+    bad = BadSamples("Data", LoaderSettings(max_skipped=5))
     with pytest.raises(DataError, match=r"^Data: uses CUDA in a worker process.*loader.backend=inline") as raised:
-        bad.take([Lost(21, reason)], 0, 0)
+        bad.take([LostSample(21, reason)], 0, 0)
     assert "skip_ids" not in str(raised.value)
     assert bad.indices == []
-    assert str(evaluation_error("Data", Lost(21, reason), 0)) == str(raised.value)
+    assert str(evaluation_error("Data", LostSample(21, reason), 0)) == str(raised.value)

@@ -9,20 +9,20 @@ import torch
 from tests.loading.sets import SIZE, Failing, Fetching
 from wellfed.errors import DataError
 from wellfed.loading import device_prefetch
-from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.device_prefetch import DevicePrefetcher
-from wellfed.loading.loaders import train_loader
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 
 CPU = torch.device("cpu")
 PLANS = [
-    LoaderPlan(),
-    LoaderPlan("threads", num_workers=2, prefetch_factor=2),
-    LoaderPlan("processes", num_workers=1, prefetch_factor=2, persistent_workers=True),
+    LoaderSettings(),
+    LoaderSettings("threads", num_workers=2, prefetch_factor=2),
+    LoaderSettings("processes", num_workers=1, prefetch_factor=2, persistent_workers=True),
 ]
 
 
 def loader(plan=PLANS[0], data=None, batch_size=4):
-    return train_loader(data or Fetching(), batch_size=batch_size, seed=5, plan=plan)
+    return train_loader(data or Fetching(), batch_size=batch_size, seed=5, settings=plan)
 
 
 def ids(deliveries):
@@ -209,7 +209,7 @@ def test_buffers_may_be_used_again_on_both_sides(ahead):
     device = torch.device("cuda", 0)
     width = 64 if torch.cuda.get_device_name().startswith("Simulated") else 2048  # a real one is to be kept busy
     data = Reusing(width=width)
-    prefetcher = DevicePrefetcher(train_loader(data, batch_size=256, seed=1, plan=LoaderPlan()), device, ahead)
+    prefetcher = DevicePrefetcher(train_loader(data, batch_size=256, seed=1, settings=LoaderSettings()), device, ahead)
     weight = torch.ones(width, width, device=device)
     for _ in range(5):
         for delivery in prefetcher:
@@ -226,7 +226,7 @@ def test_buffers_may_be_used_again_on_both_sides(ahead):
 def test_copies_run_beside_the_step():
     device = torch.device("cuda", 0)
     data = Reusing(size=2048, width=65536)
-    loader = train_loader(data, batch_size=256, seed=1, plan=LoaderPlan())
+    loader = train_loader(data, batch_size=256, seed=1, settings=LoaderSettings())
     prefetcher = DevicePrefetcher(loader, device, 2)
     for delivery in prefetcher:
         assert delivery.batch[0].device.type == "cuda"

@@ -7,25 +7,25 @@ import torch
 from torch import nn
 
 from tests.loading import sets
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.loaders import train_loader
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 
 PLANS = {
-    "threads": LoaderPlan("threads", 2, 2),
-    "processes": LoaderPlan("processes", 2, 2),
-    "persistent": LoaderPlan("processes", 2, 2, persistent_workers=True),
-    "torch": LoaderPlan("torch"),
-    "torch, workers": LoaderPlan("torch", 1, 2),
-    "torch, persistent": LoaderPlan("torch", 2, 2, persistent_workers=True),
+    "threads": LoaderSettings("threads", 2, 2),
+    "processes": LoaderSettings("processes", 2, 2),
+    "persistent": LoaderSettings("processes", 2, 2, persistent_workers=True),
+    "torch": LoaderSettings("torch"),
+    "torch, workers": LoaderSettings("torch", 1, 2),
+    "torch, persistent": LoaderSettings("torch", 2, 2, persistent_workers=True),
 }
 
 
-def learned(plan: LoaderPlan, num_epochs: int = 2) -> list[float]:
+def learned(plan: LoaderSettings, num_epochs: int = 2) -> list[float]:
     """Weights after 12 steps with dropout, which draws from the process's generator."""
     torch.manual_seed(7)
     model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.5), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    made = train_loader(sets.Fetching(), batch_size=4, seed=1, plan=plan)
+    made = train_loader(sets.Fetching(), batch_size=4, seed=1, settings=plan)
     for _ in range(num_epochs):
         for delivery in made:
             rows = torch.stack([values.float() for values in delivery.batch.values()], dim=1)
@@ -38,4 +38,4 @@ def learned(plan: LoaderPlan, num_epochs: int = 2) -> list[float]:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_the_backend_changes_nothing_that_is_learned(name: str) -> None:
-    assert learned(PLANS[name]) == learned(LoaderPlan())
+    assert learned(PLANS[name]) == learned(LoaderSettings())

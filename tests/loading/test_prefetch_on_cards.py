@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from wellfed.loading import device_prefetch
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.loaders import train_loader
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 
 STEPS, ROWS, COLUMNS = 16, 16, 8
 MIB = 2**20
@@ -51,7 +51,7 @@ class Reusing:
 
 
 def prefetcher(data: Any, ahead: int, *, source: ModuleType = device_prefetch, card: int = 0, **more: Any) -> Any:
-    loader = train_loader(data, batch_size=ROWS, seed=1, plan=LoaderPlan())
+    loader = train_loader(data, batch_size=ROWS, seed=1, settings=LoaderSettings())
     return source.DevicePrefetcher(loader, torch.device("cuda", card), ahead, **more)
 
 

@@ -18,7 +18,7 @@ from tests.planning.test_decide import planned
 from wellfed.config.schema import Backend
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import DataError
-from wellfed.loading import threads
+from wellfed.loading import thread_backend
 from wellfed.planning.run_plan import DataFacts
 from wellfed.run import assemble
 
@@ -71,7 +71,7 @@ def config(optimizer=None, *, sparse=False, **groups):
 @pytest.mark.parametrize("kind", [sets.Breaking, pytest.param(sets.BreakingItems, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("option", ["auto", "balanced"])
 def test_data_that_hangs_ends_each_look_within_the_timeout(kind, option, monkeypatch):
-    monkeypatch.setattr(threads, "_STOP_S", 0.01)
+    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
     more = {} if option == "auto" else {"prefetch_factor": 4}
     given = config(loader={"timeout_s": 1, **more})
     facts = DataFacts(sets.SIZE, has_fetch=kind is sets.Breaking)
@@ -79,7 +79,7 @@ def test_data_that_hangs_ends_each_look_within_the_timeout(kind, option, monkeyp
     plan = planned(given, LAPTOP, data=facts, choices=choices)
     parts = assemble.Parts(Datasets(train=kind("hang", *range(sets.SIZE))), Model(), None)
     began_s = time.monotonic()
-    assert assemble.try_loader(given, choices, LAPTOP, plan, parts) is None
+    assert assemble.try_loader(given, lambda built: [], plan, parts) is None
     with (
         closing(assemble.make_one_off_loader(given, plan, parts.data)) as loader,
         pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=1 s"),
@@ -155,9 +155,10 @@ def test_the_states_of_an_optimizer_are_counted_or_assumed(target, states):
 )
 def test_an_evaluation_is_built_as_training_is(backend, kind, num_workers, expected, ahead):
     loader = {"backend": Backend[backend], "num_workers": 2, "pin_memory": True, "device_prefetch": 3}
-    plan = planned(make_config(loader=loader), H200)
+    config = make_config(loader=loader)
+    plan = planned(config, H200)
     plan = replace(plan, loader=replace(plan.loader, eval_workers=num_workers))
-    found = assemble._eval_plan(plan, kind())
+    found = assemble._eval_settings(config, plan, kind())
     assert (found.backend, found.num_workers, found.pin_memory) == (expected, num_workers, True)
     assert assemble.eval_device_prefetch(plan, kind()) == ahead
 

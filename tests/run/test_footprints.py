@@ -14,7 +14,7 @@ from tests.end_to_end.commands import ROOT, only_folder, record_of, run
 from wellfed.commands import fit, plan
 from wellfed.config.compose import compose
 from wellfed.errors import ConfigError, DataError
-from wellfed.loading import longest
+from wellfed.loading import longest_batch
 
 MODULE = """
 import random
@@ -170,8 +170,8 @@ def test_a_model_without_sizes_is_refused(typed):
 
 
 def test_a_later_longer_batch_is_planned_for(typed, capsys, monkeypatch):
-    monkeypatch.setattr(longest, "ALIKE_S", longest.MOST_S * 60)  # a machine under load looks at fewer
-    monkeypatch.setattr(longest, "MOST_S", longest.MOST_S * 60)
+    monkeypatch.setattr(longest_batch, "ALIKE_S", longest_batch.MOST_S * 60)  # a machine under load looks at fewer
+    monkeypatch.setattr(longest_batch, "MOST_S", longest_batch.MOST_S * 60)
 
     def told(late):
         # In order, and 64 samples: limits count the run's batches, not those of the look.
@@ -188,8 +188,8 @@ def test_a_later_longer_batch_is_planned_for(typed, capsys, monkeypatch):
 
 
 def test_the_longest_batch_is_the_same_in_every_run(typed, tmp_path, monkeypatch):
-    monkeypatch.setattr(longest, "ALIKE_S", longest.MOST_S * 60)
-    monkeypatch.setattr(longest, "MOST_S", longest.MOST_S * 60)
+    monkeypatch.setattr(longest_batch, "ALIKE_S", longest_batch.MOST_S * 60)
+    monkeypatch.setattr(longest_batch, "MOST_S", longest_batch.MOST_S * 60)
     words = ["workload.data._target_=theirs.texts", "+workload.data.late=60"]
     for _ in range(3):
         plan.make(compose([*typed, *words]))

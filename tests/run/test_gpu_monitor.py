@@ -14,7 +14,7 @@ from wellfed.planning.run_plan import DataFacts, ModelFacts, RunPlan
 from wellfed.record import RunRecord
 from wellfed.run.gpu_monitor import MachineWatch, gpus_to_watch
 from wellfed.telemetry.gpu import WatchedGpu
-from wellfed.telemetry.progress import Progress
+from wellfed.telemetry.run_progress import Progress
 from wellfed.tracking.journal import Journal
 
 

@@ -112,7 +112,7 @@ def test_a_running_run_is_expanded_for_its_other_ranks_and_refused_when_located(
 
 def test_a_run_whose_process_is_dead_is_gone_on_with(tmp_path):
     folder = run(tmp_path / "run", status="running", boot_id="an earlier boot")
-    assert locate(folder).earlier["status"] == "killed"
+    assert locate(folder).earlier.status == "killed"
 
 
 # -- resume=auto ------------------------------------------------------------------------------------------------------
@@ -209,7 +209,7 @@ def test_a_checkpoint_that_was_named(tmp_path):
     folder = run(tmp_path / "run")
     path = folder / "checkpoints" / "last.ckpt"
     found = locate(path)
-    assert (found.checkpoint, found.in_place, found.earlier["seed"]) == (path, False, None)
+    assert (found.checkpoint, found.in_place, found.earlier.seed) == (path, False, None)
     lone = checkpoint(tmp_path / "x" / "y" / "z.ckpt")
     assert locate(lone) == Target(lone, False, None)
 
@@ -220,7 +220,7 @@ def test_a_checkpoint_that_was_named(tmp_path):
 def test_another_seed_or_workload_lists_both_values():
     then = compose([]).resolved
     now = compose(["seed=2", "workload.effective_batch_size=512", "workload.optimizer.lr=0.1", "loader=aggressive"])
-    told = message(check_unchanged, now, {"config": then})
+    told = message(check_unchanged, now, RunRecord("r", config=then))
     assert told.startswith("3 faults")
     assert f"seed: is 2 now and was {then['seed']} in the run to resume. Leave it at {then['seed']}, or start" in told
     assert "workload.effective_batch_size: is 512 now and was 2048" in told
@@ -231,23 +231,22 @@ def test_a_secret_is_to_be_typed_again():
     now = compose([])
     then = copy.deepcopy(now.resolved)
     then["workload"]["data"]["api_token"] = "***"
-    told = message(check_unchanged, now, {"config": then})
+    told = message(check_unchanged, now, RunRecord("r", config=then))
     assert "workload.data.api_token: is null now and was ***" in told
     assert "Type it again (secrets are not written down)." in told
 
 
 def test_everything_else_may_change():
     then = compose([]).resolved
-    check_unchanged(compose(["loader=aggressive", "gpu=8gb", "trainer.max_epochs=99"]), {"config": then})
+    check_unchanged(compose(["loader=aggressive", "gpu=8gb", "trainer.max_epochs=99"]), RunRecord("r", config=then))
 
 
-def test_what_json_cannot_hold_is_no_change():
+def test_what_json_cannot_hold_is_no_change(tmp_path):
     now = compose([])
     now = dataclasses.replace(now, resolved={"seed": 1, "workload": {"a": float("inf"), "b": (1, 2), 3: "x"}})
     record = RunRecord("r", config=now.resolved)
-    import json
-
-    check_unchanged(now, json.loads(record.to_json()))
+    record.write(tmp_path)
+    check_unchanged(now, RunRecord.read(tmp_path))
 
 
 def test_differences_name_every_leaf():

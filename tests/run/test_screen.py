@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from wellfed.record import RunRecord
 from wellfed.run import screen
 
 SCRIPT = """
@@ -16,12 +17,15 @@ for line in range(20000):
     terminal.print("a line of the plan", line)
 print("still here", file=__import__("sys").stderr)
 """
-RECORD = {
-    "status": "ok", "steps": 3, "duration_s": 2.0, "throughput": None, "readiness_frac": None, "ceiling": None,
-    "time": None, "memory": {}, "machine": {}, "gpus": {}, "metrics": {"train/loss": 0.25, "train/lr": 0.1},
-    "events": [{"kind": "metric_absent", "step": 1, "gpu": 0}, {"kind": "gpu_lost", "step": 2, "gpu": 1}],
-    "wandb": {"mode": "offline", "parts": ["logs/a b/wandb/offline-run-1"]},
-}  # fmt: skip
+RECORD = RunRecord(
+    "r",
+    status="ok",
+    steps=3,
+    duration_s=2.0,
+    metrics={"train/loss": 0.25, "train/lr": 0.1},
+    events=[{"kind": "metric_absent", "step": 1, "gpu": 0}, {"kind": "gpu_lost", "step": 2, "gpu": 1}],
+    wandb={"id": "1", "mode": "offline", "path": "", "parts": ["logs/a b/wandb/offline-run-1"]},
+)
 
 
 def environment() -> dict[str, str]:

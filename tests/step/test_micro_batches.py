@@ -97,10 +97,10 @@ class FlatBatches:
 
 
 def test_an_iterable_of_such_batches_too(tmp_path: Path) -> None:
-    from wellfed.loading.backends import LoaderPlan
-    from wellfed.loading.loaders import train_loader
+    from wellfed.loading.settings import LoaderSettings
+    from wellfed.loading.train_loader import train_loader
 
-    loader = train_loader(FlatBatches(), batch_size=8, seed=1, plan=LoaderPlan())
+    loader = train_loader(FlatBatches(), batch_size=8, seed=1, settings=LoaderSettings())
     trainer = tiny.fit(flat_module(1000, FlatBatches()), tmp_path, batches=loader, max_steps=4)
     assert trainer.global_step == 4
 

@@ -10,9 +10,9 @@ from wellfed.telemetry.gpu import GpuSource, WatchedGpu
 from wellfed.telemetry.host import HostSource
 from wellfed.telemetry.metrics import HOST
 from wellfed.telemetry.outlet import Outlet
-from wellfed.telemetry.progress import Progress
+from wellfed.telemetry.run_progress import Progress
 from wellfed.telemetry.sampler import Sampler
-from wellfed.telemetry.source import Reading
+from wellfed.telemetry.series import Reading
 
 NEVER_S = 600.0
 """An interval in which only edges bring rounds."""

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from tests.fake_nvml.driver import PCIE_RX, PCIE_TX, FakeGpu, LoadedDriver
 from wellfed.telemetry.gpu import GpuSource
 from wellfed.telemetry.outlet import Outlet
-from wellfed.telemetry.series import Sample
-from wellfed.telemetry.source import Reading
+from wellfed.telemetry.series import Reading, Sample
 
 
 def h200(uuid: str = "GPU-1", **facts: object) -> FakeGpu:

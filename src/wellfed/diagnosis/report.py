@@ -1,113 +1,111 @@
-"""report.md: what a run did, in the order a reader asks."""
+"""Writes report.md: what a run did, in the order a reader asks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from wellfed.diagnosis.ceiling import ceiling_line
+from wellfed.diagnosis.ceiling_check import ceiling_line
+from wellfed.record import RunRecord
 from wellfed.units import show_count, show_duration, show_energy, show_percent
 
+_BUSY = {
+    "sm_active_pct": "SMs",
+    "tensor_active_pct": "tensor cores",
+    "dram_active_pct": "DRAM",
+}
 
-def to_markdown(record: Mapping[str, Any]) -> str:
+
+def to_markdown(record: RunRecord) -> str:
     """The report of a run record."""
+    headline = (
+        f"Status **{record.status}** after {record.steps} steps, {record.epochs:.2f} epochs, "
+        f"{show_count(record.samples)} samples, {show_duration(record.duration_s)}."
+    )
+    error = record.error
+    said = f"> {error['kind']}: {error['message']} {error['advice']}".replace("\n", "\n> ") if error else None
+    # A record read back has null where a figure was not finite.
+    metrics = [(name, "not finite" if value is None else f"{value:.5g}") for name, value in record.metrics.items()]
+    plan = [(knob, show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()]
+    events = [
+        (event["step"], event["kind"], ", ".join(f"{k}={v}" for k, v in event.items() if k not in ("kind", "step")))
+        for event in record.events
+    ]
     parts = [
-        f"# {record['workload']}: {record['run_id']}",
-        _headline(record),
+        f"# {record.workload}: {record.run_id}",
+        headline,
         *simulated_lines(record),
-        *_error(record),
+        *([said] if said else []),
         "## Where the time went",
         *time_lines(record),
-        *(["## GPUs", "\n".join(f"- {line}" for line in gpu_lines(record))] if record["gpus"] else []),
+        *(["## GPUs", "\n".join(f"- {line}" for line in gpu_lines(record))] if record.gpus else []),
         "## Metrics",
-        *_table(("metric", "value"), [(name, _figure(value)) for name, value in record["metrics"].items()]),
+        _table(("metric", "value"), metrics),
         "## Memory",
         *memory_lines(record),
         "## Plan",
-        *_table(
-            ("knob", "value", "source", "because"),
-            [
-                (knob, show_value(item["value"]), item["source"], item["because"])
-                for knob, item in record["plan"].items()
-            ],
-        ),
+        _table(("knob", "value", "source", "because"), plan),
         "## Events",
-        *_table(
-            ("step", "event", "facts"),
-            [
-                (
-                    event["step"],
-                    event["kind"],
-                    ", ".join(f"{k}={v}" for k, v in event.items() if k not in ("kind", "step")),
-                )
-                for event in record["events"]
-            ],
-        ),
+        _table(("step", "event", "facts"), events),
         "## Started with",
-        f"`{' '.join(record['overrides']) or '(no overrides)'}`, seed {record['seed']}",
+        f"`{' '.join(record.overrides) or '(no overrides)'}`, seed {record.seed}",
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def simulated_lines(record: Mapping[str, Any]) -> list[str]:
+def simulated_lines(record: RunRecord) -> list[str]:
     """That the figures are of no real GPU, where that is so."""
-    names = [gpu["name"] for gpu in record["machine"].get("gpus", ()) if gpu.get("is_simulated")]
-    return (
-        [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."] if names else []
-    )
+    names = [gpu["name"] for gpu in record.machine.get("gpus", ()) if gpu.get("is_simulated")]
+    if not names:
+        return []
+    return [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."]
 
 
-def speed_lines(record: Mapping[str, Any]) -> list[str]:
+def speed_lines(record: RunRecord) -> list[str]:
     """Throughput, readiness and ceiling, one line each; what was not measured is left out."""
-    throughput, lines = record["throughput"], []
+    throughput, time, readiness_frac = record.throughput, record.time, record.readiness_frac
+    lines = []
     if throughput:
-        unit = throughput["sample_unit"]
-        line = f"{show_count(throughput['samples_per_s'])} {unit}/s"
+        line = f"{show_count(throughput['samples_per_s'])} {throughput['sample_unit']}/s"
         if throughput["ci95"]:
             low, high = throughput["ci95"]
             line += f" (95 % interval {show_count(low)} to {show_count(high)})"
         lines.append(f"{line} over {throughput['steps']} steps after {throughput['warmup_steps']} of warm-up")
-    if record["readiness_frac"] is not None:
-        lines.append(
-            f"readiness {show_percent(record['readiness_frac'])}: steps whose batch was waiting when asked for"
-            f"{_hidden(record)}"
-        )
+    if readiness_frac is not None:
+        line = f"readiness {show_percent(readiness_frac)}: steps whose batch was waiting when asked for"
+        # A device that has work in store does not notice that the host waits.
+        if readiness_frac < 0.9 and time and time["copy_frac"] is not None and time["wait_frac"] < 0.05:
+            line += "; the device had work meanwhile"
+        lines.append(line)
     ceiling = ceiling_line(record)
     return lines if ceiling is None else [*lines, ceiling]
 
 
-def _hidden(record: Mapping[str, Any]) -> str:
-    """A device that has work in store does not notice that the host waits."""
-    time = record["time"]
-    has_waited = record["readiness_frac"] < 0.9
-    is_hidden = bool(time) and time["copy_frac"] is not None and time["wait_frac"] < 0.05
-    return "; the device had work meanwhile" if has_waited and is_hidden else ""
-
-
-def time_lines(record: Mapping[str, Any]) -> list[str]:
+def time_lines(record: RunRecord) -> list[str]:
     """Speed and shares of a step."""
     lines = [f"- {line}" for line in speed_lines(record)]
-    time = record["time"]
+    time = record.time
     if time:
-        names = {"wait_frac": "wait", "copy_frac": "copy", "compute_frac": "compute", "host_frac": "host"}
-        shares = [f"{name} {show_percent(time[key])}" for key, name in names.items() if time[key] is not None]
-        lines.append(
-            f"- a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {', '.join(shares)}"
-        )
+        shares = {
+            "wait": time["wait_frac"],
+            "copy": time["copy_frac"],
+            "compute": time["compute_frac"],
+            "host": time["host_frac"],
+        }
+        told = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
+        lines.append(f"- a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {told}")
     return ["\n".join(lines)] if lines else ["No step was timed."]
 
 
-def gpu_lines(record: Mapping[str, Any]) -> list[str]:
+def gpu_lines(record: RunRecord) -> list[str]:
     """What NVML saw of each GPU while the run trained, a line each; what was not offered is left out."""
-    names = {str(gpu["index"]): gpu["name"] for gpu in record["machine"].get("gpus", ())}
+    names = {str(gpu["index"]): gpu["name"] for gpu in record.machine.get("gpus", ())}
     lines = []
-    for index, figures in record["gpus"].items():
+    for index, figures in record.gpus.items():
         parts = []
         if (util := figures.get("util_pct")) is not None:
             parts.append(f"utilisation {util['mean']:.0f} % (p5 {util['p5']:.0f}, p95 {util['p95']:.0f})")
-        for key, name in (("sm_active_pct", "SMs"), ("tensor_active_pct", "tensor cores"), ("dram_active_pct", "DRAM")):
-            if (active := figures.get(key)) is not None:
-                parts.append(f"{name} {active['mean']:.0f} %")
+        parts += [f"{name} {figures[key]['mean']:.0f} %" for key, name in _BUSY.items() if figures.get(key) is not None]
         if (memory := figures.get("mem_used_gib")) is not None:
             parts.append(f"memory {memory['mean']:.1f} GiB (at most {memory['max']:.1f})")
         if (power := figures.get("power_w")) is not None:
@@ -121,40 +119,15 @@ def gpu_lines(record: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def memory_lines(record: Mapping[str, Any]) -> list[str]:
+def memory_lines(record: RunRecord) -> list[str]:
     """Measured against the budget and the prediction."""
-    memory = record["memory"]
+    memory = record.memory
     if not memory:
         return ["Nothing was measured."]
     budget = "no budget" if memory["budget_gib"] is None else f"budget {memory['budget_gib']:.1f} GiB"
     predicted = memory.get("predicted_peak_gib")
     foretold = "" if predicted is None else f" ({predicted:.2f} predicted for a card)"
     return [f"{memory['device']}: peak {memory['measured_peak_gib']:.2f} GiB{foretold}, {budget}"]
-
-
-def _headline(record: Mapping[str, Any]) -> str:
-    return (
-        f"Status **{record['status']}** after {record['steps']} steps, {record['epochs']:.2f} epochs, "
-        f"{show_count(record['samples'])} samples, {show_duration(record['duration_s'])}."
-    )
-
-
-def _error(record: Mapping[str, Any]) -> list[str]:
-    error = record["error"]
-    return [f"> {error['kind']}: {error['message']} {error['advice']}".replace("\n", "\n> ")] if error else []
-
-
-def _figure(value: float | None) -> str:
-    """A record read back has null where the figure was not finite."""
-    return "not finite" if value is None else f"{value:.5g}"
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[str]:
-    if not rows:
-        return ["None."]
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    lines += [f"| {' | '.join(str(cell).replace('|', '/').replace(chr(10), ' ') for cell in row)} |" for row in rows]
-    return ["\n".join(lines)]
 
 
 def show_value(value: Any) -> str:
@@ -164,3 +137,9 @@ def show_value(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    lines += [f"| {' | '.join(str(cell).replace('|', '/').replace(chr(10), ' ') for cell in row)} |" for row in rows]
+    return "\n".join(lines) if len(lines) > 2 else "None."

@@ -30,7 +30,7 @@ def in_fork(work: Callable[[], Found]) -> Found:
     found = _in_child(work) if MAY_FORK else None
     if found is not None:
         return found
-    with generators.kept(torch.device("cpu")):
+    with generators.kept():
         try:
             return work()
         except SystemExit as ended:

@@ -1,5 +1,20 @@
-"""From a dataset to the batches of optimizer steps, as a function of position (seed, epoch, batch).
+"""Turns a dataset into the batches of optimizer steps, each a function of its position (seed, epoch, batch).
 
 Knows datasets, ranks, backends and where training stands; knows nothing of Lightning, models or planning.
-Start from `build.train_loader` and `position.EpochOrder`.
+Start from `train_loader.train_loader`, `epoch_order.EpochOrder` and `settings.LoaderSettings`. A batch's way::
+
+    EpochOrder      which samples: the indices of each step, for this rank
+        | BatchRequest (epoch, batch, indices)
+    BatchSource     where it is built: this process, threads, or worker processes
+        | one request at a time
+    BatchBuilder    dataset.fetch(indices), or dataset[index] and collate; names samples that fail
+        | BuiltBatch, through a queue where workers build ahead
+    TrainLoader     puts batches in order, leaves out bad samples, knows the position to resume from
+        | Delivery (batch, epoch, number, samples)
+    DevicePrefetcher    copies the next batches to the device while a step runs
+        | Delivery, on the device
+    the step
+
+`heartbeats`, `failing_samples` and `bad_samples` say which sample hangs, dies or raises, and leave it out.
+`backend_benchmark` times the first batches, `longest_batch` finds the one that needs the most memory.
 """

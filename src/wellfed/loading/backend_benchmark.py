@@ -24,10 +24,10 @@ from typing import Any
 import torch
 
 from wellfed import batches, generators
-from wellfed.loading import backends, bad_samples
-from wellfed.loading.backends import LoaderPlan
+from wellfed.loading import bad_samples, failing_samples
 from wellfed.loading.first_batches import SHORTEST_STEP_MS, BackendTime, FirstBatches
-from wellfed.loading.loaders import TrainLoader
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import TrainLoader
 
 _LOG = logging.getLogger(__name__)
 
@@ -38,11 +38,11 @@ _LOOP, _LOOP_S = 32, 0.25
 _FEWEST = 2
 
 
-def run_trial(
-    make: Callable[[LoaderPlan], TrainLoader],
-    candidates: Callable[[FirstBatches], Sequence[LoaderPlan]],
+def time_first_batches(
+    make: Callable[[LoaderSettings], TrainLoader],
+    candidates: Callable[[FirstBatches], Sequence[LoaderSettings]],
+    first: LoaderSettings,
     *,
-    first: LoaderPlan | None = None,
     on_gpu: bool,
     known: FirstBatches | None = None,
 ) -> FirstBatches | None:
@@ -55,15 +55,15 @@ def run_trial(
     Args:
         make: a loader of epoch 0 that shares nothing with the one of training.
         candidates: what is to be timed, now that building one batch has been.
-        first: who builds that one; None = this process.
+        first: how that one is built.
         on_gpu: the step leaves the cores to the producers.
         known: what building one batch has shown before, with the same ``first``; not built again then.
     """
-    with nothing_changes():
+    with without_side_effects():
         try:
-            found = known or _build(make(first or LoaderPlan()))
+            found = known or _build(make(first))
         except Exception as error:  # noqa: BLE001  training meets it again, and tells
-            _LOG.info("no batch could be built for the trial of loader backends: %r", error)
+            _LOG.info("no batch could be built to time loader backends: %r", error)
             return None
         plans = candidates(found)
         if not plans:
@@ -73,9 +73,9 @@ def run_trial(
         failed: list[str] = []
         for plan in plans:
             try:
-                timed[plan.backend] = _loop(make(replace(plan, pin_memory=False, searches=False)), step)
+                timed[plan.backend] = _loop(make(replace(plan, pin_memory=False, finds_stuck_sample=False)), step)
             except Exception as error:  # noqa: BLE001  the others may do; the plan names it
-                _LOG.info("loader.backend=%s failed in its trial: %r", plan.backend, error)
+                _LOG.info("loader.backend=%s failed while it was timed: %r", plan.backend, error)
                 failed.append(plan.backend)
         return replace(found, timed=timed, failed=tuple(failed))
 
@@ -158,14 +158,14 @@ class _Step:
 
 
 @contextmanager
-def nothing_changes() -> Iterator[None]:
+def without_side_effects() -> Iterator[None]:
     """Random state is put back; what a loader or dataset warns of is said when training starts, once."""
-    tellers = [logging.getLogger(module.__name__) for module in (bad_samples, backends)]
+    tellers = [logging.getLogger(module.__name__) for module in (bad_samples, failing_samples)]
     before = [teller.disabled for teller in tellers]
     try:
         for teller in tellers:
             teller.disabled = True
-        with generators.kept(torch.device("cpu")), warnings.catch_warnings(action="ignore"):
+        with generators.kept(), warnings.catch_warnings(action="ignore"):
             yield
     finally:
         for teller, was in zip(tellers, before, strict=True):

@@ -1,4 +1,4 @@
-"""Samples that can't be loaded: named in an error, or left out and remembered as far as loader.max_skipped allows."""
+"""Names a sample that can't be loaded in an error, or leaves it out for good as far as loader.max_skipped allows."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from wellfed.errors import DataError, WellfedError
-from wellfed.loading.requests import Lost
+from wellfed.loading.batch_request import LostSample
+from wellfed.loading.settings import LoaderSettings
 
 _LOG = logging.getLogger(__name__)
 _LISTED = 20
@@ -30,9 +31,8 @@ class BadSamples:
     def __init__(
         self,
         name: str,
+        settings: LoaderSettings,
         *,
-        most: int = 0,
-        skip_ids: Sequence[int] = (),
         on_skipped: Callable[..., None] | None = None,
         may_skip: bool = True,
     ) -> None:
@@ -42,8 +42,8 @@ class BadSamples:
             on_skipped: told ``index``, ``reason``, ``epoch`` and ``batch`` of each sample that is left out.
             may_skip: loader.max_skipped would help (one rank).
         """
-        self._name, self.most, self._skip_ids, self._may_skip = name, most, tuple(skip_ids), may_skip
-        self._on_skipped = on_skipped or (lambda **facts: None)
+        self._name, self._most, self._skip_ids = name, settings.max_skipped, settings.skip_ids
+        self._may_skip, self._on_skipped = may_skip, on_skipped or (lambda **facts: None)
         self._reasons: dict[int, str] = {}
         self._bad = torch.empty(0, dtype=torch.int64)
 
@@ -63,7 +63,7 @@ class BadSamples:
         """The indices without those that are known to fail."""
         return indices[~torch.isin(indices, self._bad)] if self._reasons else indices
 
-    def take(self, lost: Sequence[Lost], epoch: int, batch: int) -> None:
+    def take(self, lost: Sequence[LostSample], epoch: int, batch: int) -> None:
         """Samples that failed just now.
 
         Raises:
@@ -72,13 +72,13 @@ class BadSamples:
         for one in lost:
             if _FORKED in one.reason:
                 raise _cuda_in_worker(self._name) from one.cause
-            if len(self._reasons) >= self.most:
+            if len(self._reasons) >= self._most:
                 raise self._too_many(one, epoch, batch) from one.cause
             self._reasons[one.index] = one.reason
             self._bad = torch.tensor(self.indices, dtype=torch.int64)
             _LOG.warning(
                 "%s: training sample %d is left out (epoch %d, batch %d), %d of loader.max_skipped=%d: %s",
-                self._name, one.index, epoch, batch, len(self._reasons), self.most, one.reason,
+                self._name, one.index, epoch, batch, len(self._reasons), self._most, one.reason,
             )  # fmt: skip
             self._on_skipped(index=one.index, reason=one.reason, epoch=epoch, batch=batch)
 
@@ -89,11 +89,11 @@ class BadSamples:
             f"Set {self._skipping(self.indices)}: then they belong to no step."
         )
 
-    def _too_many(self, last: Lost, epoch: int, batch: int) -> DataError:
+    def _too_many(self, last: LostSample, epoch: int, batch: int) -> DataError:
         place = f"(epoch {epoch}, batch {batch}): {last.reason}"
         ids = [*self.indices, last.index]
         out = f"Set {self._skipping(ids)}, or repair {'it' if len(ids) == 1 else 'them'}."
-        if self.most == 0:
+        if self._most == 0:
             more = f" loader.max_skipped={1 if not self._reasons else len(ids)} leaves out what fails."
             return DataError(
                 f"{self._name}: training sample {last.index} could not be loaded {place}. "
@@ -101,8 +101,8 @@ class BadSamples:
             )
         before = "; ".join(f"{index}: {reason}" for index, reason in self._reasons.items())
         return DataError(
-            f"{self._name}: {len(ids)} training samples could not be loaded, and loader.max_skipped={self.most} allows "
-            f"no more. Before: {before}. Now {last.index} {place}. {out}"
+            f"{self._name}: {len(ids)} training samples could not be loaded, and loader.max_skipped={self._most} "
+            f"allows no more. Before: {before}. Now {last.index} {place}. {out}"
         )
 
     def _skipping(self, ids: Sequence[int]) -> str:
@@ -113,7 +113,7 @@ class BadSamples:
         return f"loader.skip_ids=[{','.join(map(str, together))}]"
 
 
-def evaluation_error(name: str, lost: Lost, batch: int) -> DataError:
+def evaluation_error(name: str, lost: LostSample, batch: int) -> DataError:
     """The error of an evaluation, which can't leave out a sample: its figures would be of another set."""
     if _FORKED in lost.reason:
         return _cuda_in_worker(name)
@@ -129,4 +129,17 @@ def _cuda_in_worker(name: str) -> DataError:
         f"{name}: uses CUDA in a worker process, where it can't be used ({_FORKED}). "
         "Keep its tensors on the CPU: the engine moves batches, and on_device(batch, rng) works on the card. "
         "Or load in the run's own process: loader.backend=inline loader.num_workers=0."
+    )
+
+
+def hung(timeout_s: float) -> str:
+    """The reason of a sample that hangs."""
+    return f"it did not come within loader.timeout_s={timeout_s:g}"
+
+
+def too_late(timeout_s: float) -> DataError:
+    """The error of a batch that is late without any sample hanging."""
+    return DataError(
+        f"No batch came within loader.timeout_s={timeout_s:g} s: a producer is stuck or too slow. "
+        "Set loader.timeout_s higher (0 = wait for ever), or loader.backend=inline to see where it hangs."
     )

@@ -1,4 +1,4 @@
-"""What each producer is at, where the training process can read it when the producer no longer answers."""
+"""Tells the training process which sample each worker is at, also when the worker no longer answers."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from wellfed.loading.batch_request import BatchRequest
+
 _EPOCH, _BATCH, _INDEX, _SINCE_S, _PID = range(5)
 _IDLE = -1
-WHOLE_BATCH = -1
-"""Stands for an index: the producer is in the data's ``fetch``, or collates."""
+_WHOLE_BATCH = -1
+"""Stands for an index: the worker is in the data's ``fetch``, or collates."""
 
 
 @dataclass(frozen=True)
-class Doing:
-    """What a producer was at when it was looked at."""
+class Activity:
+    """What a worker was at when it was looked at."""
 
     epoch: int
     batch: int
@@ -28,16 +30,20 @@ class Doing:
     for_s: float
     """Seconds since it began with this sample, or with the batch."""
 
+    def is_stuck_at(self, request: BatchRequest, timeout_s: float) -> bool:
+        """Whether the worker hangs at this request. One that began with its sample a moment ago is slow, not stuck."""
+        return (self.epoch, self.batch) == (request.epoch, request.batch) and self.for_s >= timeout_s / 2
 
-class Notes:
-    """A row for each producer, in shared memory where they are processes: written by one, read by all.
+
+class Heartbeats:
+    """A row for each worker, in shared memory where they are processes: written by one, read by all.
 
     Shared by fork, and by spawn as a torch tensor is. Writing costs well under a microsecond a sample; torn reads do
-    no harm, because it is only read once a producer has stopped moving.
+    no harm, because it is only read once a worker has stopped moving.
     """
 
-    def __init__(self, num_producers: int, *, shared: bool = True) -> None:
-        self._shared = torch.full((num_producers, 5), float(_IDLE), dtype=torch.float64)
+    def __init__(self, num_workers: int, *, shared: bool = True) -> None:
+        self._shared = torch.full((num_workers, 5), float(_IDLE), dtype=torch.float64)
         if shared:
             self._shared.share_memory_()  # type: ignore[no-untyped-call]
         self._rows = self._shared.numpy()
@@ -48,45 +54,45 @@ class Notes:
     def __setstate__(self, shared: torch.Tensor) -> None:
         self._shared, self._rows = shared, shared.numpy()
 
-    def row(self, producer: int) -> Note:
-        """The page of one producer."""
-        return Note(self._rows[producer])
+    def of(self, worker: int) -> Heartbeat:
+        """The row of one worker."""
+        return Heartbeat(self._rows[worker])
 
-    def pid(self, producer: int) -> int | None:
-        """Process id that a producer has written down; None = it has not begun."""
-        pid = int(self._rows[producer, _PID])
+    def pid(self, worker: int) -> int | None:
+        """Process id that a worker has written down; None = it has not begun."""
+        pid = int(self._rows[worker, _PID])
         return None if pid == _IDLE else pid
 
-    def doing(self, producer: int) -> Doing | None:
-        """What a producer is at; None = it waits for work."""
-        epoch, batch, index, since_s, _ = self._rows[producer].tolist()
+    def activity(self, worker: int) -> Activity | None:
+        """What a worker is at; None = it waits for work."""
+        epoch, batch, index, since_s, _ = self._rows[worker].tolist()
         if epoch == _IDLE or math.isnan(epoch):
             return None
-        number = None if index == WHOLE_BATCH else int(index)
-        return Doing(int(epoch), int(batch), number, time.monotonic() - since_s)
+        number = None if index == _WHOLE_BATCH else int(index)
+        return Activity(int(epoch), int(batch), number, time.monotonic() - since_s)
 
     def clear(self) -> None:
         """Nobody is at anything."""
         self._rows[:] = _IDLE
 
 
-class Note:
-    """One producer's page."""
+class Heartbeat:
+    """One worker's row, which it writes; without a row nobody reads it."""
 
     __slots__ = ("_row",)
 
-    def __init__(self, row: Any) -> None:
-        self._row = row
+    def __init__(self, row: Any = None) -> None:
+        self._row = np.empty(5) if row is None else row
 
     def sign(self) -> None:
-        """Write down who this is."""
+        """Write down which process this is."""
         self._row[_PID] = os.getpid()
 
     def begin(self, epoch: int, batch: int) -> None:
         """A batch is begun, as a whole."""
         row = self._row
         row[_SINCE_S] = time.monotonic()
-        row[_INDEX] = WHOLE_BATCH
+        row[_INDEX] = _WHOLE_BATCH
         row[_BATCH] = batch
         row[_EPOCH] = epoch
 
@@ -99,8 +105,3 @@ class Note:
     def end(self) -> None:
         """The batch is built."""
         self._row[_EPOCH] = _IDLE
-
-
-def no_note() -> Note:
-    """A page that nobody reads."""
-    return Note(np.empty(5))

@@ -1,4 +1,4 @@
-"""Whether worker processes that start from nothing (spawn, forkserver) can be sent the data set."""
+"""Checks that worker processes that start from nothing (spawn, forkserver) can be sent the data set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from wellfed.errors import DataError
-from wellfed.loading.builder import BatchBuilder
+from wellfed.loading.batch_builder import BatchBuilder
 
 _DEPTH = 6
 """How far down the data set's attributes the culprit is looked for."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from wellfed.contract import FeatureModeName
 from wellfed.errors import Fault
+from wellfed.record import PlanEntry
 
 Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)
@@ -124,6 +125,8 @@ class LoaderSection(Section):
     timeout_s: float
     """0: waits for ever."""
     worker_threads: int | None
+    candidates: tuple[str, ...]
+    """Backends that ``loader.backend=auto`` may take by their times, the one that wins a tie first."""
     eval_workers: int
     """Producers of an evaluation on each device; 0 = the training process builds its batches."""
 
@@ -172,9 +175,11 @@ class RunPlan(DevicePlan):
         knobs["memory.on_oom"] = knobs.pop("memory.on_oom")  # last: it is for when the others were wrong
         return knobs
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
+    def to_dict(self) -> dict[str, PlanEntry]:
         """``{dotted knob: {value, because, source}}``, as run.json has it."""
-        return {knob: asdict(each) for knob, each in self.knobs.items()}
+        return {
+            knob: {"value": one.value, "because": one.because, "source": one.source} for knob, one in self.knobs.items()
+        }
 
 
 @dataclass(frozen=True)

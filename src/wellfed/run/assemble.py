@@ -18,15 +18,12 @@ from wellfed.contract import Datasets, Features
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.footprint.footprint import KnownFootprints
 from wellfed.footprint.fsdp_blocks import gathered_bytes
-from wellfed.hardware.facts import MachineFacts
-from wellfed.loading.backend_benchmark import copied, run_trial
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.evaluation import EvalLoader
+from wellfed.loading.backend_benchmark import copied, time_first_batches
+from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.first_batches import FirstBatches
-from wellfed.loading.loaders import IterableLoader, TrainLoader, train_loader
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import IterableLoader, TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
-from wellfed.planning.backend import candidates
-from wellfed.planning.loader import LoaderPlanner
 from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, RunPlan
 
 _LOG = logging.getLogger(__name__)
@@ -204,6 +201,20 @@ def make_optimizer(
         return made
 
 
+def loader_settings(config: RunConfig, planned: LoaderSection) -> LoaderSettings:
+    """How training data is loaded: what was planned, and what is not planned but set."""
+    return replace(
+        _inline(config),
+        backend=planned.backend,
+        num_workers=planned.num_workers,
+        prefetch_factor=planned.prefetch_factor,
+        persistent_workers=planned.persistent_workers,
+        pin_memory=planned.pin_memory,
+        timeout_s=planned.timeout_s,
+        worker_threads=planned.worker_threads,
+    )
+
+
 def make_train_loader(
     config: RunConfig,
     plan: RunPlan,
@@ -213,48 +224,40 @@ def make_train_loader(
     on_skipped: Callable[..., None] | None = None,
 ) -> TrainLoader | IterableLoader:
     """The steps of training for one rank; ``on_skipped`` is told of samples that fail and are left out."""
-    return _train_loader(config, _loader_plan(plan.loader), data, rank, on_skipped)
+    return _train_loader(config, loader_settings(config, plan.loader), data, rank, on_skipped)
 
 
 def make_one_off_loader(config: RunConfig, plan: RunPlan, data: Datasets) -> TrainLoader | IterableLoader:
     """The same for a look at a few batches: one producer where the plan has processes or a timeout, else none."""
-    asked = _loader_plan(plan.loader)
+    asked = loader_settings(config, plan.loader)
     is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
-    return _train_loader(config, _one_producer(config, asked) if is_watched else LoaderPlan(), data, rank=0)
+    return _train_loader(config, _one_producer(asked) if is_watched else _inline(config), data, rank=0)
 
 
 def make_inline_loader(config: RunConfig, data: Datasets) -> TrainLoader | IterableLoader:
     """The same batches for a look at a few, built in this process; shares no file that is opened on first use."""
-    return _train_loader(config, LoaderPlan(), replace(data, train=copied(data.train)), rank=0)
+    return _train_loader(config, _inline(config), replace(data, train=copied(data.train)), rank=0)
 
 
-def _one_producer(config: RunConfig, plan: LoaderPlan) -> LoaderPlan:
+def _inline(config: RunConfig) -> LoaderSettings:
+    return LoaderSettings(skip_ids=tuple(config.loader.skip_ids), max_skipped=config.loader.max_skipped)
+
+
+def _one_producer(settings: LoaderSettings) -> LoaderSettings:
     """For a look at a few batches. Training names the sample that hangs; here it is only left out, if it may be."""
     return replace(
-        plan,
+        settings,
         num_workers=1,
         prefetch_factor=1,
         persistent_workers=False,
         pin_memory=False,
-        searches=config.loader.max_skipped > 0,
-    )
-
-
-def _loader_plan(section: LoaderSection) -> LoaderPlan:
-    return LoaderPlan(
-        backend=section.backend,
-        num_workers=section.num_workers,
-        prefetch_factor=section.prefetch_factor,
-        persistent_workers=section.persistent_workers,
-        pin_memory=section.pin_memory,
-        timeout_s=section.timeout_s,
-        worker_threads=section.worker_threads,
+        finds_stuck_sample=settings.max_skipped > 0,
     )
 
 
 def _train_loader(
     config: RunConfig,
-    plan: LoaderPlan,
+    settings: LoaderSettings,
     data: Datasets,
     rank: int,
     on_skipped: Callable[..., None] | None = None,
@@ -262,25 +265,22 @@ def _train_loader(
     overfit = config.trainer.overfit_batches
     return train_loader(
         data.train,
+        settings,
         batch_size=config.workload.effective_batch_size,
         seed=config.seed,
-        plan=plan,
         rank=rank,
         world_size=config.trainer.devices,
         drop_last=config.workload.drop_last,
         collate=data.collate,
-        skip_ids=tuple(config.loader.skip_ids),
         limit_batches=overfit if overfit is not None else config.trainer.limit_batches,
         shuffle=overfit is None,
-        max_skipped=config.loader.max_skipped,
         on_skipped=on_skipped,
     )
 
 
 def try_loader(
     config: RunConfig,
-    choices: Mapping[str, str],
-    facts: MachineFacts,
+    to_time: Callable[[FirstBatches], list[LoaderSection]],
     plan: RunPlan,
     parts: Parts,
     *,
@@ -289,16 +289,16 @@ def try_loader(
     """What the first batches show, for the plan; None where nothing depends on it, or no batch can be built.
 
     Args:
+        to_time: who else is to be timed, now that building one batch has been.
         plan: as it is without.
     """
-    first = first_builder(config, choices, plan, parts)
+    first = first_builder(config, plan)
     if first is None:
         return None
-    loading = LoaderPlanner(config, choices, facts, data_facts(parts), plan.on_gpu)
-    found = run_trial(
+    found = time_first_batches(
         _loaders_of_a_trial(config, parts, rank),
-        lambda built: [_loader_plan(section) for section in loading.to_time(built)],
-        first=first,
+        lambda built: [loader_settings(config, section) for section in to_time(built)],
+        first,
         on_gpu=plan.on_gpu,
         known=parts.first_batches,
     )
@@ -307,27 +307,26 @@ def try_loader(
     return found if found is None or rank == 0 else replace(found, batch_bytes=0)
 
 
-def first_builder(config: RunConfig, choices: Mapping[str, str], plan: RunPlan, parts: Parts) -> LoaderPlan | None:
+def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
     """Who builds the first batches that are looked at before training; None where nothing depends on them."""
-    data = data_facts(parts)
-    names = candidates(config.loader, data, choices)
-    if data.is_iterable or not (plan.loader.num_workers > 0 or len(names) > 1):
+    names = plan.loader.candidates
+    if plan.loader.num_workers == 0 and len(names) < 2:
         return None
     # Producers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
-    asked = _loader_plan(plan.loader)
-    return LoaderPlan() if "inline" in names and not asked.timeout_s else _one_producer(config, asked)
+    asked = loader_settings(config, plan.loader)
+    return _inline(config) if "inline" in names and not asked.timeout_s else _one_producer(asked)
 
 
-def look_at_first_batches(config: RunConfig, first: LoaderPlan, parts: Parts) -> FirstBatches | None:
+def look_at_first_batches(config: RunConfig, first: LoaderSettings, parts: Parts) -> FirstBatches | None:
     """How long building one takes, and its size; None if it can't be built."""
-    return run_trial(_loaders_of_a_trial(config, parts), lambda _: (), first=first, on_gpu=False)
+    return time_first_batches(_loaders_of_a_trial(config, parts), lambda _: (), first, on_gpu=False)
 
 
-def _loaders_of_a_trial(config: RunConfig, parts: Parts, rank: int = 0) -> Callable[[LoaderPlan], TrainLoader]:
+def _loaders_of_a_trial(config: RunConfig, parts: Parts, rank: int = 0) -> Callable[[LoaderSettings], TrainLoader]:
     data = replace(parts.data, train=copied(parts.data.train))
 
-    def make(plan: LoaderPlan) -> TrainLoader:
-        made = _train_loader(config, plan, data, rank)
+    def make(settings: LoaderSettings) -> TrainLoader:
+        made = _train_loader(config, settings, data, rank)
         assert isinstance(made, TrainLoader)
         return made
 
@@ -352,7 +351,7 @@ def make_eval_loader(
         dataset,
         plan.memory.micro_batch,
         seed=config.seed,
-        plan=_eval_plan(plan, dataset),
+        settings=_eval_settings(config, plan, dataset),
         rank=rank,
         world_size=world_size,
         collate=data.collate,
@@ -360,11 +359,11 @@ def make_eval_loader(
     )
 
 
-def _eval_plan(plan: RunPlan, dataset: Any) -> LoaderPlan:
+def _eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSettings:
     """As training is built, with as many producers as there is room for."""
-    asked = replace(_loader_plan(plan.loader), num_workers=plan.loader.eval_workers)
+    asked = replace(loader_settings(config, plan.loader), num_workers=plan.loader.eval_workers)
     if asked.num_workers == 0:
-        return LoaderPlan(pin_memory=asked.pin_memory)
+        return LoaderSettings(pin_memory=asked.pin_memory)
     if asked.backend == "threads" and not callable(getattr(dataset, "fetch", None)):
         return replace(asked, backend="processes")  # samples of their own may draw from the process's generators
     return asked

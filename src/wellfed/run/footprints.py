@@ -15,14 +15,14 @@ from torch import nn, optim
 from wellfed.batches import Delivery
 from wellfed.config.schema import Allocator, RunConfig, TrainerConfig
 from wellfed.contract import Batch
+from wellfed.errors import first_line
 from wellfed.footprint import estimate
 from wellfed.footprint.cache import cached_measure
 from wellfed.footprint.footprint import Footprint, KnownFootprints, NoEstimate
 from wellfed.footprint.forked_estimate import in_fork
 from wellfed.footprint.rehearsal import Task
-from wellfed.loading.backend_benchmark import copied, nothing_changes
-from wellfed.loading.builder import first_line
-from wellfed.loading.longest import Longest, longest_batch
+from wellfed.loading.backend_benchmark import copied, without_side_effects
+from wellfed.loading.longest_batch import Longest, longest_batch
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.step.micro_batches import Preparation
@@ -115,7 +115,7 @@ class Footprints:
 
     def _batches(self) -> Callable[[int], Batch] | NoEstimate:
         try:
-            with nothing_changes():  # too little data is told in the user's sizes, not in those of a look at a few
+            with without_side_effects():  # too little data is told in the user's sizes, not in those of a look at a few
                 assemble.make_one_off_loader(self._config, self._plan, replace(self._parts.data, train=self._train))
             if callable(getattr(self._train, "split", None)):  # its parts need not share the first dimension
                 return self._first_batch
@@ -139,7 +139,7 @@ class Footprints:
         config = replace(self._config, workload=workload, trainer=self._trainer(size))
         data = replace(self._parts.data, train=self._train)
         deliveries: Any = iter(assemble.make_one_off_loader(config, self._plan, data))
-        with nothing_changes(), closing(deliveries):
+        with without_side_effects(), closing(deliveries):
             yield deliveries
 
     def _trainer(self, size: int) -> TrainerConfig:

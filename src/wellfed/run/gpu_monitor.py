@@ -9,13 +9,13 @@ from typing import Any, Self
 from wellfed.config.schema import TelemetryConfig
 from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.run_plan import RunPlan
+from wellfed.record import EventKind, TelemetryEntry
 from wellfed.telemetry.gpu import GpuSource, WatchedGpu
 from wellfed.telemetry.host import HostSource
 from wellfed.telemetry.outlet import Outlet
-from wellfed.telemetry.progress import Progress
-from wellfed.telemetry.sampler import Sampler
+from wellfed.telemetry.run_progress import Progress
+from wellfed.telemetry.sampler import Sampler, Source
 from wellfed.telemetry.series import Sample
-from wellfed.telemetry.source import Source
 from wellfed.telemetry.summary import Summary
 from wellfed.tracking.journal import Journal
 
@@ -54,7 +54,7 @@ class MachineWatch:
         trained_s = self._progress.trained_s(0.0, self._journal.time_s())
         return self._summary.entry(self._journal.record.samples - self._samples_before, trained_s)
 
-    def cost(self) -> dict[str, Any]:
+    def cost(self) -> TelemetryEntry:
         """``telemetry`` of the record."""
         return {"interval_s": self._config.interval_s, "cpu_frac": self._sampler.cpu_frac()}
 
@@ -62,7 +62,7 @@ class MachineWatch:
         self._journal.telemetry(samples)
         self._summary.add(samples)
 
-    def _tell(self, kind: str, **facts: object) -> None:
+    def _tell(self, kind: EventKind, **facts: Any) -> None:
         self._journal.event(kind, self._progress.step, **facts)
 
 

@@ -16,7 +16,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.contract import Batch
 from wellfed.footprint.footprint import Footprint, NoEstimate
 from wellfed.footprint.size_fit import CudaMeter, Meter
-from wellfed.loading.backend_benchmark import copied, nothing_changes
+from wellfed.loading.backend_benchmark import copied, without_side_effects
 from wellfed.memory import oom
 from wellfed.memory.features import blank
 from wellfed.planning.budget import step_shape
@@ -107,7 +107,7 @@ def _after_steps(
 ) -> RunPlan:
     """What is decided with steps of a copy of the model; the plan as it is where none can be run."""
     try:
-        with nothing_changes(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             return decide(TrainingStep(config, plan, _apart(parts), device, fill=blank))
     except Exception as error:  # noqa: BLE001  foreign code, and a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)

@@ -1,11 +1,11 @@
-"""Entries of the run record that are measured by the process itself: rates, memory, host."""
+"""Measures what a run takes of memory and host, and writes its rates into the record."""
 
 from __future__ import annotations
 
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import psutil
 import torch
@@ -13,22 +13,9 @@ import torch
 from wellfed.config.schema import RunConfig
 from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import RunRecord
+from wellfed.record import HostEntry, MachineEntry, MemoryEntry, RunRecord
 from wellfed.timing.readiness import StepSummary
 from wellfed.units import gib
-
-_MACHINE_KEYS = (
-    "cpu",
-    "cpu_quota_cores",
-    "ram_gib",
-    "shm_gib",
-    "gpus",
-    "versions",
-    "os",
-    "nvml_problem",
-    "torch_problem",
-)
-_TIME_KEYS = ("wait_frac", "copy_frac", "compute_frac", "host_frac", "step_ms_p50", "step_ms_p95")
 
 
 class Usage:
@@ -38,7 +25,7 @@ class Usage:
         self._process = psutil.Process()
         self._rss_before = self._cpu_before_s = self._began_s = 0.0
         self._peak: float | None = None
-        self._host: dict[str, Any] | None = None
+        self._host: HostEntry | None = None
         self._on_cuda = False
         self.ballast_bytes = 0
         """Held to make a card smaller; no part of what the run needs."""
@@ -53,7 +40,7 @@ class Usage:
         """Training is over: what comes after is not to be counted."""
         self._peak, self._host = self._measured_peak(), self.host()
 
-    def memory(self, plan: RunPlan | None) -> dict[str, Any]:
+    def memory(self, plan: RunPlan | None) -> MemoryEntry:
         """``memory`` of the record. On CUDA the peak is what the allocator reserved, else the growth of peak RSS."""
         if plan is None or not self._began_s:
             return {}
@@ -64,7 +51,7 @@ class Usage:
             "measured_peak_gib": gib(self._measured_peak() if self._peak is None else self._peak),
         }
 
-    def host(self) -> dict[str, Any]:
+    def host(self) -> HostEntry:
         """``host`` of the record: cpu_pct counts 100 for each core kept busy by this process and its workers."""
         if self._host is not None:
             return self._host
@@ -83,10 +70,19 @@ class Usage:
         return max(0.0, _peak_rss() - self._rss_before)
 
 
-def machine_entry(facts: MachineFacts) -> dict[str, Any]:
+def machine_entry(facts: MachineFacts) -> MachineEntry:
     """``machine`` of the record."""
-    whole = facts.to_dict()
-    return {key: whole[key] for key in _MACHINE_KEYS}
+    return {
+        "cpu": facts.cpu,
+        "cpu_quota_cores": facts.cpu_quota_cores,
+        "ram_gib": facts.ram_gib,
+        "shm_gib": facts.shm_gib,
+        "gpus": [asdict(gpu) for gpu in facts.gpus],
+        "versions": dict(facts.versions),
+        "os": facts.os,
+        "nvml_problem": facts.nvml_problem,
+        "torch_problem": facts.torch_problem,
+    }
 
 
 def fill_in(record: RunRecord, summary: StepSummary | None, config: RunConfig) -> None:
@@ -100,7 +96,14 @@ def fill_in(record: RunRecord, summary: StepSummary | None, config: RunConfig) -
         "warmup_steps": summary.warmup_steps,
         "sample_unit": config.workload.sample_unit,
     }
-    record.time = {name: getattr(summary, name) for name in _TIME_KEYS}
+    record.time = {
+        "wait_frac": summary.wait_frac,
+        "copy_frac": summary.copy_frac,
+        "compute_frac": summary.compute_frac,
+        "host_frac": summary.host_frac,
+        "step_ms_p50": summary.step_ms_p50,
+        "step_ms_p95": summary.step_ms_p95,
+    }
     record.readiness_frac = summary.readiness_frac
 
 

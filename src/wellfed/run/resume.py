@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wellfed import record
 from wellfed.config.compose import SECRET_SHOWN, Composed, compose
 from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
+from wellfed.record import FILE_NAME, RunRecord, plain
 from wellfed.run.checkpoint_file import WAY_OUT, is_readable
 
 CHECKPOINTS = "checkpoints"
@@ -25,7 +25,7 @@ class Target:
     checkpoint: Path
     in_place: bool
     """In its own folder (a run folder was named), or in a new one (a checkpoint was)."""
-    earlier: Mapping[str, Any] | None
+    earlier: RunRecord | None
     """The record of the run that wrote the checkpoint."""
 
 
@@ -48,7 +48,7 @@ def expand(overrides: Sequence[str]) -> list[str]:
         assert rerun is not None
         earlier = _read(Path(rerun), f"rerun={rerun}")
         # Of a trial of a sweep: the run that it was measured for.
-        return _merged([text for text in earlier["overrides"] if not text.startswith("sweep")], typed)
+        return _merged([text for text in earlier.overrides if not text.startswith("sweep")], typed)
     assert resume is not None
     rest = [text for text in typed if key_value(text)[0] != "resume"]
     if resume == "auto":
@@ -58,7 +58,7 @@ def expand(overrides: Sequence[str]) -> list[str]:
             return rest
         resume = str(found)
     in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
-    merged = _merged(named["overrides"] if named else [], rest)
+    merged = _merged(named.overrides if named else [], rest)
     folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, assigned("resume", resume)]
 
@@ -79,12 +79,12 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
             raise ConfigError([Fault(where, "is not a checkpoint that can be read.", WAY_OUT)])
         return Target(path, False, earlier)
     assert earlier is not None
-    if earlier["status"] == "running" and not may_run:
+    if earlier.status == "running" and not may_run:
         raise ConfigError(
             [
                 Fault(
                     where,
-                    f"is still running (process {earlier['pid']} on {earlier['host_name']}).",
+                    f"is still running (process {earlier.pid} on {earlier.host_name}).",
                     "Wait, or stop it.",
                 )
             ]
@@ -95,12 +95,12 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
     return Target(checkpoint, True, earlier)
 
 
-def _named_run(path: Path) -> tuple[bool, Mapping[str, Any] | None]:
+def _named_run(path: Path) -> tuple[bool, RunRecord | None]:
     """Whether ``resume=<path>`` goes on in the run's own folder, and the run's record."""
     where = f"resume={path}"
     if path.is_file():
         folder = path.parent.parent
-        return False, _read(folder, where) if (folder / record.FILE_NAME).exists() else None
+        return False, _read(folder, where) if (folder / FILE_NAME).exists() else None
     if not path.is_dir():
         raise ConfigError(
             [Fault(where, "there is no such file or folder.", "Name a run folder, a checkpoint, or auto.")]
@@ -127,21 +127,21 @@ def find_latest(overrides: Sequence[str]) -> Path | None:
     runs = Path(config.paths.log_dir) / config.workload.name / "runs"
     for folder in sorted(runs.glob("*"), reverse=True):
         try:
-            earlier = record.read(folder)
+            earlier = RunRecord.read(folder)
         except (OSError, ValueError):
             continue
-        if earlier["status"] not in ("ok", "running") and latest_checkpoint(folder) is not None:
+        if earlier.status not in ("ok", "running") and latest_checkpoint(folder) is not None:
             return folder
     return None
 
 
-def check_unchanged(composed: Composed[RunConfig], earlier: Mapping[str, Any]) -> None:
+def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> None:
     """What is learned must be what the checkpoint learned.
 
     Raises:
         ConfigError: another ``workload.*`` or ``seed``; lists both values of each.
     """
-    now, then = record.plain(composed.resolved), earlier["config"]  # as the record writes it: inf is null there
+    now, then = plain(composed.resolved), earlier.config  # as the record writes it: inf is null there
     faults = [
         Fault(
             name,
@@ -181,9 +181,9 @@ def _is_replaced(text: str, replaced: Container[str]) -> bool:
     return key in replaced or unquoted(value) == SECRET_SHOWN
 
 
-def _read(folder: Path, where: str) -> dict[str, Any]:
+def _read(folder: Path, where: str) -> RunRecord:
     try:
-        return record.read(folder)
+        return RunRecord.read(folder)
     except OSError as error:
         raise ConfigError(
             [Fault(where, f"is no run folder: {error.strerror or error}.", "Name one with a run.json.")]

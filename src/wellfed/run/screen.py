@@ -15,6 +15,7 @@ from rich.table import Table
 
 from wellfed.diagnosis import report
 from wellfed.planning.run_plan import RunPlan
+from wellfed.record import RunRecord
 from wellfed.units import show_bytes, show_duration
 
 LEFT_BEHIND = ("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log")
@@ -71,22 +72,20 @@ def show_differences(console: Console, name: str, found: Sequence[tuple[str, Any
             console.print(f"  {dotted}: {old} -> {new}", markup=False, soft_wrap=True)
 
 
-def show_end(console: Console, record: Mapping[str, Any], first: Mapping[str, float], folder: Path) -> None:
+def show_end(console: Console, record: RunRecord, first: Mapping[str, float], folder: Path) -> None:
     """Throughput, where time went, GPUs, memory, metrics beside their first values, files."""
-    console.print(
-        f"\n{record['status']}: {record['steps']} steps in {show_duration(record['duration_s'])}", markup=False
-    )
+    console.print(f"\n{record.status}: {record.steps} steps in {show_duration(record.duration_s)}", markup=False)
     lines = report.simulated_lines(record) + report.time_lines(record) + report.gpu_lines(record)
     for line in lines + report.memory_lines(record):
         console.print(line, markup=False)
-    for name, value in record["metrics"].items():
+    for name, value in record.metrics.items():
         began = first.get(name, value)
         console.print(f"{name} {value:.4g}" + (f" (first {began:.4g})" if began != value else ""), markup=False)
-    warnings = [event for event in record["events"] if event["kind"] not in EVERYDAY_EVENTS]
+    warnings = [event for event in record.events if event["kind"] not in EVERYDAY_EVENTS]
     for event in warnings[:5]:
         facts = ", ".join(f"{key}={value}" for key, value in event.items() if key not in ("kind", "time_s"))
         console.print(f"event {event['kind']}: {facts}", markup=False)
-    wandb = record["wandb"]
+    wandb = record.wandb
     if wandb and wandb["mode"] == "offline":
         console.print(f"wandb (offline): wandb sync {shlex.join(wandb['parts'])}", markup=False, soft_wrap=True)
     names = [name for name in LEFT_BEHIND if (folder / name).exists()]

@@ -1,17 +1,14 @@
-"""The GPUs of a run: which figures each offers, reading them, and what to do when one is lost."""
+"""Reads the GPUs of a run, finds out which figures each offers, and goes on when one is lost."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
-from wellfed.nvml import readings
-from wellfed.nvml.gpm import FIGURES as GPM_FIGURES
 from wellfed.nvml.gpm import Gpm
-from wellfed.nvml.readings import CONFIRMING_TRIES, Offer, OpenDevice
+from wellfed.nvml.readings import CONFIRMING_TRIES, Offer, OpenDevice, Power, Utilisation
 from wellfed.nvml.session import (
     GpuLostError,
     NoDataError,
@@ -20,8 +17,9 @@ from wellfed.nvml.session import (
     NvmlError,
     NvmlSession,
 )
-from wellfed.telemetry.metrics import Rate
-from wellfed.telemetry.source import Reading, Tell
+from wellfed.record import EventKind, OnEvent
+from wellfed.telemetry.metrics import Ask, GpuReaders, Rate, gpm, gpu_questions, power
+from wellfed.telemetry.series import Reading
 
 RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
 """Seconds until the first and between later attempts to get a lost GPU back. Each starts NVML anew, which takes the
@@ -41,12 +39,12 @@ class WatchedGpu:
 
 
 @dataclass
-class _Reader:
-    """One question to the driver, and what its answer is called."""
+class _Question:
+    """One question to the driver, and the figures that its answer holds."""
 
     names: tuple[str, ...]
     rate: Rate
-    read: Callable[[], Mapping[str, float]]
+    ask: Ask
     offer: Offer = field(default_factory=Offer)
 
 
@@ -58,7 +56,7 @@ class GpuSource:
     def __init__(
         self,
         gpus: Sequence[WatchedGpu],
-        tell: Tell,
+        tell: OnEvent,
         *,
         session: Callable[[], NvmlSession] = NvmlSession,
         now_s: Callable[[], float] = time.monotonic,
@@ -117,29 +115,22 @@ class GpuSource:
 class _Gpu:
     """One GPU. What it does not offer is found out once, and told once."""
 
-    def __init__(self, gpu: WatchedGpu, tell: Tell, now_s: Callable[[], float]) -> None:
+    def __init__(self, gpu: WatchedGpu, tell: OnEvent, now_s: Callable[[], float]) -> None:
         self.index, self._tell = gpu.index, tell
         self.is_lost = False
         self._device = device = OpenDevice(gpu.uuid)
-        self._gpm = Gpm(device, is_mig=gpu.is_mig, now_s=now_s)
-        self._power = readings.Power(device, now_s=now_s)
-        self._utilisation = readings.Utilisation(device, "gpu", now_s=now_s)
-        memory_utilisation = readings.Utilisation(device, "memory", now_s=now_s)
-        self._gpm_reader = _Reader(tuple(GPM_FIGURES), "fast", self._read_gpm)
-        self._power_reader = _Reader(("power_w", "energy_j"), "slow", self._power.read)
-        self._readers = [
-            _figure("util_pct", "fast", self._utilisation.read),
-            _figure("mem_util_pct", "fast", memory_utilisation.read),
-            _figure("mem_used_gib", "fast", partial(readings.memory_used_gib, device)),
-            self._gpm_reader,
-            self._power_reader,
-            _figure("temp_c", "slow", partial(readings.temperature_c, device)),
-            _figure("sm_clock_mhz", "slow", partial(readings.clock_mhz, device, "SM")),
-            _figure("mem_clock_mhz", "slow", partial(readings.clock_mhz, device, "MEM")),
-            _Reader(("power_limited", "heat_limited"), "slow", self._read_limits),
-            _figure("pcie_rx_mb_s", "slow", partial(readings.pcie_mb_s, device, "RX")),
-            _figure("pcie_tx_mb_s", "slow", partial(readings.pcie_mb_s, device, "TX")),
+        self._readers = GpuReaders(
+            device,
+            utilisation=Utilisation(device, "gpu", now_s=now_s),
+            memory_utilisation=Utilisation(device, "memory", now_s=now_s),
+            gpm=Gpm(device, is_mig=gpu.is_mig, now_s=now_s),
+            power=Power(device, now_s=now_s),
+        )
+        self._questions = [
+            _Question(tuple(metric.name for metric in metrics), metrics[0].rate, ask)
+            for ask, metrics in gpu_questions().items()
         ]
+        self._gpm_offer = next(question.offer for question in self._questions if question.ask is gpm)
         self._was_read = False
         self._seen: set[str] = set()
         self._untold: dict[str, str] = {}
@@ -148,7 +139,7 @@ class _Gpu:
     @property
     def has_gpm(self) -> bool:
         """Its multiprocessors can be watched."""
-        return self._gpm_reader.offer.is_proven and not self.is_lost
+        return self._gpm_offer.is_proven and not self.is_lost
 
     def open(self, nvml: NvmlSession) -> None:
         """Find it, at first or again."""
@@ -169,15 +160,15 @@ class _Gpu:
         if self.is_lost:
             return None
         values: dict[str, float] = {}
-        for reader in list(self._readers):
-            is_due = reader is self._power_reader if edge else reader.rate == "fast" or slow
-            if (is_due or not self._was_read) and not self._ask(reader, values):
+        for question in list(self._questions):
+            is_due = question.ask is power if edge else question.rate == "fast" or slow
+            if (is_due or not self._was_read) and not self._ask(question, values):
                 return None
         self._was_read = True
         self._tell_absent()
-        if self._utilisation.stumble is not None:
-            self._stumbled(self._utilisation.stumble)
-        if self._utilisation.is_stale:
+        if self._readers.utilisation.stumble is not None:
+            self._stumbled(self._readers.utilisation.stumble)
+        if self._readers.utilisation.is_stale:
             self._say(
                 "telemetry_trouble",
                 most=1,
@@ -188,32 +179,36 @@ class _Gpu:
 
     def close(self) -> None:
         """Before the session ends."""
-        self._gpm.close()
+        self._readers.gpm.close()
 
-    def _ask(self, reader: _Reader, values: dict[str, float]) -> bool:
-        """Add the reader's figures; whether the GPU is still there."""
-        if all(name in values for name in reader.names):  # GPM has told already, and cheaper
+    def _ask(self, question: _Question, values: dict[str, float]) -> bool:
+        """Add the answer's figures; whether the GPU is still there."""
+        if all(name in values for name in question.names):  # GPM has told already, and cheaper
             return True
-        self._device.session.tries = 1 if reader.offer.is_proven else CONFIRMING_TRIES
+        self._device.session.tries = 1 if question.offer.is_proven else CONFIRMING_TRIES
         try:
-            answer = reader.read()
+            answer = question.ask(self._readers)
         except NoDataError:
             pass
         except NvmlAbsentError as error:
-            if reader.offer.is_proven:
+            if question.offer.is_proven:
                 self._stumbled(error)
             else:
-                self._readers.remove(reader)
-                self._untold.update(dict.fromkeys(reader.names, error.reason))
+                self._questions.remove(question)
+                self._untold.update(dict.fromkeys(question.names, error.reason))
         except NvmlError as error:
             if isinstance(error, GpuLostError) and not self._device.is_there():
                 self._lose(error)
                 return False
             self._stumbled(error)
         else:
-            reader.offer.answered()
-            values.update({name: value for name, value in answer.items() if name not in values})
-            self._seen.update(answer)
+            figures = {question.names[0]: answer} if isinstance(answer, float) else answer
+            if question.ask is gpm and not question.offer.is_proven:  # a device may lack some of them
+                lacking = [name for name in question.names if name not in figures]
+                self._untold.update(dict.fromkeys(lacking, NotSupportedError.reason))
+            question.offer.answered()
+            values.update({name: value for name, value in figures.items() if name not in values})
+            self._seen.update(figures)
         finally:
             self._device.session.tries = 1
         return True
@@ -228,7 +223,7 @@ class _Gpu:
 
     def _tell_absent(self) -> None:
         """Once it is known of everything; a figure that another reader gives, or may give yet, is not absent."""
-        hoped = {name for reader in self._readers if not reader.offer.is_proven for name in reader.names}
+        hoped = {name for question in self._questions if not question.offer.is_proven for name in question.names}
         by_reason: dict[str, list[str]] = {}
         for name in [name for name in self._untold if name not in hoped]:
             reason = self._untold.pop(name)
@@ -237,28 +232,13 @@ class _Gpu:
         for reason, names in by_reason.items():
             self._say("metric_absent", metrics=names, reason=reason)
 
-    def _read_gpm(self) -> dict[str, float]:
-        figures = self._gpm.read()
-        if not self._gpm_reader.offer.is_proven:  # a device may lack some of them
-            lacking = [name for name in GPM_FIGURES if name not in figures]
-            self._untold.update({name: NotSupportedError.reason for name in lacking if name not in self._untold})
-        return figures
-
-    def _read_limits(self) -> dict[str, float]:
-        limits = readings.clock_limits(self._device)
-        return {"power_limited": float(limits.power), "heat_limited": float(limits.heat)}
-
     def _lose(self, error: NvmlError) -> None:
         if not self.is_lost:
             self.is_lost = True
             self._say("gpu_lost", message=f"{error}. Its figures are absent until it is back.")
 
-    def _say(self, kind: str, *, most: int = MOST_EVENTS, **facts: object) -> None:
+    def _say(self, kind: EventKind, *, most: int = MOST_EVENTS, **facts: object) -> None:
         key = f"{kind} {facts.get('trouble') or facts.get('reason')}"
         self._told[key] = self._told.get(key, 0) + 1
         if self._told[key] <= most:
             self._tell(kind, gpu=self.index, **facts)
-
-
-def _figure(name: str, rate: Rate, read: Callable[[], float]) -> _Reader:
-    return _Reader((name,), rate, lambda: {name: read()})

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import psutil
 
 from wellfed.telemetry.metrics import HOST
-from wellfed.telemetry.source import Reading
+from wellfed.telemetry.series import Reading
 from wellfed.units import gib
 
 SHORTEST_S = 0.05

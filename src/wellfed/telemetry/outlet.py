@@ -1,12 +1,13 @@
-"""The way out for the sampling threads: in turn, and closed when the run is over."""
+"""Hands what the sampling threads have read to the run, one thread at a time, until the run is over."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from wellfed.record import EventKind, OnEvent
 from wellfed.telemetry.series import Sample
-from wellfed.telemetry.source import Tell
 
 PATIENCE_S = 1.0
 """How long an event, or the end of a run, waits for a thread that is on its way out."""
@@ -19,7 +20,7 @@ class Outlet:
     def __init__(
         self,
         take: Callable[[Sequence[Sample]], None],
-        tell: Tell,
+        tell: OnEvent,
         publish: Callable[[Sequence[Sample]], None] = lambda samples: None,
     ) -> None:
         """
@@ -39,7 +40,7 @@ class Outlet:
         if samples and not self._is_closed:
             self._publish(samples)
 
-    def tell(self, kind: str, **facts: object) -> None:
+    def tell(self, kind: EventKind, **facts: Any) -> None:
         """An event of the run."""
         if self._turn.acquire(timeout=PATIENCE_S):
             try:

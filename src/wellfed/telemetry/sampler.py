@@ -1,4 +1,4 @@
-"""The threads that watch a run, one a source, so that a driver that hangs does not stop the rest."""
+"""Watches a run in threads, one a source, so that a driver that hangs does not stop the rest."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 from wellfed.telemetry.metrics import SLOW_S
 from wellfed.telemetry.outlet import Outlet
-from wellfed.telemetry.progress import Progress
-from wellfed.telemetry.series import TRAINING, Phase, Sample
-from wellfed.telemetry.source import Reading, Source
+from wellfed.telemetry.run_progress import Progress
+from wellfed.telemetry.series import TRAINING, Phase, Reading, Sample
 from wellfed.telemetry.ticker import Ticker
 
 _LOG = logging.getLogger(__name__)
@@ -29,6 +28,26 @@ STEP_END_SHARE = 0.25
 """Share of the interval that a reading may wait for the end of a step."""
 STEP_END_S = 0.5
 """The most that it waits; less than the end of a run waits for a reading."""
+
+
+class Source(Protocol):
+    """Something to read; always from the one thread that the sampler gives it."""
+
+    name: str
+
+    @property
+    def waits_for_step_end(self) -> bool:
+        """Its figures are means since the reading before, so readings are best taken where steps end."""
+        ...
+
+    def read(self, *, slow: bool, edge: bool = False) -> Iterable[Reading]:
+        """Read what is due, and what is dear only if ``slow``; at an ``edge`` of training only what is counted over
+        time. Each reading is to be had as soon as it is there. May block; must not raise for what is not offered."""
+        ...
+
+    def close(self) -> None:
+        """No more readings follow."""
+        ...
 
 
 class Sampler:

@@ -1,11 +1,11 @@
-"""What was seen: one reading of one GPU or of the host, and many readings of one figure."""
+"""Holds what was seen: one reading of a GPU or of the host, and the mean and quantiles of many."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,15 @@ TRAINING: tuple[Phase, ...] = ("train", "validate", "checkpoint")
 """Phases that figures of a run are over: from the first batch to the last, with what comes in between."""
 KEPT = 10_000
 """Readings that quantiles are taken from; 83 minutes at the default rate are kept whole."""
+
+
+class Reading(NamedTuple):
+    """Figures of one GPU, or of the host, at the moment."""
+
+    gpu: int
+    """CUDA-visible number, or `HOST`."""
+    values: Mapping[str, float]
+    """By metric name; what was not read, or is not offered, is not in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +39,6 @@ class Sample:
     gpu: int
     """CUDA-visible number; `HOST` for the host."""
     values: Mapping[str, float]
-    """By metric name; what was not read, or is not offered, is not in it."""
 
     @property
     def is_host(self) -> bool:

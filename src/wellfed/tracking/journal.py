@@ -12,7 +12,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from wellfed.record import RunRecord
+from wellfed.record import EventKind, RunRecord
 from wellfed.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
 from wellfed.telemetry.metrics import TIME_AXIS, prefix
 from wellfed.telemetry.series import Sample
@@ -86,7 +86,7 @@ class Journal:
             _LOG.warning("%s can't be read (%s): the record counts samples from here on.", self._steps.path, error)
             return 0
 
-    def event(self, kind: str, step: int, **facts: Any) -> None:
+    def event(self, kind: EventKind, step: int, **facts: Any) -> None:
         """Something happened that a reader of the figures must know."""
         with self._lock:
             self.record.events.append({"kind": kind, "step": step, "time_s": round(self.time_s(), 3), **facts})

@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from wellfed.telemetry.progress import Progress
+from wellfed.telemetry.run_progress import Progress
 
 
 class Watch(pl.Callback):

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import errno
 import inspect
-import random
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from wellfed import generators
 from wellfed.contract import Batch
-from wellfed.errors import DataError
-from wellfed.loading.bisect import Innocent, culprits
-from wellfed.loading.heartbeats import Note, no_note
-from wellfed.loading.requests import Built, Lost, Request
+from wellfed.errors import DataError, reason_of, text_of
+from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
+from wellfed.loading.failing_samples import NoSampleAtFaultError, failing_samples
+from wellfed.loading.heartbeats import Heartbeat
 from wellfed.sample_rng import SampleRng, mix
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
@@ -50,11 +47,11 @@ class BatchBuilder:
         rank: int = 0,
         collate: Callable[[list[Any]], Batch] | None = None,
         *,
-        what: str = "training",
+        purpose: str = "training",
         by_item: bool = False,
         most_lost: int = 0,
     ) -> None:
-        self.dataset, self.most_lost, self.what = dataset, most_lost, what
+        self.dataset, self.most_lost, self.purpose = dataset, most_lost, purpose
         self.seed, self._rank = seed, rank
         self._collate = collate or default_collate
         self._takes_rng = takes_rng(dataset)
@@ -62,38 +59,38 @@ class BatchBuilder:
         self.splits_itself = hasattr(dataset, "split")
         """Its batches are of a layout of their own, from which samples can't be counted."""
 
-    def __call__(self, request: Request, note: Note | None = None) -> Built:
+    def __call__(self, request: BatchRequest, heartbeat: Heartbeat | None = None) -> BuiltBatch:
         """The batch of this request, and the samples that raised and are not in it.
 
         Raises:
             Exception: what the data raised, where that is no one sample's fault.
         """
         if not request.indices.numel():  # a third of the time of len()
-            return Built(None)
-        if note is not None:
-            note.begin(request.epoch, request.batch)
-        built = self._by_fetch(request) if self.has_fetch else self._by_item(request, note or no_note())
-        if note is not None:
-            note.end()
+            return BuiltBatch(None)
+        if heartbeat is not None:
+            heartbeat.begin(request.epoch, request.batch)
+        built = self._by_fetch(request) if self.has_fetch else self._by_item(request, heartbeat or Heartbeat())
+        if heartbeat is not None:
+            heartbeat.end()
         return built
 
     def nothing_given(self, epoch: int, batch: int) -> DataError:
         """The error of a batch that is None, though nothing of it was lost."""
         name = type(self.dataset).__name__
         return DataError(
-            f"{name}: {'fetch' if self.has_fetch else 'collate'} returned None for {self.what} batch {batch} of epoch "
-            f"{epoch}. It must return the batch."
+            f"{name}: {'fetch' if self.has_fetch else 'collate'} returned None for {self.purpose} batch {batch} of "
+            f"epoch {epoch}. It must return the batch."
         )
 
-    def _by_fetch(self, request: Request) -> Built:
+    def _by_fetch(self, request: BatchRequest) -> BuiltBatch:
         try:
-            return Built(self._fetch(request))
+            return BuiltBatch(self._fetch(request))
         except Exception as error:
             if is_of_the_machine(error):
                 raise
-            return self._without_culprits(request, error)
+            return self._without_failing(request, error)
 
-    def _fetch(self, request: Request) -> Batch:
+    def _fetch(self, request: BatchRequest) -> Batch:
         rng = SampleRng(self.seed, request.epoch, request.batch, self._rank)
         try:
             # Its own copy: these are a view of the epoch's order, and the data may write to them.
@@ -101,7 +98,7 @@ class BatchBuilder:
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
 
-    def _without_culprits(self, request: Request, error: Exception) -> Built:
+    def _without_failing(self, request: BatchRequest, error: Exception) -> BuiltBatch:
         """The rest of a batch, once it is known which samples make ``fetch`` raise."""
 
         def trouble(indices: Tensor) -> Exception | None:
@@ -113,61 +110,53 @@ class BatchBuilder:
                 return again
             return None
 
-        place = f"{self.what} batch {request.batch} of epoch {request.epoch} ({len(request.indices)} samples)"
+        place = f"{self.purpose} batch {request.batch} of epoch {request.epoch} ({len(request.indices)} samples)"
         try:
-            found = culprits(request.indices, error, trouble, most=self.most_lost + 1)
-        except Innocent:
+            found = failing_samples(request.indices, error, trouble, most=self.most_lost + 1)
+        except NoSampleAtFaultError:
             error.add_note(f"while fetching {place}; parts of it could be fetched, so no one sample is at fault")
             raise error from None
-        lost = tuple(Lost(index, reason_of(cause), cause) for index, cause in found)
+        lost = tuple(LostSample(index, reason_of(cause), cause) for index, cause in found)
         rest = request.indices[~torch.isin(request.indices, torch.tensor([one.index for one in lost]))]
         if len(lost) > self.most_lost or len(rest) == 0:
-            return Built(None, lost)
+            return BuiltBatch(None, lost)
         try:
-            return Built(self._fetch(request.only(rest)), lost)
+            return BuiltBatch(self._fetch(request.only(rest)), lost)
         except Exception as again:
             again.add_note(f"while fetching {place} without samples {[one.index for one in lost]}")
             raise
 
-    def _by_item(self, request: Request, note: Note) -> Built:
+    def _by_item(self, request: BatchRequest, heartbeat: Heartbeat) -> BuiltBatch:
         samples, lost = [], []
         for index in request.indices.tolist():
-            note.at(index)
+            heartbeat.at(index)
             try:
                 samples.append(self.item(request.epoch, index))
             except Exception as error:
                 if is_of_the_machine(error):
                     raise
-                lost.append(Lost(index, reason_of(error), error))
+                lost.append(LostSample(index, reason_of(error), error))
                 if len(lost) > self.most_lost:
-                    return Built(None, tuple(lost))
+                    return BuiltBatch(None, tuple(lost))
         if not samples:
-            return Built(None, tuple(lost))
-        note.begin(request.epoch, request.batch)
+            return BuiltBatch(None, tuple(lost))
+        heartbeat.begin(request.epoch, request.batch)
         try:
-            return Built(self._collate(samples), tuple(lost))
+            return BuiltBatch(self._collate(samples), tuple(lost))
         except Exception as error:
-            error.add_note(f"while collating {self.what} batch {request.batch} of epoch {request.epoch}")
+            error.add_note(f"while collating {self.purpose} batch {request.batch} of epoch {request.epoch}")
             raise
 
     def item(self, epoch: int, index: int) -> Any:
         """``dataset[index]`` with the randomness of this epoch."""
         try:
-            return self._item(epoch, index)
+            if self._takes_rng:
+                return self.dataset.__getitem__(index, SampleRng(self.seed, epoch, index))
+            with generators.kept():
+                generators.seed_for_sample(mix(self.seed, epoch, index))
+                return self.dataset[index]
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
-
-    def _item(self, epoch: int, index: int) -> Any:
-        if self._takes_rng:
-            return self.dataset.__getitem__(index, SampleRng(self.seed, epoch, index))
-        with torch.random.fork_rng(devices=[]):
-            state = random.getstate(), np.random.get_state()
-            seed_everything(self.seed, epoch, index)
-            try:
-                return self.dataset[index]
-            finally:
-                random.setstate(state[0])
-                np.random.set_state(state[1])
 
 
 def takes_rng(dataset: Any) -> bool:
@@ -178,39 +167,9 @@ def takes_rng(dataset: Any) -> bool:
         return False
 
 
-def seed_everything(seed: int, epoch: int, index: int) -> None:
-    """Seed python, numpy and torch for one sample, for datasets that draw from the global generators."""
-    value = mix(seed, epoch, index)
-    random.seed(value)
-    np.random.seed(value % 2**32)
-    # Not torch.manual_seed: it seeds the GPUs too, and dropout there must not start again with each sample.
-    torch.default_generator.manual_seed(value)
-
-
 def is_of_the_machine(error: BaseException) -> bool:
     """Memory, disk or file descriptors ran out: no sample's fault, and leaving samples out would hide it."""
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _OF_THE_MACHINE):
         return True
     text = text_of(error) if isinstance(error, RuntimeError) else ""
     return "can't allocate memory" in text or "out of memory" in text
-
-
-def text_of(error: BaseException) -> str:
-    """``str(error)``; empty where that raises in its turn."""
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001  whatever a user's exception does
-        return ""
-
-
-def first_line(error: BaseException) -> str:
-    """Of an error's text, or its type where there is none."""
-    return next(iter(text_of(error).strip().splitlines()), type(error).__name__)
-
-
-def reason_of(error: BaseException) -> str:
-    """Type, first line of the text, and the line of code, as a message names them."""
-    first = next(iter(text_of(error).strip().splitlines()), "")
-    text = f"{type(error).__name__}: {first[:200]}" if first else type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    return f"{text} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else text

@@ -2,40 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.diagnosis.ceiling import ceiling_line, contradiction
+from wellfed.diagnosis.ceiling_check import ceiling_line, contradiction
 from wellfed.record import RunRecord
 
 
 def record(
     rate: float, ceiling: float, wait: float, *, copy: float | None = None, host: float = 0.02, noise: float = 0.03
-) -> dict[str, Any]:
+) -> RunRecord:
     compute = max(0.0, 1 - wait - (copy or 0) - host)
-    return vars(
-        RunRecord(
-            "r",
-            throughput={
-                "samples_per_s": rate,
-                "ci95": [rate * (1 - noise), rate * (1 + noise)],
-                "steps": 200,
-                "warmup_steps": 3,
-                "sample_unit": "samples",
-            },
-            ceiling={"samples_per_s": ceiling},
-            time={
-                "wait_frac": wait,
-                "copy_frac": copy,
-                "compute_frac": compute,
-                "host_frac": host,
-                "step_ms_p50": 1.0,
-                "step_ms_p95": 2.0,
-            },
-        )
+    return RunRecord(
+        "r",
+        throughput={
+            "samples_per_s": rate,
+            "ci95": [rate * (1 - noise), rate * (1 + noise)],
+            "steps": 200,
+            "warmup_steps": 3,
+            "sample_unit": "samples",
+        },
+        ceiling={"samples_per_s": ceiling},
+        time={
+            "wait_frac": wait,
+            "copy_frac": copy,
+            "compute_frac": compute,
+            "host_frac": host,
+            "step_ms_p50": 1.0,
+            "step_ms_p95": 2.0,
+        },
     )
 
 
@@ -56,7 +54,7 @@ def record(
         (record(800, 1000, 0.01, noise=0.2), None),  # the rate is too uncertain to tell
     ],
 )
-def test_what_was_slower_than_the_rest_lets_expect(given_record: dict[str, Any], slower: str | None) -> None:
+def test_what_was_slower_than_the_rest_lets_expect(given_record: RunRecord, slower: str | None) -> None:
     found = contradiction(given_record)
     assert (found and found.slower) == slower
 
@@ -80,13 +78,13 @@ def test_a_ceiling_below_the_rate_is_not_believed_where_the_run_waited() -> None
 
 
 def test_without_a_ceiling_the_waiting_predicts_what_can_be_won() -> None:
-    starved = {**record(100, 1, 0.8, copy=0.1), "ceiling": None}
+    starved = replace(record(100, 1, 0.8, copy=0.1), ceiling=None)
     assert ceiling_line(starved) == (
         "without waiting for data its steps would make 1,000 samples/s (predicted; no ceiling was measured)"
     )
-    assert ceiling_line({**record(100, 1, 0.03), "ceiling": None}) is None
-    assert ceiling_line({**starved, "time": {}}) is None
-    assert ceiling_line({**starved, "throughput": None}) is None
+    assert ceiling_line(replace(record(100, 1, 0.03), ceiling=None)) is None
+    assert ceiling_line(replace(starved, time=None)) is None
+    assert ceiling_line(replace(starved, throughput=None)) is None
 
 
 def test_where_all_agrees_there_is_nothing_to_explain() -> None:
@@ -96,8 +94,8 @@ def test_where_all_agrees_there_is_nothing_to_explain() -> None:
 
 @pytest.mark.parametrize("lost", ["throughput", "ceiling", "time"])
 def test_what_was_not_measured_contradicts_nothing(lost: str) -> None:
-    assert contradiction({**record(512, 1000, 0.008), lost: None}) is None
-    assert contradiction(vars(RunRecord("r"))) is None
+    assert contradiction(replace(record(512, 1000, 0.008), **{lost: None})) is None
+    assert contradiction(RunRecord("r")) is None
 
 
 @given(st.floats(1e-3, 1e6), st.floats(0, 0.95), st.floats(0.96, 1.04))

@@ -1,4 +1,4 @@
-"""What is asked of those who build batches, and what comes back."""
+"""Says what a worker is asked for, and what comes back: a batch, and the samples that could not be loaded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wellfed.contract import Batch
 
 
 @dataclass(slots=True)
-class Request:
+class BatchRequest:
     """One batch to build. It carries its indices, so that nobody else needs to know the order of the epoch."""
 
     epoch: int
@@ -27,21 +27,21 @@ class Request:
         # As numpy: a tensor costs a file descriptor and half a millisecond on its way to a worker.
         return _from_numpy, (self.epoch, self.batch, self.indices.numpy())
 
-    def only(self, indices: Tensor) -> Request:
+    def only(self, indices: Tensor) -> BatchRequest:
         """The same place with other indices."""
-        return Request(self.epoch, self.batch, indices)
+        return BatchRequest(self.epoch, self.batch, indices)
 
-    def without(self, index: int) -> Request:
+    def without(self, index: int) -> BatchRequest:
         """The same place with one index less."""
         return self.only(self.indices[self.indices != index])
 
 
-def _from_numpy(epoch: int, batch: int, indices: Any) -> Request:
-    return Request(epoch, batch, torch.from_numpy(indices))
+def _from_numpy(epoch: int, batch: int, indices: Any) -> BatchRequest:
+    return BatchRequest(epoch, batch, torch.from_numpy(indices))
 
 
 @dataclass
-class Lost:
+class LostSample:
     """A sample that could not be loaded."""
 
     index: int
@@ -52,18 +52,18 @@ class Lost:
 
 
 @dataclass(slots=True)
-class Built:
-    """A batch as it leaves those who build it. DataLoader pins what has `pin_memory`, and would leave a dataclass of
-    the data's own unpinned."""
+class BuiltBatch:
+    """A batch as it leaves the worker. DataLoader pins what has `pin_memory`, and would leave a dataclass of the data's
+    own unpinned."""
 
     batch: Batch
     """None if nothing could be built of what was asked for."""
-    lost: tuple[Lost, ...] = ()
+    lost: tuple[LostSample, ...] = ()
 
-    def pin_memory(self) -> Built:
+    def pin_memory(self) -> BuiltBatch:
         """The same in page-locked memory."""
-        return self if self.batch is None else Built(batches.pin(self.batch), self.lost)
+        return self if self.batch is None else BuiltBatch(batches.pin(self.batch), self.lost)
 
-    def with_lost(self, earlier: Iterable[Lost]) -> Built:
+    def with_lost(self, earlier: Iterable[LostSample]) -> BuiltBatch:
         """Names samples that were lost on the way here."""
-        return Built(self.batch, (*earlier, *self.lost))
+        return BuiltBatch(self.batch, (*earlier, *self.lost))

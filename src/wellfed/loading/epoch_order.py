@@ -1,4 +1,4 @@
-"""Which samples belong to which optimizer step: order and shares as functions of (seed, epoch, batch, rank)."""
+"""Decides which samples belong to which optimizer step: functions of seed, epoch, batch and rank."""
 
 from __future__ import annotations
 

@@ -12,18 +12,18 @@ import torch
 import wellfed
 from tests.loading import sets
 from wellfed.errors import DataError
-from wellfed.loading import threads
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.builder import BatchBuilder
-from wellfed.loading.loaders import train_loader
-from wellfed.loading.requests import Request
+from wellfed.loading import thread_backend
+from wellfed.loading.batch_builder import BatchBuilder
+from wellfed.loading.batch_request import BatchRequest
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 
 WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
-TWO = LoaderPlan("threads", 2, 2)
+TWO = LoaderSettings("threads", 2, 2)
 
 
-def loader(dataset, plan, *, batch_size=4, **more):
-    return train_loader(dataset, batch_size=batch_size, seed=1, plan=plan, shuffle=False, **more)
+def loader(dataset, plan, **more):
+    return sets.loader_of(dataset, plan, shuffle=False, **more)
 
 
 @pytest.fixture
@@ -48,12 +48,12 @@ class Recording(sets.Fetching):
 
 
 def requests(number):
-    return (Request(0, batch, torch.tensor([batch])) for batch in range(number))
+    return (BatchRequest(0, batch, torch.tensor([batch])) for batch in range(number))
 
 
 def given_by_threads(dataset, number, *plan, **more):
-    plan = LoaderPlan("threads", *plan, **more)
-    return threads.built_ahead(BatchBuilder(dataset, 1), requests(number), plan, number)
+    plan = LoaderSettings("threads", *plan, **more)
+    return thread_backend.built_by_threads(BatchBuilder(dataset, 1), requests(number), plan, number)
 
 
 def test_threads_build_no_more_than_asked_ahead():
@@ -65,7 +65,7 @@ def test_threads_build_no_more_than_asked_ahead():
 
 
 def test_what_is_queued_is_not_built_after_an_early_close(monkeypatch, live_producers):
-    monkeypatch.setattr(threads, "_STOP_S", 0.01)
+    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
     release = threading.Event()
     data = Recording(lambda first: first and release.wait())
     given = given_by_threads(data, 20, 2, 5)
@@ -80,15 +80,17 @@ def test_what_is_queued_is_not_built_after_an_early_close(monkeypatch, live_prod
 
 @pytest.mark.parametrize(("number", "workers"), [(1, 1), (5, 2), (20, 3)])
 def test_no_more_is_asked_for_ahead_than_there_is(number, workers, monkeypatch):
-    wanted, want = [], threads._Jobs.want
-    monkeypatch.setattr(threads._Jobs, "want", lambda jobs, length: wanted.append(length) or want(jobs, length))
+    wanted, add = [], thread_backend._ChunkQueue.add
+    monkeypatch.setattr(
+        thread_backend._ChunkQueue, "add", lambda chunks, length: wanted.append(length) or add(chunks, length)
+    )
     given = given_by_threads(sets.Fetching(), number, workers, 1_000_000)
     assert [built.batch["index"].item() for built in given] == list(range(number))
     assert len(wanted) <= 2 * (number + workers)
 
 
 def test_who_hangs_is_not_looked_for_where_that_was_not_asked():
-    given = given_by_threads(sets.Breaking("hang", 0), 1, 1, 1, timeout_s=0.05, searches=False)
+    given = given_by_threads(sets.Breaking("hang", 0), 1, 1, 1, timeout_s=0.05, finds_stuck_sample=False)
     with pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=0\.05 s"):
         next(given)
 
@@ -118,11 +120,11 @@ def test_dropping_an_iterator_ends_its_threads_and_not_those_of_the_next(live_pr
 def test_a_producer_that_is_late_without_hanging_is_a_data_error_naming_the_knob():
     data = sets.Slow()
     builder = BatchBuilder(data, 1)
-    plan = LoaderPlan("threads", 1, 1, timeout_s=0.5)
+    plan = LoaderSettings("threads", 1, 1, timeout_s=0.5)
     builder.dataset.fetch = lambda indices, rng: (
         threading.Event().wait(0.3 * len(indices)) or super(sets.Slow, data).fetch(indices, rng)
     )
-    given = threads.built_ahead(builder, [Request(0, 0, torch.arange(4))], plan, 1)
+    given = thread_backend.built_by_threads(builder, [BatchRequest(0, 0, torch.arange(4))], plan, 1)
     with pytest.raises(DataError, match=r"within loader\.timeout_s=0\.5 s: .* Set loader\.timeout_s higher"):
         next(given)
 
@@ -139,17 +141,17 @@ def test_a_timeout_of_the_data_itself_is_not_taken_for_ours():
 HANG = """
 import threading, torch
 from wellfed.errors import DataError
-from wellfed.loading import threads
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.loaders import train_loader
+from wellfed.loading import thread_backend
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 
-threads._STOP_S = 0.01
+thread_backend._STOP_S = 0.01
 
 class Data(list):
     def fetch(self, indices, rng):
         threading.Event().wait()
 
-made = train_loader(Data([0, 1, 2]), batch_size=3, seed=1, plan=LoaderPlan("threads", 1, 1, timeout_s=0.02))
+made = train_loader(Data([0, 1, 2]), batch_size=3, seed=1, settings=LoaderSettings("threads", 1, 1, timeout_s=0.02))
 try:
     next(iter(made))
 except DataError:
@@ -178,14 +180,16 @@ def test_producer_threads_do_not_multiply_the_threads_of_torch():
 
 @pytest.fixture
 def wanted(monkeypatch):
-    """Lengths of the stretches that producers are asked for."""
-    lengths, want = [], threads._Jobs.want
-    monkeypatch.setattr(threads._Jobs, "want", lambda jobs, length: lengths.append(length) or want(jobs, length))
+    """Lengths of the chunks that workers are asked for."""
+    lengths, add = [], thread_backend._ChunkQueue.add
+    monkeypatch.setattr(
+        thread_backend._ChunkQueue, "add", lambda chunks, length: lengths.append(length) or add(chunks, length)
+    )
     return lengths
 
 
 def test_batches_that_are_soon_built_are_asked_for_when_half_of_them_are_used_up(monkeypatch, wanted):
-    monkeypatch.setattr(threads, "_SOON_S", float("inf"))
+    monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
     for number, built in enumerate(given_by_threads(sets.Fetching(), 23, 1, 8), 1):
         assert built.batch["index"] == number - 1
         assert sum(wanted) == 8 + 4 * ((number - 1) // 4)
@@ -193,13 +197,13 @@ def test_batches_that_are_soon_built_are_asked_for_when_half_of_them_are_used_up
 
 
 def test_batches_that_take_their_time_are_asked_for_one_by_one(monkeypatch, wanted):
-    monkeypatch.setattr(threads, "_SOON_S", 0)
+    monkeypatch.setattr(thread_backend, "_SOON_S", 0)
     assert len(list(given_by_threads(sets.Fetching(), 23, 1, 8))) == 23
     assert set(wanted) == {1}
 
 
 def test_nothing_is_asked_for_beyond_what_may_be_ahead(monkeypatch, wanted):
-    monkeypatch.setattr(threads, "_SOON_S", float("inf"))
+    monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
     for num_workers, prefetch in ((1, 1), (2, 1), (1, 3), (2, 5), (3, 8)):
         wanted.clear()
         for number, _ in enumerate(given_by_threads(sets.Fetching(), 23, num_workers, prefetch)):
@@ -212,15 +216,15 @@ def test_nothing_is_asked_for_beyond_what_may_be_ahead(monkeypatch, wanted):
 def test_deliveries_are_the_same_however_many_are_asked_for_and_from_any_position(
     monkeypatch, soon_s, num_workers, prefetch, live_producers
 ):
-    monkeypatch.setattr(threads, "_SOON_S", soon_s)
+    monkeypatch.setattr(thread_backend, "_SOON_S", soon_s)
 
     def noise(made, num_epochs):
         return [delivery.batch["noise"].item() for _ in range(num_epochs) for delivery in made]
 
     def one_each(plan):
-        return train_loader(sets.Fetching(), batch_size=1, seed=1, plan=plan)
+        return train_loader(sets.Fetching(), batch_size=1, seed=1, settings=plan)
 
-    expected, made = noise(one_each(LoaderPlan()), 2), one_each(LoaderPlan("threads", num_workers, prefetch))
+    expected, made = noise(one_each(LoaderSettings()), 2), one_each(LoaderSettings("threads", num_workers, prefetch))
     assert noise(made, 2) == expected
     for position in range(1, sets.SIZE):
         made.load_state_dict({"epoch": 0, "batch": 0})
@@ -235,7 +239,7 @@ def test_deliveries_are_the_same_however_many_are_asked_for_and_from_any_positio
 
 
 def test_a_batch_that_takes_long_does_not_wait_for_those_asked_for_with_it(monkeypatch):
-    monkeypatch.setattr(threads, "_SOON_S", 0.05)
+    monkeypatch.setattr(thread_backend, "_SOON_S", 0.05)
     taken, in_time = threading.Event(), []
 
     def wait(first):
@@ -253,9 +257,9 @@ def test_a_batch_that_takes_long_does_not_wait_for_those_asked_for_with_it(monke
 @pytest.mark.parametrize("bad", [17, *(pytest.param(bad, marks=pytest.mark.slow) for bad in (18, 19, 21))])
 @pytest.mark.parametrize("how", ["hang", "raise"])
 def test_a_sample_that_fails_amid_those_asked_for_together_is_left_out_and_no_other(monkeypatch, how, bad):
-    monkeypatch.setattr(threads, "_SOON_S", float("inf"))
-    monkeypatch.setattr(threads, "_STOP_S", 0.01)
-    plan, told = LoaderPlan("threads", 1, 8, timeout_s=0.4), []
+    monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
+    monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
+    plan, told = LoaderSettings("threads", 1, 8, timeout_s=0.4), []
     made = loader(
         sets.Breaking(how, bad), plan, batch_size=1, max_skipped=1, on_skipped=lambda **facts: told.append(facts)
     )
@@ -269,7 +273,7 @@ def test_a_sample_that_fails_amid_those_asked_for_together_is_left_out_and_no_ot
 
 
 def test_a_batch_that_was_delivered_is_kept_by_nobody(monkeypatch):
-    monkeypatch.setattr(threads, "_SOON_S", float("inf"))
+    monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
     alive = []
 
     class Watched(sets.Records):
@@ -291,7 +295,7 @@ def test_requests_are_read_by_one_producer_at_a_time_and_in_order():
             threading.Event().wait(0.001)
             yield request
 
-    given = threads.built_ahead(BatchBuilder(sets.Slow(), 1), slowly(), LoaderPlan("threads", 3, 4), 23)
+    given = thread_backend.built_by_threads(BatchBuilder(sets.Slow(), 1), slowly(), LoaderSettings("threads", 3, 4), 23)
     assert [built.batch["index"].item() for built in given] == list(range(23))
 
 
@@ -300,7 +304,9 @@ def test_what_reading_the_requests_raises_is_raised_where_the_batch_is_asked_for
         yield from requests(2)
         raise MemoryError("no room for the order")
 
-    given = threads.built_ahead(BatchBuilder(sets.Fetching(), 1), breaks(), LoaderPlan("threads", 2, 4), 8)
+    given = thread_backend.built_by_threads(
+        BatchBuilder(sets.Fetching(), 1), breaks(), LoaderSettings("threads", 2, 4), 8
+    )
     assert [next(given).batch["index"].item() for _ in range(2)] == [0, 1]
     with pytest.raises(MemoryError, match="no room for the order"):
         next(given)
@@ -314,8 +320,11 @@ def test_an_empty_queue_of_the_data_itself_is_not_taken_for_a_late_batch():
                 raise queue.Empty
             return super().fetch(indices, rng)
 
-    given = threads.built_ahead(
-        BatchBuilder(Queueing(), 1), [Request(0, 0, torch.arange(4))], LoaderPlan("threads", 1, 1, timeout_s=5), 1
+    given = thread_backend.built_by_threads(
+        BatchBuilder(Queueing(), 1),
+        [BatchRequest(0, 0, torch.arange(4))],
+        LoaderSettings("threads", 1, 1, timeout_s=5),
+        1,
     )
     with pytest.raises(queue.Empty) as caught:
         next(given)

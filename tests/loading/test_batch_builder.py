@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from tests.loading import sets
-from wellfed.loading.builder import BatchBuilder, first_line, is_of_the_machine, reason_of, takes_rng
-from wellfed.loading.heartbeats import Notes
-from wellfed.loading.requests import Request
+from wellfed.errors import first_line, reason_of
+from wellfed.loading.batch_builder import BatchBuilder, is_of_the_machine, takes_rng
+from wellfed.loading.batch_request import BatchRequest
+from wellfed.loading.heartbeats import Heartbeats
 
 
 def test_global_draws_differ_by_seed_epoch_and_index():
@@ -28,24 +29,24 @@ def test_who_takes_an_rng():
 
 
 def test_where_a_builder_is_can_be_read_while_it_is_there():
-    notes = Notes(2)
+    heartbeats = Heartbeats(2)
     seen = []
 
     class Looking(sets.BreakingItems):
         def breaks(self):
-            seen.append(notes.doing(1))
+            seen.append(heartbeats.activity(1))
 
     build = BatchBuilder(Looking("", 3, 5), 1)
-    build(Request(7, 9, torch.tensor([3, 4, 5])), notes.row(1))
+    build(BatchRequest(7, 9, torch.tensor([3, 4, 5])), heartbeats.of(1))
     assert [(doing.epoch, doing.batch, doing.index) for doing in seen] == [(7, 9, 3), (7, 9, 5)]
     assert all(0 <= doing.for_s < 60 for doing in seen)
-    assert notes.doing(0) is notes.doing(1) is None
+    assert heartbeats.activity(0) is heartbeats.activity(1) is None
 
     class LookingAtFetch(sets.Breaking):
         def breaks(self):
-            seen.append(notes.doing(1))
+            seen.append(heartbeats.activity(1))
 
-    BatchBuilder(LookingAtFetch("", 3), 1)(Request(7, 9, torch.tensor([3, 4])), notes.row(1))
+    BatchBuilder(LookingAtFetch("", 3), 1)(BatchRequest(7, 9, torch.tensor([3, 4])), heartbeats.of(1))
     assert (seen[-1].batch, seen[-1].index) == (9, None)
 
 
@@ -55,14 +56,14 @@ def test_collating_that_fails_says_where():
             return torch.zeros(index)
 
     with pytest.raises(RuntimeError) as caught:
-        BatchBuilder(Ragged(""), 1)(Request(2, 3, torch.tensor([1, 2])))
+        BatchBuilder(Ragged(""), 1)(BatchRequest(2, 3, torch.tensor([1, 2])))
     assert caught.value.__notes__ == ["while collating training batch 3 of epoch 2"]
 
 
 def test_reasons_are_one_line_and_name_the_place():
     with pytest.raises(ValueError, match="first") as caught:
         raise ValueError("first\nsecond")
-    assert reason_of(caught.value).startswith("ValueError: first (test_builder.py:")
+    assert reason_of(caught.value).startswith("ValueError: first (test_batch_builder.py:")
     assert reason_of(KeyError()) == "KeyError"
     assert len(reason_of(ValueError("x" * 999))) < 250
 
@@ -74,7 +75,7 @@ def test_an_error_whose_text_fails_is_named_by_its_type():
 
     with pytest.raises(Mute) as caught:
         raise Mute
-    assert reason_of(caught.value).startswith("Mute (test_builder.py:")
+    assert reason_of(caught.value).startswith("Mute (test_batch_builder.py:")
     assert not is_of_the_machine(caught.value)
 
 
@@ -84,10 +85,10 @@ def test_an_exit_in_the_data_is_an_error_of_its_sample(kind):
         def breaks(self):
             sys.exit(3)
 
-    built = BatchBuilder(Exiting("", 2), 1, most_lost=1)(Request(0, 0, torch.tensor([1, 2, 3])))
+    built = BatchBuilder(Exiting("", 2), 1, most_lost=1)(BatchRequest(0, 0, torch.tensor([1, 2, 3])))
     (lost,) = built.lost
     assert (lost.index, built.batch["index"].tolist()) == (2, [1, 3])
-    assert lost.reason.startswith("ExitInData: sys.exit(3) (test_builder.py:")
+    assert lost.reason.startswith("ExitInData: sys.exit(3) (test_batch_builder.py:")
     assert str(pickle.loads(pickle.dumps(lost.cause))) == "sys.exit(3)"
 
 
@@ -98,7 +99,7 @@ def test_an_interruption_in_the_data_stays_one(kind):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        BatchBuilder(Interrupted("", 2), 1)(Request(0, 0, torch.tensor([1, 2, 3])))
+        BatchBuilder(Interrupted("", 2), 1)(BatchRequest(0, 0, torch.tensor([1, 2, 3])))
 
 
 def test_what_a_machine_runs_out_of():
@@ -109,7 +110,7 @@ def test_what_a_machine_runs_out_of():
 
 
 def test_a_request_goes_through_a_pipe_without_a_tensor():
-    reduced = Request(1, 2, torch.tensor([3, 4])).__reduce__()
+    reduced = BatchRequest(1, 2, torch.tensor([3, 4])).__reduce__()
     assert not any(isinstance(part, torch.Tensor) for part in reduced[1])
     again = reduced[0](*reduced[1])
     assert (again.epoch, again.batch, again.indices.tolist()) == (1, 2, [3, 4])

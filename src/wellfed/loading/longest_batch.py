@@ -1,4 +1,4 @@
-"""The longest of the first batches of an epoch: where samples differ in length, it shows what memory must hold."""
+"""Finds the longest of the first batches of an epoch: where samples differ in length, it decides what fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CPUs and threads of those who build batches, so that many of them use what one was given and no more."""
+"""Limits the CPUs and threads of each worker, so that many of them use what one was given and no more."""
 
 from __future__ import annotations
 
@@ -17,7 +17,11 @@ def limit_process(cpus: frozenset[int] | None, num_threads: int) -> None:
     """Let this worker process run on these CPUs, with so many threads in torch and in the BLAS that numpy uses."""
     os.environ.update(dict.fromkeys(_VARIABLES, str(num_threads)))  # for libraries that are loaded later
     if cpus is not None:
-        for thread in _own_threads():
+        try:
+            threads = [int(name) for name in os.listdir("/proc/self/task")]
+        except OSError:
+            threads = [0]
+        for thread in threads:
             os.sched_setaffinity(thread, cpus)
     ThreadpoolController().limit(limits=num_threads)
     torch.set_num_threads(num_threads)
@@ -38,10 +42,3 @@ def one_thread_here() -> Iterator[None]:
 @cache
 def _controller() -> ThreadpoolController:
     return ThreadpoolController()
-
-
-def _own_threads() -> list[int]:
-    try:
-        return [int(name) for name in os.listdir("/proc/self/task")]
-    except OSError:
-        return [0]

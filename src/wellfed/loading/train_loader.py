@@ -1,4 +1,4 @@
-"""Loaders for training, built from a dataset, an order and a loader plan."""
+"""Delivers the batches of training, epoch after epoch, from wherever it is to go on."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch
 from wellfed.errors import DataError
-from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.bad_samples import BadSamples
-from wellfed.loading.builder import BatchBuilder
-from wellfed.loading.position import EpochOrder, Share, Taken
-from wellfed.loading.requests import Request
-from wellfed.loading.source import BatchSource
+from wellfed.loading.batch_builder import BatchBuilder
+from wellfed.loading.batch_request import BatchRequest
+from wellfed.loading.batch_source import BatchSource
+from wellfed.loading.epoch_order import EpochOrder, Share, Taken
+from wellfed.loading.settings import LoaderSettings
 
 
 class TrainLoader:
@@ -25,17 +25,14 @@ class TrainLoader:
     position after the last delivered batch, whatever is queued ahead.
     """
 
-    def __init__(
-        self, builder: BatchBuilder, order: EpochOrder, plan: LoaderPlan, bad: BadSamples | None = None
-    ) -> None:
-        self._builder, self._order = builder, order
-        self._bad = bad or BadSamples(type(builder.dataset).__name__)
+    def __init__(self, builder: BatchBuilder, order: EpochOrder, settings: LoaderSettings, bad: BadSamples) -> None:
+        self._builder, self._order, self._bad = builder, order, bad
         self._epoch, self._next_batch = 0, 0
         self._taken: list[Taken] = []
         """Of the epoch, by runs with other loader.skip_ids."""
         self._first_batch = 0
         """Number of the first that is left of it."""
-        self._source = BatchSource(builder, plan)
+        self._source = BatchSource(builder, settings)
 
     def __len__(self) -> int:
         return self._order.num_batches
@@ -101,7 +98,7 @@ class TrainLoader:
         finally:
             running.close()
 
-    def _requests(self, epoch: int, asked: deque[tuple[Share, int]]) -> Iterator[Request]:
+    def _requests(self, epoch: int, asked: deque[tuple[Share, int]]) -> Iterator[BatchRequest]:
         """The rest of the epoch; each share is kept until it is delivered, with how many of it are not asked for.
 
         Threads that build read this themselves, one at a time.
@@ -110,7 +107,7 @@ class TrainLoader:
             share = self._order.share(epoch, batch)
             indices = self._bad.leave_out(share.indices)
             asked.append((share, share.indices.numel() - indices.numel()))
-            yield Request(epoch, batch, indices)
+            yield BatchRequest(epoch, batch, indices)
 
     def close(self) -> None:
         """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew.
@@ -174,25 +171,22 @@ class IterableLoader:
 
 def train_loader(
     dataset: Any,
+    settings: LoaderSettings,
     *,
     batch_size: int,
     seed: int,
-    plan: LoaderPlan,
     rank: int = 0,
     world_size: int = 1,
     drop_last: bool = False,
     collate: Callable[[list[Any]], Batch] | None = None,
-    skip_ids: tuple[int, ...] = (),
     limit_batches: int | None = None,
     shuffle: bool = True,
-    max_skipped: int = 0,
     on_skipped: Callable[..., None] | None = None,
 ) -> TrainLoader | IterableLoader:
     """Steps of ``batch_size`` samples over all ranks.
 
     Args:
-        max_skipped: samples that may fail and are then left out; with one rank only.
-        on_skipped: told ``index``, ``reason``, ``epoch`` and ``batch`` of each.
+        on_skipped: told ``index``, ``reason``, ``epoch`` and ``batch`` of each sample that fails and is left out.
 
     Raises:
         DataError: no samples, fewer than one whole step with ``drop_last``, an iterable without ``__len__``, data that
@@ -224,19 +218,19 @@ def train_loader(
         rank=rank,
         world_size=world_size,
         drop_last=drop_last,
-        skip_ids=skip_ids,
+        skip_ids=settings.skip_ids,
         limit_batches=limit_batches,
         shuffle=shuffle,
     )
     if order.num_batches == 0:
         raise DataError(_no_step(type(dataset).__name__, len(dataset), order.num_kept, batch_size, drop_last=drop_last))
-    if max_skipped and world_size > 1:
+    if settings.max_skipped and world_size > 1:
         raise ValueError("max_skipped needs one rank: others would not know that a step has lost a sample")
-    bad = BadSamples(
-        type(dataset).__name__, most=max_skipped, skip_ids=skip_ids, on_skipped=on_skipped, may_skip=world_size == 1
+    bad = BadSamples(type(dataset).__name__, settings, on_skipped=on_skipped, may_skip=world_size == 1)
+    builder = BatchBuilder(
+        dataset, seed, rank, collate, by_item=settings.backend == "torch", most_lost=settings.max_skipped
     )
-    builder = BatchBuilder(dataset, seed, rank, collate, by_item=plan.backend == "torch", most_lost=max_skipped)
-    return TrainLoader(builder, order, plan, bad)
+    return TrainLoader(builder, order, settings, bad)
 
 
 def _no_step(name: str, num_samples: int, num_kept: int, batch_size: int, *, drop_last: bool) -> str:

@@ -1,8 +1,8 @@
-"""Batches from torch's DataLoader worker processes, and the way around a sample that hangs or kills one.
+"""Builds batches in torch's DataLoader worker processes, and finds a way around a sample that hangs or kills one.
 
 Workers are told the indices of each batch with the request, so that none of them knows the order of an epoch, and write
 down which sample they are at. When one dies or hangs, all are started anew and the same batch is asked for again,
-without the culprit.
+without that sample.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from wellfed import cpus
+from wellfed.errors import text_of
 from wellfed.forking import die_with_parent
-from wellfed.loading.backends import LoaderPlan, hung, is_stuck, search, too_late
-from wellfed.loading.bad_samples import WorkerLost
-from wellfed.loading.bisect import Innocent
-from wellfed.loading.builder import BatchBuilder, text_of
-from wellfed.loading.heartbeats import Doing, Note, Notes
-from wellfed.loading.limits import limit_process
+from wellfed.loading.bad_samples import WorkerLost, hung, too_late
+from wellfed.loading.batch_builder import BatchBuilder
+from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
+from wellfed.loading.failing_samples import NoSampleAtFaultError, first_failing_sample
+from wellfed.loading.heartbeats import Activity, Heartbeat, Heartbeats
 from wellfed.loading.picklable import check_picklable
-from wellfed.loading.requests import Built, Lost, Request
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.thread_limits import limit_process
 
 _LOOK_S = 0.5
 """Longest time between two looks at whether the workers live."""
@@ -48,17 +49,17 @@ _ENDING_S = 0.2
 class _Waiting:
     """A request that is not delivered yet."""
 
-    request: Request
-    lost: list[Lost] = field(default_factory=list)
-    given_up: bool = False
+    request: BatchRequest
+    lost: list[LostSample] = field(default_factory=list)
+    is_given_up: bool = False
     """It has lost more than allowed, or all; not asked for again."""
 
 
 @dataclass
-class _Stop(Exception):
+class _WorkerStopped(Exception):
     """A worker died or hangs."""
 
-    doing: Doing
+    activity: Activity
     reason: str
     is_hang: bool
 
@@ -70,132 +71,131 @@ class ProcessBackend:
         DataError: the workers would be sent what can't be pickled.
     """
 
-    def __init__(self, builder: BatchBuilder, plan: LoaderPlan) -> None:
-        self._builder, self._plan = builder, plan
+    def __init__(self, builder: BatchBuilder, settings: LoaderSettings) -> None:
+        self._builder, self._settings = builder, settings
         self._requests = _Requests()
-        self._notes = Notes(plan.num_workers)
+        self._heartbeats = Heartbeats(settings.num_workers)
         self._processes: list[Any] = []
-        if plan.num_workers and multiprocessing.get_start_method() != "fork":
+        if settings.num_workers and multiprocessing.get_start_method() != "fork":
             check_picklable(builder)
         self._loader = self._make_loader()
 
-    def __call__(self, requests: Iterable[Request]) -> Generator[Built]:
+    def __call__(self, requests: Iterable[BatchRequest]) -> Generator[BuiltBatch]:
         """The batches of these requests, in order.
 
         Raises:
             DataError: a batch did not come in time, and no sample can be shown to be at fault.
             WorkerLost: a worker died, likewise.
         """
-        source, waiting = iter(requests), deque[_Waiting]()
+        rest, waiting = iter(requests), deque[_Waiting]()
         while True:
-            self._requests.requests = _ask(tuple(waiting), source, waiting)
+            self._requests.requests = _asked(tuple(waiting), rest, waiting)
             try:
-                yield from self._deliver(self._start(), waiting)
-                return
-            except _Stop as stop:
-                self._set_aside_culprit(stop, waiting)
+                built_batches = self._start()
+                while True:
+                    while waiting and waiting[0].is_given_up:
+                        yield BuiltBatch(None, tuple(waiting.popleft().lost))
+                    built = self._next(built_batches, waiting)
+                    if built is None:
+                        return
+                    lost = waiting.popleft().lost
+                    yield built.with_lost(lost) if lost else built
+            except _WorkerStopped as stopped:
+                self._leave_out_sample(stopped, waiting)
             except Exception:
                 # The error holds the workers as long as it lives: its traceback goes through what asked them.
                 for process in self._processes:
                     process.terminate()
                 raise
-            self._notes.clear()
+            self._heartbeats.clear()
             self._loader = self._make_loader()
 
-    def _deliver(self, iterator: Iterator[Built], waiting: deque[_Waiting]) -> Generator[Built]:
-        while True:
-            while waiting and waiting[0].given_up:
-                yield Built(None, tuple(waiting.popleft().lost))
-            built = self._next(iterator, waiting)
-            if built is None:
-                return
-            lost = waiting.popleft().lost
-            yield built.with_lost(lost) if lost else built
-
-    def _next(self, iterator: Iterator[Built], waiting: deque[_Waiting]) -> Built | None:
+    def _next(self, built_batches: Iterator[BuiltBatch], waiting: deque[_Waiting]) -> BuiltBatch | None:
         asked_at_s = time.monotonic()
         while True:
             try:
-                return next(iterator, None)
+                return next(built_batches, None)
             except (RuntimeError, OSError, EOFError) as error:
                 # Not only torch's own RuntimeError: a batch that is on its way when its worker dies can't be opened.
                 if not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker"):
                     raise (self._death() or error) from None
                 if not str(error).startswith("DataLoader timed out"):
                     raise
-            if self._plan.timeout_s and time.monotonic() - asked_at_s >= self._plan.timeout_s:
+            if self._settings.timeout_s and time.monotonic() - asked_at_s >= self._settings.timeout_s:
                 raise self._hang(waiting[0].request)
 
-    def _death(self) -> _Stop | None:
+    def _death(self) -> _WorkerStopped | None:
         """What a worker died at; None if it was at nothing."""
         by_pid = {process.pid: process for process in self._processes}
-        for number in range(self._plan.num_workers):
-            process, doing = by_pid.get(self._notes.pid(number)), self._notes.doing(number)
-            if process is None or doing is None:
+        for number in range(self._settings.num_workers):
+            process, activity = by_pid.get(self._heartbeats.pid(number)), self._heartbeats.activity(number)
+            if process is None or activity is None:
                 continue
             process.join(_ENDING_S)
             if not process.is_alive():
-                return _Stop(doing, _how_it_ended(process.exitcode), is_hang=False)
+                return _WorkerStopped(activity, _how_it_ended(process.exitcode), is_hang=False)
         return None
 
-    def _hang(self, request: Request) -> Exception:
+    def _hang(self, request: BatchRequest) -> Exception:
         """What the worker that has this request hangs at; it is killed."""
-        for number in range(self._plan.num_workers if self._plan.searches else 0):
-            doing = self._notes.doing(number)
-            if doing is not None and is_stuck(doing, request, self._plan.timeout_s):
+        timeout_s = self._settings.timeout_s
+        for number in range(self._settings.num_workers if self._settings.finds_stuck_sample else 0):
+            activity = self._heartbeats.activity(number)
+            if activity is not None and activity.is_stuck_at(request, timeout_s):
                 for process in self._processes:
-                    if process.pid == self._notes.pid(number):
+                    if process.pid == self._heartbeats.pid(number):
                         process.kill()
-                return _Stop(doing, hung(self._plan.timeout_s), is_hang=True)
-        return too_late(self._plan.timeout_s)
+                return _WorkerStopped(activity, hung(timeout_s), is_hang=True)
+        return too_late(timeout_s)
 
-    def _set_aside_culprit(self, stop: _Stop, waiting: deque[_Waiting]) -> None:
+    def _leave_out_sample(self, stopped: _WorkerStopped, waiting: deque[_Waiting]) -> None:
         """Take the sample that a worker died or hung at out of its request."""
-        at = (stop.doing.epoch, stop.doing.batch)
+        at = (stopped.activity.epoch, stopped.activity.batch)
         place = next(one for one in waiting if (one.request.epoch, one.request.batch) == at)
-        index = self._culprit(stop, place.request)
-        place.lost.append(Lost(index, stop.reason))
+        index = self._sample_at_fault(stopped, place.request)
+        place.lost.append(LostSample(index, stopped.reason))
         place.request = place.request.without(index)
-        place.given_up = len(place.lost) > self._builder.most_lost or len(place.request.indices) == 0
+        place.is_given_up = len(place.lost) > self._builder.most_lost or len(place.request.indices) == 0
 
-    def _culprit(self, stop: _Stop, request: Request) -> int:
-        index = stop.doing.index
+    def _sample_at_fault(self, stopped: _WorkerStopped, request: BatchRequest) -> int:
+        index = stopped.activity.index
         if index is None and self._builder.has_fetch:
             try:
-                return search(request, self._builder.what, stop.reason, self._breaks)
-            except Innocent:
-                index = None
+                return first_failing_sample(request, self._builder.purpose, stopped.reason, self._end_of_builder)
+            except NoSampleAtFaultError:
+                pass
         elif index is not None:
             # A worker may be killed for its memory, at any sample.
             alone = request.only(request.indices[request.indices == index])
-            if stop.is_hang or self._breaks(alone) is not None:
+            if stopped.is_hang or self._end_of_builder(alone) is not None:
                 return index
-        if stop.is_hang:
-            raise too_late(self._plan.timeout_s)
+        if stopped.is_hang:
+            raise too_late(self._settings.timeout_s)
         at = "while it made" if index is None else f"at sample {index} of"
         raise WorkerLost(
-            f"A loader worker {stop.reason.removeprefix('its worker ')} {at} {self._builder.what} batch "
+            f"A loader worker {stopped.reason.removeprefix('its worker ')} {at} {self._builder.purpose} batch "
             f"{request.batch} of epoch {request.epoch}, but no sample does so alone: mostly for want of host memory or "
             "/dev/shm. Set fewer loader.num_workers, a smaller loader.prefetch_factor, or loader.backend=inline to see "
             "its error."
         )
 
-    def _breaks(self, request: Request) -> str | None:
-        """How a process ends, or that it does not, when it builds this; None = well, or by an exception.
+    def _end_of_builder(self, request: BatchRequest) -> str | None:
+        """How a process of its own dies or hangs when it builds this; None = it does neither, or raises.
 
         None too where it takes long and no timeout was asked for, or where it does not come to start.
         """
-        notes = Notes(1)
-        init = WorkerInit(notes, cpus.AT_START, self._plan.worker_threads or 1)
-        process = multiprocessing.Process(target=_try, args=(self._builder, request, init, os.getpid()), daemon=True)
+        heartbeats = Heartbeats(1)
+        init = WorkerInit(heartbeats, cpus.AT_START, self._settings.worker_threads or 1)
+        process = multiprocessing.Process(target=_build_one, args=(self._builder, request, init, os.getpid()))
+        process.daemon = True
         process.start()
-        started_s, timeout_s = time.monotonic(), self._plan.timeout_s
+        started_s, timeout_s = time.monotonic(), self._settings.timeout_s
         while process.is_alive():
-            doing = notes.doing(0)
-            if doing is None:
+            activity = heartbeats.activity(0)
+            if activity is None:
                 is_late, reason = time.monotonic() - started_s >= max(timeout_s, _ALONE_S), None
             else:
-                is_late, reason = doing.for_s >= (timeout_s or _ALONE_S), hung(timeout_s) if timeout_s else None
+                is_late, reason = activity.for_s >= (timeout_s or _ALONE_S), hung(timeout_s) if timeout_s else None
             if is_late:
                 process.kill()
                 process.join()
@@ -203,79 +203,81 @@ class ProcessBackend:
             process.join(0.01)
         return None if process.exitcode == 0 else _how_it_ended(process.exitcode)
 
-    def _start(self) -> Iterator[Built]:
+    def _start(self) -> Iterator[BuiltBatch]:
         before = {process.pid for process in multiprocessing.active_children()}
-        with _deaths_told_here(), _plan_warns():
+        with _deaths_seen_in_next(), _no_warning_of_workers():
             try:
                 iterator = iter(self._loader)
             except RuntimeError as error:
                 # Persistent workers that are still at batches of a pass that was given up.
                 if not str(error).startswith(("DataLoader timed out", "DataLoader worker")):
                     raise
-                self._notes.clear()
+                self._heartbeats.clear()
                 self._loader = self._make_loader()
                 iterator = iter(self._loader)
         started = [process for process in multiprocessing.active_children() if process.pid not in before]
         self._processes = started or self._processes
         return iterator
 
-    def _make_loader(self) -> DataLoader[Built]:
-        plan = self._plan
+    def _make_loader(self) -> DataLoader[BuiltBatch]:
+        settings = self._settings
         options: dict[str, Any] = {}
-        if plan.num_workers:
+        if settings.num_workers:
             options = {
-                "prefetch_factor": plan.prefetch_factor,
-                "persistent_workers": plan.persistent_workers,
-                "worker_init_fn": WorkerInit(self._notes, cpus.AT_START, plan.worker_threads or 1),
-                "timeout": min(_LOOK_S, plan.timeout_s or _LOOK_S),
+                "prefetch_factor": settings.prefetch_factor,
+                "persistent_workers": settings.persistent_workers,
+                "worker_init_fn": WorkerInit(self._heartbeats, cpus.AT_START, settings.worker_threads or 1),
+                "timeout": min(_LOOK_S, settings.timeout_s or _LOOK_S),
             }
-        dataset: Dataset[Built] = _InWorker(self._builder, self._notes)
-        with _plan_warns():
+        dataset: Dataset[BuiltBatch] = _InWorker(self._builder, self._heartbeats)
+        with _no_warning_of_workers():
             return DataLoader(
                 dataset,
                 sampler=self._requests,
                 batch_size=None,
                 collate_fn=_as_it_is,
-                num_workers=plan.num_workers,
-                pin_memory=plan.pin_memory,
+                num_workers=settings.num_workers,
+                pin_memory=settings.pin_memory,
                 # For its workers' seeds. Without one of its own it draws from the process's, and so changes dropout.
                 generator=torch.Generator().manual_seed(self._builder.seed),
                 **options,
             )
 
 
-def _ask(again: tuple[_Waiting, ...], source: Iterator[Request], waiting: deque[_Waiting]) -> Iterator[Request]:
-    """What was asked before and never came, and on."""
-    yield from (one.request for one in again if not one.given_up)
-    for request in source:
+def _asked(
+    again: tuple[_Waiting, ...], rest: Iterator[BatchRequest], waiting: deque[_Waiting]
+) -> Iterator[BatchRequest]:
+    """What was asked for before and never came, and on."""
+    yield from (one.request for one in again if not one.is_given_up)
+    for request in rest:
         waiting.append(_Waiting(request))
         yield request
 
 
-class _Requests(Sampler[Request]):
+class _Requests(Sampler[BatchRequest]):
     """Lets one DataLoader, and so its live workers, serve any stretch of any epoch."""
 
     def __init__(self) -> None:
-        self.requests: Iterable[Request] = ()
+        self.requests: Iterable[BatchRequest] = ()
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         return iter(self.requests)
 
 
-class _InWorker(Dataset[Built]):
+class _InWorker(Dataset[BuiltBatch]):
     """The builder as DataLoader asks it."""
 
-    def __init__(self, builder: BatchBuilder, notes: Notes) -> None:
-        self._builder, self._notes = builder, notes
-        self._note: Note | None = None
+    def __init__(self, builder: BatchBuilder, heartbeats: Heartbeats) -> None:
+        self._builder, self._heartbeats = builder, heartbeats
+        self._heartbeat: Heartbeat | None = None
 
-    def __getitem__(self, request: Request) -> Built:
+    def __getitem__(self, request: BatchRequest) -> BuiltBatch:
         worker = get_worker_info()
         if worker is None:
             return self._builder(request)
-        if self._note is None:
-            self._note = self._notes.row(worker.id)
-        built = self._builder(request, self._note)
+        if self._heartbeat is None:
+            self._heartbeat = self._heartbeats.of(worker.id)
+        built = self._builder(request, self._heartbeat)
         for one in built.lost:
             one.cause = _portable(one.cause)
         return built
@@ -285,27 +287,27 @@ class _InWorker(Dataset[Built]):
 class WorkerInit:
     """What a worker process does first."""
 
-    notes: Notes
+    heartbeats: Heartbeats
     cpus: frozenset[int] | None
     num_threads: int
 
     def __call__(self, worker: int) -> None:
-        """The worker's number is its row of the notes."""
+        """The worker's number is its row of the heartbeats."""
         # A forked worker has the training process's handlers, which ask for an end after the step. It is the training
         # process that tells workers when to end, and at last terminates them.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         gc.freeze()  # a collection would write to all that a forked worker shares, and so copy it
         limit_process(self.cpus, self.num_threads)
-        self.notes.row(worker).sign()
+        self.heartbeats.of(worker).sign()
 
 
-def _try(builder: BatchBuilder, request: Request, init: WorkerInit, parent: int) -> None:
+def _build_one(builder: BatchBuilder, request: BatchRequest, init: WorkerInit, parent: int) -> None:
     if multiprocessing.get_start_method() != "forkserver":  # whose children are the server's
         die_with_parent(parent)
     init(0)
     try:
-        builder(request, init.notes.row(0))
+        builder(request, init.heartbeats.of(0))
     except Exception:  # noqa: BLE001  told when the batch is built without the sample that kills
         return
 
@@ -332,14 +334,12 @@ def _portable(error: BaseException | None) -> BaseException | None:
 def _how_it_ended(code: int | None) -> str:
     if code is None or code >= 0:
         return f"its worker process ended by itself with exit code {code}"
-    try:
-        return f"its worker process was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"its worker process was killed by signal {-code}"
+    names = {number.value: number.name for number in signal.Signals}
+    return f"its worker process was killed by {names.get(-code, f'signal {-code}')}"
 
 
 @contextmanager
-def _deaths_told_here() -> Iterator[None]:
+def _deaths_seen_in_next() -> Iterator[None]:
     """Keeps DataLoader from telling a worker's death wherever the training process happens to be.
 
     It installs a handler that raises in the midst of a step. Without it, a death is noticed where the batch is asked
@@ -353,7 +353,7 @@ def _deaths_told_here() -> Iterator[None]:
 
 
 @contextmanager
-def _plan_warns() -> Iterator[None]:
+def _no_warning_of_workers() -> Iterator[None]:
     """Keeps torch from warning of more workers than CPUs: the plan has, and with the number that would suit."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")

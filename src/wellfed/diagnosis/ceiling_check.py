@@ -1,4 +1,4 @@
-"""What the ceiling says, and whether the time that a run waited for data bears it out.
+"""Says what the ceiling means for a run, and whether the time that the run waited for data bears it out.
 
 The ceiling is measured at another time than training. Where the machine was slower in one of the two, their ratio is no
 gain that a better loader could bring; the share of time that training stood waiting tells so.
@@ -6,10 +6,10 @@ gain that a better loader could bring; the share of time that training stood wai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
+from wellfed.record import RunRecord, Throughput, TimeEntry
 from wellfed.units import show_count, show_percent
 
 _NOISE_FRAC = 0.1
@@ -31,60 +31,48 @@ class Contradiction:
     """Samples/s of training had it never stood waiting, by its own steps."""
 
 
-def data_frac(time: Mapping[str, Any]) -> float:
-    """Share of training's time that went into data, < 1; from ``time`` of a record."""
-    return min(float(time["wait_frac"] + (time["copy_frac"] or 0.0)), 0.999)
-
-
-def without_data(record: Mapping[str, Any]) -> float:
-    """Samples/s of a run's own steps had they never stood waiting, nor copied."""
-    return float(record["throughput"]["samples_per_s"] / (1 - data_frac(record["time"])))
-
-
-def contradiction(record: Mapping[str, Any]) -> Contradiction | None:
+def contradiction(record: RunRecord) -> Contradiction | None:
     """What contradicts what in a record; None where nothing does, or something was not measured."""
-    throughput, ceiling, time = record["throughput"], record["ceiling"], record["time"]
+    throughput, ceiling, time = record.throughput, record.ceiling, record.time
     if not (throughput and ceiling and time) or time["wait_frac"] is None:
         return None
     rate, top = throughput["samples_per_s"], ceiling["samples_per_s"]
     low, high = throughput["ci95"] or (rate, rate)
-    data = data_frac(time)
+    data, without_data = _data_frac(time), _without_data(throughput, time)
     gap = 1 - rate / top  # of training's time: what it would save at the ceiling
     noise = 1 + _NOISE_FRAC
     if data < _EXPLAINED_FRAC * gap and top > noise * high / (1 - data):
         in_loop = time["host_frac"] >= 0.5 * (gap - data)
-        return Contradiction("loop" if in_loop else "steps", data, without_data(record))
+        return Contradiction("loop" if in_loop else "steps", data, without_data)
     if data > _NOISE_FRAC and gap < _EXPLAINED_FRAC * data and noise * top < low / (1 - data):
-        return Contradiction("ceiling", data, without_data(record))
+        return Contradiction("ceiling", data, without_data)
     return None
 
 
-def ceiling_line(record: Mapping[str, Any]) -> str | None:
+def ceiling_line(record: RunRecord) -> str | None:
     """The ceiling and what it means for this run, in a line; None where there is nothing to say.
 
     Without a ceiling a prediction stands in, where there is something to win.
     """
-    if not record["throughput"]:
+    throughput = record.throughput
+    if not throughput:
         return None
-    if not record["ceiling"]:
-        return _prediction(record)
-    throughput, top = record["throughput"], record["ceiling"]["samples_per_s"]
-    unit, share = throughput["sample_unit"], throughput["samples_per_s"] / top
+    unit = throughput["sample_unit"]
+    if not record.ceiling:
+        if not record.time or _data_frac(record.time) <= _NOISE_FRAC:
+            return None
+        return (
+            f"without waiting for data its steps would make {show_count(_without_data(throughput, record.time))} "
+            f"{unit}/s (predicted; no ceiling was measured)"
+        )
+    top = record.ceiling["samples_per_s"]
+    share = throughput["samples_per_s"] / top
     line = f"ceiling {show_count(top)} {unit}/s with batches already on the device: this run "
     line += f"reached {show_percent(share)} of it" if share < 1 else "was no slower"
     found = contradiction(record)
     if found is not None:
         return f"{line}. {explanation(found, unit)}"
     return line if share < 1 else f"{line}, so data cost it nothing"
-
-
-def _prediction(record: Mapping[str, Any]) -> str | None:
-    if not record["time"] or data_frac(record["time"]) <= _NOISE_FRAC:
-        return None
-    return (
-        f"without waiting for data its steps would make {show_count(without_data(record))} "
-        f"{record['throughput']['sample_unit']}/s (predicted; no ceiling was measured)"
-    )
 
 
 def explanation(found: Contradiction, unit: str) -> str:
@@ -96,13 +84,22 @@ def explanation(found: Contradiction, unit: str) -> str:
             f"{show_count(found.without_data_per_s)} {unit}/s (predicted). The machine was slower while the ceiling "
             "was measured: other processes had the CPU, or clocks fell."
         )
+    only = f"But only {share} of its time went into data, which is all that a loader can win: the "
     if found.slower == "loop":
         return (
-            f"But only {share} of its time went into data, which is all that a loader can win: the rest was lost "
-            "between the steps, to callbacks and logging, or because something else had the CPU."
+            f"{only}rest was lost between the steps, to callbacks and logging, or because something else had the CPU."
         )
     return (
-        f"But only {share} of its time went into data, which is all that a loader can win: the steps themselves took "
-        "longer than in the ceiling. The machine was slower meanwhile: other processes, or the run's own workers, had "
-        "the CPU, or clocks fell."
+        f"{only}steps themselves took longer than in the ceiling. The machine was slower meanwhile: other processes, "
+        "or the run's own workers, had the CPU, or clocks fell."
     )
+
+
+def _data_frac(time: TimeEntry) -> float:
+    """Share of training's time that went into data, < 1."""
+    return min(time["wait_frac"] + (time["copy_frac"] or 0.0), 0.999)
+
+
+def _without_data(throughput: Throughput, time: TimeEntry) -> float:
+    """Samples/s of a run's own steps had they never stood waiting, nor copied."""
+    return throughput["samples_per_s"] / (1 - _data_frac(time))

@@ -10,14 +10,14 @@ import torch
 
 from tests.loading import sets
 from wellfed.errors import DataError
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.evaluation import EvalLoader
+from wellfed.loading.eval_loader import EvalLoader
+from wellfed.loading.settings import LoaderSettings
 
 PLANS = {
-    "threads": LoaderPlan("threads", 2, 2),
-    "processes": LoaderPlan("processes", 2, 2),
-    "persistent": LoaderPlan("processes", 1, 2, persistent_workers=True),
-    "torch": LoaderPlan("torch", 1, 2),
+    "threads": LoaderSettings("threads", 2, 2),
+    "processes": LoaderSettings("processes", 2, 2),
+    "persistent": LoaderSettings("processes", 1, 2, persistent_workers=True),
+    "torch": LoaderSettings("torch", 1, 2),
 }
 
 
@@ -33,7 +33,7 @@ def taken(made: EvalLoader) -> list[Any]:
 def test_whoever_builds_them_the_batches_are_the_same_in_each_pass(name: str) -> None:
     expected = taken(EvalLoader(sets.Fetching(), 4, seed=1))
     assert [index for _, _, batch in expected for index in batch["index"]] == list(range(sets.SIZE))
-    made = EvalLoader(sets.Fetching(), 4, seed=1, plan=PLANS[name])
+    made = EvalLoader(sets.Fetching(), 4, seed=1, settings=PLANS[name])
     assert next(iter(made)).index == 0  # a pass that is given up
     for _ in range(2):
         assert taken(made) == expected
@@ -57,7 +57,7 @@ class Where(sets.Fetching):
 
 
 def test_worker_processes_that_live_on_serve_each_pass_and_end_with_the_loader() -> None:
-    made = EvalLoader(Where(), 4, seed=1, plan=PLANS["persistent"])
+    made = EvalLoader(Where(), 4, seed=1, settings=PLANS["persistent"])
     passes = [{process for _, _, batch in taken(made) for process in batch["process"]} for _ in range(2)]
     assert passes[0] == passes[1]
     assert os.getpid() not in passes[0]
@@ -68,11 +68,11 @@ def test_worker_processes_that_live_on_serve_each_pass_and_end_with_the_loader()
 
 
 def test_no_more_producers_than_batches_and_none_for_one() -> None:
-    plan = LoaderPlan("processes", 8, 2)
-    made = EvalLoader(Where(), 12, seed=1, plan=plan)
+    plan = LoaderSettings("processes", 8, 2)
+    made = EvalLoader(Where(), 12, seed=1, settings=plan)
     assert len({process for _, _, batch in taken(made) for process in batch["process"]}) == 2
     assert len(made._source._processes._processes) == 2
-    (only,) = EvalLoader(Where(), 30, seed=1, plan=plan)
+    (only,) = EvalLoader(Where(), 30, seed=1, settings=plan)
     assert set(only.batch["process"].tolist()) == {os.getpid()}
 
 
@@ -80,7 +80,7 @@ def test_no_more_producers_than_batches_and_none_for_one() -> None:
 @pytest.mark.parametrize("name", ["threads", "processes"])
 def test_ranks_share_the_batches_and_have_as_many_deliveries(name: str, world_size: int) -> None:
     ranks = [
-        EvalLoader(sets.Fetching(), 4, seed=1, plan=PLANS[name], rank=rank, world_size=world_size)
+        EvalLoader(sets.Fetching(), 4, seed=1, settings=PLANS[name], rank=rank, world_size=world_size)
         for rank in range(world_size)
     ]
     together = sorted((one for rank in ranks for one in taken(rank)), key=lambda one: one[0])
@@ -100,7 +100,7 @@ def test_a_split_of_one_sample_or_none() -> None:
         [False],
         [True],
     ]
-    assert list(EvalLoader([], 4, seed=1, plan=PLANS["processes"], rank=1, world_size=2)) == []
+    assert list(EvalLoader([], 4, seed=1, settings=PLANS["processes"], rank=1, world_size=2)) == []
 
 
 @pytest.mark.parametrize(
@@ -109,12 +109,12 @@ def test_a_split_of_one_sample_or_none() -> None:
         (PLANS["threads"], sets.Breaking, "raise", "OSError: truncated"),
         (PLANS["processes"], sets.BreakingItems, "raise", "OSError: truncated"),
         (PLANS["processes"], sets.BreakingItems, "kill", "its worker process was killed by SIGKILL"),
-        (LoaderPlan("threads", 1, 2, timeout_s=0.25), sets.Breaking, "hang", "it did not come within loader.timeout_s"),
+        (LoaderSettings("threads", 1, 2, timeout_s=0.25), sets.Breaking, "hang", "it did not come within loader"),
     ],
     ids=["threads", "processes", "kill", "hang"],
 )  # fmt: skip
-def test_a_sample_that_fails_in_a_producer_is_named(plan: LoaderPlan, kind: Any, how: str, reason: str) -> None:
-    made = EvalLoader(kind(how, 6), 4, seed=1, plan=plan)
+def test_a_sample_that_fails_in_a_producer_is_named(plan: LoaderSettings, kind: Any, how: str, reason: str) -> None:
+    made = EvalLoader(kind(how, 6), 4, seed=1, settings=plan)
     with pytest.raises(
         DataError, match=rf"^{kind.__name__}: evaluation sample 6 could not be loaded \(batch 1\): {reason}"
     ):

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from torch.utils.data._utils.pin_memory import pin_memory
 
 import wellfed
 from tests.loading import sets
-from wellfed import cpus
+from wellfed import batches, cpus
 from wellfed.errors import DataError
-from wellfed.loading import picklable
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.builder import BatchBuilder
-from wellfed.loading.loaders import train_loader
+from wellfed.loading import picklable, process_backend
+from wellfed.loading.batch_builder import BatchBuilder
+from wellfed.loading.batch_request import BatchRequest
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{Path(wellfed.__file__).parents[1]}{os.pathsep}{ROOT}"}
@@ -53,7 +57,7 @@ def private_after_some_batches(num_samples):
         Table(num_samples),
         batch_size=512,
         seed=1,
-        plan=LoaderPlan("processes", 2, 2, persistent_workers=True),
+        settings=LoaderSettings("processes", 2, 2, persistent_workers=True),
         limit_batches=20,
     )
     for _ in range(2):
@@ -85,7 +89,7 @@ class Collecting(Table):
 def test_a_collection_in_a_worker_does_not_copy_what_it_shares():
     ballast = [[] for _ in range(10**6)]  # 64 MB of objects that a collection visits
     made = train_loader(
-        Collecting(100), batch_size=50, seed=1, plan=LoaderPlan("processes", 1, 1, persistent_workers=True)
+        Collecting(100), batch_size=50, seed=1, settings=LoaderSettings("processes", 1, 1, persistent_workers=True)
     )
     assert sum(1 for _ in made) == 2
     (found,) = private_bytes(made)
@@ -111,9 +115,9 @@ class Surroundings:
 @pytest.mark.parametrize(("worker_threads", "number"), [(None, 1), (2, 2)])
 @pytest.mark.parametrize("backend", ["processes", "torch"])
 def test_workers_have_the_cpus_of_the_run_and_threads_as_told(backend, worker_threads, number):
-    plan = LoaderPlan(backend, 1, 1, worker_threads=worker_threads)
+    plan = LoaderSettings(backend, 1, 1, worker_threads=worker_threads)
     before, threads = os.sched_getaffinity(0), torch.get_num_threads()
-    made = train_loader(Surroundings(), batch_size=4, seed=1, plan=plan)
+    made = train_loader(Surroundings(), batch_size=4, seed=1, settings=plan)
     os.sched_setaffinity(0, {min(before)})  # as an OpenMP runtime does to the thread that loads it
     torch.set_num_threads(3)
     try:
@@ -147,10 +151,10 @@ import json, multiprocessing, sys
 import psutil
 from tests.loading import sets
 from tests.loading.test_learning import learned
-from tests.loading.test_processes import Table, private_bytes
+from tests.loading.test_process_backend import Table, private_bytes
 from wellfed.errors import DataError
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.loaders import train_loader
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 
 def taken(made, num_epochs=2):
     found = [delivery.batch["index"].tolist() for _ in range(num_epochs) for delivery in made]
@@ -159,25 +163,25 @@ def taken(made, num_epochs=2):
 
 def main():
     multiprocessing.set_start_method("spawn")
-    plan = LoaderPlan("processes", 1, 2, persistent_workers=True)
-    inline = taken(train_loader(sets.Fetching(), batch_size=4, seed=1, plan=LoaderPlan()))
-    spawned = taken(train_loader(sets.Fetching(), batch_size=4, seed=1, plan=plan))
+    plan = LoaderSettings("processes", 1, 2, persistent_workers=True)
+    inline = taken(train_loader(sets.Fetching(), batch_size=4, seed=1, settings=LoaderSettings()))
+    spawned = taken(train_loader(sets.Fetching(), batch_size=4, seed=1, settings=plan))
     told = []
-    skipping = taken(train_loader(sets.BreakingItems("kill", 6), batch_size=4, seed=1, plan=plan, max_skipped=1,
+    skipping = taken(sets.loader_of(sets.BreakingItems("kill", 6), plan, max_skipped=1,
                                   on_skipped=lambda **facts: told.append(facts["index"])), 1)
     sizes = []
     for num_samples in (10**5, 5 * 10**6):
-        made = train_loader(Table(num_samples), batch_size=512, seed=1, plan=plan, limit_batches=4)
+        made = train_loader(Table(num_samples), batch_size=512, seed=1, settings=plan, limit_batches=4)
         assert sum(1 for _ in made) == 4
         sizes += private_bytes(made)
         made.close()
     faults = []
     for kind in (sets.WithLambda, sets.WithLock):
         try:
-            train_loader(kind(), batch_size=4, seed=1, plan=plan)
+            train_loader(kind(), batch_size=4, seed=1, settings=plan)
         except DataError as error:
             faults.append(str(error))
-    weights = [learned(LoaderPlan()), learned(plan)]
+    weights = [learned(LoaderSettings()), learned(plan)]
     print(json.dumps({"inline": inline, "spawned": spawned, "skipping": skipping, "told": told, "sizes": sizes,
                       "faults": faults, "weights": weights}))
 
@@ -228,7 +232,7 @@ def test_data_that_can_not_be_sent_is_refused_before_training_naming_the_attribu
 
 
 def test_what_does_not_pickle_is_no_matter_with_fork():
-    made = train_loader(sets.WithLambda(), batch_size=4, seed=1, plan=LoaderPlan("processes", 1, 1))
+    made = train_loader(sets.WithLambda(), batch_size=4, seed=1, settings=LoaderSettings("processes", 1, 1))
     assert len(list(made)) == 6
     made.close()
 
@@ -247,3 +251,87 @@ def test_looking_whether_data_pickles_copies_none_of_it():
 
     assert picklable.failure([torch.zeros(3).as_subclass(Huge)]) is None
     assert picklable.where_it_fails({"a": [1, (lambda: 1)]}) == "['a'][1]"
+
+
+BY_BACKEND = {
+    "inline": LoaderSettings(),
+    "threads": LoaderSettings("threads", 2, 2),
+    "processes": LoaderSettings("processes", 1, 2),
+    "torch": LoaderSettings("torch"),
+    "torch-1": LoaderSettings("torch", 1, 2),
+}
+
+
+def loader(dataset, settings, **more):
+    return sets.loader_of(dataset, settings, shuffle=False, **more)
+
+
+def test_a_worker_process_that_is_too_slow_is_the_same_error():
+    class Late(sets.Fetching):
+        def __getitem__(self, index, rng):
+            threading.Event().wait(0.3)
+            return super().__getitem__(index, rng)
+
+    Late.fetch = None
+    made = loader(Late(), LoaderSettings("processes", 1, 1, timeout_s=1))
+    with pytest.raises(DataError, match=r"within loader\.timeout_s=1 s"):
+        next(iter(made))
+    made.close()
+
+
+def test_another_error_of_the_dataloader_passes(monkeypatch):
+    def fails(self):
+        raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+        yield
+
+    monkeypatch.setattr(torch.utils.data.DataLoader, "__iter__", fails)
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        next(iter(loader(sets.Fetching(), BY_BACKEND["processes"])))
+
+
+def handed_over(dataset, plan, monkeypatch):
+    """What DataLoader is given."""
+    seen = {}
+
+    class Recording:
+        def __init__(self, dataset, **options):
+            seen.update(options, dataset=dataset)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process_backend, "DataLoader", Recording)
+        loader(dataset, plan)
+    return seen
+
+
+def test_the_settings_reach_the_dataloader(monkeypatch):
+    plan = LoaderSettings("processes", 3, 5, persistent_workers=True, pin_memory=True, timeout_s=9, worker_threads=2)
+    seen = handed_over(sets.Fetching(), plan, monkeypatch)
+    assert (seen["num_workers"], seen["prefetch_factor"]) == (3, 5)
+    assert seen["persistent_workers"]
+    assert seen["pin_memory"]
+    assert 0 < seen["timeout"] < 9  # looks in between
+    assert seen["worker_init_fn"].num_threads == 2
+    assert seen["worker_init_fn"].cpus == cpus.AT_START
+    seen = handed_over(sets.Fetching(), LoaderSettings("torch", 0, timeout_s=9, pin_memory=False), monkeypatch)
+    assert "timeout" not in seen  # DataLoader refuses one without workers
+    assert "prefetch_factor" not in seen
+    seen = handed_over(sets.Fetching(), LoaderSettings("torch", 1), monkeypatch)
+    assert seen["worker_init_fn"].num_threads == 1
+
+
+def test_a_dataclass_is_pinned_too(monkeypatch):
+    monkeypatch.setattr(batches, "pin", lambda batch: ("pinned", batch))
+    seen = handed_over(sets.Records(), BY_BACKEND["processes"], monkeypatch)
+    built = seen["collate_fn"](seen["dataset"][BatchRequest(0, 0, torch.arange(4))])
+    assert pin_memory(built).batch[0] == "pinned"
+    delivered = list(loader(sets.Records(), LoaderSettings("inline", pin_memory=True)))
+    assert delivered[0].batch[0] == "pinned"
+    delivered = list(loader(sets.Records(), LoaderSettings("threads", 1, 1, pin_memory=True)))
+    assert delivered[0].batch[0] == "pinned"
+
+
+def test_a_batch_comes_out_of_worker_processes_in_its_own_type():
+    made = loader(sets.Records(), BY_BACKEND["processes"])
+    assert [type(delivery.batch) for delivery in made] == [sets.Record] * 6
+    made.close()
+    assert copy.copy(BY_BACKEND["processes"]) == BY_BACKEND["processes"]

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.loading.position import EpochOrder
+from wellfed.loading.epoch_order import EpochOrder
 
 sizes = {"num_samples": st.integers(1, 60), "batch_size": st.integers(1, 20), "world_size": st.integers(1, 5)}
 

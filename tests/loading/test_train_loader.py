@@ -7,19 +7,19 @@ from hypothesis import strategies as st
 
 from tests.loading import sets
 from wellfed.errors import DataError
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.evaluation import EvalLoader
-from wellfed.loading.loaders import IterableLoader, train_loader
+from wellfed.loading.eval_loader import EvalLoader
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import IterableLoader
 
-INLINE = LoaderPlan()
+INLINE = LoaderSettings()
 GRID = [(workers, prefetch) for workers in (1, 2, 3) for prefetch in (1, 2, 4)]
-THREADS = [LoaderPlan("threads", workers, prefetch, timeout_s=30 * (prefetch % 2)) for workers, prefetch in GRID]
+THREADS = [LoaderSettings("threads", workers, prefetch, timeout_s=30 * (prefetch % 2)) for workers, prefetch in GRID]
 PROCESSES = [
-    LoaderPlan("processes", workers, prefetch, persistent_workers=True, timeout_s=30 * (prefetch % 2))
+    LoaderSettings("processes", workers, prefetch, persistent_workers=True, timeout_s=30 * (prefetch % 2))
     for workers, prefetch in GRID
 ]
-TORCH = [LoaderPlan("torch"), *(LoaderPlan("torch", *some, persistent_workers=True) for some in GRID)]
-ENDING = [LoaderPlan("processes", 2, 2), LoaderPlan("torch", 1, 2)]
+TORCH = [LoaderSettings("torch"), *(LoaderSettings("torch", *some, persistent_workers=True) for some in GRID)]
+ENDING = [LoaderSettings("processes", 2, 2), LoaderSettings("torch", 1, 2)]
 """Worker processes that end with the epoch."""
 
 
@@ -28,8 +28,8 @@ def named(plan):
     return f"{plan.backend}-{plan.num_workers}-{plan.prefetch_factor}{kept}"
 
 
-def loader(dataset, plan=INLINE, *, batch_size=4, seed=1, **more):
-    return train_loader(dataset, batch_size=batch_size, seed=seed, plan=plan, **more)
+def loader(dataset, plan=INLINE, **more):
+    return sets.loader_of(dataset, plan, **more)
 
 
 def flat(delivery):
@@ -307,7 +307,9 @@ class Forgetting(sets.Fetching):
         return None if 4 in indices else super().fetch(indices, rng)
 
 
-@pytest.mark.parametrize("plan", [INLINE, LoaderPlan("threads", 1, 2), LoaderPlan("processes", 1, 2)], ids=named)
+@pytest.mark.parametrize(
+    "plan", [INLINE, LoaderSettings("threads", 1, 2), LoaderSettings("processes", 1, 2)], ids=named
+)
 def test_a_fetch_that_returns_nothing_is_told(plan):
     made = loader(Forgetting(), plan, shuffle=False)
     with pytest.raises(DataError, match=r"^Forgetting: fetch returned None for training batch 1 of epoch 0\. It must"):

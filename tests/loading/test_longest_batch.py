@@ -3,9 +3,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from wellfed.batches import Delivery
-from wellfed.loading.backends import LoaderPlan
-from wellfed.loading.loaders import train_loader
-from wellfed.loading.longest import MOST_BATCHES, longest_batch
+from wellfed.loading.longest_batch import MOST_BATCHES, longest_batch
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 
 
 def instant():
@@ -31,7 +31,7 @@ def padded(samples):
 
 
 def in_order(dataset, collate=padded, size=4):
-    return iter(train_loader(dataset, batch_size=size, seed=1, plan=LoaderPlan(), collate=collate, shuffle=False))
+    return iter(train_loader(dataset, LoaderSettings(), batch_size=size, seed=1, collate=collate, shuffle=False))
 
 
 class Taking:

@@ -1,4 +1,4 @@
-"""The batches of a split that is evaluated: every sample once, over all ranks or on each."""
+"""Delivers the batches of a split that is evaluated: every sample once, over all ranks or on each."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from wellfed.batches import Delivery
 from wellfed.contract import Batch
-from wellfed.loading.backends import LoaderPlan
 from wellfed.loading.bad_samples import evaluation_error
-from wellfed.loading.builder import BatchBuilder
-from wellfed.loading.position import EpochOrder
-from wellfed.loading.requests import Request
-from wellfed.loading.source import BatchSource
+from wellfed.loading.batch_builder import BatchBuilder
+from wellfed.loading.batch_request import BatchRequest
+from wellfed.loading.batch_source import BatchSource
+from wellfed.loading.epoch_order import EpochOrder
+from wellfed.loading.settings import LoaderSettings
 
 
 class EvalLoader:
@@ -31,7 +31,7 @@ class EvalLoader:
         batch_size: int,
         *,
         seed: int,
-        plan: LoaderPlan | None = None,
+        settings: LoaderSettings | None = None,
         rank: int = 0,
         world_size: int = 1,
         collate: Callable[[list[Any]], Batch] | None = None,
@@ -39,17 +39,17 @@ class EvalLoader:
     ) -> None:
         """
         Args:
-            plan: who builds; None = this process, when asked.
+            settings: who builds; None = this process, when asked.
 
         Raises:
             DataError: worker processes would be sent what can't be pickled.
         """
         self._order = EpochOrder(len(dataset), batch_size, seed=seed, shuffle=False, limit_batches=limit_batches)
-        self._builder = BatchBuilder(dataset, seed, collate=collate, what="evaluation")
+        self._builder = BatchBuilder(dataset, seed, collate=collate, purpose="evaluation")
         self._numbers = range(rank, self._order.num_batches, world_size)
         self._length = -(-self._order.num_batches // world_size)
         self._is_alone = world_size == 1
-        self._source = BatchSource(self._builder, _no_more_than(len(self._numbers), plan or LoaderPlan()))
+        self._source = BatchSource(self._builder, _no_more_than(len(self._numbers), settings or LoaderSettings()))
 
     def __len__(self) -> int:
         return self._length
@@ -69,7 +69,7 @@ class EvalLoader:
 
     def _own(self) -> Iterator[Delivery]:
         shares = [self._order.share(0, number) for number in self._numbers]
-        running = self._source.start((Request(0, one.batch, one.indices) for one in shares), len(shares))
+        running = self._source.start((BatchRequest(0, one.batch, one.indices) for one in shares), len(shares))
         try:
             for share, built in zip(shares, running, strict=True):
                 if built.lost:
@@ -95,8 +95,8 @@ class EvalLoader:
         self._source.close()
 
 
-def _no_more_than(num_batches: int, plan: LoaderPlan) -> LoaderPlan:
-    """The plan with no more producers than batches; for one there is nothing to be built beside."""
+def _no_more_than(num_batches: int, settings: LoaderSettings) -> LoaderSettings:
+    """The settings with no more workers than batches; for one there is nothing to be built beside."""
     if num_batches < 2:
-        return LoaderPlan(pin_memory=plan.pin_memory)
-    return replace(plan, num_workers=min(plan.num_workers, num_batches))
+        return LoaderSettings(pin_memory=settings.pin_memory)
+    return replace(settings, num_workers=min(settings.num_workers, num_batches))

@@ -4,7 +4,7 @@ import time
 import pytest
 
 from tests.telemetry.watched import until
-from wellfed.telemetry.progress import Progress
+from wellfed.telemetry.run_progress import Progress
 
 
 @pytest.fixture
