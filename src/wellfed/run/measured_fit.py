@@ -24,7 +24,7 @@ from wellfed.planning.probing import at_plateau, with_probes
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
-from wellfed.run.training_step import TrainingStep
+from wellfed.run.training_step import ConfiguredStep
 
 RATES_S = 20.0
 """Seconds after which the rate of no further size is measured."""
@@ -39,7 +39,7 @@ def probed(
     parts: assemble.Parts,
     footprints: Footprints,
     device: torch.device,
-    make_meter: Callable[[TrainingStep], Meter] = lambda step: CudaMeter(step.device),
+    make_meter: Callable[[ConfiguredStep], Meter] = lambda step: CudaMeter(step.device),
 ) -> RunPlan:
     """The plan with a measured micro-batch; as it is where no step can be run, of which training will tell.
 
@@ -54,7 +54,7 @@ def probed(
     if isinstance(footprint, NoEstimate) or isinstance(make_batch, NoEstimate):
         return plan
 
-    def decide(step: TrainingStep) -> RunPlan:
+    def decide(step: ConfiguredStep) -> RunPlan:
         meter = make_meter(step)
 
         def probe(size: int) -> int | None:
@@ -85,7 +85,7 @@ def with_plateau(
     samples = math.ceil(plan.workload.effective_batch_size / plan.trainer.devices)
     until_s = time.monotonic() + RATES_S
 
-    def decide(step: TrainingStep) -> RunPlan:
+    def decide(step: ConfiguredStep) -> RunPlan:
         return at_plateau(
             plan,
             frac,
@@ -103,12 +103,12 @@ def _after_steps(
     plan: RunPlan,
     parts: assemble.Parts,
     device: torch.device,
-    decide: Callable[[TrainingStep], RunPlan],
+    decide: Callable[[ConfiguredStep], RunPlan],
 ) -> RunPlan:
     """What is decided with steps of a copy of the model; the plan as it is where none can be run."""
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            return decide(TrainingStep(config, plan, _apart(parts), device, fill=blank))
+            return decide(ConfiguredStep(config, plan, _apart(parts), device, fill=blank))
     except Exception as error:  # noqa: BLE001  foreign code, and a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)
         return plan
@@ -119,7 +119,7 @@ def _after_steps(
             torch.cuda.reset_peak_memory_stats(device)  # the peak in the record is that of training
 
 
-def _peak(step: TrainingStep, make_batch: Callable[[int], Batch], size: int, meter: Meter) -> int | None:
+def _peak(step: ConfiguredStep, make_batch: Callable[[int], Batch], size: int, meter: Meter) -> int | None:
     """Bytes of the second step, the first makes the optimizer's state; None where they ran out."""
     try:
         batch = step.place(make_batch(size))
@@ -131,7 +131,7 @@ def _peak(step: TrainingStep, make_batch: Callable[[int], Batch], size: int, met
         return None
 
 
-def _rate(step: TrainingStep, make_batch: Callable[[int], Batch], size: int) -> float:
+def _rate(step: ConfiguredStep, make_batch: Callable[[int], Batch], size: int) -> float:
     """Samples/s of some steps after the first; 0 where memory ran out."""
 
     def wait() -> None:
