@@ -329,19 +329,19 @@ def on_curve(points: Sequence[Point], micro_batch: int, value: Callable[[Point],
     return value(before) - (-rise // (after.micro_batch - before.micro_batch))
 
 
-def is_straight(points: Sequence[Point], tolerance: float = SLOPES_AGREE_FRAC) -> bool:
+def is_straight(points: Sequence[Point]) -> bool:
     """Whether the last two slopes agree, of a micro-batch alone and after another one: then the line goes on."""
     if len(points) < 3:
         return False
-    return all(_slopes_agree(points[-3:], value, tolerance) for value in (whole_pass, _after_another))
+    for value in (whole_pass, _after_another):
+        one, two = (
+            (value(after) - value(before)) / (after.micro_batch - before.micro_batch)
+            for before, after in pairwise(points[-3:])
+        )
+        if abs(one - two) > SLOPES_AGREE_FRAC * max(abs(one), abs(two)):
+            return False
+    return True
 
 
 def _after_another(point: Point) -> int:
     return point.activations_after
-
-
-def _slopes_agree(points: Sequence[Point], value: Callable[[Point], int], tolerance: float) -> bool:
-    one, two = (
-        (value(after) - value(before)) / (after.micro_batch - before.micro_batch) for before, after in pairwise(points)
-    )
-    return abs(one - two) <= tolerance * max(abs(one), abs(two))
