@@ -1,4 +1,4 @@
-"""The device memory of a training run, found by a rehearsal of its steps on fake tensors.
+"""Finds the device memory of a training run by rehearsing its steps on fake tensors.
 
 Nothing of real size is allocated, and no GPU is needed. Predicted, not seen: what kernels use inside (`as_on_cuda` has
 the table), and torch.compile, which counts as none.

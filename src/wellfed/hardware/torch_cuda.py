@@ -1,4 +1,4 @@
-"""Torch's view of the GPUs. The only function of this room that imports torch, and only when called."""
+"""Asks torch which GPUs it can use. Alone in this room it imports torch, and only when called."""
 
 from __future__ import annotations
 

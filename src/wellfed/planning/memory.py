@@ -80,8 +80,6 @@ def memory_faults(config: RunConfig, memory: MemorySection, data: DataFacts, mod
 def memory_warnings(config: RunConfig, data: DataFacts) -> Iterator[str]:
     """What was asked of memory and is ignored."""
     asked = config.memory
-    if asked.stages:
-        yield "memory.stages is not used yet: the feature mode stays the same throughout. Set memory.features."
     if asked.features is not None and data.feature_rows == 0:
         yield (
             f"memory.features={asked.features.value} has no effect: this workload offers no features. "

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
+from wellfed.contract import FEATURE_MODES
 from wellfed.footprint.footprint import (
     Footprint,
     NoEstimate,
@@ -28,8 +29,6 @@ Estimate = Callable[[str | None, bool], Footprint | NoEstimate]
 PLANNED_FRAC = 0.98
 """Share of the budget that a predicted peak may take; the rest is for what the prediction is off by
 and for what it does not see (docs/memory.md)."""
-FEATURE_MODES = ("cache", "cache_host", "dynamic")
-"""Fastest first."""
 
 
 @dataclass(frozen=True)

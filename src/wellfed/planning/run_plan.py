@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
+from wellfed.contract import FeatureModeName
 from wellfed.errors import Fault
 from wellfed.record import PlanEntry
 
@@ -104,7 +105,7 @@ class MemorySection(Section):
     micro_batch: int
     accumulate: int
     checkpoint_activations: bool
-    features: Literal["cache", "cache_host", "dynamic"] | None
+    features: FeatureModeName | None
     """None: the workload offers no features."""
     on_oom: Literal["retry", "fail"]
 

@@ -17,7 +17,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
 from wellfed.errors import ConfigError, DataError
 from wellfed.footprint.footprint import KnownFootprints
-from wellfed.footprint.gathered import gathered_bytes
+from wellfed.footprint.fsdp_blocks import gathered_bytes
 from wellfed.loading.backend_benchmark import copied, time_first_batches
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.first_batches import FirstBatches

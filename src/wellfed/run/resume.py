@@ -58,7 +58,7 @@ def expand(overrides: Sequence[str]) -> list[str]:
             return rest
         resume = str(found)
     in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
-    merged = _merged(named.overrides if named else [], rest)
+    merged = _merged([*_size_found_by_rates(named, rest), *named.overrides] if named else [], rest)
     folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, assigned("resume", resume)]
 
@@ -159,6 +159,21 @@ def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]
             found += differences(old.get(key), new.get(key), f"{name}.{key}" if name else str(key))
         return found
     return [] if old == new else [(name, old, new)]
+
+
+_OF_THE_SIZE = frozenset({"memory", "memory.micro_batch", "memory.accumulate", "memory.plateau_frac"})
+
+
+def _size_found_by_rates(earlier: RunRecord, later: Sequence[str]) -> list[str]:
+    """The micro-batch of a run that measured which one is fast enough: measured again it may come out as another.
+
+    Gradients summed over other parts are not the same bit for bit.
+    """
+    found, memory = earlier.plan.get("memory.micro_batch"), earlier.config.get("memory") or {}
+    if found is None or found["source"] != "measured" or memory.get("plateau_frac") is None:
+        return []
+    is_asked_anew = any(key_value(text)[0] in _OF_THE_SIZE for text in later)
+    return [] if is_asked_anew else [f"memory.micro_batch={found['value']}"]
 
 
 def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
