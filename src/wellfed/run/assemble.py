@@ -291,7 +291,7 @@ def try_loader(
         known=parts.first_batches,
     )
     # Host memory is checked once, by rank 0 for all of them: what a rank finds free changes while others start. Those
-    # that it starts load as it has decided then (`ranks.RankZero`).
+    # that it starts load as it has decided then (`other_ranks.RankZero`).
     return found if found is None or rank == 0 else replace(found, batch_bytes=0)
 
 
