@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -215,11 +216,18 @@ def make_train_loader(
     return _train_loader(config, loader_settings(config, plan.loader), data, rank, on_skipped)
 
 
-def make_one_off_loader(config: RunConfig, plan: RunPlan, data: Datasets) -> TrainLoader | IterableLoader:
-    """The same for a look at a few batches: one producer where the plan has processes or a timeout, else none."""
+def make_one_off_loader(
+    config: RunConfig, plan: RunPlan, data: Datasets, *, batch_size: int | None = None
+) -> TrainLoader | IterableLoader:
+    """The same for a look at a few batches: one producer where the plan has processes or a timeout, else none.
+
+    Args:
+        batch_size: for one device, instead of that of a step.
+    """
     asked = loader_settings(config, plan.loader)
     is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
-    return _train_loader(config, _one_producer(asked) if is_watched else _inline(config), data, rank=0)
+    settings = _one_producer(asked) if is_watched else _inline(config)
+    return _train_loader(config, settings, data, 0, batch_size=batch_size)
 
 
 def make_inline_loader(config: RunConfig, data: Datasets) -> TrainLoader | IterableLoader:
@@ -249,19 +257,23 @@ def _train_loader(
     data: Datasets,
     rank: int,
     on_skipped: Callable[..., None] | None = None,
+    batch_size: int | None = None,
 ) -> TrainLoader | IterableLoader:
-    overfit = config.trainer.overfit_batches
+    trainer, effective = config.trainer, config.workload.effective_batch_size
+    limit = trainer.limit_batches if trainer.overfit_batches is None else trainer.overfit_batches
+    if limit is not None and batch_size is not None and hasattr(data.train, "__getitem__"):
+        limit *= math.ceil(effective / batch_size)  # the same samples are more of smaller batches
     return train_loader(
         data.train,
         settings,
-        batch_size=config.workload.effective_batch_size,
+        batch_size=batch_size or effective,
         seed=config.seed,
         rank=rank,
-        world_size=config.trainer.devices,
+        world_size=1 if batch_size is not None else trainer.devices,
         drop_last=config.workload.drop_last,
         collate=data.collate,
-        limit_batches=overfit if overfit is not None else config.trainer.limit_batches,
-        shuffle=overfit is None,
+        limit_batches=limit,
+        shuffle=trainer.overfit_batches is None,
         on_skipped=on_skipped,
     )
 
