@@ -44,7 +44,7 @@ def torch_cuda() -> TorchCuda:
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a CUDA library that torch links is missing
-        return TorchCuda(problem=f"{IMPORT_FAILED} ({_reason(error)})")
+        return TorchCuda(problem=f"{IMPORT_FAILED} ({first_line(error).rstrip('. ')})")
     built_for = (
         f"ROCm {torch.version.hip}" if torch.version.hip else torch.version.cuda and f"CUDA {torch.version.cuda}"
     )
@@ -55,8 +55,8 @@ def torch_cuda() -> TorchCuda:
         try:
             devices = tuple(_device(index) for index in range(torch.cuda.device_count() if _usable() else 0))
         except (RuntimeError, AssertionError) as error:
-            return TorchCuda(problem=_reason(error), cuda=built_for)
-    notes = tuple(dict.fromkeys(_reason(warning.message) for warning in caught))
+            return TorchCuda(problem=first_line(error).rstrip(". "), cuda=built_for)
+    notes = tuple(dict.fromkeys(first_line(warning.message).rstrip(". ") for warning in caught))
     if not devices:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         shown = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible}"
@@ -91,8 +91,3 @@ def _free_bytes(index: int) -> int | None:
         return int(torch.cuda.mem_get_info(index)[0])
     except RuntimeError:
         return None  # another process holds all of it, or the card is in exclusive mode
-
-
-def _reason(error: object) -> str:
-    """Without a full stop: it goes into other messages."""
-    return first_line(error).rstrip(". ")

@@ -15,8 +15,8 @@ from wellfed.planning.run_plan import (
     MemorySection,
     ModelFacts,
     RunPlan,
-    as_set,
     by_rule,
+    unless_set,
 )
 from wellfed.units import gib, show_bytes
 
@@ -35,15 +35,15 @@ def plan_memory(
     else:
         micro = _micro_batch(config, model, per_device)
         accumulate = _accumulate(asked.accumulate, per_device, micro.value)
-    checkpoints = as_set("memory.checkpoint_activations", asked.checkpoint_activations)
     return MemorySection.of(
         {
             "micro_batch": micro,
             "accumulate": accumulate,
-            "checkpoint_activations": by_rule(
-                bool(asked.checkpoint_activations),
-                checkpoints or "off: it costs about a third more compute",
-                is_set=bool(checkpoints),
+            "checkpoint_activations": unless_set(
+                "memory.checkpoint_activations",
+                asked.checkpoint_activations,
+                False,
+                "off: it costs about a third more compute",
             ),
             "features": _features(config, facts, device, data),
             "on_oom": _on_oom(asked.on_oom, device.trainer.strategy, model),

@@ -228,3 +228,8 @@ def as_set(knob: str, value: Any) -> str:
 def by_rule(value: Value, because: str, *, is_set: bool = False) -> Decided[Value]:
     """A value that a rule of thumb gave, unless the user set it."""
     return Decided(value, because, "set" if is_set else "predicted")
+
+
+def unless_set(knob: str, asked: Value | None, value: Value, because: str) -> Decided[Value]:
+    """What the user set, else what a rule of thumb gives."""
+    return by_rule(value, because) if asked is None else Decided(asked, as_set(knob, asked), "set")

@@ -1,4 +1,4 @@
-"""What the configured model needs of device memory, asked once for each way of training and kept on disk."""
+"""Estimates what the configured model needs of device memory, once for each setting, and keeps it on disk."""
 
 from __future__ import annotations
 

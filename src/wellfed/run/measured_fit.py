@@ -108,7 +108,7 @@ def _after_steps(
     """What is decided with steps of a copy of the model; the plan as it is where none can be run."""
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            return decide(ConfiguredStep(config, plan, _apart(parts), device, fill=blank))
+            return decide(ConfiguredStep(config, plan, _copy_of(parts), device, fill=blank))
     except Exception as error:  # noqa: BLE001  foreign code, and a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)
         return plan
@@ -154,7 +154,7 @@ def _rate(step: ConfiguredStep, make_batch: Callable[[int], Batch], size: int) -
         return 0.0
 
 
-def _apart(parts: assemble.Parts) -> assemble.Parts:
+def _copy_of(parts: assemble.Parts) -> assemble.Parts:
     model = copy.deepcopy(parts.model)
     features = None if parts.features is None else model.features()  # type: ignore[operator]
     return replace(parts, model=model, features=features, data=replace(parts.data, train=copied(parts.data.train)))

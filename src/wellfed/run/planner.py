@@ -140,7 +140,7 @@ class Planner:
         if lazy:
             problem = f"has parameters without a shape until the first batch (Lazy*): {lazy[0]}."
             way_out = "Give their sizes (nn.Linear for nn.LazyLinear), or run a batch through it in its __init__."
-            raise ConfigError([Fault("workload.model", problem, way_out)])
+            raise ConfigError.of("workload.model", problem, way_out)
         return assemble.model_facts(self.parts, self.config)
 
     def by_devices(self, estimate: Estimate) -> list[RunPlan]:
