@@ -12,7 +12,7 @@ import torch
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import ConfigError, DataError, Fault
+from wellfed.errors import ConfigError, DataError
 from wellfed.footprint.footprint import NoEstimate
 from wellfed.footprint.size_fit import CudaMeter, TensorMeter, find_micro_batch
 from wellfed.footprint.size_search import Fit, Probe
@@ -23,7 +23,7 @@ from wellfed.memory.cap import cap_cuda
 from wellfed.nvml.session import NvmlError, NvmlSession
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run.planner import Planner
-from wellfed.run.training_step import TrainingStep
+from wellfed.run.training_step import ConfiguredStep
 
 HOST_FRAC = 0.9
 """Of the free host memory, where training runs on the CPU and no card was named."""
@@ -49,7 +49,7 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
     planner = Planner.start(composed, facts)
     if planner.parts.is_lightning_module:
         problem = "a LightningModule runs its own step on whole batches: there is no micro-batch to find."
-        raise ConfigError([Fault("workload.model", problem, "Bring a plain nn.Module with loss(batch).")])
+        raise ConfigError.of("workload.model", problem, "Bring a plain nn.Module with loss(batch).")
     for warning in planner.device.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     plan, is_whole = planner.rough(), planner.model_facts().has_batch_norm
@@ -59,7 +59,7 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
     budget_gib = plan.device.memory_gib or HOST_FRAC * facts.ram_available_gib
     if plan.on_gpu and plan.device.enforce:
         ballast = cap_cuda(int(budget_gib * 2**30), ballast=config.gpu.ballast)  # noqa: F841  held while steps run
-    step = TrainingStep(config, plan, planner.parts, torch.device("cuda", 0) if plan.on_gpu else torch.device("cpu"))
+    step = ConfiguredStep(config, plan, planner.parts, torch.device("cuda", 0) if plan.on_gpu else torch.device("cpu"))
     with _utilisation(facts, plan) as utilisation:
         found = find_micro_batch(
             step,

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureSource
-from wellfed.memory import held
+from wellfed.memory import breakdown
 from wellfed.memory.ladder import Ladder, MicroBatches
 from wellfed.memory.optimizer_state import allocate
 from wellfed.memory.step_start import StepStart
@@ -98,7 +98,7 @@ class TrainStep:
             OutOfMemoryExhausted: memory does not suffice, in no way that is left.
         """
         self.number += 1
-        self._retry.begin_step(self.number)
+        self._retry.step = self.number
         losses: list[Tensor] = []
 
         def gradients() -> Tensor:
@@ -176,7 +176,7 @@ class TrainStep:
 
     def allocate_state(self) -> None:
         """Let the optimizer make its state now, if it can, with what `__call__` does where memory does not suffice."""
-        self._retry.begin_step(self.number)
+        self._retry.step = self.number
         self._retry.optimizer_step(self._optimizer, partial(allocate, self._optimizer, self._model))
 
     def _sizes(self, delivery: Delivery) -> list[int]:
@@ -210,10 +210,10 @@ class TrainStep:
 
     def _way_out(self) -> str:
         """What holds the memory, and what else can be done about it than was tried."""
-        parts = held.held_bytes(self._model, self._optimizer, self._features())
-        less = held.overrides_with_less(parts, precision=self._precision.name, batches_ahead=self._batches_ahead)
+        parts = breakdown.bytes_by_part(self._model, self._optimizer, self._features())
+        less = breakdown.overrides_with_less(parts, precision=self._precision.name, batches_ahead=self._batches_ahead)
         ways = [*less, "a card with more memory (gpu=...)", "a smaller workload.model, which learns something else"]
-        return f"{held.largest_parts(parts)} Next: {'; or '.join(ways)}."
+        return f"{breakdown.largest_parts(parts)} Next: {'; or '.join(ways)}."
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
