@@ -59,13 +59,8 @@ class Task:
     """Of the CUDA allocator."""
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """Forward and backward of a micro-batch."""
-
-    bytes: dict[str, int]
-    """By kind, at the peak."""
-    events: Events
+_Pass = tuple[dict[str, int], Events]
+"""Forward and backward of a micro-batch: bytes by kind at the peak, and all that was made and let go."""
 
 
 class _DistinctRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -95,7 +90,7 @@ class _Counted(Ranks):
         self._live.events = []
         with self._live:
             yield
-        self._take(_Pass(self._live.peak, tuple(self._live.events)))
+        self._take((self._live.peak, tuple(self._live.events)))
 
     def backward(self, loss: Tensor) -> None:
         backward(loss)
@@ -146,20 +141,20 @@ class Rehearsal:
 
     def point(self, micro_batch: int) -> Point:
         """The passes of a micro-batch, alone and after another of its size."""
-        alone, after = self._peaks(micro_batch)
+        (alone, first), (after, later) = self._peaks(micro_batch)
         sparse, temporaries, step = self._sparse_gradients(), 0, self._step_events
         if sparse:
             self._peaks(micro_batch, num_passes=1)
             sparse = self._sparse_gradients()
             temporaries, step = self._optimizer_step()
-        parts = *renumbered(alone.events, after.events), *renumbered(step, first=OPTIMIZER)
+        parts = *renumbered(first, later), *renumbered(step, first=OPTIMIZER)
         for recorded, events in zip(self._recorded, parts, strict=True):
             recorded[micro_batch] = events
         return Point(
             micro_batch,
-            alone.bytes["activations"],
-            alone.bytes.get("gradients", 0),
-            after.bytes["activations"],
+            alone["activations"],
+            alone.get("gradients", 0),
+            after["activations"],
             sparse_gradients=sparse,
             sparse_temporaries=max(0, temporaries - self._temporaries),
         )
