@@ -15,8 +15,8 @@ from wellfed.commands import choose, cli
 from wellfed.config import option_file
 from wellfed.config.compose import compose
 from wellfed.config.session import default_config_dir
-from wellfed.sweep.leaderboard import leaderboard
 from wellfed.sweep.ledger import Read
+from wellfed.sweep.ranking import leaderboard
 
 NONE_AHEAD = {"prefetch_factor": None, "persistent_workers": False, "timeout_s": 0}
 LOADERS: Mapping[str, dict[str, Any]] = {
@@ -103,13 +103,6 @@ def test_samples_that_are_known_bad_are_no_part_of_an_option(folder: Path, confi
     assert choose_from(folder) == 0
     written = yaml.safe_load((configs / "loader" / "mine.yaml").read_text())
     assert not {"skip_ids", "max_skipped"} & set(written)
-
-
-def test_stages_are_kept(folder: Path, configs: Path):
-    stages = [{"until_epoch": 2, "features": "cache"}, {"until_epoch": None, "features": "dynamic"}]
-    made.write_record(folder / BEST.folder, config={"loader": {}, "memory": {"stages": stages}})
-    assert choose_from(folder) == 0
-    assert yaml.safe_load((configs / "memory" / "mine.yaml").read_text())["stages"] == stages
 
 
 def test_every_number_has_its_reason_and_the_head_says_where_it_is_from(folder: Path, configs: Path):

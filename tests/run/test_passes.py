@@ -61,7 +61,7 @@ def datasets() -> Datasets:
 
 def passes_of(tmp_path: Path, *overrides: str) -> tuple[Passes, Journal, Any]:
     more = ["logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.ceiling_steps=5", *overrides]
-    made = compose(more)
+    made = compose([*more, "config.allow_targets=[torch,wellfed,workloads,tests]"])
     workload = replace(
         made.config.workload,
         name="w",

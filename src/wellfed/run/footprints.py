@@ -1,8 +1,7 @@
-"""What the configured model needs of device memory, asked once for each way of training and kept on disk."""
+"""Estimates what the configured model needs of device memory, once for each setting, and keeps it on disk."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -13,13 +12,13 @@ from typing import Any
 from torch import nn, optim
 
 from wellfed.batches import Delivery
-from wellfed.config.schema import Allocator, RunConfig, TrainerConfig
+from wellfed.config.schema import Allocator, RunConfig
 from wellfed.contract import Batch
 from wellfed.errors import first_line
 from wellfed.footprint import estimate
 from wellfed.footprint.cache import cached_measure
 from wellfed.footprint.footprint import Footprint, KnownFootprints, NoEstimate
-from wellfed.footprint.forked_estimate import apart
+from wellfed.footprint.forked_estimate import in_fork
 from wellfed.footprint.rehearsal import Task
 from wellfed.loading.backend_benchmark import copied, without_side_effects
 from wellfed.loading.longest_batch import Longest, longest_batch
@@ -85,7 +84,7 @@ class Footprints:
             expandable_segments=self._config.gpu.allocator is Allocator.expandable,
         )
         cache_dir, host_bytes = Path(self._config.paths.cache_dir), self._host_bytes
-        return apart(lambda: cached_measure(self._parts.model, task, self._samples, cache_dir, host_bytes=host_bytes))
+        return in_fork(lambda: cached_measure(self._parts.model, task, self._samples, cache_dir, host_bytes=host_bytes))
 
     def _optimizer(self, model: nn.Module) -> optim.Optimizer:
         groups, sparse = parameter_groups(model), self._parts.has_sparse_gradients
@@ -135,20 +134,7 @@ class Footprints:
     def _deliveries(self, size: int) -> Iterator[Iterator[Delivery]]:
         """Batches of ``size`` samples, built by whoever is to build batches in training: a sample may end the process
         that loads it."""
-        workload = replace(self._config.workload, effective_batch_size=size)
-        config = replace(self._config, workload=workload, trainer=self._trainer(size))
         data = replace(self._parts.data, train=self._train)
-        deliveries: Any = iter(assemble.make_one_off_loader(config, self._plan, data))
+        deliveries: Any = iter(assemble.make_one_off_loader(self._config, self._plan, data, batch_size=size))
         with without_side_effects(), closing(deliveries):
             yield deliveries
-
-    def _trainer(self, size: int) -> TrainerConfig:
-        """Limits count batches: the same samples are more of smaller ones, unless the data brings its own."""
-        asked, is_map_style = self._config.trainer, hasattr(self._train, "__getitem__")
-        times = math.ceil(self._config.workload.effective_batch_size / size) if is_map_style else 1
-
-        def more(limit: int | None) -> int | None:
-            return None if limit is None else times * limit
-
-        limit_batches, overfit_batches = more(asked.limit_batches), more(asked.overfit_batches)
-        return replace(asked, devices=1, limit_batches=limit_batches, overfit_batches=overfit_batches)
