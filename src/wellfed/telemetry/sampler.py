@@ -72,14 +72,15 @@ class Sampler:
             outlet: closed at the end of the block.
             time_s: seconds since the run first started.
         """
-        self._outlet, self._progress, self._now_s = outlet, progress, now_s
-        self._watches = [_Watch(source, self, outlet, interval_s, progress, time_s, now_s) for source in sources]
+        self.outlet, self.progress, self.interval_s = outlet, progress, interval_s
+        self.time_s, self.now_s = time_s, now_s
+        self._watches = [_Watch(source, self) for source in sources]
         self._began_at_s = now_s()
         self._ended_at_s: float | None = None
 
     def __enter__(self) -> Self:
-        self._began_at_s = self._now_s()
-        self._progress.on_edge = self._on_edge
+        self._began_at_s = self.now_s()
+        self.progress.on_edge = self._on_edge
         for watch in self._watches:
             watch.ticker.start()
         return self
@@ -87,9 +88,9 @@ class Sampler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._progress.on_edge = lambda left: None
-        if self._progress.phase in TRAINING:  # an error or a signal ended it
-            self._on_edge(self._progress.phase)
+        self.progress.on_edge = lambda left: None
+        if self.progress.phase in TRAINING:  # an error or a signal ended it
+            self._on_edge(self.progress.phase)
         for watch in self._watches:
             watch.ticker.stop()
         try:
@@ -98,12 +99,12 @@ class Sampler:
                 if not watch.ticker.join(max(0.0, give_up_at_s - time.monotonic())):
                     watch.tell_left_behind()
         finally:  # a second signal may come while it waits
-            self._outlet.close()
-            self._ended_at_s = self._now_s()
+            self.outlet.close()
+            self._ended_at_s = self.now_s()
 
     def cpu_frac(self) -> float:
         """What watching costs: CPU time of the threads, as a share of the time that they have been at it."""
-        ended_at_s = self._now_s() if self._ended_at_s is None else self._ended_at_s
+        ended_at_s = self.now_s() if self._ended_at_s is None else self._ended_at_s
         return self.cpu_s() / max(1e-9, ended_at_s - self._began_at_s)
 
     def cpu_s(self) -> float:
@@ -118,27 +119,18 @@ class Sampler:
     def _on_edge(self, left: Phase) -> None:
         for watch in self._watches:
             watch.at_edge(left)
-        self._progress.wake()
+        self.progress.wake()
 
 
 class _Watch:
     """One source and its thread."""
 
-    def __init__(
-        self,
-        source: Source,
-        sampler: Sampler,
-        outlet: Outlet,
-        interval_s: float,
-        progress: Progress,
-        time_s: Callable[[], float],
-        now_s: Callable[[], float],
-    ) -> None:
-        self._source, self._sampler, self._outlet = source, sampler, outlet
-        self._interval_s, self._progress, self._time_s, self._now_s = interval_s, progress, time_s, now_s
-        self.ticker = Ticker(source.name, interval_s, self._round, self._close, now_s=now_s)
+    def __init__(self, source: Source, sampler: Sampler) -> None:
+        self._source, self._sampler, self._outlet = source, sampler, sampler.outlet
+        self._interval_s, self._progress, self._now_s = sampler.interval_s, sampler.progress, sampler.now_s
+        self.ticker = Ticker(source.name, self._interval_s, self._round, self._close, now_s=self._now_s)
         self._edges: deque[tuple[Phase, int]] = deque()
-        self._slow_at_s = now_s()
+        self._slow_at_s = self._now_s()
         self._late_rounds = 0
         self._told: set[str] = set()
         self._tells = threading.Lock()
@@ -192,7 +184,7 @@ class _Watch:
 
         def stamped() -> list[Sample]:
             phase, step = before or (self._progress.phase, self._progress.step)
-            time_s = self._time_s()
+            time_s = self._sampler.time_s()
             return [Sample(time_s, step, phase, gpu, values) for gpu, values in readings]
 
         if readings:
