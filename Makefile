@@ -19,7 +19,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train sweep test bench-gpu test-all check format doctor constraints clean new
+.PHONY: help install train sweep test bench-gpu test-all goldens check format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,11 @@ bench-gpu: $(RUNS) ## on a machine with a GPU: check what only a real one can sh
 
 test-all: $(TESTS) ## run the slow tests too
 	HYPOTHESIS_PROFILE=fresh $(PYTEST) -m "slow or not slow" $(ARGS)
+
+goldens: $(TESTS) ## after a change that is meant: write docs/configuration.md and the committed plans anew
+	$(BIN)/python -m wellfed.config.reference > docs/configuration.md
+	WELLFED_UPDATE_GOLDEN=1 $(PYTEST) tests/planning
+	@echo 'Now read what changed: git diff'
 
 check: $(TESTS) ## format, lint, types, layers, workflows: changes nothing
 	@failed=; for tool in "ruff format --check ." "ruff check ." mypy lint-imports \

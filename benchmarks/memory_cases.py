@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,15 +27,16 @@ from benchmarks.memory_models import (
     Neighbours,
     ResNet,
     SparseTable,
+    TextOfItems,
     UNet,
     VisionTransformer,
     Volume,
-    with_text,
 )
 from wellfed import batches
+from wellfed.batches import Delivery
 from wellfed.config.compose import compose
 from wellfed.config.schema import RunConfig
-from wellfed.contract import Batch, FeatureSource, LossOutput
+from wellfed.contract import Batch, FeatureSource
 from wellfed.footprint.cuda_emulation import as_on_cuda, backward
 from wellfed.footprint.estimate import repeated
 from wellfed.footprint.rehearsal import Task
@@ -46,11 +47,13 @@ from wellfed.memory.features import Mode, hold
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run.assemble import Parts, make_optimizer, make_parts
-from wellfed.sample_rng import SampleRng
-from wellfed.step.micro_batches import parameter_groups
+from wellfed.step.compiled import Loss
+from wellfed.step.micro_batches import Preparation
+from wellfed.step.precision import Precision
+from wellfed.step.ranks import Ranks
+from wellfed.step.train_step import TrainStep, parameter_groups
 
 CPU = torch.device("cpu")
-AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 STEPS = 4
 """The first makes the optimizer's state; what the allocator reserves settles after."""
 CARDS_ALONE = ("embedding, sparse adam", "gradient penalty", "neighbours, gather")
@@ -101,7 +104,7 @@ def cases() -> Iterator[Case]:
             FrozenEncoder(),
             triple,
             (16, 128, 512, 2048),
-            prepare=with_text,
+            prepare=Preparation(TextOfItems(), 0),
             feature_mode=mode,
         )
     small = (4, 8, 16, 32)
@@ -150,13 +153,7 @@ def workload_case(config: RunConfig, parts: Parts, sizes: tuple[int, ...], mode:
     )
     with closing(loader), closing(iter(loader)) as deliveries:
         sample = next(deliveries).batch
-    on_device = getattr(parts.data.train, "on_device", None)
-
-    def prepare(batch: Batch, features: FeatureSource | None) -> Batch:
-        if on_device is None:
-            return batch
-        rng = SampleRng(config.seed, 0, device=next(batches.tensors(batch)).device)
-        return on_device(batch, rng) if features is None else on_device(batch, rng, features)
+    prepare = Preparation(parts.data.train, config.seed)
 
     def make(model: nn.Module) -> torch.optim.Optimizer:
         plan = SimpleNamespace(device=SimpleNamespace(precision="32-true"))
@@ -218,10 +215,8 @@ def training(
     Args:
         count: told of what was made outside the moments.
     """
-    task = case.task
-    model = copy.deepcopy(case.model).to(device)
-    if task.precision == "bf16-true":
-        model.to(torch.bfloat16)
+    task, precision = case.task, Precision(case.task.precision, device.type)
+    model = precision.convert(copy.deepcopy(case.model).to(device))
     if task.checkpointed:
         checkpoint_blocks(model)
     count(model)
@@ -239,31 +234,29 @@ def training(
     for group in optimizer.param_groups:  # what None means on CUDA
         if group.get("foreach", True) is None and not group.get("fused"):
             group["foreach"] = True
-    on_host = task.make_batch(samples)
-    if task.precision == "bf16-true":
-        on_host = batches.map_tensors(on_host, lambda each: each.bfloat16() if each.is_floating_point() else each)
+    train_step = TrainStep(
+        model,
+        optimizer,
+        loss=Loss(model, "none", print),
+        prepare=task.prepare,
+        micro=MicroBatches(micro_batch),
+        precision=precision,
+        device=device,
+        ranks=_AsOnCuda(),
+        features=lambda: source[0],
+    )
+    on_host = batches.map_tensors(task.make_batch(samples), lambda each: each.to(precision.dtype_of(each)))
     held: list[Batch] = []
-    sizes = MicroBatches(micro_batch).sizes(samples)
-
-    def loss_of(part: Batch) -> Tensor:
-        with _precision(task.precision, device):
-            prepared = part if task.prepare is None else task.prepare(part, source[0])
-            return cast(LossOutput, model.loss(prepared)).loss * (batches.batch_size(part) / samples)
 
     def step() -> None:
         held.clear()
         held.append(batches.map_tensors(on_host, lambda each: each.to(device, copy=True)))
-        for parameter in model.parameters():
-            parameter.grad = None
-        for part in batches.split(held[0], sizes):
-            backward(loss_of(part))
-        optimizer.step()
+        train_step(Delivery(held[0], epoch=0, index=0, total=samples))
 
     for _ in range(STEPS):
         yield step
 
 
-def _precision(precision: str, device: torch.device) -> AbstractContextManager[Any]:
-    if precision not in AUTOCAST:
-        return nullcontext()
-    return torch.autocast(device.type, AUTOCAST[precision], cache_enabled=False)
+class _AsOnCuda(Ranks):
+    def backward(self, loss: Tensor) -> None:
+        backward(loss)

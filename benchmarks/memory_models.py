@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from wellfed.contract import Batch, Features, FeatureSource, LossOutput
+from wellfed.sample_rng import SampleRng
 
 
 class Mlp(nn.Module):
@@ -85,9 +86,11 @@ class FrozenEncoder(nn.Module):
         return LossOutput(functional.binary_cross_entropy_with_logits(score, batch["y"]))
 
 
-def with_text(batch: Batch, features: FeatureSource | None) -> Batch:
-    assert features is not None
-    return batch | {"text": features.rows(batch["item"])}
+class TextOfItems:
+    """What a data set of `FrozenEncoder` does on the device."""
+
+    def on_device(self, batch: Batch, rng: SampleRng, features: FeatureSource) -> Batch:
+        return batch | {"text": features.rows(batch["item"])}
 
 
 class ResNet(nn.Module):

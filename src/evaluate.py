@@ -6,8 +6,8 @@ import sys
 
 from wellfed.config.compose import Composed
 from wellfed.config.entry import main
+from wellfed.config.quoting import quoted
 from wellfed.config.schema import EvaluateConfig
-from wellfed.run.resume import quoted
 
 
 def job(composed: Composed[EvaluateConfig]) -> int:

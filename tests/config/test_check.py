@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from wellfed.config.check import bind, check_imported, check_nodes, check_static
+from wellfed.config.check import bind, check_imported, check_static
 
 DATACLASS = "wellfed.contract.Datasets"
 
@@ -178,7 +178,6 @@ def decorated(make_config, monkeypatch, tmp_path):
 
 def test_stage_two_imports_what_could_not_be_read(decorated):
     config = decorated(_target_="my_decorated.f", path="a", sizee="big", size="big")
-    assert check_nodes(config).unread == ["workload.data"]
     assert check_static(config) == []
     assert [fault.where for fault in check_imported(config)] == ["workload.data.sizee=big", "workload.data.size=big"]
 

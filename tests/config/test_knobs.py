@@ -112,4 +112,4 @@ def test_defaults_are_the_schemas_and_are_not_shared():
 
 def test_a_class_that_is_no_schema_has_none():
     assert entries(dict) == {}
-    assert entries(dataclasses.make_dataclass("Foreign", ["a"]))["a"].range is None
+    assert entries(dataclasses.make_dataclass("Foreign", [("a", int)]))["a"].range is None

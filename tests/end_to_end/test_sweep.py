@@ -367,7 +367,7 @@ def test_feature_rows_that_can_not_be_computed_cost_the_points_that_keep_them(tm
     assert swept.done.code == 0, swept.done.text
     assert swept.row("memory.features=dynamic").status == "ok"
     assert swept.row("memory.features=cache").status == "killed"
-    assert not (swept.folder / ".look").exists()
+    assert not (swept.folder / ".scratch").exists()
 
 
 # -- bad input -------------------------------------------------------------------------------------------------------

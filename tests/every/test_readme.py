@@ -15,12 +15,14 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from wellfed import errors
 from wellfed.commands.add import write_workload
+from wellfed.config.compose import compose
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -162,9 +164,14 @@ def rows(head: str) -> dict[str, list[str]]:
     return {row[0].strip("`"): row[1:] for row in cells}
 
 
-def options(group: str) -> dict[str, dict[str, object]]:
-    """Option name -> its yaml."""
-    return {path.stem: yaml.safe_load(path.read_text()) for path in (ROOT / "configs" / group).glob("*.yaml")}
+def options(group: str) -> list[str]:
+    """The names of a group's options."""
+    return [path.stem for path in (ROOT / "configs" / group).glob("*.yaml")]
+
+
+def knobs_with(group: str, option: str) -> dict[str, Any]:
+    """The knobs of a group in a run with that option."""
+    return dict(compose([f"{group}={option}"]).resolved[group])
 
 
 def test_all_groups_and_options_are_listed():
@@ -185,25 +192,27 @@ def test_the_first_option_is_the_default():
         assert first == (chosen[group] or "none"), group
 
 
-def test_the_loader_table_is_what_the_yaml_says():
+def test_the_loader_table_is_what_a_run_gets():
     (head,) = re.findall(r"^\| loader \| (.*) \|$", README, flags=re.MULTILINE)
     names = head.split(" | ")
     table = {
         option: dict(zip(names, map(yaml.safe_load, cells), strict=True)) for option, cells in rows("loader").items()
     }
-    assert table == options("loader")
+    runs = {option: knobs_with("loader", option) for option in options("loader")}
+    assert table == {option: {name: knobs[name] for name in names} for option, knobs in runs.items()}
 
 
-def test_the_gpu_table_is_what_the_yaml_says():
+def test_the_gpu_table_is_what_a_run_gets():
     budgets = {option: cells[0] for option, cells in rows("gpu").items() if option != "auto"}
+    runs = {option: knobs_with("gpu", option)["memory_gib"] for option in options("gpu")}
     assert {option: float(value) for option, value in budgets.items()} == {
-        option: value["memory_gib"] for option, value in options("gpu").items() if value["memory_gib"] is not None
+        option: budget for option, budget in runs.items() if budget is not None
     }
 
 
 def test_the_memory_table_has_all_options():
     assert set(re.findall(r"\w+", " ".join(rows("memory")))) == set(options("memory"))
-    assert options("memory")["accumulate"] == {"accumulate": 4}
+    assert knobs_with("memory", "accumulate")["accumulate"] == 4
 
 
 def test_all_exit_codes_are_listed():

@@ -14,6 +14,7 @@ from wellfed.footprint.cache import FILE_NAME, cached_measure, digest, load
 from wellfed.footprint.estimate import measure, repeated
 from wellfed.footprint.footprint import NoEstimate
 from wellfed.footprint.rehearsal import Task
+from wellfed.step.micro_batches import Preparation
 
 SAMPLE = {"x": torch.zeros(4, 64), "label": torch.zeros(4, dtype=torch.long)}
 TASK = Task(repeated(SAMPLE), adamw)
@@ -57,8 +58,13 @@ def test_where_nothing_can_be_written_nothing_is_kept(tmp_path, asked):
     assert len(asked) == 2
 
 
+class GivesNothing:
+    def on_device(self, batch, rng):
+        return None
+
+
 def test_no_estimate_is_not_kept(tmp_path):
-    broken = dataclasses.replace(TASK, prepare=lambda batch, features: None)
+    broken = dataclasses.replace(TASK, prepare=Preparation(GivesNothing(), 0))
     assert isinstance(cached_measure(Mlp(8), broken, 4, tmp_path), NoEstimate)
     assert list(tmp_path.rglob("*")) == []
 

@@ -17,7 +17,7 @@ from tests.lit import tiny
 from wellfed.errors import DataError
 from wellfed.lit import trainer as lit
 from wellfed.lit.evaluation import can_be_shared
-from wellfed.lit.module import MeanLoss
+from wellfed.lit.mean_loss import MeanLoss
 from wellfed.loading.eval_loader import EvalLoader
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="forks")

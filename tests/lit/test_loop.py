@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,12 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins import MixedPrecision
 
 from tests.lit import tiny
 from tests.lit.test_module import SometimesNan, oom_above
+from wellfed.batches import Delivery
 from wellfed.lit import loop
 from wellfed.lit import trainer as lit
 
@@ -22,21 +25,14 @@ HOOKS += ["on_train_batch_end", "on_validation_start", "on_validation_batch_end"
 HOOKS += ["on_train_epoch_end", "on_save_checkpoint", "on_train_end", "on_fit_end", "teardown"]
 
 
-class Listens(pl.Callback):
-    """Has a hook within the step, which only Lightning's own step calls."""
-
-    def on_before_zero_grad(self, *_: Any) -> None:
-        pass
-
-
 class Direct(pl.Callback):
-    """Whether the steps were direct."""
+    """Whether the steps were direct, but for the first after a resume."""
 
     def __init__(self) -> None:
         self.was: list[bool] = []
 
     def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        self.was.append(trainer.fit_loop.epoch_loop._is_direct)
+        self.was.append(getattr(trainer.fit_loop.epoch_loop, "_is_direct", False))
 
 
 class Stops(pl.Callback):
@@ -52,6 +48,9 @@ class Stops(pl.Callback):
 class Hears(pl.Callback):
     """What callbacks are told, and what they could look up at that time."""
 
+    ignores_loss = False
+    """Lightning's own knows that of the last micro-batch alone."""
+
     def __init__(self) -> None:
         self.heard: list[tuple[Any, ...]] = []
 
@@ -59,7 +58,8 @@ class Hears(pl.Callback):
 def note(self: Hears, hook: str, trainer: Any, module: Any, *more: Any) -> None:
     state = trainer.global_step, trainer.current_epoch, trainer.is_last_batch, trainer.training
     if hook.startswith("on_train_batch"):
-        more = tuple(one if isinstance(one, int) else one["loss"].item() for one in more if type(one) in (int, dict))
+        loss = [] if isinstance(more[0], Delivery) or self.ignores_loss else [more[0]["loss"].item()]
+        more = (*loss, more[-1])
         state = *state, trainer.optimizers[0].param_groups[0]["lr"], module._current_fx_name
     else:
         more = ()
@@ -70,19 +70,38 @@ for hook in HOOKS:
     setattr(Hears, hook, lambda self, *more, hook=hook, **_: note(self, hook, *more))
 
 
-def both(
-    tmp_path: Path, make: Any = tiny.module, stops: int | None = None, **changes: Any
+def fitted(
+    module: Any, tmp_path: Path, callbacks: Any = (), *, direct: bool, plugins: Any = None, val: Any = None, **more: Any
+) -> Any:
+    """The Trainer, of direct steps or with Lightning's own loop."""
+    checkpoint = more.pop("checkpoint", None)
+    watch = Direct()
+    more = tiny.options(**more)
+    trainer = lit.make_trainer(
+        replace(more, precision=None) if plugins else more, [*callbacks, watch], tmp_path, plugins=plugins
+    )
+    if not direct:
+        trainer.fit_loop.epoch_loop = _TrainingEpochLoop(trainer, None, trainer.fit_loop.epoch_loop.max_steps)
+    lit.fit(trainer, module, tiny.loader(), val, checkpoint)
+    assert not watch.was or set(watch.was) == {direct}
+    return trainer
+
+
+def three(
+    tmp_path: Path, make: Any = tiny.module, stops: int | None = None, plugin: Any = lambda: None, **changes: Any
 ) -> list[tuple[torch.Tensor, dict[str, Any], Any]]:
-    """Weights, checkpoint and what was heard, first of direct steps, then of Lightning's."""
+    """Weights, checkpoint and what was heard: of direct steps, of ours in Lightning's loop, of Lightning's own."""
     results = []
-    for number, more in enumerate(([], [Listens()])):
-        hears, direct = Hears(), Direct()
-        module = make()
-        trainer = lit.make_trainer(tiny.options(**changes), [hears, direct, Stops(stops), *more], tmp_path)
-        lit.fit(trainer, module, tiny.loader(), tiny.eval_loader(8), None)
-        assert set(direct.was) == {not more}
-        trainer.save_checkpoint(tmp_path / f"{number}.ckpt")
-        results.append((tiny.weights(module), torch.load(tmp_path / f"{number}.ckpt", weights_only=True), hears.heard))
+    for number in range(3):
+        hears, module = Hears(), make() if number < 2 else tiny.Lightnings(make())
+        callbacks, val = [hears, Stops(stops)], tiny.eval_loader(8)
+        plugins = [plugin()] if plugin() else None
+        trainer = fitted(module, tmp_path, callbacks, direct=number == 0, plugins=plugins, val=val, **changes)
+        path = tmp_path / f"{number}.ckpt"
+        trainer.save_checkpoint(path)
+        kept = torch.load(path, weights_only=True)
+        own = ("totals", "position", "micro_batch")
+        results.append((tiny.weights(module), {k: kept[k] for k in kept if k not in own}, hears.heard))
     return results
 
 
@@ -95,15 +114,24 @@ def flat(state: Any, name: str = "") -> dict[str, Any]:
     return {name: state.tolist() if isinstance(state, torch.Tensor) else state}
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
+def scaled() -> MixedPrecision:
+    return MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12))
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true", "16-mixed"])
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("micro", [32, 8])
-def test_a_run_is_the_same_bit_for_bit(tmp_path: Path, precision: str, clip: float | None, micro: int) -> None:
-    changes = {"precision": precision, "gradient_clip": clip, "max_steps": 11, "validate_every_steps": 4}
-    ours, lightnings = both(tmp_path, lambda: tiny.module(micro=micro, dropout=0.2), **changes)
-    assert torch.equal(ours[0], lightnings[0])
-    assert flat(ours[1]) == flat(lightnings[1])
-    assert ours[2] == lightnings[2]
+def test_a_run_is_lightnings_bit_for_bit(
+    tmp_path: Path, precision: str, clip: float | None, micro: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Hears, "ignores_loss", micro < 32)
+    changes = {"gradient_clip": clip, "max_steps": 11, "validate_every_steps": 4}
+    changes |= {"plugin": scaled} if precision == "16-mixed" else {"precision": precision}
+    ours, *others = three(tmp_path, lambda: tiny.module(micro=micro, dropout=0.2), **changes)
+    for other in others:
+        assert torch.equal(ours[0], other[0])
+        assert flat(ours[1]) == flat(other[1])
+        assert ours[2] == other[2]
     assert {told[0] for told in ours[2]} >= set(HOOKS) - {"on_save_checkpoint"}
 
 
@@ -112,9 +140,10 @@ def test_a_run_is_the_same_bit_for_bit(tmp_path: Path, precision: str, clip: flo
     [{"max_epochs": 2, "max_steps": None}, {"max_epochs": 3, "max_steps": 7}, {"max_steps": 20, "stops": 5}],
 )
 def test_a_run_ends_where_lightnings_ends(tmp_path: Path, changes: dict[str, Any]) -> None:
-    ours, lightnings = both(tmp_path, **changes)
-    assert flat(ours[1]) == flat(lightnings[1])
-    assert ours[2] == lightnings[2]
+    ours, *others = three(tmp_path, **changes)
+    for other in others:
+        assert flat(ours[1]) == flat(other[1])
+        assert ours[2] == other[2]
 
 
 def test_out_of_memory_and_steps_that_are_no_number_are_the_same(tmp_path: Path) -> None:
@@ -123,24 +152,26 @@ def test_out_of_memory_and_steps_that_are_no_number_are_the_same(tmp_path: Path)
         lambda: tiny.module(model=SometimesNan(), on_nan="skip"),
         lambda: tiny.module(model=SometimesNan(), on_nan="halve_lr"),
     ):
-
-        def seeded(make: Any = make) -> Any:
+        found = []
+        for direct in (True, False):
             torch.manual_seed(3)
-            return make()
+            module = make()
+            trainer = fitted(module, tmp_path, direct=direct, max_steps=8, gradient_clip=0.5)
+            trainer.save_checkpoint(tmp_path / "end.ckpt")
+            found.append((tiny.weights(module), flat(torch.load(tmp_path / "end.ckpt", weights_only=True))))
+        assert torch.equal(found[0][0], found[1][0])
+        assert found[0][1] == found[1][1]
 
-        ours, lightnings = both(tmp_path, seeded, max_steps=8, gradient_clip=0.5)
-        assert torch.equal(ours[0], lightnings[0])
-        assert flat(ours[1]) == flat(lightnings[1])
 
-
-@pytest.mark.parametrize(("first", "then"), [([], [Listens()]), ([Listens()], []), ([], [])])
-def test_a_checkpoint_goes_on_with_the_other_kind_of_step(tmp_path: Path, first: list[Any], then: list[Any]) -> None:
+@pytest.mark.parametrize(("first", "then"), [(True, False), (False, True), (True, True)])
+def test_a_checkpoint_goes_on_with_the_other_kind_of_step(tmp_path: Path, first: bool, then: bool) -> None:
     whole, rest = tiny.module(dropout=0.2), tiny.module(dropout=0.2)
-    tiny.fit(whole, tmp_path, [Listens()], max_steps=9)
+    fitted(whole, tmp_path, direct=False, max_steps=9)
     for stop in (2, 3, 4):  # in the middle, at the end and at the start of an epoch
         part = tiny.module(dropout=0.2)
-        tiny.fit(part, tmp_path, [*first, tiny.checkpoints(tmp_path / str(stop))], max_steps=stop)
-        trainer = tiny.fit(rest, tmp_path, then, checkpoint=tmp_path / str(stop) / "last.ckpt", max_steps=9)
+        kept = tiny.checkpoints(tmp_path / str(stop))
+        fitted(part, tmp_path, [kept], direct=first, max_steps=stop)
+        trainer = fitted(rest, tmp_path, direct=then, checkpoint=kept.folder / "last.ckpt", max_steps=9)
         assert trainer.global_step == 9
         assert torch.equal(tiny.weights(whole), tiny.weights(rest))
 
@@ -154,56 +185,24 @@ def test_what_a_callback_logs_is_kept(tmp_path: Path) -> None:
             module.log("at_end", outputs["loss"], on_step=True, on_epoch=True, batch_size=1)
 
     logged = []
-    for more in ([], [Listens()]):
-        trainer = tiny.fit(tiny.module(), tmp_path, [Logs(), *more], max_steps=7)
+    for direct in (True, False):
+        trainer = fitted(tiny.module(), tmp_path, [Logs()], direct=direct, max_steps=7)
         logged.append({name: value.item() for name, value in trainer.callback_metrics.items()})
     assert logged[0] == logged[1]
     assert set(logged[0]) == {"at_start", "at_end", "at_end_step", "at_end_epoch"}
-
-
-def scaled() -> MixedPrecision:
-    return MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12))
-
-
-class Double(tiny.TinyData):
-    def fetch(self, indices: Any, rng: Any) -> Any:
-        return {name: value.double() for name, value in super().fetch(indices, rng).items()}
 
 
 class Subclass(tiny.StepModule):
     pass
 
 
-LEFT_TO_LIGHTNING: dict[str, dict[str, Any]] = {
-    "a gradient scaler": {"plugins": [scaled()]},
-    "accumulation": {"accumulate_grad_batches": 2},
-    "a profiler": {"profiler": "simple"},
-    "double precision": {"precision": "64-true"},
-    "a module with hooks of its own": {},
-}
-
-
-@pytest.mark.parametrize("what", LEFT_TO_LIGHTNING)
-def test_what_a_direct_step_does_not_know_is_lightnings(tmp_path: Path, what: str) -> None:
-    direct, module, data = Direct(), tiny.module(), tiny.TinyData()
-    if what == "a module with hooks of its own":
-        module.__class__ = Subclass
-    if what == "double precision":
-        data = Double()
-    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
-    trainer = pl.Trainer(
-        accelerator="cpu",
-        max_steps=2,
-        callbacks=[direct],
-        default_root_dir=tmp_path,
-        **dict.fromkeys(quiet, False),
-        **LEFT_TO_LIGHTNING[what],
-    )
-    lit.use_direct_steps(trainer)
-    trainer.fit(module, tiny.loader(data=data))
-    assert trainer.global_step == 2
-    assert direct.was
-    assert not any(direct.was)
+def test_a_module_with_hooks_of_its_own_is_left_to_lightnings_loop(tmp_path: Path) -> None:
+    direct, module, expected = Direct(), tiny.module(), tiny.module()
+    module.__class__ = Subclass
+    tiny.fit(module, tmp_path, [direct], max_steps=4)
+    assert direct.was == [False] * 4
+    tiny.fit(expected, tmp_path, max_steps=4)
+    assert torch.equal(tiny.weights(module), tiny.weights(expected))
 
 
 def test_where_lightning_is_built_otherwise_its_own_steps_are_done(

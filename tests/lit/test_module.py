@@ -14,7 +14,8 @@ from tests.lit import tiny
 from wellfed.contract import LossOutput
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.lit.callbacks.figures import Figures
-from wellfed.lit.module import NonFiniteLoss, StepModule
+from wellfed.lit.module import StepModule
+from wellfed.step.non_finite import NonFiniteLoss
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -184,10 +185,11 @@ def test_a_compile_that_fails_goes_on_eagerly(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(inductor, "force_disable_caches", True)
     events: list[tuple[str, dict[str, Any]]] = []
     module = tiny.module(compile_mode="default", on_event=lambda kind, **facts: events.append((kind, facts)))
-    tiny.fit(module, tmp_path, max_steps=4)
+    told = tiny.Steps()
+    tiny.fit(module, tmp_path, [told], max_steps=4)
     assert [kind for kind, _ in events] == ["compile_failed"]
     assert "compiler" in events[0][1]["message"].lower()
-    assert module.was_disturbed  # its time is no figure
+    assert told.was_disturbed  # its time is no figure
     reference = tiny.module()
     tiny.fit(reference, tmp_path, max_steps=4)
     assert torch.equal(tiny.weights(module), tiny.weights(reference))

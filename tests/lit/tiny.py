@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from wellfed.batches import split
 from wellfed.contract import LossOutput
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import Checkpoints
@@ -17,6 +18,7 @@ from wellfed.lit.module import StepModule, StepOptions
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import train_loader
+from wellfed.memory import generators
 from wellfed.memory.ladder import MicroBatches
 from wellfed.sample_rng import SampleRng
 
@@ -146,6 +148,50 @@ def fit(
     trainer = lit.make_trainer(options(**changes), list(callbacks), tmp_path)
     lit.fit(trainer, module, batches or loader(), None, checkpoint)
     return trainer
+
+
+class Steps(pl.Callback):
+    """What was noted about the steps of a training."""
+
+    was_disturbed = False
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+        self.was_disturbed = module.step.was_disturbed
+
+
+class Lightnings(pl.LightningModule):
+    """The same training by Lightning's automatic optimization, with its closure, precision plugin and clipping."""
+
+    def __init__(self, ours: StepModule) -> None:
+        super().__init__()
+        self.model, self._ours = ours.model, [ours]
+
+    def configure_optimizers(self) -> Any:
+        return self._ours[0].configure_optimizers()
+
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+        return batch
+
+    def training_step(self, delivery: Any, batch_idx: int) -> torch.Tensor:
+        for weight in self.parameters():
+            weight.grad = None
+        sizes = self._ours[0].micro.sizes(delivery.size)
+        *parts, last = zip(split(delivery.batch, sizes), sizes, strict=True)
+        for part, size in parts:
+            loss = self.model.loss(part).loss * (size / delivery.size)
+            with torch.autocast("cpu", enabled=False):
+                self.trainer.strategy.backward(loss, None)
+        loss = self.model.loss(last[0]).loss
+        return loss * (last[1] / delivery.size) if parts else loss
+
+    def optimizer_zero_grad(self, *_: Any) -> None:
+        """Gradients of earlier micro-batches stay."""
+
+    def validation_step(self, delivery: Any, batch_idx: int) -> None:
+        pass
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["rng"] = generators.state()
 
 
 def weights(module: pl.LightningModule) -> Tensor:

@@ -672,7 +672,7 @@ def as_text(plan):
     ],
 )
 def test_plans_as_committed(name, facts, overrides, data):
-    """After a change that is meant: ``WELLFED_UPDATE_GOLDEN=1 python -m pytest tests/planning``, and read the diff."""
+    """After a change that is meant: ``make goldens``, and read the diff."""
     made = compose(overrides)
     trial = TIMED if name.endswith("_timed") else None
     text = as_text(planned(made.config, facts, data=data, choices=made.choices, trial=trial))

@@ -1,6 +1,6 @@
 """Plans of every gpu x loader x memory option, and the guide's recommender, from committed footprints.
 
-After a change that is meant: ``WELLFED_UPDATE_GOLDEN=1 python -m pytest tests/planning``, and read the diff. The
+After a change that is meant: ``make goldens``, and read the diff. The
 footprints themselves come from ``make_footprints.py``.
 """
 

@@ -1,10 +1,12 @@
 """What a configuration becomes, where the data or the model is unusual."""
 
+import sys
 import threading
 import time
 from contextlib import closing
 from dataclasses import replace
 
+import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
@@ -159,3 +161,13 @@ def test_an_evaluation_is_built_as_training_is(backend, kind, num_workers, expec
     found = assemble._eval_settings(config, plan, kind())
     assert (found.backend, found.num_workers, found.pin_memory) == (expected, num_workers, True)
     assert assemble.eval_device_prefetch(plan, kind()) == ahead
+
+
+def test_only_a_lightning_module_is_one():
+    assert assemble.is_lightning_module(pl.LightningModule())
+    assert not assemble.is_lightning_module(nn.Linear(1, 1))
+
+
+def test_without_lightning_there_is_none(monkeypatch):
+    monkeypatch.delitem(sys.modules, "lightning.pytorch")
+    assert not assemble.is_lightning_module(nn.Linear(1, 1))

@@ -9,15 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 import wellfed
 from wellfed.config.compose import compose
+from wellfed.config.quoting import key_value
 from wellfed.errors import ConfigError
 from wellfed.record import RunRecord
-from wellfed.run import resume
-from wellfed.run.resume import Target, check_unchanged, differences, expand, latest_checkpoint, locate, quoted
+from wellfed.run.resume import Target, check_unchanged, differences, expand, latest_checkpoint, locate
 
 PARSER = OverridesParser.create()
 
@@ -54,54 +52,6 @@ def message(call, *args, **more):
     return str(caught.value)
 
 
-# -- quoting ----------------------------------------------------------------------------------------------------------
-
-PATHS = st.text(st.sampled_from("ab1e.0/_-+ '\"\\=,()[]{}:~@%é#*?|$&!\ttruenifX\n"), min_size=1) | st.text(
-    st.characters(codec="utf-8", exclude_characters="\0"), min_size=1
-)
-
-
-@settings(max_examples=500, deadline=None)
-@given(PATHS)
-@example("runs/a=b (2)/it's \\'here\\")
-@example("1e3")
-@example("2024_01")
-@example("true")
-@example("~/data")
-def test_hydra_reads_back_any_path_that_we_assign(path):
-    override = resume.assigned("resume", path)
-    if path.lower() != "null":  # which means none, also without quotes
-        assert read_by_hydra(override) == path
-    assert resume._unquoted(resume._key_value(override)[1]) == path
-
-
-@settings(max_examples=300, deadline=None)
-@given(PATHS)
-def test_a_path_typed_plainly_is_read_as_typed(path):
-    if path[0] in "'\"" or "${" in path or path.lower() == "null":
-        return  # quoted for Hydra, an interpolation, nothing: the user's own
-    assert read_by_hydra(quoted(f"workload.data.path={path}")) == path
-    assert quoted(quoted(f"workload.data.path={path}")) == quoted(f"workload.data.path={path}")
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "resume=auto", "resume=null", "resume=NULL", "resume=", "resume", "resume='a b'", 'resume="a b"',
-        "resume=logs/x/runs/y",
-        "paths.log_dir=${hydra:runtime.cwd}/x", "paths.log_dir=/data/${oc.env:USER}", "workload.name=a b",
-        "seed=1e3", "~loader",
-    ],
-)  # fmt: skip
-def test_what_needs_no_quotes_of_ours_stays(text):
-    assert quoted(text) == text
-
-
-def test_marks_of_the_key_stay():
-    assert quoted("+paths.cache_dir=a b") == "+paths.cache_dir='a b'"
-    assert quoted("++hydra.run.dir=a=b") == "++hydra.run.dir='a=b'"
-
-
 # -- expand -----------------------------------------------------------------------------------------------------------
 
 
@@ -114,7 +64,7 @@ def test_a_run_folder_is_gone_on_with_in_place(tmp_path):
     folder = run(tmp_path / "it's a=b (1)", overrides=["loader=balanced", "seed=5", "workload.data.path='c d'"])
     found = expand([f"resume={folder}", "trainer.max_epochs=9"])
     assert found[:4] == ["loader=balanced", "seed=5", "workload.data.path='c d'", "trainer.max_epochs=9"]
-    assert [resume._key_value(text)[0] for text in found[4:]] == ["hydra.run.dir", "resume"]
+    assert [key_value(text)[0] for text in found[4:]] == ["hydra.run.dir", "resume"]
     assert [read_by_hydra(text) for text in found[4:]] == [str(folder), str(folder)]
 
 

@@ -66,6 +66,19 @@ def test_what_an_ok_trial_has_measured(tmp_path: Path) -> None:
     assert read(tmp_path).rows == (row,)
 
 
+@pytest.mark.parametrize(
+    ("gpus", "joules"),
+    [
+        ({"0": {"energy_per_sample_j": 0.5}, "1": {"energy_per_sample_j": 0.25}}, 0.75),
+        ({"0": {"energy_per_sample_j": 0.5}, "1": {"energy_j": 3.0}}, None),
+        ({}, None),
+    ],
+)
+def test_the_energy_of_a_sample_is_that_of_all_its_gpus(tmp_path: Path, gpus: Any, joules: float | None) -> None:
+    left(tmp_path, status="ok", exit_code=0, gpus=gpus)
+    assert ended(tmp_path, 0).energy_per_sample_j == joules
+
+
 def test_what_was_not_measured_is_left_open(tmp_path: Path) -> None:
     left(tmp_path, status="ok", exit_code=0)
     row = ended(tmp_path, 0)

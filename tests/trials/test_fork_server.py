@@ -1,4 +1,4 @@
-"""Stems and their jobs, with real forks: what comes back, and that no process stays behind."""
+"""Fork servers and their jobs, with real forks: what comes back, and that no process stays behind."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ import wellfed
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.forking import MAY_FORK
 from wellfed.sweep.output import last_lines
-from wellfed.trials.fork_server import Ended, Job, Stem, StemFailed
+from wellfed.trials.fork_server import ForkServer, ForkServerFailed, Job, JobEnd
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 LONG_S = 60
@@ -55,21 +56,23 @@ def number_in(path: Path) -> int:
     return int(path.read_text())
 
 
-class Stems:
-    """Makes stems whose work is ``work(prepared, task)``; runs jobs in them."""
+class Servers:
+    """Makes servers whose work is ``work(prepared, task)``; runs jobs in them."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.made, self.numbers = folder, [], 0
 
-    def __call__(self, work: Callable[[Any, Any], int] = lambda prepared, task: 0, prepare: Any = lambda: None) -> Stem:
-        stem = Stem(prepare, work, self.folder / f"stem{len(self.made)}.log")
-        self.made.append(stem)
-        return stem
+    def __call__(
+        self, work: Callable[[Any, Any], int] = lambda prepared, task: 0, prepare: Any = lambda: None
+    ) -> ForkServer:
+        server = ForkServer(prepare, work, self.folder / f"server{len(self.made)}.log", self.made)
+        self.made.append(server)
+        return server
 
-    def ready(self, work: Callable[[Any, Any], int], prepare: Any = lambda: None) -> Stem:
-        stem = self(work, prepare)
-        stem.wait_ready(LONG_S)
-        return stem
+    def ready(self, work: Callable[[Any, Any], Any], prepare: Any = lambda: None) -> ForkServer:
+        server = self(work, prepare)
+        server.wait_ready(LONG_S)
+        return server
 
     def job(self, task: Any = None, **more: Any) -> Job:
         self.numbers += 1
@@ -77,34 +80,36 @@ class Stems:
         folder.mkdir()
         return Job(folder.name, folder, task, **more)
 
-    def run(self, work: Callable[[Any, Any], int], task: Any = None, **more: Any) -> tuple[Ended, str, str]:
+    def run(self, work: Callable[[Any, Any], int], task: Any = None, **more: Any) -> tuple[JobEnd, str, str]:
         """One job's end, and what it printed."""
-        stem, job = self.ready(work), self.job(task, **more)
-        stem.start(job)
-        ended = stem.take()
+        server, job = self.ready(work), self.job(task, **more)
+        server.start(job)
+        ended = server.take()
         assert ended.key == job.key
         return ended, *((job.folder / name).read_text() for name in ("stdout.txt", "stderr.txt"))
 
 
 @pytest.fixture
-def stems(tmp_path: Path) -> Iterator[Stems]:
+def servers(tmp_path: Path) -> Iterator[Servers]:
     """Closed at the end, and then no process is left."""
     before = set(psutil.Process().children(recursive=True))
-    made = Stems(tmp_path)
+    made = Servers(tmp_path)
     yield made
-    for stem in made.made:
-        stem.close()
+    for server in made.made:
+        server.close()
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
-def test_what_a_job_and_its_children_print_goes_to_its_folder(stems: Stems, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_a_job_and_its_children_print_goes_to_its_folder(
+    servers: Servers, capfd: pytest.CaptureFixture[str]
+) -> None:
     def work(prepared: Any, task: Any) -> int:
         print("said ü")
         print("wrong", file=sys.stderr)
         subprocess.run(["sh", "-c", "echo child; echo child wrong >&2; cat"], check=True)
         return 0
 
-    ended, out, err = stems.run(work)
+    ended, out, err = servers.run(work)
     assert (ended.code, out, err) == (0, "said ü\nchild\n", "wrong\nchild wrong\n")
     assert capfd.readouterr() == ("", "")
 
@@ -113,14 +118,14 @@ def test_what_the_parent_has_not_written_yet_is_not_written_twice(tmp_path: Path
     code = """
 import sys
 from pathlib import Path
-from wellfed.trials.fork_server import Job, Stem
+from wellfed.trials.fork_server import ForkServer, Job
 print("before", end=" ")
 sys.stderr.write("warned ")
-stem = Stem(lambda: print("prepared"), lambda prepared, task: print("worked"), Path("log"))
-stem.wait_ready(60)
-stem.start(Job("a", Path(".")))
-stem.take()
-stem.close()
+server = ForkServer(lambda: print("prepared"), lambda prepared, task: print("worked"), Path("log"))
+server.wait_ready(60)
+server.start(Job("a", Path(".")))
+server.take()
+server.close()
 print("after")
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=SOURCE, capture_output=True, text=True)
@@ -129,88 +134,88 @@ print("after")
     assert (tmp_path / "stdout.txt").read_text() == "worked\n"
 
 
-def test_a_job_has_its_environment_and_its_processors(stems: Stems) -> None:
+def test_a_job_has_its_environment_and_its_processors(servers: Servers) -> None:
     cpu = min(os.sched_getaffinity(0))
 
     def work(prepared: Any, task: Any) -> int:
         print(os.environ["CUDA_VISIBLE_DEVICES"], sorted(os.sched_getaffinity(0)))
         return 0
 
-    _, out, _ = stems.run(work, environment={"CUDA_VISIBLE_DEVICES": "GPU-7"}, cpus=frozenset({cpu}))
+    _, out, _ = servers.run(work, environment={"CUDA_VISIBLE_DEVICES": "GPU-7"}, cpus=frozenset({cpu}))
     assert out == f"GPU-7 [{cpu}]\n"
     assert os.environ.get("CUDA_VISIBLE_DEVICES") != "GPU-7"
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 130, 255])
-def test_the_exit_code_is_what_the_work_gives(stems: Stems, code: int) -> None:
-    assert stems.run(lambda prepared, task: task, code)[0].code == code
+def test_the_exit_code_is_what_the_work_gives(servers: Servers, code: int) -> None:
+    assert servers.run(lambda prepared, task: task, code)[0].code == code
 
 
 @pytest.mark.parametrize(("given", "code"), [(None, 0), (7, 7), ("words", 1)])
-def test_one_that_calls_exit_ends_with_that(stems: Stems, given: object, code: int) -> None:
-    assert stems.run(lambda prepared, task: sys.exit(task), given)[0].code == code
+def test_one_that_calls_exit_ends_with_that(servers: Servers, given: object, code: int) -> None:
+    assert servers.run(lambda prepared, task: sys.exit(task), given)[0].code == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGABRT])
-def test_a_signal_is_told_as_a_negative_code(stems: Stems, number: signal.Signals) -> None:
+def test_a_signal_is_told_as_a_negative_code(servers: Servers, number: signal.Signals) -> None:
     def work(prepared: Any, task: int) -> int:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), task)
         time.sleep(LONG_S)
         return 0
 
-    assert stems.run(work, int(number))[0].code == -number
+    assert servers.run(work, int(number))[0].code == -number
 
 
-def test_a_crash_is_told_and_the_next_job_runs(stems: Stems) -> None:
-    stem = stems.ready(lambda prepared, task: crash() if task == "crash" else 5)
+def test_a_crash_is_told_and_the_next_job_runs(servers: Servers) -> None:
+    server = servers.ready(lambda prepared, task: crash() if task == "crash" else 5)
     codes = []
     for task in ("crash", "go on"):
-        stem.start(stems.job(task))
-        codes.append(stem.take().code)
+        server.start(servers.job(task))
+        codes.append(server.take().code)
     assert codes == [-signal.SIGSEGV, 5]
 
 
 @pytest.mark.parametrize("error", [ValueError("odd value"), KeyboardInterrupt()])
-def test_an_exception_leaves_its_traceback(stems: Stems, error: BaseException) -> None:
+def test_an_exception_leaves_its_traceback(servers: Servers, error: BaseException) -> None:
     def work(prepared: Any, task: BaseException) -> int:
         raise task
 
-    ended, _, err = stems.run(work, error)
+    ended, _, err = servers.run(work, error)
     assert ended.code == 1
     assert err.startswith("Traceback (most recent call last):")
     assert err.rstrip().endswith(str(error) or "KeyboardInterrupt")
 
 
-def test_what_is_prepared_is_prepared_once_and_changes_in_a_job_stay_there(stems: Stems) -> None:
+def test_what_is_prepared_is_prepared_once_and_changes_in_a_job_stay_there(servers: Servers) -> None:
     def work(prepared: list[int], task: Any) -> int:
         prepared.append(1)
         return len(prepared)
 
-    stem = stems.ready(work, lambda: print("preparing") or [])
+    server = servers.ready(work, lambda: print("preparing") or [])
     codes = []
     for _ in range(3):
-        stem.start(stems.job())
-        codes.append(stem.take().code)
+        server.start(servers.job())
+        codes.append(server.take().code)
     assert codes == [1, 1, 1]
-    assert (stems.folder / "stem0.log").read_text() == "preparing\n"
+    assert (servers.folder / "server0.log").read_text() == "preparing\n"
 
 
-def test_jobs_run_at_the_same_time_and_each_is_told_when_it_ends(stems: Stems) -> None:
+def test_jobs_run_at_the_same_time_and_each_is_told_when_it_ends(servers: Servers) -> None:
     def work(prepared: Any, task: tuple[str, str]) -> int:
         """Ends after another that was started later."""
-        mine, awaited = (stems.folder / name for name in task)
+        mine, awaited = (servers.folder / name for name in task)
         mine.touch()
         until(awaited.exists)
         return 0
 
-    stem = stems.ready(work)
-    jobs = [stems.job(task) for task in (("a", "end"), ("b", "a"), ("c", "b"))]
+    server = servers.ready(work)
+    jobs = [servers.job(task) for task in (("a", "end"), ("b", "a"), ("c", "b"))]
     for job in jobs:
-        stem.start(job)
-    assert {stem.take().key for _ in range(2)} == {jobs[1].key, jobs[2].key}
-    (stems.folder / "end").touch()
-    ended = stem.take()
+        server.start(job)
+    assert {server.take().key for _ in range(2)} == {jobs[1].key, jobs[2].key}
+    (servers.folder / "end").touch()
+    ended = server.take()
     assert ended.key == jobs[0].key
     assert ended.seconds > 0
 
@@ -225,37 +230,83 @@ def grandchild(prepared: Any, task: str) -> int:
     return 0
 
 
-def test_what_is_killed_takes_along_what_it_has_started_and_leaves_its_neighbour(stems: Stems) -> None:
-    stem = stems.ready(grandchild)
-    (stems.folder / "one").mkdir()
-    (stems.folder / "other").mkdir()
-    one, other = (stems.job(f"{stems.folder / name}:stay") for name in ("one", "other"))
-    stem.start(one)
-    stem.start(other)
-    killed, spared = (number_in(stems.folder / name / "pid") for name in ("one", "other"))
-    stem.kill(one.key)
-    ended = stem.take()
+def test_what_is_killed_takes_along_what_it_has_started_and_leaves_its_neighbour(servers: Servers) -> None:
+    server = servers.ready(grandchild)
+    (servers.folder / "one").mkdir()
+    (servers.folder / "other").mkdir()
+    one, other = (servers.job(f"{servers.folder / name}:stay") for name in ("one", "other"))
+    server.start(one)
+    server.start(other)
+    killed, spared = (number_in(servers.folder / name / "pid") for name in ("one", "other"))
+    server.kill(one.key)
+    ended = server.take()
     assert (ended.key, ended.code) == (one.key, -signal.SIGKILL)
     until(lambda: is_gone(killed))
     assert not is_gone(spared)
-    stem.close()
+    server.close()
     until(lambda: is_gone(spared))
 
 
-def test_what_a_job_leaves_behind_ends_with_it(stems: Stems) -> None:
-    assert stems.run(grandchild, str(stems.folder))[0].code == 0
-    until(lambda: is_gone(number_in(stems.folder / "pid")))
+def test_what_a_job_leaves_behind_ends_with_it(servers: Servers) -> None:
+    assert servers.run(grandchild, str(servers.folder))[0].code == 0
+    until(lambda: is_gone(number_in(servers.folder / "pid")))
 
 
-def test_killing_what_has_ended_does_nothing(stems: Stems) -> None:
-    stem = stems.ready(lambda prepared, task: 0)
-    job = stems.job()
-    stem.start(job)
-    stem.take()
-    stem.kill(job.key)
-    stem.kill("nobody")
-    stem.start(stems.job())
-    assert stem.take().code == 0
+@dataclass(frozen=True)
+class Answer:
+    """What a job may tell."""
+
+    number: int
+    more: bytes = b""
+
+
+def test_what_a_job_answers_comes_with_its_end(servers: Servers) -> None:
+    def work(prepared: list[int], task: int) -> Iterator[Answer]:
+        for number in prepared[:task]:
+            yield Answer(number, bytes(10**6))  # more than a pipe holds
+
+    server = servers.ready(work, lambda: [3, 1, 2])
+    assert server.ask(servers.job(3), LONG_S) == tuple(Answer(number, bytes(10**6)) for number in (3, 1, 2))
+    assert server.ask(servers.job(0), LONG_S) == ()
+
+
+@pytest.mark.parametrize("end", ["kill", "raise", "hang"])
+def test_what_it_has_answered_before_it_died_counts(servers: Servers, end: str) -> None:
+    def work(prepared: Any, task: str) -> Iterator[Answer]:
+        yield Answer(1)
+        if task == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while task == "hang":
+            time.sleep(0.01)
+        raise ValueError("odd value")
+
+    server = servers.ready(work)
+    assert server.ask(servers.job(end), 2 if end == "hang" else LONG_S) == (Answer(1),)
+
+
+def test_jobs_that_run_at_the_same_time_have_their_own_answers(servers: Servers) -> None:
+    def work(prepared: Any, task: int) -> Iterator[Answer]:
+        for number in range(50):
+            yield Answer(100 * task + number)
+
+    server = servers.ready(work)
+    jobs = {(job := servers.job(task)).key: job for task in range(4)}
+    for job in jobs.values():
+        server.start(job)
+    for _ in jobs:
+        end = server.take()
+        assert end.answers == tuple(Answer(100 * jobs[end.key].task + number) for number in range(50))
+
+
+def test_killing_what_has_ended_does_nothing(servers: Servers) -> None:
+    server = servers.ready(lambda prepared, task: 0)
+    job = servers.job()
+    server.start(job)
+    server.take()
+    server.kill(job.key)
+    server.kill("nobody")
+    server.start(servers.job())
+    assert server.take().code == 0
 
 
 def fail(error: BaseException) -> None:
@@ -279,47 +330,47 @@ def fail(error: BaseException) -> None:
     ],
     ids=["raises", "bad data", "bad configuration", "exits", "leaves", "crashes", "interrupted"],
 )
-def test_what_can_not_be_prepared_is_told(stems: Stems, prepare: Any, problem: str, status: str) -> None:
-    stem = stems(prepare=prepare)
-    with pytest.raises(StemFailed) as caught:
-        stem.wait_ready(LONG_S)
+def test_what_can_not_be_prepared_is_told(servers: Servers, prepare: Any, problem: str, status: str) -> None:
+    server = servers(prepare=prepare)
+    with pytest.raises(ForkServerFailed) as caught:
+        server.wait_ready(LONG_S)
     assert problem in str(caught.value)
     assert caught.value.status == status
 
 
-def test_preparing_that_takes_too_long_is_told_and_ended(stems: Stems) -> None:
-    stem = stems(prepare=lambda: time.sleep(LONG_S))
-    with pytest.raises(StemFailed, match="were not there after 0.2 s; see .*stem0.log") as caught:
-        stem.wait_ready(0.2)
+def test_preparing_that_takes_too_long_is_told_and_ended(servers: Servers) -> None:
+    server = servers(prepare=lambda: time.sleep(LONG_S))
+    with pytest.raises(ForkServerFailed, match="were not there after 0.2 s; see .*server0.log") as caught:
+        server.wait_ready(0.2)
     assert caught.value.status == "timeout"
 
 
 @pytest.mark.parametrize("is_busy", [False, True])
-def test_a_stem_that_is_killed_is_told_and_its_jobs_die(stems: Stems, is_busy: bool) -> None:
+def test_a_server_that_is_killed_is_told_and_its_jobs_die(servers: Servers, is_busy: bool) -> None:
     def work(pid: int, task: str) -> int:
         Path(task).write_text(f"{os.getpid()}\n")
         time.sleep(600)
         return 0
 
-    stem = stems.ready(work, lambda: print(os.getpid()))
-    pid = number_in(stems.folder / "stem0.log")
+    server = servers.ready(work, lambda: print(os.getpid()))
+    pid = number_in(servers.folder / "server0.log")
     if is_busy:
-        stem.start(stems.job(str(stems.folder / "pid")))
-        job = number_in(stems.folder / "pid")
+        server.start(servers.job(str(servers.folder / "pid")))
+        job = number_in(servers.folder / "pid")
     os.kill(pid, signal.SIGKILL)
-    with pytest.raises(StemFailed, match="the process that holds data and model has died"):
-        stem.take()
+    with pytest.raises(ForkServerFailed, match="the process that holds data and model has died"):
+        server.take()
     if is_busy:
         until(lambda: is_gone(job))
-    with pytest.raises(StemFailed, match="has died"):
-        stem.start(stems.job())
-    stem.kill("nobody")
+    with pytest.raises(ForkServerFailed, match="has died"):
+        server.start(servers.job())
+    server.kill("nobody")
 
 
 PARENT = """
 import os, sys, time
 from pathlib import Path
-from wellfed.trials.fork_server import Job, Stem
+from wellfed.trials.fork_server import ForkServer, Job
 
 def work(prepared, task):
     if os.fork() == 0:
@@ -328,66 +379,66 @@ def work(prepared, task):
         print(os.getpid(), file=stream)
     time.sleep(600)
 
-stem = Stem(lambda: Path("pids").write_text(f"{os.getpid()}\\n"), work, Path("log"))
-second = Stem(lambda: time.sleep(600), work, Path("log"))  # which holds nothing of the first
-stem.wait_ready(60)
-stem.start(Job("a", Path(".")))
+server = ForkServer(lambda: Path("pids").write_text(f"{os.getpid()}\\n"), work, Path("log"))
+second = ForkServer(lambda: time.sleep(600), work, Path("log"), [server])  # which holds nothing of the first
+server.wait_ready(60)
+server.start(Job("a", Path(".")))
 print("inside", flush=True)
 time.sleep(600)
 """
 
 
-def test_a_parent_that_is_killed_takes_stem_and_job_along(tmp_path: Path) -> None:
+def test_a_parent_that_is_killed_takes_server_and_job_along(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], cwd=tmp_path, env=SOURCE, stdout=subprocess.PIPE)
     assert parent.stdout is not None
     with parent.stdout:
         parent.stdout.readline()
     until(lambda: len((tmp_path / "pids").read_text().splitlines()) == 3)
-    stem, *jobs = map(int, (tmp_path / "pids").read_text().splitlines())
-    workers = [pid for pid in jobs if psutil.Process(pid).ppid() != stem]
+    server, *jobs = map(int, (tmp_path / "pids").read_text().splitlines())
+    workers = [pid for pid in jobs if psutil.Process(pid).ppid() != server]
     children = [each.pid for each in psutil.Process(parent.pid).children()]
     try:
         parent.kill()
         parent.wait()
-        until(lambda: all(is_gone(pid) for pid in {stem, *jobs, *children} - set(workers)))
+        until(lambda: all(is_gone(pid) for pid in {server, *jobs, *children} - set(workers)))
     finally:
         for pid in workers:  # the job's own matter: a loader's workers look for their parent
             os.kill(pid, signal.SIGKILL)
 
 
-def test_a_stem_holds_no_connection_to_another(stems: Stems) -> None:
+def test_a_server_holds_no_connection_to_another(servers: Servers) -> None:
     """Else closing the first would have to wait, and then to kill it."""
-    first = stems.ready(lambda prepared, task: 0)
+    first = servers.ready(lambda prepared, task: 0)
     link = os.readlink(f"/proc/self/fd/{first.connection.fileno()}")
-    stems.ready(lambda prepared, task: 0, lambda: print(os.getpid()))
-    second = Path(f"/proc/{number_in(stems.folder / 'stem1.log')}/fd")
+    servers.ready(lambda prepared, task: 0, lambda: print(os.getpid()))
+    second = Path(f"/proc/{number_in(servers.folder / 'server1.log')}/fd")
     assert link not in [os.readlink(path) for path in second.iterdir() if path.is_symlink()]
 
 
-def test_closing_ends_what_is_busy_and_may_be_done_twice(stems: Stems) -> None:
+def test_closing_ends_what_is_busy_and_may_be_done_twice(servers: Servers) -> None:
     def work(prepared: Any, task: Any) -> int:
         time.sleep(600)
         return 0
 
-    stem = stems.ready(work)
-    stem.start(stems.job())
-    stem.close()
-    stem.close()
+    server = servers.ready(work)
+    server.start(servers.job())
+    server.close()
+    server.close()
 
 
-def test_closing_ends_one_that_is_stuck_in_preparing(stems: Stems) -> None:
+def test_closing_ends_one_that_is_stuck_in_preparing(servers: Servers) -> None:
     def prepare() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("stuck", flush=True)
         time.sleep(600)
 
-    stem = stems(prepare=prepare)
-    until(lambda: last_lines(stems.folder / "stem0.log", 1) == ["stuck"])
-    stem.close()
+    server = servers(prepare=prepare)
+    until(lambda: last_lines(servers.folder / "server0.log", 1) == ["stuck"])
+    server.close()
 
 
-def test_the_terminals_ctrl_c_does_not_reach_it(stems: Stems) -> None:
-    _, out, _ = stems.run(lambda prepared, task: print(os.getpgid(0), os.getsid(0)) or 0)
+def test_the_terminals_ctrl_c_does_not_reach_it(servers: Servers) -> None:
+    _, out, _ = servers.run(lambda prepared, task: print(os.getpgid(0), os.getsid(0)) or 0)
     group, session = map(int, out.split())
     assert group != os.getpgid(0)
     assert session != os.getsid(0)

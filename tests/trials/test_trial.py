@@ -1,10 +1,10 @@
-"""What is made once for many trials, and what a look at their points tells each of them."""
+"""What is made once for many trials, and what planning their points tells each of them."""
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
+import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,14 +113,14 @@ def start_method() -> Iterator[None]:
 def test_rows_are_computed_as_a_trial_does_and_reach_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: None
 ) -> None:
-    shared = trial.Shared(parts_of(), torch.get_num_threads())
+    shared = trial.SharedParts(parts_of(), torch.get_num_threads())
     file = tmp_path / "rows.pt"
-    assert trial.work(shared, trial.Rows(file)) == 0
+    assert trial.work(shared, trial.ComputeRows(file)) == 0
     assert asked == [NUM_ROWS]
     assert list(tmp_path.iterdir()) == [file]
     trained: list[assemble.Parts] = []
     monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
-    trial.work(shared, trial.Task(composed("memory.features=cache"), rows=file))
+    trial.work(shared, trial.RunPoint(composed("memory.features=cache"), feature_rows=file))
     shared.parts.model.eval()
     assert trained[0].feature_rows is not None
     assert shared.parts.features is not None
@@ -129,7 +129,7 @@ def test_rows_are_computed_as_a_trial_does_and_reach_it(
 
 def test_rows_that_can_not_be_computed_leave_no_file(tmp_path: Path, start_method: None) -> None:
     with pytest.raises(RuntimeError, match="no rows"):
-        trial.work(trial.Shared(parts_of(rows="broken"), 1), trial.Rows(tmp_path / "rows.pt"))
+        trial.work(trial.SharedParts(parts_of(rows="broken"), 1), trial.ComputeRows(tmp_path / "rows.pt"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -143,24 +143,25 @@ def test_rows_that_can_not_be_computed_leave_no_file(tmp_path: Path, start_metho
         (["memory.features=null"], "trained", False),
     ],
 )
-def test_a_look_says_whether_a_trial_keeps_rows(
-    tmp_path: Path, overrides: Sequence[str], rows: str, are_kept: bool
-) -> None:
-    (plan,) = looked_at(tmp_path, [composed(*overrides, rows=rows)], parts_of(rows=rows))
-    assert plan["keeps_rows"] is are_kept
+def test_a_plan_says_whether_a_trial_keeps_rows(overrides: Sequence[str], rows: str, are_kept: bool) -> None:
+    (plan,) = planned([composed(*overrides, rows=rows)], parts_of(rows=rows))
+    assert plan.keeps_rows is are_kept
 
 
 def planner(point: Composed[RunConfig], parts: assemble.Parts) -> Planner:
     return Planner.start(point, machine(), parts)
 
 
-# -- the look --------------------------------------------------------------------------------------------------------
+# -- plans ---------------------------------------------------------------------------------------------------------
 
 
-def looked_at(tmp_path: Path, points: Sequence[Composed[RunConfig]], parts: assemble.Parts) -> list[dict[str, Any]]:
-    task = trial.Look([(str(number), each) for number, each in enumerate(points)], tmp_path / "plans.jsonl")
-    trial.look(parts, task)
-    _, *plans = map(json.loads, task.file.read_text().splitlines())
+def planned(points: Sequence[Composed[RunConfig]], parts: assemble.Parts) -> list[trial.PointPlan]:
+    """The plans as the sweep gets them."""
+    task = trial.PlanPoints([(str(number), each) for number, each in enumerate(points)])
+    seen, *plans = pickle.loads(pickle.dumps(list(trial.plan_points(parts, task))))
+    assert isinstance(seen, trial.MachineSeen)
+    assert all(isinstance(plan, trial.PointPlan) for plan in plans)
+    assert [plan.point for plan in plans] == [str(number) for number in range(len(points))]
     return plans
 
 
@@ -168,9 +169,7 @@ def parts_of(data: str = "Items", rows: str = "frozen") -> assemble.Parts:
     return assemble.make_parts(composed(data=data, rows=rows).config)
 
 
-def test_a_look_tells_what_the_first_batches_are_and_builds_them_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_plan_tells_what_the_first_batches_are_and_builds_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_2 = ["loader.backend=torch", "loader.num_workers=2"]
     points = [
         composed(*torch_2),
@@ -182,45 +181,45 @@ def test_a_look_tells_what_the_first_batches_are_and_builds_them_once(
     built: list[Any] = []
     really = assemble.look_at_first_batches
     monkeypatch.setattr(assemble, "look_at_first_batches", lambda *given: built.append(given) or really(*given))
-    plans = looked_at(tmp_path, points, parts_of())
-    assert [plan["problem"] for plan in plans] == [None] * 5
-    first = FirstBatches(**plans[0]["seen"]["first_batches"])
+    plans = planned(points, parts_of())
+    assert [plan.problem for plan in plans] == [None] * 5
+    first = plans[0].first_batches
+    assert first is not None
     assert (first.num_batches, first.batch_bytes) == (6, 4 * 8)
-    assert plans[1]["seen"]["first_batches"] == plans[3]["seen"]["first_batches"] == plans[0]["seen"]["first_batches"]
-    assert plans[2]["seen"]["first_batches"] is None  # nobody builds ahead
-    assert plans[4]["seen"]["first_batches"]["batch_bytes"] == 2 * 8
+    assert plans[1].first_batches == plans[3].first_batches == plans[0].first_batches
+    assert plans[2].first_batches is None  # nobody builds ahead
+    assert plans[4].first_batches.batch_bytes == 2 * 8
     assert len(built) == 2
 
 
-def test_batches_that_can_not_be_held_are_told_by_the_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_that_can_not_be_held_are_told_by_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     huge = FirstBatches(1.0, 2**50, 100)
     monkeypatch.setattr(assemble, "look_at_first_batches", lambda *given: huge)
     point = composed("loader.backend=torch", "loader.num_workers=2")
-    (plan,) = looked_at(tmp_path, [point], parts_of())
-    assert "the batches kept ready don't fit" in plan["problem"]
+    (plan,) = planned([point], parts_of())
+    assert "the batches kept ready don't fit" in plan.problem
 
 
-def test_data_that_fails_is_left_to_the_trial(tmp_path: Path) -> None:
-    (plan,) = looked_at(
-        tmp_path,
+def test_data_that_fails_is_left_to_the_trial() -> None:
+    (plan,) = planned(
         [composed("loader.backend=processes", "loader.num_workers=1", data="Unreadable")],
         parts_of("Unreadable"),
     )
-    assert (plan["problem"], plan["seen"]["first_batches"]) == (None, None)
+    assert (plan.problem, plan.first_batches) == (None, None)
 
 
-def test_memory_that_the_look_has_estimated_is_not_estimated_again(
+def test_memory_that_the_plan_has_estimated_is_not_estimated_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: None
 ) -> None:
     point, parts = composed("gpu=24gb", f"paths.cache_dir={tmp_path / 'cache'}"), parts_of()
-    (plan,) = looked_at(tmp_path, [point], parts)
-    assert plan["predicted_peak_gib"] > 0
+    (plan,) = planned([point], parts)
+    assert plan.predicted_peak_gib > 0
     trained: list[assemble.Parts] = []
     monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
-    trial.work(trial.Shared(parts, torch.get_num_threads()), trial.Task(point, plan["seen"]))
+    trial.work(trial.SharedParts(parts, torch.get_num_threads()), trial.RunPoint(point, plan))
     monkeypatch.setattr(footprints, "cached_measure", None)
     again = planner(point, trained[0]).for_training(0)
-    assert again.predicted_peak_gib == plan["predicted_peak_gib"]
+    assert again.predicted_peak_gib == plan.predicted_peak_gib
     assert planner(point, parts).for_training(0).predicted_peak_gib is None
 
 

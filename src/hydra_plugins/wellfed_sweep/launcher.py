@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,7 @@ class WellfedLauncher(Launcher):
             HydraJob(partial(self._run, cfg), folder, int(cfg.trainer.devices))
             for cfg, folder in zip(configs, folders, strict=True)
         ]
-        codes = in_processes(jobs, os.environ)
+        codes = in_processes(jobs)
         found = zip(job_overrides, configs, folders, codes, strict=True)
         return [
             JobReturn(each, cfg, cfg.hydra, str(folder), cfg.hydra.job.name, JobStatus.COMPLETED, code)

@@ -30,7 +30,7 @@ class WellfedSweeper(Sweeper):
         """The exit code of the sweep."""
         from wellfed.config.multirun import Multirun
         from wellfed.sweep.grid import OF_THE_SWEEP, group_of
-        from wellfed.trials.sweep import sweep
+        from wellfed.trials.sweep import run_sweep
 
         launcher = self.launcher
         assert self.hydra_context is not None
@@ -45,7 +45,7 @@ class WellfedSweeper(Sweeper):
             no_axes=(*OF_THE_SWEEP, "paths"),
         )
         is_ours = isinstance(launcher, WellfedLauncher)
-        return sweep(multirun, None if is_ours else lambda jobs: launcher.launch(jobs, initial_job_idx=0))
+        return run_sweep(multirun, None if is_ours else lambda jobs: launcher.launch(jobs, initial_job_idx=0))
 
 
 ConfigStore.instance().store(

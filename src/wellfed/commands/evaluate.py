@@ -11,10 +11,10 @@ from wellfed import record
 from wellfed.commands.ended import tell
 from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import extra_dirs
+from wellfed.config.quoting import quoted
 from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, Fault
 from wellfed.run.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
-from wellfed.run.resume import quoted
 
 RESULT = "evaluation.json"
 _OF_TRAINING = ("trainer.devices", "trainer.accelerator", "gpu.memory_gib", "gpu.enforce")

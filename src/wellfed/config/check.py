@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from inspect import Parameter, Signature
 from typing import Any
 
@@ -24,73 +23,50 @@ _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
 """Which required arguments come at run time: the model's from the data (`Datasets.model_args`), the optimizer's
 parameters."""
 
-
-@dataclass(frozen=True)
-class Checked:
-    """What stage 1 found about one configuration."""
-
-    faults: list[Fault] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)
-    """Dotted names of nodes whose signature ast can't tell; stage 2 imports them."""
+Read = Callable[[str, Sequence[str]], Signature | None]
+"""(target, allowed packages) -> how it may be called; None leaves the target to the other stage."""
 
 
 def check_static(config: RunConfig) -> list[Fault]:
     """Faults of all targets that the source files show; imports nothing, a few ms a target."""
-    return check_nodes(config).faults
-
-
-def check_nodes(config: RunConfig) -> Checked:
-    """`check_static` with what it could not read."""
-    checked = Checked()
-    allowed = config.config.allow_targets
-
-    def read(target: str) -> Signature:
-        return signature_of(target, allowed)
-
-    for where, node in _nodes(config, checked.faults):
-        try:
-            checked.faults.extend(_judge(where, node, allowed, read))
-        except Unread:
-            checked.unread.append(where)
-    return checked
+    return list(_check(config, _signature_in_source))
 
 
 def check_imported(config: RunConfig) -> list[Fault]:
     """Faults of the targets that stage 1 could not read; imports those (torch included)."""
-    allowed = config.config.allow_targets
-    unread = set(check_nodes(config).unread)
-    faults: list[Fault] = []
-    for where, node in _nodes(config, []):
-        if where in unread:
-            try:
-                faults += _judge(where, node, allowed, _signature_of_imported)
-            except ImportError as error:
-                faults.append(import_fault(where, node[TARGET], error))
-            except Unread:
-                continue  # a C function without a signature: its constructor will tell
-    return faults
+    return list(_check(config, _signature_of_imported))
 
 
-def _signature_of_imported(target: str) -> Signature:
+def _signature_in_source(target: str, allowed: Sequence[str]) -> Signature | None:
+    try:
+        return signature_of(target, allowed)
+    except Unread:
+        return None
+
+
+def _signature_of_imported(target: str, allowed: Sequence[str]) -> Signature | None:
+    if _signature_in_source(target, allowed) is not None:
+        return None
     try:
         return inspect.signature(locate(target))
-    except (ValueError, TypeError) as error:
-        raise Unread(str(error)) from error
+    except (ValueError, TypeError):  # a C function: its call will tell
+        return None
 
 
-def _nodes(config: RunConfig, faults: list[Fault]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Every `_target_` node with its dotted name, outer ones first."""
+def _check(config: RunConfig, read: Read) -> Iterator[Fault]:
     for name in ("model", "data", "optimizer"):
         where, node = f"workload.{name}", getattr(config.workload, name)
         if node is None and name == "optimizer":
             continue
         if not isinstance(node, Mapping) or TARGET not in node:
             way_out = f"Set {where}.{TARGET}=<package>.<module>.<name>."
-            faults.append(Fault(where, f"names nothing to build: it has no {TARGET}.", way_out))
-        yield from _targets(where, node)
+            yield Fault(where, f"names nothing to build: it has no {TARGET}.", way_out)
+        for inner_where, inner in _targets(where, node):
+            yield from _judge(inner_where, inner, config.config.allow_targets, read)
 
 
 def _targets(where: str, node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Every node with a `_target_` and its dotted name, outer ones first."""
     if isinstance(node, Mapping):
         if TARGET in node:
             yield where, node
@@ -101,9 +77,7 @@ def _targets(where: str, node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield from _targets(f"{where}[{index}]", value)
 
 
-def _judge(
-    where: str, node: Mapping[str, Any], allowed: Sequence[str], read: Callable[[str], Signature]
-) -> Iterator[Fault]:
+def _judge(where: str, node: Mapping[str, Any], allowed: Sequence[str], read: Read) -> Iterator[Fault]:
     target = node[TARGET]
     typed = f"{where}.{TARGET}={target}"
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
@@ -113,7 +87,7 @@ def _judge(
         yield _not_allowed(typed, target.partition(".")[0], allowed)
         return
     try:
-        signature = read(target)
+        signature = read(target, allowed)
     except NotThere as missing:
         near = nearest(missing.name, missing.names)
         meant = ".".join(near if part == missing.name and near else part for part in target.split("."))
@@ -126,8 +100,10 @@ def _judge(
     except (SyntaxError, UnicodeDecodeError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         yield Fault(typed, f"{getattr(error, 'filename', '')}{line} is not Python: {error}.", "Mend the file.")
+    except ImportError as error:
+        yield import_fault(where, target, error)
     else:
-        yield from bind(where, node, signature)
+        yield from bind(where, node, signature) if signature is not None else ()
 
 
 def _not_allowed(typed: str, package: str, allowed: Sequence[str]) -> Fault:

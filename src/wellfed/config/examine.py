@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.check import check_static
 from wellfed.config.faults.explain import explain
-from wellfed.config.knobs import entries
+from wellfed.config.knobs import entries, without_none
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
@@ -102,7 +102,7 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
         if reason:
             text = f"{dotted}={child._value()}"
             yield _Hole(dotted, Fault(text, f"can't be resolved: {reason}.", "Name a knob that is set."))
-        elif knob and not child._is_missing() and not _fits(node, key, knob.type):
+        elif knob and not child._is_missing() and not _fits(node, key, knob.annotation):
             text = f"{dotted}={child}".replace("'", "")
             yield _Hole(dotted, Fault(text, f"must be {knob.must_be}.", f"{dotted}: {knob.text}"))
         elif child._is_missing():
@@ -118,8 +118,9 @@ def _fits(node: Any, key: Any, annotation: Any) -> bool:
         value = node[key]
     except OmegaConfBaseException:
         return True  # an entry of a list that can't be resolved is told by itself
-    if value is None or annotation is Any:
+    if annotation is Any or (value is None and without_none(annotation) is not annotation):
         return True
+    annotation = without_none(annotation)
     if get_origin(annotation) is list:
         (inner,) = get_args(annotation)
         return isinstance(value, ListConfig) and all(_fits(value, index, inner) for index in range(len(value)))

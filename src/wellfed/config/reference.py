@@ -79,7 +79,7 @@ def _options(folder: Path) -> str:
     lines = [f"| {folder.name}= | sets |", "|---|---|"]
     for option in in_order(path.stem for path in folder.glob("*.yaml")):
         content = yaml.safe_load((folder / f"{option}.yaml").read_text(encoding="utf-8"))
-        lines.append(_row(f"`{option}`", ", ".join(_settings(content))))
+        lines.append(_row(f"`{option}`", ", ".join(_settings(content)) or "nothing: the defaults above"))
     return "\n".join(lines)
 
 

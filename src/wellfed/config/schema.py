@@ -7,7 +7,7 @@ numeric knob means that the plan decides and says why.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 from typing import Any, Optional
 
 from omegaconf import MISSING
@@ -35,117 +35,21 @@ def knob(
     return field(default=default, metadata=metadata)
 
 
-Precision = Enum(
-    "Precision",
-    {
-        "auto": "auto",
-        "32-true": "32-true",
-        "bf16-mixed": "bf16-mixed",
-        "16-mixed": "16-mixed",
-        "bf16-true": "bf16-true",
-    },
-)
-
-
-class SweepStatus(Enum):
-    """How a trial may have ended."""
-
-    ok = "ok"
-    oom = "oom"
-    failed = "failed"
-    killed = "killed"
-    timeout = "timeout"
-
-
-class SweepObjective(Enum):
-    """What ranks the points of a sweep."""
-
-    samples_per_s = "samples_per_s"
-    samples_per_joule = "samples_per_joule"
-    peak_memory = "peak_memory"
-
-
-class Compile(Enum):
-    """torch.compile modes."""
-
-    none = "none"
-    default = "default"
-    reduce_overhead = "reduce_overhead"
-    max_autotune = "max_autotune"
-
-
-class Allocator(Enum):
-    """CUDA caching allocator settings."""
-
-    default = "default"
-    expandable = "expandable"
-
-
-class Backend(Enum):
-    """Who builds batches."""
-
-    auto = "auto"
-    torch = "torch"
-    inline = "inline"
-    threads = "threads"
-    processes = "processes"
-
-
-class FeatureMode(Enum):
-    """Where precomputed features live."""
-
-    cache = "cache"
-    cache_host = "cache_host"
-    dynamic = "dynamic"
-
-
-class OnOom(Enum):
-    """What an out-of-memory error does."""
-
-    retry = "retry"
-    fail = "fail"
-
-
-class Accelerator(Enum):
-    """Device kinds a run may use."""
-
-    auto = "auto"
-    cpu = "cpu"
-    gpu = "gpu"
-
-
-class Strategy(Enum):
-    """How ranks share the work."""
-
-    auto = "auto"
-    ddp = "ddp"
-    fsdp = "fsdp"
-
-
-OnNan = Enum("OnNan", {"raise": "raise", "skip": "skip", "halve_lr": "halve_lr"})
-
-
-class BestMode(Enum):
-    """Direction of the best metric."""
-
-    max = "max"
-    min = "min"
-
-
-class LoggerMode(Enum):
-    """Where wandb writes."""
-
-    auto = "auto"
-    online = "online"
-    offline = "offline"
-    disabled = "disabled"
-
-
-class ScheduleName(Enum):
-    """Learning rate schedules."""
-
-    constant = "constant"
-    cosine = "cosine"
+# What the knobs take that have a choice of names; as a mapping where mypy is to know the values, too.
+Precision = StrEnum("Precision", ["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true"])
+Compile = StrEnum("Compile", ["none", "default", "reduce_overhead", "max_autotune"])
+Allocator = StrEnum("Allocator", ["default", "expandable"])
+Backend = StrEnum("Backend", ["auto", "torch", "inline", "threads", "processes"])
+FeatureMode = StrEnum("FeatureMode", ["cache", "cache_host", "dynamic"])
+OnOom = StrEnum("OnOom", ["retry", "fail"])
+OnNan = StrEnum("OnNan", {"raise": "raise", "skip": "skip", "halve_lr": "halve_lr"})
+Accelerator = StrEnum("Accelerator", ["auto", "cpu", "gpu"])
+Strategy = StrEnum("Strategy", ["auto", "ddp", "fsdp"])
+BestMode = StrEnum("BestMode", ["max", "min"])
+LoggerMode = StrEnum("LoggerMode", ["auto", "online", "offline", "disabled"])
+ScheduleName = StrEnum("ScheduleName", {"constant": "constant", "cosine": "cosine"})
+SweepObjective = StrEnum("SweepObjective", ["samples_per_s", "samples_per_joule", "peak_memory"])
+SweepStatus = StrEnum("SweepStatus", ["ok", "oom", "failed", "killed", "timeout"])
 
 
 @dataclass

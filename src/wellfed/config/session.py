@@ -28,6 +28,10 @@ COMPOSE_ERRORS = (
 """What composing raises for faults of the user's."""
 
 
+SCHEMAS = {"run_schema": RunConfig, "evaluate_schema": EvaluateConfig}
+"""By the name under which a primary config lists them."""
+
+
 def default_config_dir() -> Path:
     """The project's ``configs/``: beside ``src/``, wherever the current directory is."""
     return Path(__file__).resolve().parents[3] / "configs"
@@ -39,7 +43,7 @@ def register_schemas() -> None:
     A primary config lists its schema first in its defaults: all that follows is then typed, files and command line.
     """
     store = ConfigStore.instance()
-    for name, schema_type in (("run_schema", RunConfig), ("evaluate_schema", EvaluateConfig)):
+    for name, schema_type in SCHEMAS.items():
         if f"{name}.yaml" not in store.repo:  # storing takes 10 ms, and compose may be called often
             store.store(name=name, node=schema_type, provider="wellfed")
 

@@ -1,4 +1,4 @@
-"""Plain values as yaml that OmegaConf reads back as the same values; written by libyaml, where there is one.
+"""Writes plain values as yaml that OmegaConf reads back as the same values, by libyaml where there is one.
 
 OmegaConf's own way takes 30 ms for the files of one run: a sweep has one such run after the other.
 """
@@ -8,46 +8,21 @@ from __future__ import annotations
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf._utils import get_omega_conf_dumper
 
-_WORDS = frozenset({"y", "yes", "n", "no", "true", "false", "on", "off"})
-"""Booleans to some reader of yaml."""
+
+class _Dumper(getattr(yaml, "CDumper", yaml.Dumper)):  # type: ignore[misc]
+    pass
+
+
+# Texts are quoted that a reader could take for a number or a boolean.
+_Dumper.add_representer(str, get_omega_conf_dumper().str_representer)
 
 
 def to_yaml(tree: Any) -> str:
-    """Mappings keep their order; texts that a reader could take for a number or a boolean are quoted."""
+    """Mappings keep their order."""
     try:
-        return _written(tree, _Fast)
+        return str(yaml.dump(tree, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False))
     except UnicodeEncodeError:  # a name that is no UTF-8: libyaml has no way to write it
-        return _written(tree, _Plain)
-
-
-def _written(tree: Any, dumper: type[yaml.Dumper]) -> str:
-    text: str = yaml.dump(tree, Dumper=dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
-    return text
-
-
-class _Plain(yaml.Dumper):
-    pass
-
-
-class _Fast(getattr(yaml, "CDumper", yaml.Dumper)):  # type: ignore[misc]
-    pass
-
-
-def _text(dumper: Any, text: str) -> yaml.ScalarNode:
-    style = "'" if text.lower() in _WORDS or _is_number(text) else None
-    node: yaml.ScalarNode = dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-    return node
-
-
-def _is_number(text: str) -> bool:
-    """By OmegaConf, to which more is a number than to yaml: 1e5."""
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-for _dumper in (_Plain, _Fast):
-    _dumper.add_representer(str, _text)
+        return OmegaConf.to_yaml(OmegaConf.create(tree))

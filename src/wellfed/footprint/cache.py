@@ -18,8 +18,11 @@ from wellfed.footprint.estimate import BLOCK_BYTES, measure
 from wellfed.footprint.fingerprint import class_name, code, described, file_digest
 from wellfed.footprint.footprint import Footprint, NoEstimate
 from wellfed.footprint.rehearsal import Task
+from wellfed.step import train_step
 
 FILE_NAME = "footprint.json"
+_STEP = Path(train_step.__file__).parent
+"""What is rehearsed."""
 
 
 def cached_measure(
@@ -71,7 +74,7 @@ def digest(model: nn.Module, task: Task, samples: int, block_bytes: int = BLOCK_
     optimizer = task.make_optimizer(model)
     content = {
         "torch": torch.__version__,
-        "room": [file_digest(file) for file in sorted(Path(__file__).parent.glob("*.py"))],
+        "rooms": [file_digest(file) for room in (Path(__file__).parent, _STEP) for file in sorted(room.glob("*.py"))],
         "model": [(name, *described(module)) for name, module in model.named_modules()],
         "tensors": [(name, *_shape(each)) for name, each in _named_tensors(model)],
         "code": code([*model.modules(), *task.shaped_by, optimizer]),

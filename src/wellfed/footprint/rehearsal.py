@@ -1,7 +1,6 @@
-"""Steps of training with every tensor's bytes counted, on a copy of the model, with fake tensors or with real ones.
+"""Counts every tensor's bytes in steps of training, on a copy of the model, with fake tensors or with real ones.
 
-What `lit.module` does is done here in its order: the batch of a device is there as a whole, micro-batches come one
-after the other, the gradients of earlier ones stay, autocast keeps no cast weights from one use to the next.
+The forward and backward passes are those of `step.train_step.TrainStep`, on micro-batches of one size after the other.
 """
 
 from __future__ import annotations
@@ -9,16 +8,16 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from wellfed import batches
-from wellfed.contract import Batch, Features, FeatureSource, LossOutput
+from wellfed.batches import Delivery
+from wellfed.contract import Batch, Features, FeatureSource
 from wellfed.footprint.cuda_emulation import backward
 from wellfed.footprint.distinct_rows import DistinctRows
 from wellfed.footprint.footprint import Basis, Footprint, Point
@@ -26,12 +25,16 @@ from wellfed.footprint.live_bytes import LiveBytes
 from wellfed.footprint.replay import Events, Recording, Trace, renumbered, resized, without
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, Mode, hold
+from wellfed.memory.ladder import MicroBatches
+from wellfed.step.compiled import Loss
+from wellfed.step.micro_batches import MicroBatch, Preparation
+from wellfed.step.precision import Precision
+from wellfed.step.ranks import Ranks
+from wellfed.step.train_step import TrainStep
 
 CPU = torch.device("cpu")
-_AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
 OPTIMIZER = 10**6
 """From here on the optimizer's tensors are numbered."""
-_TRUE = {"bf16-true": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,8 @@ class Task:
     make_batch: Callable[[int], Batch]
     """So many samples as the loader gives them; the longest, where they differ in length (see `estimate.repeated`)."""
     make_optimizer: Callable[[nn.Module], torch.optim.Optimizer]
-    prepare: Callable[[Batch, FeatureSource | None], Batch] | None = None
-    """What is done to a micro-batch on the device: ``on_device`` of a copy of the data set, since tensors that it keeps
-    for later would be fake ones then."""
+    prepare: Preparation = field(default_factory=lambda: Preparation(None, 0))
+    """Of a copy of the data set, since tensors that it keeps for later would be fake ones then."""
     precision: str = "32-true"
     checkpointed: bool = False
     feature_mode: Mode | None = None
@@ -64,6 +66,24 @@ class _Pass:
     events: Events
 
 
+class _Counted(Ranks):
+    """Counts each micro-batch by itself."""
+
+    def __init__(self, live: LiveBytes, take: Callable[[_Pass], None]) -> None:
+        self._live, self._take = live, take
+
+    @contextmanager
+    def micro_batch(self, number: int, num_parts: int) -> Iterator[None]:
+        self._live.forget_peak()
+        self._live.events = []
+        with self._live:
+            yield
+        self._take(_Pass(self._live.peak, tuple(self._live.events)))
+
+    def backward(self, loss: Tensor) -> None:
+        backward(loss)
+
+
 class Rehearsal:
     """A model with gradients and optimizer state, whose passes are measured one micro-batch size after the other."""
 
@@ -73,10 +93,11 @@ class Rehearsal:
             fake: entered already; None runs for real.
         """
         self._task, self._live, self._is_fake = task, LiveBytes(block_bytes), fake is not None
+        self._precision = Precision(task.precision, CPU.type)
         self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
         """Smallest micro-batch that can be run: BatchNorm has no statistics of a single sample."""
         with nullcontext() if fake is None else FakeCopyMode(fake):
-            self._model = copy.deepcopy(model, _converted(model, _TRUE.get(task.precision)))
+            self._model = copy.deepcopy(model, _converted(model, self._precision.dtype))
         if task.checkpointed:
             checkpoint_blocks(self._model)
         self._live.note([*self._model.parameters(), *self._model.buffers()], "parameters")
@@ -88,6 +109,18 @@ class Rehearsal:
         self._source = self._features()
         self._model.train()
         self._optimizer = self._make_optimizer()
+        self._passes: list[_Pass] = []
+        self._step = TrainStep(
+            self._model,
+            self._optimizer,
+            loss=Loss(self._model, "none", lambda message: None),
+            prepare=task.prepare,
+            micro=MicroBatches(1),
+            precision=self._precision,
+            device=CPU,
+            ranks=_Counted(self._live, self._passes.append),
+            features=lambda: self._source,
+        )
         self._first_step_events, self._step_events, self._temporaries = self._step_twice()
 
     def point(self, micro_batch: int) -> Point:
@@ -238,35 +271,16 @@ class Rehearsal:
         a_sample = tuple(-(-each.nbytes // micro_batch) for each in inputs)
         # What does not grow with the batch weighs least in the largest.
         self._inputs = min(self._inputs or a_sample, a_sample, key=sum)
-        for parameter in self._model.parameters():
-            parameter.grad = None
         live.making = "activations"
-        passes = []
-        for _ in range(num_passes):
-            live.forget_peak()
-            live.events = []
-            with live:
-                with self._precision():
-                    loss = self._loss(batch)
-                backward(loss)
-                del loss
-            passes.append(_Pass(live.peak, tuple(live.events)))
-        return passes
+        self._passes.clear()
+        delivery = Delivery(batch, epoch=0, index=0, total=2 * micro_batch)
+        parts = [MicroBatch(batch, number, micro_batch, share=0.5) for number in range(num_passes)]
+        self._step.forward_backward(delivery, parts)
+        return list(self._passes)
 
     def _own(self, tensor: Tensor) -> Tensor:
         """A storage of its own size, as the copy on the device has it."""
-        dtype = _TRUE.get(self._task.precision) if tensor.is_floating_point() else None
-        return tensor.to(dtype or tensor.dtype, copy=True)
-
-    def _loss(self, batch: Batch) -> Tensor:
-        prepared = batch if self._task.prepare is None else self._task.prepare(batch, self._source)
-        output: LossOutput = self._model.loss(prepared)  # type: ignore[operator]
-        return output.loss * 1.0
-
-    def _precision(self) -> AbstractContextManager[Any]:
-        if self._task.precision in _AUTOCAST:
-            return torch.autocast("cpu", _AUTOCAST[self._task.precision], cache_enabled=False)
-        return _default_dtype(_TRUE.get(self._task.precision, torch.get_default_dtype()))
+        return tensor.to(self._precision.dtype_of(tensor), copy=True)
 
 
 def _converted(model: nn.Module, dtype: torch.dtype | None) -> dict[int, Tensor]:
@@ -310,13 +324,3 @@ def _on_the_host(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
             for parameter in group["params"]:
                 state = optimizer.state.get(parameter, {})
                 yield from (each for each in state.values() if isinstance(each, Tensor) and each.dim() == 0)
-
-
-@contextmanager
-def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)

@@ -10,6 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
 from wellfed.lit.module import StepModule
+from wellfed.step.non_finite import USUAL_CAUSES
 
 
 def is_finite(module: pl.LightningModule) -> bool:
@@ -32,7 +33,6 @@ def no_longer_finite(first: int, last: int) -> str:
     """What became of a training whose weights or loss are not finite after the step ``last``."""
     when = f"in step {last}" if first >= last else f"within the steps {first} to {last}"
     return (
-        f"The weights or the training loss became no finite numbers {when}; they are not saved. Usual causes: the "
-        "learning rate (workload.optimizer.lr), no warm-up (workload.schedule.warmup_steps), no clipping "
-        "(trainer.gradient_clip=1.0). trainer.on_nan=skip leaves out steps whose loss is no finite number."
+        f"The weights or the training loss became no finite numbers {when}; they are not saved. {USUAL_CAUSES} "
+        "trainer.on_nan=skip leaves out steps whose loss is no finite number."
     )

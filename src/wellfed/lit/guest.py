@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import torch
 
 from wellfed.lit.callbacks.guest_state import AtEpochStart, ExactResume, GuestCheckpoints, Last
 from wellfed.lit.callbacks.non_finite import NonFinite
@@ -17,9 +15,7 @@ from wellfed.lit.callbacks.rank_shares import RankShares
 from wellfed.lit.logger import FiguresLogger
 from wellfed.lit.plain_checkpoint import PlainCheckpointIO
 from wellfed.lit.trainer import TrainerOptions, make_trainer
-from wellfed.step.micro_batches import compiled_graphs, is_of_compiler
-
-_LOG = logging.getLogger(__name__)
+from wellfed.step.compiled import Compiled
 
 
 def make_guest_trainer(
@@ -62,24 +58,15 @@ def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> N
 
     For automatic optimization alone: a step that fails half way is done again, which must not have stepped.
     """
-    own = module.training_step
-    compiled = torch.compile(own, mode=mode.replace("_", "-"))
+    compiled = Compiled(module.training_step, mode, on_failure)
 
-    @functools.wraps(own)
+    @functools.wraps(module.training_step)
     def training_step(*arguments: Any, **named: Any) -> Any:
-        before = compiled_graphs()
         try:
-            return compiled(*arguments, **named)  # type: ignore[no-untyped-call]
-        except Exception as error:
-            if not is_of_compiler(error):
-                raise
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            _LOG.warning("gpu.compile failed (%s); going on without it.", first)
-            on_failure(first)
-            module.training_step = own
-            return own(*arguments, **named)
+            return compiled(*arguments, **named)
         finally:
-            module.was_disturbed = getattr(module, "was_disturbed", False) or compiled_graphs() != before
+            if compiled.has_compiled:
+                compiled.has_compiled, module.was_disturbed = False, True
 
     module.training_step = training_step
 

@@ -1,9 +1,9 @@
-"""Lightning's loop over an epoch with our training step at its heart, without the way there.
+"""Runs an epoch as Lightning's loop does, without its way to each step.
 
-For one step Lightning goes through two dozen hooks and half a dozen closures, most of which lead nowhere: on a small
-network that takes as long as the network. Where nobody listens within a step, `StepLoop` calls our step directly, and
-keeps Lightning's counters as Lightning does. No public hook lies further out than those that cost the time, so this
-builds on Lightning's insides (2.6): where they are others, the loop is Lightning's.
+For one step Lightning goes through two dozen hooks and half a dozen closures, which lead nowhere here: on a small
+network that takes as long as the network. `StepLoop` calls our step directly, and keeps Lightning's counters as
+Lightning does. No public hook lies further out than those that cost the time, so this builds on Lightning's insides
+(2.6): where they are others, the loop is Lightning's.
 """
 
 from __future__ import annotations
@@ -11,15 +11,11 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any
 
-import lightning.pytorch as pl
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
-from lightning.pytorch.plugins import MixedPrecision, Precision
-from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from wellfed.lit.module import StepModule
 
-_WITHIN_A_STEP = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
 _INSIDES = attrgetter(
     "_restarting",
     "_results.batch",
@@ -42,9 +38,9 @@ _INSIDES = attrgetter(
 
 
 class StepLoop(_TrainingEpochLoop):
-    """An epoch of direct steps, or of Lightning's own where those would not do the same.
+    """An epoch of direct steps; on one device, where there is no other rank to ask at each batch.
 
-    Lightning's too is the first step after a resume: it sorts out where the run was left.
+    The first step after a resume goes Lightning's way: it sorts out where the run was left.
     """
 
     _is_direct = False
@@ -52,7 +48,9 @@ class StepLoop(_TrainingEpochLoop):
 
     def on_run_start(self, data_fetcher: Any) -> None:
         super().on_run_start(data_fetcher)
-        self._is_direct = is_direct(self.trainer) and _has_insides(self)
+        is_alone = type(self.trainer.strategy) is SingleDeviceStrategy
+        is_ours = type(self.trainer.lightning_module) is StepModule
+        self._is_direct = is_alone and is_ours and _has_insides(self)
         self._may_validate = not self._is_direct or self._should_check_val_epoch()
 
     @property
@@ -71,6 +69,7 @@ class StepLoop(_TrainingEpochLoop):
         batch, _, _ = next(data_fetcher)
         batch_idx = progress.current.ready
         progress.is_last_batch = data_fetcher.done
+        batch = trainer.precision_plugin.convert_input(batch)
         batch = module.transfer_batch_to_device(batch, trainer.strategy.root_device, 0)
         progress.increment_ready()
         logged.on_batch_start(batch)
@@ -78,7 +77,7 @@ class StepLoop(_TrainingEpochLoop):
         progress.increment_started()
         counts = self.automatic_optimization.optim_progress.optimizer
         counts.step.increment_ready()
-        output = {"loss": module.step_directly(batch, batch_idx)}
+        output = {"loss": module.take_step(batch)}
         counts.zero_grad.total.increment_by(1)
         counts.zero_grad.current.increment_by(1)
         counts.step.increment_completed()
@@ -96,10 +95,11 @@ class StepLoop(_TrainingEpochLoop):
             logged.update_train_step_metrics()
 
     def _tell(self, hook: str, module: Any, *about: Any) -> None:
-        module._current_fx_name = hook  # what `module.log` goes by
+        # What `module.log` goes by. To set an attribute of a module is to look for a parameter of that name first.
+        vars(module)["_current_fx_name"] = hook
         for callback in self.trainer.callbacks:
             getattr(callback, hook)(self.trainer, module, *about)
-        module._current_fx_name = None
+        vars(module)["_current_fx_name"] = None
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         """Also after the run's last step, for a user's own module: its schedulers and callbacks may wait for that."""
@@ -117,24 +117,6 @@ class StepLoop(_TrainingEpochLoop):
             self._batches_that_stepped += 1
         else:
             super().on_advance_end(data_fetcher)
-
-
-def is_direct(trainer: pl.Trainer) -> bool:
-    """Whether a direct step does all that Lightning's would."""
-    precision = trainer.precision_plugin
-    return (
-        type(trainer.lightning_module) is StepModule
-        and type(trainer.strategy) is SingleDeviceStrategy
-        and type(precision) in (Precision, MixedPrecision)
-        and getattr(precision, "scaler", None) is None
-        and isinstance(trainer.profiler, PassThroughProfiler)
-        and trainer.accumulate_grad_batches == 1
-        and not any(_listens(callback, hook) for callback in trainer.callbacks for hook in _WITHIN_A_STEP)
-    )
-
-
-def _listens(callback: pl.Callback, hook: str) -> bool:
-    return getattr(getattr(callback, hook), "__func__", None) is not getattr(pl.Callback, hook)
 
 
 def _has_insides(loop: StepLoop) -> bool:

@@ -1,7 +1,8 @@
-"""The state of all random generators that a model may draw from, as values that a weights-only load accepts."""
+"""Seeds, keeps and restores all random generators that a model may draw from."""
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -9,8 +10,17 @@ import numpy as np
 import torch
 
 
+def seed_everything(seed: int) -> None:
+    """Seed Python, numpy and torch for this process, and by Lightning's variables the processes that it starts."""
+    seed %= 2**32
+    os.environ["PL_GLOBAL_SEED"], os.environ["PL_SEED_WORKERS"] = str(seed), "0"
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def state(device: torch.device | None = None) -> dict[str, Any]:
-    """Those of torch, numpy and Python as tensors, numbers and lists; does not wait for the device.
+    """Those of torch, numpy and Python, as values that a weights-only load accepts; does not wait for the device.
 
     Args:
         device: the only one whose generator counts; None = all CUDA devices, where CUDA is in use.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +19,6 @@ from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.footprint.footprint import KnownFootprints
 from wellfed.footprint.gathered import gathered_bytes
 from wellfed.hardware.facts import MachineFacts
-from wellfed.lit.unimported import is_lightning_module
 from wellfed.loading.backend_benchmark import copied, time_first_batches
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.first_batches import FirstBatches
@@ -88,6 +88,12 @@ def make_parts(config: RunConfig) -> Parts:
     offered = getattr(model, "features", None)
     features = offered() if callable(offered) else None
     return Parts(data, model, features, has_sparse_gradients=_has_sparse_gradients(model))
+
+
+def is_lightning_module(model: Any) -> bool:
+    """Whether the user brings a finished LightningModule, which runs its own step; Lightning is not imported for it."""
+    lightning = sys.modules.get("lightning.pytorch")  # who has made one has imported it
+    return lightning is not None and isinstance(model, lightning.LightningModule)
 
 
 def _has_sparse_gradients(model: nn.Module) -> bool:

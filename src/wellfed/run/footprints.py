@@ -12,10 +12,9 @@ from typing import Any
 
 from torch import nn, optim
 
-from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.config.schema import Allocator, RunConfig, TrainerConfig
-from wellfed.contract import Batch, FeatureSource
+from wellfed.contract import Batch
 from wellfed.errors import first_line
 from wellfed.footprint import estimate
 from wellfed.footprint.cache import cached_measure
@@ -26,7 +25,8 @@ from wellfed.loading.backend_benchmark import copied, without_side_effects
 from wellfed.loading.longest_batch import Longest, longest_batch
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
-from wellfed.step.micro_batches import Preparation, parameter_groups
+from wellfed.step.micro_batches import Preparation
+from wellfed.step.train_step import parameter_groups
 from wellfed.units import show_bytes
 
 SAMPLES = 8
@@ -76,7 +76,7 @@ class Footprints:
         task = Task(
             make_batch=make_batch,
             make_optimizer=self._optimizer,
-            prepare=self._prepare,
+            prepare=Preparation(self._train, self._config.seed),
             precision=self._plan.device.precision,
             checkpointed=checkpointed,
             feature_mode=features,  # type: ignore[arg-type]
@@ -90,10 +90,6 @@ class Footprints:
     def _optimizer(self, model: nn.Module) -> optim.Optimizer:
         groups, sparse = parameter_groups(model), self._parts.has_sparse_gradients
         return assemble.make_optimizer(self._config, self._plan, groups, sparse=sparse)
-
-    def _prepare(self, batch: Batch, source: FeatureSource | None) -> Batch:
-        delivery = Delivery(batch, epoch=0, index=0, total=batches.batch_size(batch))
-        return Preparation(self._train, self._config.seed)(batch, delivery, 0, source)
 
     @property
     def looked_at(self) -> str:

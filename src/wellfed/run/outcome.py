@@ -20,9 +20,9 @@ from wellfed.errors import (
     OutOfMemoryExhausted,
     WellfedError,
 )
-from wellfed.lit.module import NonFiniteLoss
 from wellfed.memory import oom
 from wellfed.record import Status
+from wellfed.step.non_finite import NonFiniteLoss
 from wellfed.stop_request import Stopped
 
 

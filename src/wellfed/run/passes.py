@@ -42,7 +42,7 @@ from wellfed.record import RunRecord
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
 from wellfed.run.outcome import lost_rank
-from wellfed.step.micro_batches import parameter_groups
+from wellfed.step.train_step import parameter_groups
 from wellfed.stop_request import StopRequest
 from wellfed.telemetry.run_progress import Progress
 from wellfed.timing.clock import StepClock

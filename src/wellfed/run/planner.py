@@ -15,8 +15,8 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.hardware.facts import MachineFacts
-from wellfed.lit.unimported import seed_everything
 from wellfed.loading.first_batches import FirstBatches
+from wellfed.memory.generators import seed_everything
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
 from wellfed.planning.run_plan import DevicePlan, ModelFacts, RunPlan

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,24 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.config.compose import SECRET_SHOWN, Composed, compose
+from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.record import FILE_NAME, RunRecord, plain
 from wellfed.run.checkpoint_file import WAY_OUT, is_readable
 
-_PATH_KEYS = (
-    "resume",
-    "rerun",
-    "checkpoint",
-    "workload.data.path",
-    "paths.log_dir",
-    "paths.cache_dir",
-    "hydra.run.dir",
-)
-# Read by Hydra as they stand; everything else is quoted, among it 1e3 and 2024_01, which are numbers to it.
-_PLAIN = re.compile(r"[A-Za-z/_.][A-Za-z0-9/_.@%-]*")
-_QUOTED = re.compile(r"""'([^'\\]|\\.)*'|"([^"\\]|\\.)*\"""", re.DOTALL)
-_NOT_TEXT = re.compile(r"true|false|nan|inf|\.[0-9].*", re.IGNORECASE)
 CHECKPOINTS = "checkpoints"
 
 
@@ -51,19 +38,19 @@ def expand(overrides: Sequence[str]) -> list[str]:
         ConfigError: there is no such run.
     """
     typed = [quoted(text) for text in overrides]
-    given = {key: _unquoted(value) for key, value in (_key_value(text) for text in typed)}
+    given = {key: unquoted(value) for key, value in (key_value(text) for text in typed)}
     resume, rerun = given.get("resume"), given.get("rerun")
-    if _is_null(resume) and _is_null(rerun):
+    if is_null(resume) and is_null(rerun):
         return typed
-    if not _is_null(resume) and not _is_null(rerun):
+    if not is_null(resume) and not is_null(rerun):
         return typed  # the rules refuse both together, with the other faults
-    if not _is_null(rerun):
+    if not is_null(rerun):
         assert rerun is not None
         earlier = _read(Path(rerun), f"rerun={rerun}")
         # Of a trial of a sweep: the run that it was measured for.
         return _merged([text for text in earlier.overrides if not text.startswith("sweep")], typed)
     assert resume is not None
-    rest = [text for text in typed if _key_value(text)[0] != "resume"]
+    rest = [text for text in typed if key_value(text)[0] != "resume"]
     if resume == "auto":
         found = find_latest(rest)
         if found is None:
@@ -182,33 +169,16 @@ def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]
     return [] if old == new else [(name, old, new)]
 
 
-def quoted(text: str) -> str:
-    """An override whose value is a path, quoted where Hydra's grammar would stumble over it."""
-    key, value = _key_value(text)
-    if key not in _PATH_KEYS or value is None or _is_null(value) or "${" in value or _is_quoted(value):
-        return text
-    return assigned(text[: text.index("=")], value)
-
-
-def assigned(key: str, path: str) -> str:
-    """The override that gives ``key`` this path, whatever characters it has."""
-    if _PLAIN.fullmatch(path) and not _NOT_TEXT.fullmatch(path):
-        return f"{key}={path}"
-    # Hydra reads a backslash as an escape only before a quote, the closing one included.
-    escaped = re.sub(r"(\\*)('|\Z)", lambda run: run[1] * 2 + ("\\'" if run[2] else ""), path)
-    return f"{key}='{escaped}'"
-
-
 def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
     """Earlier overrides that no later one replaces, then the later ones."""
-    replaced = {_key_value(text)[0] for text in later} | {"resume", "rerun"}
+    replaced = {key_value(text)[0] for text in later} | {"resume", "rerun"}
     return [quoted(text) for text in earlier if not _is_replaced(text, replaced)] + list(later)
 
 
 def _is_replaced(text: str, replaced: Container[str]) -> bool:
     """A secret was not written down, so it can't be replayed: type it again."""
-    key, value = _key_value(text)
-    return key in replaced or _unquoted(value) == SECRET_SHOWN
+    key, value = key_value(text)
+    return key in replaced or unquoted(value) == SECRET_SHOWN
 
 
 def _read(folder: Path, where: str) -> RunRecord:
@@ -220,27 +190,6 @@ def _read(folder: Path, where: str) -> RunRecord:
         ) from error
     except ValueError as error:
         raise ConfigError([Fault(where, str(error), "Name another run.")]) from error
-
-
-def _key_value(text: str) -> tuple[str, str | None]:
-    key, separator, value = text.partition("=")
-    return key.lstrip("+~").split("@")[0], value if separator else None
-
-
-def _unquoted(value: str | None) -> str | None:
-    if value is None or not _is_quoted(value):
-        return value
-    quote, body = value[0], value[1:-1]
-    return re.sub(rf"(\\+)({quote}|\Z)", lambda run: run[1][: len(run[1]) // 2] + run[2], body)
-
-
-def _is_quoted(value: str) -> bool:
-    """In quotes from end to end, as Hydra reads them."""
-    return _QUOTED.fullmatch(value) is not None
-
-
-def _is_null(value: str | None) -> bool:
-    return value is None or value.lower() in ("", "null")
 
 
 def _show(value: Any) -> str:

@@ -1,10 +1,8 @@
-"""One optimizer step of the configured model on one device, without a trainer: what `fit` and `probe` run."""
+"""Makes optimizer steps of the configured model on one device, without a trainer: for `fit` and the probe."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +13,13 @@ from wellfed.config.schema import RunConfig
 from wellfed.contract import Batch, Features, FeatureSource
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.memory.features import DeviceTable, Mode, hold
+from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
-from wellfed.step.micro_batches import Loss, Preparation, parameter_groups
-
-_AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+from wellfed.step.compiled import Loss
+from wellfed.step.micro_batches import Preparation
+from wellfed.step.precision import Precision
+from wellfed.step.train_step import TrainStep, parameter_groups
 
 
 class TrainingStep:
@@ -33,33 +33,37 @@ class TrainingStep:
         device: torch.device,
         fill: Callable[[Features, Mode, torch.device], FeatureSource] = hold,
     ) -> None:
-        self.device, self._precision = device, plan.device.precision
-        self._model = parts.model.to(device)
-        if self._precision == "bf16-true":
-            self._model.to(torch.bfloat16)
+        self.device, self._precision = device, Precision.for_training(plan.device.precision, device.type)
+        self._model = model = self._precision.convert(parts.model.to(device))
         if plan.memory.checkpoint_activations:
-            checkpoint_blocks(self._model)
+            checkpoint_blocks(model)
         self._features: FeatureSource | None = None
         if parts.features is not None:
-            self._model.eval()
+            model.eval()
             self._features = fill(parts.features, plan.memory.features or "dynamic", device)
-        self._model.train()
-        self._prepare = Preparation(parts.data.train, config.seed)
-        self._loss = Loss(self._model, plan.device.compile, lambda message: None)
-        self._optimizer = assemble.make_optimizer(
-            config, plan, parameter_groups(self._model), sparse=parts.has_sparse_gradients
+        model.train()
+        groups = parameter_groups(model)
+        self._optimizer = assemble.make_optimizer(config, plan, groups, sparse=parts.has_sparse_gradients)
+        self._micro = MicroBatches(1)
+        self._step = TrainStep(
+            model,
+            self._optimizer,
+            loss=Loss(model, plan.device.compile, lambda message: None),
+            prepare=Preparation(parts.data.train, config.seed),
+            micro=self._micro,
+            precision=self._precision,
+            device=device,
+            features=lambda: self._features,
+            gradient_clip=config.trainer.gradient_clip,
         )
-        self._scaler = torch.amp.GradScaler(device.type, enabled=self._precision == "16-mixed")
         self._batch: Batch | None = None
 
     def place(self, batch: Batch) -> Batch:
         """The batch on the device, in the precision of the step; the one before is let go."""
         self._batch = None
         placed = batches.to_device(batch, self.device)
-        if self._precision == "bf16-true":
-            placed = batches.map_tensors(placed, lambda each: each.bfloat16() if each.is_floating_point() else each)
-        self._batch = placed
-        return placed
+        self._batch = batches.map_tensors(placed, lambda each: each.to(self._precision.dtype_of(each)))
+        return self._batch
 
     def resident(self) -> Iterator[Tensor]:
         """What lies in memory between steps."""
@@ -73,16 +77,6 @@ class TrainingStep:
             yield from batches.tensors(self._batch)
 
     def __call__(self, batch: Batch) -> None:
-        """Forward, backward and the optimizer's step; the weights change."""
-        for parameter in self._model.parameters():
-            parameter.grad = None
-        delivery = Delivery(batch, epoch=0, index=0, total=batches.batch_size(batch))
-        with self._autocast():
-            output = self._loss(self._prepare(batch, delivery, 0, self._features))
-        self._scaler.scale(output.loss).backward()  # type: ignore[no-untyped-call]
-        self._scaler.step(self._optimizer)
-        self._scaler.update()
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        dtype = _AUTOCAST.get(self._precision)
-        return torch.autocast(self.device.type, dtype, cache_enabled=False) if dtype else nullcontext()
+        """A step on the whole batch at once; the weights change."""
+        self._micro.size = size = batches.batch_size(batch)
+        self._step(Delivery(batch, epoch=0, index=0, total=size))

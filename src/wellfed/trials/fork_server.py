@@ -1,7 +1,10 @@
-"""A process that prepares what trials share (imports, data, model), and forks one process for each of them.
+"""Forks a process for each trial from one that has prepared what they share: imports, data, model.
 
-The sweep's own process runs no user code: whatever data, model or driver do to a stem or to a trial, it is told. A stem
-never touches CUDA, and runs what it prepares with one thread: neither survives a fork.
+    sweep --- Job --> fork server --- fork --> process of a job
+          <- JobEnd -             <- answers -
+
+The sweep's own process runs no user code: whatever data, model or driver do to a server or to a job, it is told. A
+server never touches CUDA, and runs what it prepares with one thread: neither survives a fork.
 """
 
 from __future__ import annotations
@@ -15,21 +18,19 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from wellfed.errors import ConfigError, WellfedError
 from wellfed.forking import die_with_parent, exit_code, fork, held_signals, leave
 from wellfed.record import Status
 from wellfed.sweep.output import ERR, OUT, last_lines
 
-T = TypeVar("T")
-"""What a process of a trial printed, in its folder."""
-_open: set[Connection] = set()
-"""To the stems of this process. A stem that kept one to another would hide from it that the sweep is over."""
+Work = Callable[[Any, Any], "int | Iterator[object]"]
+"""Does a task with what was prepared; gives an exit code, or answers."""
 
 
 @dataclass(frozen=True)
@@ -47,17 +48,27 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobEnd:
     """How the process of a job ended."""
 
     key: str
     code: int
     """Exit code; negative: the signal that ended it."""
     seconds: float
+    answers: tuple[Any, ...] = ()
+    """What its work gave before."""
 
 
-class StemFailed(Exception):
-    """What trials share could not be prepared, or the process that holds it has died."""
+@dataclass(frozen=True)
+class _Prepared:
+    """The first that a server says."""
+
+    problem: str | None = None
+    status: Status = "failed"
+
+
+class ForkServerFailed(Exception):
+    """What jobs share could not be prepared, or the process that holds it has died."""
 
     def __init__(self, problem: str, status: Status = "failed") -> None:
         super().__init__(problem)
@@ -65,125 +76,149 @@ class StemFailed(Exception):
         """Of the trials that can't be started."""
 
 
-class Stem(Generic[T]):
+class ForkServer:
     """One such process, from here on.
 
     Args:
-        prepare: makes what the jobs share; called once, in the stem.
-        work: does a job, in a process of its own; gives its exit code.
+        prepare: makes what the jobs share; called once, in the server.
+        work: does a job, in a process of its own.
         log: gets what ``prepare`` prints.
+        siblings: whose connections it must not keep: it would hide from them that the sweep is over.
     """
 
-    def __init__(self, prepare: Callable[[], T], work: Callable[[T, Any], int], log: Path) -> None:
+    def __init__(self, prepare: Callable[[], Any], work: Work, log: Path, siblings: Iterable[ForkServer] = ()) -> None:
         self._log = log
         self.connection, other = Pipe()
         """Readable when there is something to `take`."""
-        _open.add(self.connection)
         parent = os.getpid()
         with held_signals() as let_through:
             self._pid = fork()
             if self._pid == 0:
-                for each in _open:
-                    each.close()
-                _Child(other, parent, log).live(prepare, work, let_through)
+                for each in (self, *siblings):
+                    each.connection.close()
+                _ServerProcess(other, work).live(parent, prepare, log, let_through)
         other.close()
-        self._is_open = True
 
     def wait_ready(self, timeout_s: float) -> None:
         """Until the shared part is there.
 
         Raises:
-            StemFailed: it could not be made, or not in time.
+            ForkServerFailed: it could not be made, or not in time.
         """
         if not self.connection.poll(timeout_s):
             problem = (
                 f"data and model were not there after {timeout_s:g} s; see {self._log}. Raise sweep.timeout_s, with "
                 "sweep.retry=[timeout]."
             )
-            raise StemFailed(problem, "timeout")
-        problem = self._receive()
-        if problem is not None:
-            raise StemFailed(*problem)
+            raise ForkServerFailed(problem, "timeout")
+        prepared: _Prepared = self._receive()
+        if prepared.problem is not None:
+            raise ForkServerFailed(prepared.problem, prepared.status)
 
     def start(self, job: Job) -> None:
         """Fork a process for a job.
 
         Raises:
-            StemFailed: the stem is dead.
+            ForkServerFailed: the server is dead.
         """
         try:
             self.connection.send(job)
         except OSError as error:
-            raise StemFailed(self._dead()) from error
+            raise self._dead() from error
 
     def kill(self, key: str) -> None:
         """End a job's process and all it has started; it is then told as ended by SIGKILL."""
         with contextlib.suppress(OSError):
             self.connection.send(key)
 
-    def take(self) -> Ended:
+    def take(self) -> JobEnd:
         """The next job that has ended; blocks.
 
         Raises:
-            StemFailed: the stem is dead, and with it all its jobs.
+            ForkServerFailed: the server is dead, and with it all its jobs.
         """
-        ended: Ended = self._receive()
-        return ended
+        end: JobEnd = self._receive()
+        return end
+
+    def ask(self, job: Job, timeout_s: float) -> tuple[Any, ...]:
+        """The answers of a job that is the only one; those until then if it dies, or takes longer.
+
+        Raises:
+            ForkServerFailed: the server is dead.
+        """
+        self.start(job)
+        if not self.connection.poll(timeout_s):
+            self.kill(job.key)
+        return self.take().answers
 
     def close(self) -> None:
-        """End the stem and what it has started."""
-        if self._is_open:
-            self._is_open = False
-            _open.discard(self.connection)
-            self.connection.close()
-            self._wait_a_little()
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._pid, signal.SIGKILL)  # itself if it is stuck, and what the data has started
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._pid, 0)
-
-    def _wait_a_little(self) -> None:
-        """It ends its jobs when it notices that its connection is closed, unless user code is at work in it."""
+        """End the server and what it has started."""
+        if self.connection.closed:
+            return
+        self.connection.close()
         limit_s = time.monotonic() + 2
         with contextlib.suppress(ChildProcessError):
-            while time.monotonic() < limit_s:
-                if os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None:
-                    return
+            # It ends its jobs when it notices, unless user code is at work in it.
+            while os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+                if time.monotonic() > limit_s:
+                    break
                 time.sleep(0.005)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)  # itself if it is stuck, and what the data has started
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
 
     def _receive(self) -> Any:
         try:
             return self.connection.recv()
         except (EOFError, OSError, pickle.UnpicklingError) as error:
-            raise StemFailed(self._dead()) from error
+            raise self._dead() from error
 
-    def _dead(self) -> str:
-        return f"the process that holds data and model has died{_last_line(self._log)}; see {self._log}."
+    def _dead(self) -> ForkServerFailed:
+        lines = last_lines(self._log, 1)
+        said = f" ({lines[0]})" if lines else ""
+        return ForkServerFailed(f"the process that holds data and model has died{said}; see {self._log}.")
 
 
-class _Child:
-    """The stem's own side."""
+@dataclass
+class _RunningJob:
+    key: str
+    began_s: float
+    connection: Connection
+    answers: list[Any] = field(default_factory=list)
 
-    def __init__(self, connection: Connection, parent: int, log: Path) -> None:
-        self._connection = connection
-        self._parent = parent
-        self._log = log
-        self._running: dict[int, tuple[str, float]] = {}
+    def hear(self) -> bool:
+        """Takes the answers that have come; False when no more can come."""
+        try:
+            while self.connection.poll():
+                self.answers.append(self.connection.recv())
+        except (EOFError, OSError):
+            return False
+        return True
 
-    def live(
-        self, prepare: Callable[[], T], work: Callable[[T, Any], int], let_through: Callable[[], None]
-    ) -> NoReturn:
+
+class _ServerProcess:
+    """The server's own side."""
+
+    def __init__(self, connection: Connection, work: Work) -> None:
+        self._connection, self._work = connection, work
+        self._running: dict[int, _RunningJob] = {}
+        """By process id."""
+
+    def live(self, parent: int, prepare: Callable[[], Any], log: Path, let_through: Callable[[], None]) -> NoReturn:
+        """All of its life."""
         code = 1
         try:
             os.setsid()  # the terminal's Ctrl-C is for the sweep, which then ends this
-            die_with_parent(self._parent)
+            die_with_parent(parent)
             for number in (signal.SIGINT, signal.SIGTERM):
                 signal.signal(number, signal.SIG_DFL)
             let_through()
-            _print_to(self._log, self._log)
-            prepared = self._prepare(prepare)
-            if prepared is not None:
-                self._serve(lambda task: work(prepared[0], task))
+            _print_to(log, log)
+            prepared, word = _prepare(prepare)
+            self._connection.send(word)
+            if word.problem is None:
+                self._serve(prepared)
             code = 0
         except BaseException:  # noqa: BLE001  into the log; the sweep sees the connection close
             traceback.print_exc()
@@ -192,25 +227,7 @@ class _Child:
                 _kill_group(pid)
             leave(code)
 
-    def _prepare(self, prepare: Callable[[], T]) -> tuple[T] | None:
-        try:
-            prepared = prepare()
-        except ConfigError as error:
-            self._connection.send((" ".join(map(str, error.faults)), "invalid"))
-            return None
-        except WellfedError as error:
-            self._connection.send((str(error),))
-            return None
-        except (Exception, SystemExit) as error:  # noqa: BLE001  user code
-            traceback.print_exc()
-            self._connection.send((f"{type(error).__name__}: {error}".strip(),))
-            return None
-        gc.collect()
-        gc.freeze()  # a collection in a child would copy every page
-        self._connection.send(None)
-        return (prepared,)
-
-    def _serve(self, work: Callable[[Any], int]) -> None:
+    def _serve(self, prepared: Any) -> None:
         reading, writing = os.pipe()
         os.set_blocking(writing, False)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # without a handler nothing is written to the pipe
@@ -219,58 +236,84 @@ class _Child:
             selector.register(self._connection, selectors.EVENT_READ)
             selector.register(reading, selectors.EVENT_READ)
             while True:
-                ready = {key.fileobj for key, _ in selector.select()}
+                ready = {key.fileobj: key.data for key, _ in selector.select()}
+                for connection, job in ready.items():
+                    if job is not None and not job.hear():
+                        selector.unregister(connection)
                 if reading in ready:
                     os.read(reading, 4096)
-                    self._reap()
+                    self._reap(selector)
                 if self._connection in ready:
                     try:
                         asked = self._connection.recv()
                     except (EOFError, OSError):  # the sweep is over
                         return
                     if isinstance(asked, Job):
-                        self._fork(asked, work)
+                        self._fork(asked, prepared, selector)
                     else:
-                        self._kill(asked)
+                        for pid in [pid for pid, job in self._running.items() if job.key == asked]:
+                            _kill_group(pid)
 
-    def _fork(self, job: Job, work: Callable[[Any], int]) -> None:
-        stem, began_s = os.getpid(), time.monotonic()
+    def _fork(self, job: Job, prepared: Any, selector: selectors.BaseSelector) -> None:
+        server, began_s = os.getpid(), time.monotonic()
+        hearing, telling = Pipe(duplex=False)
         pid = fork()
         if pid == 0:
-            _do(job, work, stem, self._connection)
+            self._connection.close()
+            _do(job, lambda task: self._work(prepared, task), server, telling)
+        telling.close()
         with contextlib.suppress(OSError):  # both set it: whoever is first
             os.setpgid(pid, pid)
-        self._running[pid] = (job.key, began_s)
+        self._running[pid] = running = _RunningJob(job.key, began_s, hearing)
+        selector.register(hearing, selectors.EVENT_READ, running)
 
-    def _kill(self, key: str) -> None:
-        for pid, (running, _) in self._running.items():
-            if running == key:
-                _kill_group(pid)
-
-    def _reap(self) -> None:
+    def _reap(self, selector: selectors.BaseSelector) -> None:
         for pid in list(self._running):  # not any child: user code may have started some of its own
             if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
                 continue
             _kill_group(pid)  # what it has left behind, loader workers above all; its number is not free yet
             _, status = os.waitpid(pid, 0)
-            key, began_s = self._running.pop(pid)
-            self._connection.send(Ended(key, os.waitstatus_to_exitcode(status), time.monotonic() - began_s))
+            job = self._running.pop(pid)
+            job.hear()
+            if job.connection in selector.get_map():
+                selector.unregister(job.connection)
+            job.connection.close()
+            seconds, code = time.monotonic() - job.began_s, os.waitstatus_to_exitcode(status)
+            self._connection.send(JobEnd(job.key, code, seconds, tuple(job.answers)))
 
 
-def _do(job: Job, work: Callable[[Any], int], stem: int, connection: Connection) -> NoReturn:
+def _prepare(prepare: Callable[[], Any]) -> tuple[Any, _Prepared]:
+    try:
+        prepared = prepare()
+    except ConfigError as error:
+        return None, _Prepared(" ".join(map(str, error.faults)), "invalid")
+    except WellfedError as error:
+        return None, _Prepared(str(error))
+    except (Exception, SystemExit) as error:  # noqa: BLE001  user code
+        traceback.print_exc()
+        return None, _Prepared(f"{type(error).__name__}: {error}".strip())
+    gc.collect()
+    gc.freeze()  # a collection in a child would copy every page
+    return prepared, _Prepared()
+
+
+def _do(job: Job, work: Callable[[Any], int | Iterator[object]], server: int, telling: Connection) -> NoReturn:
     """A job's whole process."""
     code = 1
     try:
         os.setpgid(0, 0)
-        die_with_parent(stem)
+        die_with_parent(server)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        connection.close()
         _print_to(job.folder / OUT, job.folder / ERR)
         os.environ.update(job.environment)
         if job.cpus is not None and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, job.cpus)
-        code = work(job.task)
+        done = work(job.task)
+        if isinstance(done, Iterator):
+            for answer in done:
+                telling.send(answer)
+        code = 0 if isinstance(done, Iterator) else done
     except SystemExit as ended:
         code = exit_code(ended)
     except BaseException:  # noqa: BLE001  into stderr.txt
@@ -294,12 +337,6 @@ def _print_to(out: Path, err: Path) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it may not lead its group yet
-        os.kill(pid, signal.SIGKILL)
-
-
-def _last_line(log: Path) -> str:
-    lines = last_lines(log, 1)
-    return f" ({lines[0]})" if lines else ""
+    for end in (os.killpg, os.kill):  # it may not lead its group yet
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            end(pid, signal.SIGKILL)

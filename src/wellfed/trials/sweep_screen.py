@@ -1,17 +1,19 @@
-"""What a sweep shows on the terminal while it runs: a bar with the best so far, or a line a trial."""
+"""Shows on the terminal how a sweep gets on: a bar with the best so far, or a line a trial."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from wellfed.run.screen import Terminal
+from wellfed.sweep.grid import SweepFile
 from wellfed.sweep.leaderboard import Leaderboard
 from wellfed.sweep.leaderboard_terminal import show, width
 from wellfed.sweep.ledger import Row
-from wellfed.units import show_count, show_duration
+from wellfed.sweep.objective import OBJECTIVES
+from wellfed.units import show_duration
 
 
 class SweepScreen:
@@ -19,12 +21,12 @@ class SweepScreen:
 
     Args:
         folder: of the sweep.
-        unit: of samples.
-        axes: what tells points apart.
+        file: which one it is.
     """
 
-    def __init__(self, folder: Path, unit: str, axes: Collection[str]) -> None:
-        self._folder, self._unit, self._axes = folder, unit, axes
+    def __init__(self, folder: Path, file: SweepFile) -> None:
+        self._folder, self._unit, self._axes = folder, file.sample_unit, file.axes
+        self._objective = OBJECTIVES[file.objective]
         self._console = Terminal(highlight=False, markup=False, soft_wrap=True, width=width())
         self._bar: Progress | None = None
 
@@ -62,9 +64,9 @@ class SweepScreen:
 
     def ended(self, row: Row, best: Row | None) -> None:
         """A trial has ended."""
-        rate = "" if row.samples_per_s is None else f" {show_count(row.samples_per_s)} {self._unit}/s"
+        score = self._score(row)
         why = "" if row.error is None else f": {row.error['message']}"
-        self.say(f"{row.status}{rate} in {show_duration(row.seconds)}: {self._short(row)}{why}")
+        self.say(f"{row.status}{score and f' {score}'} in {show_duration(row.seconds)}: {self._short(row)}{why}")
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], advance=1, description=self._describe(best), refresh=True)
 
@@ -79,9 +81,12 @@ class SweepScreen:
         show(self._console, board, written)
 
     def _describe(self, best: Row | None) -> str:
-        if best is None or best.samples_per_s is None:
-            return "best so far: none"
-        return f"best so far: {show_count(best.samples_per_s)} {self._unit}/s with {self._short(best)}"
+        score = "" if best is None else self._score(best)
+        return f"best so far: {score} with {self._short(best)}" if best is not None and score else "best so far: none"
+
+    def _score(self, row: Row) -> str:
+        figure = self._objective(row)
+        return "" if figure is None else self._objective.show(figure, self._unit)
 
     def _short(self, row: Row) -> str:
         return " ".join(text for text in row.overrides if text.partition("=")[0] in self._axes)

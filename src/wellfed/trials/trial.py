@@ -1,13 +1,12 @@
-"""What the processes of a sweep do: prepare data and model once, look at all points, run one of them."""
+"""Does what the processes of a sweep are for: prepares data and model once, plans all points, runs one of them."""
 
 from __future__ import annotations
 
 import json
 import multiprocessing
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -20,9 +19,9 @@ from wellfed.footprint.footprint import KnownFootprints
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
-from wellfed.lit.unimported import seed_everything
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.memory.features import all_rows
+from wellfed.memory.generators import seed_everything
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.planner import Planner
@@ -30,7 +29,7 @@ from wellfed.run.train import train
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedParts:
     """What trials of the same data and model have in common."""
 
     parts: assemble.Parts
@@ -39,34 +38,56 @@ class Shared:
 
 
 @dataclass(frozen=True)
-class Task:
-    """Run one point."""
+class PointPlan:
+    """What can be known of a point before it runs, and need not be found out once more by its trials."""
 
-    composed: Composed[RunConfig]
-    seen: Mapping[str, Any] | None = None
-    """What the look at the point has told of its batches and its memory."""
-    rows: Path | None = None
-    """Where `Rows` has left the features that it keeps."""
+    point: str
+    """Its id."""
+    problem: str | None = None
+    """Why it can't be run."""
+    num_gpus: int = 0
+    predicted_peak_gib: float | None = None
+    first_batches: FirstBatches | None = None
+    footprints: KnownFootprints | None = None
+    keeps_rows: bool = False
+    """Its trials keep the features that `ComputeRows` computes."""
 
 
 @dataclass(frozen=True)
-class Look:
-    """Plan points without running any: a line of ``file`` for each, the first about the machine."""
+class MachineSeen:
+    """The machine as trials see it."""
+
+    description: str
+    num_gpus: int
+
+
+@dataclass(frozen=True)
+class RunPoint:
+    """Run one point: a trial."""
+
+    composed: Composed[RunConfig]
+    plan: PointPlan | None = None
+    feature_rows: Path | None = None
+    """Where `ComputeRows` has left them."""
+
+
+@dataclass(frozen=True)
+class PlanPoints:
+    """Plan points without running any: answered by a `MachineSeen`, then a `PointPlan` for each."""
 
     points: Sequence[tuple[str, Composed[RunConfig]]]
     """Id and configuration."""
-    file: Path
 
 
 @dataclass(frozen=True)
-class Rows:
+class ComputeRows:
     """Compute all feature rows on the CPU, for trials that would each do so."""
 
     file: Path
     """Not there unless all could be computed."""
 
 
-def prepare(config: RunConfig) -> Shared:
+def prepare(config: RunConfig) -> SharedParts:
     """Data and model, as a run's own process would make them.
 
     Raises:
@@ -80,71 +101,58 @@ def prepare(config: RunConfig) -> Shared:
         problem = "uses CUDA while it is made, and a process that has used CUDA can't be forked into trials."
         way_out = "Leave tensors on the CPU; the engine moves them. Or add hydra/launcher=basic: all in one process."
         raise ConfigError([Fault("workload.data or workload.model", problem, way_out)])
-    return Shared(parts, num_threads)
+    return SharedParts(parts, num_threads)
 
 
-def what_is_shared(config: RunConfig) -> str:
+def shared_key(config: RunConfig) -> str:
     """Equal for configurations whose data and model are the same."""
     workload = config.workload
     has_optimizer = workload.optimizer is not None
     return json.dumps([workload.data, workload.model, has_optimizer, config.seed], sort_keys=True, default=str)
 
 
-def work(shared: Shared, task: Task | Look | Rows) -> int:
-    """A trial, or what many need; the exit code."""
+def work(shared: SharedParts, task: RunPoint | PlanPoints | ComputeRows) -> int | Iterator[MachineSeen | PointPlan]:
+    """A trial's exit code, or the answers to what many need."""
     # A loader would otherwise start a server for its workers, which imports torch once more.
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(shared.num_threads)
-    if isinstance(task, Look):
-        look(shared.parts, task)
-        return 0
-    if isinstance(task, Rows):
-        _compute(task, shared.parts)
-        return 0
-    return train(task.composed, _with_what_is_known(shared.parts, task))
+    if isinstance(task, PlanPoints):
+        return plan_points(shared.parts, task)
+    if isinstance(task, ComputeRows):
+        return _compute_rows(shared.parts, task)
+    parts = shared.parts
+    if task.feature_rows is not None:
+        parts = replace(parts, feature_rows=torch.load(task.feature_rows, weights_only=True))
+    if task.plan is not None:
+        parts = replace(parts, first_batches=task.plan.first_batches, footprints=task.plan.footprints)
+    return train(task.composed, parts)
 
 
-def _with_what_is_known(parts: assemble.Parts, task: Task) -> assemble.Parts:
-    if task.rows is not None:
-        parts = replace(parts, feature_rows=torch.load(task.rows, weights_only=True))
-    if task.seen is None:
-        return parts
-    first = task.seen["first_batches"]
-    return replace(
-        parts,
-        first_batches=None if first is None else FirstBatches(**first),
-        footprints=KnownFootprints.from_dict(task.seen["footprints"]),
-    )
-
-
-def _compute(task: Rows, parts: assemble.Parts) -> None:
+def _compute_rows(parts: assemble.Parts, task: ComputeRows) -> int:
     assert parts.features is not None
     cpu = torch.device("cpu")
     parts.model.eval()
     unfinished = task.file.with_suffix(".part")
     torch.save(all_rows(parts.features, cpu, cpu), unfinished)
     unfinished.rename(task.file)
+    return 0
 
 
-def _keeps_rows(parts: assemble.Parts, plan: RunPlan) -> bool:
-    """Whether a trial keeps the features that `Rows` computes.
-
-    On a GPU it computes them there; of bf16-true Lightning makes the model bf16 as a whole, and with it the rows.
-    """
-    is_kept = parts.features is not None and plan.memory.features in ("cache", "cache_host")
-    return is_kept and not plan.on_gpu and plan.device.precision != "bf16-true"
-
-
-def look(parts: assemble.Parts, task: Look) -> None:
-    """Writes what the plan of each point says; a point whose planning ends this process leaves no line."""
-    facts, seen = machine(torch_cuda()), _Seen(parts)
-    with task.file.open("a", encoding="utf-8") as stream:
-        print(json.dumps(_machine(facts)), file=stream, flush=True)
-        for point, composed in task.points:
-            print(json.dumps({"point": point, **_plan(parts, composed, facts, seen)}), file=stream, flush=True)
+def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen | PointPlan]:
+    """The machine, then the plan of each point, as soon as it is made: one may end this process."""
+    facts, seen = machine(torch_cuda()), _SeenBatches(parts)
+    cards = ", ".join(gpu.name for gpu in facts.training_gpus) or "no GPU"
+    yield MachineSeen(f"{facts.cpu}, {facts.cpu_quota_cores:g} cores; {cards}", len(facts.training_gpus))
+    for point, composed in task.points:
+        try:
+            yield _plan(point, composed, parts, facts, seen)
+        except ConfigError as error:
+            yield PointPlan(point, " ".join(map(str, error.faults)))
+        except WellfedError as error:
+            yield PointPlan(point, str(error))
 
 
-class _Seen:
+class _SeenBatches:
     """The first batches, built once for all points that share them."""
 
     def __init__(self, parts: assemble.Parts) -> None:
@@ -160,42 +168,29 @@ class _Seen:
         workload, loader, trainer = config.workload, config.loader, config.trainer
         batches = [workload.effective_batch_size, workload.drop_last, trainer.devices]
         limits = [trainer.limit_batches, trainer.overfit_batches, loader.skip_ids, loader.max_skipped]
-        key = repr([first, batches, limits])  # data and seed are the stem's
+        key = repr([first, batches, limits])  # data and seed are the fork server's
         if key not in self._known:
             self._known[key] = assemble.look_at_first_batches(config, first, self._parts)
         return self._known[key]
 
 
-def _machine(facts: MachineFacts) -> dict[str, Any]:
-    cards = ", ".join(gpu.name for gpu in facts.training_gpus)
-    words = f"{facts.cpu}, {facts.cpu_quota_cores:g} cores; {cards or 'no GPU'}"
-    return {"machine": words, "num_gpus": len(facts.training_gpus)}
-
-
-def _plan(parts: assemble.Parts, composed: Composed[RunConfig], facts: MachineFacts, seen: _Seen) -> dict[str, Any]:
-    """``num_gpus``, what is predicted and what was seen, or ``problem``."""
-    try:
-        planner = Planner.start(composed, facts, parts)
-        rough = planner.rough()
-        estimate, first_batches = planner.estimate(rough), seen(composed, rough)
-        # A backend that is still to be chosen is chosen by times, in the trial.
-        plan = planner.estimated(estimate, None if composed.config.loader.backend is Backend.auto else first_batches)
-    except ConfigError as error:
-        return {"problem": " ".join(map(str, error.faults))}
-    except WellfedError as error:
-        return {"problem": str(error)}
-    return {
-        "problem": None if plan.misfit is None else str(plan.misfit),
-        "num_gpus": _num_gpus(plan),
-        "predicted_peak_gib": plan.predicted_peak_gib,
-        "device": plan.device.name,
-        "seen": {
-            "first_batches": None if first_batches is None else asdict(first_batches),
-            "footprints": estimate.known.to_dict(),
-        },
-        "keeps_rows": _keeps_rows(parts, plan),
-    }
-
-
-def _num_gpus(plan: RunPlan) -> int:
-    return plan.trainer.devices if plan.on_gpu else 0
+def _plan(
+    point: str, composed: Composed[RunConfig], parts: assemble.Parts, facts: MachineFacts, seen: _SeenBatches
+) -> PointPlan:
+    planner = Planner.start(composed, facts, parts)
+    rough = planner.rough()
+    estimate, first_batches = planner.estimate(rough), seen(composed, rough)
+    # A backend that is still to be chosen is chosen by times, in the trial.
+    plan = planner.estimated(estimate, None if composed.config.loader.backend is Backend.auto else first_batches)
+    is_kept = parts.features is not None and plan.memory.features in ("cache", "cache_host")
+    return PointPlan(
+        point,
+        problem=None if plan.misfit is None else str(plan.misfit),
+        num_gpus=plan.trainer.devices if plan.on_gpu else 0,
+        predicted_peak_gib=plan.predicted_peak_gib,
+        first_batches=first_batches,
+        footprints=estimate.known,
+        # On a GPU a trial computes rows there; of bf16-true Lightning makes the model bf16 as a whole, and with it the
+        # rows.
+        keeps_rows=is_kept and not plan.on_gpu and plan.device.precision != "bf16-true",
+    )

@@ -216,6 +216,7 @@ def test_an_interpolation_that_is_none(name, value):
         ("memory.stages=[${workload.model}]", "must be a list [..] of {..} entries or null"),
         ("loader.skip_ids=[{}]", "must be a list [..] of whole numbers >= 0"),
         ("sweep.retry=[{a: 1}]", "must be a list [..] of ok, oom"),
+        ("config.allow_targets=${loader.num_workers}", "must be a list [..] of texts"),
         ("config.allow_targets=[[a]]", "must be a list [..] of texts"),
     ],
 )

@@ -40,7 +40,7 @@ def test_each_hook_reaches_each_callback_in_order(tmp_path: Path) -> None:
             enable_model_summary=False,
             default_root_dir=tmp_path,
         )
-        trainer.fit(tiny.module(), tiny.loader())
+        trainer.fit(tiny.Lightnings(tiny.module()), tiny.loader())
         trainer.save_checkpoint(tmp_path / "any.ckpt")
     assert together == alone
     assert {hook for _, hook in together} == set(HOOKS)

@@ -15,7 +15,7 @@ from wellfed.contract import LossOutput
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import is_disk_error
 from wellfed.lit.callbacks.stop import StopAtStepEnd
-from wellfed.lit.module import NonFiniteLoss
+from wellfed.step.non_finite import NonFiniteLoss
 from wellfed.stop_request import Stopped, StopRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")

@@ -22,10 +22,13 @@ class SignalAt(pl.Callback):
     def __init__(self, step: int, *signums: int) -> None:
         self._step, self._signums = step, signums
 
-    def on_before_optimizer_step(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step == self._step:
-            for signum in self._signums:
-                os.kill(os.getpid(), signum)
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        def send(*_: Any) -> None:
+            if trainer.global_step == self._step:
+                for signum in self._signums:
+                    os.kill(os.getpid(), signum)
+
+        module.model.register_forward_hook(send)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])

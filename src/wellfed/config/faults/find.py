@@ -6,11 +6,11 @@ right, then set each value alone on that base, and last judge what came out (`ex
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.default_element import ConfigDefault, GroupDefault, InputDefault, ResultDefault
+from hydra.core.default_element import ConfigDefault, GroupDefault, ResultDefault
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -21,7 +21,7 @@ from wellfed.config.faults.override_faults import Typed, choice_fault, is_choice
 from wellfed.config.hydra_internals import chosen_files, repository_of, set_value
 from wellfed.config.knobs import FREE_NODES, all_knobs, entries
 from wellfed.config.schema import RunConfig
-from wellfed.config.session import COMPOSE_ERRORS
+from wellfed.config.session import COMPOSE_ERRORS, SCHEMAS
 from wellfed.errors import Fault
 
 
@@ -65,9 +65,10 @@ class _Search:
         self.config_name = config_name
         self.typed = typed
         primary = repo.load_config(config_name)
-        self.defaults: list[InputDefault] = (primary.defaults_list or []) if primary else []
-        self.declared = {one.group for one in self.defaults if isinstance(one, GroupDefault) and one.group}
-        self.schema = self._schema()
+        defaults = (primary.defaults_list or []) if primary else []
+        self.declared = {one.group for one in defaults if isinstance(one, GroupDefault) and one.group}
+        listed = (SCHEMAS.get(str(one.path)) for one in defaults if isinstance(one, ConfigDefault))
+        self.schema = next(filter(None, listed), RunConfig)
         self.told: list[tuple[int, Fault]] = []
         self.from_files: list[Fault] = []
         self.needs_hydra = any(one.parsed is not None and one.parsed.is_hydra_override() for one in typed)
@@ -75,28 +76,20 @@ class _Search:
         self.doubted: set[str] = set()
         """Knobs whose value is not what the user meant: rules about them would tell what is not so."""
 
-    def _schema(self) -> type:
-        """The dataclass behind ``- run_schema``; choices are judged by it before anything is merged."""
-        for default in self.defaults:
-            if isinstance(default, ConfigDefault) and str(default.path).endswith("_schema"):
-                loaded = self.repo.load_config(str(default.path))
-                schema = OmegaConf.get_type(loaded.config) if loaded is not None else None
-                if schema is not None and is_dataclass(schema):
-                    return schema
-        return RunConfig
-
     def run(self) -> list[Fault]:
         self.told = [(index, one.fault) for index, one in enumerate(self.typed) if one.fault]
         self._check_choices()
         cfg = self._compose_files()
-        schema_type = OmegaConf.get_type(cfg)
-        if is_dataclass(schema_type):
-            added = self._set_values(cfg, schema_type)
-            job = self._job(cfg)
-            examined = examine(job, self.doubted).faults
-            self._explain_added(added, examined)
-        else:
-            examined = []
+        examined: list[Fault] = []
+        if is_dataclass(OmegaConf.get_type(cfg)):
+            added = self._set_values(cfg)
+            with open_dict(cfg):
+                cfg.pop("hydra", None)
+            examined = examine(cfg, self.doubted).faults
+            for index, dotted in added:
+                if not any(dotted in str(fault) for fault in examined):
+                    text, owner = self.typed[index].text, dotted.rpartition(".")[0]
+                    self.told.append((index, Fault(text, f"{owner} does not list it so far.", f"Add it: +{text}")))
         ordered = [fault for _, fault in sorted(self.told, key=lambda pair: pair[0])]
         return list(dict.fromkeys([*ordered, *self.from_files, *examined]))
 
@@ -124,7 +117,7 @@ class _Search:
     def _compose_files(self) -> DictConfig:
         chosen = self._usable(choices=True)
         try:
-            listed: list[ResultDefault] | None = self._defaults([parsed for _, parsed in chosen])
+            listed: list[ResultDefault] | None = self._files([parsed for _, parsed in chosen])
         except COMPOSE_ERRORS:
             self.needs_hydra = True  # a file may pick a launcher or sweeper
             listed = self._defaults_one_by_one(chosen)
@@ -138,20 +131,20 @@ class _Search:
         OmegaConf.set_struct(cfg, True)
         return cfg
 
-    def _defaults(self, parsed: list[Override]) -> list[ResultDefault]:
-        return chosen_files(self.repo, self.config_name, parsed)
+    def _files(self, choices: list[Override]) -> list[ResultDefault]:
+        return chosen_files(self.repo, self.config_name, choices)
 
     def _defaults_one_by_one(self, chosen: list[tuple[int, Override]]) -> list[ResultDefault] | None:
         """The defaults list with the choices that go together; those that don't are told."""
         try:
-            listed = self._defaults([])
+            listed = self._files([])
         except COMPOSE_ERRORS as error:
             self.from_files.append(self._fault_of_lists(error))
             return None
         kept: list[Override] = []
         for index, parsed in chosen:
             try:
-                listed = self._defaults([*kept, parsed])
+                listed = self._files([*kept, parsed])
             except COMPOSE_ERRORS as error:
                 self.told.append((index, self._fault_of_lists(error, self.typed[index].text)))
                 if parsed.key_or_group in self.declared:
@@ -167,13 +160,13 @@ class _Search:
         where = text or f"defaults of {show_file(self.repo.file_of(self.config_name))}"
         return Fault(where, f"{lines[0].rstrip('.')}." if lines else type(error).__name__, way_out)
 
-    def _set_values(self, cfg: DictConfig, schema_type: type) -> list[tuple[int, str]]:
+    def _set_values(self, cfg: DictConfig) -> list[tuple[int, str]]:
         """Set each value alone; returns new arguments of free nodes that lack a ``+``."""
         added = []
         for index, parsed in self._single_values():
             dotted = parsed.key_or_group
             try:
-                if parsed.is_delete() and dotted in entries(schema_type):
+                if parsed.is_delete() and dotted in entries(self.schema):
                     raise ValueError("Hydra takes away some knobs and not others")
                 set_value(cfg, parsed)
             except COMPOSE_ERRORS as error:
@@ -184,7 +177,7 @@ class _Search:
                 ):
                     added.append((index, dotted))
                 else:
-                    self._tell_value(index, parsed, schema_type, error)
+                    self._tell_value(index, parsed, error)
             else:
                 self.doubted.discard(dotted)
         return added
@@ -198,31 +191,19 @@ class _Search:
                 texts = [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]
                 yield from ((index, one.parsed) for one in read_overrides(texts, multirun=False) if one.parsed)
 
-    def _tell_value(self, index: int, parsed: Override, schema_type: type, error: Exception) -> None:
+    def _tell_value(self, index: int, parsed: Override, error: Exception) -> None:
         text, dotted = parsed.input_line or self.typed[index].text, parsed.key_or_group
+        meant = suggestion(self.schema, dotted) if dotted not in entries(self.schema) else None
         if parsed.is_delete():
-            problem, way_out = explain_delete(schema_type, dotted)
+            problem, way_out = explain_delete(self.schema, dotted)
         else:
-            problem, way_out = explain(schema_type, dotted, error)
-        meant = suggestion(schema_type, dotted) if dotted not in entries(schema_type) else None
-        if meant and not parsed.is_delete():
-            way_out = f"Did you mean {meant}={text.partition('=')[2]}?"
+            problem, way_out = explain(self.schema, dotted, error)
+            way_out = f"Did you mean {meant}={text.partition('=')[2]}?" if meant else way_out
         self.told.append((index, Fault(text, problem, way_out)))
         if meant is None:
             self.doubted.add(dotted)
         elif meant not in self._typed_names():
             self.doubted |= self._inside(meant) - self._typed_names()
-
-    def _explain_added(self, added: list[tuple[int, str]], examined: Collection[Fault]) -> None:
-        for index, dotted in added:
-            if not any(dotted in str(fault) for fault in examined):
-                problem = f"{dotted.rpartition('.')[0]} does not list it so far."
-                self.told.append((index, Fault(self.typed[index].text, problem, f"Add it: +{self.typed[index].text}")))
-
-    def _job(self, cfg: DictConfig) -> DictConfig:
-        with open_dict(cfg):
-            cfg.pop("hydra", None)
-        return cfg
 
     def _typed_names(self) -> set[str]:
         return {one.parsed.key_or_group for one in self.typed if one.parsed is not None and one.fault is None}

@@ -79,6 +79,8 @@ def _class(definition: Definition, node: ast.ClassDef, known: dict[ast.stmt, Any
         return type(node.name, (), methods)
     bases = tuple(_stub(_base(definition, base), known) for base in node.bases if last_word(base) not in _PLAIN_BASES)
     if not as_dataclass:
+        if len(bases) > 1:  # whose __init__ it is would take all that they inherit from
+            raise Unread(f"{node.name} inherits from several classes")
         return type(node.name, bases, methods)
     options = _literals(as_dataclass[0].keywords) if isinstance(as_dataclass[0], ast.Call) else {}
     if options.get("init") is False and not methods:

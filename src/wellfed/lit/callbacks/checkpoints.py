@@ -17,7 +17,7 @@ import torch
 
 from wellfed.lit.callbacks.stop import AGREE_EVERY_STEPS
 from wellfed.lit.finite import is_finite, no_longer_finite
-from wellfed.lit.module import NonFiniteLoss
+from wellfed.step.non_finite import NonFiniteLoss
 from wellfed.telemetry.run_progress import Progress
 
 _LOG = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 
 from wellfed import batches
 from wellfed.batches import Delivery
+from wellfed.lit.module import StepModule
 from wellfed.timing.clock import StepClock
 from wellfed.timing.phases import StepRow
 
@@ -77,7 +78,8 @@ class BareBatches:
 
 def step_samples(trainer: pl.Trainer, module: Any, batch: Any) -> int:
     """Samples of the step over all ranks, as the model counts them."""
-    own, delivery = getattr(module, "samples_done", None), delivery_of(trainer, batch)
+    delivery = delivery_of(trainer, batch)
+    own = module.step.samples if isinstance(module, StepModule) and module.step is not None else None
     if delivery is not None and (delivery.is_padding or own in (None, delivery.size)):
         return delivery.total  # exact where ranks' shares differ by one
     return int((batches.batch_size(batch) if own is None else own) * trainer.world_size)
@@ -100,15 +102,17 @@ class Clock(pl.Callback):
         self.clock.copied()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        disturbed = getattr(module, "was_disturbed", False)
+        step = module.step if isinstance(module, StepModule) else None
+        told: Any = step or module
+        disturbed = getattr(told, "was_disturbed", False)
         if disturbed:
-            module.was_disturbed = False
+            told.was_disturbed = False
         size = batch.size if isinstance(batch, Delivery) else batches.batch_size(batch)
         self.clock.end(
             step=trainer.global_step,
             samples=step_samples(trainer, module, batch),
-            micro_batch=getattr(module, "largest_done", size),
-            num_micro=getattr(module, "micro_batches_done", 1),
+            micro_batch=step.largest if step else size,
+            num_micro=step.num_micro_batches if step else 1,
             warmup=disturbed or self._warmup_left > 0,
         )
         self._warmup_left = max(0, self._warmup_left - 1)

@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 import lightning.pytorch as pl
 
-from wellfed.lit.module import NonFiniteLoss, StepModule
+from wellfed.lit.module import StepModule
+from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss
 
 
 class TakesMetrics(Protocol):
@@ -78,9 +79,8 @@ class Figures(pl.Callback):
         values = module.totals.take(reduce) if isinstance(module, StepModule) else _logged(trainer, "train")
         if self.stops_on_nan and not math.isfinite(loss := values.get("loss", 0.0)):
             raise NonFiniteLoss(
-                f"The training loss is {loss} within the steps {self.handed_over_step + 1} to {step}. Usual causes: "
-                "the learning rate (workload.optimizer.lr), no warm-up (workload.schedule.warmup_steps), no clipping "
-                "(trainer.gradient_clip=1.0). trainer.on_nan=skip or halve_lr leave such steps out."
+                f"The training loss is {loss} within the steps {self.handed_over_step + 1} to {step}. {USUAL_CAUSES} "
+                "trainer.on_nan=skip or halve_lr leave such steps out."
             )
         self.handed_over_step = step
         values["lr"] = float(trainer.optimizers[0].param_groups[0]["lr"])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from wellfed.lit.module import NonFiniteLoss
+from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss, OnNan, halve_rate
 
 
 class NonFinite(pl.Callback):
@@ -19,9 +19,7 @@ class NonFinite(pl.Callback):
     of such a loss; with ``skip`` and ``halve_lr`` at every optimizer step.
     """
 
-    def __init__(
-        self, action: Literal["raise", "skip", "halve_lr"], *, every: int, on_event: Callable[..., None]
-    ) -> None:
+    def __init__(self, action: OnNan, *, every: int, on_event: Callable[..., None]) -> None:
         self._action, self._every, self._on_event = action, every, on_event
         self._is_finite: Tensor | None = None
         self._looked_at_step = 0
@@ -44,7 +42,7 @@ class NonFinite(pl.Callback):
             for parameter in group["params"]:
                 parameter.grad = None  # an optimizer leaves out what has no gradient
         if self._action == "halve_lr":
-            _halve_rate(optimizer, trainer)
+            halve_rate(optimizer, [config.scheduler for config in trainer.lr_scheduler_configs])
         self._on_event("nan", step=trainer.global_step + 1, action=self._action)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -64,9 +62,8 @@ class NonFinite(pl.Callback):
         is_finite, self._is_finite = self._is_all_finite(trainer), None
         if not is_finite:
             raise NonFiniteLoss(
-                f"The training loss was not a finite number within the steps {first} to {trainer.global_step}. Usual "
-                "causes: the learning rate, no warm-up, no clipping (trainer.gradient_clip=1.0). trainer.on_nan=skip "
-                "or halve_lr leave such steps out."
+                f"The training loss was not a finite number within the steps {first} to {trainer.global_step}. "
+                f"{USUAL_CAUSES} trainer.on_nan=skip or halve_lr leave such steps out."
             )
 
     def _is_all_finite(self, trainer: pl.Trainer) -> bool:
@@ -75,11 +72,3 @@ class NonFinite(pl.Callback):
         if trainer.world_size > 1:
             decision = trainer.strategy.reduce_boolean_decision(decision, all=True)
         return decision
-
-
-def _halve_rate(optimizer: torch.optim.Optimizer, trainer: pl.Trainer) -> None:
-    for config in trainer.lr_scheduler_configs:
-        if config.scheduler.optimizer is optimizer and hasattr(config.scheduler, "base_lrs"):
-            config.scheduler.base_lrs = [rate / 2 for rate in config.scheduler.base_lrs]
-    for group in optimizer.param_groups:
-        group["lr"] /= 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from wellfed.footprint import estimate
 from wellfed.footprint.footprint import Footprint, StepShape, predicted_peak
 from wellfed.footprint.gathered import LEAST_WEIGHTS, gathered_bytes
 from wellfed.footprint.rehearsal import Task
-from wellfed.lit.ranks import BUCKET_BYTES, _buckets
+from wellfed.step.ranks import BUCKET_BYTES, Replicas, RetryingReplicas, _buckets
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 WIDE = LEAST_WEIGHTS // 12
@@ -115,3 +116,32 @@ def test_gradients_go_in_buckets_of_one_type() -> None:
     gradients = [torch.empty(size, device="meta") for size in sizes]
     gradients += [torch.empty(5, dtype=torch.bfloat16, device="meta")]
     assert [[one.numel() for one in bucket] for bucket in _buckets(gradients)] == [[10], [sizes[1]], [10, 20], [5]]
+
+
+def one_of_two(number: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = f"file://{folder}/store"
+    torch.distributed.init_process_group("gloo", init_method=store, rank=number, world_size=2)
+    layers = torch.nn.ModuleList(torch.nn.Linear(2, 1, bias=False) for _ in range(3))
+    whole = torch.nn.parallel.DistributedDataParallel(layers)
+    ranks = RetryingReplicas(whole, torch.device("cpu"), list(layers.parameters()))
+    layers[0].weight.grad = torch.full((1, 2), 2.0 + 4 * number)
+    if number == 1:
+        layers[1].weight.grad = torch.full((1, 2), 6.0)
+    ranks.average_gradients()
+    asked = ranks.any(number == 1), ranks.any(False), ranks.total(3 + number), Replicas.any(ranks, number == 0)
+    torch.save(([layer.weight.grad for layer in layers], asked), folder / f"{number}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_a_gradient_that_only_one_rank_has_is_averaged_with_zero(tmp_path: Path) -> None:
+    processes = [multiprocessing.get_context("fork").Process(target=one_of_two, args=(n, tmp_path)) for n in (0, 1)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    for number in (0, 1):
+        gradients, asked = torch.load(tmp_path / f"{number}.pt")
+        assert [None if each is None else each.tolist() for each in gradients] == [[[4, 4]], [[3, 3]], None]
+        assert asked == (True, False, 7, True)

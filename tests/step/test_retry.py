@@ -16,9 +16,9 @@ from tests.lit import tiny
 from wellfed.contract import Features, LossOutput
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.lit.module import StepModule
-from wellfed.lit.retry import StepRetry
 from wellfed.memory.ladder import Ladder, MicroBatches
 from wellfed.memory.step_start import StepStart
+from wellfed.step.retry import StepRetry
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -77,12 +77,13 @@ def fresh(fail: Any, micro: int) -> StepModule:
 
 
 def test_a_step_done_again_is_the_same_step_bit_for_bit(tmp_path: Path) -> None:
+    told = tiny.Steps(), tiny.Steps()
     retried = fresh(oom_above(8), 32)
-    tiny.fit(retried, tmp_path)
+    tiny.fit(retried, tmp_path, [told[0]])
     by_hand = fresh(None, 8)
-    tiny.fit(by_hand, tmp_path)
+    tiny.fit(by_hand, tmp_path, [told[1]])
     assert retried.micro.tried == [32, 16, 8]
-    assert (retried.was_disturbed, by_hand.was_disturbed) == (True, False)  # its time is no figure
+    assert (told[0].was_disturbed, told[1].was_disturbed) == (True, False)  # its time is no figure
     assert retried.model.count == by_hand.model.count
     assert torch.equal(retried.model.latest, by_hand.model.latest)
     assert torch.equal(tiny.weights(retried), tiny.weights(by_hand))
@@ -194,7 +195,6 @@ def test_memory_that_nothing_refers_to_goes_back_to_the_card() -> None:
         if len(reserved) == 1:
             raise out_of_memory()
 
-    retry.begin()
     retry.gradients(attempt)
     assert reserved == [0, 0]
     assert torch.cuda.memory_reserved(device) > 0
@@ -321,7 +321,7 @@ class WeightsAtFirst(tiny.TinyModel):
 
 @pytest.mark.parametrize("optimizer", [torch.optim.AdamW, torch.optim.Adam, torch.optim.RMSprop])
 def test_the_state_is_there_before_the_first_batch_and_changes_nothing(tmp_path: Path, optimizer: Any) -> None:
-    from wellfed.lit import module as under_test
+    from wellfed.step import train_step as under_test
 
     made: list[torch.optim.Optimizer] = []
 
@@ -336,8 +336,7 @@ def test_the_state_is_there_before_the_first_batch_and_changes_nothing(tmp_path:
     begun = module()
     before = tiny.weights(begun).clone()
     seen: list[int] = []
-    loss = begun.model.loss
-    begun.model.loss = lambda batch: (seen.append(len(made[-1].state)), loss(batch))[1]
+    begun.model.register_forward_pre_hook(lambda *_: seen.append(len(made[-1].state)))
     tiny.fit(begun, tmp_path)
     assert seen[0] == len(list(begun.parameters()))
     assert torch.equal(begun.model.first, before)

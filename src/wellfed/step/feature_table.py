@@ -1,4 +1,4 @@
-"""A workload's feature rows while it trains: held on the device, or moved off it where the room is needed."""
+"""Holds a workload's feature rows while it trains, and moves them off the device where the room is needed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""A training step done again, in a way that needs less memory, where memory did not suffice for it."""
+"""Does a training step again, in a way that needs less memory, where memory did not suffice for it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -12,32 +12,25 @@ from wellfed.memory import oom
 from wellfed.memory.ladder import Ladder
 from wellfed.memory.optimizer_state import one_weight_at_a_time, versions
 from wellfed.memory.step_start import StepStart
+from wellfed.step.ranks import Ranks
 
 Result = TypeVar("Result")
-
-
-class Ranks(Protocol):
-    """Processes that train together, and must do a step again together."""
-
-    def any_failed(self, failed: bool) -> bool:
-        """Whether a step of any of them did; all must ask."""
-        ...
 
 
 class StepRetry:
     """Calls a step until it fits; each failure takes the ladder's next way of needing less.
 
     Args:
+        ladder: None = errors of memory pass as they are.
         start: None = nothing is done again, a failure ends the run.
         forget: lets go of what a failed step has left: gradients, sums.
         way_out: what is said at the end of an error: what holds the memory, and what else can be done.
-        ranks: None = this process trains alone.
         may_adapt: False = the first failure ends the run, whatever is left of the ladder.
     """
 
     def __init__(
         self,
-        ladder: Ladder,
+        ladder: Ladder | None,
         start: StepStart | None,
         *,
         forget: Callable[[], None],
@@ -46,59 +39,54 @@ class StepRetry:
         ranks: Ranks | None = None,
         may_adapt: bool = True,
     ) -> None:
-        self._ladder, self._start, self._ranks, self._may_adapt = ladder, start, ranks, may_adapt
+        self._ladder, self._start, self._may_adapt = ladder, start, may_adapt
+        self._ranks = ranks if ranks is not None and ranks.retries_together else None
         self._forget, self._way_out, self._on_event = forget, way_out, on_event
-        self.step = 0
-        """Number of the step that is done, for events."""
+        self._step = 0
         self.has_retried = False
         """Turns true when a step has been done again; reset by who reads it."""
 
-    def begin(self) -> None:
-        """A forward pass begins: a repetition starts from here."""
-        if self._start is not None:
-            self._start.take()
+    def begin_step(self, number: int) -> None:
+        """The number is for events."""
+        self._step = number
 
     def gradients(self, attempt: Callable[[], Result]) -> Result:
-        """The result of the forward and backward passes.
+        """The result of the forward and backward passes; a repetition starts from where generators and buffers are now.
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
         """
+        if self._ladder is None:
+            return attempt()
+        if self._start is not None:
+            self._start.take()
         while True:
-            result, failure = _tried(attempt)
-            if self._ranks is not None and self._ranks.any_failed(failure is not None):
-                failure = failure or oom.MemoryFailure("device_oom", "another rank ran out of memory.")
+            result, failure = self._tried(attempt)
             if failure is None:
                 return result  # type: ignore[return-value]
             del result  # outside the handler, whose traceback would keep the failed step's tensors alive
             self._go_down(failure)
 
-    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], Result]) -> Result:
-        """The result of an optimizer's step around `gradients`.
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], Any]) -> None:
+        """Call an optimizer's step around `gradients`.
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change, or the step had changed some weights or states when memory
                 ran out: to do it again would not give the weights that it should.
         """
         if self._start is None:
-            return attempt()
+            attempt()
+            return
         while True:
             before = versions(optimizer)
-            result, failure = _tried(attempt)
-            has_changed = failure is not None and versions(optimizer) != before
-            if self._ranks is not None and self._ranks.any_failed(failure is not None):
-                # Those that did not fail have taken the step.
-                failure, has_changed = (
-                    failure or oom.MemoryFailure("device_oom", "another rank ran out of memory."),
-                    True,
-                )
+            _, failure = self._tried(attempt)
             if failure is None:
-                return result  # type: ignore[return-value]
-            del result
-            if has_changed:
+                return
+            # Of several ranks, those that did not fail have taken the step.
+            if self._ranks is not None or versions(optimizer) != before:
                 self._free(failure)
                 raise OutOfMemoryExhausted(
-                    f"Out of memory in the optimizer's step {self.step}, which was applied in part: {failure.message} "
+                    f"Out of memory in the optimizer's step {self._step}, which was applied in part: {failure.message} "
                     f"resume=auto goes on from the last checkpoint, with less to hold in memory. {self._way_out()}"
                 )
             if self._may_adapt and one_weight_at_a_time(optimizer):
@@ -110,12 +98,26 @@ class StepRetry:
 
     def go_down_without_failure(self) -> None:
         """Take the ladder's next step between two steps, if there is one."""
-        changed = self._ladder.step_down()
+        changed = None if self._ladder is None else self._ladder.step_down()
         if changed is not None:
             oom.release()
             self._tell(changed)
 
+    def _tried(self, attempt: Callable[[], Result]) -> tuple[Result | None, oom.MemoryFailure | None]:
+        """The result, or the memory failure in its place, of this rank or another; other errors are raised."""
+        result, failure = None, None
+        try:
+            result = attempt()
+        except Exception as error:
+            failure = oom.classify(error)
+            if failure is None:
+                raise
+        if self._ranks is not None and self._ranks.any(failure is not None) and failure is None:
+            failure = oom.MemoryFailure("device_oom", "another rank ran out of memory.")
+        return result, failure
+
     def _go_down(self, failure: oom.MemoryFailure) -> None:
+        assert self._ladder is not None
         self._free(failure)
         changed = self._ladder.step_down() if self._start is not None and self._may_adapt else None
         if changed is None or self._start is None:
@@ -128,19 +130,8 @@ class StepRetry:
     def _free(self, failure: oom.MemoryFailure) -> None:
         self._forget()
         oom.release()
-        self._on_event("oom", step=self.step, message=failure.message)
+        self._on_event("oom", step=self._step, message=failure.message)
 
     def _tell(self, changed: dict[str, Any]) -> None:
-        self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self.step, **changed)
+        self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self._step, **changed)
         self.has_retried = True
-
-
-def _tried(attempt: Callable[[], Result]) -> tuple[Result | None, oom.MemoryFailure | None]:
-    """The result, or the memory failure in its place; other errors are raised."""
-    try:
-        return attempt(), None
-    except Exception as error:
-        failure = oom.classify(error)
-        if failure is None:
-            raise
-        return None, failure

@@ -1,14 +1,12 @@
 import os
 import random
-import sys
 
 import lightning.pytorch as pl
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from wellfed.lit.unimported import is_lightning_module, seed_everything
+from wellfed.memory.generators import seed_everything
 
 VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 
@@ -29,13 +27,3 @@ def test_seeds_are_lightnings(seed, monkeypatch):
 
 def test_a_seed_beyond_numpys_range_is_wrapped(monkeypatch):
     assert drawn(seed_everything, 2**32 + 7, monkeypatch) == drawn(seed_everything, 7, monkeypatch)
-
-
-def test_only_a_lightning_module_is_one():
-    assert is_lightning_module(pl.LightningModule())
-    assert not is_lightning_module(nn.Linear(1, 1))
-
-
-def test_without_lightning_there_is_none(monkeypatch):
-    monkeypatch.delitem(sys.modules, "lightning.pytorch")
-    assert not is_lightning_module(nn.Linear(1, 1))

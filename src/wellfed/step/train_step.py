@@ -1,0 +1,224 @@
+"""Trains on one batch: the optimizer step that training, `fit`, the probe before training and the rehearsal all run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from wellfed import batches
+from wellfed.batches import Delivery
+from wellfed.contract import FeatureSource
+from wellfed.memory import held
+from wellfed.memory.ladder import Ladder, MicroBatches
+from wellfed.memory.optimizer_state import allocate
+from wellfed.memory.step_start import StepStart
+from wellfed.memory.thrash import Thrash
+from wellfed.step.compiled import Loss
+from wellfed.step.micro_batches import MicroBatch, Preparation
+from wellfed.step.non_finite import OnNan, halve_rate
+from wellfed.step.precision import Precision
+from wellfed.step.ranks import Ranks
+from wellfed.step.retry import StepRetry
+from wellfed.step.totals import Totals
+
+
+class TrainStep:
+    """Call it with a delivery; the weights change.
+
+    Args:
+        loss: of the model.
+        prepare: what the data does to a micro-batch on the device.
+        micro: sizes of micro-batches; they may change from step to step.
+        features: asked for the source of feature rows at each micro-batch.
+        ladder: ways of needing less memory; None = a failure of memory is nothing that is known here.
+        retry_on_oom: False = the first failure ends the run, and nothing is kept for doing a step again.
+        may_adapt: False = the same, though all is prepared for doing a step again.
+        batches_ahead: copied to the device ahead of the step, for what is said of memory.
+        schedulers: of the learning rate, which on_nan=halve_lr halves.
+        number: of the step before the first, for events.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        loss: Loss,
+        prepare: Preparation,
+        micro: MicroBatches,
+        precision: Precision,
+        device: torch.device,
+        ranks: Ranks | None = None,
+        features: Callable[[], FeatureSource | None] = lambda: None,
+        totals: Totals | None = None,
+        gradient_clip: float | None = None,
+        on_nan: OnNan = "raise",
+        ladder: Ladder | None = None,
+        retry_on_oom: bool = False,
+        may_adapt: bool = True,
+        batches_ahead: int = 0,
+        schedulers: Sequence[Any] = (),
+        on_event: Callable[..., None] = lambda kind, **facts: None,
+        number: int = 0,
+    ) -> None:
+        self.number = number
+        self.num_micro_batches = self.largest = self.samples = 0
+        """Of the latest step on this rank: micro-batches, samples of the largest, samples as the model counts them."""
+        self.was_disturbed = False
+        """A step compiled or was done again: its time is no figure. Reset by who reads it."""
+        self.totals = totals or Totals()
+        self._model, self._optimizer, self._loss, self._prepare, self._micro = model, optimizer, loss, prepare, micro
+        self._precision, self._device, self._features = precision, device, features
+        self._ranks = ranks = ranks or Ranks()
+        self._clip = ranks.clipping(optimizer, gradient_clip) if gradient_clip else None
+        self._on_nan, self._schedulers, self._on_event = on_nan, schedulers, on_event
+        self._batches_ahead = batches_ahead
+        self._trained = list(model.parameters())  # to find them takes a walk through all modules
+        self._is_finite: Tensor | None = None
+        self._retry = StepRetry(
+            ladder,
+            StepStart(model, device) if retry_on_oom else None,
+            forget=self._forget,
+            way_out=self._way_out,
+            on_event=on_event,
+            ranks=ranks,
+            may_adapt=may_adapt,
+        )
+        is_watched = device.type == "cuda" and retry_on_oom and may_adapt and ranks.size == 1
+        self._thrash = Thrash(device) if is_watched else None
+
+    def __call__(self, delivery: Delivery) -> Tensor:
+        """The loss, as it was before the step.
+
+        Raises:
+            OutOfMemoryExhausted: memory does not suffice, in no way that is left.
+        """
+        self.number += 1
+        self._retry.begin_step(self.number)
+        losses: list[Tensor] = []
+
+        def gradients() -> Tensor:
+            """An optimizer may ask for them more than once."""
+            with torch.enable_grad():  # its step may run without
+                losses.append(self._retry.gradients(lambda: self.forward_backward(delivery, self.split(delivery))))
+            self._ranks.average_gradients()
+            if not self._is_finite_on_all_ranks():
+                self._leave_out()
+            self._precision.unscale(self._optimizer, clips=self._clip is not None)
+            if self._clip is not None:
+                self._clip()
+            return losses[-1]
+
+        self._retry.optimizer_step(self._optimizer, lambda: self._precision.step(self._optimizer, gradients))
+        self.totals.commit()
+        if self._thrash is not None and self._thrash.after_step():
+            message = "the allocator had to give its cache back to the device in successive steps"
+            self._on_event("thrash", step=self.number, message=message)
+            self._retry.go_down_without_failure()
+        if self._loss.has_compiled or self._retry.has_retried:
+            self._loss.has_compiled = self._retry.has_retried = False
+            self.was_disturbed = True
+        return losses[0]
+
+    def forward_backward(self, delivery: Delivery, parts: Sequence[MicroBatch]) -> Tensor:
+        """Make the gradients of all micro-batches, in place of what is there; their loss."""
+        self._forget()
+        self.num_micro_batches, self.largest = len(parts), max(part.size for part in parts)
+        self.samples, self._is_finite = 0, None
+        for part in parts:
+            with self._ranks.micro_batch(part.number, len(parts)):
+                with self._precision.forward():
+                    loss = self._ranks.forward(self._weighted_loss, delivery, part)
+                self._ranks.backward(self._precision.scale(loss))
+                del loss  # nor what its graph has kept
+            if self._loss.overwrites and part.number == 0 and len(parts) > 1:
+                for weight in self._trained:  # into memory of their own, where those of later ones are added to them
+                    weight.grad = None if weight.grad is None else weight.grad.clone()
+        return self.totals.pending("loss")
+
+    def _weighted_loss(self, delivery: Delivery, part: MicroBatch) -> Tensor:
+        """What a micro-batch adds to the loss of the step; notes its figures."""
+        ranks = self._ranks
+        batch = batches.to_device(part.batch, self._device)
+        output = self._loss(self._prepare(batch, delivery, part.number * ranks.size + ranks.number, self._features()))
+        if not delivery.is_padding:
+            self.samples += part.size if output.num_samples is None else output.num_samples
+        # Ranks' gradients are averaged, so a rank's share of the step counts as often as there are ranks.
+        factor = part.share * ranks.size
+        self.totals.add("loss", output.loss, factor, is_overwritten=self._loss.overwrites)
+        for name, value in output.metrics.items():
+            self.totals.add(name, value, factor, is_overwritten=self._loss.overwrites)
+        if self._on_nan != "raise":
+            is_finite = torch.isfinite(output.loss.detach())
+            self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
+        return output.loss if factor == 1 else output.loss * factor  # also its backward is a kernel less
+
+    def split(self, delivery: Delivery) -> list[MicroBatch]:
+        """The micro-batches of a delivery, each with what it counts of the step."""
+        sizes = self._sizes(delivery)
+        parts = self._prepare.split(delivery.batch, sizes)
+        weights = [0] * len(parts) if delivery.is_padding else self._prepare.weights(delivery, parts, sizes)
+        if self._ranks.size > 1 and not self._prepare.has_own_weight:
+            total: float = delivery.total
+        else:
+            total = max(1.0, self._ranks.total(sum(weights)))
+        found = zip(parts, sizes, weights, strict=True)
+        return [MicroBatch(part, number, size, weight / total) for number, (part, size, weight) in enumerate(found)]
+
+    def weigh(self, delivery: Delivery) -> None:
+        """Note what the micro-batches of a delivery will count, unless that is known; to be asked on the host."""
+        if delivery.weights is None and not delivery.is_padding:
+            self._prepare.weigh(delivery, self._sizes(delivery))
+
+    def allocate_state(self) -> None:
+        """Let the optimizer make its state now, if it can, with what `__call__` does where memory does not suffice."""
+        self._retry.begin_step(self.number)
+        self._retry.optimizer_step(self._optimizer, partial(allocate, self._optimizer, self._model))
+
+    def _sizes(self, delivery: Delivery) -> list[int]:
+        """Samples of each micro-batch."""
+        if not self._ranks.has_equal_parts:
+            return self._micro.sizes(delivery.size)
+        largest_share = -(-delivery.total // self._ranks.size)
+        return self._micro.sizes(delivery.size, num_parts=-(-largest_share // self._micro.size))
+
+    def _forget(self) -> None:
+        """What an earlier step, or an earlier try of this one, has left."""
+        self.totals.drop()
+        for weight in self._trained:
+            weight.grad = None
+
+    def _is_finite_on_all_ranks(self) -> bool:
+        """Whether all losses of the step are finite numbers; not asked with on_nan=raise."""
+        return self._is_finite is None or not self._ranks.any(not bool(self._is_finite))
+
+    def _leave_out(self) -> None:
+        """A step with a non-finite loss changes nothing; with halve_lr the rate goes down from here on."""
+        for weight in self._trained:
+            if self._precision.scaler is not None and weight.grad is not None:
+                weight.grad.fill_(float("nan"))  # a scaler skips such a step by itself, and asserts without gradients
+            else:
+                weight.grad = None  # an optimizer leaves out what has no gradient
+        self.totals.drop()
+        if self._on_nan == "halve_lr":
+            halve_rate(self._optimizer, self._schedulers)
+        self._on_event("nan", step=self.number, action=self._on_nan)
+
+    def _way_out(self) -> str:
+        """What holds the memory, and what else can be done about it than was tried."""
+        parts = held.held_bytes(self._model, self._optimizer, self._features())
+        less = held.overrides_with_less(parts, precision=self._precision.name, batches_ahead=self._batches_ahead)
+        ways = [*less, "a card with more memory (gpu=...)", "a smaller workload.model, which learns something else"]
+        return f"{held.largest_parts(parts)} Next: {'; or '.join(ways)}."
+
+
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """``model.param_groups()`` where the model has it, else one group of all trainable parameters."""
+    offered = getattr(model, "param_groups", None)
+    if callable(offered):
+        return list(offered())
+    return [{"params": [parameter for parameter in model.parameters() if parameter.requires_grad]}]

@@ -1,0 +1,206 @@
+"""Keeps the rows of one sweep: those on disk and each new one, what is missing, what is best, and the ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from wellfed.config.compose import masked_override
+from wellfed.config.schema import LoggerConfig, SweepConfig
+from wellfed.errors import EXIT_FAILED, EXIT_OK
+from wellfed.record import Status
+from wellfed.sweep import leaderboard_files, ledger
+from wellfed.sweep.grid import Point, SweepFile
+from wellfed.sweep.leaderboard import leaderboard
+from wellfed.sweep.ledger import Row
+from wellfed.sweep.objective import OBJECTIVES
+from wellfed.sweep.rows import recorded_row, refused_row
+from wellfed.tracking.wandb import decide_mode
+from wellfed.trials.sweep_screen import SweepScreen
+
+CONFIRMED = 3
+"""So many of the best are measured again..."""
+CONFIRM_ROUNDS = 3
+"""...so often, in turn: a machine that slows down slows all of them."""
+_MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
+
+
+class SweepLedger:
+    """The rows of a sweep in its folder, which nobody else writes to.
+
+    Args:
+        file: which sweep it is; its machine is the one before until `note_machine`.
+        points: of the grid.
+    """
+
+    def __init__(
+        self, folder: Path, file: SweepFile, points: Sequence[Point], config: SweepConfig, screen: SweepScreen
+    ) -> None:
+        self.folder, self.file, self._points, self._screen = folder, file, points, screen
+        self._trial_steps = config.trial_steps
+        self._retry = [status.value for status in config.retry]
+        self._objective = OBJECTIVES[file.objective]
+        self._found = ledger.read(folder)
+
+    # -- what is there already ------------------------------------------------------------------------------------
+
+    def say_what_changed(self) -> None:
+        """A ledger that is there already is gone on with; what makes its rows another matter is said."""
+        for number in self._found.damaged:
+            text = "is cut or no row; its trial runs again unless its own record is whole."
+            self._screen.say(f"{ledger.FILE_NAME}: line {number} {text}")
+        try:
+            earlier = SweepFile.read(self.folder)
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError) as error:
+            self._screen.say(f"{error} It is written anew.")
+            return
+        self.file = replace(self.file, machine=earlier.machine)
+        now, before, latest = set(self.file.ids), set(earlier.ids), self._found.latest()
+        known = latest.keys()
+        if now == before:
+            self._screen.say(f"Going on in {self.folder}: {len(now & known)} of {len(now)} points have a row.")
+        else:
+            self._screen.say(
+                f"{self.folder} was made with another grid: {len(now - before)} points are new, {len(now & known)} "
+                f"have a row, {len(before - now)} that this grid lacks stay in {ledger.FILE_NAME}."
+            )
+        again = "To measure them again: sweep.retry=[ok], or another sweep.name."
+        measured = [row for point, row in latest.items() if point in now and row.status == "ok"]
+        codes = sorted({row.code for row in measured} - {self.file.code})
+        if codes:
+            self._screen.say(
+                f"The code has changed since ({', '.join(codes)} -> {self.file.code}): rows measured before are kept "
+                f"and marked. {again}"
+            )
+        if measured and earlier.trial_steps not in (0, self._trial_steps):
+            self._screen.say(
+                f"sweep.trial_steps was {earlier.trial_steps} and is {self._trial_steps}: rows measured before are "
+                f"kept. {again}"
+            )
+        bad = Counter(row.status for point, row in latest.items() if point in now and row.status in _MAY_BE_RETRIED)
+        if left := {status: number for status, number in bad.items() if status not in self._retry}:
+            told = ", ".join(f"{number} {status}" for status, number in left.items())
+            self._screen.say(f"Kept as they are: {told}; sweep.retry=[{','.join(left)}] runs them again.")
+
+    def adopt(self) -> None:
+        """Rows of trials that ended just when the sweep was killed."""
+        known = self._found.latest()
+        rows = (
+            recorded_row(self.begin(point, "trial"), self.folder) for point in self._points if point.id not in known
+        )
+        self._append(row for row in rows if row is not None)
+
+    def note_machine(self, machine: str) -> None:
+        """Trials run on this one now."""
+        if self.file.machine not in ("", machine):
+            self._screen.say(
+                f"This is another machine than before ({self.file.machine} -> {machine}): rates of two machines are "
+                "no comparison. Take another sweep.name to keep them apart."
+            )
+        self.file = replace(self.file, machine=machine)
+
+    @property
+    def is_empty(self) -> bool:
+        """Nothing was ever measured here."""
+        return not self._found.rows
+
+    def missing(self, among: Collection[str]) -> list[str]:
+        """Ids of the points that still have to be run."""
+        return [point for point in ledger.missing(self.file.ids, self._found, self._retry) if point in among]
+
+    def best_among(self, points: Collection[str]) -> list[str]:
+        """Those that are measured again, the best first."""
+        return [row.point for row in self._best_first() if row.point in points][:CONFIRMED]
+
+    def to_confirm(self, among: Collection[str]) -> list[str]:
+        """The best in turn, a round after the other; none where there is nothing to compare."""
+        best = self.best_among(among)
+        if len(best) < 2:
+            return []
+        done = min(len(self._found.confirms(point)) for point in best)
+        # Every other round backwards: nobody always follows the same one.
+        return [point for number in range(done, CONFIRM_ROUNDS) for point in (best if number % 2 == 0 else best[::-1])]
+
+    def best(self) -> Row | None:
+        """The row that would be first."""
+        return next(iter(self._best_first()), None)
+
+    def _best_first(self) -> list[Row]:
+        """The latest rows that rank, by their trial alone."""
+        good = {row.point: self._objective(row) for row in self._latest() if row.status == "ok"}
+        rows = [row for row in self._latest() if good.get(row.point) is not None]
+        return sorted(rows, key=lambda row: -self._objective.goodness(good[row.point] or 0))
+
+    # -- what comes to it -----------------------------------------------------------------------------------------
+
+    def begin(self, point: Point, kind: Literal["trial", "confirm"]) -> Row:
+        """What is known of a trial before it starts."""
+        attempt = len(self._found.of(point.id, kind)) + 1
+        return Row(
+            point=point.id,
+            kind=kind,
+            overrides=tuple(masked_override(text) for text in point.overrides),
+            status="failed",
+            attempt=attempt,
+            folder=point.id if kind == "trial" else f"{point.id}.confirm{attempt}",
+            code=self.file.code,
+        )
+
+    def refuse(self, point: Point, status: Status, problem: str, predicted_peak_gib: float | None = None) -> None:
+        """A row for what is not run; once, however often the command is given, and never in place of a measured one."""
+        row = refused_row(self.begin(point, "trial"), status, problem)
+        row = replace(row, folder="", predicted_peak_gib=predicted_peak_gib)
+        self._screen.refused(row)
+        last = self._found.latest().get(point.id)
+        is_measured = last is not None and last.status == "ok" and "ok" not in self._retry
+        if not is_measured and (last is None or (last.status, last.error) != (row.status, row.error)):
+            self._append([row])
+
+    def add(self, row: Row) -> None:
+        """A trial has ended."""
+        self._append([row])
+        self._screen.ended(row, self.best())
+
+    def _append(self, rows: Iterable[Row]) -> None:
+        rows = tuple(rows)
+        self._found = replace(self._found, rows=(*self._found.rows, *rows))  # known, if it can't be written
+        ledger.append(self.folder, rows)
+
+    # -- when all is measured -------------------------------------------------------------------------------------
+
+    def rank(self) -> int:
+        """Ranks what is there; the exit code."""
+        self._screen.end()
+        board = leaderboard(self.file, self._found)
+        try:
+            self.file.write(self.folder)  # it may have ended before there was one
+            written = leaderboard_files.write(self.folder, board)
+        except OSError as error:
+            self._screen.say(f"The leaderboard can't be written: {error}. The rows are in {ledger.FILE_NAME}.")
+        else:
+            self._screen.finished(board, written)
+        return EXIT_FAILED if self.best() is None else EXIT_OK
+
+    def publish(self, logger: LoggerConfig) -> None:
+        """To wandb; its troubles are no trouble of the sweep."""
+        from wellfed.trials.publish import is_published, publish
+
+        number = len(self._found.rows)
+        is_off = decide_mode(logger.mode.value) == "disabled"
+        if is_off or self.best() is None or is_published(self.folder, number):
+            return
+        self._screen.say("Putting the trials into wandb")
+        try:
+            publish(self.folder, self.file, self._latest(), logger, number_of_rows=number)
+        except (RuntimeError, OSError) as error:
+            self._screen.say(f"{error}; the files have every figure.")
+
+    def _latest(self) -> list[Row]:
+        """The last trial of each point that has one, in the grid's order."""
+        latest = self._found.latest()
+        return [latest[point] for point in self.file.ids if point in latest]
