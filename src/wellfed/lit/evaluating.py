@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from wellfed.errors import OutOfMemoryExhausted
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.memory import oom
 from wellfed.memory.kept_state import KeptState
+from wellfed.record import OnEvent
 from wellfed.step.micro_batches import Preparation
 
 
@@ -28,7 +29,7 @@ class Evaluating:
         splits: Mapping[str, Preparation],
         *,
         may_halve: bool,
-        on_event: Callable[..., None],
+        on_event: OnEvent,
     ) -> None:
         self._model, self._evaluation, self._splits = model, evaluation, splits
         self._may_halve, self._on_event = may_halve, on_event

@@ -38,7 +38,7 @@ from wellfed.lit.prefetch import prefetched
 from wellfed.lit.sharding import KeepWeights
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import RunRecord
+from wellfed.record import OnEvent, RunRecord
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
 from wellfed.run.outcome import lost_rank
@@ -75,7 +75,7 @@ class Passes:
         *,
         checkpoints: Path,
         rank: int,
-        on_event: Callable[..., None],
+        on_event: OnEvent,
         progress: Progress | None = None,
         may_adapt: bool = True,
     ) -> None:

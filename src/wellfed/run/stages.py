@@ -28,7 +28,7 @@ from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import EventKind, RunRecord
+from wellfed.record import RunRecord
 from wellfed.run import assemble, record_figures, screen
 from wellfed.run.checkpoint_file import load_checkpoint
 from wellfed.run.gpu_monitor import MachineWatch
@@ -144,7 +144,7 @@ class Run:
             self._journal,
             checkpoints=self._folder / CHECKPOINTS,
             rank=self._rank,
-            on_event=self._event,
+            on_event=self._journal.event,
             progress=self._progress,
             may_adapt=self._measure is None,  # a smaller step is another setting than the one to be measured
         )
@@ -263,16 +263,13 @@ class Run:
         if target.in_place:
             self._journal.cut_after(step)
             record.samples = self._journal.samples_written()
-        self._event("resume", step=step, checkpoint=str(target.checkpoint))
+        self._journal.event("resume", step=step, checkpoint=str(target.checkpoint))
         return target.checkpoint
 
     # -- while training -------------------------------------------------------------------------------------------
 
-    def _event(self, kind: EventKind, *, step: int | None = None, **facts: Any) -> None:
-        self._journal.event(kind, self._record.steps if step is None else step, **facts)
-
     def _logger_lost(self, message: str) -> None:
-        self._event("logger_lost", message=message)
+        self._journal.event("logger_lost", message=message)
 
     def _started(self) -> None:
         self.has_trained = True
@@ -284,7 +281,7 @@ class Run:
         self._record.samples += samples
 
     def _saved(self, step: int, name: str) -> None:
-        self._event("checkpoint", step=step, file=name)
+        self._journal.event("checkpoint", step=step, file=name)
         self._fill_in()
         self._journal.save()
 
@@ -308,11 +305,11 @@ class Run:
         if outcome.kind is not None:
             record.error = {"kind": outcome.kind, "message": outcome.message, "advice": outcome.advice}
         if outcome.status == "interrupted":
-            self._event("signal", message=outcome.message)
+            self._journal.event("signal", message=outcome.message)
         self._fill_in()
         doubt = contradiction(record)
         if doubt is not None:
-            self._event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
+            self._journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self._journal.save()
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self._folder / path).exists()})
         record.artifacts["report"] = "report.md"

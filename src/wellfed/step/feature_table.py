@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
@@ -11,6 +9,7 @@ from wellfed.contract import Features, FeatureSource
 from wellfed.memory import features as feature_room
 from wellfed.memory import oom
 from wellfed.memory.features import Mode
+from wellfed.record import OnEvent
 
 
 class FeatureTable:
@@ -28,7 +27,7 @@ class FeatureTable:
         self._features, self.mode, self._rows, self._may_change = features, mode, rows, may_change
         self.source: FeatureSource = _NotHeld()
 
-    def hold(self, model: nn.Module, device: torch.device, on_event: Callable[..., None]) -> None:
+    def hold(self, model: nn.Module, device: torch.device, on_event: OnEvent) -> None:
         """Fill the table, unless it is there."""
         if not isinstance(self.source, _NotHeld):
             return

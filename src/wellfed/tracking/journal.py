@@ -86,8 +86,9 @@ class Journal:
             _LOG.warning("%s can't be read (%s): the record counts samples from here on.", self._steps.path, error)
             return 0
 
-    def event(self, kind: EventKind, step: int, **facts: Any) -> None:
-        """Something happened that a reader of the figures must know."""
+    def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
+        """Something happened that a reader of the figures must know; at the run's latest step, if no other is told."""
+        step = self.record.steps if step is None else step
         with self._lock:
             self.record.events.append({"kind": kind, "step": step, "time_s": round(self.time_s(), 3), **facts})
         _LOG.info("event %s at step %d: %s", kind, step, facts)
