@@ -18,7 +18,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.profiles import Budget, resolve_budget, resolve_precision
 from wellfed.hardware.torch_cuda import IMPORT_FAILED, torch_cuda
 from wellfed.nvml.session import unofficial_pynvml
-from wellfed.tracking.wandb import is_logged_in
+from wellfed.tracking.wandb_sink import is_logged_in
 from wellfed.units import show_bytes
 
 SMALL_SHM_GIB = 1.0

@@ -45,7 +45,7 @@ from wellfed.run.outcome import lost_rank
 from wellfed.step.train_step import parameter_groups
 from wellfed.stop_request import StopRequest
 from wellfed.telemetry.run_progress import Progress
-from wellfed.timing.clock import StepClock
+from wellfed.timing.step_clock import StepClock
 from wellfed.tracking.journal import Journal
 
 _LOG = logging.getLogger(__name__)

@@ -39,7 +39,7 @@ from wellfed.run.ranks import WAIT_S, RankZero, leave_for_rank_0, take_from_rank
 from wellfed.run.resume import CHECKPOINTS, Target, differences
 from wellfed.stop_request import StopRequest
 from wellfed.telemetry.run_progress import Progress
-from wellfed.tracking import wandb as tracking_wandb
+from wellfed.tracking import wandb_sink
 from wellfed.tracking.journal import Journal
 
 _LOG = logging.getLogger(__name__)
@@ -218,12 +218,12 @@ class Run:
 
     def _open_sink(self) -> None:
         logger = self._config.logger
-        mode = tracking_wandb.decide_mode(logger.mode.value)
+        mode = wandb_sink.decide_mode(logger.mode.value)
         if self._rank > 0 or mode == "disabled" or self._measure is not None:  # a sweep publishes its trials itself
             return
         earlier = self._record.wandb
         try:
-            sink = tracking_wandb.open_run(
+            sink = wandb_sink.open_run(
                 self._folder,
                 mode=mode,
                 project=logger.project,

@@ -19,11 +19,11 @@ from wellfed.telemetry.ticker import Ticker
 
 _LOG = logging.getLogger(__name__)
 STUCK_S = 5.0
-"""A reading that takes so long is told of; nothing waits for it."""
+"""A reading that takes so long becomes an event; nothing waits for it."""
 STOP_S = 1.0
 """How long the end of a run waits for readings under way."""
 LATE_ROUNDS = 3
-"""So many readings in a row that take longer than the interval are told of."""
+"""So many readings in a row that take longer than the interval become an event."""
 STEP_END_SHARE = 0.25
 """Share of the interval that a reading may wait for the end of a step."""
 STEP_END_S = 0.5
@@ -97,7 +97,7 @@ class Sampler:
             give_up_at_s = time.monotonic() + STOP_S
             for watch in self._watches:
                 if not watch.ticker.join(max(0.0, give_up_at_s - time.monotonic())):
-                    watch.tell_left_behind()
+                    watch.report_left_behind()
         finally:  # a second signal may come while it waits
             self.outlet.close()
             self._ended_at_s = self.now_s()
@@ -112,9 +112,9 @@ class Sampler:
         return sum(watch.ticker.cpu_s for watch in self._watches)
 
     def look_around(self) -> None:
-        """Each thread looks after the others: one that hangs can't tell of it itself."""
+        """Each thread looks after the others: one that hangs can't report it itself."""
         for watch in self._watches:
-            watch.tell_if_stuck()
+            watch.report_if_stuck()
 
     def _on_edge(self, left: Phase) -> None:
         for watch in self._watches:
@@ -132,22 +132,22 @@ class _Watch:
         self._edges: deque[tuple[Phase, int]] = deque()
         self._slow_at_s = self._now_s()
         self._late_rounds = 0
-        self._told: set[str] = set()
-        self._tells = threading.Lock()
+        self._reported: set[str] = set()
+        self._reporting = threading.Lock()
 
     def at_edge(self, left: Phase) -> None:
         """Take a round for the phase that is over."""
         self._edges.append((left, self._progress.step))
         self.ticker.nudge()
 
-    def tell_if_stuck(self) -> None:
-        """Tell once if the reading under way does not get on."""
+    def report_if_stuck(self) -> None:
+        """Report once if the reading under way does not get on."""
         if (busy_s := self.ticker.busy_s()) >= STUCK_S:
             self._trouble("stuck", f"a reading of the {self._source.name} has not come back for {busy_s:.0f} s.")
 
-    def tell_left_behind(self) -> None:
+    def report_left_behind(self) -> None:
         """The run is over and a reading is still under way."""
-        if "slow" not in self._told:
+        if "slow" not in self._reported:
             self._trouble("stuck", f"a reading of the {self._source.name} had not come back when the run ended.")
 
     def _round(self) -> None:
@@ -161,7 +161,7 @@ class _Watch:
             if is_slow:
                 self._slow_at_s = began_at_s + max(SLOW_S, self._interval_s)
             self._read(is_slow, edge)
-            self._tell_if_late(self._now_s() - began_at_s)
+            self._report_if_late(self._now_s() - began_at_s)
             if self._edges:
                 self.ticker.nudge()
 
@@ -207,15 +207,15 @@ class _Watch:
             self._edges.clear()
             self.ticker.stop()
 
-    def _tell_if_late(self, took_s: float) -> None:
+    def _report_if_late(self, took_s: float) -> None:
         self._late_rounds = self._late_rounds + 1 if took_s > self._interval_s else 0
         if self._late_rounds == LATE_ROUNDS:
             message = f"a reading of the {self._source.name} takes {took_s:.2f} s, longer than telemetry.interval_s="
             self._trouble("slow", f"{message}{self._interval_s:g}: there are fewer rows.")
 
     def _trouble(self, trouble: str, message: str) -> None:
-        with self._tells:  # other threads look after this one too
-            is_new = trouble not in self._told
-            self._told.add(trouble)
+        with self._reporting:  # other threads look after this one too
+            is_new = trouble not in self._reported
+            self._reported.add(trouble)
         if is_new:
-            self._outlet.tell("telemetry_trouble", trouble=trouble, message=message)
+            self._outlet.event("telemetry_trouble", trouble=trouble, message=message)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wellfed.timing.interval import half_width
-from wellfed.timing.phases import StepRow
+from wellfed.timing.step_row import StepRow
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from wellfed.record import EventKind, RunRecord
 from wellfed.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
 from wellfed.telemetry.metrics import TIME_AXIS, prefix
 from wellfed.telemetry.series import Sample
-from wellfed.timing.phases import StepRow
 from wellfed.timing.readiness import StepSummary, summarise
-from wellfed.tracking.files import CsvTable, column
+from wellfed.timing.step_row import StepRow
+from wellfed.tracking.csv_table import CsvTable, column
 from wellfed.tracking.sink import NoSink, Sink
 
 _LOG = logging.getLogger(__name__)

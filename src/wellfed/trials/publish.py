@@ -18,8 +18,8 @@ from wellfed.sweep.grid import SweepFile
 from wellfed.sweep.leaderboard_files import CSV
 from wellfed.sweep.ledger import Row
 from wellfed.telemetry.metrics import TIME_AXIS, prefix
-from wellfed.tracking import wandb
-from wellfed.tracking.wandb import WandbSink
+from wellfed.tracking import wandb_sink
+from wellfed.tracking.wandb_sink import WandbSink
 
 _DONE = ".published"
 """Holds the number of rows that were there when all was put into wandb."""
@@ -45,11 +45,11 @@ def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerCo
         RuntimeError: wandb can't be started.
         OSError: there is no leaderboard.
     """
-    mode = wandb.decide_mode(logger.mode.value)
+    mode = wandb_sink.decide_mode(logger.mode.value)
     group = logger.group or f"{file.workload}/{file.name}"
 
     def open_run(within: Path, name: str, config: Mapping[str, Any]) -> WandbSink:
-        return wandb.open_run(
+        return wandb_sink.open_run(
             within,
             mode=mode,
             project=logger.project,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from wellfed.timing.phases import StepRow
+from wellfed.timing.step_row import StepRow
 
 
 class DeviceEvent(Protocol):
