@@ -57,6 +57,10 @@ class OnEvent(Protocol):
         ...
 
 
+def ignore_event(kind: EventKind, **facts: Any) -> None:
+    """Where nobody wants to know."""
+
+
 class ErrorEntry(TypedDict):
     """What ended a run."""
 

@@ -106,12 +106,12 @@ def test_a_damaged_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_another_error_of_the_pass_stays_what_it_is(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from wellfed.run import passes
+    from wellfed.run.passes import Passes
 
     def broken(*_: object) -> None:
         raise RuntimeError("a bug in the model")
 
-    monkeypatch.setattr(passes, "evaluate_checkpoint", broken)
+    monkeypatch.setattr(Passes, "evaluate", broken)
     composed = compose([f"checkpoint='{checkpoint}'", "accelerator=cpu"], "evaluate")
     with pytest.raises(RuntimeError, match="a bug in the model"):
         evaluate.evaluate(composed)

@@ -12,13 +12,14 @@ from wellfed.commands import cli
 from wellfed.commands import plan as app
 from wellfed.config.compose import compose
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
+from wellfed.run.planner import plan_without_running
 
 SMALL = ("workload.data.scale=0.02", "workload.model.encoder_layers=1")
 
 
 @pytest.fixture(scope="module")
 def eight_gb():
-    return app.make(compose([*SMALL, "gpu=8gb", "memory=cache", "workload=recsys"])).to_dict()
+    return plan_without_running(compose([*SMALL, "gpu=8gb", "memory=cache", "workload=recsys"])).to_dict()
 
 
 def test_a_card_that_is_not_there_is_planned_for(eight_gb):
@@ -34,13 +35,13 @@ def test_a_card_that_is_not_there_is_planned_for(eight_gb):
 
 
 def test_a_larger_card_has_the_larger_budget(eight_gb):
-    found = app.make(compose([*SMALL, "gpu=24gb", "memory=cache", "workload=recsys"])).to_dict()
+    found = plan_without_running(compose([*SMALL, "gpu=24gb", "memory=cache", "workload=recsys"])).to_dict()
     assert found["budget_gib"] == 21.6
     assert found["parts"] == eight_gb["parts"], "the same step needs the same"
 
 
 def test_each_number_of_gpus_has_its_row():
-    found = app.make(compose([*SMALL, "gpu=24gb", "trainer.devices=8"])).to_dict()
+    found = plan_without_running(compose([*SMALL, "gpu=24gb", "trainer.devices=8"])).to_dict()
     rows = found["by_devices"]
     assert [row["devices"] for row in rows] == list(range(1, 9))
     assert [row["micro_batch"] * row["accumulate"] for row in rows] == [-(-2048 // number) for number in range(1, 9)]
@@ -49,7 +50,7 @@ def test_each_number_of_gpus_has_its_row():
 
 def test_what_does_not_fit_names_ways_out_that_do():
     big = ["gpu.memory_gib=0.06", "memory.features=dynamic", "memory.micro_batch=2048"]
-    found = app.make(compose([*SMALL, "gpu=8gb", *big]))
+    found = plan_without_running(compose([*SMALL, "gpu=8gb", *big]))
     answer = found.to_dict()
     assert answer["fits"] is False
     (finding,) = answer["findings"]
@@ -57,7 +58,7 @@ def test_what_does_not_fit_names_ways_out_that_do():
     assert finding["evidence"]["predicted_peak_gib"] > 0.06
     assert finding["change"]
     for change in finding["change"]:
-        again = app.make(compose([*SMALL, "gpu=8gb", *big, *change.split()]))
+        again = plan_without_running(compose([*SMALL, "gpu=8gb", *big, *change.split()]))
         assert again.plan.misfit is None, change
 
 

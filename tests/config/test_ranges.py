@@ -9,7 +9,7 @@ import pytest
 
 from wellfed.config.knobs import entries
 from wellfed.config.ranges import Range
-from wellfed.config.rules import range_faults
+from wellfed.config.rules import value_faults
 from wellfed.config.schema import RunConfig
 
 LISTS = {"loader.skip_ids", "memory.micro_batch_steps"}
@@ -45,19 +45,19 @@ def test_limits(make_config, dotted):
             bad.append(limit + step)
     assert len(bad) > 3
     for value in bad:
-        (fault,) = range_faults(make_config({dotted: [value] if is_list else value}))
+        (fault,) = value_faults(make_config({dotted: [value] if is_list else value}))
         assert fault.where.startswith(f"{dotted}=")
         assert str(allowed) in fault.problem
         assert fault.way_out.startswith(f"Set {dotted}=")
     for value in good:
-        assert not list(range_faults(make_config({dotted: [value] if is_list else value})))
+        assert not list(value_faults(make_config({dotted: [value] if is_list else value})))
 
 
 @pytest.mark.parametrize("dotted", sorted(RANGES))
 def test_the_way_out_is_in_range(make_config, dotted):
     if dotted in LISTS:
         return  # below
-    fault = next(range_faults(make_config({dotted: math.nan})))
+    fault = next(value_faults(make_config({dotted: math.nan})))
     typed = fault.way_out.removeprefix(f"Set {dotted}=").removesuffix(".")
     assert RANGES[dotted].holds(float(typed))
 
@@ -73,13 +73,13 @@ def test_the_way_out_is_in_range(make_config, dotted):
     ],
 )
 def test_the_way_out_of_a_list_is_its_legal_entries(make_config, dotted, values, way_out):
-    (fault,) = range_faults(make_config({dotted: values}))
+    (fault,) = value_faults(make_config({dotted: values}))
     assert fault.way_out == way_out
     assert dotted in LISTS
 
 
 def test_null_passes_only_where_the_schema_has_it(make_config):
-    assert list(range_faults(make_config({"gpu.memory_gib": None}))) == []
+    assert list(value_faults(make_config({"gpu.memory_gib": None}))) == []
     assert not entries(RunConfig)["seed"].is_optional
 
 

@@ -191,19 +191,13 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
         "Leave one of them out.",
     ),
     (
-        "texts",
+        "folder_name",
         {"workload.name": "a/b"},
         "workload.name=a/b",
         "becomes a folder: letters, digits, '_', '-' and '.', the first a letter, digit or '_'.",
         "Set workload.name=a_b.",
     ),
-    ("texts", {"workload.name": ".."}, "workload.name=..", "becomes a folder", "Set workload.name=my_workload."),
-    ("texts", {"workload.sample_unit": ""}, "workload.sample_unit=", "must not be empty.", "=samples."),
-    ("texts", {"logger.project": " "}, "logger.project=", "must not be empty.", "Set logger.project=wellfed."),
-    ("texts", {"paths.log_dir": ""}, "paths.log_dir=", "must not be empty.", "Set paths.log_dir=logs."),
-    ("texts", {"paths.cache_dir": ""}, "paths.cache_dir=", "must not be empty.", "Set paths.cache_dir=.cache."),
-    ("texts", {"resume": ""}, "resume=", "must not be empty.", "Set resume=null."),
-    ("texts", {"logger.entity": ""}, "logger.entity=", "must not be empty.", "Set logger.entity=null."),
+    ("folder_name", {"workload.name": ".."}, "workload.name=..", "becomes a folder", "Set workload.name=my_workload."),
     (
         "packages",
         {"config.allow_targets": ["torch", "a-b"]},
@@ -277,3 +271,22 @@ def test_a_number_out_of_range_is_told_once(make_config, knobs):
 def test_evaluation_needs_a_checkpoint():
     assert [fault.where for fault in rule_faults(EvaluateConfig(checkpoint=" "))] == ["checkpoint="]
     assert rule_faults(EvaluateConfig(checkpoint="best.ckpt")) == []
+
+
+EMPTY = [
+    ({"workload.sample_unit": ""}, "workload.sample_unit=", "must not be empty.", "=samples."),
+    ({"logger.project": " "}, "logger.project=", "must not be empty.", "Set logger.project=wellfed."),
+    ({"paths.log_dir": ""}, "paths.log_dir=", "must not be empty.", "Set paths.log_dir=logs."),
+    ({"paths.cache_dir": ""}, "paths.cache_dir=", "must not be empty.", "Set paths.cache_dir=.cache."),
+    ({"resume": ""}, "resume=", "must not be empty.", "Set resume=null."),
+    ({"logger.entity": ""}, "logger.entity=", "must not be empty.", "Set logger.entity=null."),
+    ({"sweep.name": ""}, "sweep.name=", "must not be empty.", "Set sweep.name=null."),
+    ({"workload.name": ""}, "workload.name=", "must not be empty.", "Set workload.name=<value>: Name of the workload"),
+]
+
+
+@pytest.mark.parametrize(("knobs", "where", "problem", "way_out"), EMPTY, ids=[case[1] for case in EMPTY])
+def test_a_text_that_is_empty(make_config, knobs, where, problem, way_out):
+    (fault,) = rule_faults(make_config(knobs))
+    assert (fault.where, fault.problem) == (where, problem)
+    assert way_out in fault.way_out

@@ -370,6 +370,35 @@ def test_feature_rows_that_can_not_be_computed_cost_the_points_that_keep_them(tm
     assert not (swept.folder / ".scratch").exists()
 
 
+# -- what ranks ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_least_memory_wins_and_the_same_command_ranks_by_rate(tmp_path: Path) -> None:
+    """One model holds 96 MiB that it never trains."""
+    axes = ["workload.model._target_=planted.Heavy", "+workload.model.mib=0,96", "~workload.model.fault"]
+    swept = sweep(tmp_path, *axes, "sweep.objective=peak_memory")
+    assert swept.done.code == 0, swept.done.text
+    light, heavy = swept.row("+workload.model.mib=0"), swept.row("+workload.model.mib=96")
+    assert heavy.peak_memory_gib - light.peak_memory_gib > 0.08
+    assert Counter(row.kind for row in swept.rows) == {"trial": 2, "confirm": 6}
+    (first, second) = csv.DictReader((swept.folder / "leaderboard.csv").read_text().splitlines())
+    assert (first["point"], first["rank"], second["rank"]) == (light.point, "1", "2")
+    assert "Keep the smallest: python -m wellfed choose" in swept.done.out
+    assert " MiB in " in swept.done.out  # of each trial that has ended
+    again = sweep(tmp_path, *axes)
+    assert [row for row in again.rows if row.kind == "trial"] == [light, heavy]
+    assert "Keep the fastest: " in again.done.out
+    assert SweepFile.read(swept.folder).objective == "samples_per_s"
+
+
+def test_energy_that_can_not_be_measured_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    told = faults(tmp_path, f"{LR}=0.1,0.2", "sweep.objective=samples_per_joule").err
+    assert "sweep.objective=samples_per_joule: energy can't be measured here: NVML: " in told
+    assert "or sweep.objective=samples_per_s." in told
+    assert not folder_of(tmp_path).exists()
+
+
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from wellfed.commands.plan import make
 from wellfed.config.compose import compose
+from wellfed.run.planner import plan_without_running
 
 ROOT = Path(__file__).parents[2]
 WORKLOADS = sorted(path.stem for path in (ROOT / "configs" / "workload").glob("*.yaml"))
@@ -40,7 +40,7 @@ def test_it_trains_and_is_evaluated(workload: str, tmp_path: Path):
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_it_is_planned(workload: str):
-    found = make(compose([f"workload={workload}", "gpu=cpu"]))
+    found = plan_without_running(compose([f"workload={workload}", "gpu=cpu"]))
     assert found.plan.misfit is None
     assert found.workload == workload
 

@@ -261,7 +261,7 @@ def test_a_sample_that_fails_amid_those_asked_for_together_is_left_out_and_no_ot
     monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
     plan, told = LoaderSettings("threads", 1, 8, timeout_s=0.4), []
     made = loader(
-        sets.Breaking(how, bad), plan, batch_size=1, max_skipped=1, on_skipped=lambda **facts: told.append(facts)
+        sets.Breaking(how, bad), plan, batch_size=1, max_skipped=1, on_event=lambda kind, **facts: told.append(facts)
     )
     with pytest.raises(DataError, match=rf"all samples of training batch {bad} of epoch 0 are left out"):
         list(made)

@@ -48,8 +48,8 @@ def planner(tmp_path):
 def probed(planner, device=CPU, **more):
     """The plan before and after, and the meter."""
     meters = []
-    plan, _ = planner.without_running()
-    estimate = planner.estimate(plan)
+    estimate = planner.estimate(planner.rough())
+    plan = planner.estimated(estimate)
 
     def make_meter(step):
         meters.append(More(step, **more))
@@ -119,8 +119,8 @@ def test_running_out_of_memory_is_no_end(planner):
 
 def test_a_model_whose_step_fails_leaves_the_plan_as_it_is(planner, monkeypatch):
     made = planner("workload.effective_batch_size=64")
-    plan, _ = made.without_running()
-    estimate = made.estimate(plan)
+    estimate = made.estimate(made.rough())
+    plan = made.estimated(estimate)
     estimate(plan.memory.features, plan.memory.checkpoint_activations)
 
     def broken(model, batch):
@@ -145,12 +145,12 @@ def on_gpu(plan, devices=1, compile="none"):
 @pytest.mark.parametrize("words", ["memory.micro_batch=32", "memory.accumulate=2"])
 def test_what_was_typed_is_not_probed(planner, words):
     made = planner("workload.effective_batch_size=64", words)
-    assert not made._is_open(on_gpu(made.without_running()[0]))
+    assert not made._is_open(on_gpu(made.estimated(made.estimate(made.rough()))))
 
 
 def test_one_card_alone_is_probed_and_else_the_plan_says_why_not(planner, monkeypatch):
     made = planner("workload.effective_batch_size=64")
-    plan, _ = made.without_running()
+    plan = made.estimated(made.estimate(made.rough()))
     assert not made._is_open(plan)
     assert made._is_open(on_gpu(plan))
     assert made._untried(on_gpu(plan)) == ""

@@ -15,6 +15,7 @@ from wellfed.config.compose import compose
 from wellfed.contract import Datasets, LossOutput
 from wellfed.hardware.detect import machine
 from wellfed.record import RunRecord
+from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.passes import Passes
 from wellfed.run.planner import Planner
 from wellfed.run.screen import Terminal
@@ -59,7 +60,14 @@ def datasets() -> Datasets:
 
 
 def passes_of(tmp_path: Path, *overrides: str) -> tuple[Passes, Journal, Any]:
-    more = ["logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.ceiling_steps=5", *overrides]
+    more = [
+        "config.allow_targets=[tests,torch,workloads]",
+        "logger=none",
+        "loader=baseline",
+        "trainer.accelerator=cpu",
+        "telemetry.ceiling_steps=5",
+        *overrides,
+    ]
     made = compose(more)
     workload = replace(
         made.config.workload,
@@ -72,15 +80,12 @@ def passes_of(tmp_path: Path, *overrides: str) -> tuple[Passes, Journal, Any]:
     config = replace(made.config, workload=workload)
     planner = Planner.start(replace(made, config=config), machine())
     parts, plan = planner.parts, planner.rough()
-    journal = Journal(RunRecord.start("w"), tmp_path)
-    events = lambda kind, step=0, **facts: journal.event(kind, step, **facts)  # noqa: E731
-    passes = Passes(config, parts, plan, journal, checkpoints=tmp_path / "c", rank=0, on_event=events)
-    return passes, journal, parts.model
+    books = Bookkeeper(RunRecord.start("w"), tmp_path, config)
+    return Passes(config, parts, plan, books, rank=0), books.journal, parts.model
 
 
 def fit(passes: Passes) -> None:
-    silent = {"on_start": lambda: None, "on_step": lambda *done: None}
-    passes.fit(Terminal(quiet=True), StopRequest(), None, **silent)
+    passes.fit(Terminal(quiet=True), StopRequest(), None, lambda: None)
 
 
 def kinds(journal: Journal) -> list[str]:

@@ -18,9 +18,9 @@ from wellfed.hardware.detect import machine
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.record import RunRecord
 from wellfed.run import assemble
+from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.passes import Passes
 from wellfed.run.planner import Planner
-from wellfed.tracking.journal import Journal
 
 
 class Rows:
@@ -71,9 +71,8 @@ def evaluated(folder: Path, *overrides: str) -> tuple[assemble.Parts, dict[str, 
     config = replace(made.config, workload=workload)
     planner = Planner.start(replace(made, config=config), machine(torch_cuda()))
     parts, plan = planner.parts, planner.rough()
-    journal = Journal(RunRecord.start("w"), folder)
-    passes = Passes(config, parts, plan, journal, checkpoints=folder, rank=0, on_event=journal.event)
-    return parts, passes.evaluate(None)
+    books = Bookkeeper(RunRecord.start("w"), folder, config)
+    return parts, Passes(config, parts, plan, books, rank=0).evaluate(None)
 
 
 @pytest.mark.simulated(strict=True, slowdown=3)

@@ -1,14 +1,14 @@
 """What the ranks of a run tell each other."""
 
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from tests.planning.test_decide import ITEMS, config, planned
-from wellfed.planning.run_plan import Decided
+from wellfed.planning.run_plan import Decided, RunPlan
 from wellfed.run.outcome import outcome_of
-from wellfed.run.ranks import RankZero, leave_for_rank_0, take_from_ranks
+from wellfed.run.ranks import OtherRanks, RankZero, leave_for_rank_0, take_from_ranks
 
 
 def plan(num_workers, micro_batch):
@@ -18,20 +18,28 @@ def plan(num_workers, micro_batch):
     return replace(made, loader=loader, memory=replace(made.memory, micro_batch=micro_batch))
 
 
+@dataclass(frozen=True)
+class Plans:
+    """A planner whose plan is at hand, for the device that it is given."""
+
+    device: RunPlan
+
+    def for_training(self, rank):
+        return self.device
+
+
 def test_ranks_load_and_plan_memory_as_rank_0_has_decided(monkeypatch, tmp_path):
     monkeypatch.setenv("WELLFED_RANK_0", "")  # both are put back afterwards
     monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir=mine", "resume=auto"])
     first = plan(2, 16)
     RankZero(tmp_path, 7.2, first.loader).tell(["seed=2", "resume=logs/run"])
     assert sys.argv == ["train.py", "--config-dir=mine", "seed=2", "resume=logs/run"]
-    told = RankZero.told()
-    assert told is not None
-    assert told.folder == tmp_path.resolve()
+    other = OtherRanks(1, tmp_path / "of rank 1")
     own = plan(8, 4)  # sees more room: no batches counted, or another machine's memory
-    second = told.plan(own)
+    second = other.plan(Plans(own), [])
     assert second.loader == first.loader
     assert second.memory == own.memory
-    assert told.device(own).device.memory_gib == 7.2
+    assert second.device.memory_gib == 7.2
 
 
 def test_a_rank_that_others_started_goes_by_what_it_sees(monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.record import RunRecord
-from wellfed.sweep.grid import Grid, Point, SweepFile
+from wellfed.sweep.grid import Grid, GridPoint, SweepFile
 from wellfed.sweep.ledger import Row, append
 
 AXES = {
@@ -75,7 +75,7 @@ def sweep_file(
     return SweepFile(name=name, axes=grid.axes, fixed=grid.fixed, ids=ids, **given)
 
 
-def row(point: Point, rate: float | None = 1000.0, *, own: float | None = 0.01, **more: Any) -> Row:
+def row(point: GridPoint, rate: float | None = 1000.0, *, own: float | None = 0.01, **more: Any) -> Row:
     """An ok trial of a point; ``own``: half width of its own interval, as a fraction."""
     figures: dict[str, Any] = {
         "point": point.id,
@@ -97,7 +97,7 @@ def row(point: Point, rate: float | None = 1000.0, *, own: float | None = 0.01, 
     return Row(**figures)
 
 
-def failed_row(point: Point, status: str, **more: Any) -> Row:
+def failed_row(point: GridPoint, status: str, **more: Any) -> Row:
     ran = status not in ("invalid", "infeasible")
     lines = ("Traceback (most recent call last):", "  <module> & co", ERRORS[status]["message"]) if ran else ()
     figures = {
@@ -113,7 +113,7 @@ def failed_row(point: Point, status: str, **more: Any) -> Row:
     return row(point, None, **figures)
 
 
-def rate_of(point: Point, draw: random.Random) -> float:
+def rate_of(point: GridPoint, draw: random.Random) -> float:
     speed = math.prod(_SPEED.get(value, 1.0) for value in point.values.values())
     return 61_000 * speed * math.exp(draw.gauss(0, 0.01))
 
@@ -144,7 +144,7 @@ def rows(sweep: SweepFile, *, confirms: int = 3) -> list[Row]:
     return found
 
 
-def _figures(point: Point, rate: float) -> dict[str, Any]:
+def _figures(point: GridPoint, rate: float) -> dict[str, Any]:
     slow = point.values.get("loader") == "baseline"
     peak = {"cache": 9.4, "dynamic": 17.9, "accumulate": 5.1}.get(point.values.get("memory", ""), 7.0)
     halved = 0.62 if point.values.get("gpu.precision") == "bf16-mixed" else 1.0

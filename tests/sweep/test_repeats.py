@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellfed.sweep.repeats import Noise, Run, mean_with_interval, pooled_noise
+from wellfed.sweep.repeats import MeasuredRun as Run
+from wellfed.sweep.repeats import Noise, mean_with_interval, pooled_noise
 
 RATES = st.floats(1e-3, 1e9)
 RUNS = st.lists(
     st.builds(
-        lambda rate, share: Run(rate, None if share is None else rate * share), RATES, st.none() | st.floats(0, 2)
+        lambda rate, share: Run(rate, None if share is None else rate * share),
+        RATES,
+        st.none() | st.floats(0, 2),
     ),
     min_size=1,
     max_size=6,

@@ -21,9 +21,9 @@ from wellfed.hardware.detect import machine
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.record import RunRecord
 from wellfed.run import assemble, footprints
+from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.passes import Passes
 from wellfed.run.planner import Planner
-from wellfed.tracking.journal import Journal
 from wellfed.trials import trial
 
 NUM_ROWS = 5
@@ -242,16 +242,8 @@ def test_the_few_batches_of_the_warm_up_start_workers_only_where_that_pays(
     point = composed("loader.backend=torch", "loader.num_workers=2", "telemetry.ceiling_steps=2", *more)
     known = None if build_ms is None else FirstBatches(build_ms, 80, 6)
     parts = replace(parts_of(data), first_batches=known)
-    journal = Journal(RunRecord.start("w"), tmp_path)
-    passes = Passes(
-        point.config,
-        parts,
-        planner(point, parts).rough(),
-        journal,
-        checkpoints=tmp_path,
-        rank=0,
-        on_event=journal.event,
-    )
+    books = Bookkeeper(RunRecord.start("w"), tmp_path, point.config)
+    passes = Passes(point.config, parts, planner(point, parts).rough(), books, rank=0)
     asked.clear()
     rate = passes.warm_up()
     assert rate is not None

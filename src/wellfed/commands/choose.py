@@ -83,7 +83,7 @@ def _text(group: str, name: str, board: Leaderboard, entry: Entry, found: Mappin
         [
             f"python -m wellfed choose {shlex.quote(str(folder))} --name {name}",
             f"Record {found['run_id']} of {found['started_at']}: {shlex.join(entry.overrides)}",
-            f"{in_words(board, entry)}, on {board.machine or entry.device}.",
+            f"{in_words(board, entry)}, on {board.sweep.machine or entry.device}.",
         ]
     )
     return "\n".join([*comment_lines(heading), *yaml_lines(values)]) + "\n"
@@ -94,5 +94,5 @@ def _tell(name: str, board: Leaderboard, entry: Entry, written: Sequence[Path]) 
     if tie := tie_in_words(board, entry):
         print(tie)
     print(f"Written: {', '.join(map(str, written))}")
-    words = [*board.flags, f"loader={name}", f"memory={name}", *overrides_of_other_groups(entry, list(_SCHEMAS))]
+    words = [*board.sweep.flags, f"loader={name}", f"memory={name}", *overrides_of_other_groups(entry, list(_SCHEMAS))]
     print(f"Use it: python src/train.py {shlex.join(words)}")

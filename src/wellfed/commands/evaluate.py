@@ -1,32 +1,26 @@
-"""Metrics of a checkpoint on the test split, with the configuration of the run that wrote it."""
+"""Prints the metrics of a checkpoint on the test split (``python src/evaluate.py``), and leaves them beside it."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from wellfed import record
 from wellfed.commands.ended import tell
-from wellfed.config.compose import Composed, compose
-from wellfed.config.entry import extra_dirs
-from wellfed.config.quoting import quoted
-from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
-from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, ConfigError, Fault
-from wellfed.run.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
+from wellfed.config.compose import Composed
+from wellfed.config.schema import EvaluateConfig
+from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
+from wellfed.record import write_atomically
+from wellfed.run.checkpoint_evaluation import evaluate_checkpoint
 
 RESULT = "evaluation.json"
-_OF_TRAINING = ("trainer.devices", "trainer.accelerator", "gpu.memory_gib", "gpu.enforce")
-"""Overrides that say where it was trained; it may be evaluated elsewhere."""
 
 
 def evaluate(composed: Composed[EvaluateConfig]) -> int:
     """Print the metrics, and leave them as ``evaluation.json`` in the run's folder; the exit code."""
     try:
         checkpoint = Path(composed.config.checkpoint)
-        run = run_of(checkpoint, composed.config)
-        metrics = _evaluate(run, checkpoint)
+        metrics = evaluate_checkpoint(checkpoint, composed.config)
     except Exception as error:  # noqa: BLE001  raised again where a traceback helps
         return tell(error, way_on="accelerator=cpu evaluates without the card.")
     except KeyboardInterrupt:
@@ -36,75 +30,10 @@ def evaluate(composed: Composed[EvaluateConfig]) -> int:
     return _write(checkpoint.parent.parent / RESULT, checkpoint, metrics)
 
 
-def run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
-    """The configuration of the run that wrote a checkpoint.
-
-    Raises:
-        ConfigError: no such checkpoint, or none that can be read, or no record beside it.
-    """
-    where, folder = f"checkpoint={checkpoint}", checkpoint.parent.parent
-    if not checkpoint.is_file():
-        raise ConfigError([Fault(where, "there is no such file.", "Name a file of a run's checkpoints folder.")])
-    if not is_readable(checkpoint):
-        raise ConfigError([Fault(where, "is not a checkpoint that can be read.", WAY_OUT)])
-    try:
-        earlier = record.RunRecord.read(folder)
-    except (OSError, ValueError) as error:
-        way_out = "Keep checkpoints in their run folder: run.json there says what was trained."
-        raise ConfigError([Fault(where, f"has no run record beside it ({error}).", way_out)]) from error
-    accelerator = f"trainer.accelerator={asked.accelerator.value}"
-    kept = [quoted(text) for text in earlier.overrides if not text.startswith(_OF_TRAINING)]
-    overrides = [*kept, "trainer.devices=1", "trainer.strategy=auto", accelerator]
-    return compose(overrides, extra_dirs=extra_dirs(sys.argv[1:]))
-
-
-def _evaluate(run: Composed[RunConfig], checkpoint: Path) -> dict[str, float]:
-    from wellfed.hardware.detect import machine
-    from wellfed.hardware.torch_cuda import torch_cuda
-    from wellfed.run.passes import evaluate_checkpoint
-    from wellfed.run.planner import Planner
-
-    load_checkpoint(checkpoint)  # before data and model are made
-    facts = machine(torch_cuda())
-    config = _on_what_is_here(run.config, has_gpu=bool(facts.training_gpus))
-    planner = Planner.start(replace(run, config=config), facts)
-    for warning in planner.device.warnings:
-        print(f"Warning: {warning}", file=sys.stderr)
-    plan = planner.for_evaluation()
-    try:
-        return evaluate_checkpoint(config, planner.parts, plan, checkpoint)
-    except RuntimeError as error:
-        first, *rest = str(error).splitlines()
-        if not first.startswith("Error(s) in loading state_dict"):
-            raise
-        raise _no_fit(checkpoint, config.workload.name, [line.strip() for line in rest]) from error
-
-
-def _on_what_is_here(config: RunConfig, *, has_gpu: bool) -> RunConfig:
-    """A precision that only a GPU has is let go where there is none, or it is not to be used."""
-    is_on_gpu = has_gpu and config.trainer.accelerator is not Accelerator.cpu
-    if is_on_gpu or config.gpu.precision is not Precision["16-mixed"]:
-        return config
-    print(
-        "Warning: trained with gpu.precision=16-mixed, which the CPU does not have; evaluated in 32-true.",
-        file=sys.stderr,
-    )
-    return replace(config, gpu=replace(config.gpu, precision=Precision.auto))
-
-
-def _no_fit(checkpoint: Path, workload: str, differences: list[str]) -> ConfigError:
-    """``differences``: load_state_dict's own, one a line."""
-    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
-    shown = (differences or ["they differ"])[0][:200].rstrip(". ")
-    problem = f"its weights don't fit the model of workload {workload} that run.json describes: {shown}{more}."
-    way_out = "Put it back beside its own run.json, or check out the git commit that is named there."
-    return ConfigError([Fault(f"checkpoint={checkpoint}", problem, way_out)])
-
-
 def _write(path: Path, checkpoint: Path, metrics: dict[str, float]) -> int:
     result = {"checkpoint": str(checkpoint), "metrics": {f"test/{name}": value for name, value in metrics.items()}}
     try:
-        record.write_atomically(path, json.dumps(result, indent=1) + "\n")
+        write_atomically(path, json.dumps(result, indent=1) + "\n")
     except OSError as error:
         print(f"{path} can't be written ({error.strerror}); the figures above are all there is.", file=sys.stderr)
         return EXIT_FAILED

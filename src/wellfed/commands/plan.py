@@ -8,7 +8,6 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import IO, Any
 
 from wellfed.config.compose import Composed, compose, masked_override
@@ -17,55 +16,14 @@ from wellfed.config.option_file import Value
 from wellfed.config.schema import RunConfig
 from wellfed.diagnosis.report import show_value
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
-from wellfed.hardware.detect import machine
-from wellfed.hardware.imagined import with_cards
 from wellfed.hardware.profiles import PROFILES
-from wellfed.hardware.torch_cuda import torch_cuda
+from wellfed.planning.dry_plan import DryPlan, fits
 from wellfed.planning.run_plan import RunPlan
 from wellfed.units import show_bytes, show_gib
 
 _HELP = "as for python src/train.py, e.g. gpu=8gb memory=cache trainer.devices=8"
 _NOT_WRITTEN = ("trainer.accelerator", "workload.effective_batch_size")
 """The first is this machine's matter, the second the workload's."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What the command has found."""
-
-    plan: RunPlan
-    by_devices: tuple[RunPlan, ...]
-    """For each number of GPUs up to the one asked for; empty for one device."""
-    imagined: str | None
-    """What is not in this machine."""
-    workload: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """What ``--json`` prints."""
-        plan = self.plan
-        return {
-            "fits": _fits(plan),
-            "workload": self.workload,
-            "device": plan.device.name,
-            "imagined": self.imagined,
-            "budget_gib": plan.device.memory_gib,
-            "predicted_peak_gib": plan.predicted_peak_gib,
-            "peak_moment": plan.peak_moment,
-            "parts": dict(plan.parts),
-            "plan": plan.to_dict(),
-            "findings": [] if plan.misfit is None else [_finding(plan)],
-            "warnings": list(plan.warnings),
-            "by_devices": [
-                {
-                    "devices": each.trainer.devices,
-                    "micro_batch": each.memory.micro_batch,
-                    "accumulate": each.memory.accumulate,
-                    "predicted_peak_gib": each.predicted_peak_gib,
-                    "fits": _fits(each),
-                }
-                for each in self.by_devices
-            ],
-        }
 
 
 def main(argv: Sequence[str]) -> int:
@@ -83,7 +41,9 @@ def main(argv: Sequence[str]) -> int:
     composed: Composed[RunConfig] = compose(asked.overrides)
     # What the workload's code prints is no part of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
-        found = make(composed)
+        from wellfed.run.planner import plan_without_running  # torch from here on: --help and a typo need none
+
+        found = plan_without_running(composed)
     if asked.json:
         print(json.dumps(found.to_dict(), indent=2))
     else:
@@ -97,26 +57,7 @@ def main(argv: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def make(composed: Composed[RunConfig]) -> Planned:
-    """The plan for a configuration; reads the data and builds the model, on the CPU.
-
-    Raises:
-        ConfigError, DataError: there is no such plan.
-    """
-    # Torch from here on: --help and a typo need neither.
-    from wellfed.run.planner import Planner
-
-    config, profile = composed.config, composed.choices.get("gpu", "auto")
-    facts = machine(torch_cuda())
-    imagined = None
-    if config.trainer.accelerator.value != "cpu":
-        facts, imagined = with_cards(facts, profile, config.gpu.memory_gib, config.trainer.devices)
-    planner = Planner.start(composed, facts)
-    plan, by_devices = planner.without_running()
-    return Planned(plan, tuple(by_devices), imagined, config.workload.name)
-
-
-def show(found: Planned, stream: IO[str]) -> None:
+def show(found: DryPlan, stream: IO[str]) -> None:
     """Prints the plan for people."""
     from rich.console import Console
     from rich.table import Table
@@ -157,29 +98,12 @@ def _by_devices(plans: Sequence[RunPlan]) -> Any:
     for plan in plans:
         peak = "" if plan.predicted_peak_gib is None else show_bytes(plan.predicted_peak_gib * 2**30)
         cells = [plan.memory.micro_batch, plan.memory.accumulate, plan.memory.features]
-        fits = {None: "", True: "yes", False: "no"}[_fits(plan)]
-        table.add_row(str(plan.trainer.devices), *map(show_value, cells), peak, fits)
+        does_fit = {None: "", True: "yes", False: "no"}[fits(plan)]
+        table.add_row(str(plan.trainer.devices), *map(show_value, cells), peak, does_fit)
     return table
 
 
-def _fits(plan: RunPlan) -> bool | None:
-    """None where nothing could be predicted."""
-    return None if plan.predicted_peak_gib is None else plan.misfit is None
-
-
-def _finding(plan: RunPlan) -> dict[str, Any]:
-    assert plan.misfit is not None
-    return {
-        "id": "does_not_fit",
-        "severity": "error",
-        "evidence": {"budget_gib": plan.device.memory_gib, "predicted_peak_gib": plan.predicted_peak_gib},
-        "message": str(plan.misfit),
-        "change": list(plan.remedies),
-        "changes_learning": False,
-    }
-
-
-def _write(name: str, composed: Composed[RunConfig], found: Planned, *, replaces: bool) -> Any:
+def _write(name: str, composed: Composed[RunConfig], found: DryPlan, *, replaces: bool) -> Any:
     values = {
         knob: Value(planned.value, f"{planned.source}: {planned.because}")
         for knob, planned in found.plan.knobs.items()

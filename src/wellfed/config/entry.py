@@ -6,7 +6,6 @@ import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +15,9 @@ from hydra.core.utils import JobReturn
 from omegaconf import DictConfig
 
 import wellfed.cpus  # noqa: F401  reads them before torch may narrow them
-from wellfed.config.compose import Composed, compose, composed_from
+from wellfed.config.compose import Composed, compose, compose_raw, composed_from
 from wellfed.config.help_text import help_text
-from wellfed.config.hydra_internals import command_line_parser, run_hydra
+from wellfed.config.hydra_internals import command_line_parser, show
 from wellfed.config.session import COMPOSE_ERRORS, default_config_dir, open_hydra
 from wellfed.errors import (
     EXIT_FAILED,
@@ -90,31 +89,22 @@ def _compose(args: Namespace, config_name: str) -> Composed[Any]:
 
 
 def _show(args: Namespace, config_name: str) -> int:
-    """Hydra's flags that show something and run nothing; what it would refuse is told in our words."""
+    """Flags that show something and run nothing."""
+    hydra = open_hydra(_config_dir(args), _extra_dirs(args), config_name)
     if args.help:
-        print(help_text(open_hydra(_config_dir(args), _extra_dirs(args), config_name), config_name, args.overrides))
+        print(help_text(hydra, config_name, args.overrides))
         return EXIT_OK
     if args.cfg:
-        composed = _compose(args, config_name)  # all faults, not Hydra's first
+        composed = _compose(args, config_name)
         if args.cfg == "job" and not args.package:
             print(composed.yaml(resolve=args.resolve), end="")
             return EXIT_OK
-    return _hand_over(args, config_name)
-
-
-def _hand_over(args: Namespace, config_name: str) -> int:
-    def never_run(cfg: Any) -> None:
-        raise AssertionError(f"a flag that only shows ran a job: {cfg}")
-
-    never_run.__module__ = config_name  # Hydra takes the job's name from here
-    open_hydra(_config_dir(args), _extra_dirs(args), config_name)  # registers the schemas, checks the folders
+    elif args.resolve:
+        raise ConfigError([Fault("--resolve", "is for --cfg.", "Add --cfg job.")])
     try:
-        with _full_errors():
-            run_hydra(args, never_run, _config_dir(args) or default_config_dir(), config_name)
-    except SystemExit as stop:
-        return int(stop.code or 0)
+        show(hydra, args, config_name)
     except COMPOSE_ERRORS as error:
-        compose(args.overrides, config_name, config_dir=_config_dir(args), extra_dirs=_extra_dirs(args))
+        compose_raw(hydra, config_name, args.overrides)  # all faults, not Hydra's first
         raise ConfigError([Fault("command line", f"{error}.", "See --hydra-help.")]) from error
     return EXIT_OK
 
@@ -207,17 +197,3 @@ def _config_dir(args: Namespace) -> Path | None:
 
 def _extra_dirs(args: Namespace) -> list[str]:
     return [] if args.config_dir is None else [args.config_dir]
-
-
-@contextmanager
-def _full_errors() -> Iterator[None]:
-    """Hydra raises instead of printing and exiting with 1; the environment is as before afterwards."""
-    before = os.environ.get("HYDRA_FULL_ERROR")
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["HYDRA_FULL_ERROR"]
-        else:
-            os.environ["HYDRA_FULL_ERROR"] = before

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import create_defaults_list
 from hydra._internal.hydra import Hydra
-from hydra._internal.utils import _run_hydra, create_config_search_path, get_args_parser
+from hydra._internal.utils import create_config_search_path, get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.default_element import ResultDefault
@@ -76,6 +76,13 @@ def command_line_parser() -> ArgumentParser:
     return get_args_parser()
 
 
-def run_hydra(args: Namespace, task: Callable[[Any], Any], config_dir: Path, config_name: str) -> None:
-    """What ``hydra.main`` does once the command line is read."""
-    _run_hydra(args, get_args_parser(), task, str(config_dir), config_name)
+def show(hydra: Hydra, args: Namespace, config_name: str) -> None:
+    """What Hydra prints for the flags ``--hydra-help``, ``--cfg``, ``--info`` and ``--shell-completion``."""
+    if args.hydra_help:
+        hydra.hydra_help(config_name=config_name, args_parser=get_args_parser(), args=args)
+    elif args.cfg:
+        hydra.show_cfg(config_name, args.overrides, cfg_type=args.cfg, package=args.package, resolve=args.resolve)
+    elif args.info:
+        hydra.show_info(args.info, config_name=config_name, overrides=args.overrides)
+    else:
+        hydra.shell_completion(config_name=config_name, overrides=args.overrides)

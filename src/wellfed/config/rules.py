@@ -12,8 +12,10 @@ from math import ceil
 from operator import attrgetter
 from typing import Any
 
+from omegaconf import MISSING
+
 from wellfed.config.knobs import Knob, entries
-from wellfed.config.schema import Accelerator, Backend, EvaluateConfig, FeatureMode, RunConfig, ScheduleName, Strategy
+from wellfed.config.schema import Accelerator, Backend, FeatureMode, RunConfig, ScheduleName, Strategy
 from wellfed.errors import Fault
 
 Rule = Callable[[RunConfig], Iterator[Fault]]
@@ -23,22 +25,25 @@ _PACKAGE = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def rule_faults(config: Any) -> list[Fault]:
-    """What is out of range or contradicts itself; empty for a configuration that can be planned."""
-    if isinstance(config, EvaluateConfig):
-        return list(_texts_of_evaluation(config))
+    """What is out of range, empty or contradicts itself; none for a configuration that can be planned."""
+    alone = list(value_faults(config))
     if not isinstance(config, RunConfig):
-        return []
-    out_of_range = list(range_faults(config))
-    # A number out of range breaks other rules too; one fault for it is enough.
-    known = {fault.where.partition("=")[0] for fault in out_of_range}
+        return alone
+    # A value that is wrong by itself breaks other rules too; one fault for it is enough.
+    known = {fault.where.partition("=")[0] for fault in alone}
     between = [fault for rule in RULES for fault in rule(config)]
-    return out_of_range + [fault for fault in between if not any(name in str(fault) for name in known)]
+    return alone + [fault for fault in between if not any(name in str(fault) for name in known)]
 
 
-def range_faults(config: RunConfig) -> Iterator[Fault]:
-    """A fault for each number out of range, or list with one."""
-    for knob in entries(RunConfig).values():
+def value_faults(config: Any) -> Iterator[Fault]:
+    """A fault for each number out of range, list with one, and empty text."""
+    schema_type: type = config.__class__
+    for knob in entries(schema_type).values():
         value, allowed = attrgetter(knob.name)(config), knob.range
+        if isinstance(value, str) and not value.strip():
+            default = f"<value>: {knob.text}" if knob.default == MISSING else knob.default
+            way_out = "null" if knob.is_optional else default
+            yield Fault(f"{knob.name}=", "must not be empty.", f"Set {knob.name}={way_out}.")
         if allowed is None or value is None:
             continue
         for number in value if isinstance(value, list) else [value]:
@@ -246,8 +251,8 @@ def continuing(config: RunConfig) -> Iterator[Fault]:
         )
 
 
-def texts(config: RunConfig) -> Iterator[Fault]:
-    """Names that become folders, and texts that must not be empty."""
+def folder_name(config: RunConfig) -> Iterator[Fault]:
+    """The name of the workload becomes a folder."""
     name = config.workload.name
     if not _FOLDER_NAME.fullmatch(name):
         yield Fault(
@@ -255,23 +260,6 @@ def texts(config: RunConfig) -> Iterator[Fault]:
             "becomes a folder: letters, digits, '_', '-' and '.', the first a letter, digit or '_'.",
             f"Set workload.name={re.sub(r'[^0-9A-Za-z]+', '_', name).strip('_') or 'my_workload'}.",
         )
-    for dotted, text, example in (
-        ("workload.sample_unit", config.workload.sample_unit, "samples"),
-        ("logger.project", config.logger.project, "wellfed"),
-        ("paths.log_dir", config.paths.log_dir, "logs"),
-        ("paths.cache_dir", config.paths.cache_dir, ".cache"),
-    ):
-        if not text.strip():
-            yield _empty(dotted, example)
-    for dotted, optional in (
-        ("resume", config.resume),
-        ("rerun", config.rerun),
-        ("logger.entity", config.logger.entity),
-        ("logger.group", config.logger.group),
-        ("trainer.best_metric", config.trainer.best_metric),
-    ):
-        if optional is not None and not optional.strip():
-            yield _empty(dotted, "null")
 
 
 def packages(config: RunConfig) -> Iterator[Fault]:
@@ -285,17 +273,6 @@ def packages(config: RunConfig) -> Iterator[Fault]:
             )
 
 
-def _texts_of_evaluation(config: EvaluateConfig) -> Iterator[Fault]:
-    if not config.checkpoint.strip():
-        yield _empty("checkpoint", "logs/<workload>/runs/<run>/checkpoints/best.ckpt")
-    if not config.paths.log_dir.strip():
-        yield _empty("paths.log_dir", "logs")
-
-
-def _empty(dotted: str, example: str) -> Fault:
-    return Fault(f"{dotted}=", "must not be empty.", f"Set {dotted}={example}.")
-
-
 RULES: tuple[Rule, ...] = (
     workers,
     needs_workers,
@@ -307,6 +284,6 @@ RULES: tuple[Rule, ...] = (
     strategy,
     best,
     continuing,
-    texts,
+    folder_name,
     packages,
 )

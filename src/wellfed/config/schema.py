@@ -349,7 +349,9 @@ class EvaluateConfig:
     """One run of `python src/evaluate.py`."""
 
     checkpoint: str = knob(
-        MISSING, "Checkpoint file whose test metrics are wanted; its run folder gives the configuration."
+        MISSING,
+        "Checkpoint file whose test metrics are wanted, e.g. logs/<workload>/runs/<run>/checkpoints/best.ckpt; its run "
+        "folder gives the configuration.",
     )
     accelerator: Accelerator = knob(Accelerator.auto, "auto, cpu or gpu.")
     paths: PathsConfig = field(default_factory=PathsConfig)

@@ -67,19 +67,20 @@ def plan_backend(
     loader: LoaderConfig,
     data: DataFacts,
     choices: Mapping[str, str],
+    names: tuple[str, ...],
     first: FirstBatches | None,
     no_room: frozenset[str],
 ) -> Decided[str]:
     """``loader.backend``.
 
     Args:
+        names: the `candidates`.
         no_room: backends whose batches this machine can't hold.
     """
     if data.is_iterable:
         return by_rule("inline", "the training data is an iterable with its own batches")
     if loader.backend is not Backend.auto:
         return Decided(loader.backend.value, f"loader.backend={loader.backend.value}", "set")
-    names = candidates(loader, data, choices)
     thumb = _rule_of_thumb(loader, data, asks_to_watch(loader, choices))
     if first is None or len(names) < 2:
         return thumb

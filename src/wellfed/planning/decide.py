@@ -6,7 +6,7 @@ Two steps, because the second needs the data and the model: `device.plan_device`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from wellfed.config.schema import Compile, RunConfig
@@ -71,50 +71,38 @@ def plan_run(
     return plan
 
 
-def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> list[Fault]:
+def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:
     """What a user's own LightningModule can't be made to do."""
     if not model.is_lightning_module:
-        return []
-    faults = []
+        return
     if config.memory.micro_batch_steps is not None:
-        faults.append(
-            Fault(
-                "memory.micro_batch_steps",
-                f"{config.memory.micro_batch_steps} would split a step, and a LightningModule runs its own step on "
-                "whole batches.",
-                "Set memory.micro_batch_steps=null, or bring a plain nn.Module with loss(batch).",
-            )
+        yield Fault(
+            "memory.micro_batch_steps",
+            f"{config.memory.micro_batch_steps} would split a step, and a LightningModule runs its own step on "
+            "whole batches.",
+            "Set memory.micro_batch_steps=null, or bring a plain nn.Module with loss(batch).",
         )
     why = "this LightningModule steps by hand (automatic_optimization=False)"
     if model.steps_by_hand and config.gpu.compile is not Compile.none:
-        faults.append(
-            Fault(
-                "gpu.compile",
-                f"{config.gpu.compile.value} compiles training_step, and {why}.",
-                "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net).",
-            )
+        yield Fault(
+            "gpu.compile",
+            f"{config.gpu.compile.value} compiles training_step, and {why}.",
+            "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net).",
         )
     if model.steps_by_hand and config.trainer.gradient_clip is not None:
-        faults.append(
-            Fault(
-                "trainer.gradient_clip",
-                f"{config.trainer.gradient_clip:g} clips before an optimizer step, and {why}.",
-                "Set trainer.gradient_clip=null, and call self.clip_gradients in training_step.",
-            )
+        yield Fault(
+            "trainer.gradient_clip",
+            f"{config.trainer.gradient_clip:g} clips before an optimizer step, and {why}.",
+            "Set trainer.gradient_clip=null, and call self.clip_gradients in training_step.",
         )
-    return faults
 
 
-def _lightning_module_warnings(config: RunConfig, model: ModelFacts) -> list[str]:
+def _lightning_module_warnings(config: RunConfig, model: ModelFacts) -> Iterator[str]:
     """What a user's own LightningModule does by itself."""
-    said = []
     if model.is_lightning_module and config.workload.optimizer is not None:
-        said.append(
-            "workload.optimizer is not used: a LightningModule configures its own. Set workload.optimizer=null."
-        )
+        yield "workload.optimizer is not used: a LightningModule configures its own. Set workload.optimizer=null."
     if model.is_lightning_module and config.memory.plateau_frac is not None:
-        said.append(
+        yield (
             f"memory.plateau_frac={config.memory.plateau_frac:g} is not used: a LightningModule runs its own step on "
             "whole batches."
         )
-    return said

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from wellfed.config.schema import Accelerator, Allocator, Compile, RunConfig, Strategy
@@ -33,7 +33,7 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
     accelerator, why = _accelerator(trainer.accelerator, profile, cards)
     on_gpu = accelerator == "gpu"
     card = cards[0] if on_gpu and cards else None
-    faults = _device_faults(config, facts, accelerator, profile) + _card_faults(config, profile, facts, on_gpu)
+    faults = [*_device_faults(config, facts, accelerator, profile), *_card_faults(config, profile, facts, on_gpu)]
     precision = resolve_precision(gpu.precision.value, card)
     if isinstance(precision, Fault):
         raise ConfigError([*faults, precision])
@@ -117,12 +117,12 @@ def _host_fault(budget: Budget, facts: MachineFacts) -> Fault | None:
     )
 
 
-def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> list[Fault]:
+def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Iterator[Fault]:
     """Cards that can't give what was asked for, or nearly nothing, with the processes that hold them.
 
     A profile that is larger than the card is no fault: the run is planned for what the card has, with a warning.
     """
-    named, asked, faults = PROFILES.get(profile), config.gpu.memory_gib, []
+    named, asked = PROFILES.get(profile), config.gpu.memory_gib
     if named is not None and asked == named.budget_gib:
         asked = None
     for card in facts.training_gpus[: config.trainer.devices] if on_gpu else ():
@@ -131,25 +131,20 @@ def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: b
         left_gib = card.memory_gib - card.others_gib
         held = f"other processes hold {card.others_gib:.1f} GiB of {card.describe()}: {card.held_by()}"
         if asked is not None and asked > card.memory_gib:
-            faults.append(
-                Fault(
-                    "gpu.memory_gib",
-                    f"{asked:g} GiB were asked for, and {card.describe()} does not have them.",
-                    "Set gpu.memory_gib=null for what the card has, or less than that.",
-                )
+            yield Fault(
+                "gpu.memory_gib",
+                f"{asked:g} GiB were asked for, and {card.describe()} does not have them.",
+                "Set gpu.memory_gib=null for what the card has, or less than that.",
             )
         elif asked is not None and asked > left_gib:
             problem = f"{asked:g} GiB were asked for, and {held}."
-            faults.append(Fault("gpu.memory_gib", problem, f"End them, or set gpu.memory_gib={0.9 * left_gib:.1f}."))
+            yield Fault("gpu.memory_gib", problem, f"End them, or set gpu.memory_gib={0.9 * left_gib:.1f}.")
         elif card.others_gib and BUDGET_FRAC * left_gib < LEAST_GIB:
-            faults.append(
-                Fault(
-                    "gpu",
-                    f"{held}; {left_gib:.1f} GiB are left.",
-                    "End them, or name another card: CUDA_VISIBLE_DEVICES=1.",
-                )
+            yield Fault(
+                "gpu",
+                f"{held}; {left_gib:.1f} GiB are left.",
+                "End them, or name another card: CUDA_VISIBLE_DEVICES=1.",
             )
-    return faults
 
 
 def _enforce(budget: Budget, asked: bool | None, on_gpu: bool, caps_host: bool) -> Decided[bool]:
@@ -176,50 +171,38 @@ def _accelerator(asked: Accelerator, profile: str, cards: tuple[GpuFacts, ...]) 
     return "cpu", "no GPU that torch can use"
 
 
-def _device_faults(config: RunConfig, facts: MachineFacts, accelerator: str, profile: str) -> list[Fault]:
-    devices, faults = config.trainer.devices, []
-    num_cards = len(facts.training_gpus)
+def _device_faults(config: RunConfig, facts: MachineFacts, accelerator: str, profile: str) -> Iterator[Fault]:
+    devices, num_cards = config.trainer.devices, len(facts.training_gpus)
     if accelerator == "gpu" and profile == "cpu":
-        faults.append(
-            Fault(
-                "trainer.accelerator",
-                "gpu was asked for, and gpu=cpu says to train on the CPU.",
-                "Set gpu=auto, or trainer.accelerator=auto.",
-            )
+        yield Fault(
+            "trainer.accelerator",
+            "gpu was asked for, and gpu=cpu says to train on the CPU.",
+            "Set gpu=auto, or trainer.accelerator=auto.",
         )
     elif accelerator == "gpu" and num_cards == 0:
         why = facts.torch_problem or f"NVML: {facts.nvml_problem or 'no card'}"
-        faults.append(
-            Fault(
-                "trainer.accelerator",
-                f"gpu was asked for, and there is no GPU that torch can use ({why}).",
-                ("Run: unset CUDA_VISIBLE_DEVICES. Or set" if "CUDA_VISIBLE_DEVICES" in why else "Set")
-                + " trainer.accelerator=auto to train on the CPU.",
-            )
+        yield Fault(
+            "trainer.accelerator",
+            f"gpu was asked for, and there is no GPU that torch can use ({why}).",
+            ("Run: unset CUDA_VISIBLE_DEVICES. Or set" if "CUDA_VISIBLE_DEVICES" in why else "Set")
+            + " trainer.accelerator=auto to train on the CPU.",
         )
     elif accelerator == "gpu" and devices > num_cards:
-        faults.append(
-            Fault(
-                "trainer.devices",
-                f"{devices} devices were asked for, and {num_cards} GPU(s) are visible.",
-                f"Set trainer.devices={num_cards}, or make more visible with CUDA_VISIBLE_DEVICES.",
-            )
+        yield Fault(
+            "trainer.devices",
+            f"{devices} devices were asked for, and {num_cards} GPU(s) are visible.",
+            f"Set trainer.devices={num_cards}, or make more visible with CUDA_VISIBLE_DEVICES.",
         )
     cores = max(1, math.floor(facts.cpu_quota_cores))
     if accelerator == "cpu" and devices > cores:
-        faults.append(
-            Fault(
-                "trainer.devices",
-                f"{devices} processes were asked for, and this machine gives {facts.cpu_quota_cores:g} CPU cores.",
-                f"Set trainer.devices={cores} or less.",
-            )
+        yield Fault(
+            "trainer.devices",
+            f"{devices} processes were asked for, and this machine gives {facts.cpu_quota_cores:g} CPU cores.",
+            f"Set trainer.devices={cores} or less.",
         )
     if config.trainer.strategy is Strategy.fsdp and accelerator == "cpu":
-        faults.append(
-            Fault(
-                "trainer.strategy",
-                "fsdp shards over GPUs, and this run trains on the CPU.",
-                "Set trainer.strategy=ddp, or trainer=default.",
-            )
+        yield Fault(
+            "trainer.strategy",
+            "fsdp shards over GPUs, and this run trains on the CPU.",
+            "Set trainer.strategy=ddp, or trainer=default.",
         )
-    return faults

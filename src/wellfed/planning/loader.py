@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from wellfed.config.schema import Backend, RunConfig
@@ -43,10 +43,11 @@ class LoaderPlanner:
     first: FirstBatches | None = None
     """None: nothing was timed, rules of thumb decide."""
 
-    def section(self) -> LoaderSection:
-        """All of ``loader.*``."""
+    def section(self, backend: Decided[str] | None = None) -> LoaderSection:
+        """All of ``loader.*``; ``backend`` where it is decided already."""
         asked = self.config.loader
-        backend = plan_backend(asked, self.data, self.choices, self.first, self._without_room())
+        names = candidates(asked, self.data, self.choices)
+        backend = backend or plan_backend(asked, self.data, self.choices, names, self.first, self._without_room())
         num_workers = self._num_workers(backend.value)
         count, builds_ahead = num_workers.value, num_workers.value > 0
         has_processes = builds_ahead and backend.value in ("torch", "processes")
@@ -83,92 +84,81 @@ class LoaderPlanner:
                 "timeout_s": timeout_s,
                 "worker_threads": worker_threads,
             },
+            candidates=names,
             eval_workers=count,
         )
 
-    def faults(self, section: LoaderSection) -> list[Fault]:
+    def faults(self, section: LoaderSection) -> Iterator[Fault]:
         """What was asked of the loader and can't be."""
-        faults, asked, data = [], self.config.loader, self.data
+        asked, data = self.config.loader, self.data
         if section.backend == "threads" and not data.has_fetch:
-            faults.append(
-                Fault(
-                    "loader.backend",
-                    "threads needs training data with fetch(indices, rng); this has only __getitem__.",
-                    "Set loader.backend=processes, or give the dataset fetch.",
-                )
+            yield Fault(
+                "loader.backend",
+                "threads needs training data with fetch(indices, rng); this has only __getitem__.",
+                "Set loader.backend=processes, or give the dataset fetch.",
             )
         room = self._room_of(section)
         if room is not None and room.is_full:
-            faults.append(
-                Fault(
-                    f"loader.num_workers={room.num_workers}",
-                    f"the batches kept ready don't fit: {room.describe()}.",
-                    room.way_out(has_fetch=data.has_fetch),
-                )
+            yield Fault(
+                f"loader.num_workers={room.num_workers}",
+                f"the batches kept ready don't fit: {room.describe()}.",
+                room.way_out(has_fetch=data.has_fetch),
             )
         devices = self.config.trainer.devices
         if asked.max_skipped and not data.is_iterable and devices > 1:
-            faults.append(
-                Fault(
-                    "loader.max_skipped",
-                    f"{asked.max_skipped} with trainer.devices={devices}: a rank does not know that another left out a "
-                    "sample of the step.",
-                    "Set loader.max_skipped=0 and loader.skip_ids=[...], or one device.",
-                )
+            yield Fault(
+                "loader.max_skipped",
+                f"{asked.max_skipped} with trainer.devices={devices}: a rank does not know that another left out a "
+                "sample of the step.",
+                "Set loader.max_skipped=0 and loader.skip_ids=[...], or one device.",
             )
-        return faults
 
-    def warnings(self, section: LoaderSection) -> list[str]:
+    def warnings(self, section: LoaderSection) -> Iterator[str]:
         """What was asked of the loader and is ignored, or is near a limit."""
-        asked, data, said = self.config.loader, self.data, []
+        asked, data = self.config.loader, self.data
         if data.is_iterable and asked.backend not in (Backend.auto, Backend.inline):
-            said.append(
+            yield (
                 f"loader.backend={asked.backend.value} is not used: the training data is an iterable, which makes its "
                 "own batches. Give it __getitem__ and __len__ for producers."
             )
         if data.is_iterable and asked.num_workers:
-            said.append(f"loader.num_workers={asked.num_workers} is not used: the training data is an iterable.")
+            yield f"loader.num_workers={asked.num_workers} is not used: the training data is an iterable."
         devices, cores, own = self.config.trainer.devices, self.facts.cpu_quota_cores, self._cores_of_a_device()
         if section.num_workers * devices > cores and section.num_workers > own and asked.num_workers is not None:
             each = "" if devices == 1 else f" on each of {devices} devices"
-            said.append(
+            yield (
                 f"loader.num_workers={asked.num_workers}{each} is more than the {cores:g} CPU cores this process may "
                 f"use; producers will take turns. loader.num_workers={own} leaves one for the training process."
             )
         if section.num_workers == 0 and asks_for_timeout(asked, self.choices):
-            said.append(self._no_timeout(section.backend))
+            yield self._no_timeout(section.backend)
         beyond = [] if data.is_iterable else [index for index in asked.skip_ids if not 0 <= index < data.num_train]
         if beyond:
             ids = ",".join(map(str, beyond[:_LISTED]))
             more = f" and {len(beyond) - _LISTED} more" if len(beyond) > _LISTED else ""
             there = f"there are {data.num_train}, counted from 0"
-            said.append(f"loader.skip_ids={ids}{more}: no such training sample; {there}.")
+            yield f"loader.skip_ids={ids}{more}: no such training sample; {there}."
         room = self._room_of(section)
         if room is not None and room.is_near:
-            said.append(
+            yield (
                 f"loader.num_workers={room.num_workers}: little is left beside the batches kept ready: "
                 f"{room.describe()}. {room.way_out(has_fetch=data.has_fetch)}"
             )
         if asked.device_prefetch and self.on_gpu and section.device_prefetch == 0:
-            said.append(
+            yield (
                 f"loader.device_prefetch={asked.device_prefetch} is not used: samples are built one by one in the "
                 "training process. Set loader.num_workers=1, or give the dataset fetch."
             )
         if asked.max_skipped and data.is_iterable:
             most = f"loader.max_skipped={asked.max_skipped}"
-            said.append(f"{most} is not used: the training data is an iterable, with its own errors.")
-        return said
+            yield f"{most} is not used: the training data is an iterable, with its own errors."
 
-    def to_time(self, first: FirstBatches) -> list[LoaderSection]:
+    def to_time(self) -> list[LoaderSection]:
         """What would be planned with each backend that is worth timing, now that building one batch has been timed."""
-        found = []
-        for name in to_time(candidates(self.config.loader, self.data, self.choices), first):
-            config = replace(self.config, loader=replace(self.config.loader, backend=Backend[name]))
-            with_backend = replace(self, config=config, first=first)
-            section = with_backend.section()
-            if not with_backend.faults(section):
-                found.append(section)
-        return found
+        assert self.first is not None
+        names = to_time(candidates(self.config.loader, self.data, self.choices), self.first)
+        sections = [self.section(by_rule(name, "to be timed")) for name in names]
+        return [section for section in sections if not any(self.faults(section))]
 
     def for_evaluation(self, section: LoaderSection, micro_batch: int) -> tuple[LoaderSection, list[str]]:
         """With as many producers for an evaluation as there is room for, and a warning where they are fewer.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from wellfed.config.schema import FeatureMode, OnOom, RunConfig, Strategy
 from wellfed.errors import Fault
@@ -51,50 +51,42 @@ def plan_memory(
     )
 
 
-def memory_faults(config: RunConfig, memory: MemorySection, data: DataFacts, model: ModelFacts) -> list[Fault]:
+def memory_faults(config: RunConfig, memory: MemorySection, data: DataFacts, model: ModelFacts) -> Iterator[Fault]:
     """What was asked of memory and can't be."""
-    asked, per_device, faults = config.memory, _per_device(config), []
+    asked, per_device = config.memory, _per_device(config)
     if model.is_lightning_module:
         for knob, value, whole in (("micro_batch", asked.micro_batch, per_device), ("accumulate", asked.accumulate, 1)):
             if value not in (None, whole):
-                faults.append(
-                    Fault(
-                        f"memory.{knob}",
-                        f"{value} would split a step, and {_WHOLE}.",
-                        f"Set memory.{knob}=null, or bring a plain nn.Module with loss(batch).",
-                    )
+                yield Fault(
+                    f"memory.{knob}",
+                    f"{value} would split a step, and {_WHOLE}.",
+                    f"Set memory.{knob}=null, or bring a plain nn.Module with loss(batch).",
                 )
     elif model.has_batch_norm and memory.accumulate > 1:
-        faults.append(
-            Fault(
-                "memory.micro_batch",
-                f"{memory.micro_batch} would split {per_device} samples of a model with BatchNorm, whose statistics "
-                "belong to the whole batch; the result would differ.",
-                "Set memory.micro_batch=null and memory.accumulate=null, or replace BatchNorm by GroupNorm.",
-            )
+        yield Fault(
+            "memory.micro_batch",
+            f"{memory.micro_batch} would split {per_device} samples of a model with BatchNorm, whose statistics "
+            "belong to the whole batch; the result would differ.",
+            "Set memory.micro_batch=null and memory.accumulate=null, or replace BatchNorm by GroupNorm.",
         )
     if data.feature_rows and data.features_trainable and asked.features not in (None, FeatureMode.dynamic):
-        faults.append(
-            Fault(
-                "memory.features",
-                f"{asked.features.value} would freeze features that are trained.",
-                "Set memory.features=dynamic, or workload.model.train_encoder=false.",
-            )
+        yield Fault(
+            "memory.features",
+            f"{asked.features.value} would freeze features that are trained.",
+            "Set memory.features=dynamic, or workload.model.train_encoder=false.",
         )
-    return faults
 
 
-def memory_warnings(config: RunConfig, data: DataFacts) -> list[str]:
+def memory_warnings(config: RunConfig, data: DataFacts) -> Iterator[str]:
     """What was asked of memory and is ignored."""
-    said, asked = [], config.memory
+    asked = config.memory
     if asked.stages:
-        said.append("memory.stages is not used yet: the feature mode stays the same throughout. Set memory.features.")
+        yield "memory.stages is not used yet: the feature mode stays the same throughout. Set memory.features."
     if asked.features is not None and data.feature_rows == 0:
-        said.append(
+        yield (
             f"memory.features={asked.features.value} has no effect: this workload offers no features. "
             "Set memory.features=null."
         )
-    return said
 
 
 def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, int]:

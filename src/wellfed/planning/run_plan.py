@@ -124,6 +124,8 @@ class LoaderSection(Section):
     timeout_s: float
     """0: waits for ever."""
     worker_threads: int | None
+    candidates: tuple[str, ...]
+    """Backends that ``loader.backend=auto`` may take by their times, the one that wins a tie first."""
     eval_workers: int
     """Producers of an evaluation on each device; 0 = the training process builds its batches."""
 

@@ -18,16 +18,14 @@ from wellfed.contract import Datasets, Features
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.footprint.footprint import KnownFootprints
 from wellfed.footprint.gathered import gathered_bytes
-from wellfed.hardware.facts import MachineFacts
 from wellfed.loading.backend_benchmark import copied, time_first_batches
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import IterableLoader, TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
-from wellfed.planning.backend import candidates
-from wellfed.planning.loader import LoaderPlanner
 from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, RunPlan
+from wellfed.record import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
 _USUAL_STATES = 2
@@ -224,10 +222,10 @@ def make_train_loader(
     data: Datasets,
     *,
     rank: int = 0,
-    on_skipped: Callable[..., None] | None = None,
+    on_event: OnEvent = ignore_event,
 ) -> TrainLoader | IterableLoader:
-    """The steps of training for one rank; ``on_skipped`` is told of samples that fail and are left out."""
-    return _train_loader(config, loader_settings(config, plan.loader), data, rank, on_skipped)
+    """The steps of training for one rank; ``on_event`` gets the samples that fail and are left out."""
+    return _train_loader(config, loader_settings(config, plan.loader), data, rank, on_event)
 
 
 def make_one_off_loader(config: RunConfig, plan: RunPlan, data: Datasets) -> TrainLoader | IterableLoader:
@@ -263,7 +261,7 @@ def _train_loader(
     settings: LoaderSettings,
     data: Datasets,
     rank: int,
-    on_skipped: Callable[..., None] | None = None,
+    on_event: OnEvent = ignore_event,
 ) -> TrainLoader | IterableLoader:
     overfit = config.trainer.overfit_batches
     return train_loader(
@@ -277,14 +275,13 @@ def _train_loader(
         collate=data.collate,
         limit_batches=overfit if overfit is not None else config.trainer.limit_batches,
         shuffle=overfit is None,
-        on_skipped=on_skipped,
+        on_event=on_event,
     )
 
 
 def try_loader(
     config: RunConfig,
-    choices: Mapping[str, str],
-    facts: MachineFacts,
+    to_time: Callable[[FirstBatches], list[LoaderSection]],
     plan: RunPlan,
     parts: Parts,
     *,
@@ -293,15 +290,15 @@ def try_loader(
     """What the first batches show, for the plan; None where nothing depends on it, or no batch can be built.
 
     Args:
+        to_time: who else is to be timed, now that building one batch has been.
         plan: as it is without.
     """
-    first = first_builder(config, choices, plan, parts)
+    first = first_builder(config, plan)
     if first is None:
         return None
-    loading = LoaderPlanner(config, choices, facts, data_facts(parts), plan.on_gpu)
     found = time_first_batches(
         _loaders_of_a_trial(config, parts, rank),
-        lambda built: [loader_settings(config, section) for section in loading.to_time(built)],
+        lambda built: [loader_settings(config, section) for section in to_time(built)],
         first,
         on_gpu=plan.on_gpu,
         known=parts.first_batches,
@@ -311,11 +308,10 @@ def try_loader(
     return found if found is None or rank == 0 else replace(found, batch_bytes=0)
 
 
-def first_builder(config: RunConfig, choices: Mapping[str, str], plan: RunPlan, parts: Parts) -> LoaderSettings | None:
+def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
     """Who builds the first batches that are looked at before training; None where nothing depends on them."""
-    data = data_facts(parts)
-    names = candidates(config.loader, data, choices)
-    if data.is_iterable or not (plan.loader.num_workers > 0 or len(names) > 1):
+    names = plan.loader.candidates
+    if plan.loader.num_workers == 0 and len(names) < 2:
         return None
     # Producers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
     asked = loader_settings(config, plan.loader)

@@ -1,14 +1,12 @@
-"""The passes of a run over its data: training, validation, test, ceiling; each with its callbacks."""
+"""Makes the passes of a run over its data: training, validation, test, ceiling; each with its callbacks."""
 
 from __future__ import annotations
 
 import copy
 import logging
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from rich.console import Console
 
 from wellfed.batches import Delivery
 from wellfed.config.schema import OnOom, RunConfig
-from wellfed.errors import ConfigError, Fault, reason_of
+from wellfed.errors import ConfigError, Fault
 from wellfed.lit import guest
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST, Checkpoints
@@ -30,7 +28,7 @@ from wellfed.lit.callbacks.profile import Profile
 from wellfed.lit.callbacks.progress import Counts, ProgressBar
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.callbacks.training_position import Watch
-from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, steps_alone, whole
+from wellfed.lit.ceiling import steps_alone
 from wellfed.lit.evaluation import SHARING_STRATEGIES, can_be_shared
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.lit.module import StepModule, StepOptions
@@ -38,19 +36,16 @@ from wellfed.lit.prefetch import prefetched
 from wellfed.lit.sharding import KeepWeights
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import OnEvent, RunRecord
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
-from wellfed.run.outcome import lost_rank
+from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.rate_without_data import few_without_workers, first_batches, rate_without_data
+from wellfed.run.resume import CHECKPOINTS
 from wellfed.step.train_step import parameter_groups
 from wellfed.stop_request import StopRequest
-from wellfed.telemetry.run_progress import Progress
 from wellfed.timing.step_clock import StepClock
-from wellfed.tracking.journal import Journal
 
 _LOG = logging.getLogger(__name__)
-_LITTLE_MS = 500
-"""By so much longer a few batches may take without worker processes, which must be started and ended for them."""
 
 
 @dataclass(frozen=True)
@@ -67,47 +62,38 @@ class Passes:
     """Holds what the passes share: module, loader, options and the latest figures."""
 
     def __init__(
-        self,
-        config: RunConfig,
-        parts: Parts,
-        plan: RunPlan,
-        journal: Journal,
-        *,
-        checkpoints: Path,
-        rank: int,
-        on_event: OnEvent,
-        progress: Progress | None = None,
-        may_adapt: bool = True,
+        self, config: RunConfig, parts: Parts, plan: RunPlan, books: Bookkeeper, *, rank: int, may_adapt: bool = True
     ) -> None:
         """
         Args:
             may_adapt: where the plan says so; False = out of memory ends it, as a result of its own.
         """
-        self._may_adapt = may_adapt
-        self._progress = progress or Progress()
-        self._config, self._parts, self._plan, self._journal, self._rank = config, parts, plan, journal, rank
+        self._may_adapt, self._rank = may_adapt, rank
+        self._config, self._parts, self._plan, self._books = config, parts, plan, books
+        self._journal, self._progress, self._folder = books.journal, books.progress, books.folder
+        self._is_guest = parts.is_lightning_module
         self.options = _trainer_options(config, plan)
         lit.set_backend_flags(self.options)
         self._loader = assemble.make_train_loader(
-            config, plan, parts.data, rank=rank, on_skipped=lambda **facts: on_event("sample_skipped", **facts)
+            config,
+            plan,
+            parts.data,
+            rank=rank,
+            on_event=books.journal.event,
         )
         is_shareable = self.options.devices > 1 and self.options.strategy in SHARING_STRATEGIES
         # What a LightningModule logs may be of its own rank alone: each sees the whole split.
-        is_shareable = is_shareable and not parts.is_lightning_module
+        is_shareable = is_shareable and not self._is_guest
         self._shares_evaluation = is_shareable and can_be_shared(parts.data.evaluation or MeanLoss())
-        self._on_event = on_event
-        self._whole: KeepWeights | None = None
-        if plan.trainer.strategy == "fsdp" and not parts.is_lightning_module:
-            self._whole = KeepWeights()
-        self._module = self._guest() if parts.is_lightning_module else self._step_module()
+        self._whole = KeepWeights() if plan.trainer.strategy == "fsdp" and not self._is_guest else None
+        self._module = self._guest() if self._is_guest else self._step_module()
         self._figures = Figures(
-            journal.metrics,
+            self._journal.metrics,
             every=config.trainer.log_every_steps,
-            stop_on_nan=config.trainer.on_nan.value == "raise" and not parts.is_lightning_module,
-            throughput=journal.recent_throughput,
+            stop_on_nan=config.trainer.on_nan.value == "raise" and not self._is_guest,
+            throughput=self._journal.recent_throughput,
         )
-        self._checkpoints = self._make_checkpoints(checkpoints)
-        self._folder = journal.folder
+        self._checkpoints = self._make_checkpoints(books.folder / CHECKPOINTS)
 
     @property
     def latest(self) -> Mapping[str, float]:
@@ -120,7 +106,7 @@ class Passes:
         Raises:
             ConfigError: they don't; names the first that differ.
         """
-        if self._parts.is_lightning_module and guest.builds_itself_later(self._module):
+        if self._is_guest and guest.builds_itself_later(self._module):
             return
         found = lit.misfits(self._module, state["state_dict"])
         if found:
@@ -138,40 +124,17 @@ class Passes:
         """The first figure of each name in this process: what learning started from."""
         return self._figures.first
 
-    @property
-    def on_saved(self) -> Callable[[int, str], None]:
-        """Called after each checkpoint with the steps done and the file's name."""
-        return self._checkpoints.on_saved
-
-    @on_saved.setter
-    def on_saved(self, call: Callable[[int, str], None]) -> None:
-        self._checkpoints.on_saved = call
-
-    def fit(
-        self,
-        console: Console,
-        stop: StopRequest,
-        checkpoint: Path | None,
-        *,
-        on_start: Callable[[], None],
-        on_step: Callable[[int, float, int], None],
-    ) -> None:
+    def fit(self, console: Console, stop: StopRequest, checkpoint: Path | None, on_start: Callable[[], None]) -> None:
         """Train, with the validations in between; goes on from a checkpoint if there is one."""
-        config, device = self._config, torch.device("cuda" if self.options.accelerator == "gpu" else "cpu")
-        clock = StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
-        callbacks: list[Any] = [
-            Clock(clock, self._journal.steps),
-            Watch(self._progress),
-            Counts(on_start, on_step),
-            self._figures,
-            ProgressBar(
-                console,
-                total_steps=lit.total_steps(self.options, len(self._loader)),
-                latest=self.latest,
-                rate=self._journal.recent_rate,
-                unit=config.workload.sample_unit,
-            ),
-        ]
+        config, clock = self._config, self._clock()
+        bar = ProgressBar(
+            console,
+            total_steps=lit.total_steps(self.options, len(self._loader)),
+            latest=self.latest,
+            rate=self._journal.recent_rate,
+            unit=config.workload.sample_unit,
+        )
+        callbacks = [*self._callbacks(Clock(clock, self._journal.steps), on_start), bar]
         if config.trainer.profile_steps:
             callbacks.insert(1, Profile(self._folder / "profile.json", config.trainer.profile_steps))
         keep = [self._checkpoints, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
@@ -182,27 +145,15 @@ class Passes:
             self._figures.step, self._figures.epoch = trainer.global_step, trainer.current_epoch
         self._validate_last_step(trainer.global_step)
 
-    def measure(
-        self,
-        measure: Measure,
-        stop: StopRequest,
-        *,
-        on_start: Callable[[], None],
-        on_step: Callable[[int, float, int], None],
-    ) -> None:
+    def measure(self, measure: Measure, stop: StopRequest, on_start: Callable[[], None]) -> None:
         """Train to see how fast it goes, epoch after epoch; validates nothing and keeps nothing.
 
         To be called when steps have been done already (`warm_up`): batches that are loaded while the first step takes
         its time would be a stock that makes a slow loader look fast for as long as it lasts.
         """
-        device = torch.device("cuda" if self.options.accelerator == "gpu" else "cpu")
-        clock = StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
-        warmup = WARMUP_STEPS + self._plan.loader.num_workers  # whose first batches come all at once
-        callbacks: list[Any] = [
-            Clock(clock, self._journal.steps, warmup_steps=warmup),
-            Watch(self._progress),
-            Counts(on_start, on_step),
-            self._figures,
+        clock, warmup = self._clock(), WARMUP_STEPS + self._plan.loader.num_workers  # whose first batches come at once
+        callbacks = [
+            *self._callbacks(Clock(clock, self._journal.steps, warmup_steps=warmup), on_start),
             StopWhenMeasured(self._journal.summary, measure.within),
         ]
         keep = [StopAtStepEnd(stop, lambda trainer: None)]
@@ -213,23 +164,30 @@ class Passes:
             max_time_s=None,
             validate_every_steps=None,
         )
-        is_guest = self._parts.is_lightning_module  # its hooks may ask for figures of a validation
-        with steps_alone(self._module, is_set_up=False, moves=True) if is_guest else nullcontext():
+        # A guest's hooks may ask for figures of a validation.
+        with steps_alone(self._module, is_set_up=False, moves=True) if self._is_guest else nullcontext():
             self._fit(self._training(options, callbacks, keep), clock, None, None)
+
+    def _clock(self) -> StepClock:
+        device = torch.device("cuda" if self.options.accelerator == "gpu" else "cpu")
+        return StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
+
+    def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
+        return [clock, Watch(self._progress), Counts(on_start, self._books.stepped), self._figures]
 
     def _training(self, options: lit.TrainerOptions, callbacks: list[Any], last: list[Any]) -> Any:
         """A Trainer to train with; ``last`` are the callbacks that must stand behind all others."""
-        if not self._parts.is_lightning_module:
+        if not self._is_guest:
             return lit.make_trainer(options, [*callbacks, *last], self._folder)
         trainer = self._config.trainer
         checkpoints = next((one for one in last if isinstance(one, GuestCheckpoints)), None)
-        non_finite = NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=self._on_event)
+        non_finite = NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=self._books.journal.event)
         more = guest.training_callbacks(checkpoints, options.devices, non_finite)
         return self._guest_trainer(options, [*callbacks, *more], last)
 
     def _evaluating(self, callbacks: list[Any]) -> Any:
         """A Trainer for a pass over validation or test data."""
-        if self._parts.is_lightning_module:
+        if self._is_guest:
             return self._guest_trainer(self.options, callbacks, [])
         return lit.make_trainer(self.options, callbacks, self._folder)
 
@@ -244,7 +202,7 @@ class Passes:
         if self._whole is not None:
             trainer.callbacks.append(self._whole)
         with prefetched(self._loader, self._module, device, self._plan.loader.device_prefetch) as batches:
-            loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
+            loader = TimedLoader(batches, clock, unwrap=self._is_guest)
             lit.fit(trainer, self._module, loader, val_batches, checkpoint)
         self._loader.close()
 
@@ -269,12 +227,12 @@ class Passes:
             raise ConfigError([Fault("workload.data", "has no test split.", "Return Datasets(..., test=...).")])
         self._begin_pass()
         trainer = self._evaluating([self._figures])
-        if not self._parts.is_lightning_module and checkpoint is not None:
+        if not self._is_guest and checkpoint is not None:
             lit.load_weights(self._module, checkpoint)
         # A guest's by Lightning: its hooks may make layers first.
         resumed = {"ckpt_path": checkpoint, "weights_only": None if checkpoint is None else True}
         with self._eval_batches("test", trainer) as batches:
-            more = resumed if self._parts.is_lightning_module else {}
+            more = resumed if self._is_guest else {}
             trainer.test(self._module, batches, verbose=False, **more)
         return {name.removeprefix("test/"): value for name, value in self.latest.items() if name.startswith("test/")}
 
@@ -284,7 +242,8 @@ class Passes:
         Training goes on after these batches: those it begins with are as new to it as all others.
         """
         steps = self._ceiling_steps
-        rate = self._timed_without_data(self._few_batches() or self._first_batches, max(1, steps))
+        few = few_without_workers(self._config, self._plan, self._parts, self._loader)
+        rate = self._rate_without_data(lambda: first_batches(self._loader) if few is None else few, max(1, steps))
         return rate if steps else None
 
     def ceiling(self) -> float | None:
@@ -292,62 +251,17 @@ class Passes:
 
         Whatever goes wrong in it is an event, and changes nothing else of a run that is done.
         """
-        if self._ceiling_steps == 0:
-            return None
-        return self._timed_without_data(self._first_batches, self._ceiling_steps)
+        steps = self._ceiling_steps
+        return self._rate_without_data(lambda: first_batches(self._loader), steps) if steps else None
 
     @property
     def _ceiling_steps(self) -> int:
         return self._config.telemetry.ceiling_steps if self._config.telemetry.enabled else 0
 
-    def _timed_without_data(self, few: Callable[[], list[Delivery]], steps: int) -> float | None:
+    def _rate_without_data(self, few: Callable[[], list[Delivery]], steps: int) -> float | None:
         self._begin_pass()
         self._progress.enter("ceiling")
-        deliveries: list[Delivery] = []
-        failure, summary = None, None
-        try:
-            deliveries = whole(few())
-        except Exception as error:  # noqa: BLE001  it costs a figure; other ranks are told below
-            failure = error
-        try:
-            summary = run_ceiling(self._module, deliveries, self.options, steps, self._folder)
-        except Exception as error:  # noqa: BLE001  a user's step in another place than training
-            failure = error
-        if failure is not None:
-            message = "another rank failed in it" if lost_rank(failure) else reason_of(failure)
-            _LOG.warning("The ceiling could not be measured: %s", message)
-            _LOG.info("it ended by", exc_info=failure)
-            self._on_event("ceiling_failed", message=message)
-        return None if summary is None else summary.samples_per_s
-
-    def _first_batches(self) -> list[Delivery]:
-        """Of an epoch, by the loader of training, which is closed and goes on after them."""
-        self._loader.load_state_dict({**self._loader.state_dict(), "epoch": self._loader.epoch, "batch": 0})
-        try:
-            return list(islice(self._loader, CEILING_BATCHES))
-        finally:
-            self._loader.close()
-
-    def _few_batches(self) -> Callable[[], list[Delivery]] | None:
-        """The same, built in this process where that is sooner than starting workers twice.
-
-        None where it is not, or where it can't be done.
-        """
-        known, planned = self._parts.first_batches, self._plan.loader
-        if known is None or not planned.has_processes:
-            return None
-        later_ms = CEILING_BATCHES * known.build_ms * (1 - 1 / planned.num_workers)
-        if later_ms > _LITTLE_MS or self._config.loader.max_skipped:  # a sample may be expected to kill who loads it
-            return None
-        loader = assemble.make_inline_loader(self._config, self._parts.data)
-        try:
-            with closing(loader):
-                few = list(islice(loader, CEILING_BATCHES))
-        except Exception as error:  # noqa: BLE001  data that loads in workers alone; else training tells
-            _LOG.info("the first batches could not be built without workers: %r", error)
-            return None
-        self._loader.load_state_dict(loader.state_dict())
-        return lambda: few
+        return rate_without_data(self._module, few, self.options, steps, self._folder, self._books.journal.event)
 
     def _validate_last_step(self, step: int) -> None:
         """The run may have ended between two validations."""
@@ -364,7 +278,7 @@ class Passes:
     def _evaluates(self, split: str) -> bool:
         """Whether the workload has such a split, and something to do with it."""
         has_split = getattr(self._parts.data, split) is not None
-        return has_split and (not self._parts.is_lightning_module or lit.has_step(self._module, split))
+        return has_split and (not self._is_guest or lit.has_step(self._module, split))
 
     @contextmanager
     def _eval_batches(self, split: str, trainer: Any) -> Iterator[Any]:
@@ -378,12 +292,14 @@ class Passes:
         ahead = assemble.eval_device_prefetch(plan, getattr(data, split))
         device = trainer.strategy.root_device
         with closing(loader), prefetched(loader, self._module, device, ahead, what=split) as batches:
-            yield BareBatches(batches) if self._parts.is_lightning_module else batches
+            yield BareBatches(batches) if self._is_guest else batches
 
     def _guest(self) -> Any:
         module, mode = self._parts.model, self._plan.device.compile
         if mode != "none":
-            guest.compile_step(module, mode, lambda message: self._on_event("compile_failed", message=message))
+            guest.compile_step(
+                module, mode, lambda message: self._books.journal.event("compile_failed", message=message)
+            )
         return module
 
     def _begin_pass(self) -> None:
@@ -430,7 +346,7 @@ class Passes:
                 config, plan, parameter_groups(model), sparse=self._parts.has_sparse_gradients
             ),
             lr_factor=factor,
-            on_event=self._on_event,
+            on_event=self._books.journal.event,
         )
 
     def _best_metric(self) -> tuple[str, Any]:
@@ -445,7 +361,7 @@ class Passes:
     def _make_checkpoints(self, folder: Path) -> Checkpoints:
         best_metric, best_mode = self._best_metric()
         trainer = self._config.trainer
-        made = GuestCheckpoints if self._parts.is_lightning_module else Checkpoints
+        made = GuestCheckpoints if self._is_guest else Checkpoints
         return made(
             folder,
             every_steps=trainer.checkpoint_every_steps,
@@ -457,19 +373,8 @@ class Passes:
             on_disk_error=self._journal.disk_full,
             progress=self._progress,
             finite_step=lambda: self._figures.handed_over_step if self._figures.stops_on_nan else 0,
+            on_saved=lambda step, name: self._books.saved(step, name, self.latest),
         )
-
-
-def evaluate_checkpoint(config: RunConfig, parts: Parts, plan: RunPlan, checkpoint: Path) -> dict[str, float]:
-    """Metrics of a checkpoint on the test split; writes nothing.
-
-    Raises:
-        ConfigError: the workload has no test split.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        journal = Journal(RunRecord.start("evaluate"), Path(folder))
-        passes = Passes(config, parts, plan, journal, checkpoints=Path(folder), rank=0, on_event=journal.event)
-        return passes.evaluate(checkpoint)
 
 
 def _trainer_options(config: RunConfig, plan: RunPlan) -> lit.TrainerOptions:

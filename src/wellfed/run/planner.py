@@ -12,14 +12,20 @@ from torch.nn.parameter import is_lazy
 
 from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.errors import ConfigError, Fault
+from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
+from wellfed.hardware.imagined import with_cards
+from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.memory.generators import seed_everything
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
-from wellfed.planning.run_plan import DevicePlan, ModelFacts, RunPlan
+from wellfed.planning.dry_plan import DryPlan
+from wellfed.planning.loader import LoaderPlanner
+from wellfed.planning.memory_candidates import Estimate
+from wellfed.planning.run_plan import DevicePlan, LoaderSection, ModelFacts, RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
 from wellfed.run.measured_fit import probed
@@ -67,7 +73,7 @@ class Planner:
         """
         rough = self.rough()
         estimate = None if self.device.device.memory_gib is None else self.estimate(rough)
-        first = assemble.try_loader(self.config, self.choices, self.facts, rough, self.parts, rank=rank)
+        first = assemble.try_loader(self.config, self._to_time, rough, self.parts, rank=rank)
         plan = self._plan(first=first) if estimate is None else self.estimated(estimate, first)
         if plan.misfit is None:
             if estimate is None or not self._is_open(plan):
@@ -78,6 +84,11 @@ class Planner:
         if plan.on_gpu or plan.device.enforce:
             raise ConfigError([plan.misfit])
         return replace(plan, warnings=(*plan.warnings, f"On the card that was named this does not fit: {plan.misfit}"))
+
+    def _to_time(self, built: FirstBatches) -> list[LoaderSection]:
+        """Loaders whose times decide the backend, now that building one batch has been timed."""
+        data, on_gpu = assemble.data_facts(self.parts), self.device.on_gpu
+        return LoaderPlanner(self.config, self.choices, self.facts, data, on_gpu, built).to_time()
 
     def _is_open(self, plan: RunPlan) -> bool:
         """Whether a GPU's micro-batch is a prediction."""
@@ -117,22 +128,17 @@ class Planner:
             raise ConfigError([Fault("workload.model", problem, way_out)])
         return assemble.model_facts(self.parts, self.config)
 
-    def without_running(self) -> tuple[RunPlan, list[RunPlan]]:
-        """The plan by estimate alone, and for several devices that of each smaller number too; nothing is timed.
-
-        Raises:
-            ConfigError: what is asked for can't be done.
-        """
-        estimate = self.estimate(self.rough())
-        plan, by_devices, most = self.estimated(estimate), [], self.config.trainer.devices
+    def by_devices(self, estimate: Estimate) -> list[RunPlan]:
+        """The plan for each number of devices up to the one asked for; none where that is one."""
+        plans, most = [], self.config.trainer.devices
         for devices in range(1, most + 1) if most > 1 else ():
             config = replace(self.config, trainer=replace(self.config.trainer, devices=devices))
             try:
                 fewer = replace(self, config=config, device=plan_device(config, self.choices, self.facts))
-                by_devices.append(fewer._plan(estimate=estimate))
+                plans.append(fewer._plan(estimate=estimate))
             except ConfigError:
                 continue
-        return plan, by_devices
+        return plans
 
     def for_evaluation(self) -> RunPlan:
         """The plan of a pass over the test data alone.
@@ -167,6 +173,24 @@ class Planner:
     def _plan(self, model: ModelFacts | None = None, **known: Any) -> RunPlan:
         data, model = assemble.data_facts(self.parts), model or self.model_facts()
         return plan_run(self.config, self.choices, self.facts, self.device, data, model, **known)
+
+
+def plan_without_running(composed: Composed[RunConfig]) -> DryPlan:
+    """The plan by prediction alone, on the cards that are named where this machine lacks them; nothing is timed.
+
+    Reads the data and builds the model, on the CPU.
+
+    Raises:
+        ConfigError, DataError: there is no such plan.
+    """
+    config, profile = composed.config, composed.choices.get("gpu", "auto")
+    facts, imagined = machine(torch_cuda()), None
+    if config.trainer.accelerator is not Accelerator.cpu:
+        facts, imagined = with_cards(facts, profile, config.gpu.memory_gib, config.trainer.devices)
+    planner = Planner.start(composed, facts)
+    estimate = planner.estimate(planner.rough())
+    by_devices = tuple(planner.by_devices(estimate))
+    return DryPlan(planner.estimated(estimate), by_devices, imagined, config.workload.name)
 
 
 def _with_reason(plan: RunPlan, more: str) -> RunPlan:

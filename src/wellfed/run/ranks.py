@@ -19,8 +19,9 @@ from typing import Self
 import torch.distributed as dist
 
 from wellfed.config.entry import where_flags
-from wellfed.planning.run_plan import DevicePlan, LoaderSection, Reason, RunPlan
+from wellfed.planning.run_plan import LoaderSection, Reason, RunPlan
 from wellfed.run.outcome import Outcome
+from wellfed.run.planner import Planner
 
 _TOLD = "WELLFED_RANK_0"
 """Environment variable: `RankZero` as JSON."""
@@ -58,13 +59,56 @@ class RankZero:
         os.environ[_TOLD] = json.dumps(told)
         sys.argv[1:] = [*where_flags(sys.argv[1:]), *overrides]
 
-    def device(self, device: DevicePlan) -> DevicePlan:
-        """The device of this rank, with rank 0's budget."""
-        return replace(device, device=replace(device.device, memory_gib=self.budget_gib))
 
-    def plan(self, plan: RunPlan) -> RunPlan:
-        """The plan of this rank, with rank 0's loader."""
-        return replace(plan, loader=self.loader)
+class OtherRanks:
+    """What this rank has in common with the others of its run.
+
+    Args:
+        folder: this rank's own; of rank 0 that of the run.
+    """
+
+    def __init__(self, rank: int, folder: Path) -> None:
+        self._rank, self._folder = rank, folder
+        self._rank_0 = RankZero.told() if rank > 0 else None
+        self._folder_of_rank_0 = None if self._rank_0 is None else self._rank_0.folder
+        """Known at the start where rank 0 has started this one, else once the ranks have met."""
+        self.rank_0_tells = False
+        """How this rank has ended."""
+
+    def plan(self, planner: Planner, overrides: Sequence[str]) -> RunPlan:
+        """The plan of training, with what is rank 0's to decide as it has decided.
+
+        Raises:
+            ConfigError: what is asked for can't be done here, or does not fit the card.
+        """
+        if self._rank_0 is not None:
+            device = replace(planner.device.device, memory_gib=self._rank_0.budget_gib)
+            planner = replace(planner, device=replace(planner.device, device=device))
+            return replace(planner.for_training(self._rank), loader=self._rank_0.loader)
+        plan = planner.for_training(self._rank)
+        if self._rank == 0 and plan.trainer.devices > 1:
+            RankZero(self._folder, plan.device.memory_gib, plan.loader).tell(overrides)
+        return plan
+
+    def meet(self) -> None:
+        """All ranks begin to train: a collective. From here on all know rank 0's folder, whoever started them."""
+        if dist.is_available() and dist.is_initialized():
+            told = [str(self._folder.resolve())]
+            dist.broadcast_object_list(told)
+            self._folder_of_rank_0 = Path(told[0])
+
+    def reason(self, outcome: Outcome) -> Outcome:
+        """Rank 0 takes the reason of a rank that ended before it; the others leave theirs."""
+        if self._rank == 0:
+            is_stopped = outcome.status == "interrupted"  # by torchrun, perhaps, because a rank had ended
+            if outcome.is_expected and not (outcome.is_of_other_rank or is_stopped):
+                return outcome
+            found = take_from_ranks(self._folder, wait_s=0 if is_stopped else WAIT_S)
+            # Its traceback has been shown there; the one at hand tells of a broken connection.
+            return outcome if found is None else replace(found, is_expected=True)
+        if self._folder_of_rank_0 is not None and not outcome.is_of_other_rank:
+            self.rank_0_tells = leave_for_rank_0(outcome, self._folder_of_rank_0, self._rank)
+        return outcome
 
 
 def leave_for_rank_0(outcome: Outcome, folder: Path, rank: int) -> bool:
@@ -76,16 +120,6 @@ def leave_for_rank_0(outcome: Outcome, folder: Path, rank: int) -> bool:
     except OSError:  # the folder is not on this machine, say
         return False
     return True
-
-
-def told_by_rank_0(folder: Path) -> Path:
-    """Rank 0's folder, on every rank: one that torchrun or Slurm has started knows it from no variable.
-
-    A collective; ``folder`` counts on rank 0.
-    """
-    told = [str(folder.resolve())]
-    dist.broadcast_object_list(told)
-    return Path(told[0])
 
 
 def take_from_ranks(folder: Path, wait_s: float = WAIT_S) -> Outcome | None:

@@ -10,14 +10,15 @@ import tempfile
 import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wellfed import record
 from wellfed.config.compose import Composed, masked_override
 from wellfed.config.schema import Allocator, RunConfig
 from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_TERMINATED, ConfigError, Fault, WellfedError
+from wellfed.record import GitState, RunRecord, git_state
 from wellfed.run import resume, run_folder
 from wellfed.run.lock import only_one
 from wellfed.stop_request import Stopped, StopRequest
@@ -102,7 +103,7 @@ def _open_folder(composed: Composed[RunConfig], target: resume.Target | None, ra
 def _run(
     composed: Composed[RunConfig],
     folder: run_folder.RunFolder,
-    run_record: record.RunRecord,
+    run_record: RunRecord,
     *,
     target: resume.Target | None,
     stop: StopRequest,
@@ -150,7 +151,7 @@ def _is_trial(composed: Composed[RunConfig]) -> bool:
     return "sweep" in composed.choices
 
 
-def _write_first(composed: Composed[RunConfig], folder: Path, run_record: record.RunRecord) -> None:
+def _write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRecord) -> None:
     """From here on the run has a record.
 
     Raises:
@@ -174,28 +175,26 @@ def launched_rank() -> int:
 
 def begin_record(
     composed: Composed[RunConfig], folder: run_folder.RunFolder, target: resume.Target | None
-) -> record.RunRecord:
+) -> RunRecord:
     """The record of a run that starts now, or goes on in its own folder."""
-    run_record = record.RunRecord.start(folder.path.name)
-    run_record.seed = composed.config.seed
-    run_record.workload = composed.config.workload.name
-    run_record.overrides = [
-        masked_override(text) for text in composed.overrides if not text.startswith(("resume=", "rerun="))
-    ]
-    run_record.config = composed.resolved
-    run_record.git = own_git_state()
-    if target is not None:
-        run_record.resumed_from = str(target.checkpoint)
-        if target.in_place and target.earlier is not None:
-            for name in _KEPT_BY_RESUME:
-                setattr(run_record, name, getattr(target.earlier, name))
-    return run_record
+    started = replace(
+        RunRecord.start(folder.path.name),
+        seed=composed.config.seed,
+        workload=composed.config.workload.name,
+        overrides=[masked_override(text) for text in composed.overrides if not text.startswith(("resume=", "rerun="))],
+        config=composed.resolved,
+        git=own_git_state(),
+        resumed_from=None if target is None else str(target.checkpoint),
+    )
+    if target is None or not target.in_place or target.earlier is None:
+        return started
+    return replace(started, **{name: getattr(target.earlier, name) for name in _KEPT_BY_RESUME})
 
 
 @cache
-def own_git_state() -> record.GitState | None:
+def own_git_state() -> GitState | None:
     """Of the checkout that this process runs: asked once, which takes git 50 ms."""
-    return record.git_state(Path(__file__).parent)
+    return git_state(Path(__file__).parent)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""Many short runs to find the fastest settings: the grid, its ledger, processes for trials, the leaderboard.
+"""Ranks many short runs: the grid of a sweep, its ledger, what ranks, the leaderboard and its files.
 
-Plain data and processes; knows nothing of torch, Lightning or Hydra. What a trial is comes from `wellfed.trials.trial`.
-Start at `wellfed.trials.sweep`, which puts the parts together; `ledger.py` is what a sweep leaves behind.
+Plain data; knows nothing of torch, Lightning or Hydra, nor how a trial is run: that is the room ``trials``.
+Start at `ledger`, which is what a sweep leaves behind, and `leaderboard`, which is made of it.
 """

@@ -35,14 +35,14 @@ def chosen(board: Leaderboard, point: str | None = None) -> Entry:
         ended = ", ".join(f"{number} {status}" for status, number in board.counts.items())
         way_out = "python -m wellfed leaderboard shows why; run the sweep again with what they say changed."
         raise ConfigError(
-            [Fault(board.name, f"no point has {noun} ({ended}), so there is nothing to choose.", way_out)]
+            [Fault(board.sweep.name, f"no point has {noun} ({ended}), so there is nothing to choose.", way_out)]
         )
     entry = next((entry for entry in board.entries if entry.point == point), None)
     asked = f"--point {point}"
     if entry is None:
         ids = [entry.point for entry in board.entries]
         close = difflib.get_close_matches(point, ids, n=_LISTED, cutoff=0.3) or ids[:_LISTED]
-        problem = f"sweep {board.name} has {counted(len(ids), 'point')}, and none is called so."
+        problem = f"sweep {board.sweep.name} has {counted(len(ids), 'point')}, and none is called so."
         raise ConfigError([Fault(asked, problem, f"Near it: {', '.join(close)}.")])
     if entry.rank is None:
         why = f": {str(entry.error.get('message', '')).rstrip('.')}" if entry.error else ""
@@ -72,7 +72,7 @@ def tie_in_words(board: Leaderboard, entry: Entry) -> str | None:
     mine, its = second(entry), second(best)
     if mine is None or its is None or goodness <= second.goodness(mine):
         return f"{told}; none is known to {less}."
-    shown = f"{second.show(its, board.sample_unit)} instead of {second.show(mine, board.sample_unit)}"
+    shown = f"{second.show(its, board.sweep.sample_unit)} instead of {second.show(mine, board.sweep.sample_unit)}"
     return f"{told}; {best.point} {least} of them, {shown}: --point {best.point}."
 
 
@@ -99,7 +99,7 @@ def in_words(board: Leaderboard, entry: Entry) -> str:
     """Its score, interval and place."""
     assert entry.score is not None
     objective = board.objective
-    score = objective.show(entry.score, board.sample_unit)
+    score = objective.show(entry.score, board.sweep.sample_unit)
     if entry.ci95 is not None:
         score += f" (95 % interval {' to '.join(map(objective.number, entry.ci95))})"
     return f"{score}, rank {entry.label} of {len(board.ranked)}"

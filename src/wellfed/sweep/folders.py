@@ -1,4 +1,4 @@
-"""Where sweeps are: ``<log_dir>/<workload>/sweeps/<name>``; from what a user calls one to what is in it."""
+"""Finds a sweep by what a user calls it, in ``<log_dir>/<workload>/sweeps/<name>``, and reads it."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The points of a sweep: every combination of the axes' values, each with an id that its overrides alone decide."""
+"""Makes the points of a sweep: every combination of the axes' values, each with an id that its overrides decide."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -21,7 +21,7 @@ OF_THE_SWEEP = ("sweep", "hydra", "logger", "telemetry")
 
 
 @dataclass(frozen=True)
-class Point:
+class GridPoint:
     """One combination."""
 
     id: str
@@ -45,13 +45,13 @@ class Grid:
         """Number of points, without making any."""
         return prod(len(values) for values in self.axes.values())
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[GridPoint]:
         """All combinations; the last axis turns fastest."""
         return [self._point(dict(zip(self.axes, values, strict=True))) for values in product(*self.axes.values())]
 
-    def _point(self, values: Mapping[str, str]) -> Point:
+    def _point(self, values: Mapping[str, str]) -> GridPoint:
         overrides = (*self.fixed, *(f"{axis}={value}" for axis, value in values.items()))
-        return Point(point_id(overrides), values, overrides)
+        return GridPoint(point_id(overrides), values, overrides)
 
 
 def point_id(overrides: Sequence[str]) -> str:
@@ -91,7 +91,7 @@ class SweepFile:
     """What ranks the points: a name in `OBJECTIVES`."""
 
     @property
-    def points(self) -> list[Point]:
+    def points(self) -> list[GridPoint]:
         """Of the grid that was asked for last; their overrides without secrets, so ids can't be made from them."""
         made = Grid(self.axes, self.fixed).points()
         return [replace(point, id=id_) for point, id_ in zip(made, self.ids, strict=True)]
@@ -122,17 +122,11 @@ class SweepFile:
             if found["schema"] != SCHEMA:
                 raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
             file = cls(
-                name=str(found["name"]),
-                workload=str(found["workload"]),
-                sample_unit=str(found["sample_unit"]),
-                axes={str(axis): tuple(map(str, values)) for axis, values in found["axes"].items()},
-                fixed=tuple(map(str, found["fixed"])),
-                ids=tuple(map(str, found["ids"])),
-                code=str(found["code"]),
-                machine=str(found["machine"]),
-                trial_steps=int(found.get("trial_steps", 0)),
-                flags=tuple(map(str, found.get("flags", ()))),
-                objective=str(found.get("objective", SAMPLES_PER_S.name)),
+                **{
+                    **{each.name: found[each.name] for each in fields(cls) if each.name in found},
+                    "axes": {str(axis): tuple(map(str, values)) for axis, values in found["axes"].items()},
+                    **{name: tuple(map(str, found.get(name, ()))) for name in ("fixed", "ids", "flags")},
+                }
             )
             if file.objective not in OBJECTIVES:
                 raise ValueError(f"has objective {file.objective}; this version knows {', '.join(OBJECTIVES)}")

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from wellfed.record import Status, plain
 from wellfed.sweep import repeats
-from wellfed.sweep.grid import Point, SweepFile
+from wellfed.sweep.grid import GridPoint, SweepFile
 from wellfed.sweep.knob_effects import Effects, knob_effects
 from wellfed.sweep.ledger import Read, Row
 from wellfed.sweep.objective import OBJECTIVES, Objective
@@ -106,22 +106,18 @@ class Entry:
 class Leaderboard:
     """The entries in order, one for each point of the grid that was asked for last."""
 
-    name: str
-    objective: Objective
-    workload: str
-    sample_unit: str
-    machine: str
-    code: str
-    axes: Mapping[str, tuple[str, ...]]
-    fixed: tuple[str, ...]
-    flags: tuple[str, ...]
-    """Of the command line, where configurations are searched."""
+    sweep: SweepFile
     entries: tuple[Entry, ...]
     effects: Effects
     noise: repeats.Noise | None
     """Between runs of the same settings; None as long as nothing was measured twice."""
     notes: tuple[str, ...]
     """What a reader of the figures must know."""
+
+    @property
+    def objective(self) -> Objective:
+        """What ranks."""
+        return OBJECTIVES[self.sweep.objective]
 
     @property
     def ranked(self) -> list[Entry]:
@@ -141,7 +137,8 @@ class Leaderboard:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, as JSON can hold it."""
-        return {**plain(asdict(self)), "objective": self.objective.name, "counts": self.counts}
+        found = asdict(self)
+        return {**plain({**found.pop("sweep"), **found}), "counts": self.counts}
 
 
 def leaderboard(sweep: SweepFile, found: Read) -> Leaderboard:
@@ -164,15 +161,7 @@ def leaderboard(sweep: SweepFile, found: Read) -> Leaderboard:
     rest = sorted((entry for entry in entries if entry.score is None), key=lambda entry: _ORDER.index(entry.status))
     scores = [entry.score or 0.0 for entry in rated]
     return Leaderboard(
-        name=sweep.name,
-        objective=objective,
-        workload=sweep.workload,
-        sample_unit=sweep.sample_unit,
-        machine=sweep.machine,
-        code=sweep.code,
-        axes=sweep.axes,
-        fixed=sweep.fixed,
-        flags=sweep.flags,
+        sweep=sweep,
         entries=(*rated, *rest),
         effects=knob_effects([entry.values for entry in rated], scores, list(sweep.axes), objective),
         noise=noise,
@@ -180,7 +169,7 @@ def leaderboard(sweep: SweepFile, found: Read) -> Leaderboard:
     )
 
 
-def _counted(point: Point, found: Read, objective: Objective) -> list[Row]:
+def _counted(point: GridPoint, found: Read, objective: Objective) -> list[Row]:
     """The rows whose figures are averaged: the last trial's, then those that confirm it. Empty if that one has none."""
     trial = found.latest().get(point.id)
     if trial is None or trial.status != "ok" or objective(trial) is None:
@@ -188,16 +177,18 @@ def _counted(point: Point, found: Read, objective: Objective) -> list[Row]:
     return [trial, *(row for row in found.confirms(point.id) if row.status == "ok" and objective(row) is not None)]
 
 
-def _run(row: Row, objective: Objective) -> repeats.Run:
+def _run(row: Row, objective: Objective) -> repeats.MeasuredRun:
     figure = objective(row)
     assert figure is not None
     if row.ci95 is None or not objective.is_interval_known:
-        return repeats.Run(figure, None)
+        return repeats.MeasuredRun(figure, None)
     half = max(row.ci95[1] - figure, figure - row.ci95[0])
-    return repeats.Run(figure, half if math.isfinite(half) else None)
+    return repeats.MeasuredRun(figure, half if math.isfinite(half) else None)
 
 
-def _entry(point: Point, found: Read, rows: Sequence[Row], objective: Objective, noise: repeats.Noise | None) -> Entry:
+def _entry(
+    point: GridPoint, found: Read, rows: Sequence[Row], objective: Objective, noise: repeats.Noise | None
+) -> Entry:
     """An entry without its rank.
 
     Args:

@@ -24,7 +24,7 @@ class Column:
 
 def columns(board: Leaderboard) -> list[Column]:
     """Those that at least one entry with a score has; the score first."""
-    objective, unit = board.objective, board.sample_unit
+    objective, unit = board.objective, board.sweep.sample_unit
     best = "over the highest" if objective.higher_is_better else "the smallest over it"
     turned = "over that" if objective.higher_is_better else "the one"
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 import shlex
-from collections.abc import Sequence
 from pathlib import Path
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
 from wellfed.record import write_atomically
-from wellfed.sweep.leaderboard import Entry, Leaderboard
+from wellfed.sweep.leaderboard import Leaderboard
 from wellfed.sweep.leaderboard_columns import columns
 from wellfed.sweep.leaderboard_html import to_html
 from wellfed.units import counted, show_percent
@@ -66,7 +68,7 @@ def to_csv(board: Leaderboard) -> str:
     """A row a point; numbers unrounded, empty where nothing is known; ``overrides`` can be pasted into a shell."""
     stream = io.StringIO()
     writer = csv.writer(_Lines(stream), lineterminator="\r\n")  # with this end a lone \r in a cell is quoted too
-    writer.writerow([*CSV_COLUMNS, *board.axes, "overrides", "error"])
+    writer.writerow([*CSV_COLUMNS, *board.sweep.axes, "overrides", "error"])
     for entry in board.entries:
         low, high = entry.ci95 or (None, None)
         figures = {**vars(entry), "ci95_low": low, "ci95_high": high, "marks": "; ".join(entry.marks)}
@@ -88,61 +90,13 @@ class _Lines:
 
 def to_markdown(board: Leaderboard) -> str:
     """The same for a page in a repository: ranks, what failed, which knob mattered, notes."""
-    parts = [f"# Sweep {_plain(board.name)}: {_plain(board.workload)}", summary(board), *_ranks(board)]
-    if board.unranked:
-        rows = [[_code(e.point), e.status, *_values(e), _plain(e.why)] for e in board.unranked]
-        parts += [
-            f"## Without {board.objective.a_noun}",
-            *_table(["point", "status", *map(_code, board.axes), "why"], rows),
-        ]
-    parts += ["## Which knob mattered", *_effects(board)]
-    if board.notes:
-        parts += ["## Notes", "\n".join(f"- {_plain(note)}" for note in board.notes)]
-    return "\n\n".join(parts) + "\n"
-
-
-def summary(board: Leaderboard) -> str:
-    """How many points there are and what became of them, and where they ran."""
-    counts = ", ".join(f"{number} {status}" for status, number in board.counts.items())
-    shared = f" All with {_code(shlex.join(board.fixed))}." if board.fixed else ""
-    return (
-        f"{counted(len(board.entries), 'point')}: {counts}. {_plain(board.machine)}; code {_plain(board.code)}.{shared}"
+    pages = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-
-
-def _ranks(board: Leaderboard) -> list[str]:
-    figures = columns(board)
-    head = ["rank", "point", *map(_code, board.axes), *(_plain(column.head) for column in figures)]
-    rows = [
-        [
-            entry.label,
-            _code(entry.point) + (f" ({_plain('; '.join(entry.marks))})" if entry.marks else ""),
-            *_values(entry),
-            *(column.text(entry) for column in figures),
-        ]
-        for entry in board.ranked
-    ]
-    return ["## Ranks", *(_table(head, rows) if rows else [f"No point has {board.objective.a_noun}."])]
-
-
-def _effects(board: Leaderboard) -> list[str]:
-    effects = board.effects
-    rows = [[_code(axis), show_percent(effects.shares[axis])] for axis in effects.by_importance]
-    if effects.rest is not None:
-        rows.append(["interactions and noise", show_percent(effects.rest)])
-    absent = [f"- {_code(axis)}: {_plain(why)}." for axis, why in effects.absent.items()]
-    notes = [_plain(note) for note in effects.notes]
-    table = _table(["knob", f"share of the variance of log {board.objective.noun}"], rows) if rows else []
-    return [*table, *(["\n".join(absent)] if absent else []), *notes]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    lines = [head, ["---"] * len(head), *rows]
-    return ["\n".join(f"| {' | '.join(line)} |" for line in lines)]
-
-
-def _values(entry: Entry) -> list[str]:
-    return [_code(value) for value in entry.values.values()]
+    pages.filters.update(code=_code, plain=_plain, shell=shlex.join, counted=counted, percent=show_percent)
+    page = pages.get_template("leaderboard.md.j2")
+    text = page.render(board=board, sweep=board.sweep, objective=board.objective, columns=columns(board))
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def _code(text: str) -> str:

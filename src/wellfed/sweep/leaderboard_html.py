@@ -52,7 +52,6 @@ def to_html(board: Leaderboard) -> str:
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        keep_trailing_newline=True,
     )
     pages.filters.update(shell=shlex.join, counted=counted, percent=show_percent, gib=show_gib)
     ranked, front = board.ranked, [entry for entry in board.ranked if entry.on_front]
@@ -81,12 +80,12 @@ def _heat_maps(board: Leaderboard) -> list[HeatMap]:
     if not board.ranked:
         return []
     share = board.effects.shares
-    varied = [axis for axis, values in board.axes.items() if len(values) > 1]
+    varied = [axis for axis, values in board.sweep.axes.items() if len(values) > 1]
     pairs = sorted(combinations(varied, 2), key=lambda pair: -sum(share.get(axis, 0) for axis in pair))
     lowest = min(entry.of_best or 0.0 for entry in board.ranked)
     maps = []
     for pair in pairs:
-        down, across = sorted(pair, key=lambda axis: -len(board.axes[axis]))
+        down, across = sorted(pair, key=lambda axis: -len(board.sweep.axes[axis]))
         entries: dict[tuple[str, str], list[Entry]] = {}
         for entry in board.entries:
             entries.setdefault((entry.values[down], entry.values[across]), []).append(entry)

@@ -29,7 +29,7 @@ def width() -> int | None:
 def show(console: Console, board: Leaderboard, written: Sequence[Path]) -> None:
     """Ranks, what has none and why, which knob mattered, what to know, and the files."""
     counts = ", ".join(f"{number} {status}" for status, number in board.counts.items())
-    console.print(f"\nSweep {board.name} of {board.workload}: {counts}", soft_wrap=True)
+    console.print(f"\nSweep {board.sweep.name} of {board.sweep.workload}: {counts}", soft_wrap=True)
     if board.ranked:
         console.print(_ranks(board))
         if len(board.ranked) > _SHOWN:
@@ -52,13 +52,13 @@ def _ranks(board: Leaderboard) -> Table:
     shown = [column for column in columns(board) if not column.in_files_alone]
     table = Table(box=None, pad_edge=False)
     table.add_column("rank", justify="right", no_wrap=True)
-    for axis in board.axes:
+    for axis in board.sweep.axes:
         table.add_column(axis, overflow="fold", min_width=len(axis))
     for column in shown:
         table.add_column(column.head, justify="right", no_wrap=True)
     for entry in board.ranked[:_SHOWN]:
         cells = [column.text(entry) for column in shown]
-        table.add_row(entry.label, *(entry.values[axis] for axis in board.axes), *cells)
+        table.add_row(entry.label, *(entry.values[axis] for axis in board.sweep.axes), *cells)
     return table
 
 

@@ -1,4 +1,4 @@
-"""``ledger.jsonl``: one line for each trial that ended, written at once and never changed.
+"""Writes and reads ``ledger.jsonl``: a line for each trial that ended, written at once and never changed.
 
 Whatever stops a sweep, at most the trials that were running are not in it. The same command again runs what is missing.
 """

@@ -1,4 +1,4 @@
-"""What a trial has printed: the names of its two files, and their last lines."""
+"""Names the two files that hold what a trial has printed, and reads their last lines."""
 
 from __future__ import annotations
 

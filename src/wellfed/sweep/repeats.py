@@ -16,7 +16,7 @@ from wellfed.timing.interval import student_t_975
 
 
 @dataclass(frozen=True)
-class Run:
+class MeasuredRun:
     """One measurement of a point."""
 
     figure: float
@@ -39,7 +39,7 @@ class Noise:
         return student_t_975(self.degrees) * self.relative_sd / math.sqrt(runs)
 
 
-def pooled_noise(points: Iterable[Sequence[Run]]) -> Noise | None:
+def pooled_noise(points: Iterable[Sequence[MeasuredRun]]) -> Noise | None:
     """The relative standard deviation of one run, pooled within points over logarithms; None if no point was measured
     twice.
 
@@ -54,7 +54,7 @@ def pooled_noise(points: Iterable[Sequence[Run]]) -> Noise | None:
     return Noise(math.sqrt(squares / degrees), degrees) if degrees else None
 
 
-def mean_with_interval(runs: Sequence[Run], noise: Noise | None) -> tuple[float, tuple[float, float] | None]:
+def mean_with_interval(runs: Sequence[MeasuredRun], noise: Noise | None) -> tuple[float, tuple[float, float] | None]:
     """Mean of one point and its 95 % interval.
 
     The half width is the larger of two, each for a mean over n runs: Student's t of the noise between runs x its
@@ -72,7 +72,7 @@ def mean_with_interval(runs: Sequence[Run], noise: Noise | None) -> tuple[float,
     return mean, (max(0.0, mean - max(halves)), mean + max(halves))
 
 
-def _own_half_width(runs: Sequence[Run]) -> float | None:
+def _own_half_width(runs: Sequence[MeasuredRun]) -> float | None:
     """What one point's runs tell of their mean.
 
     Root of the sum of their squared half widths / n; or, from three runs on, Student's t of how they differ where that

@@ -1,4 +1,4 @@
-"""What a trial has left, as a row of the ledger."""
+"""Makes the row of the ledger from what a trial has left."""
 
 from __future__ import annotations
 

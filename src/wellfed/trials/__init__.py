@@ -1,4 +1,8 @@
-"""Runs the trials of a sweep: processes forked from one that has made what trials share, and the pool they run in.
+"""Runs the trials of a sweep, in processes forked from one that has made what trials share.
+
+    sweep.run_sweep ─ SweepSetup      composes and plans the points: what can't be run is a row
+                    ├ SweepExecution  runs them in a TrialPool, which yields each as it ends
+                    └ SweepLedger     keeps the rows: what is missing, what is best, the ranks
 
 Knows what a trial is; what is made of its results (grid, ledger, ranks) is the room ``sweep``.
 Start from ``sweep.run_sweep`` and ``trial_pool``.

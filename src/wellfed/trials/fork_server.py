@@ -59,14 +59,6 @@ class JobEnd:
     """What its work gave before."""
 
 
-@dataclass(frozen=True)
-class _Prepared:
-    """The first that a server says."""
-
-    problem: str | None = None
-    status: Status = "failed"
-
-
 class ForkServerFailed(Exception):
     """What jobs share could not be prepared, or the process that holds it has died."""
 
@@ -111,9 +103,9 @@ class ForkServer:
                 "sweep.retry=[timeout]."
             )
             raise ForkServerFailed(problem, "timeout")
-        prepared: _Prepared = self._receive()
-        if prepared.problem is not None:
-            raise ForkServerFailed(prepared.problem, prepared.status)
+        failed: ForkServerFailed | None = self._receive()
+        if failed is not None:
+            raise failed
 
     def start(self, job: Job) -> None:
         """Fork a process for a job.
@@ -215,10 +207,7 @@ class _ServerProcess:
                 signal.signal(number, signal.SIG_DFL)
             let_through()
             _print_to(log, log)
-            prepared, word = _prepare(prepare)
-            self._connection.send(word)
-            if word.problem is None:
-                self._serve(prepared)
+            self._prepare_and_serve(prepare)
             code = 0
         except BaseException:  # noqa: BLE001  into the log; the sweep sees the connection close
             traceback.print_exc()
@@ -226,6 +215,24 @@ class _ServerProcess:
             for pid in self._running:
                 _kill_group(pid)
             leave(code)
+
+    def _prepare_and_serve(self, prepare: Callable[[], Any]) -> None:
+        try:
+            prepared = prepare()
+        except ConfigError as error:
+            failed = ForkServerFailed(" ".join(map(str, error.faults)), "invalid")
+        except WellfedError as error:
+            failed = ForkServerFailed(str(error))
+        except (Exception, SystemExit) as error:  # noqa: BLE001  user code
+            traceback.print_exc()
+            failed = ForkServerFailed(f"{type(error).__name__}: {error}".strip())
+        else:
+            gc.collect()
+            gc.freeze()  # a collection in a child would copy every page
+            self._connection.send(None)
+            self._serve(prepared)
+            return
+        self._connection.send(failed)
 
     def _serve(self, prepared: Any) -> None:
         reading, writing = os.pipe()
@@ -280,21 +287,6 @@ class _ServerProcess:
             job.connection.close()
             seconds, code = time.monotonic() - job.began_s, os.waitstatus_to_exitcode(status)
             self._connection.send(JobEnd(job.key, code, seconds, tuple(job.answers)))
-
-
-def _prepare(prepare: Callable[[], Any]) -> tuple[Any, _Prepared]:
-    try:
-        prepared = prepare()
-    except ConfigError as error:
-        return None, _Prepared(" ".join(map(str, error.faults)), "invalid")
-    except WellfedError as error:
-        return None, _Prepared(str(error))
-    except (Exception, SystemExit) as error:  # noqa: BLE001  user code
-        traceback.print_exc()
-        return None, _Prepared(f"{type(error).__name__}: {error}".strip())
-    gc.collect()
-    gc.freeze()  # a collection in a child would copy every page
-    return prepared, _Prepared()
 
 
 def _do(job: Job, work: Callable[[Any], int | Iterator[object]], server: int, telling: Connection) -> NoReturn:

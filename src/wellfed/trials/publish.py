@@ -1,4 +1,4 @@
-"""A sweep in wandb: a run for each trial, all in one group, and one that holds the leaderboard as a table.
+"""Puts a sweep into wandb: a run for each trial, all in one group, and one that holds the leaderboard as a table.
 
 Made from the files when all is measured, so that it disturbs no figure.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -45,39 +46,32 @@ def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerCo
         RuntimeError: wandb can't be started.
         OSError: there is no leaderboard.
     """
-    mode = wandb_sink.decide_mode(logger.mode.value)
-    group = logger.group or f"{file.workload}/{file.name}"
-
-    def open_run(within: Path, name: str, config: Mapping[str, Any]) -> WandbSink:
-        return wandb_sink.open_run(
-            within,
-            mode=mode,
-            project=logger.project,
-            entity=logger.entity,
-            group=group,
-            name=name,
-            run_id=None,
-            config=config,
-        )
-
+    open_run = partial(
+        wandb_sink.open_run,
+        mode=wandb_sink.decide_mode(logger.mode.value),
+        project=logger.project,
+        entity=logger.entity,
+        group=logger.group or f"{file.workload}/{file.name}",
+        run_id=None,
+    )
     for row in rows:
         trial = folder / row.folder
         if row.folder and not (trial / "wandb").exists():
             _publish_trial(trial, row, open_run)
     with (folder / CSV).open(encoding="utf-8", newline="") as stream:
         columns, *table = csv.reader(stream)
-    sink = open_run(folder, f"{file.name} leaderboard", {"sweep": file.to_dict()})
+    sink = open_run(folder, name=f"{file.name} leaderboard", config={"sweep": file.to_dict()})
     sink.table("leaderboard", columns, table)
     sink.finish({"points": len(table)}, 0)
     record.write_atomically(folder / _DONE, str(number_of_rows))
 
 
-def _publish_trial(trial: Path, row: Row, open_run: Any) -> None:
+def _publish_trial(trial: Path, row: Row, open_run: Callable[..., WandbSink]) -> None:
     try:
         found = record.read(trial)
     except (OSError, ValueError):  # it ended before it could write one
         return
-    sink: WandbSink = open_run(trial, row.point, found["config"])
+    sink = open_run(trial, name=row.point, config=found["config"])
     for figures in _telemetry(trial / "telemetry.csv"):
         sink.log(figures)
     sink.finish(_summary(row), found["exit_code"] or 0)
@@ -93,6 +87,7 @@ def _summary(row: Row) -> dict[str, Any]:
         "ceiling/samples_per_s": row.ceiling_samples_per_s,
         "memory/peak_gib": row.peak_memory_gib,
         "gpu/util_pct": row.util_pct,
+        "gpu/energy_per_sample_j": row.energy_per_sample_j,
         "seconds": row.seconds,
     }
     return {name: value for name, value in figures.items() if value is not None}

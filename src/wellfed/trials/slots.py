@@ -1,4 +1,4 @@
-"""Places for trials: a GPU each, or the whole of a machine without one, with a share of the processors."""
+"""Gives trials their places: a GPU each, or the whole of a machine without one, with a share of the processors."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def run_sweep(multirun: Multirun, launch: Launch | None = None) -> int:
     with only_one(folder), stop.listening():
         file = _sweep_file(base, grid)
         screen = SweepScreen(folder, file)
-        kept = SweepLedger(folder, file, grid.points(), base.config.sweep, screen)
+        kept = SweepLedger(folder, file, base.config.sweep, screen)
         is_ranked = False
         try:
             _measure(multirun, base, grid, kept, screen, launch)
@@ -164,7 +164,7 @@ def _measure(
     """All stages, until each point that can be run has its rows."""
     options = base.config.sweep
     kept.say_what_changed()
-    kept.adopt()
+    kept.adopt(grid.points())
     scratch = kept.folder / ".scratch"
     setup = SweepSetup(multirun, kept, screen, scratch, options.timeout_s)
     setup.compose(grid.points())

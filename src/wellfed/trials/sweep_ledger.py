@@ -13,7 +13,7 @@ from wellfed.config.schema import LoggerConfig, SweepConfig
 from wellfed.errors import EXIT_FAILED, EXIT_OK
 from wellfed.record import Status
 from wellfed.sweep import leaderboard_files, ledger
-from wellfed.sweep.grid import Point, SweepFile
+from wellfed.sweep.grid import GridPoint, SweepFile
 from wellfed.sweep.leaderboard import leaderboard
 from wellfed.sweep.ledger import Row
 from wellfed.sweep.objective import OBJECTIVES
@@ -33,13 +33,10 @@ class SweepLedger:
 
     Args:
         file: which sweep it is; its machine is the one before until `note_machine`.
-        points: of the grid.
     """
 
-    def __init__(
-        self, folder: Path, file: SweepFile, points: Sequence[Point], config: SweepConfig, screen: SweepScreen
-    ) -> None:
-        self.folder, self.file, self._points, self._screen = folder, file, points, screen
+    def __init__(self, folder: Path, file: SweepFile, config: SweepConfig, screen: SweepScreen) -> None:
+        self.folder, self.file, self._screen = folder, file, screen
         self._trial_steps = config.trial_steps
         self._retry = [status.value for status in config.retry]
         self._objective = OBJECTIVES[file.objective]
@@ -87,13 +84,11 @@ class SweepLedger:
             told = ", ".join(f"{number} {status}" for status, number in left.items())
             self._screen.say(f"Kept as they are: {told}; sweep.retry=[{','.join(left)}] runs them again.")
 
-    def adopt(self) -> None:
+    def adopt(self, points: Sequence[GridPoint]) -> None:
         """Rows of trials that ended just when the sweep was killed."""
         known = self._found.latest()
-        rows = (
-            recorded_row(self.begin(point, "trial"), self.folder) for point in self._points if point.id not in known
-        )
-        self._append(row for row in rows if row is not None)
+        begun = [self.begin(point, "trial") for point in points if point.id not in known]
+        self._append(row for each in begun if (row := recorded_row(each, self.folder)) is not None)
 
     def note_machine(self, machine: str) -> None:
         """Trials run on this one now."""
@@ -138,7 +133,7 @@ class SweepLedger:
 
     # -- what comes to it -----------------------------------------------------------------------------------------
 
-    def begin(self, point: Point, kind: Literal["trial", "confirm"]) -> Row:
+    def begin(self, point: GridPoint, kind: Literal["trial", "confirm"]) -> Row:
         """What is known of a trial before it starts."""
         attempt = len(self._found.of(point.id, kind)) + 1
         return Row(
@@ -151,7 +146,7 @@ class SweepLedger:
             code=self.file.code,
         )
 
-    def refuse(self, point: Point, status: Status, problem: str, predicted_peak_gib: float | None = None) -> None:
+    def refuse(self, point: GridPoint, status: Status, problem: str, predicted_peak_gib: float | None = None) -> None:
         """A row for what is not run; once, however often the command is given, and never in place of a measured one."""
         row = refused_row(self.begin(point, "trial"), status, problem)
         row = replace(row, folder="", predicted_peak_gib=predicted_peak_gib)

@@ -14,7 +14,7 @@ from wellfed.config.compose import Composed
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
-from wellfed.sweep.grid import Point
+from wellfed.sweep.grid import GridPoint
 from wellfed.trials.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.trials.slots import visible
 from wellfed.trials.sweep_ledger import SweepLedger
@@ -35,7 +35,7 @@ _ROWS_S = 20
 class ReadyPoint:
     """A point that can be run."""
 
-    point: Point
+    point: GridPoint
     composed: Composed[RunConfig]
     plan: PointPlan | None = None
     """None = not planned; it is then tried on the processor's place."""
@@ -60,7 +60,7 @@ class SweepSetup:
         self.gpus: list[str] = []
         """As CUDA_VISIBLE_DEVICES names them."""
 
-    def compose(self, points: Sequence[Point]) -> None:
+    def compose(self, points: Sequence[GridPoint]) -> None:
         """Each point's configuration, or its row.
 
         Raises:
@@ -68,7 +68,7 @@ class SweepSetup:
         """
         if len(points) > _MANY:
             self._screen.say(f"Composing {counted(len(points), 'point')}")
-        refused: list[tuple[Point, ConfigError]] = []
+        refused: list[tuple[GridPoint, ConfigError]] = []
         for point in points:
             try:
                 composed = self._multirun.compose(point.overrides, self._ledger.folder / point.id)

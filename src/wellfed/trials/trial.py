@@ -162,7 +162,7 @@ class _SeenBatches:
     def __call__(self, composed: Composed[RunConfig], plan: RunPlan) -> FirstBatches | None:
         """None where nothing depends on them, or they can't be built."""
         config = composed.config
-        first = assemble.first_builder(config, composed.choices, plan, self._parts)
+        first = assemble.first_builder(config, plan)
         if first is None:
             return None
         workload, loader, trainer = config.workload, config.loader, config.trainer

@@ -27,8 +27,8 @@ def step_of(path: Path) -> int:
 
 def test_the_latest_few_are_kept_and_told(tmp_path: Path) -> None:
     saved: list[tuple[int, str]] = []
-    callback = tiny.checkpoints(tmp_path, every_steps=2, keep_last=3)
-    callback.on_saved = lambda *facts: saved.append(facts)
+    told = {"on_saved": lambda *facts: saved.append(facts)}
+    callback = tiny.checkpoints(tmp_path, every_steps=2, keep_last=3, **told)
     tiny.fit(tiny.module(), tmp_path, [callback], max_steps=9)
     assert saved == [(step, "last.ckpt") for step in (2, 4, 6, 8, 9)]
     assert {path.name: step_of(path) for path in tmp_path.glob("*.ckpt")} == {
@@ -41,8 +41,8 @@ def test_the_latest_few_are_kept_and_told(tmp_path: Path) -> None:
 
 def test_without_a_step_count_each_epoch_is_saved(tmp_path: Path) -> None:
     saved: list[int] = []
-    callback = tiny.checkpoints(tmp_path, every_steps=None, keep_last=1)
-    callback.on_saved = lambda step, name: saved.append(step)
+    told = {"on_saved": lambda step, name: saved.append(step)}
+    callback = tiny.checkpoints(tmp_path, every_steps=None, keep_last=1, **told)
     tiny.fit(tiny.module(), tmp_path, [callback], max_steps=None, max_epochs=3)
     assert saved == [3, 6, 9]
     assert [path.name for path in tmp_path.glob("*.ckpt")] == ["last.ckpt"]
@@ -52,8 +52,7 @@ def test_minutes_are_counted_from_the_last_save(tmp_path: Path, monkeypatch: pyt
     now = [0.0]
     monkeypatch.setattr("wellfed.lit.callbacks.checkpoints.time.monotonic", lambda: now[0])
     saved: list[int] = []
-    callback = tiny.checkpoints(tmp_path, minutes=1.0)
-    callback.on_saved = lambda step, name: saved.append(step)
+    callback = tiny.checkpoints(tmp_path, minutes=1.0, on_saved=lambda step, name: saved.append(step))
 
     class Tick(pl.Callback):
         def on_train_batch_start(self, *_: Any) -> None:

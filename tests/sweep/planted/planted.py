@@ -111,3 +111,17 @@ class Featured(Line):
         if len(indices) == NUM_ROWS:
             os.kill(os.getpid(), signal.SIGKILL)
         return indices[:, None].float()
+
+
+class Heavy(Line):
+    """Holds memory that does nothing, from its first step on: before, it would count as the process's own."""
+
+    def __init__(self, mib: int = 0) -> None:
+        super().__init__()
+        self.mib, self.held = mib, torch.empty(0)
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        """As `Line`."""
+        if not len(self.held):
+            self.held = torch.ones(self.mib * 2**18)
+        return super().loss(batch)

@@ -45,18 +45,20 @@ class Checkpoints(pl.Callback):
         on_disk_error: Callable[[BaseException, int], None],
         progress: Progress | None = None,
         finite_step: Callable[[], int] = lambda: 0,
+        on_saved: Callable[[int, str], None] = lambda step, name: None,
     ) -> None:
         """
         Args:
             metrics: the latest figures, ``val/<name>`` among them; read when a validation ends.
             progress: told when a checkpoint is being written.
             finite_step: the last step up to which all losses are known to have been finite.
+            on_saved: told the steps done and the file's name after each checkpoint.
         """
         self._progress = progress or Progress()
         self.folder, self._every_steps, self._minutes, self._keep = folder, every_steps, minutes, keep_last
         self._best_metric, self._best_mode, self._metrics = best_metric, best_mode, metrics
         self._on_disk_error = on_disk_error
-        self.on_saved: Callable[[int, str], None] = lambda step, name: None
+        self._on_saved = on_saved
         self._saved_at_s, self._saved_step = time.monotonic(), -1
         self._finite_step, self._looked_step = finite_step, 0
         self.best_value = self._read_best()
@@ -202,7 +204,7 @@ class Checkpoints(pl.Callback):
             self._on_disk_error(error, trainer.global_step)
             return False
         if trainer.is_global_zero:
-            self.on_saved(trainer.global_step, name)
+            self._on_saved(trainer.global_step, name)
         return True
 
     def _rotate(self) -> None:

@@ -1,0 +1,145 @@
+"""Keeps the record and the files of a run up to date: while it trains, at each checkpoint, at its end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from wellfed.config.compose import Composed
+from wellfed.config.schema import RunConfig
+from wellfed.diagnosis.ceiling_check import contradiction
+from wellfed.diagnosis.report import to_markdown
+from wellfed.hardware.facts import MachineFacts
+from wellfed.lit.callbacks.checkpoints import BEST, LAST
+from wellfed.planning.run_plan import RunPlan
+from wellfed.record import RunRecord
+from wellfed.run import record_figures
+from wellfed.run.gpu_monitor import MachineWatch
+from wellfed.run.outcome import Outcome
+from wellfed.run.resume import CHECKPOINTS
+from wellfed.telemetry.run_progress import Progress
+from wellfed.tracking import wandb_sink
+from wellfed.tracking.journal import Journal
+
+_LOG = logging.getLogger(__name__)
+_ARTIFACTS = {
+    "steps": "steps.csv",
+    "metrics": "metrics.csv",
+    "telemetry": "telemetry.csv",
+    "log": "train.log",
+    "last": f"{CHECKPOINTS}/{LAST}",
+    "best": f"{CHECKPOINTS}/{BEST}",
+    "profile": "profile.json",
+}
+
+
+class Bookkeeper:
+    """Writes down what the stages of a run tell it.
+
+    Args:
+        earlier_s: seconds that earlier parts of a resumed run took, and this one before now.
+    """
+
+    def __init__(self, record: RunRecord, folder: Path, config: RunConfig, *, earlier_s: float = 0.0) -> None:
+        self.record, self.folder, self._config = record, folder, config
+        self.journal = Journal(record, folder, earlier_s=earlier_s)
+        self.progress = Progress(time_s=self.journal.time_s)
+        self.usage = record_figures.Usage()
+        self._plan: RunPlan | None = None
+        self._watch: MachineWatch | None = None
+
+    def planned(self, plan: RunPlan) -> None:
+        """What is going to be done."""
+        self._plan = plan
+        self.record.plan = plan.to_dict()
+        self.journal.save()
+
+    def go_on_after(self, step: int, epochs: float, *, in_place: bool) -> None:
+        """A checkpoint is gone on from: in its own folder the tables are put back to where it was written."""
+        self.record.steps, self.record.epochs = step, epochs
+        if in_place:
+            self.journal.cut_after(step)
+            self.record.samples = self.journal.samples_written()
+
+    def open_wandb(self, composed: Composed[RunConfig]) -> None:
+        """Hand figures to wandb too, where it is asked for; without it the files have them all."""
+        logger = self._config.logger
+        mode = wandb_sink.decide_mode(logger.mode.value)
+        if mode == "disabled":
+            return
+        earlier = self.record.wandb
+        try:
+            sink = wandb_sink.open_run(
+                self.folder,
+                mode=mode,
+                project=logger.project,
+                entity=logger.entity,
+                group=logger.group,
+                name=self.record.run_id,
+                run_id=earlier["id"] if earlier else None,
+                config=composed.resolved,
+                on_lost=lambda message: self.journal.event("logger_lost", message=message),
+            )
+        except RuntimeError as error:
+            _LOG.warning("%s; the files have every figure.", error)
+            self.journal.event("logger_lost", message=str(error))
+            return
+        self.journal.sink = sink
+        parts = [*(earlier["parts"] if earlier else []), str(sink.folder)]
+        self.record.wandb = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": parts}
+
+    def watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
+        """Machine and GPUs are watched within, where telemetry is asked for."""
+        self.progress.step = self.record.steps
+        if not self._config.telemetry.enabled:
+            return nullcontext()
+        self._watch = MachineWatch(self._config.telemetry, facts, plan, self.journal, self.progress)
+        return self._watch
+
+    def stepped(self, steps: int, epochs: float, samples: int) -> None:
+        """Training has come so far; ``samples`` are those of this step."""
+        self.record.steps, self.record.epochs = steps, epochs
+        self.record.samples += samples
+
+    def saved(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
+        """A checkpoint was written."""
+        self.journal.event("checkpoint", step=step, file=name)
+        self._fill_in(metrics)
+        self.journal.save()
+
+    def finish(self, outcome: Outcome, metrics: Mapping[str, float]) -> None:
+        """The run is over: record, report and sink are completed."""
+        record = self.record
+        record.status, record.exit_code = outcome.status, outcome.exit_code
+        if outcome.kind is not None:
+            record.error = {"kind": outcome.kind, "message": outcome.message, "advice": outcome.advice}
+        if outcome.status == "interrupted":
+            self.journal.event("signal", message=outcome.message)
+        self._fill_in(metrics)
+        doubt = contradiction(record)
+        if doubt is not None:
+            self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
+        self.journal.save()
+        record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
+        record.artifacts["report"] = "report.md"
+        try:
+            report = to_markdown(record)  # a path may hold what is no UTF-8
+            (self.folder / "report.md").write_text(report, encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            self.journal.disk_full(error, record.steps)
+        self.journal.sink.finish(record.metrics, outcome.exit_code)
+        self.journal.save()
+
+    def _fill_in(self, metrics: Mapping[str, float]) -> None:
+        """Bring the record's figures up to date."""
+        record = self.record
+        record_figures.fill_in(record, self.journal.summary(), self._config)
+        record.metrics = {**record.metrics, **metrics}
+        record.memory = self.usage.memory(self._plan) or record.memory
+        record.host = self.usage.host() or record.host
+        if self._watch is not None:
+            record.gpus = self._watch.gpus()
+            record.telemetry = self._watch.cost()

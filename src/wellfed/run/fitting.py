@@ -1,0 +1,98 @@
+"""Finds the micro-batch that this machine can take, by running steps of a few sizes."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from wellfed.config.compose import Composed
+from wellfed.config.schema import RunConfig
+from wellfed.errors import ConfigError, DataError, Fault
+from wellfed.footprint.footprint import NoEstimate
+from wellfed.footprint.size_fit import CudaMeter, TensorMeter, find_micro_batch
+from wellfed.footprint.size_search import Fit, Probe
+from wellfed.hardware.detect import machine
+from wellfed.hardware.facts import GpuFacts, MachineFacts
+from wellfed.hardware.torch_cuda import torch_cuda
+from wellfed.memory.cap import cap_cuda
+from wellfed.nvml.session import NvmlError, NvmlSession
+from wellfed.planning.run_plan import RunPlan
+from wellfed.run.planner import Planner
+from wellfed.run.training_step import TrainingStep
+
+HOST_FRAC = 0.9
+"""Of the free host memory, where training runs on the CPU and no card was named."""
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """What was found, and on what terms."""
+
+    found: Fit
+    budget_gib: float
+    is_whole: bool
+    """The model's steps are never split."""
+
+
+def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: Callable[[Probe], None]) -> Fitting:
+    """Run up to 6 sizes; ``on_probe`` is told of each.
+
+    Raises:
+        ConfigError, DataError: nothing can be run.
+    """
+    config, facts = composed.config, machine(torch_cuda())
+    planner = Planner.start(composed, facts)
+    if planner.parts.is_lightning_module:
+        problem = "a LightningModule runs its own step on whole batches: there is no micro-batch to find."
+        raise ConfigError([Fault("workload.model", problem, "Bring a plain nn.Module with loss(batch).")])
+    for warning in planner.device.warnings:
+        print(f"Warning: {warning}", file=sys.stderr)
+    plan, is_whole = planner.rough(), planner.model_facts().has_batch_norm
+    make_batch = planner.estimate(plan).batches()
+    if isinstance(make_batch, NoEstimate):
+        raise DataError(f"{make_batch.reason.rstrip('.')}.")
+    budget_gib = plan.device.memory_gib or HOST_FRAC * facts.ram_available_gib
+    if plan.on_gpu and plan.device.enforce:
+        ballast = cap_cuda(int(budget_gib * 2**30), ballast=config.gpu.ballast)  # noqa: F841  held while steps run
+    step = TrainingStep(config, plan, planner.parts, torch.device("cuda", 0) if plan.on_gpu else torch.device("cpu"))
+    with _utilisation(facts, plan) as utilisation:
+        found = find_micro_batch(
+            step,
+            lambda size: step.place(make_batch(size)),
+            budget_gib=budget_gib,
+            max_size=math.ceil(config.workload.effective_batch_size / plan.trainer.devices),
+            min_size=2 if is_whole else 1,
+            target_util_pct=target_util_pct,
+            utilisation=utilisation,
+            meter=CudaMeter(step.device) if plan.on_gpu else TensorMeter(step.resident),
+            on_probe=on_probe,
+        )
+    return Fitting(found, budget_gib, is_whole)
+
+
+@contextlib.contextmanager
+def _utilisation(facts: MachineFacts, plan: RunPlan) -> Iterator[Callable[[], float | None] | None]:
+    """A reader of the training card's utilisation, percent; None where NVML does not know it."""
+    cards = facts.training_gpus
+    if not plan.on_gpu or not cards or cards[0].uuid is None or cards[0].nvml_index is None:
+        yield None
+        return
+    card: GpuFacts = cards[0]
+    try:
+        with NvmlSession(tries=3) as nvml:
+            handle = nvml.ask("nvmlDeviceGetHandleByUUID", card.uuid)
+
+            def read() -> float | None:
+                try:
+                    return float(nvml.ask("nvmlDeviceGetUtilizationRates", handle).gpu)
+                except NvmlError:
+                    return None
+
+            yield read
+    except NvmlError:
+        yield None
