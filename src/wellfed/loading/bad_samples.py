@@ -141,6 +141,6 @@ def hung(timeout_s: float) -> str:
 def too_late(timeout_s: float) -> DataError:
     """The error of a batch that is late without any sample hanging."""
     return DataError(
-        f"No batch came within loader.timeout_s={timeout_s:g} s: a producer is stuck or too slow. "
+        f"No batch came within loader.timeout_s={timeout_s:g} s: a worker is stuck or too slow. "
         "Set loader.timeout_s higher (0 = wait for ever), or loader.backend=inline to see where it hangs."
     )

@@ -229,10 +229,10 @@ def make_train_loader(
 
 
 def make_one_off_loader(config: RunConfig, plan: RunPlan, data: Datasets) -> TrainLoader | IterableLoader:
-    """The same for a look at a few batches: one producer where the plan has processes or a timeout, else none."""
+    """The same for a look at a few batches: one worker where the plan has processes or a timeout, else none."""
     asked = loader_settings(config, plan.loader)
     is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
-    return _train_loader(config, _one_producer(asked) if is_watched else _inline(config), data, rank=0)
+    return _train_loader(config, _one_worker(asked) if is_watched else _inline(config), data, rank=0)
 
 
 def make_inline_loader(config: RunConfig, data: Datasets) -> TrainLoader | IterableLoader:
@@ -244,7 +244,7 @@ def _inline(config: RunConfig) -> LoaderSettings:
     return LoaderSettings(skip_ids=tuple(config.loader.skip_ids), max_skipped=config.loader.max_skipped)
 
 
-def _one_producer(settings: LoaderSettings) -> LoaderSettings:
+def _one_worker(settings: LoaderSettings) -> LoaderSettings:
     """For a look at a few batches. Training names the sample that hangs; here it is only left out, if it may be."""
     return replace(
         settings,
@@ -313,9 +313,9 @@ def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
     names = plan.loader.candidates
     if plan.loader.num_workers == 0 and len(names) < 2:
         return None
-    # Producers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
+    # Workers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
     asked = loader_settings(config, plan.loader)
-    return _inline(config) if "inline" in names and not asked.timeout_s else _one_producer(asked)
+    return _inline(config) if "inline" in names and not asked.timeout_s else _one_worker(asked)
 
 
 def look_at_first_batches(config: RunConfig, first: LoaderSettings, parts: Parts) -> FirstBatches | None:
@@ -361,7 +361,7 @@ def make_eval_loader(
 
 
 def _eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSettings:
-    """As training is built, with as many producers as there is room for."""
+    """As training is built, with as many workers as there is room for."""
     asked = replace(loader_settings(config, plan.loader), num_workers=plan.loader.eval_workers)
     if asked.num_workers == 0:
         return LoaderSettings(pin_memory=asked.pin_memory)
