@@ -1,4 +1,4 @@
-"""The figures of a run from its step rows: rate with its interval, shares of time, readiness."""
+"""Computes the figures of a run from its step rows: rate with its interval, shares of time, readiness."""
 
 from __future__ import annotations
 

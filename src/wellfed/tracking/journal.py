@@ -1,4 +1,4 @@
-"""All that a run writes down while it runs: record, tables, events, and the rows for a sink."""
+"""Writes all that a run leaves while it runs: record, tables, events, and the rows for a sink."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The only door to wandb: one run a job, offline unless logged in or asked for, finished whatever happens."""
+"""Hands figures to wandb, as the only door to it: offline unless logged in or asked for, finished whatever happens."""
 
 from __future__ import annotations
 
