@@ -87,7 +87,8 @@ def nothing_asked() -> None:
 
 
 def composed(*overrides: str, rows: str = "frozen", data: str = "Items") -> Composed[RunConfig]:
-    made = compose(["logger=none", "loader=baseline", "trainer.accelerator=cpu", *overrides])
+    guard = "config.allow_targets=[torch,workloads,tests]"
+    made = compose(["logger=none", "loader=baseline", "trainer.accelerator=cpu", guard, *overrides])
     workload = replace(
         made.config.workload,
         name="w",

@@ -29,12 +29,26 @@ Read = Callable[[str, Sequence[str]], Signature | None]
 
 def check_static(config: RunConfig) -> list[Fault]:
     """Faults of all targets that the source files show; imports nothing, a few ms a target."""
-    return list(_check(config, _signature_in_source))
+    faults: list[Fault] = []
+    for name in ("model", "data", "optimizer"):
+        where, node = f"workload.{name}", getattr(config.workload, name)
+        if (not isinstance(node, Mapping) or TARGET not in node) and (node is not None or name != "optimizer"):
+            way_out = f"Set {where}.{TARGET}=<package>.<module>.<name>."
+            faults.append(Fault(where, f"names nothing to build: it has no {TARGET}.", way_out))
+        for inner_where, inner in _targets(where, node):
+            faults += _judge(inner_where, inner, config.config.allow_targets, _signature_in_source)
+    return faults
 
 
 def check_imported(config: RunConfig) -> list[Fault]:
     """Faults of the targets that stage 1 could not read; imports those (torch included)."""
-    return list(_check(config, _signature_of_imported))
+    allowed = config.config.allow_targets
+    faults: list[Fault] = []
+    for name in ("model", "data", "optimizer"):
+        for where, node in _targets(f"workload.{name}", getattr(config.workload, name)):
+            if not list(_judge(where, node, allowed, _signature_in_source)):  # those were told
+                faults += _judge(where, node, allowed, _signature_of_imported)
+    return faults
 
 
 def _signature_in_source(target: str, allowed: Sequence[str]) -> Signature | None:
@@ -51,18 +65,6 @@ def _signature_of_imported(target: str, allowed: Sequence[str]) -> Signature | N
         return inspect.signature(locate(target))
     except (ValueError, TypeError):  # a C function: its call will tell
         return None
-
-
-def _check(config: RunConfig, read: Read) -> Iterator[Fault]:
-    for name in ("model", "data", "optimizer"):
-        where, node = f"workload.{name}", getattr(config.workload, name)
-        if node is None and name == "optimizer":
-            continue
-        if not isinstance(node, Mapping) or TARGET not in node:
-            way_out = f"Set {where}.{TARGET}=<package>.<module>.<name>."
-            yield Fault(where, f"names nothing to build: it has no {TARGET}.", way_out)
-        for inner_where, inner in _targets(where, node):
-            yield from _judge(inner_where, inner, config.config.allow_targets, read)
 
 
 def _targets(where: str, node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:

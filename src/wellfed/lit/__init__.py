@@ -1,5 +1,5 @@
-"""The only door to Lightning: our training step inside its loop, and what we hang on its hooks.
+"""The only door to Lightning: its loop around our training step, and what we hang on its hooks.
 
 Knows models, loaders, memory and the journal; knows nothing of Hydra, wandb or the command line.
-Start from `trainer.fit` (one run) and `module.StepModule` (one optimizer step).
+Start from `trainer.fit` (one run) and `module.StepModule` (a plain model within it).
 """

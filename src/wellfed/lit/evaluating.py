@@ -1,22 +1,25 @@
-"""Passes over a split by the workload's evaluation, in smaller batches where memory does not suffice for one."""
+"""Evaluates the batches of a split, in smaller parts where memory does not suffice, and for all ranks together."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import nn
 
 from wellfed import batches
 from wellfed.batches import Delivery
-from wellfed.contract import Batch, Evaluation, FeatureSource
-from wellfed.errors import OutOfMemoryExhausted
+from wellfed.contract import Evaluation, FeatureSource
+from wellfed.errors import DataError, OutOfMemoryExhausted
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.memory import oom
 from wellfed.memory.kept_state import KeptState
 from wellfed.record import OnEvent
 from wellfed.step.micro_batches import Preparation
+
+SHARING_STRATEGIES = ("auto", "ddp")
+"""Where a rank can evaluate a batch by itself: each has the whole model."""
 
 
 class Evaluating:
@@ -44,23 +47,40 @@ class Evaluating:
             OutOfMemoryExhausted: a single sample does not fit, or memory ran out when the evaluation had already taken
                 a part of the batch into a large tensor.
         """
-        prepare = self._splits[split]
+        prepare, evaluation = self._splits[split], self._evaluation
         sizes, done = self._sizes(delivery.size), 0
         parts = prepare.split(delivery.batch, sizes)
+
+        def update() -> None:
+            weight = prepare.weight(parts[done], sizes[done]) if isinstance(evaluation, MeanLoss) else 0
+            batch = prepare(batches.to_device(parts[done], device), delivery, done, features)
+            if isinstance(evaluation, MeanLoss):
+                evaluation.add(self._model, batch, weight)
+            else:
+                evaluation.update(self._model, batch, *(() if features is None else (features,)))
+
         while done < len(sizes):
-            failure = self._add(prepare, delivery, _Part(parts[done], done, sizes[done]), features, device)
-            if failure is None:
+            before = KeptState(evaluation, device, leave_out=self._model) if self._may_halve else None
+            failure = _failure_of(update, is_known=before is not None)
+            if failure is None or before is None:
                 done += 1
                 continue
+            size = sizes[done]
+            if not before.restore():
+                raise OutOfMemoryExhausted(
+                    f"Out of memory when {type(evaluation).__name__}.update had taken a part of the batch into a large "
+                    f"tensor: {failure.message} "
+                    f"Next: memory.micro_batch={max(1, size // 2)}, which is the size of evaluation batches too."
+                )
             oom.release()
             self._on_event("oom", step=step, message=failure.message)
-            if sizes[done] == 1:
+            if size == 1:
                 raise OutOfMemoryExhausted(
                     f"Out of memory in the {split} split with one sample: {failure.message} "
                     "Next: a smaller workload.model, memory.features=dynamic, or a card with more memory (gpu=...)."
                 )
-            self._at_most = sizes[done] // 2
-            self._on_event("step_down", step=step, evaluation_batch=self._at_most, before=sizes[done])
+            self._at_most = size // 2
+            self._on_event("step_down", step=step, evaluation_batch=self._at_most, before=size)
             sizes = sizes[:done] + self._sizes(sum(sizes[done:]))
             parts = prepare.split(delivery.batch, sizes)
 
@@ -69,54 +89,41 @@ class Evaluating:
         full, rest = divmod(num_samples, most)
         return [most] * full + ([rest] if rest else [])
 
-    def _add(
-        self,
-        prepare: Preparation,
-        delivery: Delivery,
-        part: _Part,
-        features: FeatureSource | None,
-        device: torch.device,
-    ) -> oom.MemoryFailure | None:
-        """The failure, with nothing left of it, or None."""
-        before = KeptState(self._evaluation, device, leave_out=self._model) if self._may_halve else None
-        try:
-            self._update(prepare, delivery, part, features, device)
-        except Exception as error:
-            failure = oom.classify(error)
-            if failure is None or before is None:
-                raise
-        else:
-            return None
-        if not before.restore():  # outside the handler: its traceback would keep the failed batch's tensors alive
-            name = type(self._evaluation).__name__
-            raise OutOfMemoryExhausted(
-                f"Out of memory when {name}.update had taken a part of the batch into a large tensor: "
-                f"{failure.message} "
-                f"Next: memory.micro_batch={max(1, part.size // 2)}, which is the size of evaluation batches too."
-            )
+
+def _failure_of(update: Callable[[], None], *, is_known: bool) -> oom.MemoryFailure | None:
+    """The failure of memory with nothing left of it: its traceback would keep the failed batch's tensors alive."""
+    try:
+        update()
+    except Exception as error:
+        failure = oom.classify(error)
+        if failure is None or not is_known:
+            raise
         return failure
-
-    def _update(
-        self,
-        prepare: Preparation,
-        delivery: Delivery,
-        part: _Part,
-        features: FeatureSource | None,
-        device: torch.device,
-    ) -> None:
-        evaluation = self._evaluation
-        weight = prepare.weight(part.batch, part.size) if isinstance(evaluation, MeanLoss) else 0
-        batch = prepare(batches.to_device(part.batch, device), delivery, part.number, features)
-        if isinstance(evaluation, MeanLoss):
-            evaluation.add(self._model, batch, weight)
-        else:
-            evaluation.update(self._model, batch, *(() if features is None else (features,)))
+    return None
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Successive samples of a batch."""
+def can_be_shared(evaluation: Evaluation) -> bool:
+    """Whether it says how what several ranks have taken in goes together."""
+    return callable(getattr(evaluation, "state", None)) and callable(getattr(evaluation, "merge", None))
 
-    batch: Batch
-    number: int
-    size: int
+
+def merge_over_ranks(evaluation: Any, failure: Exception | None = None) -> None:
+    """Give the evaluation of each rank what those of all have taken in. Waits for the other ranks, and the device.
+
+    Args:
+        failure: why this rank has not evaluated all that it should have.
+
+    Raises:
+        Exception: ``failure``; on the other ranks an error of data that says the same.
+    """
+    told = None if failure is None else str(failure) or type(failure).__name__
+    # Tensors would arrive on the device that they were sent from, which is another rank's.
+    state = batches.map_tensors(evaluation.state(), lambda tensor: tensor.cpu())
+    ranks: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(ranks, (told, state))
+    if failure is not None:
+        raise failure
+    for told, _ in ranks:
+        if told is not None:
+            raise DataError(told)
+    evaluation.merge([state for _, state in ranks])

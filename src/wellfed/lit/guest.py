@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from wellfed.lit.callbacks.guest_state import AtEpochStart, ExactResume, GuestCheckpoints, Last
+from wellfed.lit.callbacks.guest_state import AtEpochStart, GuestCheckpoints, Last
 from wellfed.lit.callbacks.non_finite import NonFinite
 from wellfed.lit.callbacks.rank_shares import RankShares
 from wellfed.lit.logger import FiguresLogger
@@ -49,7 +49,7 @@ def training_callbacks(
 ) -> list[pl.Callback]:
     """What a training of a guest needs beside the callbacks of every run; without ``checkpoints`` it keeps nothing."""
     shares = [RankShares()] if world_size > 1 else []
-    kept = [] if checkpoints is None else [AtEpochStart(checkpoints), ExactResume()]
+    kept = [] if checkpoints is None else [AtEpochStart(checkpoints)]
     return [*shares, *kept, non_finite]
 
 

@@ -77,7 +77,7 @@ class StepLoop(_TrainingEpochLoop):
         progress.increment_started()
         counts = self.automatic_optimization.optim_progress.optimizer
         counts.step.increment_ready()
-        output = {"loss": module.take_step(batch)}
+        output = {"loss": module.step(batch)}
         counts.zero_grad.total.increment_by(1)
         counts.zero_grad.current.increment_by(1)
         counts.step.increment_completed()

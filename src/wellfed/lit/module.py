@@ -17,11 +17,9 @@ from torch import Tensor, nn
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Evaluation, Features, FeatureSource
-from wellfed.lit.evaluating import Evaluating
-from wellfed.lit.evaluation import merge_over_ranks
+from wellfed.lit.evaluating import Evaluating, merge_over_ranks
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.lit.sharding import all_weights
-from wellfed.memory import generators
 from wellfed.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.memory.ladder import Ladder, MicroBatches, Rung
 from wellfed.record import OnEvent
@@ -101,7 +99,6 @@ class StepModule(pl.LightningModule):
         self._make_optimizer, self._lr_factor, self._on_event = make_optimizer, lr_factor, on_event
         self.step: TrainStep | None = None
         """Of the training that goes on."""
-        self._rng_state: dict[str, Any] | None = None
         self._delivery: Delivery | None = None
 
     def _rungs(self) -> list[Rung]:
@@ -186,8 +183,7 @@ class StepModule(pl.LightningModule):
     def on_validation_start(self) -> None:
         self._hold_features()
 
-    def on_test_start(self) -> None:
-        self._hold_features()
+    on_test_start = on_validation_start
 
     def _hold_features(self) -> None:
         """Fill the feature table, once; the model is on its device and has its weights."""
@@ -231,20 +227,7 @@ class StepModule(pl.LightningModule):
     # -- training -------------------------------------------------------------------------------------------------
 
     def on_train_epoch_start(self) -> None:
-        self._go_on_with_rng()  # what is drawn at the start of an epoch comes next
         self.totals.forget()  # the end of an epoch hands them over; a checkpoint may have been written just before
-
-    def take_step(self, delivery: Delivery) -> Tensor:
-        """One optimizer step; its loss."""
-        self._go_on_with_rng()  # in the middle of an epoch: loaders have drawn their seeds by now
-        assert self.step is not None
-        return self.step(delivery)
-
-    def _go_on_with_rng(self) -> None:
-        """The random state of the checkpoint that this run goes on from, once."""
-        if self._rng_state is not None:
-            generators.restore(self._rng_state)
-            self._rng_state = None
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self._delivery = batch
@@ -252,8 +235,9 @@ class StepModule(pl.LightningModule):
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         delivery, self._delivery = self._delivery, None
         assert delivery is not None
+        assert self.step is not None
         # What a call of it would leave: a result, and a count of zeroed gradients.
-        optimizer_closure._result = ClosureResult(self.take_step(delivery))
+        optimizer_closure._result = ClosureResult(self.step(delivery))
         optimizer_closure._zero_grad_fn()
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
@@ -276,14 +260,10 @@ class StepModule(pl.LightningModule):
     # -- evaluation -----------------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        self._begin_evaluation()
-
-    def on_test_epoch_start(self) -> None:
-        self._begin_evaluation()
-
-    def _begin_evaluation(self) -> None:
         self.evaluation.reset()
         self._eval_failure = None
+
+    on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, delivery: Delivery, batch_idx: int) -> None:
         self._evaluate("val", delivery)
@@ -306,15 +286,10 @@ class StepModule(pl.LightningModule):
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["rng"] = generators.state()
         checkpoint["micro_batch"] = self.micro.size
         if self.trainer.world_size == 1:
             checkpoint["totals"] = self.totals.state_dict()
-        loader = self.trainer.train_dataloader
-        if hasattr(loader, "state_dict"):
-            checkpoint["position"] = loader.state_dict()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._rng_state = checkpoint.get("rng")
         if self.trainer.world_size == 1 and "totals" in checkpoint:
             self.totals.load_state_dict(checkpoint["totals"])

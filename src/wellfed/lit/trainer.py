@@ -6,7 +6,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -17,8 +17,7 @@ import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from wellfed.lit.callbacks.callback_list import Together
-from wellfed.lit.callbacks.resume_position import GoOn
-from wellfed.lit.callbacks.settled import Settled
+from wellfed.lit.callbacks.resume_position import ExactResume, GoOn
 
 
 @dataclass(frozen=True)
@@ -56,10 +55,15 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         more: further arguments of ``pl.Trainer``; a logger is one.
     """
     quiet_lightning()
+    strategy: Any = options.strategy
+    if strategy == "fsdp":
+        from wellfed.lit.sharding import fsdp_strategy
+
+        strategy = fsdp_strategy()
     trainer = pl.Trainer(
         accelerator=options.accelerator,
         devices=options.devices,
-        strategy=_strategy(options.strategy),
+        strategy=strategy,
         precision=options.precision,
         max_epochs=-1 if options.max_epochs is None else options.max_epochs,
         max_steps=-1 if options.max_steps is None else options.max_steps,
@@ -68,7 +72,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         check_val_every_n_epoch=None if options.validate_every_steps else 1,
         val_check_interval=options.validate_every_steps,
         deterministic=options.deterministic or None,
-        callbacks=[Together([Settled(), *callbacks])],
+        callbacks=[Together([Settled(), ExactResume(), *callbacks])],
         profiler=NoProfiler(),
         default_root_dir=str(folder),
         use_distributed_sampler=False,
@@ -79,26 +83,12 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         enable_model_summary=False,
         **more,
     )
-    use_direct_steps(trainer)
-    return trainer
-
-
-def _strategy(name: str) -> Any:
-    if name != "fsdp":
-        return name
-    from wellfed.lit.sharding import fsdp_strategy
-
-    return fsdp_strategy()
-
-
-def use_direct_steps(trainer: pl.Trainer) -> None:
-    """Spare a step its way through Lightning's hooks, where nobody listens on that way."""
-    try:
+    with suppress(ImportError):  # a Lightning with other insides than those it was written for
         from wellfed.lit.loop import StepLoop
-    except ImportError:  # a Lightning with other insides than those it was written for
-        return
-    lightnings = trainer.fit_loop.epoch_loop
-    trainer.fit_loop.epoch_loop = StepLoop(trainer, lightnings.min_steps, lightnings.max_steps)
+
+        lightnings = trainer.fit_loop.epoch_loop
+        trainer.fit_loop.epoch_loop = StepLoop(trainer, lightnings.min_steps, lightnings.max_steps)
+    return trainer
 
 
 class NoProfiler(PassThroughProfiler):
@@ -108,6 +98,19 @@ class NoProfiler(PassThroughProfiler):
 
     def profile(self, action_name: str) -> AbstractContextManager[None]:
         return self._nothing
+
+
+class Settled(pl.Callback):
+    """Waits for the device once, before training.
+
+    Lightning hands a model to DDP on a stream of its own (`DDPStrategy._setup_model`), which sends the weights of rank
+    0 to the others there, and nothing orders the first step, on another stream, after that.
+    """
+
+    def on_fit_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        device = trainer.strategy.root_device
+        if device.type == "cuda" and trainer.world_size > 1:
+            torch.cuda.synchronize(device)
 
 
 def quiet_lightning() -> None:
@@ -128,12 +131,8 @@ def quiet_lightning() -> None:
 
 def total_steps(options: TrainerOptions, steps_per_epoch: int) -> int | None:
     """Optimizer steps of the whole run; None if only time limits it."""
-    limits = []
-    if options.max_epochs is not None:
-        limits.append(options.max_epochs * steps_per_epoch)
-    if options.max_steps is not None:
-        limits.append(options.max_steps)
-    return min(limits) if limits else None
+    of_epochs = None if options.max_epochs is None else options.max_epochs * steps_per_epoch
+    return min((limit for limit in (of_epochs, options.max_steps) if limit is not None), default=None)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from wellfed.memory.cap import cap_cuda
 from wellfed.nvml.session import NvmlError, NvmlSession
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run.planner import Planner
-from wellfed.run.training_step import TrainingStep
+from wellfed.run.training_step import ConfiguredStep
 
 HOST_FRAC = 0.9
 """Of the free host memory, where training runs on the CPU and no card was named."""
@@ -59,7 +59,7 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
     budget_gib = plan.device.memory_gib or HOST_FRAC * facts.ram_available_gib
     if plan.on_gpu and plan.device.enforce:
         ballast = cap_cuda(int(budget_gib * 2**30), ballast=config.gpu.ballast)  # noqa: F841  held while steps run
-    step = TrainingStep(config, plan, planner.parts, torch.device("cuda", 0) if plan.on_gpu else torch.device("cpu"))
+    step = ConfiguredStep(config, plan, planner.parts, torch.device("cuda", 0) if plan.on_gpu else torch.device("cpu"))
     with _utilisation(facts, plan) as utilisation:
         found = find_micro_batch(
             step,

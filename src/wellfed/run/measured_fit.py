@@ -22,7 +22,7 @@ from wellfed.planning.probing import with_probes
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
-from wellfed.run.training_step import TrainingStep
+from wellfed.run.training_step import ConfiguredStep
 
 _LOG = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ def probed(
     parts: assemble.Parts,
     footprints: Footprints,
     device: torch.device,
-    make_meter: Callable[[TrainingStep], Meter] = lambda step: CudaMeter(step.device),
+    make_meter: Callable[[ConfiguredStep], Meter] = lambda step: CudaMeter(step.device),
 ) -> RunPlan:
     """The plan with a measured micro-batch; as it is where no step can be run, of which training will tell.
 
@@ -49,7 +49,7 @@ def probed(
         return plan
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            step = TrainingStep(config, plan, _apart(parts), device, fill=blank)
+            step = ConfiguredStep(config, plan, _apart(parts), device, fill=blank)
             meter = make_meter(step)
 
             def probe(size: int) -> int | None:
@@ -71,7 +71,7 @@ def probed(
             torch.cuda.reset_peak_memory_stats(device)  # the peak in the record is that of training
 
 
-def _peak(step: TrainingStep, make_batch: Callable[[int], Batch], size: int, meter: Meter) -> int | None:
+def _peak(step: ConfiguredStep, make_batch: Callable[[int], Batch], size: int, meter: Meter) -> int | None:
     """Bytes of the second step, the first makes the optimizer's state; None where they ran out."""
     try:
         batch = step.place(make_batch(size))

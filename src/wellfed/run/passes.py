@@ -29,7 +29,7 @@ from wellfed.lit.callbacks.progress import Counts, ProgressBar
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.callbacks.training_position import Watch
 from wellfed.lit.ceiling import steps_alone
-from wellfed.lit.evaluation import SHARING_STRATEGIES, can_be_shared
+from wellfed.lit.evaluating import SHARING_STRATEGIES, can_be_shared
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.prefetch import prefetched

@@ -22,7 +22,7 @@ from wellfed.step.precision import Precision
 from wellfed.step.train_step import TrainStep, parameter_groups
 
 
-class TrainingStep:
+class ConfiguredStep:
     """Moves the model to ``device``, fills the feature table, and steps; call it with a batch that `place` gave."""
 
     def __init__(

@@ -43,13 +43,10 @@ class StepRetry:
         self._ladder, self._start, self._may_adapt = ladder, start, may_adapt
         self._ranks = ranks if ranks is not None and ranks.retries_together else None
         self._forget, self._way_out, self._on_event = forget, way_out, on_event
-        self._step = 0
+        self.step = 0
+        """Number of the one that is done, for events."""
         self.has_retried = False
         """Turns true when a step has been done again; reset by who reads it."""
-
-    def begin_step(self, number: int) -> None:
-        """The number is for events."""
-        self._step = number
 
     def gradients(self, attempt: Callable[[], Result]) -> Result:
         """The result of the forward and backward passes; a repetition starts from where generators and buffers are now.
@@ -87,7 +84,7 @@ class StepRetry:
             if self._ranks is not None or versions(optimizer) != before:
                 self._free(failure)
                 raise OutOfMemoryExhausted(
-                    f"Out of memory in the optimizer's step {self._step}, which was applied in part: {failure.message} "
+                    f"Out of memory in the optimizer's step {self.step}, which was applied in part: {failure.message} "
                     f"resume=auto goes on from the last checkpoint, with less to hold in memory. {self._way_out()}"
                 )
             if self._may_adapt and one_weight_at_a_time(optimizer):
@@ -131,8 +128,8 @@ class StepRetry:
     def _free(self, failure: oom.MemoryFailure) -> None:
         self._forget()
         oom.release()
-        self._on_event("oom", step=self._step, message=failure.message)
+        self._on_event("oom", step=self.step, message=failure.message)
 
     def _tell(self, changed: dict[str, Any]) -> None:
-        self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self._step, **changed)
+        self._on_event("step_down" if "micro_batch" in changed else "ladder", step=self.step, **changed)
         self.has_retried = True

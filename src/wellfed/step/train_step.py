@@ -99,7 +99,7 @@ class TrainStep:
             OutOfMemoryExhausted: memory does not suffice, in no way that is left.
         """
         self.number += 1
-        self._retry.begin_step(self.number)
+        self._retry.step = self.number
         losses: list[Tensor] = []
 
         def gradients() -> Tensor:
@@ -177,7 +177,7 @@ class TrainStep:
 
     def allocate_state(self) -> None:
         """Let the optimizer make its state now, if it can, with what `__call__` does where memory does not suffice."""
-        self._retry.begin_step(self.number)
+        self._retry.step = self.number
         self._retry.optimizer_step(self._optimizer, partial(allocate, self._optimizer, self._model))
 
     def _sizes(self, delivery: Delivery) -> list[int]:

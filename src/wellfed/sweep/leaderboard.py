@@ -155,8 +155,9 @@ def leaderboard(sweep: SweepFile, found: Read) -> Leaderboard:
     counted_rows = {point.id: _counted(point, found, objective) for point in points}
     noise = repeats.pooled_noise([_run(row, objective) for row in rows] for rows in counted_rows.values())
     entries = [_entry(point, found, counted_rows[point.id], objective, noise) for point in points]
-    first = {point: _goodness(objective(rows[0]), objective) for point, rows in counted_rows.items() if rows}
-    rated = _compared(_ranked(_in_order(entries, first, objective), objective), objective)
+    good = {entry.point: objective.goodness(entry.score) for entry in entries if entry.score is not None}
+    first = {point: objective.goodness(_run(rows[0], objective).figure) for point, rows in counted_rows.items() if rows}
+    rated = _compared(_ranked(_in_order(entries, good, first), objective), good, objective)
     rated, apart = _marked(rated)
     rest = sorted((entry for entry in entries if entry.score is None), key=lambda entry: _ORDER.index(entry.status))
     scores = [entry.score or 0.0 for entry in rated]
@@ -239,18 +240,13 @@ def _mean(figures: Iterable[float | None]) -> float | None:
     return fmean(known) if known else None
 
 
-def _goodness(score: float | None, objective: Objective) -> float:
-    assert score is not None
-    return objective.goodness(score)
-
-
-def _in_order(entries: Sequence[Entry], first: Mapping[str, float], objective: Objective) -> list[Entry]:
+def _in_order(entries: Sequence[Entry], good: Mapping[str, float], first: Mapping[str, float]) -> list[Entry]:
     """Those that have a score, as `leaderboard` sorts them.
 
     Args:
+        good: how good each is, by point.
         first: how good each was in its trial alone.
     """
-    good = {entry.point: _goodness(entry.score, objective) for entry in entries if entry.score is not None}
     rated = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
     order = [entry for entry in rated if entry.runs > 1]
     for entry in rated:
@@ -284,21 +280,21 @@ def _ranked(in_order: Sequence[Entry], objective: Objective) -> list[Entry]:
     return ranked
 
 
-def _compared(ranked: Sequence[Entry], objective: Objective) -> list[Entry]:
+def _compared(ranked: Sequence[Entry], good: Mapping[str, float], objective: Objective) -> list[Entry]:
     """With what compares them to each other."""
-    good = {tuple(sorted(entry.values.items())): _goodness(entry.score, objective) for entry in ranked}
-
-    def compared(entry: Entry) -> Entry:
-        mine = _goodness(entry.score, objective)
-        sister = tuple(sorted({**entry.values, "loader": BASELINE}.items()))
-        return replace(
-            entry,
-            of_best=mine / _goodness(ranked[0].score, objective),
-            of_baseline=mine / good[sister] if "loader" in entry.values and sister in good else None,
-            on_front=_on_front(entry, ranked, objective),
+    points = {frozenset(entry.values.items()): entry.point for entry in ranked}
+    compared = []
+    for entry in ranked:
+        mine, sister = good[entry.point], points.get(frozenset({**entry.values, "loader": BASELINE}.items()))
+        compared.append(
+            replace(
+                entry,
+                of_best=mine / good[ranked[0].point],
+                of_baseline=mine / good[sister] if "loader" in entry.values and sister is not None else None,
+                on_front=_on_front(entry, ranked, objective),
+            )
         )
-
-    return [compared(entry) for entry in ranked]
+    return compared
 
 
 def _on_front(entry: Entry, ranked: Sequence[Entry], objective: Objective) -> bool:

@@ -10,15 +10,14 @@ from typing import Literal
 import wellfed.cpus
 from wellfed.config.quoting import assigned
 from wellfed.config.schema import SweepConfig
-from wellfed.sweep.ledger import Row
 from wellfed.sweep.rows import ended_row, recorded_row, refused_row
 from wellfed.trials.fork_server import JobEnd
 from wellfed.trials.slots import Slots
 from wellfed.trials.sweep_ledger import SweepLedger
 from wellfed.trials.sweep_screen import SweepScreen
-from wellfed.trials.sweep_setup import ReadyPoint, SweepSetup
+from wellfed.trials.sweep_setup import SweepSetup
 from wellfed.trials.trial import RunPoint, shared_key
-from wellfed.trials.trial_pool import FinishedTrial, ForkServers, QueuedTrial, TrialPool
+from wellfed.trials.trial_pool import ForkServers, QueuedTrial, TrialPool
 
 Launch = Callable[[list[list[str]]], object]
 """Another launcher of Hydra's: runs each list of overrides somewhere, and returns when all have ended."""
@@ -65,38 +64,34 @@ class SweepExecution:
             self._ledger.add(recorded or refused_row(row, "failed", "left no complete record"))
 
     def _run(self, points: Sequence[str], kind: Literal["trial", "confirm"]) -> bool:
-        begun = {row.folder: row for row in (self._begin(self._ready[point], kind) for point in points)}
+        """False: stopped at the first that did not end well."""
+        begun, queue = {}, []
+        for point in points:
+            ready = self._ready[point]
+            row = self._ledger.begin(ready.point, kind)
+            folder = self._ledger.folder / row.folder
+            composed = replace(ready.composed, run_dir=folder)
+            task = RunPoint(composed, ready.plan, ready.feature_rows)
+            num_gpus = 0
+            if ready.plan is not None:
+                row = replace(row, predicted_peak_gib=ready.plan.predicted_peak_gib)
+                num_gpus = ready.plan.num_gpus
+            begun[row.folder] = row
+            shared = shared_key(composed.config)
+            queue.append(QueuedTrial(row.folder, shared, composed.config, task, folder, num_gpus))
         all_well = True
-        for finished in self._pool.run([self._queued(row) for row in begun.values()]):
-            row = self._row(begun[finished.trial.key], finished)
+        for finished in self._pool.run(queue):
+            row, end = begun[finished.trial.key], finished.end
+            if isinstance(end, JobEnd):
+                folder, timed_out = self._ledger.folder, finished.timed_out
+                row = ended_row(row, folder, exit_code=end.code, seconds=end.seconds, timed_out=timed_out)
+            else:
+                row = refused_row(row, end.status, str(end))
             self._ledger.add(row)
             if self._config.fail_fast and row.status != "ok":
                 self._pool.start_no_more()
                 all_well = False
         return all_well
-
-    def _begin(self, ready: ReadyPoint, kind: Literal["trial", "confirm"]) -> Row:
-        predicted_peak_gib = None if ready.plan is None else ready.plan.predicted_peak_gib
-        return replace(self._ledger.begin(ready.point, kind), predicted_peak_gib=predicted_peak_gib)
-
-    def _queued(self, row: Row) -> QueuedTrial:
-        ready, folder = self._ready[row.point], self._ledger.folder / row.folder
-        composed = replace(ready.composed, run_dir=folder)
-        return QueuedTrial(
-            key=row.folder,
-            shared=shared_key(composed.config),
-            config=composed.config,
-            task=RunPoint(composed, ready.plan, ready.feature_rows),
-            folder=folder,
-            num_gpus=0 if ready.plan is None else ready.plan.num_gpus,
-        )
-
-    def _row(self, begun: Row, finished: FinishedTrial) -> Row:
-        end = finished.end
-        if not isinstance(end, JobEnd):
-            return refused_row(begun, end.status, str(end))
-        folder, timed_out = self._ledger.folder, finished.timed_out
-        return ended_row(begun, folder, exit_code=end.code, seconds=end.seconds, timed_out=timed_out)
 
 
 def open_trial_folder(folder: Path) -> None:

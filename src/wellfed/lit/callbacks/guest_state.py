@@ -1,4 +1,4 @@
-"""Checkpoints of a user's own LightningModule from which a run goes on exactly: when they are written, with what."""
+"""Writes checkpoints of a user's own LightningModule when a run can go on from them exactly."""
 
 from __future__ import annotations
 
@@ -9,45 +9,6 @@ import lightning.pytorch as pl
 
 from wellfed.lit.callbacks.callback_list import Together
 from wellfed.lit.callbacks.checkpoints import Checkpoints
-from wellfed.memory import generators
-
-
-class ExactResume(pl.Callback):
-    """Keeps all generators and the loader's position in checkpoints, and puts the generators back before the next step.
-
-    Loaders have drawn their seeds by then. Must stand before the user's callbacks, which may draw.
-    """
-
-    def __init__(self) -> None:
-        self._state: dict[str, Any] | None = None
-        self._has_trained = False
-
-    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        checkpoint["rng"] = generators.state()
-        loader = trainer.train_dataloader
-        if hasattr(loader, "state_dict"):
-            checkpoint["position"] = loader.state_dict()
-
-    def on_load_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        if trainer.state.fn == "fit":
-            self._state = checkpoint.get("rng")
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._restore()
-
-    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        self._restore()
-        self._has_trained = True
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        # Else ReduceLROnPlateau goes without this epoch: Lightning takes its validation for one before the resume.
-        if self._has_trained:
-            trainer.fit_loop.restarting = False
-
-    def _restore(self) -> None:
-        if self._state is not None:
-            generators.restore(self._state)
-            self._state = None
 
 
 class GuestCheckpoints(Checkpoints):
@@ -86,6 +47,15 @@ class AtEpochStart(pl.Callback):
 
     def __init__(self, checkpoints: GuestCheckpoints) -> None:
         self._checkpoints = checkpoints
+        self._has_trained = False
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        self._has_trained = True
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        # Else ReduceLROnPlateau goes without this epoch: Lightning takes its validation for one before the resume.
+        if self._has_trained:
+            trainer.fit_loop.restarting = False
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._checkpoints.save_if_due(trainer)

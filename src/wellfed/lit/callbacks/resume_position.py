@@ -1,4 +1,4 @@
-"""Puts a run back to where its checkpoint was written: the loader's position, and Lightning's counters to match it.
+"""Puts a run back to where its checkpoint was written: generators, the loader's position, and Lightning's counters.
 
 Lightning's own counters say where in its code a checkpoint was written, and what it makes of them depends on that place
 and on the limits of the run: from the end of an epoch it does not put the loader back, or counts an epoch that never
@@ -11,6 +11,39 @@ from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+
+from wellfed.memory import generators
+
+
+class ExactResume(pl.Callback):
+    """Keeps all generators and the loader's position in checkpoints, and puts the generators back before the next step.
+
+    Loaders have drawn their seeds by then. Must stand before the user's callbacks, which may draw.
+    """
+
+    def __init__(self) -> None:
+        self._state: dict[str, Any] | None = None
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        checkpoint["rng"] = generators.state()
+        loader = trainer.train_dataloader
+        if hasattr(loader, "state_dict"):
+            checkpoint["position"] = loader.state_dict()
+
+    def on_load_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn == "fit":
+            self._state = checkpoint.get("rng")
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._restore()  # what is drawn at the start of an epoch comes next
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        self._restore()  # in the middle of one
+
+    def _restore(self) -> None:
+        if self._state is not None:
+            generators.restore(self._state)
+            self._state = None
 
 
 class GoOn(pl.Callback):

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.lit import tiny
-from wellfed.lit.finite import is_finite, no_longer_finite
+from wellfed.lit.callbacks.checkpoints import is_finite, no_longer_finite
 
 
 class Odd(pl.LightningModule):

@@ -16,7 +16,7 @@ import torch
 from tests.lit import tiny
 from wellfed.errors import DataError
 from wellfed.lit import trainer as lit
-from wellfed.lit.evaluation import can_be_shared
+from wellfed.lit.evaluating import can_be_shared
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.loading.eval_loader import EvalLoader
 
