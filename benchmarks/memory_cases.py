@@ -36,14 +36,14 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.config.compose import compose
 from wellfed.config.schema import RunConfig
-from wellfed.contract import Batch, FeatureSource
+from wellfed.contract import FEATURE_MODES, Batch, FeatureModeName, FeatureSource
 from wellfed.footprint.cuda_emulation import as_on_cuda, backward
 from wellfed.footprint.estimate import repeated
 from wellfed.footprint.rehearsal import Task
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import train_loader
 from wellfed.memory.checkpointing import checkpoint_blocks
-from wellfed.memory.features import Mode, hold
+from wellfed.memory.features import hold
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run.assemble import Parts, make_optimizer, make_parts
@@ -59,7 +59,6 @@ STEPS = 4
 CARDS_ALONE = ("embedding, sparse adam", "gradient penalty", "neighbours, gather")
 """Cases that torch's count of live tensors on a CPU can't follow (sparse tensors, gradients of gradients), or that it
 changes itself (see `wellfed.footprint.in_place`)."""
-MODES: tuple[Mode, ...] = ("cache", "cache_host", "dynamic")
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,7 @@ def cases() -> Iterator[Case]:
     yield _case("attention", Attention(), {"x": tokens}, (8, 16, 32, 64))
     yield _case("attention, checkpointed", Attention(), {"x": tokens}, (8, 16, 32, 64), checkpointed=True)
     triple = {"user": torch.randint(5000, (4,)), "item": torch.randint(600, (4,)), "y": torch.rand(4)}
-    for mode in MODES:
+    for mode in FEATURE_MODES:
         yield _case(
             f"frozen encoder, {mode}",
             FrozenEncoder(),
@@ -141,12 +140,12 @@ def workload_cases(configs: Path, sizes: tuple[int, ...] = (64, 256, 1024, 2048)
     for file in sorted((configs / "workload").glob("*.yaml")):
         config = compose([f"workload={file.stem}", "gpu=cpu", "logger=none"]).config
         parts = make_parts(config)
-        modes: Iterable[Mode | None] = (None,) if parts.features is None else MODES
+        modes: Iterable[FeatureModeName | None] = (None,) if parts.features is None else FEATURE_MODES
         for mode in modes:
             yield workload_case(config, parts, sizes, mode)
 
 
-def workload_case(config: RunConfig, parts: Parts, sizes: tuple[int, ...], mode: Mode | None) -> Case:
+def workload_case(config: RunConfig, parts: Parts, sizes: tuple[int, ...], mode: FeatureModeName | None) -> Case:
     """One of them."""
     loader = train_loader(
         parts.data.train, batch_size=max(sizes), seed=0, settings=LoaderSettings(), collate=parts.data.collate

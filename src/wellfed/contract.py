@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
+
 
 Batch = Any
 """A tensor, or nested tuple/list/dict/dataclass of tensors that share their first dimension."""
@@ -38,6 +39,11 @@ class FeatureSource(Protocol):
     def rows(self, indices: Tensor) -> Tensor:
         """Float rows ``[len(indices), dim]`` on the device of ``indices``."""
         ...
+
+
+FeatureModeName = Literal["cache", "cache_host", "dynamic"]
+FEATURE_MODES: tuple[FeatureModeName, ...] = get_args(FeatureModeName)
+"""What ``memory.features`` may be, the fastest first; each needs less device memory than the one before."""
 
 
 @dataclass(frozen=True)

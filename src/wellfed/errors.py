@@ -58,6 +58,11 @@ class ConfigError(WellfedError):
         head = "1 fault in the configuration" if count == 1 else f"{count} faults in the configuration"
         super().__init__("\n".join([f"{head}; nothing was run.", *(f"  - {fault}" for fault in self.faults)]))
 
+    @classmethod
+    def of(cls, where: str, problem: str, way_out: str) -> ConfigError:
+        """With one fault."""
+        return cls([Fault(where, problem, way_out)])
+
 
 class DataError(WellfedError):
     """Input that is missing, unreadable or not what it claims to be: names file, line and way out."""
@@ -84,9 +89,14 @@ def first_line(error: object) -> str:
     return next(iter(text_of(error).strip().splitlines()), type(error).__name__)
 
 
+def type_and_line(error: BaseException) -> str:
+    """The type of an error, and the first line of its text where it has one."""
+    has_text = text_of(error).strip()
+    return f"{type(error).__name__}: {first_line(error)[:200]}" if has_text else type(error).__name__
+
+
 def reason_of(error: BaseException) -> str:
     """Type, first line of the text, and the line of code, as a message names them."""
-    has_text = text_of(error).strip()
-    reason = f"{type(error).__name__}: {first_line(error)[:200]}" if has_text else type(error).__name__
+    reason = type_and_line(error)
     frames = traceback.extract_tb(error.__traceback__)
     return f"{reason} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else reason

@@ -6,12 +6,8 @@ sample's index alone: these stay the same over every backend, number of workers,
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,23 +84,3 @@ class SampleRng(torch.Generator):
     def uniform_at(self, indices: Tensor, draw: int = 0) -> Tensor:
         """Float32 in [0, 1), one for each index."""
         return (self.bits_at(indices, draw) >> 39).to(torch.float32) * (1.0 / (1 << 24))
-
-
-@contextmanager
-def global_generators_kept() -> Iterator[None]:
-    """Afterwards Python's, numpy's and torch's generators (the CPU's) are as they were."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
-
-
-def seed_global_generators(seed: int) -> None:
-    """Seed those of Python, numpy and torch for one sample, for data that draws from them."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    # Not torch.manual_seed: it seeds the GPUs too, and dropout there must not start again with each sample.
-    torch.default_generator.manual_seed(seed)

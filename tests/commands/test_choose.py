@@ -105,13 +105,6 @@ def test_samples_that_are_known_bad_are_no_part_of_an_option(folder: Path, confi
     assert not {"skip_ids", "max_skipped"} & set(written)
 
 
-def test_stages_are_kept(folder: Path, configs: Path):
-    stages = [{"until_epoch": 2, "features": "cache"}, {"until_epoch": None, "features": "dynamic"}]
-    made.write_record(folder / BEST.folder, config={"loader": {}, "memory": {"stages": stages}})
-    assert choose_from(folder) == 0
-    assert yaml.safe_load((configs / "memory" / "mine.yaml").read_text())["stages"] == stages
-
-
 def test_every_number_has_its_reason_and_the_head_says_where_it_is_from(folder: Path, configs: Path):
     assert choose_from(folder) == 0
     for group in ("loader", "memory"):

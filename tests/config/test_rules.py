@@ -15,11 +15,8 @@ from wellfed.config.schema import (
     FeatureMode,
     ScheduleConfig,
     ScheduleName,
-    StageConfig,
     Strategy,
 )
-
-CACHE_THEN_DYNAMIC = [StageConfig(0, FeatureMode.cache), StageConfig(3, FeatureMode.dynamic)]
 
 # (rule, knobs, where, words of the problem, words of the way out)
 BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
@@ -99,35 +96,6 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
         "workload.model.train_encoder=true",
         "can't train from stored features (memory.features=cache): only dynamic computes them anew.",
         "Set memory=dynamic, or workload.model.train_encoder=false.",
-    ),
-    (
-        "encoder",
-        {"workload.model": {"train_encoder": True}, "memory.stages": [StageConfig(0, FeatureMode.cache_host)]},
-        "workload.model.train_encoder=true",
-        "can't train from stored features (memory.stages)",
-        "Set memory=dynamic",
-    ),
-    (
-        "stages",
-        {"memory.stages": [StageConfig(1, FeatureMode.cache)]},
-        "memory.stages",
-        "from_epoch is [1]; it must start at 0 and rise.",
-        "Write e.g. memory.stages=[{from_epoch:0,features:cache},{from_epoch:3,features:dynamic}]",
-    ),
-    (
-        "stages",
-        {"memory.stages": [*CACHE_THEN_DYNAMIC, StageConfig(3, FeatureMode.cache)]},
-        "memory.stages",
-        "from_epoch is [0, 3, 3]",
-        "or memory.stages=null.",
-    ),
-    ("stages", {"memory.stages": []}, "memory.stages", "from_epoch is []", "or memory.stages=null."),
-    (
-        "stages",
-        {"memory.stages": CACHE_THEN_DYNAMIC, "memory.features": FeatureMode.dynamic},
-        "memory.features=dynamic",
-        "contradicts memory.stages, which starts with cache.",
-        "Set memory.features=null, or memory.stages=null.",
     ),
     (
         "step_down",
@@ -216,9 +184,7 @@ FINE: list[dict[str, Any]] = [
     {"workload.effective_batch_size": 65, "memory.micro_batch": 33, "trainer.devices": 2},
     {"workload.model": {"train_encoder": True}, "memory.features": FeatureMode.dynamic},
     {"workload.model": {"train_encoder": True}},
-    {"workload.model": {"train_encoder": True}, "memory.stages": CACHE_THEN_DYNAMIC},
     {"workload.model": {"train_encoder": False}, "memory.features": FeatureMode.cache},
-    {"memory.stages": CACHE_THEN_DYNAMIC, "memory.features": FeatureMode.cache},
     {"memory.micro_batch_steps": [32, 16, 1]},
     {"trainer.max_epochs": None, "trainer.max_time_s": 5.0},
     {"workload.schedule": ScheduleConfig(ScheduleName.cosine)},

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wellfed.config.compose import compose
+from wellfed.config.faults.find import find_faults
 from wellfed.config.knobs import FREE_NODES, all_knobs
 from wellfed.config.schema import RunConfig
+from wellfed.config.session import open_hydra
 from wellfed.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -24,7 +26,7 @@ NAMES = [
     *FREE_NODES,
     *(f"{node}._target_" for node in FREE_NODES),
     *(f"{knob}.more" for knob in KNOBS[::7]),
-    *("workload.data.scale", "workload.model.dim", "workload.optimizer.betas[0]", "memory.stages[0].from_epoch"),
+    *("workload.data.scale", "workload.model.dim", "workload.optimizer.betas[0]", "memory.micro_batch_steps[0].x"),
     *("hydra.run.dir", "hydra/launcher", "hydra.job.name", "hydra", "no_such", "gpu@loader", "loader@gpu.x", ""),
 ]
 INTERPOLATIONS = ("${.}", "${..}", "${...}", "${}", "${", "${seed}", "${.seed}", "${..seed}", "${a b}", "${oc.env:X}")
@@ -74,16 +76,30 @@ def overrides(draw: st.DrawFn) -> str:
     value = draw(st.sampled_from([*INTERPOLATIONS, *WORDS, *options]) | st.text(max_size=8))
     if draw(st.integers(0, 5)) == 0:
         value += draw(st.sampled_from([*INTERPOLATIONS, *WORDS]))
-    sign = draw(st.sampled_from(["", "", "", "+", "++", "~", "+~"]))
+    sign = draw(st.sampled_from(["", "", "", "", "", "", "", "+", "++", "~", "+~"]))
     return sign + name + draw(st.sampled_from(["=", "=", "=", "=", ""])) + value
+
+
+@st.composite
+def axes(draw: st.DrawFn) -> str:
+    """An override of a multirun: often with several values."""
+    return draw(overrides()) + draw(st.sampled_from(["", ",", ",1", ",auto", ",choice(a,b)", ",[{a: 1}]", ",${.}"]))
 
 
 @pytest.mark.slow
 @settings(max_examples=1500, deadline=None)
-@given(st.lists(overrides(), min_size=1, max_size=4))
+@given(st.lists(overrides(), min_size=1, max_size=3))
 def test_every_list_composes_or_is_told(typed: list[str]) -> None:
     try:
         composed = compose(typed)
     except ConfigError:
         return
     assert composed.yaml()
+
+
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None)
+@given(st.lists(axes(), min_size=1, max_size=3))
+def test_the_faults_of_a_multirun_are_found_in_every_list(typed: list[str]) -> None:
+    loader = open_hydra().config_loader
+    assert find_faults(loader, "train", typed, ValueError("did not compose"), multirun=True)

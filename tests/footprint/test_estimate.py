@@ -14,7 +14,6 @@ from torch.nn import functional
 
 from benchmarks.memory_cases import (
     CARDS_ALONE,
-    MODES,
     Mlp,
     adamw,
     cases,
@@ -24,7 +23,7 @@ from benchmarks.memory_cases import (
     workload_cases,
 )
 from wellfed.config.compose import compose
-from wellfed.contract import LossOutput
+from wellfed.contract import FEATURE_MODES, LossOutput
 from wellfed.footprint import estimate
 from wellfed.footprint.estimate import measure, repeated
 from wellfed.footprint.footprint import Footprint, NoEstimate, StepShape, predicted_peak
@@ -71,7 +70,7 @@ def test_quick_ones_are_near_the_truth():
 
 
 @pytest.mark.parametrize(
-    "mode", [mode if mode == "cache" else pytest.param(mode, marks=pytest.mark.slow) for mode in MODES]
+    "mode", [mode if mode == "cache" else pytest.param(mode, marks=pytest.mark.slow) for mode in FEATURE_MODES]
 )
 def test_the_recommender_is_near_the_truth(mode):
     config = compose(SMALL_RECSYS).config

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from wellfed.footprint.footprint import (
     Footprint,
-    KnownFootprints,
-    NoEstimate,
     Point,
     StepShape,
     fits_within,
@@ -211,11 +209,6 @@ def test_every_footprint_goes_through_json(of):
 def test_it_needs_no_torch():
     code = "import sys, wellfed.footprint.footprint; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_what_is_known_goes_through_json_whole():
-    known = KnownFootprints({("cache", True): footprint(), (None, False): NoEstimate("no batch")}, "the longest of 4")
-    assert KnownFootprints.from_dict(json.loads(json.dumps(known.to_dict()))) == known
 
 
 def recording(micro=12 * MIB, state=6 * MIB, **more):

@@ -13,7 +13,7 @@ import torch
 from tests.planning.footprints import footprint
 from wellfed.footprint import forked_estimate as subject
 from wellfed.footprint.footprint import NoEstimate
-from wellfed.footprint.forked_estimate import apart
+from wellfed.footprint.forked_estimate import in_fork
 
 FOUND = footprint()
 
@@ -26,7 +26,7 @@ def either(request, monkeypatch):
 
 @pytest.mark.parametrize("found", [FOUND, NoEstimate("it asks for values")])
 def test_it_finds_what_was_found(either, found):
-    assert apart(lambda: found) == found
+    assert in_fork(lambda: found) == found
 
 
 def test_nothing_is_drawn(either):
@@ -37,24 +37,24 @@ def test_nothing_is_drawn(either):
         return FOUND
 
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    assert apart(draw) == FOUND
+    assert in_fork(draw) == FOUND
     assert (random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()) == before
 
 
 def test_what_is_kept_stays_in_the_child():
     kept = {}
-    apart(lambda: kept.update(tensor=torch.ones(1)) or FOUND)
+    in_fork(lambda: kept.update(tensor=torch.ones(1)) or FOUND)
     assert kept == {}
 
 
 def test_what_ends_the_process_is_a_reason(either):
-    assert apart(lambda: sys.exit(3)).reason == "the rehearsal of a step ended with exit code 3"
-    assert apart(lambda: sys.exit("why")).reason.endswith("exit code 1")
-    assert apart(sys.exit).reason.endswith("exit code 0")
+    assert in_fork(lambda: sys.exit(3)).reason == "the rehearsal of a step ended with exit code 3"
+    assert in_fork(lambda: sys.exit("why")).reason.endswith("exit code 1")
+    assert in_fork(sys.exit).reason.endswith("exit code 0")
 
 
 def test_a_crash_is_a_reason():
-    found = apart(lambda: os.kill(os.getpid(), signal.SIGKILL))
+    found = in_fork(lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert found.reason == "the rehearsal of a step ended with signal 9 (SIGKILL)"
 
 
@@ -62,17 +62,17 @@ def test_an_error_is_a_reason():
     def fail():
         raise RuntimeError("no\nway")
 
-    assert apart(fail) == NoEstimate("RuntimeError: no")
+    assert in_fork(fail) == NoEstimate("RuntimeError: no")
 
 
 def test_what_is_printed_is_not_on_stdout():
     script = """
 import os, atexit
 from tests.planning.footprints import footprint
-from wellfed.footprint.forked_estimate import apart
+from wellfed.footprint.forked_estimate import in_fork
 print("before")
 atexit.register(print, "the end")
-apart(lambda: print("inside") or os.system("echo beneath") or footprint())
+in_fork(lambda: print("inside") or os.system("echo beneath") or footprint())
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["before", "the", "end"]
@@ -104,7 +104,7 @@ def test_what_interrupts_this_process_ends_the_child(number, tmp_path):
     waiting.start()
     try:
         with pytest.raises(Stop):
-            apart(wait)
+            in_fork(wait)
     finally:
         waiting.join()
         signal.signal(number, before)
@@ -115,7 +115,7 @@ def test_what_interrupts_this_process_ends_the_child(number, tmp_path):
 def test_a_signal_to_the_child_runs_nothing_of_this_process():
     before = signal.signal(signal.SIGTERM, lambda *given: os._exit(7))
     try:
-        assert apart(lambda: os.kill(os.getpid(), signal.SIGTERM)).reason.endswith("signal 15 (SIGTERM)")
+        assert in_fork(lambda: os.kill(os.getpid(), signal.SIGTERM)).reason.endswith("signal 15 (SIGTERM)")
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -123,7 +123,7 @@ def test_a_signal_to_the_child_runs_nothing_of_this_process():
 def test_no_pipe_and_no_mask_is_left():
     before = len(os.listdir("/proc/self/fd")), signal.pthread_sigmask(signal.SIG_BLOCK, ())
     for work in (lambda: FOUND, sys.exit):
-        apart(work)
+        in_fork(work)
     assert (len(os.listdir("/proc/self/fd")), signal.pthread_sigmask(signal.SIG_BLOCK, ())) == before
 
 
@@ -133,7 +133,7 @@ def test_where_there_is_no_room_for_a_child_it_is_done_here(monkeypatch):
 
     monkeypatch.setattr(os, "fork", refuse)
     kept = {}
-    assert apart(lambda: kept.update(here=True) or FOUND) == FOUND
+    assert in_fork(lambda: kept.update(here=True) or FOUND) == FOUND
     assert kept == {"here": True}
 
 
@@ -148,5 +148,5 @@ def test_where_autograd_does_not_work_in_a_child_it_is_done_here(monkeypatch):
 
     monkeypatch.setattr(torch.Tensor, "backward", refuse)
     kept = {}
-    assert apart(lambda: kept.update(here=True) or FOUND) == FOUND
+    assert in_fork(lambda: kept.update(here=True) or FOUND) == FOUND
     assert kept == {"here": True}

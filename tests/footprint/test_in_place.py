@@ -4,7 +4,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from wellfed.footprint.cuda_emulation import as_on_cuda, backward
-from wellfed.footprint.live_bytes import LiveBytes
+from wellfed.footprint.memory_tracker import MemoryTracker
 
 SIZE = 4096
 NUM_BYTES = 4 * SIZE
@@ -21,7 +21,7 @@ def mode(request):
 
 def peak_of_backward(loss_of):
     """Bytes at most beside what the forward pass holds."""
-    live = LiveBytes()
+    live = MemoryTracker()
     x = torch.ones(SIZE, requires_grad=True)
     with live:
         loss = loss_of(x)
@@ -69,7 +69,7 @@ def test_what_others_hold_is_not_written_to():
         return (y + y.relu()).square().sum()
 
     x, y = torch.ones(SIZE), torch.ones(SIZE)
-    with LiveBytes():
+    with MemoryTracker():
         made = x + y
         x.scatter_add(0, index(), y)
     assert made is not x
@@ -99,7 +99,7 @@ def test_a_linear_layer_adds_its_bias_in_place(shape):
     layer = torch.nn.Linear(16, 512)
     plain, turned = torch.ones(shape), torch.ones((*shape[:-2], 16, shape[-2])).mT
     for x in (plain, turned):
-        live = LiveBytes()
+        live = MemoryTracker()
         live.note(layer.parameters(), "parameters")
         with as_on_cuda(), live:
             result = layer(x)
@@ -117,7 +117,7 @@ def test_gradients_are_right():
     for watched in (False, True):
         x = torch.linspace(0, 1, 8).requires_grad_()
         y = x * 3
-        with LiveBytes() if watched else torch.enable_grad():
+        with MemoryTracker() if watched else torch.enable_grad():
             loss = (y.sigmoid() + y.tanh() + y).sum() + y.gather(0, ids).square().sum() + functional.relu(y[ids]).sum()
             (slope,) = torch.autograd.grad(loss, y, create_graph=True)
             (loss + slope.square().sum()).backward()

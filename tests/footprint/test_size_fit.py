@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from wellfed.footprint.live_bytes import LiveBytes
+from wellfed.footprint.memory_tracker import MemoryTracker
 from wellfed.footprint.size_fit import ROUND_STEPS, CudaMeter, TensorMeter, find_micro_batch, row
 from wellfed.footprint.size_search import LIMIT_FRAC, Peak, Probe
 
@@ -148,7 +148,7 @@ def test_a_sample_is_taken_again_and_again_and_memory_is_that_of_all_tensors():
     sample = {"x": torch.randn(3, WIDTH), "y": torch.zeros(3)}
     if torch.cuda.is_available():
         pytest.skip("memory is the allocator's then")
-    there = LiveBytes()
+    there = MemoryTracker()
     there.note((each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)), "of other tests")
     found = find_micro_batch(run, sample, budget_gib=sum(there.live.values()) / GIB / LIMIT_FRAC + 0.05)
     assert found.size >= 1  # how many depends on what else this process holds, and lets go of meanwhile

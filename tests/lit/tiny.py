@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 
+from wellfed import generators
 from wellfed.batches import split
 from wellfed.contract import LossOutput
 from wellfed.lit import trainer as lit
@@ -18,7 +19,6 @@ from wellfed.lit.module import StepModule, StepOptions
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import train_loader
-from wellfed.memory import generators
 from wellfed.memory.ladder import MicroBatches
 from wellfed.sample_rng import SampleRng
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from wellfed.memory import generators, step_start
+from wellfed import generators
+from wellfed.memory import step_start
 from wellfed.memory.step_start import StepStart
 
 CPU = torch.device("cpu")

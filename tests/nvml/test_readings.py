@@ -30,9 +30,9 @@ from wellfed.nvml.readings import (
 from wellfed.nvml.session import (
     GpuLostError,
     NoDataError,
-    NoPermissionError,
     NotFoundError,
     NotSupportedError,
+    NvmlAbsentError,
     NvmlError,
     NvmlSession,
 )
@@ -375,7 +375,7 @@ def test_neither_counter_nor_sensor_is_not_offered(opened):
     _, device = opened(FakeGpu(has_energy=False, errors={"nvmlDeviceGetPowerUsage": NO_PERMISSION}))
     meter = Power(device)
     for _ in range(6):
-        with pytest.raises(NoPermissionError, match="nvmlDeviceGetPowerUsage"):
+        with pytest.raises(NvmlAbsentError, match="nvmlDeviceGetPowerUsage: no permission"):
             meter.read()
 
 

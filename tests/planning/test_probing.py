@@ -8,7 +8,7 @@ from tests.planning.test_budget import DEEP, planned
 from tests.planning.test_decide import config
 from wellfed.footprint.footprint import StepShape, predicted_peak
 from wellfed.planning.memory_candidates import PLANNED_FRAC
-from wellfed.planning.probing import MOST_PROBES, with_probes
+from wellfed.planning.probing import MOST_PROBES, at_plateau, with_probes
 
 STEP = StepShape(samples=64)
 CARD = footprint(**DEEP)
@@ -92,3 +92,44 @@ def test_what_never_fits_ends_with_a_warning():
     assert len(truth.tried) <= MOST_PROBES
     assert found.memory.micro_batch >= 1
     assert "Memory may run out at memory.micro_batch=" in found.warnings[-1]
+
+
+@pytest.mark.parametrize(
+    ("frac", "rates", "micro"),
+    [
+        (0.8, {64: 100.0, 32: 98.0, 16: 90.0, 8: 60.0}, 16),
+        (0.5, {64: 100.0, 32: 98.0, 16: 90.0, 8: 60.0, 4: 30.0}, 8),
+        (1.0, {64: 100.0, 32: 98.0}, 64),
+        (0.8, {64: 0.0, 32: 98.0, 16: 60.0}, 32),  # a whole step ran out of memory
+        (0.8, {64: 100.0, 32: 90.0, 16: None}, 32),  # time is up
+    ],
+)
+def test_the_smallest_micro_batch_that_keeps_the_rate_is_taken(frac, rates, micro):
+    plan = planned(config(memory={"plateau_frac": frac}), "cpu")
+    tried = []
+    found = at_plateau(plan, frac, lambda size: tried.append(size) or rates[size], samples=64)
+    assert tried == list(rates)
+    assert (found.memory.micro_batch, found.memory.accumulate) == (micro, 64 // micro)
+    entry = found.knobs["memory.micro_batch"]
+    assert entry.source == "measured"
+    assert f"keeps {frac:g} of the best rate" in entry.because
+
+
+def test_rates_are_measured_down_to_a_single_sample_and_no_further():
+    plan, tried = planned(config(memory={"plateau_frac": 0.8}), "cpu"), []
+    assert at_plateau(plan, 0.8, lambda size: tried.append(size) or 1.0, samples=5).memory.micro_batch == 1
+    assert tried == [5, 2, 1]
+
+
+def test_without_any_rate_the_plan_stays():
+    plan = planned(config(memory={"plateau_frac": 0.8}), "cpu")
+    assert at_plateau(plan, 0.8, lambda size: None, samples=64) == plan
+    assert at_plateau(plan, 0.8, lambda size: 0.0, samples=64) == plan
+
+
+def test_no_rate_is_measured_of_what_is_predicted_not_to_fit():
+    plan = planned(config(memory={"plateau_frac": 0.8}), "8gb", **DEEP)
+    tried, step = [], StepShape(samples=640)
+    found = at_plateau(plan, 0.8, lambda size: tried.append(size) or 1.0, samples=640, footprint=CARD, step=step)
+    assert predicted_peak(CARD, tried[0], step).reserved_bytes <= plan.device.memory_gib * GIB
+    assert found.parts == predicted_peak(CARD, 1, step).parts

@@ -15,6 +15,7 @@ from wellfed.commands import fit, plan
 from wellfed.config.compose import compose
 from wellfed.errors import ConfigError, DataError
 from wellfed.loading import longest_batch
+from wellfed.run.planner import plan_without_running
 
 MODULE = """
 import random
@@ -148,10 +149,10 @@ def test_no_tensor_of_the_rehearsal_is_left_in_the_module(typed, capsys):
 
 
 def test_nothing_is_drawn_from_pythons_and_numpys_generators(typed):
-    plan.make(compose(typed))  # imports, which may draw
+    plan_without_running(compose(typed))  # imports, which may draw
     drawn = []
     for more in ([], ["+workload.model.does=draw"]):
-        plan.make(compose([*typed, *more]))
+        plan_without_running(compose([*typed, *more]))
         drawn.append((random.random(), np.random.rand(), torch.rand(1).item()))
     assert drawn[0] == drawn[1]
 
@@ -166,7 +167,7 @@ def test_a_model_that_exits_does_not_end_the_command(typed, capsys):
 
 def test_a_model_without_sizes_is_refused(typed):
     with pytest.raises(ConfigError, match=r"without a shape until the first batch \(Lazy\*\): net\.weight\. Give"):
-        plan.make(compose([*typed, "+workload.model.does=lazy"]))
+        plan_without_running(compose([*typed, "+workload.model.does=lazy"]))
 
 
 def test_a_later_longer_batch_is_planned_for(typed, capsys, monkeypatch):
@@ -192,16 +193,16 @@ def test_the_longest_batch_is_the_same_in_every_run(typed, tmp_path, monkeypatch
     monkeypatch.setattr(longest_batch, "MOST_S", longest_batch.MOST_S * 60)
     words = ["workload.data._target_=theirs.texts", "+workload.data.late=60"]
     for _ in range(3):
-        plan.make(compose([*typed, *words]))
+        plan_without_running(compose([*typed, *words]))
     assert len([*(tmp_path / "cache" / "footprints").iterdir()]) == 1
 
 
 def test_of_an_iterable_the_first_batch_alone_is_looked_at_and_nothing_is_drawn(typed):
     words = [*typed, "workload.data._target_=theirs.stream"]
-    plan.make(compose(words))  # imports, which may draw
+    plan_without_running(compose(words))  # imports, which may draw
     drawn = []
     for more in ([], ["trainer.limit_batches=1"]):
-        found = plan.make(compose([*words, *more])).plan
+        found = plan_without_running(compose([*words, *more])).plan
         drawn.append((random.random(), torch.rand(1).item()))
         assert found.predicted_peak_gib is not None
         assert ", for samples as in " not in found.knobs["memory.micro_batch"].because

@@ -136,6 +136,30 @@ def test_training_on_the_cpu_is_not_probed(planner, monkeypatch):
     assert made.for_training(0).knobs["memory.micro_batch"].source == "predicted"
 
 
+@pytest.mark.parametrize("words", [(), ("gpu=cpu",)])
+def test_tight_memory_takes_a_micro_batch_by_measured_rates(planner, words):
+    made = planner("memory=tight", "workload.effective_batch_size=64", *words)
+    before = {name: value.clone() for name, value in made.parts.model.state_dict().items()}
+    drawn = torch.get_rng_state()
+    rough, found = made.rough().knobs["memory.micro_batch"], made.for_training(0)
+    micro = found.knobs["memory.micro_batch"]
+    assert rough.because.startswith("a quarter of 64 samples")
+    assert micro.source == "measured"
+    assert "the smallest that keeps 0.8 of the best rate" in micro.because
+    assert found.memory.micro_batch * found.memory.accumulate >= 64
+    assert all(torch.equal(value, before[name]) for name, value in made.parts.model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+def test_typed_micro_batches_and_several_devices_are_not_measured(planner):
+    made = planner("memory=tight", "workload.effective_batch_size=64")
+    assert (
+        "each rank would measure" in made._measured(on_gpu(made.rough(), 2), None).knobs["memory.micro_batch"].because
+    )
+    typed = planner("memory=tight", "memory.micro_batch=16", "workload.effective_batch_size=64")
+    assert typed.for_training(0).knobs["memory.micro_batch"].source == "set"
+
+
 def on_gpu(plan, devices=1, compile="none"):
     """The plan as one for a card."""
     trainer = replace(plan.trainer, accelerator="gpu", devices=devices)

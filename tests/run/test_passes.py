@@ -60,15 +60,8 @@ def datasets() -> Datasets:
 
 
 def passes_of(tmp_path: Path, *overrides: str) -> tuple[Passes, Journal, Any]:
-    more = [
-        "config.allow_targets=[tests,torch,workloads]",
-        "logger=none",
-        "loader=baseline",
-        "trainer.accelerator=cpu",
-        "telemetry.ceiling_steps=5",
-        *overrides,
-    ]
-    made = compose(more)
+    more = ["logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.ceiling_steps=5", *overrides]
+    made = compose([*more, "config.allow_targets=[torch,wellfed,workloads,tests]"])
     workload = replace(
         made.config.workload,
         name="w",

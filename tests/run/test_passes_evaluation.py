@@ -59,7 +59,8 @@ def datasets() -> Datasets:
 
 def evaluated(folder: Path, *overrides: str) -> tuple[assemble.Parts, dict[str, float]]:
     """What was evaluated, and the metrics."""
-    made = compose(["logger=none", "memory.micro_batch=8", *overrides])
+    allowed = "config.allow_targets=[torch,wellfed,workloads,tests]"
+    made = compose(["logger=none", "memory.micro_batch=8", allowed, *overrides])
     workload = replace(
         made.config.workload,
         name="w",

@@ -92,6 +92,25 @@ def test_a_checkpoint_elsewhere_brings_its_runs_overrides_and_a_new_folder(tmp_p
     assert expand([f"resume={lone}", "seed=2"]) == ["seed=2", f"resume={lone}"]
 
 
+@pytest.mark.parametrize(
+    ("source", "plateau_frac", "typed", "kept"),
+    [
+        ("measured", 0.8, (), True),
+        ("measured", 0.8, ("memory.accumulate=2",), False),
+        ("measured", 0.8, ("memory=auto",), False),
+        ("measured", None, (), False),
+        ("predicted", 0.8, (), False),
+    ],
+)
+def test_a_micro_batch_that_was_found_by_rates_is_kept(tmp_path, source, plateau_frac, typed, kept):
+    entry = {"value": 16, "because": "rates", "source": source}
+    config = {"memory": {"plateau_frac": plateau_frac}}
+    folder = run(tmp_path / "a", overrides=["memory=tight"], plan={"memory.micro_batch": entry}, config=config)
+    expanded = expand([f"resume={folder}", *typed])
+    assert ("memory.micro_batch=16" in expanded) == kept
+    assert ("memory=tight" in expanded) == ("memory=auto" not in typed)
+
+
 def test_rerun_replays_the_overrides(tmp_path):
     folder = run(tmp_path / "a b", overrides=["seed=5", "loader=balanced"], status="ok", checkpoints=())
     assert expand([f"rerun={folder}", "seed=6"]) == ["loader=balanced", f"rerun='{folder}'", "seed=6"]

@@ -14,7 +14,7 @@ from tests.lit import rank, tiny
 from tests.lit.ranks import train_ranks
 from wellfed.footprint import estimate
 from wellfed.footprint.footprint import Footprint, StepShape, predicted_peak
-from wellfed.footprint.gathered import LEAST_WEIGHTS, gathered_bytes
+from wellfed.footprint.fsdp_blocks import LEAST_WEIGHTS, gathered_bytes
 from wellfed.footprint.rehearsal import Task
 from wellfed.step.ranks import BUCKET_BYTES, Replicas, RetryingReplicas, _buckets
 

@@ -180,7 +180,6 @@ CONFIG = {
         "plateau_frac": 0.8,
         "on_oom": "retry",
         "micro_batch_steps": [256, 128],
-        "stages": None,
     },
 }
 

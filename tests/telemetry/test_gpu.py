@@ -21,7 +21,7 @@ from tests.fake_nvml.driver import (
 from tests.telemetry.watched import ONLY_PCIE, a100, h200
 from wellfed.nvml.gpm import FIGURES as GPM_FIGURES
 from wellfed.nvml.readings import CONFIRMING_TRIES
-from wellfed.nvml.session import DriverNotLoadedError, NvmlSession
+from wellfed.nvml.session import NvmlAbsentError, NvmlSession
 from wellfed.telemetry.gpu import MOST_EVENTS, RETRY_S, WatchedGpu
 from wellfed.telemetry.metrics import GPU_METRICS
 
@@ -379,7 +379,7 @@ def test_the_only_gpu_lost_while_the_driver_refuses_everyone(watch):
 
     def load():
         if refusing:
-            raise DriverNotLoadedError("nvmlInit")
+            raise NvmlAbsentError("nvmlInit", "driver not loaded")
         return __import__("pynvml")
 
     watched = watch(Scenario([h200(lost=Lost(20, 30))]), session=lambda: NvmlSession(load))

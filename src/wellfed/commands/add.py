@@ -1,4 +1,4 @@
-"""``python -m wellfed add workload NAME``: a new workload with a small one inside, that trains at once.
+"""Writes a new workload that trains at once, with a small one inside (``python -m wellfed add workload NAME``).
 
 What is written is `wellfed.blank` under another name.
 """
@@ -72,7 +72,7 @@ def write_workload(name: str, root: Path | None = None) -> list[Path]:
                 _write(place, text.replace("wellfed.blank", f"{package}.{name}").replace("blank", name))
         except OSError as error:
             problem = f"{error.filename or folder} can't be written: {error.strerror or error}."
-            raise ConfigError([Fault(asked, problem, "Free space, or make its folder writable.")]) from error
+            raise ConfigError.of(asked, problem, "Free space, or make its folder writable.") from error
         undo.pop_all()
     return list(places)
 
@@ -94,7 +94,7 @@ def home_of_workloads(root: Path) -> str:
         return ".".join(home[:-1] if len(home) > 1 and home[-1] == default else home)
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         problem = f"the default workload of {configs / 'train.yaml'} does not tell where workloads are: {error!r}."
-        raise ConfigError([Fault("add workload", problem, "Run from a full clone.")]) from error
+        raise ConfigError.of("add workload", problem, "Run from a full clone.") from error
 
 
 def _write(path: Path, text: str) -> None:
@@ -111,7 +111,7 @@ def _check_name(name: str) -> None:
         f"becomes the name of a Python package and an option: small letters, digits and single '_', first a letter, "
         f"at most {_LONGEST}, no word of Python or yaml."
     )
-    raise ConfigError([Fault(f"add workload {name!r}", problem, f"Write python -m wellfed add workload {better}.")])
+    raise ConfigError.of(f"add workload {name!r}", problem, f"Write python -m wellfed add workload {better}.")
 
 
 def _will_do(name: str) -> bool:
@@ -123,11 +123,11 @@ def _check_places(name: str, folder: Path, option: Path) -> None:
     asked = f"add workload {name}"
     if not option.parent.is_dir():
         problem = f"{option.parent} is no folder of configurations."
-        raise ConfigError([Fault(asked, problem, "Run from a full clone.")])
+        raise ConfigError.of(asked, problem, "Run from a full clone.")
     taken = [path for path in (folder, folder.with_suffix(".py"), option) if os.path.lexists(path)]
     if taken:
         problem = f"{taken[0]} is there already."
-        raise ConfigError([Fault(asked, problem, "Take another name, or move it away.")])
+        raise ConfigError.of(asked, problem, "Take another name, or move it away.")
 
 
 def _what_there_is() -> str:

@@ -1,4 +1,4 @@
-"""``python -m wellfed choose SWEEP --name NAME``: the winner of a sweep as ordinary options of loader and memory."""
+"""Writes the winner of a sweep as options of loader and memory (``python -m wellfed choose SWEEP --name NAME``)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wellfed.commands.leaderboard import add_sweep
 from wellfed.config.option_file import Value, check_name, comment_lines, write_files, yaml_lines
 from wellfed.config.schema import LoaderConfig, MemoryConfig
 from wellfed.config.session import default_config_dir
-from wellfed.errors import EXIT_OK, ConfigError, Fault
+from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.sweep import folders
 from wellfed.sweep.choose import chosen, in_words, overrides_of_other_groups, recorded_knobs, tie_in_words
 from wellfed.sweep.leaderboard import Entry, Leaderboard, leaderboard
@@ -56,11 +56,11 @@ def _free_paths(name: str, *, replaces: bool) -> dict[str, Path]:
     shipped = [group for group, options in _SHIPPED.items() if name in options]
     if shipped:
         problem = f"is an option of {' and '.join(shipped)} that others rely on; it is not replaced."
-        raise ConfigError([Fault(f"--name {name}", problem, f"Write --name my_{name}.")])
+        raise ConfigError.of(f"--name {name}", problem, f"Write --name my_{name}.")
     there = [str(path) for path in paths.values() if path.exists()]
     if there and not replaces:
         problem = f"{' and '.join(there)}: there already."
-        raise ConfigError([Fault(f"--name {name}", problem, "Add --force, or take another name.")])
+        raise ConfigError.of(f"--name {name}", problem, "Add --force, or take another name.")
     return paths
 
 
@@ -70,7 +70,7 @@ def _record_of(folder: Path, entry: Entry) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         problem = f"its record can't be read, and the planned numbers are in there: {error}"
         way_out = "Choose another with --point, or measure it again: sweep.retry=[ok]."
-        raise ConfigError([Fault(f"point {entry.point}", problem, way_out)]) from error
+        raise ConfigError.of(f"point {entry.point}", problem, way_out) from error
 
 
 def _text(group: str, name: str, board: Leaderboard, entry: Entry, found: Mapping[str, Any], folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""The commands under ``python -m wellfed``: one line each in COMMANDS, imported only when called."""
+"""Calls the command that follows ``python -m wellfed``: one line each in COMMANDS, imported only then."""
 
 from __future__ import annotations
 

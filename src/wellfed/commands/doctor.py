@@ -1,4 +1,4 @@
-"""``python -m wellfed doctor``: what this machine is, which profile it maps to, and what is missing."""
+"""Shows what this machine is, which profile it maps to, and what is missing (``python -m wellfed doctor``)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
+
+from rich.console import Console
+from rich.table import Table
 
 from wellfed.errors import EXIT_OK
 from wellfed.hardware.detect import machine
@@ -47,9 +50,6 @@ def surroundings(environ: Mapping[str, str], home: Path) -> Surroundings:
 
 def show(examination: Examination, stream: IO[str]) -> None:
     """Prints the examination for people: first what keeps torch from the card, then the tables."""
-    from rich.console import Console
-    from rich.table import Table
-
     # soft_wrap: a command to copy must not be broken into lines; markup off: messages hold brackets.
     console = Console(file=stream, soft_wrap=True, markup=False, highlight=False)
     first = [entry for entry in examination.missing if entry.what == "torch"]

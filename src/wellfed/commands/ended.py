@@ -1,4 +1,4 @@
-"""How a command that leaves no record tells what has ended it: the message alone, and the exit code."""
+"""Tells what has ended a command that leaves no record: the message alone, and the exit code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python -m wellfed fit``: the micro-batch that this device can take, by running steps of a few sizes."""
+"""Shows the micro-batch that this device can take, by running steps of a few sizes (``python -m wellfed fit``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import asdict
 
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
-from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError, Fault
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
 from wellfed.footprint.size_search import Fit, Probe
 from wellfed.units import show_gib
 
@@ -61,7 +61,7 @@ def _target(typed: Sequence[str]) -> float | None:
         percent = math.nan
     if not 0 < percent <= 100:
         problem = "is a mean GPU utilisation in percent, above 0 and at most 100."
-        raise ConfigError([Fault(f"{_TARGET}{text}", problem, "Write target_util_pct=85.")])
+        raise ConfigError.of(f"{_TARGET}{text}", problem, "Write target_util_pct=85.")
     return percent
 
 

@@ -1,4 +1,4 @@
-"""``python -m wellfed leaderboard SWEEP``: the ranks of a sweep, on the terminal and in its files."""
+"""Shows the ranks of a sweep, and writes its files anew (``python -m wellfed leaderboard SWEEP``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed.config.schema import PathsConfig
-from wellfed.errors import EXIT_OK, ConfigError, Fault
+from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.run.screen import Terminal
 from wellfed.sweep import folders, leaderboard_files
 from wellfed.sweep.leaderboard import leaderboard
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         way_out = "Free space, or make the folder writable."
         problem = f"can't be written to: {error.strerror or error}."
-        raise ConfigError([Fault(str(folder), problem, way_out)]) from error
+        raise ConfigError.of(str(folder), problem, way_out) from error
     if asked.json:
         Terminal(markup=False, highlight=False, emoji=False).print(
             json.dumps(board.to_dict(), indent=2), soft_wrap=True

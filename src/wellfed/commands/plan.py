@@ -1,4 +1,4 @@
-"""``python -m wellfed plan``: every number of a run with its reason, for this machine or for cards it does not have."""
+"""Shows every number of a run with its reason, here or on cards that are not here (``python -m wellfed plan``)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ import json
 import shlex
 import sys
 from collections.abc import Sequence
-from typing import IO, Any
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.table import Table
 
 from wellfed.config.compose import Composed, compose, masked_override
 from wellfed.config.experiment_file import free_path, write_experiment
@@ -19,6 +23,7 @@ from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.hardware.profiles import PROFILES
 from wellfed.planning.dry_plan import DryPlan, fits
 from wellfed.planning.run_plan import RunPlan
+from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib
 
 _HELP = "as for python src/train.py, e.g. gpu=8gb memory=cache trainer.devices=8"
@@ -59,19 +64,11 @@ def main(argv: Sequence[str]) -> int:
 
 def show(found: DryPlan, stream: IO[str]) -> None:
     """Prints the plan for people."""
-    from rich.console import Console
-    from rich.table import Table
-
     plan = found.plan
     console = Console(file=stream, markup=False, highlight=False)
     if found.imagined is not None:
         console.print(found.imagined, soft_wrap=True)
-    table = Table(title=f"Plan: {found.workload} on {plan.device.name}", title_justify="left", box=None, pad_edge=False)
-    for name in ("knob", "value", "because", "source"):
-        table.add_column(name, overflow="fold")
-    for knob, planned in plan.knobs.items():
-        table.add_row(knob, show_value(planned.value), planned.because, planned.source)
-    console.print(table)
+    console.print(plan_table(found.workload, plan, with_source=True))
     if plan.predicted_peak_gib is not None:
         memory = Table(title=f"\nMemory at its peak ({plan.peak_moment}), predicted", title_justify="left", box=None)
         memory.add_column("part")
@@ -89,9 +86,7 @@ def show(found: DryPlan, stream: IO[str]) -> None:
         console.print(f"Warning: {warning}", soft_wrap=True)
 
 
-def _by_devices(plans: Sequence[RunPlan]) -> Any:
-    from rich.table import Table
-
+def _by_devices(plans: Sequence[RunPlan]) -> Table:
     table = Table(title="\nBy number of devices, predicted for each", title_justify="left", box=None)
     for name in ("devices", "micro-batch", "accumulate", "features", "peak", "fits"):
         table.add_column(name, justify="right")
@@ -103,14 +98,14 @@ def _by_devices(plans: Sequence[RunPlan]) -> Any:
     return table
 
 
-def _write(name: str, composed: Composed[RunConfig], found: DryPlan, *, replaces: bool) -> Any:
+def _write(name: str, composed: Composed[RunConfig], found: DryPlan, *, replaces: bool) -> Path:
     values = {
         knob: Value(planned.value, f"{planned.source}: {planned.because}")
         for knob, planned in found.plan.knobs.items()
         if knob not in _NOT_WRITTEN
     }
     profile = PROFILES.get(composed.choices.get("gpu", "auto"))
-    if profile is not None and values["gpu.memory_gib"].value == profile.budget_gib:
+    if profile is not None and found.plan.device.memory_gib == profile.budget_gib:
         del values["gpu.memory_gib"]  # the choice says it, and another choice on top of this one shall count
     typed = " ".join(shlex.quote(masked_override(text)) for text in composed.overrides)
     peak = found.plan.predicted_peak_gib

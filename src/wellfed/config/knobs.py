@@ -81,7 +81,7 @@ class Knob:
             return "one of " + ", ".join(self.type.__members__)
         if get_origin(self.type) is list:
             (inner,) = get_args(self.type)
-            names = "{..} entries" if is_dataclass(inner) else ", ".join(getattr(inner, "__members__", ()))
+            names = ", ".join(getattr(inner, "__members__", ()))
             return "a list [..] of " + {int: "whole numbers", str: "texts"}.get(inner, names)
         if self.is_group:
             return "a group of knobs (" + ", ".join(entry.name for entry in fields(self.type)) + ")"

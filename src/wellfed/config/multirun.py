@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
-from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from wellfed.config.compose import Composed, composed_from, job_of
 from wellfed.config.examine import examine
 from wellfed.config.faults.find import find_faults
-from wellfed.config.faults.override_faults import Typed, choice_fault, is_choice, read_overrides
+from wellfed.config.faults.override_faults import (
+    MOST_VALUES,
+    Typed,
+    choice_fault,
+    first_values,
+    is_choice,
+    read_overrides,
+)
 from wellfed.config.hydra_internals import repository_of
 from wellfed.config.knobs import FREE_NODES, entries, nearest_knob
 from wellfed.config.schema import RunConfig
 from wellfed.config.session import COMPOSE_ERRORS
 from wellfed.errors import ConfigError, Fault
-
-_MOST_VALUES = 100_000
-"""Of one axis: a range with no end in sight must not fill the memory before it is counted."""
 
 
 class Multirun:
@@ -49,7 +51,8 @@ class Multirun:
     ) -> None:
         self._loader, self._master = loader, master
         self._group_of, self._no_axes = group_of, no_axes
-        self._typed = read_overrides([*(f"{key}={value}" for key, value in params.items()), *arguments], multirun=True)
+        typed = [*(f"{key}={value}" for key, value in params.items()), *arguments]
+        self._typed = read_overrides(typed, multirun=True, loader=loader)
 
     @property
     def typed_dir(self) -> Path | None:
@@ -107,8 +110,8 @@ class Multirun:
             return Fault(typed.text, "is no axis: it says how the sweep itself is run or watched.", way_out)
         if not parsed.is_discrete_sweep():
             return Fault(typed.text, "has no end of values.", f"Name them: {name}=1,2,4 or {name}=range(1,9,2).")
-        number = _number_of_values(parsed)
-        if number in (0, _MOST_VALUES):
+        number = len(first_values(parsed, MOST_VALUES))
+        if number in (0, MOST_VALUES):
             many = "no value" if number == 0 else f"{number:,} values or more"
             return Fault(typed.text, f"is an axis with {many}.", f"Name a few: {name}=a,b")
         if is_choice(parsed, repository_of(self._loader)):
@@ -131,7 +134,3 @@ class Multirun:
             raise ConfigError(find_faults(self._loader, name, list(overrides), error)) from error
         with job_of(cfg) as job:
             return composed_from(job, cfg.hydra, run_dir=str(folder))
-
-
-def _number_of_values(parsed: Override) -> int:
-    return sum(1 for _ in islice(parsed.sweep_iterator(), _MOST_VALUES))

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
 from omegaconf import MISSING
@@ -58,12 +57,8 @@ def page(config_dir: Path | None = None) -> str:
 
 
 def _knobs(schema_type: type) -> Iterator[Knob]:
-    """All knobs in the schema's order; those of a list's entries follow the list."""
-    for knob in entries(schema_type).values():
-        if not knob.is_group:
-            yield knob
-        for listed in get_args(knob.type):
-            yield from (replace(inner, name=f"{knob.name}[].{inner.name}") for inner in entries(listed).values())
+    """All knobs in the schema's order."""
+    return (knob for knob in entries(schema_type).values() if not knob.is_group)
 
 
 def _table(knobs: Iterable[Knob]) -> str:

@@ -145,36 +145,13 @@ def encoder(config: RunConfig) -> Iterator[Fault]:
     model, memory = config.workload.model, config.memory
     if not (isinstance(model, dict) and model.get("train_encoder") is True):
         return
-    modes = [stage.features for stage in memory.stages] if memory.stages else [memory.features]
-    if None in modes or FeatureMode.dynamic in modes:
+    if memory.features in (None, FeatureMode.dynamic):
         return
-    held = "memory.stages" if memory.stages else f"memory.features={memory.features.name if memory.features else None}"
     yield Fault(
         "workload.model.train_encoder=true",
-        f"can't train from stored features ({held}): only dynamic computes them anew.",
+        f"can't train from stored features (memory.features={memory.features.name}): only dynamic computes them anew.",
         "Set memory=dynamic, or workload.model.train_encoder=false.",
     )
-
-
-def stages(config: RunConfig) -> Iterator[Fault]:
-    """memory.stages: from epoch 0, in order, each another mode."""
-    memory = config.memory
-    if memory.stages is None:
-        return
-    epochs = [stage.from_epoch for stage in memory.stages]
-    example = "memory.stages=[{from_epoch:0,features:cache},{from_epoch:3,features:dynamic}]"
-    if not epochs or epochs[0] != 0 or any(later <= earlier for earlier, later in pairwise(epochs)):
-        yield Fault(
-            "memory.stages",
-            f"from_epoch is {epochs}; it must start at 0 and rise.",
-            f"Write e.g. {example}, or memory.stages=null.",
-        )
-    elif memory.features is not None and memory.features is not memory.stages[0].features:
-        yield Fault(
-            f"memory.features={memory.features.name}",
-            f"contradicts memory.stages, which starts with {memory.stages[0].features.name}.",
-            "Set memory.features=null, or memory.stages=null.",
-        )
 
 
 def step_down(config: RunConfig) -> Iterator[Fault]:
@@ -278,7 +255,6 @@ RULES: tuple[Rule, ...] = (
     needs_workers,
     batch_split,
     encoder,
-    stages,
     step_down,
     length,
     strategy,

@@ -132,14 +132,6 @@ class LoaderConfig:
 
 
 @dataclass
-class StageConfig:
-    """One entry of memory.stages."""
-
-    from_epoch: int = knob(0, "First epoch (from 0) in which the stage holds.")
-    features: FeatureMode = knob(FeatureMode.cache, "Feature mode of the stage.")
-
-
-@dataclass
 class MemoryConfig:
     """What sits in GPU memory and how to shrink it."""
 
@@ -161,16 +153,14 @@ class MemoryConfig:
     )
     plateau_frac: Optional[float] = knob(
         None,
-        "Take the smallest micro-batch that keeps this fraction of the best rate. null = the largest that fits.",
+        "Take the smallest micro-batch that keeps this fraction of the best rate, by real steps before training; where "
+        "none are run (several devices, gpu.compile) a quarter of a step. null = the largest that fits.",
         above=0,
         at_most=1,
     )
     on_oom: OnOom = knob(OnOom.retry, "retry (halve the micro-batch and do the same batch again) or fail.")
     micro_batch_steps: Optional[list[int]] = knob(
         None, "Micro-batches to step down through on out-of-memory, descending. null = halve.", at_least=1
-    )
-    stages: Optional[list[StageConfig]] = knob(
-        None, "Feature modes by epoch, e.g. cache first, then dynamic. null = one mode throughout."
     )
 
 

@@ -1,4 +1,4 @@
-"""Footprints on disk, so that the same model under the same training is measured once."""
+"""Keeps footprints on disk, so that the same model under the same training is measured once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from wellfed import batches
-from wellfed.footprint.estimate import BLOCK_BYTES, measure
+from wellfed.footprint.estimate import measure
 from wellfed.footprint.fingerprint import class_name, code, described, file_digest
 from wellfed.footprint.footprint import Footprint, NoEstimate
 from wellfed.footprint.rehearsal import Task
@@ -26,27 +26,19 @@ _STEP = Path(train_step.__file__).parent
 
 
 def cached_measure(
-    model: nn.Module,
-    task: Task,
-    samples: int,
-    cache_dir: Path,
-    *,
-    block_bytes: int = BLOCK_BYTES,
-    host_bytes: int | None = None,
+    model: nn.Module, task: Task, samples: int, cache_dir: Path, *, host_bytes: int | None = None
 ) -> Footprint | NoEstimate:
     """As `estimate.measure`, from ``<cache_dir>/footprints/<digest>/footprint.json`` where it is there.
 
     A damaged file is written anew; where nothing can be written, nothing is kept.
     """
-    try:
-        name = digest(model, task, samples, block_bytes)
-    except Exception:  # noqa: BLE001  foreign code again: what is wrong with it, measuring will tell
-        return measure(model, task, samples, block_bytes=block_bytes, host_bytes=host_bytes)
-    file = cache_dir / "footprints" / name / FILE_NAME
-    if (kept := load(file)) is not None:
+    file: Path | None = None
+    with contextlib.suppress(Exception):  # foreign code again: what is wrong with it, measuring will tell
+        file = cache_dir / "footprints" / digest(model, task, samples) / FILE_NAME
+    if file is not None and (kept := load(file)) is not None:
         return kept
-    found = measure(model, task, samples, block_bytes=block_bytes, host_bytes=host_bytes)
-    if isinstance(found, Footprint):
+    found = measure(model, task, samples, host_bytes=host_bytes)
+    if file is not None and isinstance(found, Footprint):
         store(file, found)
     return found
 
@@ -68,7 +60,7 @@ def store(file: Path, footprint: Footprint) -> None:
         own.replace(file)
 
 
-def digest(model: nn.Module, task: Task, samples: int, block_bytes: int = BLOCK_BYTES) -> str:
+def digest(model: nn.Module, task: Task, samples: int) -> str:
     """16 hex digits that change with all that a footprint depends on, and not with weights or learning rates."""
     shapes = [_shape(tensor) for tensor in batches.tensors(task.make_batch(2))]
     optimizer = task.make_optimizer(model)
@@ -81,7 +73,7 @@ def digest(model: nn.Module, task: Task, samples: int, block_bytes: int = BLOCK_
         "shaped by": [described(each) for each in task.shaped_by],
         "batch": shapes,
         "optimizer": [class_name(optimizer), [_options(group) for group in optimizer.param_groups]],
-        "training": [task.precision, task.checkpointed, task.feature_mode, task.compile_mode, samples, block_bytes],
+        "training": [task.precision, task.checkpointed, task.feature_mode, task.compile_mode, samples],
         "allocator": task.expandable_segments,
     }
     return hashlib.sha256(json.dumps(content, sort_keys=True, default=repr).encode()).hexdigest()[:16]

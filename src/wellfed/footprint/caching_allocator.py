@@ -1,4 +1,4 @@
-"""What torch's CUDA allocator reserves of a card for a sequence of allocations and frees; pure, without torch.
+"""Simulates what torch's CUDA allocator reserves of a card for a sequence of allocations and frees, without torch.
 
 The rules are those of c10/cuda/CUDACachingAllocator.cpp and c10/core/AllocatorConfig.h (torch 2.13, default settings).
 Memory is asked of the driver in segments and given out in blocks; what is freed is kept and joined with free

@@ -1,4 +1,4 @@
-"""CUDA's autocast for CPU tensors: which operators run in the lower type and which in float32 differs between both.
+"""Makes autocast on CPU tensors cast the operators that CUDA's autocast casts; the lists of both differ.
 
 The lists are those of aten/src/ATen/autocast_mode.h (torch 2.13; a test compares them with the operators that torch
 has registered). They are put at the place of the CPU's own, below Python: operators that call others inside, as

@@ -1,4 +1,4 @@
-"""Which micro-batches to measure, so that a line between any two of them is near the truth."""
+"""Chooses which micro-batches to measure, so that a line between any two of them is near the truth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device memory of a training run, found by a rehearsal of its steps on fake tensors.
+"""Finds the device memory of a training run by rehearsing its steps on fake tensors.
 
 Nothing of real size is allocated, and no GPU is needed. Predicted, not seen: what kernels use inside (`as_on_cuda` has
 the table), and torch.compile, which counts as none.
@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from wellfed import batches
 from wellfed.contract import Batch
+from wellfed.errors import type_and_line
 from wellfed.footprint.cuda_emulation import as_on_cuda
 from wellfed.footprint.curve import curve
 from wellfed.footprint.footprint import Footprint, NoEstimate, Point, is_straight, whole_pass
@@ -65,7 +66,7 @@ def measure(
                 notes,
             )
     except Exception as error:  # noqa: BLE001  the model is foreign code, and an estimate must not end a run
-        why = _first_line(error)
+        why = type_and_line(error)
     needed = COPIES * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
     if host_bytes is not None and needed > host_bytes:
         room = f"{show_bytes(needed)} of host memory, and {show_bytes(host_bytes)} are free"
@@ -78,7 +79,7 @@ def measure(
             note = f"fake tensors can't follow the model ({why}): run for real with {tried} samples, and drawn on"
             return rehearsal.footprint(points, "small runs", (note, *notes))
     except Exception as error:  # noqa: BLE001  as above
-        return NoEstimate(f"fake tensors: {why}; a real run of a few samples: {_first_line(error)}")
+        return NoEstimate(f"fake tensors: {why}; a real run of a few samples: {type_and_line(error)}")
 
 
 def repeated(sample: Batch) -> Callable[[int], Batch]:
@@ -128,8 +129,3 @@ def _apart() -> Iterator[None]:
     """What is drawn, warned of and computed here leaves no trace in the run that follows."""
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore"), torch.enable_grad(), as_on_cuda():
         yield
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0]}" if text else type(error).__name__

@@ -1,4 +1,4 @@
-"""What an object is and holds, as texts for a digest: sizes and settings, never big contents or addresses."""
+"""Describes what an object is and holds, as texts for a digest: sizes and settings, no big contents or addresses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training run needs of device memory: its parts, the peak of one optimizer step, the largest micro-batch.
+"""Predicts what a training run needs of device memory: its parts, the peak of a step, the largest micro-batch.
 
 Arithmetic on measured figures, without torch, so that planning may use it. `estimate.measure` makes a `Footprint`.
 """
@@ -135,22 +135,6 @@ class KnownFootprints:
     looked_at: str = ""
     """Which samples stand for all, where they differ in length."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        found = [
-            [*way, each.reason if isinstance(each, NoEstimate) else each.to_dict()] for way, each in self.found.items()
-        ]
-        return {"found": found, "looked_at": self.looked_at}
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> KnownFootprints:
-        """What `to_dict` described."""
-        found = {
-            (features, checkpointed): NoEstimate(each) if isinstance(each, str) else Footprint.from_dict(each)
-            for features, checkpointed, each in values["found"]
-        }
-        return cls(found, values["looked_at"])
-
 
 @dataclass(frozen=True)
 class StepShape:
@@ -167,7 +151,7 @@ class StepShape:
     """FSDP: parameters, gradients and state are divided by ``world_size``. Otherwise DDP, whose buckets hold the
     gradients once more."""
     gathered: int = 0
-    """Bytes of a sharded model that are whole at a time (see `gathered.gathered_bytes`)."""
+    """Bytes of a sharded model that are whole at a time (see `fsdp_blocks.gathered_bytes`)."""
 
 
 @dataclass(frozen=True)
@@ -345,19 +329,19 @@ def on_curve(points: Sequence[Point], micro_batch: int, value: Callable[[Point],
     return value(before) - (-rise // (after.micro_batch - before.micro_batch))
 
 
-def is_straight(points: Sequence[Point], tolerance: float = SLOPES_AGREE_FRAC) -> bool:
+def is_straight(points: Sequence[Point]) -> bool:
     """Whether the last two slopes agree, of a micro-batch alone and after another one: then the line goes on."""
     if len(points) < 3:
         return False
-    return all(_slopes_agree(points[-3:], value, tolerance) for value in (whole_pass, _after_another))
+    for value in (whole_pass, _after_another):
+        one, two = (
+            (value(after) - value(before)) / (after.micro_batch - before.micro_batch)
+            for before, after in pairwise(points[-3:])
+        )
+        if abs(one - two) > SLOPES_AGREE_FRAC * max(abs(one), abs(two)):
+            return False
+    return True
 
 
 def _after_another(point: Point) -> int:
     return point.activations_after
-
-
-def _slopes_agree(points: Sequence[Point], value: Callable[[Point], int], tolerance: float) -> bool:
-    one, two = (
-        (value(after) - value(before)) / (after.micro_batch - before.micro_batch) for before, after in pairwise(points)
-    )
-    return abs(one - two) <= tolerance * max(abs(one), abs(two))

@@ -1,4 +1,4 @@
-"""The operator that torch would run if nobody watched it.
+"""Finds the in-place operator that torch runs where no dispatch mode watches.
 
 While a dispatch mode is active, torch makes new tensors in places where it otherwise writes to one that it has just
 made and that nobody else holds: in formulas of backward passes such as that of gather (``areAnyTensorSubclassLike`` in
@@ -33,7 +33,7 @@ _IN_PLACE = {
 }
 
 
-def without_a_mode(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+def in_place_variant(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
     """``func``, or the operator that writes to the first argument. For the innermost of all modes."""
     if func is aten.add.Tensor:
         return aten.add_.Tensor if _adds_gradients(args, kwargs) else func

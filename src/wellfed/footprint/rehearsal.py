@@ -17,14 +17,14 @@ from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 
 from wellfed import batches
 from wellfed.batches import Delivery
-from wellfed.contract import Batch, Features, FeatureSource
+from wellfed.contract import Batch, FeatureModeName, Features, FeatureSource
 from wellfed.footprint.cuda_emulation import backward
-from wellfed.footprint.distinct_rows import DistinctRows
 from wellfed.footprint.footprint import Basis, Footprint, Point
-from wellfed.footprint.live_bytes import LiveBytes
+from wellfed.footprint.memory_tracker import MemoryTracker
 from wellfed.footprint.replay import Events, Recording, Trace, renumbered, resized, without
+from wellfed.footprint.sparse_rows import DistinctRows
 from wellfed.memory.checkpointing import checkpoint_blocks
-from wellfed.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, Mode, hold
+from wellfed.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, hold
 from wellfed.memory.ladder import MicroBatches
 from wellfed.step.compiled import Loss
 from wellfed.step.micro_batches import MicroBatch, Preparation
@@ -48,7 +48,7 @@ class Task:
     """Of a copy of the data set, since tensors that it keeps for later would be fake ones then."""
     precision: str = "32-true"
     checkpointed: bool = False
-    feature_mode: Mode | None = None
+    feature_mode: FeatureModeName | None = None
     """Looked at only where the model offers features; None is ``dynamic`` then."""
     compile_mode: str = "none"
     shaped_by: tuple[object, ...] = ()
@@ -69,7 +69,7 @@ class _Pass:
 class _Counted(Ranks):
     """Counts each micro-batch by itself."""
 
-    def __init__(self, live: LiveBytes, take: Callable[[_Pass], None]) -> None:
+    def __init__(self, live: MemoryTracker, take: Callable[[_Pass], None]) -> None:
         self._live, self._take = live, take
 
     @contextmanager
@@ -92,7 +92,7 @@ class Rehearsal:
         Args:
             fake: entered already; None runs for real.
         """
-        self._task, self._live, self._is_fake = task, LiveBytes(block_bytes), fake is not None
+        self._task, self._live, self._is_fake = task, MemoryTracker(block_bytes), fake is not None
         self._precision = Precision(task.precision, CPU.type)
         self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
         """Smallest micro-batch that can be run: BatchNorm has no statistics of a single sample."""

@@ -1,4 +1,4 @@
-"""What the CUDA allocator reserves for a run beyond its tensors: recorded steps replayed through a model of it."""
+"""Replays recorded steps through a simulated CUDA allocator: what it reserves for a run beyond its tensors."""
 
 from __future__ import annotations
 

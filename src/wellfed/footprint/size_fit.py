@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from wellfed.contract import Batch
 from wellfed.footprint import size_search
 from wellfed.footprint.estimate import BLOCK_BYTES
-from wellfed.footprint.live_bytes import LiveBytes
+from wellfed.footprint.memory_tracker import MemoryTracker
 from wellfed.footprint.size_search import Fit, Peak, Probe
 from wellfed.memory import oom
 from wellfed.units import GIB, gib, show_bytes
@@ -105,7 +105,7 @@ class TensorMeter:
 
     def peak(self, step: Callable[[], Any]) -> Peak:
         """By watching every operator, which makes this one call slow."""
-        live = LiveBytes(BLOCK_BYTES)
+        live = MemoryTracker(BLOCK_BYTES)
         live.note(self._resident(), "resident")
         rest = sum(live.live.values())
         before: list[int] = []
@@ -169,9 +169,22 @@ def find_micro_batch(
         has_cuda = torch.cuda.is_available()
         meter = CudaMeter(torch.device("cuda", torch.cuda.current_device())) if has_cuda else TensorMeter(_all_tensors)
 
+    def run(size: int) -> Probe:
+        try:
+            batch = make(size)
+            for _ in range(WARMUP_STEPS - 1):
+                step(batch)
+            peak = meter.peak(lambda: step(batch))
+            step_s, util_pct = _timed(lambda: step(batch), meter, utilisation, clock)
+        except Exception as error:
+            if oom.classify(error) is None:
+                raise
+            return Probe(size, None)
+        return Probe(size, peak, size / step_s, util_pct)
+
     def probe(size: int) -> Probe:
-        done = _run(step, make, size, meter, utilisation, clock)
-        meter.free()
+        done = run(size)
+        meter.free()  # the batch is gone by now
         if on_probe is not None:
             on_probe(done)
         return done
@@ -214,34 +227,13 @@ def _peak(num_bytes: int) -> str:
     return f"{gib(num_bytes):.3f} GiB" if num_bytes >= GIB else show_bytes(num_bytes)
 
 
-def _run(
-    step: Callable[[Any], Any],
-    sample: Callable[[int], Any],
-    size: int,
-    meter: Meter,
-    utilisation: Callable[[], float | None] | None,
-    clock: Callable[[], float],
-) -> Probe:
-    try:
-        batch = sample(size)
-        for _ in range(WARMUP_STEPS - 1):
-            step(batch)
-        peak = meter.peak(lambda: step(batch))
-        seconds, utils = _timed(lambda: step(batch), meter, utilisation, clock)
-    except Exception as error:
-        if oom.classify(error) is None:
-            raise
-        return Probe(size, None)
-    return Probe(size, peak, size / statistics.median(seconds), statistics.mean(utils) if utils else None)
-
-
 def _timed(
     step: Callable[[], Any],
     meter: Meter,
     utilisation: Callable[[], float | None] | None,
     clock: Callable[[], float],
-) -> tuple[list[float], list[float]]:
-    """Seconds a step in each round, and utilisation in percent where it is read."""
+) -> tuple[float, float | None]:
+    """Seconds a step, and mean utilisation in percent where it is read."""
     meter.wait()
     began = now = clock()
     lasts_s = TIMED_S if utilisation is None else WATCHED_S
@@ -255,4 +247,4 @@ def _timed(
         meter.wait()
         before, now = now, clock()
         seconds.append((now - before) / ROUND_STEPS)
-    return seconds, utils
+    return statistics.median(seconds), statistics.mean(utils) if utils else None

@@ -1,4 +1,4 @@
-"""The largest micro-batch that fits, in six probes at most; pure, so that it is tested on cards that nobody has.
+"""Finds the largest micro-batch that fits in six probes at most; pure, so that it is tested on cards that nobody has.
 
 What a forward and backward pass hold is a line over the batch size, what the optimizer step holds is flat, and their
 maximum is what a card must offer. A probe tells the two apart, so the line shows from the first sizes on, where a fit
@@ -95,6 +95,57 @@ class _Found:
         """``(size, bytes of forward and backward)`` by size, what the allocator wastes included."""
         return sorted((probe.size, float(probe.peak.step)) for probe in self.probes if probe.peak is not None)
 
+    def slope(self) -> tuple[float, float, int]:
+        """Bytes at the largest size that fits; how much they change, over how many sizes, to the nearest other."""
+        largest, points = self.fitting[-1], self.points()
+        here = next(at for size, at in points if size == largest.size)
+        above = [point for point in points if point[0] > largest.size]
+        below = [point for point in points if point[0] <= FAR_FRAC * largest.size] or points[:-1]
+        size, there = above[0] if above else below[-1]
+        return here, abs(there - here), abs(size - largest.size)
+
+    def shows_slope(self) -> bool:
+        """Its two points differ by more than rounding; else the estimate takes the steepest slope it may hide."""
+        return len(self.points()) == 1 or self.slope()[1] > GRANULE_BYTES
+
+    def estimate(self) -> int:
+        """The largest size by the line through the two points that enclose the limit, or come closest to it.
+
+        At most `LEAP` times a size that fits where the peaks show no slope.
+        """
+        largest = self.fitting[-1]
+        if len(self.points()) == 1:
+            return max(2, self.safe())
+        here, rise, interval = self.slope()
+        size = largest.size + int((self.limit_bytes - here) / (max(rise, GRANULE_BYTES) / interval))
+        return size if rise > GRANULE_BYTES else min(max(size, largest.size + 1), LEAP * largest.size)
+
+    def most(self) -> float:
+        """The largest size that fits if rounding made both the peak and the slope a granule larger than they are."""
+        here, rise, interval = self.slope() if len(self.points()) > 1 else (0.0, 0.0, 1)
+        if rise <= GRANULE_BYTES:
+            return math.inf
+        room = self.limit_bytes - (here - GRANULE_BYTES)
+        return self.fitting[-1].size + int(room * interval / (rise - GRANULE_BYTES))
+
+    def safe(self) -> int:
+        """A size that fits if the line begins at or above what lay in memory before the step."""
+        size, peak = self.fitting[-1].size, self.fitting[-1].peak
+        assert peak is not None
+        return int(size * (self.limit_bytes - peak.rest) / max(1.0, peak.step - peak.rest))
+
+    def is_line(self) -> bool:
+        """Two successive slopes agree, and rounding hides little of the second."""
+        points = self.points()
+        while len(points) > 3 and points[-2][0] > FAR_FRAC * points[-1][0]:
+            del points[-2]
+        if len(points) < 3:
+            return False
+        (a, at_a), (b, at_b), (c, at_c) = points[-3:]
+        first, second = (at_b - at_a) / (b - a), (at_c - at_b) / (c - b)
+        is_sure = at_c - at_b >= GRANULE_BYTES / SLOPES_AGREE
+        return is_sure and abs(first - second) <= SLOPES_AGREE * second + GRANULE_BYTES / (b - a)
+
 
 def search(
     probe: Callable[[int], Probe],
@@ -161,87 +212,34 @@ def _plateau(fitting: list[Probe], gain: float) -> tuple[Probe, Probe] | None:
 
 def _next_size(found: _Found) -> int | None:
     """The size to probe next; None when the largest that fits is known well enough, or probes are used up."""
-    largest, failure = found.fitting[-1], found.lowest_failure
-    if len(found.probes) == MAX_PROBES or failure - largest.size <= 1:
+    largest, failure = found.fitting[-1].size, found.lowest_failure
+    num_left = MAX_PROBES - len(found.probes)
+    if num_left == 0 or failure - largest <= 1:
         return None
-    estimate = _estimate(found)
-    upper, most = min(failure - 1, estimate), min(failure - 1, _most(found))
-    if largest.size >= most or (most >= EXACT_BELOW and largest.size >= GOOD_FRAC * most and _is_line(found)):
+    estimate, is_line = found.estimate(), found.is_line()
+    upper, most = min(failure - 1, estimate), min(failure - 1, found.most())
+    if largest >= most or (most >= EXACT_BELOW and largest >= GOOD_FRAC * most and is_line):
         return None
     out_of_memory_above = all(probe.peak is None for probe in found.probes if probe.size == failure)
     if failure <= found.max_size and estimate >= failure and out_of_memory_above:
-        return largest.size + max(1, (failure - largest.size) // 2)  # the line said it would fit: it is none
-    if _shows_slope(found) and not _is_line(found) and upper > 2 * largest.size and len(found.probes) < MAX_PROBES - 1:
-        upper = max(_safe(found, largest), int(largest.size ** (1 / 3) * upper ** (2 / 3)))
-    elif _shows_slope(found) and upper == estimate and upper >= EXACT_BELOW and AIM_FRAC * upper > largest.size + 1:
-        upper = int(AIM_FRAC * upper)
-    if upper <= largest.size:
-        upper = (largest.size + int(min(most, 2 * largest.size)) + 1) // 2
-    return min(max(upper, largest.size + 1), failure - 1)
-
-
-def _estimate(found: _Found) -> int:
-    """The largest size by the line through the two points that enclose the limit, or come closest to it.
-
-    At most `LEAP` times a size that fits where the peaks show no slope.
-    """
-    largest = found.fitting[-1]
-    if len(found.points()) == 1:
-        return max(2, _safe(found, largest))
-    bytes_here, rise, interval = _slope(found)
-    size = largest.size + int((found.limit_bytes - bytes_here) / (max(rise, GRANULE_BYTES) / interval))
-    return size if rise > GRANULE_BYTES else min(max(size, largest.size + 1), LEAP * largest.size)
-
-
-def _shows_slope(found: _Found) -> bool:
-    """The last two points differ by more than rounding; else the estimate takes the steepest slope it may hide."""
-    return len(found.points()) == 1 or _slope(found)[1] > GRANULE_BYTES
-
-
-def _most(found: _Found) -> float:
-    """The largest size that fits if rounding made both the peak and the slope a granule larger than they are."""
-    if len(found.points()) == 1:
-        return math.inf
-    bytes_here, rise, interval = _slope(found)
-    if rise <= GRANULE_BYTES:
-        return math.inf
-    room = found.limit_bytes - (bytes_here - GRANULE_BYTES)
-    return found.fitting[-1].size + int(room * interval / (rise - GRANULE_BYTES))
-
-
-def _slope(found: _Found) -> tuple[float, float, int]:
-    """Bytes at the largest size that fits; how much they change, over how many sizes, to the nearest other."""
-    largest, points = found.fitting[-1], found.points()
-    above = [point for point in points if point[0] > largest.size]
-    here = next(point for point in points if point[0] == largest.size)
-    below = [point for point in points if point[0] <= FAR_FRAC * largest.size] or points[:-1]
-    other = above[0] if above else below[-1]
-    return here[1], abs(other[1] - here[1]), abs(other[0] - here[0])
-
-
-def _safe(found: _Found, probe: Probe) -> int:
-    """A size that fits if the line begins at or above what lay in memory before the step."""
-    assert probe.peak is not None
-    grows = max(1.0, probe.peak.step - probe.peak.rest)
-    return int(probe.size * (found.limit_bytes - probe.peak.rest) / grows)
-
-
-def _is_line(found: _Found) -> bool:
-    """Two successive slopes agree, and rounding hides little of the second."""
-    points = found.points()
-    if len(points) < 3:
-        return False
-    (a, at_a), (b, at_b), (c, at_c) = points[-3:]
-    first, second = (at_b - at_a) / (b - a), (at_c - at_b) / (c - b)
-    is_sure = at_c - at_b >= GRANULE_BYTES / SLOPES_AGREE
-    return is_sure and abs(first - second) <= SLOPES_AGREE * second + GRANULE_BYTES / (b - a)
+        return largest + max(1, (failure - largest) // 2)  # the line said it would fit: it is none
+    if found.shows_slope():
+        if not is_line and upper > 2 * largest and num_left > 1:  # most of the way, where the line can be seen
+            upper = max(found.safe(), int(largest ** (1 / 3) * upper ** (2 / 3)))
+        elif upper == estimate and upper >= EXACT_BELOW and AIM_FRAC * upper > largest + 1:
+            good = math.ceil(GOOD_FRAC * min(most, 2 * upper)) if num_left > 1 else 0
+            upper = max(int(AIM_FRAC * upper), min(upper, good))
+    if upper <= largest:  # more may fit than the line says
+        upper = (largest + int(min(most, 2 * largest)) + 1) // 2
+    return min(max(upper, largest + 1), failure - 1)
 
 
 def _at_budget(found: _Found) -> Fit:
-    largest, probes = found.fitting[-1], tuple(found.probes)
-    upper = min(found.lowest_failure - 1, _estimate(found))
-    if len(probes) == MAX_PROBES and largest.size < GOOD_FRAC * upper:
-        because = f"{MAX_PROBES} probes are used up; up to {upper} may fit"
-        return Fit(largest.size, "probes", because, probes)
+    largest, probes, failure = found.fitting[-1].size, tuple(found.probes), found.lowest_failure
+    upper = min(failure - 1, found.estimate())
+    is_known = found.is_line() or failure > found.max_size or largest >= upper
+    most = min(failure - 1, found.most() if is_known else math.inf)
+    if len(probes) == MAX_PROBES and largest < GOOD_FRAC * most:
+        return Fit(largest, "probes", f"{MAX_PROBES} probes are used up; up to {most:.0f} may fit", probes)
     because = f"{show_gib(found.limit_bytes / 2**30)} ({LIMIT_FRAC:g} of the budget) hold about {upper} samples"
-    return Fit(largest.size, "budget", because, probes)
+    return Fit(largest, "budget", because, probes)

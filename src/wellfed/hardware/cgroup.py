@@ -1,4 +1,4 @@
-"""CPU and memory limits that a container or job scheduler set: cgroup v1, v2 and both mounted together.
+"""Reads the CPU and memory limits that a container or job scheduler set: cgroup v1, v2 and both mounted together.
 
 Files: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max, memory.max, memory.current) and
 https://docs.kernel.org/scheduler/sched-bwc.html (cpu.cfs_quota_us).

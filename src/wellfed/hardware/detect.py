@@ -1,4 +1,4 @@
-"""Asking this machine what it is. Never raises for what is missing: the facts say so instead."""
+"""Asks this machine what it is. Never raises for what is missing: the facts say so instead."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from wellfed.hardware.cgroup import CgroupLimits, cgroup_limits
 from wellfed.hardware.facts import SIMULATED, GpuFacts, HolderFacts, MachineFacts
 from wellfed.hardware.torch_cuda import TorchCuda, TorchDevice
 from wellfed.nvml.deadline import START_S, within
-from wellfed.nvml.devices import Device, Devices, list_devices
-from wellfed.nvml.processes import Holder
+from wellfed.nvml.devices import Device, Devices, Holder, list_devices
 from wellfed.nvml.session import LibraryNotFoundError, NvmlError, NvmlSession
 from wellfed.nvml.visible import same_uuid, visible_devices
 from wellfed.units import gib

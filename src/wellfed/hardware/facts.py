@@ -1,4 +1,4 @@
-"""What is known of a machine, as plain values that go into run.json and come back from it."""
+"""Describes a machine by plain values that go into run.json and come back from it."""
 
 from __future__ import annotations
 
@@ -101,13 +101,8 @@ class MachineFacts:
         return () if self.torch_problem is not None else self.gpus
 
     def to_dict(self) -> dict[str, Any]:
-        """The same as JSON-able dicts and lists."""
-        return {
-            **asdict(self),
-            "gpus": [asdict(gpu) for gpu in self.gpus],
-            "warnings": list(self.warnings),
-            "cards_left_out": list(self.cards_left_out),
-        }
+        """For JSON."""
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, recorded: Mapping[str, Any]) -> MachineFacts:
@@ -116,13 +111,9 @@ class MachineFacts:
         Raises:
             TypeError: a field is missing, or is not one of this version.
         """
-        fields = dict(recorded)
-        fields["gpus"] = tuple(_gpu(gpu) for gpu in fields.get("gpus", ()))
-        for name in ("warnings", "cards_left_out"):
-            fields[name] = tuple(fields.get(name, ()))
-        return cls(**fields)
-
-
-def _gpu(recorded: Mapping[str, Any]) -> GpuFacts:
-    holders = tuple(HolderFacts(**holder) for holder in recorded.get("holders", ()))
-    return GpuFacts(**{**recorded, "holders": holders})
+        lists = {name: tuple(recorded.get(name, ())) for name in ("warnings", "cards_left_out")}
+        gpus = (
+            GpuFacts(**{**gpu, "holders": tuple(HolderFacts(**holder) for holder in gpu.get("holders", ()))})
+            for gpu in recorded.get("gpus", ())
+        )
+        return cls(**{**recorded, **lists, "gpus": tuple(gpus)})

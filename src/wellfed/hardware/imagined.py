@@ -1,4 +1,4 @@
-"""Cards that this machine does not have, to plan for."""
+"""Adds cards that this machine does not have, to plan for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From facts to decisions: which profile a card is, how much memory a run may plan with, which precision it can do."""
+"""Decides which profile a card is, how much memory a run may plan with, and which precision it can do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Torch's view of the GPUs. The only function of this room that imports torch, and only when called."""
+"""Asks torch which GPUs it can use. Alone in this room it imports torch, and only when called."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+from wellfed.errors import first_line
 
 IMPORT_FAILED = "torch can't be imported"
 """How ``TorchCuda.problem`` begins when there is no torch at all, GPU or not."""
@@ -42,7 +44,7 @@ def torch_cuda() -> TorchCuda:
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a CUDA library that torch links is missing
-        return TorchCuda(problem=f"{IMPORT_FAILED} ({_first_line(error)})")
+        return TorchCuda(problem=f"{IMPORT_FAILED} ({first_line(error).rstrip('. ')})")
     built_for = (
         f"ROCm {torch.version.hip}" if torch.version.hip else torch.version.cuda and f"CUDA {torch.version.cuda}"
     )
@@ -53,8 +55,8 @@ def torch_cuda() -> TorchCuda:
         try:
             devices = tuple(_device(index) for index in range(torch.cuda.device_count() if _usable() else 0))
         except (RuntimeError, AssertionError) as error:
-            return TorchCuda(problem=_first_line(error), cuda=built_for)
-    notes = tuple(dict.fromkeys(_first_line(warning.message) for warning in caught))
+            return TorchCuda(problem=first_line(error).rstrip(". "), cuda=built_for)
+    notes = tuple(dict.fromkeys(first_line(warning.message).rstrip(". ") for warning in caught))
     if not devices:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         shown = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible}"
@@ -89,8 +91,3 @@ def _free_bytes(index: int) -> int | None:
         return int(torch.cuda.mem_get_info(index)[0])
     except RuntimeError:
         return None  # another process holds all of it, or the card is in exclusive mode
-
-
-def _first_line(error: object) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(". ") if lines else type(error).__name__

@@ -23,13 +23,12 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from wellfed import batches
+from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.lit.callbacks.callback_list import Together
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
 from wellfed.lit.module import StepModule
 from wellfed.lit.trainer import TrainerOptions, make_trainer, new_event_factory
-from wellfed.memory import generators
 from wellfed.timing.readiness import StepSummary, summarise
 from wellfed.timing.step_clock import StepClock
 from wellfed.timing.step_row import StepRow

@@ -14,7 +14,7 @@ from wellfed.contract import Evaluation, FeatureSource
 from wellfed.errors import DataError, OutOfMemoryExhausted
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.memory import oom
-from wellfed.memory.kept_state import KeptState
+from wellfed.memory.snapshot import Snapshot
 from wellfed.record import OnEvent
 from wellfed.step.micro_batches import Preparation
 
@@ -60,7 +60,7 @@ class Evaluating:
                 evaluation.update(self._model, batch, *(() if features is None else (features,)))
 
         while done < len(sizes):
-            before = KeptState(evaluation, device, leave_out=self._model) if self._may_halve else None
+            before = Snapshot(evaluation, device, leave_out=self._model) if self._may_halve else None
             failure = _failure_of(update, is_known=before is not None)
             if failure is None or before is None:
                 done += 1

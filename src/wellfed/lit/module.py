@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import lightning.pytorch as pl
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from wellfed import batches
 from wellfed.batches import Delivery
-from wellfed.contract import Evaluation, Features, FeatureSource
+from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Features, FeatureSource
 from wellfed.lit.evaluating import Evaluating, merge_over_ranks
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.lit.sharding import all_weights
@@ -38,7 +38,7 @@ class StepOptions:
     """How a step is done; every field is decided."""
 
     seed: int
-    feature_mode: Literal["cache", "cache_host", "dynamic"] | None = None
+    feature_mode: FeatureModeName | None = None
     compile_mode: str = "none"
     retry_on_oom: bool = True
     halve_evaluation_on_oom: bool = True
@@ -114,7 +114,7 @@ class StepModule(pl.LightningModule):
 
         return [
             Rung("memory.checkpoint_activations=true", checkpoint_activations),
-            *(Rung(f"memory.features={mode}", partial(move_features, mode)) for mode in ("cache_host", "dynamic")),
+            *(Rung(f"memory.features={mode}", partial(move_features, mode)) for mode in FEATURE_MODES[1:]),
         ]
 
     # -- set-up ---------------------------------------------------------------------------------------------------

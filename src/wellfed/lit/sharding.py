@@ -12,7 +12,7 @@ import lightning.pytorch as pl
 from lightning.pytorch.strategies import FSDPStrategy, Strategy
 from torch import Tensor, nn
 
-from wellfed.footprint.gathered import blocks_to_gather
+from wellfed.footprint.fsdp_blocks import blocks_to_gather
 
 
 def fsdp_strategy() -> FSDPStrategy:

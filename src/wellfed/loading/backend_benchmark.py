@@ -23,12 +23,11 @@ from typing import Any
 
 import torch
 
-from wellfed import batches
+from wellfed import batches, generators
 from wellfed.loading import bad_samples, failing_samples
 from wellfed.loading.first_batches import SHORTEST_STEP_MS, BackendTime, FirstBatches
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import TrainLoader
-from wellfed.sample_rng import global_generators_kept
 
 _LOG = logging.getLogger(__name__)
 
@@ -166,7 +165,7 @@ def without_side_effects() -> Iterator[None]:
     try:
         for teller in tellers:
             teller.disabled = True
-        with global_generators_kept(), warnings.catch_warnings(action="ignore"):
+        with generators.kept(), warnings.catch_warnings(action="ignore"):
             yield
     finally:
         for teller, was in zip(tellers, before, strict=True):

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from wellfed import generators
 from wellfed.contract import Batch
 from wellfed.errors import DataError, reason_of, text_of
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.loading.failing_samples import NoSampleAtFaultError, failing_samples
 from wellfed.loading.heartbeats import Heartbeat
-from wellfed.sample_rng import SampleRng, global_generators_kept, mix, seed_global_generators
+from wellfed.sample_rng import SampleRng, mix
 
 _OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -151,8 +152,8 @@ class BatchBuilder:
         try:
             if self._takes_rng:
                 return self.dataset.__getitem__(index, SampleRng(self.seed, epoch, index))
-            with global_generators_kept():
-                seed_global_generators(mix(self.seed, epoch, index))
+            with generators.kept():
+                generators.seed_for_sample(mix(self.seed, epoch, index))
                 return self.dataset[index]
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None

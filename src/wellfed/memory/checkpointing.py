@@ -1,4 +1,4 @@
-"""Activation checkpointing for any module: repeated blocks forget their activations and compute them again."""
+"""Adds activation checkpointing to any module: its repeated blocks compute their activations again."""
 
 from __future__ import annotations
 

@@ -1,17 +1,14 @@
-"""Where a workload's feature rows come from: a table on the device, a table in host memory, or computed each time."""
+"""Provides a workload's feature rows: from a table on the device or in host memory, or computed each time."""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from wellfed.contract import Features, FeatureSource
+from wellfed.contract import FEATURE_MODES, FeatureModeName, Features, FeatureSource
 
-Mode = Literal["cache", "cache_host", "dynamic"]
-FASTEST_FIRST: tuple[Mode, ...] = ("cache", "cache_host", "dynamic")
 CHUNK_ROWS = 256
 """Rows computed at a time while a table is filled: a GPT-2 base over 64 tokens needs about 0.3 GiB for them."""
 
@@ -72,7 +69,7 @@ def all_rows(features: Features, device: torch.device, home: torch.device) -> Te
     return table
 
 
-def hold(features: Features, mode: Mode, device: torch.device, known: Tensor | None = None) -> FeatureSource:
+def hold(features: Features, mode: FeatureModeName, device: torch.device, known: Tensor | None = None) -> FeatureSource:
     """The source of rows for a mode. ``cache`` and ``cache_host`` compute all rows now, in the dtype of ``rows``.
 
     Args:
@@ -85,29 +82,32 @@ def hold(features: Features, mode: Mode, device: torch.device, known: Tensor | N
         return Computed(features)
     if features.trainable:
         raise ValueError(f"memory.features={mode} would freeze features that are trained; only dynamic can train them.")
-    home = device if mode == "cache" else torch.device("cpu")
-    table = all_rows(features, device, home) if known is None else known
-    return DeviceTable(table) if mode == "cache" else HostTable(table, device)
+    if known is None:
+        known = all_rows(features, device, _home(mode, device))
+    return DeviceTable(known) if mode == "cache" else HostTable(known, device)
 
 
-def slower(mode: Mode) -> Mode | None:
+def _home(mode: FeatureModeName, device: torch.device) -> torch.device:
+    return device if mode == "cache" else torch.device("cpu")
+
+
+def slower(mode: FeatureModeName) -> FeatureModeName | None:
     """The mode that needs the next less device memory."""
-    return dict(pairwise(FASTEST_FIRST)).get(mode)
+    return dict(pairwise(FEATURE_MODES)).get(mode)
 
 
-def moved(source: FeatureSource, features: Features, mode: Mode, device: torch.device) -> FeatureSource:
+def moved(source: FeatureSource, features: Features, mode: FeatureModeName, device: torch.device) -> FeatureSource:
     """The same rows by a slower mode; nothing is computed anew and nothing more is asked of the device."""
     if mode == "cache_host" and isinstance(source, DeviceTable):
         return HostTable(source.table.cpu(), device)
     return Computed(features)
 
 
-def blank(features: Features, mode: Mode, device: torch.device) -> FeatureSource:
+def blank(features: Features, mode: FeatureModeName, device: torch.device) -> FeatureSource:
     """As `hold`, of the same size and without the work: all rows are zeros."""
     if mode == "dynamic":
         return Computed(features)
     with torch.no_grad():
         row = features.rows(torch.zeros(1, dtype=torch.long, device=device))
-    home = device if mode == "cache" else torch.device("cpu")
-    table = torch.zeros((features.num_rows, *row.shape[1:]), dtype=row.dtype, device=home)
-    return DeviceTable(table) if mode == "cache" else HostTable(table, device)
+    shape = (features.num_rows, *row.shape[1:])
+    return hold(features, mode, device, torch.zeros(shape, dtype=row.dtype, device=_home(mode, device)))

@@ -1,4 +1,4 @@
-"""What a run does with less memory: smaller micro-batches, then dearer ways of training, each change for good."""
+"""Steps a run down to less memory: smaller micro-batches, then slower ways of training, each change for good."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory errors: told from others, by type where torch gives one, else by text, and cleared up after."""
+"""Recognises out-of-memory errors, by type where torch gives one, else by text, and frees what they leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An optimizer's state: made before the first batch, and watched for steps that were applied in part."""
+"""Makes an optimizer's state before the first batch, and tells whether a step was applied in part."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a training step changes besides the weights, kept so that a step done again is the same step."""
+"""Saves what a training step changes besides the weights, so that a step done again is the same step."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellfed.memory import generators
-
-LARGE_BYTES = 2**20
-"""A buffer beyond this is not copied before each step where the first steps have shown that it stays as it is."""
+from wellfed import generators
+from wellfed.memory.snapshot import LARGE_BYTES
 
 
 class StepStart:
     """Random generators and buffers as they were when a step began.
 
-    A large buffer that the first step leaves as it is (a mask, a table) is copied again only when torch has counted a
-    change of it: copies of all would cost the memory of all for nothing.
+    A buffer beyond ``LARGE_BYTES`` that the first step leaves as it is (a mask, a table) is copied again only when
+    torch has counted a change of it: copies of all would cost the memory of all for nothing.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:

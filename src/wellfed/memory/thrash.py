@@ -1,4 +1,4 @@
-"""Notices training that only fits because the allocator gives its cache back to the device in every step."""
+"""Detects training that only fits because the allocator gives its cache back to the device in every step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cards NVML reports, as snapshots: physical cards and MIG instances, in NVML's (PCI bus) order."""
+"""Lists the cards that NVML reports: physical cards and MIG instances, in NVML's (PCI bus) order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from wellfed.nvml.processes import Holder, list_holders
 from wellfed.nvml.session import (
     FunctionNotFoundError,
     GpuLostError,
@@ -18,6 +17,19 @@ from wellfed.nvml.session import (
 )
 
 Answer = TypeVar("Answer")
+_PROCESS_LISTS = ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetGraphicsRunningProcesses")
+
+
+@dataclass(frozen=True)
+class Holder:
+    """One process that has memory of a device."""
+
+    pid: int
+    """As the host counts; inside a container another process may have that number."""
+    name: str | None
+    """None where neither driver nor system tells, as for a process of another container."""
+    memory_bytes: int | None
+    """None where the driver does not say how much (Windows' WDDM, some MIG instances)."""
 
 
 @dataclass(frozen=True)
@@ -79,28 +91,38 @@ def list_devices(nvml: NvmlSession) -> Devices:
     for nvml_index in range(nvml.ask("nvmlDeviceGetCount")):
         try:
             handle = nvml.ask("nvmlDeviceGetHandleByIndex", nvml_index)
-            card = _snapshot(nvml, handle, nvml_index, driver)
+            card = _card(nvml, handle, nvml_index, driver)
             found += [card, *_mig_instances(nvml, handle, card, notes)]
         except NvmlError as error:
             notes.append(f"card {nvml_index} is left out ({error}).")
     return Devices(tuple(found), tuple(notes))
 
 
-def _snapshot(nvml: NvmlSession, handle: Any, nvml_index: int, driver: str | None) -> Device:
+def _device(nvml: NvmlSession, handle: Any, *, default_name: str, **known: Any) -> Device:
+    """A card or an instance; ``known`` are the fields that are not asked of it."""
     total, used, free = memory_bytes(nvml, handle)
-    mode = _offered(lambda: nvml.ask("nvmlDeviceGetMigMode", handle))
-    capability = _offered(lambda: nvml.ask("nvmlDeviceGetCudaComputeCapability", handle))
     return Device(
-        nvml_index=nvml_index,
         uuid=_text(nvml.ask("nvmlDeviceGetUUID", handle)),
-        name=_offered(lambda: _text(nvml.ask("nvmlDeviceGetName", handle))) or "NVIDIA GPU",
+        name=_offered(lambda: _text(nvml.ask("nvmlDeviceGetName", handle))) or default_name,
         memory_total_bytes=total,
         memory_used_bytes=used,
         memory_free_bytes=free,
+        holders=list_holders(nvml, handle),
+        **known,
+    )
+
+
+def _card(nvml: NvmlSession, handle: Any, nvml_index: int, driver: str | None) -> Device:
+    mode = _offered(lambda: nvml.ask("nvmlDeviceGetMigMode", handle))
+    capability = _offered(lambda: nvml.ask("nvmlDeviceGetCudaComputeCapability", handle))
+    return _device(
+        nvml,
+        handle,
+        default_name="NVIDIA GPU",
+        nvml_index=nvml_index,
         capability=None if capability is None else (int(capability[0]), int(capability[1])),
         driver_version=driver,
         has_mig_mode=mode is not None and mode[0] == 1,
-        holders=list_holders(nvml, handle),
     )
 
 
@@ -110,7 +132,18 @@ def _mig_instances(nvml: NvmlSession, handle: Any, card: Device, notes: list[str
     instances = []
     for slot in range(_offered(lambda: nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle)) or 0):
         try:
-            instances.append(_mig_instance(nvml, nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot), card))
+            instance = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
+            instances.append(
+                _device(
+                    nvml,
+                    instance,
+                    default_name=f"{card.name} MIG",
+                    nvml_index=card.nvml_index,
+                    capability=card.capability,  # NVML answers this for the parent only
+                    driver_version=card.driver_version,
+                    is_mig=True,
+                )
+            )
         except NotFoundError:
             continue  # an empty slot; later ones may be filled
         except GpuLostError:
@@ -118,26 +151,6 @@ def _mig_instances(nvml: NvmlSession, handle: Any, card: Device, notes: list[str
         except NvmlError as error:
             notes.append(f"instance {slot} of card {card.nvml_index} is left out ({error}).")
     return instances
-
-
-def _mig_instance(nvml: NvmlSession, mig: Any, card: Device) -> Device:
-    total, used, free = memory_bytes(nvml, mig)
-    return Device(
-        nvml_index=card.nvml_index,
-        uuid=_text(nvml.ask("nvmlDeviceGetUUID", mig)),
-        name=_mig_name(nvml, mig, card),
-        memory_total_bytes=total,
-        memory_used_bytes=used,
-        memory_free_bytes=free,
-        capability=card.capability,  # NVML answers this for the parent only
-        driver_version=card.driver_version,
-        is_mig=True,
-        holders=list_holders(nvml, mig),
-    )
-
-
-def _mig_name(nvml: NvmlSession, mig: Any, card: Device) -> str:
-    return _offered(lambda: _text(nvml.ask("nvmlDeviceGetName", mig))) or f"{card.name} MIG"
 
 
 def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
@@ -155,6 +168,38 @@ def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:
         return Memory(None, None, None)
     info = _offered(lambda: nvml.ask("nvmlDeviceGetMemoryInfo", handle))
     return Memory(None, None, None) if info is None else Memory(int(info.total), int(info.used), int(info.free))
+
+
+def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
+    """All of them, the largest first; a process that computes and draws is one.
+
+    Where the driver does not tell, or stumbles over the question, there are none: no card is given up for this.
+
+    Raises:
+        GpuLostError: the device is gone.
+    """
+    found: dict[int, int | None] = {}
+    for function in _PROCESS_LISTS:
+        try:
+            running = nvml.ask(function, handle)
+        except GpuLostError:
+            raise
+        except NvmlError:
+            continue
+        for process in running:
+            held = getattr(process, "usedGpuMemory", None)
+            found[int(process.pid)] = max(found.get(int(process.pid)) or 0, int(held)) if held is not None else None
+    by_size = sorted(found.items(), key=lambda entry: -(entry[1] or 0))
+    return tuple(Holder(pid, _process_name(nvml, pid), held) for pid, held in by_size)
+
+
+def _process_name(nvml: NvmlSession, pid: int) -> str | None:
+    try:
+        name = nvml.ask("nvmlSystemGetProcessName", pid)
+    except NvmlError:  # gone since, of another container, or not ours to see
+        return None
+    text = name.decode(errors="replace") if isinstance(name, bytes) else str(name)
+    return text.replace("\\", "/").rpartition("/")[2] or None
 
 
 def _offered(ask: Callable[[], Answer]) -> Answer | None:

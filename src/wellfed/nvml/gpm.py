@@ -1,4 +1,4 @@
-"""GPU performance monitoring (Hopper and later): what the multiprocessors did between two samples.
+"""Reads GPU performance monitoring (Hopper and later): what the multiprocessors did between two samples.
 
 Needs no root and no daemon. https://docs.nvidia.com/deploy/nvml-api/group__nvmlGpmFunctions.html
 """

@@ -1,4 +1,4 @@
-"""Figures of one device in our units. Each asks the driver as rarely as it can; what is refused raises.
+"""Reads figures of one device in our units. Each asks the driver as rarely as it can; what is refused raises.
 
 Every call blocks for as long as the driver takes. Meanings: https://docs.nvidia.com/deploy/nvml-api
 """

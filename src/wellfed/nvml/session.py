@@ -1,4 +1,4 @@
-"""Opening and closing NVML, and its error codes as exception types."""
+"""Opens and closes NVML, and turns its error codes into exception types."""
 
 from __future__ import annotations
 
@@ -36,12 +36,6 @@ class NotSupportedError(NvmlAbsentError):
     reason = "not supported by this device"
 
 
-class NoPermissionError(NvmlAbsentError):
-    """The figure exists, this user may not read it."""
-
-    reason = "no permission"
-
-
 class FunctionNotFoundError(NvmlAbsentError):
     """The driver, or the pynvml module, is older than the function."""
 
@@ -52,18 +46,6 @@ class LibraryNotFoundError(NvmlAbsentError):
     """No NVML library: no NVIDIA driver is installed, or the container does not pass it through."""
 
     reason = "library not found"
-
-
-class DriverNotLoadedError(NvmlAbsentError):
-    """The library is there, the kernel module is not."""
-
-    reason = "driver not loaded"
-
-
-class DriverMismatchError(NvmlAbsentError):
-    """Library and kernel module are of different versions: an upgrade that waits for a reboot."""
-
-    reason = "driver and library versions differ, reboot to load the new driver"
 
 
 class NoDataError(NvmlAbsentError):
@@ -78,22 +60,10 @@ class VersionMismatchError(NvmlAbsentError):
     reason = "argument version not known to this driver"
 
 
-class PynvmlMissingError(NvmlAbsentError):
-    """The Python module is not installed, or is not NVIDIA's."""
-
-    reason = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
-
-
 class GpuLostError(NvmlError):
     """The card fell off the bus or needs a reset; it does not come back within this process."""
 
     reason = "GPU is lost"
-
-
-class ShutDownError(GpuLostError):
-    """Somebody in this process has closed NVML more often than opened it; to be opened anew, as after a loss."""
-
-    reason = "NVML was shut down"
 
 
 class NotFoundError(NvmlError):
@@ -102,38 +72,41 @@ class NotFoundError(NvmlError):
     reason = "not found"
 
 
-ERROR_TYPES: Mapping[int, type[NvmlError]] = MappingProxyType(
+ERRORS: Mapping[int, tuple[type[NvmlError], str | None]] = MappingProxyType(
     {  # nvmlReturn_t, https://docs.nvidia.com/deploy/nvml-api/group__nvmlDeviceEnumvs.html
-        1: ShutDownError,
-        3: NotSupportedError,
-        4: NoPermissionError,
-        6: NotFoundError,
-        9: DriverNotLoadedError,
-        12: LibraryNotFoundError,
-        13: FunctionNotFoundError,
-        15: GpuLostError,
-        16: GpuLostError,  # RESET_REQUIRED: as lost to this process as a card off the bus
-        18: DriverMismatchError,
-        21: NoDataError,
-        25: VersionMismatchError,
-        28: NotFoundError,
+        # Somebody in this process has closed NVML more often than opened it: to be opened anew, as after a loss.
+        1: (GpuLostError, "NVML was shut down"),
+        3: (NotSupportedError, None),
+        4: (NvmlAbsentError, "no permission"),
+        6: (NotFoundError, None),
+        9: (NvmlAbsentError, "driver not loaded"),
+        12: (LibraryNotFoundError, None),
+        13: (FunctionNotFoundError, None),
+        15: (GpuLostError, None),
+        16: (GpuLostError, None),  # RESET_REQUIRED: as lost to this process as a card off the bus
+        18: (NvmlAbsentError, "driver and library versions differ, reboot to load the new driver"),
+        21: (NoDataError, None),
+        25: (VersionMismatchError, None),
+        28: (NotFoundError, None),
     }
 )
+"""By the driver's code: the type, and a reason that is not the type's own."""
+_NOT_INSTALLED = "nvidia-ml-py is not installed (pip install nvidia-ml-py)"
 
 
 def load_pynvml() -> Any:
     """NVIDIA's ``pynvml`` module; the one place in the code that imports it.
 
     Raises:
-        PynvmlMissingError: not installed, or the module of that name is not NVIDIA's.
+        NvmlAbsentError: not installed, or the module of that name is not NVIDIA's.
     """
     try:
         module = importlib.import_module("pynvml")
     except ImportError as cause:
-        raise PynvmlMissingError("import") from cause
+        raise NvmlAbsentError("import", _NOT_INSTALLED) from cause
     # The unofficial module has the same name and other signatures; this private function is only in NVIDIA's.
     if not hasattr(module, "_nvmlGetFunctionPointer"):
-        raise PynvmlMissingError("import", unofficial_pynvml() or "the module named pynvml is not nvidia-ml-py's")
+        raise NvmlAbsentError("import", unofficial_pynvml() or "the module named pynvml is not nvidia-ml-py's")
     return module
 
 
@@ -229,5 +202,5 @@ class NvmlSession:
 
 
 def _named(function: str, cause: Any) -> NvmlError:
-    known = ERROR_TYPES.get(cause.value)
-    return NvmlError(function, str(cause).rstrip(".").lower()) if known is None else known(function)
+    kind, reason = ERRORS.get(cause.value, (NvmlError, str(cause).rstrip(".").lower()))
+    return kind(function, reason)

@@ -1,4 +1,4 @@
-"""Which NVML device CUDA calls 0, 1, ...: the rules of CUDA_VISIBLE_DEVICES, without asking CUDA.
+"""Tells which NVML device CUDA calls 0, 1, ...: by the rules of CUDA_VISIBLE_DEVICES, without asking CUDA.
 
 Rules: https://docs.nvidia.com/cuda/cuda-programming-guide/05-appendices/environment-variables.html and, for what that
 page leaves open (repeated or malformed entries), torch.cuda._parse_visible_devices of torch 2.13.

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from wellfed.config.schema import RunConfig
+from wellfed.contract import FEATURE_MODES
 from wellfed.errors import Fault
 from wellfed.footprint.footprint import StepShape
 from wellfed.hardware.profiles import PROFILES
 from wellfed.planning.memory_candidates import (
-    FEATURE_MODES,
     PLANNED_FRAC,
     Candidate,
     Estimate,
@@ -86,7 +86,7 @@ def _search_space(plan: RunPlan, config: RunConfig, data: DataFacts, model: Mode
     is_fixed = memory.micro_batch is not None or memory.accumulate is not None or not model.may_split
     asked = memory.checkpoint_activations
     return SearchSpace(
-        features=FEATURE_MODES[FEATURE_MODES.index(str(features)) :] if is_open else (features,),
+        features=FEATURE_MODES[FEATURE_MODES.index(features) :] if is_open and features else (features,),
         checkpointed=((False, True) if model.has_blocks else (False,)) if asked is None else (asked,),
         micro_batch=plan.memory.micro_batch if is_fixed else None,
         at_most=plan.memory.micro_batch,

@@ -12,7 +12,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.backend import asks_for_timeout, asks_to_watch, candidates, plan_backend, show_ms, to_time
 from wellfed.planning.host_room import NEAR_FRAC, Room, room_for
-from wellfed.planning.run_plan import DataFacts, Decided, LoaderSection, as_set, by_rule
+from wellfed.planning.run_plan import DataFacts, Decided, LoaderSection, as_set, by_rule, unless_set
 from wellfed.units import MIB, show_bytes
 
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
@@ -55,24 +55,19 @@ class LoaderPlanner:
         timeout_s: Decided[float] = by_rule(0, "built when asked for: there is no worker to wait for")
         if builds_ahead:
             prefetch_factor = self._prefetch_factor(backend.value, count)
-            told = as_set("loader.timeout_s", asked.timeout_s)
-            timeout_s = by_rule(asked.timeout_s or 0, told or "waits for ever", is_set=bool(told))
+            timeout_s = unless_set("loader.timeout_s", asked.timeout_s, 0, "waits for ever")
         persistent_workers = by_rule(False, "no worker processes")
-        worker_threads: Decided[int | None] = by_rule(
-            None, "no worker processes: the training process has one count of threads"
-        )
+        alone = "no worker processes: the training process has one count of threads"
+        worker_threads: Decided[int | None] = by_rule(None, alone)
         if has_processes:
-            persistent_workers = _unless_set(
-                "loader.persistent_workers", asked.persistent_workers, "worker processes live on from epoch to epoch"
-            )
-            told = as_set("loader.worker_threads", asked.worker_threads)
-            worker_threads = by_rule(
-                asked.worker_threads, told or "torch's default: one in a worker process", is_set=bool(told)
-            )
+            why = "worker processes live on from epoch to epoch"
+            persistent_workers = unless_set("loader.persistent_workers", asked.persistent_workers, True, why)
+            why = "torch's default: one in a worker process"
+            worker_threads = unless_set("loader.worker_threads", asked.worker_threads, None, why)
         pin_memory = by_rule(False, "no GPU to copy to")
         if self.on_gpu:
             why = "copies from page-locked memory run beside the host"
-            pin_memory = _unless_set("loader.pin_memory", asked.pin_memory, why)
+            pin_memory = unless_set("loader.pin_memory", asked.pin_memory, True, why)
         return LoaderSection.of(
             {
                 "backend": backend,
@@ -270,11 +265,5 @@ class LoaderPlanner:
             return by_rule(0, "an iterable is read where it is asked: its randomness may be the process's")
         if not (builds_ahead or data.has_fetch or data.is_iterable):
             return by_rule(0, "samples are built in the training process: nothing is there to be copied ahead")
-        if asked is not None:
-            return Decided(asked, f"loader.device_prefetch={asked}", "set")
-        return by_rule(DEVICE_PREFETCH, "copies run beside the step, on a stream of their own")
-
-
-def _unless_set(knob: str, asked: bool | None, because: str) -> Decided[bool]:
-    """On, unless the user says otherwise."""
-    return by_rule(True, because) if asked is None else Decided(asked, as_set(knob, asked), "set")
+        because = "copies run beside the step, on a stream of their own"
+        return unless_set("loader.device_prefetch", asked, DEVICE_PREFETCH, because)

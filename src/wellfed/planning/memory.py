@@ -15,8 +15,8 @@ from wellfed.planning.run_plan import (
     MemorySection,
     ModelFacts,
     RunPlan,
-    as_set,
     by_rule,
+    unless_set,
 )
 from wellfed.units import gib, show_bytes
 
@@ -35,15 +35,15 @@ def plan_memory(
     else:
         micro = _micro_batch(config, model, per_device)
         accumulate = _accumulate(asked.accumulate, per_device, micro.value)
-    checkpoints = as_set("memory.checkpoint_activations", asked.checkpoint_activations)
     return MemorySection.of(
         {
             "micro_batch": micro,
             "accumulate": accumulate,
-            "checkpoint_activations": by_rule(
-                bool(asked.checkpoint_activations),
-                checkpoints or "off: it costs about a third more compute",
-                is_set=bool(checkpoints),
+            "checkpoint_activations": unless_set(
+                "memory.checkpoint_activations",
+                asked.checkpoint_activations,
+                False,
+                "off: it costs about a third more compute",
             ),
             "features": _features(config, facts, device, data),
             "on_oom": _on_oom(asked.on_oom, device.trainer.strategy, model),
@@ -80,8 +80,6 @@ def memory_faults(config: RunConfig, memory: MemorySection, data: DataFacts, mod
 def memory_warnings(config: RunConfig, data: DataFacts) -> Iterator[str]:
     """What was asked of memory and is ignored."""
     asked = config.memory
-    if asked.stages:
-        yield "memory.stages is not used yet: the feature mode stays the same throughout. Set memory.features."
     if asked.features is not None and data.feature_rows == 0:
         yield (
             f"memory.features={asked.features.value} has no effect: this workload offers no features. "

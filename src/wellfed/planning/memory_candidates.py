@@ -7,9 +7,11 @@ time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
+from wellfed.contract import FEATURE_MODES
 from wellfed.footprint.footprint import (
     Footprint,
     NoEstimate,
@@ -27,8 +29,6 @@ Estimate = Callable[[str | None, bool], Footprint | NoEstimate]
 PLANNED_FRAC = 0.98
 """Share of the budget that a predicted peak may take; the rest is for what the prediction is off by
 and for what it does not see (docs/memory.md)."""
-FEATURE_MODES = ("cache", "cache_host", "dynamic")
-"""Fastest first."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def limit_bytes(budget_gib: float) -> int:
 def cheapest(space: SearchSpace, estimate: Estimate, budget_gib: float | None) -> Found:
     """The first candidate that fits; without a budget all of them do."""
     passed: list[Candidate] = []
-    for features, checkpointed in _in_order(space):
+    for features, checkpointed in product(space.features, space.checkpointed):
         footprint = estimate(features, checkpointed)
         if isinstance(footprint, NoEstimate):
             return Found(None, True, no_estimate=footprint.reason)
@@ -102,12 +102,14 @@ def remedies(
         may_split: the model may be trained in micro-batches.
         has_blocks: the model has parts that checkpointing can recompute.
     """
-    features = _slower_too(space.features[0]) if has_features else space.features
+    mode, features = space.features[0], space.features
+    if has_features:  # slower ones, too
+        features = FEATURE_MODES if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) :]
     checkpointed = (False, True) if has_blocks else space.checkpointed
     micro = None if may_split else space.micro_batch or space.step.samples
     found: list[Candidate] = []
     wider = SearchSpace(features, checkpointed, micro, space.step.samples, space.step)
-    for mode, is_checkpointed in _in_order(wider):
+    for mode, is_checkpointed in product(wider.features, wider.checkpointed):
         footprint = estimate(mode, is_checkpointed)
         if isinstance(footprint, NoEstimate):
             continue
@@ -115,16 +117,6 @@ def remedies(
         if fits:
             found.append(candidate)
     return found
-
-
-def _slower_too(mode: str | None) -> tuple[str | None, ...]:
-    return FEATURE_MODES if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) :]
-
-
-def _in_order(space: SearchSpace) -> Iterator[tuple[str | None, bool]]:
-    for features in space.features:
-        for checkpointed in space.checkpointed:
-            yield features, checkpointed
 
 
 def _largest(

@@ -1,4 +1,4 @@
-"""Takes the micro-batch of a plan down until what real steps were measured to need fits."""
+"""Chooses the micro-batch of a plan by real steps: one that fits in memory, or one that keeps the best rate."""
 
 from __future__ import annotations
 
@@ -63,17 +63,60 @@ def with_probes(
     if micro == before.value:
         as_planned = Decided(micro, f"{before.because}; {told}", "measured")
         return replace(plan, memory=plan.memory.but(micro_batch=as_planned))
-    sums = f"{step.samples} samples a device in micro-batches of {micro}"
-    memory = plan.memory.but(
-        micro_batch=Decided(micro, f"{before.value} were planned; {told}", "measured"),
-        accumulate=Decided(math.ceil(step.samples / micro), sums, "measured"),
+    smaller_one = Decided(micro, f"{before.value} were planned; {told}", "measured")
+    return _resized(plan, smaller_one, step.samples, footprint, step)
+
+
+def at_plateau(
+    plan: RunPlan,
+    frac: float,
+    rate: Callable[[int], float | None],
+    *,
+    samples: int,
+    footprint: Footprint | None = None,
+    step: StepShape | None = None,
+) -> RunPlan:
+    """The plan with the smallest micro-batch that keeps a fraction of the best rate, of those tried: halves of a step.
+
+    Args:
+        rate: samples/s of real steps; 0 where memory runs out, None to try no more.
+        samples: of one device in a step; the largest micro-batch that is tried.
+        footprint: for the peak of a plan with a budget, with ``step``; larger sizes than it predicts to fit are left.
+    """
+    size = samples
+    if footprint is not None and step is not None and plan.device.memory_gib is not None:
+        size = max(1, largest_micro_batch(footprint, limit_bytes(plan.device.memory_gib), step))
+    rates: dict[int, float] = {}
+    while size not in rates and (found := rate(size)) is not None:
+        rates[size] = found
+        if found < frac * max(rates.values()):
+            break
+        size = max(1, size // 2)
+    if not any(rates.values()):
+        return plan
+    best = max(rates, key=lambda each: rates[each])
+    micro = min(each for each in rates if rates[each] >= frac * rates[best])
+    because = (
+        f"the smallest that keeps {frac:g} of the best rate: {rates[micro]:,.0f} samples/s, "
+        f"and {rates[best]:,.0f} at {best}"
     )
-    peak = predicted_peak(footprint, micro, step)
+    return _resized(plan, Decided(micro, because, "measured"), samples, footprint, step)
+
+
+def _resized(
+    plan: RunPlan, micro: Decided[int], samples: int, footprint: Footprint | None, step: StepShape | None
+) -> RunPlan:
+    """The plan with another micro-batch, and the peak that is predicted for it."""
+    sums = f"{samples} samples a device in micro-batches of {micro.value}"
+    accumulate = Decided(math.ceil(samples / micro.value), sums, "measured")
+    plan = replace(plan, memory=plan.memory.but(micro_batch=micro, accumulate=accumulate))
+    if footprint is None or step is None or plan.device.memory_gib is None:
+        return plan
+    peak = predicted_peak(footprint, micro.value, step)
     return replace(
         plan,
-        memory=memory,
         parts=peak.parts,
-        predicted_peak_gib=gib(min(peak.reserved_bytes, limit_bytes(budget_gib))),
+        predicted_peak_gib=gib(min(peak.reserved_bytes, limit_bytes(plan.device.memory_gib))),
         peak_moment=peak.moment,
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
+from wellfed.contract import FeatureModeName
 from wellfed.errors import Fault
 from wellfed.record import PlanEntry
 
@@ -104,7 +105,7 @@ class MemorySection(Section):
     micro_batch: int
     accumulate: int
     checkpoint_activations: bool
-    features: Literal["cache", "cache_host", "dynamic"] | None
+    features: FeatureModeName | None
     """None: the workload offers no features."""
     on_oom: Literal["retry", "fail"]
 
@@ -227,3 +228,8 @@ def as_set(knob: str, value: Any) -> str:
 def by_rule(value: Value, because: str, *, is_set: bool = False) -> Decided[Value]:
     """A value that a rule of thumb gave, unless the user set it."""
     return Decided(value, because, "set" if is_set else "predicted")
+
+
+def unless_set(knob: str, asked: Value | None, value: Value, because: str) -> Decided[Value]:
+    """What the user set, else what a rule of thumb gives."""
+    return by_rule(value, because) if asked is None else Decided(asked, as_set(knob, asked), "set")

@@ -1,4 +1,4 @@
-"""From configuration to objects: data, model, features, loaders, and what the plan needs to know of them."""
+"""Makes the objects that the configuration names: data, model, optimizer, loaders; and counts them for the plan."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from wellfed.config.build import build
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
-from wellfed.errors import ConfigError, DataError, Fault
+from wellfed.errors import ConfigError, DataError
 from wellfed.footprint.footprint import KnownFootprints
-from wellfed.footprint.gathered import gathered_bytes
+from wellfed.footprint.fsdp_blocks import gathered_bytes
 from wellfed.loading.backend_benchmark import copied, time_first_batches
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.first_batches import FirstBatches
@@ -60,28 +60,20 @@ def make_parts(config: RunConfig) -> Parts:
     data = build(workload.data, "workload.data")
     if not isinstance(data, Datasets):
         target = workload.data.get("_target_")
-        raise ConfigError(
-            [
-                Fault(
-                    "workload.data",
-                    f"{target} returned {type(data).__name__}, and a workload's data is a wellfed.contract.Datasets.",
-                    "Return Datasets(train, val, test).",
-                )
-            ]
+        raise ConfigError.of(
+            "workload.data",
+            f"{target} returned {type(data).__name__}, and a workload's data is a wellfed.contract.Datasets.",
+            "Return Datasets(train, val, test).",
         )
     model = build(workload.model, "workload.model", **data.model_args)
     if is_lightning_module(model):
         return Parts(data, model, None, is_lightning_module=True)
     _check_model(model, workload.model.get("_target_"))
     if workload.optimizer is None:
-        raise ConfigError(
-            [
-                Fault(
-                    "workload.optimizer",
-                    "null leaves nothing to train with; only a LightningModule brings its own.",
-                    "Set workload.optimizer._target_=torch.optim.AdamW.",
-                )
-            ]
+        raise ConfigError.of(
+            "workload.optimizer",
+            "null leaves nothing to train with; only a LightningModule brings its own.",
+            "Set workload.optimizer._target_=torch.optim.AdamW.",
         )
     offered = getattr(model, "features", None)
     features = offered() if callable(offered) else None
@@ -103,21 +95,17 @@ def _has_sparse_gradients(model: nn.Module) -> bool:
 
 def _check_model(model: Any, target: str) -> None:
     if not isinstance(model, nn.Module):
-        raise ConfigError(
-            [Fault("workload.model", f"{target} is a {type(model).__name__}, not an nn.Module.", "Name an nn.Module.")]
+        raise ConfigError.of(
+            "workload.model", f"{target} is a {type(model).__name__}, not an nn.Module.", "Name an nn.Module."
         )
     if not callable(getattr(model, "loss", None)):
-        raise ConfigError(
-            [
-                Fault(
-                    "workload.model",
-                    f"{target} has no loss(batch).",
-                    "Add: def loss(self, batch) -> LossOutput (docs/workloads.md).",
-                )
-            ]
+        raise ConfigError.of(
+            "workload.model",
+            f"{target} has no loss(batch).",
+            "Add: def loss(self, batch) -> LossOutput (docs/workloads.md).",
         )
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError([Fault("workload.model", f"{target} has no trainable parameter.", "Unfreeze some.")])
+        raise ConfigError.of("workload.model", f"{target} has no trainable parameter.", "Unfreeze some.")
 
 
 def data_facts(parts: Parts) -> DataFacts:
@@ -304,7 +292,7 @@ def try_loader(
         known=parts.first_batches,
     )
     # Host memory is checked once, by rank 0 for all of them: what a rank finds free changes while others start. Those
-    # that it starts load as it has decided then (`ranks.RankZero`).
+    # that it starts load as it has decided then (`other_ranks.RankZero`).
     return found if found is None or rank == 0 else replace(found, batch_bytes=0)
 
 

@@ -12,7 +12,7 @@ from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import extra_dirs
 from wellfed.config.quoting import quoted
 from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError
 from wellfed.run.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
 
 _OF_TRAINING = ("trainer.devices", "trainer.accelerator", "gpu.memory_gib", "gpu.enforce")
@@ -59,14 +59,14 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
     """
     where, folder = f"checkpoint={checkpoint}", checkpoint.parent.parent
     if not checkpoint.is_file():
-        raise ConfigError([Fault(where, "there is no such file.", "Name a file of a run's checkpoints folder.")])
+        raise ConfigError.of(where, "there is no such file.", "Name a file of a run's checkpoints folder.")
     if not is_readable(checkpoint):
-        raise ConfigError([Fault(where, "is not a checkpoint that can be read.", WAY_OUT)])
+        raise ConfigError.of(where, "is not a checkpoint that can be read.", WAY_OUT)
     try:
         earlier = record.RunRecord.read(folder)
     except (OSError, ValueError) as error:
         way_out = "Keep checkpoints in their run folder: run.json there says what was trained."
-        raise ConfigError([Fault(where, f"has no run record beside it ({error}).", way_out)]) from error
+        raise ConfigError.of(where, f"has no run record beside it ({error}).", way_out) from error
     accelerator = f"trainer.accelerator={asked.accelerator.value}"
     kept = [quoted(text) for text in earlier.overrides if not text.startswith(_OF_TRAINING)]
     overrides = [*kept, "trainer.devices=1", "trainer.strategy=auto", accelerator]
@@ -91,4 +91,4 @@ def _no_fit(checkpoint: Path, workload: str, differences: list[str]) -> ConfigEr
     shown = (differences or ["they differ"])[0][:200].rstrip(". ")
     problem = f"its weights don't fit the model of workload {workload} that run.json describes: {shown}{more}."
     way_out = "Put it back beside its own run.json, or check out the git commit that is named there."
-    return ConfigError([Fault(f"checkpoint={checkpoint}", problem, way_out)])
+    return ConfigError.of(f"checkpoint={checkpoint}", problem, way_out)

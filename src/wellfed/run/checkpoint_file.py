@@ -1,4 +1,4 @@
-"""A checkpoint on disk: whether it is whole, asked without torch, and its content."""
+"""Reads a checkpoint file; tells without torch whether it is whole."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError, first_line
 
 WAY_OUT = "Name another, e.g. last-1.ckpt."
 _NEEDED = ("data.pkl", "version")
@@ -51,7 +51,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         TypeError,
         AttributeError,
     ) as error:
-        raise _fault(path, f"is no checkpoint that can be loaded ({_first_line(error)}).") from error
+        # torch's advice after the first sentence is to load the file without weights_only: not ours
+        why = first_line(error).partition(". ")[0][:200].rstrip(". ")
+        raise _fault(path, f"is no checkpoint that can be loaded ({why}).") from error
     content: dict[str, Any] = state if isinstance(state, dict) else {}
     missing = [key for key in _KEYS if key not in content]
     if missing or not isinstance(content["state_dict"], Mapping):
@@ -60,10 +62,4 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def _fault(path: Path, problem: str) -> ConfigError:
-    return ConfigError([Fault(str(path), problem, WAY_OUT)])
-
-
-def _first_line(error: BaseException) -> str:
-    """torch's advice after the first sentence is to load the file without weights_only: not ours."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0].partition(". ")[0][:200].rstrip(". ")
+    return ConfigError.of(str(path), problem, WAY_OUT)

@@ -12,7 +12,7 @@ import torch
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import ConfigError, DataError, Fault
+from wellfed.errors import ConfigError, DataError
 from wellfed.footprint.footprint import NoEstimate
 from wellfed.footprint.size_fit import CudaMeter, TensorMeter, find_micro_batch
 from wellfed.footprint.size_search import Fit, Probe
@@ -49,7 +49,7 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
     planner = Planner.start(composed, facts)
     if planner.parts.is_lightning_module:
         problem = "a LightningModule runs its own step on whole batches: there is no micro-batch to find."
-        raise ConfigError([Fault("workload.model", problem, "Bring a plain nn.Module with loss(batch).")])
+        raise ConfigError.of("workload.model", problem, "Bring a plain nn.Module with loss(batch).")
     for warning in planner.device.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     plan, is_whole = planner.rough(), planner.model_facts().has_batch_norm

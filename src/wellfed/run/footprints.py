@@ -1,4 +1,4 @@
-"""What the configured model needs of device memory, asked once for each way of training and kept on disk."""
+"""Estimates what the configured model needs of device memory, once for each setting, and keeps it on disk."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from wellfed.errors import first_line
 from wellfed.footprint import estimate
 from wellfed.footprint.cache import cached_measure
 from wellfed.footprint.footprint import Footprint, KnownFootprints, NoEstimate
-from wellfed.footprint.forked_estimate import apart
+from wellfed.footprint.forked_estimate import in_fork
 from wellfed.footprint.rehearsal import Task
 from wellfed.loading.backend_benchmark import copied, without_side_effects
 from wellfed.loading.longest_batch import Longest, longest_batch
@@ -85,7 +85,7 @@ class Footprints:
             expandable_segments=self._config.gpu.allocator is Allocator.expandable,
         )
         cache_dir, host_bytes = Path(self._config.paths.cache_dir), self._host_bytes
-        return apart(lambda: cached_measure(self._parts.model, task, self._samples, cache_dir, host_bytes=host_bytes))
+        return in_fork(lambda: cached_measure(self._parts.model, task, self._samples, cache_dir, host_bytes=host_bytes))
 
     def _optimizer(self, model: nn.Module) -> optim.Optimizer:
         groups, sparse = parameter_groups(model), self._parts.has_sparse_gradients

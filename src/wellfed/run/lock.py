@@ -1,4 +1,4 @@
-"""One writer a run folder: a lock of the operating system, which ends with the process that holds it."""
+"""Keeps a second process from writing to a run folder, by a lock that ends with the process that holds it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError
 
 FILE_NAME = ".lock"
 
@@ -30,7 +30,7 @@ def only_one(folder: Path) -> Iterator[None]:
     try:
         if not _lock(descriptor):
             problem = "another process is writing to it."
-            raise ConfigError([Fault(str(folder), problem, "Wait for its end, or stop it.")])
+            raise ConfigError.of(str(folder), problem, "Wait for its end, or stop it.")
         yield
     finally:
         os.close(descriptor)  # and with it the lock

@@ -1,10 +1,12 @@
-"""Real steps before training on a GPU, of a copy of the model: what the prediction of memory is measured against."""
+"""Runs real steps of a copy of the model before training, to measure what memory they take and how fast they are."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import logging
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,18 +14,22 @@ import torch
 
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Batch
-from wellfed.footprint.footprint import NoEstimate
+from wellfed.footprint.footprint import Footprint, NoEstimate
 from wellfed.footprint.size_fit import CudaMeter, Meter
 from wellfed.loading.backend_benchmark import copied, without_side_effects
 from wellfed.memory import oom
 from wellfed.memory.features import blank
 from wellfed.planning.budget import step_shape
-from wellfed.planning.probing import with_probes
+from wellfed.planning.probing import at_plateau, with_probes
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
 from wellfed.run.training_step import ConfiguredStep
 
+RATES_S = 20.0
+"""Seconds after which the rate of no further size is measured."""
+RATE_S, FEWEST_STEPS, MOST_STEPS = 0.5, 2, 20
+"""How long one rate is measured."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -47,20 +53,62 @@ def probed(
     make_batch = footprints.batches()
     if isinstance(footprint, NoEstimate) or isinstance(make_batch, NoEstimate):
         return plan
+
+    def decide(step: ConfiguredStep) -> RunPlan:
+        meter = make_meter(step)
+
+        def probe(size: int) -> int | None:
+            found = _peak(step, make_batch, size, meter)
+            meter.free()
+            return found
+
+        facts = assemble.model_facts(parts, config)
+        return with_probes(
+            plan, footprint, step_shape(plan, facts), probe, meter.room, may_split=not facts.has_batch_norm
+        )
+
+    return _after_steps(config, plan, parts, device, decide)
+
+
+def with_plateau(
+    config: RunConfig, plan: RunPlan, parts: assemble.Parts, footprints: Footprints, device: torch.device
+) -> RunPlan:
+    """The plan with the smallest micro-batch that keeps ``memory.plateau_frac`` of the best rate, measured here.
+
+    As `probed` in all else.
+    """
+    frac, make_batch = config.memory.plateau_frac, footprints.batches()
+    if frac is None or isinstance(make_batch, NoEstimate):
+        return plan
+    has_peak = plan.predicted_peak_gib is not None
+    footprint = footprints(plan.memory.features, plan.memory.checkpoint_activations) if has_peak else None
+    samples = math.ceil(plan.workload.effective_batch_size / plan.trainer.devices)
+    until_s = time.monotonic() + RATES_S
+
+    def decide(step: ConfiguredStep) -> RunPlan:
+        return at_plateau(
+            plan,
+            frac,
+            lambda size: None if time.monotonic() > until_s else _rate(step, make_batch, size),
+            samples=samples,
+            footprint=footprint if isinstance(footprint, Footprint) else None,
+            step=step_shape(plan, assemble.model_facts(parts, config)),
+        )
+
+    return _after_steps(config, plan, parts, device, decide)
+
+
+def _after_steps(
+    config: RunConfig,
+    plan: RunPlan,
+    parts: assemble.Parts,
+    device: torch.device,
+    decide: Callable[[ConfiguredStep], RunPlan],
+) -> RunPlan:
+    """What is decided with steps of a copy of the model; the plan as it is where none can be run."""
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            step = ConfiguredStep(config, plan, _apart(parts), device, fill=blank)
-            meter = make_meter(step)
-
-            def probe(size: int) -> int | None:
-                found = _peak(step, make_batch, size, meter)
-                meter.free()
-                return found
-
-            facts = assemble.model_facts(parts, config)
-            return with_probes(
-                plan, footprint, step_shape(plan, facts), probe, meter.room, may_split=not facts.has_batch_norm
-            )
+            return decide(ConfiguredStep(config, plan, _copy_of(parts), device, fill=blank))
     except Exception as error:  # noqa: BLE001  foreign code, and a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)
         return plan
@@ -83,7 +131,30 @@ def _peak(step: ConfiguredStep, make_batch: Callable[[int], Batch], size: int, m
         return None
 
 
-def _apart(parts: assemble.Parts) -> assemble.Parts:
+def _rate(step: ConfiguredStep, make_batch: Callable[[int], Batch], size: int) -> float:
+    """Samples/s of some steps after the first; 0 where memory ran out."""
+
+    def wait() -> None:
+        if step.device.type == "cuda":
+            torch.cuda.synchronize(step.device)
+
+    try:
+        batch = step.place(make_batch(size))
+        step(batch)
+        wait()
+        began_s, num_steps = time.perf_counter(), 0
+        while num_steps < FEWEST_STEPS or (num_steps < MOST_STEPS and time.perf_counter() - began_s < RATE_S):
+            step(batch)
+            num_steps += 1
+        wait()
+        return size * num_steps / (time.perf_counter() - began_s)
+    except Exception as error:
+        if oom.classify(error) is None:
+            raise
+        return 0.0
+
+
+def _copy_of(parts: assemble.Parts) -> assemble.Parts:
     model = copy.deepcopy(parts.model)
     features = None if parts.features is None else model.features()  # type: ignore[operator]
     return replace(parts, model=model, features=features, data=replace(parts.data, train=copied(parts.data.train)))

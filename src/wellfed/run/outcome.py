@@ -1,4 +1,4 @@
-"""What an exception means for a run: its status, the kind of its error, the exit code."""
+"""Tells what an exception means for a run: its status, the kind of its error, the exit code."""
 
 from __future__ import annotations
 

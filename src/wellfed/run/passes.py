@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -14,38 +12,28 @@ import torch
 from rich.console import Console
 
 from wellfed.batches import Delivery
-from wellfed.config.schema import OnOom, RunConfig
-from wellfed.errors import ConfigError, Fault
-from wellfed.lit import guest
+from wellfed.config.schema import RunConfig
+from wellfed.errors import ConfigError
 from wellfed.lit import trainer as lit
-from wellfed.lit.callbacks.checkpoints import BEST, Checkpoints
-from wellfed.lit.callbacks.clock import WARMUP_STEPS, BareBatches, Clock, TimedLoader
+from wellfed.lit.callbacks.checkpoints import BEST
+from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
-from wellfed.lit.callbacks.guest_state import GuestCheckpoints
 from wellfed.lit.callbacks.measured import StopWhenMeasured
-from wellfed.lit.callbacks.non_finite import NonFinite
 from wellfed.lit.callbacks.profile import Profile
 from wellfed.lit.callbacks.progress import Counts, ProgressBar
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.callbacks.training_position import Watch
 from wellfed.lit.ceiling import steps_alone
-from wellfed.lit.evaluating import SHARING_STRATEGIES, can_be_shared
-from wellfed.lit.mean_loss import MeanLoss
-from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.prefetch import prefetched
-from wellfed.lit.sharding import KeepWeights
-from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
 from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.learner import GuestLearner, ModelLearner
 from wellfed.run.rate_without_data import few_without_workers, first_batches, rate_without_data
 from wellfed.run.resume import CHECKPOINTS
-from wellfed.step.train_step import parameter_groups
 from wellfed.stop_request import StopRequest
 from wellfed.timing.step_clock import StepClock
-
-_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,7 +47,7 @@ class Measure:
 
 
 class Passes:
-    """Holds what the passes share: module, loader, options and the latest figures."""
+    """Holds what the passes share: learner, loader, options and the latest figures."""
 
     def __init__(
         self, config: RunConfig, parts: Parts, plan: RunPlan, books: Bookkeeper, *, rank: int, may_adapt: bool = True
@@ -68,12 +56,10 @@ class Passes:
         Args:
             may_adapt: where the plan says so; False = out of memory ends it, as a result of its own.
         """
-        self._may_adapt, self._rank = may_adapt, rank
-        self._config, self._parts, self._plan, self._books = config, parts, plan, books
+        self._config, self._parts, self._plan, self._books, self._rank = config, parts, plan, books, rank
         self._journal, self._progress, self._folder = books.journal, books.progress, books.folder
-        self._is_guest = parts.is_lightning_module
-        self.options = _trainer_options(config, plan)
-        lit.set_backend_flags(self.options)
+        self.options = options = _trainer_options(config, plan)
+        lit.set_backend_flags(options)
         self._loader = assemble.make_train_loader(
             config,
             plan,
@@ -81,19 +67,35 @@ class Passes:
             rank=rank,
             on_event=books.journal.event,
         )
-        is_shareable = self.options.devices > 1 and self.options.strategy in SHARING_STRATEGIES
-        # What a LightningModule logs may be of its own rank alone: each sees the whole split.
-        is_shareable = is_shareable and not self._is_guest
-        self._shares_evaluation = is_shareable and can_be_shared(parts.data.evaluation or MeanLoss())
-        self._whole = KeepWeights() if plan.trainer.strategy == "fsdp" and not self._is_guest else None
-        self._module = self._guest() if self._is_guest else self._step_module()
-        self._figures = Figures(
-            self._journal.metrics,
-            every=config.trainer.log_every_steps,
-            stop_on_nan=config.trainer.on_nan.value == "raise" and not self._is_guest,
-            throughput=self._journal.recent_throughput,
+        is_guest, trainer = parts.is_lightning_module, config.trainer
+        self._figures = figures = Figures(
+            books.journal.metrics,
+            every=trainer.log_every_steps,
+            stop_on_nan=trainer.on_nan.value == "raise" and not is_guest,
+            throughput=books.journal.recent_throughput,
         )
-        self._checkpoints = self._make_checkpoints(books.folder / CHECKPOINTS)
+        self._learner: ModelLearner | GuestLearner
+        if is_guest:
+            self._learner = GuestLearner(config, parts, plan, books, options, figures)
+        else:
+            per_epoch = len(self._loader)
+            self._learner = ModelLearner(
+                config, parts, plan, books, options, steps_per_epoch=per_epoch, may_adapt=may_adapt
+            )
+        best_metric, best_mode = self._learner.best_metric()
+        self._checkpoints = self._learner.checkpoints(
+            books.folder / CHECKPOINTS,
+            every_steps=trainer.checkpoint_every_steps,
+            minutes=trainer.checkpoint_minutes,
+            keep_last=trainer.keep_last,
+            best_metric=best_metric,
+            best_mode=best_mode,
+            metrics=figures.latest,
+            on_disk_error=books.journal.disk_full,
+            progress=books.progress,
+            finite_step=lambda: figures.handed_over_step if figures.stops_on_nan else 0,
+            on_saved=lambda step, name: books.saved(step, name, figures.latest),
+        )
 
     @property
     def latest(self) -> Mapping[str, float]:
@@ -106,13 +108,11 @@ class Passes:
         Raises:
             ConfigError: they don't; names the first that differ.
         """
-        if self._is_guest and guest.builds_itself_later(self._module):
-            return
-        found = lit.misfits(self._module, state["state_dict"])
+        found = self._learner.misfits(state["state_dict"])
         if found:
             problem = f"does not fit workload.model: {'; '.join(found)}."
             way_out = "Set workload.* as it was when the checkpoint was written."
-            raise ConfigError([Fault(f"resume={checkpoint}", problem, way_out)])
+            raise ConfigError.of(f"resume={checkpoint}", problem, way_out)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -138,7 +138,7 @@ class Passes:
         if config.trainer.profile_steps:
             callbacks.insert(1, Profile(self._folder / "profile.json", config.trainer.profile_steps))
         keep = [self._checkpoints, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
-        trainer = self._training(self.options, callbacks, keep)
+        trainer = self._learner.training(self.options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:
             self._fit(trainer, clock, val_batches, checkpoint)
         if self._figures.step == 0:  # nothing was left to train
@@ -165,8 +165,9 @@ class Passes:
             validate_every_steps=None,
         )
         # A guest's hooks may ask for figures of a validation.
-        with steps_alone(self._module, is_set_up=False, moves=True) if self._is_guest else nullcontext():
-            self._fit(self._training(options, callbacks, keep), clock, None, None)
+        learner = self._learner
+        with steps_alone(learner.module, is_set_up=False, moves=True) if learner.is_guest else nullcontext():
+            self._fit(learner.training(options, callbacks, keep), clock, None, None)
 
     def _clock(self) -> StepClock:
         device = torch.device("cuda" if self.options.accelerator == "gpu" else "cpu")
@@ -175,47 +176,22 @@ class Passes:
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
         return [clock, Watch(self._progress), Counts(on_start, self._books.stepped), self._figures]
 
-    def _training(self, options: lit.TrainerOptions, callbacks: list[Any], last: list[Any]) -> Any:
-        """A Trainer to train with; ``last`` are the callbacks that must stand behind all others."""
-        if not self._is_guest:
-            return lit.make_trainer(options, [*callbacks, *last], self._folder)
-        trainer = self._config.trainer
-        checkpoints = next((one for one in last if isinstance(one, GuestCheckpoints)), None)
-        non_finite = NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=self._books.journal.event)
-        more = guest.training_callbacks(checkpoints, options.devices, non_finite)
-        return self._guest_trainer(options, [*callbacks, *more], last)
-
-    def _evaluating(self, callbacks: list[Any]) -> Any:
-        """A Trainer for a pass over validation or test data."""
-        if self._is_guest:
-            return self._guest_trainer(self.options, callbacks, [])
-        return lit.make_trainer(self.options, callbacks, self._folder)
-
-    def _guest_trainer(self, options: lit.TrainerOptions, callbacks: list[Any], last: list[Any]) -> Any:
-        every = self._config.trainer.log_every_steps
-        log = self._figures.logged
-        return guest.make_guest_trainer(options, callbacks, self._folder, last=last, log=log, log_every=every)
-
     def _fit(self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None) -> None:
-        device = trainer.strategy.root_device  # this rank's own
-        self._begin_pass()
-        if self._whole is not None:
-            trainer.callbacks.append(self._whole)
-        with prefetched(self._loader, self._module, device, self._plan.loader.device_prefetch) as batches:
-            loader = TimedLoader(batches, clock, unwrap=self._is_guest)
-            lit.fit(trainer, self._module, loader, val_batches, checkpoint)
+        device, learner = trainer.strategy.root_device, self._learner  # this rank's own
+        learner.begin_pass()
+        with prefetched(self._loader, learner.module, device, self._plan.loader.device_prefetch) as batches:
+            loader = TimedLoader(batches, clock, unwrap=learner.is_guest)
+            lit.fit(trainer, learner.module, loader, val_batches, checkpoint)
         self._loader.close()
 
     def test(self) -> dict[str, Path]:
         """Metrics on the test split with the best weights; the files that the evaluation wrote."""
-        if not self._evaluates("test"):
+        if not self._learner.evaluates("test"):
             return {}
         self._progress.enter("test")
         best = self._checkpoints.folder / BEST
         self.evaluate(best if best.exists() else None)
-        if self._rank > 0 or not isinstance(self._module, StepModule):
-            return {}
-        return dict(self._module.evaluation.artifacts(self._folder))
+        return {} if self._rank > 0 else self._learner.artifacts()
 
     def evaluate(self, checkpoint: Path | None) -> dict[str, float]:
         """Metrics on the test split, with a checkpoint's weights or those at hand.
@@ -223,17 +199,12 @@ class Passes:
         Raises:
             ConfigError: the workload has no test split.
         """
-        if not self._evaluates("test"):
-            raise ConfigError([Fault("workload.data", "has no test split.", "Return Datasets(..., test=...).")])
-        self._begin_pass()
-        trainer = self._evaluating([self._figures])
-        if not self._is_guest and checkpoint is not None:
-            lit.load_weights(self._module, checkpoint)
-        # A guest's by Lightning: its hooks may make layers first.
-        resumed = {"ckpt_path": checkpoint, "weights_only": None if checkpoint is None else True}
+        if not self._learner.evaluates("test"):
+            raise ConfigError.of("workload.data", "has no test split.", "Return Datasets(..., test=...).")
+        self._learner.begin_pass()
+        trainer = self._learner.evaluating([self._figures])
         with self._eval_batches("test", trainer) as batches:
-            more = resumed if self._is_guest else {}
-            trainer.test(self._module, batches, verbose=False, **more)
+            self._learner.test(trainer, batches, checkpoint)
         return {name.removeprefix("test/"): value for name, value in self.latest.items() if name.startswith("test/")}
 
     def warm_up(self) -> float | None:
@@ -259,122 +230,38 @@ class Passes:
         return self._config.telemetry.ceiling_steps if self._config.telemetry.enabled else 0
 
     def _rate_without_data(self, few: Callable[[], list[Delivery]], steps: int) -> float | None:
-        self._begin_pass()
+        self._learner.begin_pass()
         self._progress.enter("ceiling")
-        return rate_without_data(self._module, few, self.options, steps, self._folder, self._books.journal.event)
+        return rate_without_data(
+            self._learner.module, few, self.options, steps, self._folder, self._books.journal.event
+        )
 
     def _validate_last_step(self, step: int) -> None:
         """The run may have ended between two validations."""
-        if not self._evaluates("val") or self._figures.validated_step == step:
+        learner = self._learner
+        if not learner.evaluates("val") or self._figures.validated_step == step:
             return
-        self._begin_pass()
-        trainer = self._evaluating([Watch(self._progress), self._figures])
+        learner.begin_pass()
+        trainer = learner.evaluating([Watch(self._progress), self._figures])
         with self._eval_batches("val", trainer) as batches:
-            trainer.validate(self._module, batches, verbose=False)
-        value = self.latest.get(f"val/{self._best_metric()[0]}")
+            trainer.validate(learner.module, batches, verbose=False)
+        value = self.latest.get(f"val/{learner.best_metric()[0]}")
         if value is not None and self._rank == 0:
             self._checkpoints.validated_at_end(value, step)
-
-    def _evaluates(self, split: str) -> bool:
-        """Whether the workload has such a split, and something to do with it."""
-        has_split = getattr(self._parts.data, split) is not None
-        return has_split and (not self._is_guest or lit.has_step(self._module, split))
 
     @contextmanager
     def _eval_batches(self, split: str, trainer: Any) -> Iterator[Any]:
         """A split for a Trainer, built and copied ahead as training's batches are; None where it is not evaluated."""
-        if not self._evaluates(split):
+        data, plan, learner = self._parts.data, self._plan, self._learner
+        if not learner.evaluates(split):
             yield None
             return
-        data, plan = self._parts.data, self._plan
-        share = {"rank": self._rank, "world_size": self.options.devices} if self._shares_evaluation else {}
+        share = {"rank": self._rank, "world_size": self.options.devices} if learner.shares_evaluation else {}
         loader = assemble.make_eval_loader(self._config, plan, data, split, **share)
         ahead = assemble.eval_device_prefetch(plan, getattr(data, split))
         device = trainer.strategy.root_device
-        with closing(loader), prefetched(loader, self._module, device, ahead, what=split) as batches:
-            yield BareBatches(batches) if self._is_guest else batches
-
-    def _guest(self) -> Any:
-        module, mode = self._parts.model, self._plan.device.compile
-        if mode != "none":
-            guest.compile_step(
-                module, mode, lambda message: self._books.journal.event("compile_failed", message=message)
-            )
-        return module
-
-    def _begin_pass(self) -> None:
-        """A model that was sharded for an earlier pass gives way to another with its weights."""
-        if self._whole is not None:
-            self._module = self._step_module()
-            if self._whole.weights:
-                self._module.load_state_dict(self._whole.weights)
-
-    def _step_module(self) -> StepModule:
-        config, data, plan = self._config, self._parts.data, self._plan
-        schedule = config.workload.schedule
-        factor = lit.Schedule(
-            schedule.name.value,
-            schedule.warmup_steps,
-            schedule.min_lr_frac,
-            lit.total_steps(self.options, len(self._loader)),
-        )
-        model, features = self._parts.model, self._parts.features
-        if self._whole is not None:
-            model = copy.deepcopy(model)
-            features = None if features is None else model.features()  # type: ignore[operator]
-        return StepModule(
-            model,
-            train_data=data.train,
-            evaluation=data.evaluation,
-            eval_data={"val": data.val, "test": data.test},
-            features=features,
-            feature_rows=self._parts.feature_rows,
-            micro=MicroBatches(plan.memory.micro_batch, config.memory.micro_batch_steps),
-            options=StepOptions(
-                seed=config.seed,
-                feature_mode=plan.memory.features,
-                compile_mode=plan.device.compile,
-                retry_on_oom=plan.memory.on_oom == "retry",
-                # Of a sharded model every batch is a collective: ranks must do equally many.
-                halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry and plan.trainer.strategy != "fsdp",
-                may_adapt=self._may_adapt,
-                batches_ahead=plan.loader.device_prefetch,
-                on_nan=config.trainer.on_nan.value,
-                shares_evaluation=self._shares_evaluation,
-            ),
-            make_optimizer=lambda model: assemble.make_optimizer(
-                config, plan, parameter_groups(model), sparse=self._parts.has_sparse_gradients
-            ),
-            lr_factor=factor,
-            on_event=self._books.journal.event,
-        )
-
-    def _best_metric(self) -> tuple[str, Any]:
-        """Name and direction."""
-        name, mode = self._config.trainer.best_metric, self._config.trainer.best_mode
-        own = self._module.evaluation if isinstance(self._module, StepModule) else None
-        return (
-            name or (own.best_metric if own else "loss"),
-            mode.value if mode else own.best_mode if own else "min",
-        )
-
-    def _make_checkpoints(self, folder: Path) -> Checkpoints:
-        best_metric, best_mode = self._best_metric()
-        trainer = self._config.trainer
-        made = GuestCheckpoints if self._is_guest else Checkpoints
-        return made(
-            folder,
-            every_steps=trainer.checkpoint_every_steps,
-            minutes=trainer.checkpoint_minutes,
-            keep_last=trainer.keep_last,
-            best_metric=best_metric,
-            best_mode=best_mode,
-            metrics=self._figures.latest,
-            on_disk_error=self._journal.disk_full,
-            progress=self._progress,
-            finite_step=lambda: self._figures.handed_over_step if self._figures.stops_on_nan else 0,
-            on_saved=lambda step, name: self._books.saved(step, name, self.latest),
-        )
+        with closing(loader), prefetched(loader, learner.module, device, ahead, what=split) as deliveries:
+            yield learner.batches(deliveries)
 
 
 def _trainer_options(config: RunConfig, plan: RunPlan) -> lit.TrainerOptions:

@@ -14,12 +14,12 @@ from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.errors import ConfigError, Fault
+from wellfed.generators import seed_everything
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.imagined import with_cards
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.loading.first_batches import FirstBatches
-from wellfed.memory.generators import seed_everything
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
 from wellfed.planning.dry_plan import DryPlan
@@ -28,7 +28,7 @@ from wellfed.planning.memory_candidates import Estimate
 from wellfed.planning.run_plan import DevicePlan, LoaderSection, ModelFacts, RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
-from wellfed.run.measured_fit import probed
+from wellfed.run.measured_fit import probed, with_plateau
 
 HOST_SHARE = 0.5
 """Of the free host memory that an estimate may take where a model must be run for real."""
@@ -76,14 +76,29 @@ class Planner:
         first = assemble.try_loader(self.config, self._to_time, rough, self.parts, rank=rank)
         plan = self._plan(first=first) if estimate is None else self.estimated(estimate, first)
         if plan.misfit is None:
-            if estimate is None or not self._is_open(plan):
-                return plan
-            if untried := self._untried(plan):
-                return _with_reason(plan, f"; not tried before training: {untried}")
-            return probed(self.config, plan, self.parts, estimate, torch.device("cuda", 0))
+            return self._measured(plan, estimate)
         if plan.on_gpu or plan.device.enforce:
             raise ConfigError([plan.misfit])
         return replace(plan, warnings=(*plan.warnings, f"On the card that was named this does not fit: {plan.misfit}"))
+
+    def _measured(self, plan: RunPlan, estimate: Footprints | None) -> RunPlan:
+        """The plan with what real steps show of its micro-batch, where that is a prediction."""
+        may_run_out, seeks_plateau = self._is_open(plan), self._seeks_plateau(plan)
+        if not (may_run_out or seeks_plateau):
+            return plan
+        if untried := self._untried(plan):
+            return _with_reason(plan, f"; not tried before training: {untried}")
+        estimate = estimate or self.estimate(plan)
+        card = torch.device("cuda", 0)
+        if seeks_plateau:
+            device = card if plan.on_gpu else torch.device("cpu")
+            plan = with_plateau(self.config, plan, self.parts, estimate, device)
+        return probed(self.config, plan, self.parts, estimate, card) if may_run_out else plan
+
+    def _seeks_plateau(self, plan: RunPlan) -> bool:
+        """Whether the micro-batch is to be chosen by rates, and was not typed."""
+        is_predicted = plan.memory.reasons["micro_batch"].source == "predicted"
+        return self.config.memory.plateau_frac is not None and is_predicted and self.model_facts().may_split
 
     def _to_time(self, built: FirstBatches) -> list[LoaderSection]:
         """Loaders whose times decide the backend, now that building one batch has been timed."""
@@ -125,7 +140,7 @@ class Planner:
         if lazy:
             problem = f"has parameters without a shape until the first batch (Lazy*): {lazy[0]}."
             way_out = "Give their sizes (nn.Linear for nn.LazyLinear), or run a batch through it in its __init__."
-            raise ConfigError([Fault("workload.model", problem, way_out)])
+            raise ConfigError.of("workload.model", problem, way_out)
         return assemble.model_facts(self.parts, self.config)
 
     def by_devices(self, estimate: Estimate) -> list[RunPlan]:

@@ -1,4 +1,4 @@
-"""``resume=`` and ``rerun=``: what an earlier run's record adds to the command line, before anything is composed."""
+"""Adds to the command line what the record of an earlier run says, for ``resume=`` and ``rerun=``."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def expand(overrides: Sequence[str]) -> list[str]:
             return rest
         resume = str(found)
     in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
-    merged = _merged(named.overrides if named else [], rest)
+    merged = _merged([*_size_found_by_rates(named, rest), *named.overrides] if named else [], rest)
     folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, assigned("resume", resume)]
 
@@ -76,22 +76,16 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
     in_place, earlier = _named_run(path)
     if not in_place:
         if not is_readable(path):
-            raise ConfigError([Fault(where, "is not a checkpoint that can be read.", WAY_OUT)])
+            raise ConfigError.of(where, "is not a checkpoint that can be read.", WAY_OUT)
         return Target(path, False, earlier)
     assert earlier is not None
     if earlier.status == "running" and not may_run:
-        raise ConfigError(
-            [
-                Fault(
-                    where,
-                    f"is still running (process {earlier.pid} on {earlier.host_name}).",
-                    "Wait, or stop it.",
-                )
-            ]
+        raise ConfigError.of(
+            where, f"is still running (process {earlier.pid} on {earlier.host_name}).", "Wait, or stop it."
         )
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:
-        raise ConfigError([Fault(where, "has no checkpoint that can be read.", f"Start it again: rerun={path}")])
+        raise ConfigError.of(where, "has no checkpoint that can be read.", f"Start it again: rerun={path}")
     return Target(checkpoint, True, earlier)
 
 
@@ -102,9 +96,7 @@ def _named_run(path: Path) -> tuple[bool, RunRecord | None]:
         folder = path.parent.parent
         return False, _read(folder, where) if (folder / FILE_NAME).exists() else None
     if not path.is_dir():
-        raise ConfigError(
-            [Fault(where, "there is no such file or folder.", "Name a run folder, a checkpoint, or auto.")]
-        )
+        raise ConfigError.of(where, "there is no such file or folder.", "Name a run folder, a checkpoint, or auto.")
     return True, _read(path, where)
 
 
@@ -169,6 +161,21 @@ def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]
     return [] if old == new else [(name, old, new)]
 
 
+_OF_THE_SIZE = frozenset({"memory", "memory.micro_batch", "memory.accumulate", "memory.plateau_frac"})
+
+
+def _size_found_by_rates(earlier: RunRecord, later: Sequence[str]) -> list[str]:
+    """The micro-batch of a run that measured which one is fast enough: measured again it may come out as another.
+
+    Gradients summed over other parts are not the same bit for bit.
+    """
+    found, memory = earlier.plan.get("memory.micro_batch"), earlier.config.get("memory") or {}
+    if found is None or found["source"] != "measured" or memory.get("plateau_frac") is None:
+        return []
+    is_asked_anew = any(key_value(text)[0] in _OF_THE_SIZE for text in later)
+    return [] if is_asked_anew else [f"memory.micro_batch={found['value']}"]
+
+
 def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
     """Earlier overrides that no later one replaces, then the later ones."""
     replaced = {key_value(text)[0] for text in later} | {"resume", "rerun"}
@@ -185,11 +192,11 @@ def _read(folder: Path, where: str) -> RunRecord:
     try:
         return RunRecord.read(folder)
     except OSError as error:
-        raise ConfigError(
-            [Fault(where, f"is no run folder: {error.strerror or error}.", "Name one with a run.json.")]
+        raise ConfigError.of(
+            where, f"is no run folder: {error.strerror or error}.", "Name one with a run.json."
         ) from error
     except ValueError as error:
-        raise ConfigError([Fault(where, str(error), "Name another run.")]) from error
+        raise ConfigError.of(where, str(error), "Name another run.") from error
 
 
 def _show(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""The folder of a run: created once, exclusively, somewhere that can be written."""
+"""Creates the folder of a run, exclusively, somewhere that can be written; and removes it where nothing was run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from wellfed import record
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -57,15 +57,10 @@ def create(log_dir: Path, workload: str) -> RunFolder:
         try:
             path = _create_in(fallback)
         except OSError as second:
-            raise ConfigError(
-                [
-                    Fault(
-                        f"paths.log_dir={log_dir}",
-                        f"can't be written ({error.strerror or error}), nor can {fallback} "
-                        f"({second.strerror or second}).",
-                        "Set paths.log_dir to a folder that can be written.",
-                    )
-                ]
+            raise ConfigError.of(
+                f"paths.log_dir={log_dir}",
+                f"can't be written ({error.strerror or error}), nor can {fallback} ({second.strerror or second}).",
+                "Set paths.log_dir to a folder that can be written.",
             ) from second
         return RunFolder(
             path,
@@ -84,21 +79,17 @@ def open_given(path: Path, *, resume: bool) -> RunFolder:
     if resume:
         return _existing(path)
     if (path / record.FILE_NAME).exists():
-        raise ConfigError(
-            [
-                Fault(
-                    f"hydra.run.dir={path}",
-                    "holds a run already.",
-                    f"Name another folder, or go on with that run: resume={path}",
-                )
-            ]
+        raise ConfigError.of(
+            f"hydra.run.dir={path}",
+            "holds a run already.",
+            f"Name another folder, or go on with that run: resume={path}",
         )
     is_new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError(
-            [Fault(f"hydra.run.dir={path}", f"can't be created: {error.strerror}.", "Name another folder.")]
+        raise ConfigError.of(
+            f"hydra.run.dir={path}", f"can't be created: {error.strerror}.", "Name another folder."
         ) from error
     return RunFolder(path, is_new=True) if is_new else _existing(path)
 

@@ -1,4 +1,4 @@
-"""What a run shows on the terminal: the plan at its start, where the time went at its end."""
+"""Shows a run on the terminal: the plan at its start, where the time went at its end."""
 
 from __future__ import annotations
 
@@ -45,14 +45,20 @@ class Terminal(Console):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Table:
+    """Every number with its reason."""
+    table = Table(title=f"Plan: {workload} on {plan.device.name}", title_justify="left", box=None, pad_edge=False)
+    for name in ("knob", "value", "because", *(["source"] if with_source else [])):
+        table.add_column(name, overflow="fold")
+    for knob, decided in plan.knobs.items():
+        source = [decided.source] if with_source else []
+        table.add_row(knob, report.show_value(decided.value), decided.because, *source)
+    return table
+
+
 def show_plan(console: Console, workload: str, plan: RunPlan, notes: Sequence[str], folder: Path) -> None:
     """Every number with its reason, and what the reader of the data noticed."""
-    table = Table(title=f"Plan: {workload} on {plan.device.name}", title_justify="left", box=None, pad_edge=False)
-    for name in ("knob", "value", "because"):
-        table.add_column(name, overflow="fold")
-    for knob, planned in plan.knobs.items():
-        table.add_row(knob, report.show_value(planned.value), planned.because)
-    console.print(table, markup=False)
+    console.print(plan_table(workload, plan), markup=False)
     parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in plan.parts.items() if size)
     if plan.predicted_peak_gib is None:
         console.print(f"Device memory before activations: {parts}", markup=False)

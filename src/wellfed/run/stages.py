@@ -26,10 +26,10 @@ from wellfed.record import RunRecord
 from wellfed.run import assemble, record_figures, screen
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.checkpoint_file import load_checkpoint
+from wellfed.run.other_ranks import OtherRanks
 from wellfed.run.outcome import OK, Outcome, outcome_of
 from wellfed.run.passes import Measure, Passes
 from wellfed.run.planner import Planner
-from wellfed.run.ranks import OtherRanks
 from wellfed.run.resume import Target, differences
 from wellfed.stop_request import StopRequest
 

@@ -1,4 +1,4 @@
-"""One run from a checked configuration to its record: plan, train, test, ceiling, report."""
+"""Starts one run: folder, lock and first record, then its stages; removes the folder where nothing was run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from wellfed.config.compose import Composed, masked_override
 from wellfed.config.schema import Allocator, RunConfig
-from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_TERMINATED, ConfigError, Fault, WellfedError
+from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_TERMINATED, ConfigError, WellfedError
 from wellfed.record import GitState, RunRecord, git_state
 from wellfed.run import resume, run_folder
 from wellfed.run.lock import only_one
@@ -112,6 +112,7 @@ def _run(
 ) -> int:
     """The run in its folder; if nothing was run, the folder is as it was."""
     rank, run = launched_rank(), None
+    is_trial = "sweep" in composed.choices  # of a sweep: it has a record whatever becomes of it
     try:
         if rank == 0:
             _write_first(composed, folder.path, run_record)
@@ -130,7 +131,7 @@ def _run(
                 stop=stop,
                 began_s=began_s,
                 parts=parts,
-                measure=Measure(composed.config.sweep.trial_steps) if _is_trial(composed) else None,
+                measure=Measure(composed.config.sweep.trial_steps) if is_trial else None,
             )
             exit_code = run.go()
     except Stopped as stopped:  # while torch was imported
@@ -141,14 +142,9 @@ def _run(
         if run is None or not run.has_trained:
             folder.undo()
         raise
-    if (exit_code == EXIT_NOTHING_RUN and not _is_trial(composed)) or rank > 0:
+    if (exit_code == EXIT_NOTHING_RUN and not is_trial) or rank > 0:
         folder.undo()
     return exit_code
-
-
-def _is_trial(composed: Composed[RunConfig]) -> bool:
-    """Of a sweep: it has a record whatever becomes of it."""
-    return "sweep" in composed.choices
 
 
 def _write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRecord) -> None:
@@ -162,7 +158,7 @@ def _write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRec
         run_record.write(folder)
     except OSError as error:
         problem = f"nothing can be written to {folder}: {error.strerror}."
-        raise ConfigError([Fault("paths.log_dir", problem, "Free space, or name a folder on another disk.")]) from error
+        raise ConfigError.of("paths.log_dir", problem, "Free space, or name a folder on another disk.") from error
 
 
 def launched_rank() -> int:

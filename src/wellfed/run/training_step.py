@@ -10,9 +10,9 @@ from torch import Tensor
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
-from wellfed.contract import Batch, Features, FeatureSource
+from wellfed.contract import Batch, FeatureModeName, Features, FeatureSource
 from wellfed.memory.checkpointing import checkpoint_blocks
-from wellfed.memory.features import DeviceTable, Mode, hold
+from wellfed.memory.features import DeviceTable, hold
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
@@ -31,7 +31,7 @@ class ConfiguredStep:
         plan: RunPlan,
         parts: assemble.Parts,
         device: torch.device,
-        fill: Callable[[Features, Mode, torch.device], FeatureSource] = hold,
+        fill: Callable[[Features, FeatureModeName, torch.device], FeatureSource] = hold,
     ) -> None:
         self.device, self._precision = device, Precision.for_training(plan.device.precision, device.type)
         self._model = model = self._precision.convert(parts.model.to(device))

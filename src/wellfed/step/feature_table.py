@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from wellfed.contract import Features, FeatureSource
+from wellfed.contract import FEATURE_MODES, FeatureModeName, Features, FeatureSource
 from wellfed.memory import features as feature_room
 from wellfed.memory import oom
-from wellfed.memory.features import Mode
 from wellfed.record import OnEvent
 
 
@@ -18,7 +17,7 @@ class FeatureTable:
     State: not held, then one of the modes; from there only on to a slower one.
     """
 
-    def __init__(self, features: Features, mode: Mode, rows: Tensor | None, *, may_change: bool) -> None:
+    def __init__(self, features: Features, mode: FeatureModeName, rows: Tensor | None, *, may_change: bool) -> None:
         """
         Args:
             rows: all of them, where they have been computed on the CPU already.
@@ -53,9 +52,9 @@ class FeatureTable:
             return failure
         return None
 
-    def move_to(self, mode: Mode, device: torch.device) -> bool:
+    def move_to(self, mode: FeatureModeName, device: torch.device) -> bool:
         """Go on with a slower mode; False where it is in use, or one that is slower still."""
-        if feature_room.FASTEST_FIRST.index(mode) <= feature_room.FASTEST_FIRST.index(self.mode):
+        if FEATURE_MODES.index(mode) <= FEATURE_MODES.index(self.mode):
             return False
         self.source, self.mode = feature_room.moved(self.source, self._features, mode, device), mode
         return True

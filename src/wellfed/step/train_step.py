@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureSource
-from wellfed.memory import held
+from wellfed.memory import breakdown
 from wellfed.memory.ladder import Ladder, MicroBatches
 from wellfed.memory.optimizer_state import allocate
 from wellfed.memory.step_start import StepStart
@@ -211,10 +211,10 @@ class TrainStep:
 
     def _way_out(self) -> str:
         """What holds the memory, and what else can be done about it than was tried."""
-        parts = held.held_bytes(self._model, self._optimizer, self._features())
-        less = held.overrides_with_less(parts, precision=self._precision.name, batches_ahead=self._batches_ahead)
+        parts = breakdown.bytes_by_part(self._model, self._optimizer, self._features())
+        less = breakdown.overrides_with_less(parts, precision=self._precision.name, batches_ahead=self._batches_ahead)
         ways = [*less, "a card with more memory (gpu=...)", "a smaller workload.model, which learns something else"]
-        return f"{held.largest_parts(parts)} Next: {'; or '.join(ways)}."
+        return f"{breakdown.largest_parts(parts)} Next: {'; or '.join(ways)}."
 
 
 def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:

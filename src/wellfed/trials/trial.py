@@ -16,12 +16,12 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.errors import ConfigError, Fault, WellfedError
 from wellfed.footprint.footprint import KnownFootprints
+from wellfed.generators import seed_everything
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.memory.features import all_rows
-from wellfed.memory.generators import seed_everything
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.planner import Planner

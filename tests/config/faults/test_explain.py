@@ -33,7 +33,7 @@ def test_wrong_types():
 def test_a_chained_error_gives_the_reason():
     error = ValueError("Error merging override")
     error.__cause__ = ValueError("Value 'a' of type 'str' could not be converted to Integer\n    full_key: x")
-    problem, _ = explain(RunConfig, "memory.stages[0]", error)
+    problem, _ = explain(RunConfig, "workload.model", error)
     assert problem.endswith("Value 'a' of type 'str' could not be converted to Integer.")
 
 

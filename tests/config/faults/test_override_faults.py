@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.config.faults.override_faults import read_overrides
+from wellfed.config.session import open_hydra
 
 
 def read_one(text: str, *, multirun: bool = False):
@@ -56,3 +57,18 @@ def test_anything_typed_gets_an_answer(text):
     if typed.fault is not None:
         assert typed.fault.where == text
         assert typed.fault.way_out
+
+
+@pytest.mark.parametrize("text", ["gpu.compile=1e400,choice(a,b)", "sweep.retry=range(3),[{a: 1}]"])
+def test_an_axis_whose_values_can_not_be_read(text):
+    typed = read_one(text, multirun=True)
+    assert typed.fault is not None
+    assert typed.fault.where == text
+    assert "an axis that can't be read" in typed.fault.problem
+
+
+def test_an_axis_may_take_all_options_of_a_group():
+    (typed,) = read_overrides(["loader=glob(b*)"], multirun=True, loader=open_hydra().config_loader)
+    assert typed.fault is None
+    assert typed.parsed is not None
+    assert list(typed.parsed.sweep_string_iterator()) == ["balanced", "baseline"]

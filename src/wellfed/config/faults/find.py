@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from wellfed.config.examine import examine
 from wellfed.config.faults.explain import explain, explain_delete, suggestion
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
-from wellfed.config.faults.override_faults import Typed, choice_fault, is_choice, read_overrides
+from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import chosen_files, repository_of, set_value
 from wellfed.config.knobs import FREE_NODES, all_knobs, entries
 from wellfed.config.schema import RunConfig
@@ -37,7 +37,7 @@ def find_faults(
         cause: what Hydra raised; told as it is if the search finds nothing. None = Hydra composed it.
         multirun: several values for a knob are then no fault.
     """
-    typed = read_overrides(overrides, multirun=multirun)
+    typed = read_overrides(overrides, multirun=multirun, loader=loader)
     for with_hydra in (False, True):  # the second search takes twice as long and is seldom needed
         repo = ForgivingRepository(repository_of(loader), with_hydra=with_hydra)
         if repo.load_config(config_name) is None:
@@ -188,7 +188,7 @@ class _Search:
             if not parsed.is_sweep_override():
                 yield index, parsed
             elif parsed.is_discrete_sweep():
-                texts = [f"{parsed.get_key_element()}={value}" for value in parsed.sweep_string_iterator()]
+                texts = [f"{parsed.get_key_element()}={value}" for value in first_values(parsed, 100)]
                 yield from ((index, one.parsed) for one in read_overrides(texts, multirun=False) if one.parsed)
 
     def _tell_value(self, index: int, parsed: Override, error: Exception) -> None:

@@ -5,17 +5,22 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
+from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.hydra_internals import IConfigRepository
 from wellfed.config.knobs import in_order, nearest
 from wellfed.errors import Fault
 
+MOST_VALUES = 100_000
+"""Of one axis."""
 _BRACKETS = {"[": "]", "{": "}", "(": ")"}
 
 
@@ -29,13 +34,20 @@ class Typed:
     """Why it can't be read, or can't be used whatever the files say."""
 
 
-def read_overrides(overrides: Sequence[str], *, multirun: bool) -> list[Typed]:
-    """Each override parsed on its own, so that one that can't be read does not hide the next."""
+def read_overrides(overrides: Sequence[str], *, multirun: bool, loader: ConfigLoader | None = None) -> list[Typed]:
+    """Each override parsed on its own, so that one that can't be read does not hide the next.
+
+    Args:
+        overrides: as typed.
+        multirun: several values for a name are then an axis, and no fault.
+        loader: for axes that take all options of a group, ``loader=glob(*)``.
+    """
     parser = OverridesParser.create()
     typed = []
     for text in overrides:
         try:
             parsed = parser.parse_override(text)
+            parsed.config_loader = loader
             if not parsed.key_or_group:
                 raise ValueError("no name")
         except (HydraException, ValueError) as error:
@@ -49,8 +61,24 @@ def read_overrides(overrides: Sequence[str], *, multirun: bool) -> list[Typed]:
                 f"Add -m to run them all, or write {name}=[{values}] for a list, {_quoted(name, values)} for a text."
             )
             fault = Fault(text, "names several values, and this is one run.", way_out)
+        elif parsed.is_discrete_sweep():
+            fault = _fault_of_axis(text, parsed)
         typed.append(Typed(text, parsed, fault))
     return typed
+
+
+def _fault_of_axis(text: str, parsed: Override) -> Fault | None:
+    try:
+        first_values(parsed, MOST_VALUES)
+    except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
+        reason = str(error).splitlines()[0].rstrip(".")
+        return Fault(text, f"is an axis that can't be read: {reason}.", f"Name its values: {parsed.key_or_group}=a,b")
+    return None
+
+
+def first_values(parsed: Override, number: int) -> list[str]:
+    """Values of an axis as they are typed; a range may have no end in sight."""
+    return list(islice(parsed.sweep_string_iterator(), number))
 
 
 def _grammar_fault(parser: OverridesParser, text: str, error: Exception) -> Fault:

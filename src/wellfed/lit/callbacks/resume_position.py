@@ -12,7 +12,7 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from wellfed.memory import generators
+from wellfed import generators
 
 
 class ExactResume(pl.Callback):

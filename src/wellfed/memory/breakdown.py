@@ -1,4 +1,4 @@
-"""What holds device memory between two steps, part by part, and what would hold less: for messages."""
+"""Lists what holds device memory between two steps, part by part, and what would hold less, for messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from wellfed.memory.features import DeviceTable
 from wellfed.units import show_bytes
 
 
-def held_bytes(
+def bytes_by_part(
     model: nn.Module, optimizer: torch.optim.Optimizer | None, features: FeatureSource | None
 ) -> dict[str, int]:
     """Bytes of what a step needs before any activation; of the optimizer what it holds by now."""

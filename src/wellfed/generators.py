@@ -1,9 +1,11 @@
-"""Seeds, keeps and restores all random generators that a model may draw from."""
+"""Seeds, saves and restores all random generators that a model may draw from."""
 
 from __future__ import annotations
 
 import os
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,26 @@ def restore(saved: dict[str, Any], device: torch.device | None = None) -> None:
     np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), place, has_gauss, gauss))
     version, numbers, gauss_next = saved["python"]
     random.setstate((version, tuple(numbers), gauss_next))
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Afterwards Python's, numpy's and torch's generators (the CPU's) are as they were."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
+
+
+def seed_for_sample(seed: int) -> None:
+    """Seed those of Python, numpy and torch for one sample, for data that draws from them."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    # Not torch.manual_seed: it seeds the GPUs too, and dropout there must not start again with each sample.
+    torch.default_generator.manual_seed(seed)
 
 
 def _cuda_states(device: torch.device | None) -> list[torch.Tensor]:

@@ -7,8 +7,8 @@ import torch
 
 from tests.planning.test_decide import ITEMS, config, planned
 from wellfed.planning.run_plan import Decided, RunPlan
+from wellfed.run.other_ranks import OtherRanks, RankZero, leave_for_rank_0, take_from_ranks
 from wellfed.run.outcome import outcome_of
-from wellfed.run.ranks import OtherRanks, RankZero, leave_for_rank_0, take_from_ranks
 
 
 def plan(num_workers, micro_batch):

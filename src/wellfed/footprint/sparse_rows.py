@@ -1,4 +1,4 @@
-"""Sparse gradients as large as they can be: every row that was looked up is taken for another one."""
+"""Keeps sparse gradients as large as they can be: every row that was looked up is taken for another one."""
 
 from __future__ import annotations
 

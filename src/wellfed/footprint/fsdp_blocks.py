@@ -1,4 +1,4 @@
-"""Which parts of a sharded model (FSDP) are whole on each device, one after the other, and what that takes."""
+"""Names the blocks of a sharded model (FSDP) that each device gathers, one after the other, and what that takes."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from wellfed.config.entry import where_flags
 from wellfed.planning.run_plan import LoaderSection, Reason, RunPlan
+from wellfed.record import write_atomically
 from wellfed.run.outcome import Outcome
 from wellfed.run.planner import Planner
 
@@ -46,8 +47,10 @@ class RankZero:
         if _TOLD not in os.environ:
             return None
         told = json.loads(os.environ[_TOLD])
-        reasons = {knob: Reason(**reason) for knob, reason in told["loader"].pop("reasons").items()}
-        return cls(Path(told["folder"]), told["budget_gib"], LoaderSection(reasons=reasons, **told["loader"]))
+        loader = told["loader"]
+        loader["reasons"] = {knob: Reason(**reason) for knob, reason in loader["reasons"].items()}
+        loader["candidates"] = tuple(loader["candidates"])
+        return cls(Path(told["folder"]), told["budget_gib"], LoaderSection(**loader))
 
     def tell(self, overrides: Sequence[str]) -> None:
         """On rank 0, before the others are started.
@@ -113,10 +116,8 @@ class OtherRanks:
 
 def leave_for_rank_0(outcome: Outcome, folder: Path, rank: int) -> bool:
     """Another rank's end, for rank 0, which sees of it no more than a broken connection; whether it could be left."""
-    path, partial = folder / f".rank{rank}.json", folder / f".rank{rank}.tmp"
     try:
-        partial.write_text(json.dumps(asdict(outcome)), encoding="utf-8")
-        partial.replace(path)
+        write_atomically(folder / f".rank{rank}.json", json.dumps(asdict(outcome)))
     except OSError:  # the folder is not on this machine, say
         return False
     return True

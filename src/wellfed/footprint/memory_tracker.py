@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wellfed.footprint.in_place import without_a_mode
+from wellfed.footprint.in_place import in_place_variant
 
 
-class LiveBytes(TorchDispatchMode):
+class MemoryTracker(TorchDispatchMode):
     """While entered, notes each storage that an operator returns, until it is freed.
 
     Each storage is of a kind: that of ``making`` when it was made, or the one that `note` gave it. What kernels use
@@ -57,7 +57,7 @@ class LiveBytes(TorchDispatchMode):
         self._highest, self.peak = self._total, dict(self.live)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        func = without_a_mode(func, args, kwargs)
+        func = in_place_variant(func, args, kwargs)
         result = func(*args, **(kwargs or {}))
         for tensor in (result,) if isinstance(result, Tensor) else _tensors(result):
             for storage in _storages(tensor):

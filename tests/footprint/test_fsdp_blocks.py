@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from wellfed.footprint.gathered import blocks_to_gather, gathered_bytes
+from wellfed.footprint.fsdp_blocks import blocks_to_gather, gathered_bytes
 
 
 class Model(nn.Module):

@@ -1,4 +1,4 @@
-"""An object's attributes kept while a call may change them, to put them back where it fails half way."""
+"""Saves an object's attributes while a call may change them, and puts them back where it fails half way."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from wellfed.memory import generators
+from wellfed import generators
 
 LARGE_BYTES = 2**20
 """A tensor beyond this is not copied: whether it has changed is told by torch's count of its changes."""
@@ -17,7 +17,7 @@ MANY = 1000
 _DEPTH = 4
 
 
-class KeptState:
+class Snapshot:
     """Attributes of an object and of the objects within it, and the random generators, as they are now.
 
     What a list holds is taken as it is: lists are appended to. Weights are no state of an evaluation.

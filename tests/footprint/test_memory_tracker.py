@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from wellfed.footprint.live_bytes import LiveBytes
+from wellfed.footprint.memory_tracker import MemoryTracker
 
 
 @pytest.fixture(params=["real", "fake"])
@@ -16,7 +16,7 @@ def mode(request):
 
 @pytest.mark.usefixtures("mode")
 def test_what_lives_and_its_peak():
-    live = LiveBytes()
+    live = MemoryTracker()
     with live:
         first = torch.zeros(100)
         second = first + 1
@@ -36,7 +36,7 @@ def test_what_lives_and_its_peak():
 
 @pytest.mark.usefixtures("mode")
 def test_kinds():
-    live = LiveBytes()
+    live = MemoryTracker()
     weight = torch.zeros(10, requires_grad=True)
     live.note([weight], "parameters")
     live.note([weight], "parameters")
@@ -50,7 +50,7 @@ def test_kinds():
 
 @pytest.mark.usefixtures("mode")
 def test_blocks_and_sizes_that_change():
-    live = LiveBytes(block_bytes=512)
+    live = MemoryTracker(block_bytes=512)
     with live:
         made = torch.empty(1)
         assert live.live == {"activations": 512}
@@ -60,7 +60,7 @@ def test_blocks_and_sizes_that_change():
 
 def test_sparse_gradients_count_indices_and_values():
     table = torch.nn.Embedding(1000, 4, sparse=True)
-    live = LiveBytes()
+    live = MemoryTracker()
     with live:
         table(torch.tensor([1, 2])).sum().backward()
     assert live.live["activations"] == 2 * 8 + 2 * 4 * 4 - 0
@@ -68,7 +68,7 @@ def test_sparse_gradients_count_indices_and_values():
 
 
 def test_nothing_is_kept_alive():
-    live = LiveBytes()
+    live = MemoryTracker()
     with live:
         made = torch.zeros(10)
     del live

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from wellfed.memory.generators import seed_everything
+from wellfed import generators
+from wellfed.generators import seed_everything
 
 VARIABLES = ("PL_GLOBAL_SEED", "PL_SEED_WORKERS")
 
@@ -27,3 +28,16 @@ def test_seeds_are_lightnings(seed, monkeypatch):
 
 def test_a_seed_beyond_numpys_range_is_wrapped(monkeypatch):
     assert drawn(seed_everything, 2**32 + 7, monkeypatch) == drawn(seed_everything, 7, monkeypatch)
+
+
+def draws():
+    return torch.rand(2).tolist(), np.random.rand(), random.random()
+
+
+def test_what_is_drawn_within_changes_nothing_after():
+    torch.manual_seed(1)
+    with generators.kept():
+        first = draws()
+    with generators.kept():
+        assert draws() == first
+    assert draws() == first

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from wellfed.memory import kept_state
-from wellfed.memory.kept_state import KeptState
+from wellfed.memory import snapshot
+from wellfed.memory.snapshot import Snapshot
 
 CPU = torch.device("cpu")
 
@@ -51,7 +51,7 @@ def test_all_that_a_call_has_changed_is_put_back(inference: bool) -> None:
         change(sums)
         sums.total = torch.ones(3)
         before, inner = seen(sums), sums.inner
-        kept = KeptState(sums, CPU, leave_out=model)
+        kept = Snapshot(sums, CPU, leave_out=model)
         drawn = torch.rand(1)
         change(sums)
         sums.latest = 1
@@ -65,14 +65,14 @@ def test_all_that_a_call_has_changed_is_put_back(inference: bool) -> None:
 
 def test_a_large_tensor_that_has_changed_can_not_be_put_back() -> None:
     sums = Sums(nn.Linear(2, 2))
-    sums.total = torch.zeros(kept_state.LARGE_BYTES // 4 + 1)
-    assert KeptState(sums, CPU).restore()
-    kept = KeptState(sums, CPU)
+    sums.total = torch.zeros(snapshot.LARGE_BYTES // 4 + 1)
+    assert Snapshot(sums, CPU).restore()
+    kept = Snapshot(sums, CPU)
     sums.total[0] += 1
     assert not kept.restore()
     with torch.inference_mode():
-        sums.total = torch.zeros(kept_state.LARGE_BYTES // 4 + 1)
-    assert not KeptState(sums, CPU).restore()  # torch does not count the changes of such a tensor
+        sums.total = torch.zeros(snapshot.LARGE_BYTES // 4 + 1)
+    assert not Snapshot(sums, CPU).restore()  # torch does not count the changes of such a tensor
 
 
 def test_the_model_and_weights_stay_as_they_are() -> None:
@@ -80,7 +80,7 @@ def test_the_model_and_weights_stay_as_they_are() -> None:
     model = nn.Linear(2, 2)
     sums = Sums(model)
     sums.weight = weight = nn.Parameter(torch.zeros(2))
-    kept = KeptState(sums, CPU, leave_out=model)
+    kept = Snapshot(sums, CPU, leave_out=model)
     model.calls = 1
     with torch.no_grad():
         weight += 1
@@ -94,13 +94,13 @@ def test_of_an_object_without_attributes_nothing_can_be_told() -> None:
     class Slots:
         __slots__ = ("total",)
 
-    assert not KeptState(Slots(), CPU).restore()
+    assert not Snapshot(Slots(), CPU).restore()
 
 
 def test_a_long_list_goes_by_its_length() -> None:
     sums = Sums(nn.Linear(2, 2))
-    sums.parts = [torch.zeros(1)] * (kept_state.MANY + 1)
-    kept = KeptState(sums, CPU)
+    sums.parts = [torch.zeros(1)] * (snapshot.MANY + 1)
+    kept = Snapshot(sums, CPU)
     assert kept.restore()
     sums.parts.append(torch.zeros(1))
     assert not kept.restore()

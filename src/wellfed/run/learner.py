@@ -1,0 +1,217 @@
+"""Makes what Lightning trains of the configured model: a module of ours around it, or the user's LightningModule."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from wellfed.config.schema import OnOom, RunConfig
+from wellfed.lit import guest
+from wellfed.lit import trainer as lit
+from wellfed.lit.callbacks.checkpoints import Checkpoints
+from wellfed.lit.callbacks.clock import BareBatches
+from wellfed.lit.callbacks.figures import Figures
+from wellfed.lit.callbacks.guest_state import GuestCheckpoints
+from wellfed.lit.callbacks.non_finite import NonFinite
+from wellfed.lit.evaluating import SHARING_STRATEGIES, can_be_shared
+from wellfed.lit.mean_loss import MeanLoss
+from wellfed.lit.module import StepModule, StepOptions
+from wellfed.lit.sharding import KeepWeights
+from wellfed.memory.ladder import MicroBatches
+from wellfed.planning.run_plan import RunPlan
+from wellfed.run import assemble
+from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.step.train_step import parameter_groups
+
+Best = tuple[str, Any]
+"""Name and direction of the metric that picks the best checkpoint."""
+
+
+class ModelLearner:
+    """A plain model, in a `StepModule`.
+
+    Args:
+        steps_per_epoch: which a learning-rate schedule goes by.
+        may_adapt: where the plan says so; False = out of memory ends the run, as a result of its own.
+    """
+
+    is_guest: ClassVar[bool] = False
+    checkpoints: ClassVar[type[Checkpoints]] = Checkpoints
+
+    def __init__(
+        self,
+        config: RunConfig,
+        parts: assemble.Parts,
+        plan: RunPlan,
+        books: Bookkeeper,
+        options: lit.TrainerOptions,
+        *,
+        steps_per_epoch: int,
+        may_adapt: bool,
+    ) -> None:
+        self._config, self._parts, self._plan, self._books = config, parts, plan, books
+        self._options, self._steps_per_epoch, self._may_adapt = options, steps_per_epoch, may_adapt
+        is_shareable = options.devices > 1 and options.strategy in SHARING_STRATEGIES
+        self.shares_evaluation = is_shareable and can_be_shared(parts.data.evaluation or MeanLoss())
+        self._whole = KeepWeights() if plan.trainer.strategy == "fsdp" else None
+        self.module: Any = self._step_module()
+
+    def begin_pass(self) -> None:
+        """A model that was sharded for an earlier pass gives way to another with its weights."""
+        if self._whole is not None:
+            self.module = self._step_module()
+            if self._whole.weights:
+                self.module.load_state_dict(self._whole.weights)
+
+    def training(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
+        """A Trainer to train with; ``last`` are the callbacks that must stand behind all others."""
+        whole = [] if self._whole is None else [self._whole]
+        return lit.make_trainer(options, [*callbacks, *last, *whole], self._books.folder)
+
+    def evaluating(self, callbacks: Sequence[Any]) -> Any:
+        """A Trainer for a pass over validation or test data."""
+        return lit.make_trainer(self._options, list(callbacks), self._books.folder)
+
+    def evaluates(self, split: str) -> bool:
+        """Whether the workload has such a split, and something to do with it."""
+        return getattr(self._parts.data, split) is not None
+
+    def batches(self, deliveries: Any) -> Any:
+        """What the Trainer is given of a split."""
+        return deliveries
+
+    def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
+        """A pass over the test split, with a checkpoint's weights or those at hand."""
+        if checkpoint is not None:
+            lit.load_weights(self.module, checkpoint)
+        trainer.test(self.module, batches, verbose=False)
+
+    def artifacts(self) -> dict[str, Path]:
+        """The files that the evaluation writes."""
+        return dict(self.module.evaluation.artifacts(self._books.folder))
+
+    def misfits(self, weights: Mapping[str, Any]) -> list[str]:
+        """Weights that don't go into this model, the first few."""
+        return lit.misfits(self.module, weights)
+
+    def best_metric(self) -> Best:
+        """As the workload's evaluation says, unless the configuration does."""
+        own = self.module.evaluation
+        return _best(self._config, (own.best_metric, own.best_mode))
+
+    def _step_module(self) -> StepModule:
+        config, parts, plan = self._config, self._parts, self._plan
+        data, schedule = parts.data, config.workload.schedule
+        model, features = parts.model, parts.features
+        if self._whole is not None:
+            model = copy.deepcopy(model)
+            features = None if features is None else model.features()  # type: ignore[operator]
+        return StepModule(
+            model,
+            train_data=data.train,
+            evaluation=data.evaluation,
+            eval_data={"val": data.val, "test": data.test},
+            features=features,
+            feature_rows=parts.feature_rows,
+            micro=MicroBatches(plan.memory.micro_batch, config.memory.micro_batch_steps),
+            options=StepOptions(
+                seed=config.seed,
+                feature_mode=plan.memory.features,
+                compile_mode=plan.device.compile,
+                retry_on_oom=plan.memory.on_oom == "retry",
+                # Of a sharded model every batch is a collective: ranks must do equally many.
+                halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry and plan.trainer.strategy != "fsdp",
+                may_adapt=self._may_adapt,
+                batches_ahead=plan.loader.device_prefetch,
+                on_nan=config.trainer.on_nan.value,
+                shares_evaluation=self.shares_evaluation,
+            ),
+            make_optimizer=lambda model: assemble.make_optimizer(
+                config, plan, parameter_groups(model), sparse=parts.has_sparse_gradients
+            ),
+            lr_factor=lit.Schedule(
+                schedule.name.value,
+                schedule.warmup_steps,
+                schedule.min_lr_frac,
+                lit.total_steps(self._options, self._steps_per_epoch),
+            ),
+            on_event=self._books.journal.event,
+        )
+
+
+class GuestLearner:
+    """The same for a LightningModule of the user's own, which runs its own step."""
+
+    is_guest: ClassVar[bool] = True
+    checkpoints: ClassVar[type[Checkpoints]] = GuestCheckpoints
+
+    def __init__(
+        self,
+        config: RunConfig,
+        parts: assemble.Parts,
+        plan: RunPlan,
+        books: Bookkeeper,
+        options: lit.TrainerOptions,
+        figures: Figures,
+    ) -> None:
+        self._config, self._parts, self._books, self._figures, self._options = config, parts, books, figures, options
+        self.shares_evaluation = False  # what it logs may be of its own rank alone: each sees the whole split
+        self.module: Any = parts.model
+        mode = plan.device.compile
+        if mode != "none":
+            guest.compile_step(
+                self.module, mode, lambda message: books.journal.event("compile_failed", message=message)
+            )
+
+    def begin_pass(self) -> None:
+        """Nothing to do."""
+
+    def training(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
+        """As for a model; with what a guest's hooks need."""
+        trainer = self._config.trainer
+        checkpoints = next((one for one in last if isinstance(one, GuestCheckpoints)), None)
+        non_finite = NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=self._books.journal.event)
+        more = guest.training_callbacks(checkpoints, options.devices, non_finite)
+        return self._trainer(options, [*callbacks, *more], last)
+
+    def evaluating(self, callbacks: Sequence[Any]) -> Any:
+        """As for a model."""
+        return self._trainer(self._options, callbacks, [])
+
+    def evaluates(self, split: str) -> bool:
+        """Whether the workload has such a split, and the module a step for it."""
+        return getattr(self._parts.data, split) is not None and lit.has_step(self.module, split)
+
+    def batches(self, deliveries: Any) -> Any:
+        """Batches alone."""
+        return BareBatches(deliveries)
+
+    def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
+        """The weights are loaded by Lightning: hooks of the module may make layers first."""
+        weights_only = None if checkpoint is None else True
+        trainer.test(self.module, batches, verbose=False, ckpt_path=checkpoint, weights_only=weights_only)
+
+    def artifacts(self) -> dict[str, Path]:
+        """None."""
+        return {}
+
+    def misfits(self, weights: Mapping[str, Any]) -> list[str]:
+        """None are known of a module that makes layers later."""
+        return [] if guest.builds_itself_later(self.module) else lit.misfits(self.module, weights)
+
+    def best_metric(self) -> Best:
+        """The loss, unless the configuration says otherwise."""
+        return _best(self._config, ("loss", "min"))
+
+    def _trainer(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
+        every, log = self._config.trainer.log_every_steps, self._figures.logged
+        return guest.make_guest_trainer(
+            options, list(callbacks), self._books.folder, last=list(last), log=log, log_every=every
+        )
+
+
+def _best(config: RunConfig, own: Best) -> Best:
+    name, mode = config.trainer.best_metric, config.trainer.best_mode
+    return name or own[0], own[1] if mode is None else mode.value
