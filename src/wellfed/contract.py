@@ -1,4 +1,4 @@
-"""What a workload offers the engine, in plain PyTorch: two files and one yaml.
+"""Declares what a workload offers the engine, in plain PyTorch: two files and one yaml.
 
 ``model.py`` holds an ``nn.Module`` with ``loss(batch) -> LossOutput``; ``data.py`` holds
 ``datasets(...) -> Datasets``. Nothing of Lightning, devices, workers or logging is needed in either.

@@ -1,4 +1,4 @@
-"""The errors a user can cause or meet, each with the exit code it ends the run with.
+"""Defines the errors a user can cause or meet, each with the exit code it ends the run with.
 
 A message has three parts: the value in hand, the rule it breaks, the way out as something to type.
 Entry points print the message alone; a traceback appears only under HYDRA_FULL_ERROR=1.

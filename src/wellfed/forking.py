@@ -1,4 +1,4 @@
-"""What every child of ``os.fork`` needs here: to leave without its parent's last duties, and not to outlive it."""
+"""Forks processes that end without their parent's last duties and do not outlive it."""
 
 from __future__ import annotations
 

@@ -57,6 +57,10 @@ class OnEvent(Protocol):
         ...
 
 
+def ignore_event(kind: EventKind, **facts: Any) -> None:
+    """Where nobody wants to know."""
+
+
 class ErrorEntry(TypedDict):
     """What ended a run."""
 
@@ -215,6 +219,8 @@ class RunRecord:
     def read(cls, folder: Path) -> RunRecord:
         """The record of a run folder; what it lacks is as at the start of a run. Raises as `read` does."""
         found = read(folder)
+        if "run_id" not in found:
+            raise ValueError(f"{folder / FILE_NAME} is not a run record: it has no key 'run_id'.")
         return cls(**{one.name: found[one.name] for one in fields(cls) if one.name in found})
 
     def to_json(self) -> str:

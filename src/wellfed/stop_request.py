@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request that a run answers when it can: at the end of a step, or at once outside one."""
+"""Turns SIGINT and SIGTERM into a request that a run answers when it can: after a step, or at once outside one."""
 
 from __future__ import annotations
 

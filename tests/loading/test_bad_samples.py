@@ -141,7 +141,9 @@ def test_a_bad_sample_is_named_with_the_way_out(name, kind, how, whole):
 def test_with_max_skipped_the_step_has_fewer_samples_and_all_else_stays(name, kind, how, whole, caplog):
     bad = [6] if how == "hang" else [6, 15]
     events = []
-    made = loader(kind(how, *bad), plan_of(name, how), max_skipped=2, on_skipped=lambda **facts: events.append(facts))
+    made = loader(
+        kind(how, *bad), plan_of(name, how), max_skipped=2, on_event=lambda kind, **facts: events.append(facts)
+    )
     with caplog.at_level(logging.WARNING):
         assert taken(made, 2) == without(whole, *bad)
     assert sorted(event["index"] for event in events) == bad  # once each, though there are two epochs
@@ -215,7 +217,7 @@ def test_a_resumed_run_leaves_the_same_samples_out(name, stop, whole):
         sets.Breaking("raise", 6, 15),
         PLANS[name],
         max_skipped=2,
-        on_skipped=lambda **facts: told.append(facts["index"]),
+        on_event=lambda kind, **facts: told.append(facts["index"]),
     )
     again.load_state_dict(state)
     while len(seen) < 12:

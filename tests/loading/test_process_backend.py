@@ -168,7 +168,7 @@ def main():
     spawned = taken(train_loader(sets.Fetching(), batch_size=4, seed=1, settings=plan))
     told = []
     skipping = taken(sets.loader_of(sets.BreakingItems("kill", 6), plan, max_skipped=1,
-                                  on_skipped=lambda **facts: told.append(facts["index"])), 1)
+                                  on_event=lambda kind, **facts: told.append(facts["index"])), 1)
     sizes = []
     for num_samples in (10**5, 5 * 10**6):
         made = train_loader(Table(num_samples), batch_size=512, seed=1, settings=plan, limit_batches=4)

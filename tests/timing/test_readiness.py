@@ -2,8 +2,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellfed.timing.phases import StepRow
 from wellfed.timing.readiness import quantile, rate_interval, summarise
+from wellfed.timing.step_row import StepRow
 
 durations = st.floats(0, 1e4, allow_subnormal=False)
 

@@ -92,8 +92,8 @@ def time_lines(record: RunRecord) -> list[str]:
             "compute": time["compute_frac"],
             "host": time["host_frac"],
         }
-        told = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
-        lines.append(f"- a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {told}")
+        shown = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
+        lines.append(f"- a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {shown}")
     return ["\n".join(lines)] if lines else ["No step was timed."]
 
 

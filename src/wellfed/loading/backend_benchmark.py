@@ -1,7 +1,7 @@
 """Times the first batches of an epoch, made by each backend that could be chosen. Judges nothing: planning does.
 
 A candidate feeds a loop that asks for a batch and is then busy for a step: asleep when training runs on a GPU, or at
-real work when it runs on the CPU, where producers and the step share the cores. A step is as long as building one
+real work when it runs on the CPU, where workers and the step share the cores. A step is as long as building one
 batch takes, at least `SHORTEST_STEP_MS`. The steps are the same for all: what takes longer loses more.
 
 The batches are those of epoch 0, whether or not a run goes on from a checkpoint. They come from loaders of the trial's
@@ -56,7 +56,7 @@ def time_first_batches(
         make: a loader of epoch 0 that shares nothing with the one of training.
         candidates: what is to be timed, now that building one batch has been.
         first: how that one is built.
-        on_gpu: the step leaves the cores to the producers.
+        on_gpu: the step leaves the cores to the workers.
         known: what building one batch has shown before, with the same ``first``; not built again then.
     """
     with without_side_effects():
@@ -109,7 +109,7 @@ def _build(loader: TrainLoader) -> FirstBatches:
 
 
 def _loop(loader: TrainLoader, step: _Step) -> BackendTime:
-    """What a step and its batch take; the first batch, with the start of the producers, is dropped."""
+    """What a step and its batch take; the first batch, with the start of the workers, is dropped."""
     with closing(loader):
         deliveries = _endless(loader)
         next(deliveries)

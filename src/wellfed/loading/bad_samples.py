@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch import Tensor
 from wellfed.errors import DataError, WellfedError
 from wellfed.loading.batch_request import LostSample
 from wellfed.loading.settings import LoaderSettings
+from wellfed.record import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
 _LISTED = 20
@@ -33,17 +34,17 @@ class BadSamples:
         name: str,
         settings: LoaderSettings,
         *,
-        on_skipped: Callable[..., None] | None = None,
+        on_event: OnEvent = ignore_event,
         may_skip: bool = True,
     ) -> None:
         """
         Args:
             name: of the data set, for messages.
-            on_skipped: told ``index``, ``reason``, ``epoch`` and ``batch`` of each sample that is left out.
+            on_event: gets a ``sample_skipped`` for each sample that is left out.
             may_skip: loader.max_skipped would help (one rank).
         """
         self._name, self._most, self._skip_ids = name, settings.max_skipped, settings.skip_ids
-        self._may_skip, self._on_skipped = may_skip, on_skipped or (lambda **facts: None)
+        self._may_skip, self._on_event = may_skip, on_event
         self._reasons: dict[int, str] = {}
         self._bad = torch.empty(0, dtype=torch.int64)
 
@@ -80,7 +81,7 @@ class BadSamples:
                 "%s: training sample %d is left out (epoch %d, batch %d), %d of loader.max_skipped=%d: %s",
                 self._name, one.index, epoch, batch, len(self._reasons), self._most, one.reason,
             )  # fmt: skip
-            self._on_skipped(index=one.index, reason=one.reason, epoch=epoch, batch=batch)
+            self._on_event("sample_skipped", index=one.index, reason=one.reason, epoch=epoch, batch=batch)
 
     def none_left(self, epoch: int, batch: int) -> DataError:
         """The error of a step that has lost all its samples."""
@@ -140,6 +141,6 @@ def hung(timeout_s: float) -> str:
 def too_late(timeout_s: float) -> DataError:
     """The error of a batch that is late without any sample hanging."""
     return DataError(
-        f"No batch came within loader.timeout_s={timeout_s:g} s: a producer is stuck or too slow. "
+        f"No batch came within loader.timeout_s={timeout_s:g} s: a worker is stuck or too slow. "
         "Set loader.timeout_s higher (0 = wait for ever), or loader.backend=inline to see where it hangs."
     )

@@ -53,7 +53,7 @@ class DevicePrefetcher:
     are asked for.
 
     The position is that after the last delivery handed out, whatever is on the device already. The loader is read, and
-    so without producers the batches are built, in a thread of this one's. A batch is no longer needed when the next is
+    so without workers the batches are built, in a thread of this one's. A batch is no longer needed when the next is
     asked for: who keeps one keeps its memory, beside those that are counted here.
     """
 
@@ -78,7 +78,7 @@ class DevicePrefetcher:
         """
         self._loader, self._ahead = loader, ahead
         self._before_move, self._on_less = before_move, on_less
-        self._side: _Side = _Side(device, move) if device.type == "cuda" else _NoSide(device, move)
+        self._side = _CopyStream(device, move)
         self._position = _position(loader.state_dict())
         self._running: _ReadAhead | None = None
         self._launched: deque[torch.cuda.Event] = deque()
@@ -110,7 +110,7 @@ class DevicePrefetcher:
     def __iter__(self) -> Iterator[Delivery]:
         self._stop()
         self._loader.load_state_dict(self.state_dict())
-        running = self._running = _ReadAhead(self._loader, self._brought, self._side.here, self._ahead + 1)
+        running = self._running = _ReadAhead(self._loader, self._bring, self._side.begin_thread, self._ahead + 1)
         handed: list[Delivery] = []  # from which it is taken: what stands still here would keep it on the device
         try:
             while running.take(handed):
@@ -121,7 +121,7 @@ class DevicePrefetcher:
             running.stop()
             self._ahead = running.num_places - 1
 
-    def _brought(self, delivery: Delivery, num_places: int) -> Delivery | None:
+    def _bring(self, delivery: Delivery, num_places: int) -> Delivery | None:
         """The delivery with its batch on the device; None where the device has no room for it beside others, and so
         is to have a place less. A batch that does not even fit alone stays on the host."""
         if self._before_move is not None:
@@ -141,7 +141,7 @@ class DevicePrefetcher:
         self._position = {"epoch": delivery.epoch, "batch": delivery.index + 1}
         self._is_in_use = True
         if delivery.is_on_device:
-            self._side.is_used_here(delivery.batch)
+            self._side.keep_while_used(delivery.batch)
             self.latest = delivery.batch
 
     def _step_is_launched(self) -> None:
@@ -149,13 +149,13 @@ class DevicePrefetcher:
         if self._running is None or not self._is_in_use:
             return
         self.latest, self._is_in_use = None, False
-        end = self._side.mark()
+        end = self._side.end_of_launched()
         if end is not None:
             self._launched.append(end)
         self._running.free(end)
 
     def close(self) -> None:
-        """Stop what reads ahead, the loader's producers too; a later ``iter()`` starts them anew.
+        """Stop what reads ahead, the loader's workers too; a later ``iter()`` starts them anew.
 
         A thread that the data holds up is left behind, and ends with the batch that it waits for.
         """
@@ -175,20 +175,23 @@ def _position(state: dict[str, Any]) -> dict[str, int]:
     return {"epoch": int(state["epoch"]), "batch": int(state["batch"])}
 
 
-class _Side:
-    """A stream beside that of the steps, for copies."""
+class _CopyStream:
+    """A stream for copies beside that of the steps; none on the CPU, where a copy is done when it is made."""
 
     def __init__(self, device: torch.device, move: Move) -> None:
         self._device, self._move = device, move
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def here(self) -> None:
+    def begin_thread(self) -> None:
         """Let this thread's device be this one: another would get a context, and memory is pinned for the current."""
-        torch.cuda.set_device(self._device)
+        if self._stream is not None:
+            torch.cuda.set_device(self._device)
 
     def bring(self, delivery: Delivery) -> Delivery:
         """The delivery with its batch on the device. The copy is done when it returns: the host's buffers may be used
         again, and whatever is launched from now on comes after it."""
+        if self._stream is None:
+            return replace(delivery, batch=self._move(delivery.batch, self._device), is_on_device=True)
         with torch.cuda.stream(self._stream):
             moved = self._move(delivery.batch, self._device)
         copied = _event()
@@ -196,38 +199,23 @@ class _Side:
         copied.synchronize()  # without Python's lock: only this thread waits
         return replace(delivery, batch=moved, is_on_device=True)
 
-    def is_used_here(self, batch: Batch) -> None:
+    def keep_while_used(self, batch: Batch) -> None:
         """Keep the batch's memory, which belongs to the side stream, from the next batch as long as what is launched
         on the current stream may read it."""
+        if self._stream is None:
+            return
         current = torch.cuda.current_stream(self._device)
         for tensor in batches.tensors(batch):
             if tensor.is_cuda:
                 tensor.record_stream(current)
 
-    def mark(self) -> torch.cuda.Event | None:
+    def end_of_launched(self) -> torch.cuda.Event | None:
         """Passed when the device has done all that is launched on the current stream so far."""
+        if self._stream is None:
+            return None
         event = _event()
         event.record(torch.cuda.current_stream(self._device))
         return event
-
-
-class _NoSide(_Side):
-    """On the CPU a copy is done when it is made."""
-
-    def __init__(self, device: torch.device, move: Move) -> None:
-        self._device, self._move = device, move
-
-    def here(self) -> None:
-        pass
-
-    def bring(self, delivery: Delivery) -> Delivery:
-        return replace(delivery, batch=self._move(delivery.batch, self._device), is_on_device=True)
-
-    def is_used_here(self, batch: Batch) -> None:
-        pass
-
-    def mark(self) -> torch.cuda.Event | None:
-        return None
 
 
 def _event() -> torch.cuda.Event:
@@ -240,21 +228,22 @@ class _ReadAhead:
     def __init__(
         self,
         loader: Positioned,
-        brought: Callable[[Delivery, int], Delivery | None],
+        bring: Callable[[Delivery, int], Delivery | None],
         begin: Callable[[], None],
         num_places: int,
     ) -> None:
         """
         Args:
-            brought: puts a batch on the device; given the number of places, None = there must be one less for it.
+            bring: puts a batch on the device; given the number of places, None = there must be one less for it.
             begin: called in the thread first.
         """
-        self._loader, self._brought, self._begin, self.num_places = loader, brought, begin, num_places
+        self._loader, self._bring, self._begin, self.num_places = loader, bring, begin, num_places
         self._free: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         """Each place with the end of the step that it is free after."""
         for _ in range(num_places):
             self._free.put(None)
-        self._ready: queue.SimpleQueue[Delivery | _End] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[Delivery | BaseException | None] = queue.SimpleQueue()
+        """In the end an error, or None."""
         self._is_stopped = False
         # A daemon: a data set that hangs must not keep Python from ending.
         self._thread = threading.Thread(target=self._run, name="wellfed-device-prefetch", daemon=True)
@@ -267,12 +256,11 @@ class _ReadAhead:
             BaseException: what reading it raised.
         """
         found = self._ready.get()
-        if isinstance(found, Delivery):
+        if isinstance(found, BaseException):
+            raise found
+        if found is not None:
             into.append(found)
-            return True
-        if found.error is not None:
-            raise found.error
-        return False
+        return found is not None
 
     def free(self, after: torch.cuda.Event | None) -> None:
         """One batch less is on the device, once it has passed this."""
@@ -290,16 +278,16 @@ class _ReadAhead:
             for delivery in deliveries:
                 if self._is_stopped or not self._has_place():
                     break
-                self._bring(delivery)
+                self._bring_to_place(delivery)
         except BaseException as error:  # noqa: BLE001  raised again where the batch is asked for
-            self._ready.put(_End(error))
+            self._ready.put(error)
         else:
-            self._ready.put(_End(None))
+            self._ready.put(None)
         finally:
-            deliveries.close()  # its producers end in the thread that has started them
+            deliveries.close()  # its workers end in the thread that has started them
 
-    def _bring(self, delivery: Delivery) -> None:
-        while (brought := self._brought(delivery, self.num_places)) is None:
+    def _bring_to_place(self, delivery: Delivery) -> None:
+        while (brought := self._bring(delivery, self.num_places)) is None:
             self.num_places -= 1
             if not self._has_place():  # that of a batch whose memory this one gets
                 return
@@ -316,10 +304,3 @@ class _ReadAhead:
                 after.synchronize()
             return not self._is_stopped
         return False
-
-
-class _End:
-    """Nothing follows; or an error does."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error

@@ -43,7 +43,7 @@ def longest_batch(deliveries: Iterator[Delivery], clock: Callable[[], float] = t
         Exception: the first batch could not be built. A later one that can't ends the look: training will tell.
     """
     first = next(deliveries)
-    began_s = clock()  # not before: the first batch waits until its producers have started
+    began_s = clock()  # not before: the first batch waits until its workers have started
     size = _sample_bytes(first)
     longest = Longest(first.batch, 1, size, size)
     while longest.num_batches < MOST_BATCHES:

@@ -16,6 +16,7 @@ from wellfed.loading.batch_request import BatchRequest
 from wellfed.loading.batch_source import BatchSource
 from wellfed.loading.epoch_order import EpochOrder, Share, Taken
 from wellfed.loading.settings import LoaderSettings
+from wellfed.record import OnEvent, ignore_event
 
 
 class TrainLoader:
@@ -181,12 +182,12 @@ def train_loader(
     collate: Callable[[list[Any]], Batch] | None = None,
     limit_batches: int | None = None,
     shuffle: bool = True,
-    on_skipped: Callable[..., None] | None = None,
+    on_event: OnEvent = ignore_event,
 ) -> TrainLoader | IterableLoader:
     """Steps of ``batch_size`` samples over all ranks.
 
     Args:
-        on_skipped: told ``index``, ``reason``, ``epoch`` and ``batch`` of each sample that fails and is left out.
+        on_event: gets a ``sample_skipped`` for each sample that fails and is left out.
 
     Raises:
         DataError: no samples, fewer than one whole step with ``drop_last``, an iterable without ``__len__``, data that
@@ -226,7 +227,7 @@ def train_loader(
         raise DataError(_no_step(type(dataset).__name__, len(dataset), order.num_kept, batch_size, drop_last=drop_last))
     if settings.max_skipped and world_size > 1:
         raise ValueError("max_skipped needs one rank: others would not know that a step has lost a sample")
-    bad = BadSamples(type(dataset).__name__, settings, on_skipped=on_skipped, may_skip=world_size == 1)
+    bad = BadSamples(type(dataset).__name__, settings, on_event=on_event, may_skip=world_size == 1)
     builder = BatchBuilder(
         dataset, seed, rank, collate, by_item=settings.backend == "torch", most_lost=settings.max_skipped
     )

@@ -17,6 +17,7 @@ from wellfed.memory.ladder import Ladder, MicroBatches
 from wellfed.memory.optimizer_state import allocate
 from wellfed.memory.step_start import StepStart
 from wellfed.memory.thrash import Thrash
+from wellfed.record import OnEvent, ignore_event
 from wellfed.step.compiled import Loss
 from wellfed.step.micro_batches import MicroBatch, Preparation
 from wellfed.step.non_finite import OnNan, halve_rate
@@ -62,7 +63,7 @@ class TrainStep:
         may_adapt: bool = True,
         batches_ahead: int = 0,
         schedulers: Sequence[Any] = (),
-        on_event: Callable[..., None] = lambda kind, **facts: None,
+        on_event: OnEvent = ignore_event,
         number: int = 0,
     ) -> None:
         self.number = number

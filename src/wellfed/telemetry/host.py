@@ -1,4 +1,4 @@
-"""What this process and those it started take of the host."""
+"""Reads what this process and those it started take of the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a run is: written by the training loop in passing, read by the threads that watch."""
+"""Holds the step and phase of a run: the training loop writes them in passing, the threads that watch read them."""
 
 from __future__ import annotations
 

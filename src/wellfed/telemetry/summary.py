@@ -1,4 +1,4 @@
-"""What the GPUs did while the run trained, as ``gpus`` of run.json."""
+"""Sums up what the GPUs did while the run trained, as ``gpus`` of run.json."""
 
 from __future__ import annotations
 

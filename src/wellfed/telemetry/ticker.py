@@ -1,4 +1,4 @@
-"""A thread that does a round at a steady beat."""
+"""Calls a function at a steady beat, in a thread of its own."""
 
 from __future__ import annotations
 

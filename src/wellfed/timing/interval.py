@@ -1,4 +1,4 @@
-"""The 95 % interval of a rate from steps that follow one another alike: a slow one is often followed by a slow one.
+"""Computes the 95 % interval of a rate from steps that are not independent: a slow one often follows a slow one.
 
 The steps are put together into at most 40 blocks, so that what alternates from step to step cancels out. The blocks are
 taken for an autoregressive series of first order, as in ASAP3 (Steiger et al., ACM TOMACS 15, 2005). Its

@@ -1,4 +1,4 @@
-"""The figures of a run from its step rows: rate with its interval, shares of time, readiness."""
+"""Computes the figures of a run from its step rows: rate with its interval, shares of time, readiness."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wellfed.timing.interval import half_width
-from wellfed.timing.phases import StepRow
+from wellfed.timing.step_row import StepRow
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""All that a run writes down while it runs: record, tables, events, and the rows for a sink."""
+"""Writes all that a run leaves while it runs: record, tables, events, and the rows for a sink."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from wellfed.record import EventKind, RunRecord
 from wellfed.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
 from wellfed.telemetry.metrics import TIME_AXIS, prefix
 from wellfed.telemetry.series import Sample
-from wellfed.timing.phases import StepRow
 from wellfed.timing.readiness import StepSummary, summarise
-from wellfed.tracking.files import CsvTable, column
+from wellfed.timing.step_row import StepRow
+from wellfed.tracking.csv_table import CsvTable, column
 from wellfed.tracking.sink import NoSink, Sink
 
 _LOG = logging.getLogger(__name__)
@@ -86,8 +86,9 @@ class Journal:
             _LOG.warning("%s can't be read (%s): the record counts samples from here on.", self._steps.path, error)
             return 0
 
-    def event(self, kind: EventKind, step: int, **facts: Any) -> None:
-        """Something happened that a reader of the figures must know."""
+    def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
+        """Something happened that a reader of the figures must know; at the run's latest step, if no other is told."""
+        step = self.record.steps if step is None else step
         with self._lock:
             self.record.events.append({"kind": kind, "step": step, "time_s": round(self.time_s(), 3), **facts})
         _LOG.info("event %s at step %d: %s", kind, step, facts)

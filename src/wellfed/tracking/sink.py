@@ -1,4 +1,4 @@
-"""Where figures go beside the files."""
+"""Says what takes figures beside the files."""
 
 from __future__ import annotations
 

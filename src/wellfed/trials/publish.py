@@ -19,8 +19,8 @@ from wellfed.sweep.grid import SweepFile
 from wellfed.sweep.leaderboard_files import CSV
 from wellfed.sweep.ledger import Row
 from wellfed.telemetry.metrics import TIME_AXIS, prefix
-from wellfed.tracking import wandb
-from wellfed.tracking.wandb import WandbSink
+from wellfed.tracking import wandb_sink
+from wellfed.tracking.wandb_sink import WandbSink
 
 _DONE = ".published"
 """Holds the number of rows that were there when all was put into wandb."""
@@ -47,8 +47,8 @@ def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerCo
         OSError: there is no leaderboard.
     """
     open_run = partial(
-        wandb.open_run,
-        mode=wandb.decide_mode(logger.mode.value),
+        wandb_sink.open_run,
+        mode=wandb_sink.decide_mode(logger.mode.value),
         project=logger.project,
         entity=logger.entity,
         group=logger.group or f"{file.workload}/{file.name}",

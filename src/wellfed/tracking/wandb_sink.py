@@ -1,4 +1,4 @@
-"""The only door to wandb: one run a job, offline unless logged in or asked for, finished whatever happens."""
+"""Hands figures to wandb, as the only door to it: offline unless logged in or asked for, finished whatever happens."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class WandbSink:
         self._run, self.mode, self._on_lost = run, mode, on_lost
         self._turn = threading.Lock()
         self._is_finished = self._is_hung = False
-        self._told = threading.Lock()  # taken once, by the thread that tells of the loss
+        self._lost_once = threading.Lock()  # taken once, by the thread that reports the loss
 
     @property
     def id(self) -> str:
@@ -135,7 +135,7 @@ class WandbSink:
             self._lose(reason)
 
     def _lose(self, reason: str) -> None:
-        if self._told.acquire(blocking=False):
+        if self._lost_once.acquire(blocking=False):
             _LOG.warning("wandb can't be written (%s); training goes on, the files have every figure.", reason)
             self._on_lost(reason)
 

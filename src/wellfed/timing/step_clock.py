@@ -1,4 +1,4 @@
-"""Marks set by the training loop become one row a step, also where the device works asynchronously.
+"""Turns marks that the training loop sets into one row a step, also where the device works asynchronously.
 
 On a CPU the host's clock is the truth. On a GPU the host only launches work, so three events a step are recorded on
 the compute stream and read when the device has passed them, which is some steps later: nothing waits for them.
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from wellfed.timing.phases import StepRow
+from wellfed.timing.step_row import StepRow
 
 
 class DeviceEvent(Protocol):

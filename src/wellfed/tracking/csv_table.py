@@ -1,4 +1,4 @@
-"""Append-only csv tables of a run folder, flushed often enough that a kill loses a second at most."""
+"""Writes the csv tables of a run folder, flushed often enough that a kill loses a second at most."""
 
 from __future__ import annotations
 
