@@ -15,8 +15,8 @@ from wellfed.commands import choose, cli
 from wellfed.config import option_file
 from wellfed.config.compose import compose
 from wellfed.config.session import default_config_dir
-from wellfed.sweep.leaderboard import leaderboard
 from wellfed.sweep.ledger import Read
+from wellfed.sweep.ranking import leaderboard
 
 NONE_AHEAD = {"prefetch_factor": None, "persistent_workers": False, "timeout_s": 0}
 LOADERS: Mapping[str, dict[str, Any]] = {

@@ -12,9 +12,9 @@ import pytest
 
 from tests.sweep import made
 from wellfed.sweep.grid import SweepFile
-from wellfed.sweep.leaderboard import Leaderboard, leaderboard
 from wellfed.sweep.leaderboard_files import CSV, to_csv, to_markdown, write
 from wellfed.sweep.ledger import Read, Row
+from wellfed.sweep.ranking import Leaderboard, leaderboard
 
 ODD = ("[16, 8]", "a,b", 'say "hi"', "it's", "$(rm x) | y", "two\nlines", "ü ✓", "", "\r")
 

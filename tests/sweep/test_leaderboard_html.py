@@ -12,10 +12,10 @@ import pytest
 
 from tests.sweep import made
 from wellfed.sweep.grid import SweepFile
-from wellfed.sweep.leaderboard import Leaderboard, leaderboard
 from wellfed.sweep.leaderboard_files import write
 from wellfed.sweep.leaderboard_html import MOST_MAPS, to_html
 from wellfed.sweep.ledger import Read, Row
+from wellfed.sweep.ranking import Leaderboard, leaderboard
 
 EVIL = "<script>alert(1)</script>"
 QUOTE = "\"><img src='x' onerror=alert(1)>"

@@ -15,15 +15,15 @@ from rich.console import Console
 from tests.sweep import made
 from wellfed.config.schema import SweepObjective
 from wellfed.errors import ConfigError
-from wellfed.sweep.choose import chosen, in_words, tie_in_words
 from wellfed.sweep.grid import SweepFile
-from wellfed.sweep.leaderboard import Entry, Leaderboard, leaderboard
 from wellfed.sweep.leaderboard_columns import columns
 from wellfed.sweep.leaderboard_files import to_csv, to_markdown
 from wellfed.sweep.leaderboard_html import to_html
 from wellfed.sweep.leaderboard_terminal import show
 from wellfed.sweep.ledger import Read, Row, append, read
 from wellfed.sweep.objective import OBJECTIVES, PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S
+from wellfed.sweep.ranking import Entry, Leaderboard, leaderboard
+from wellfed.sweep.winner import chosen, in_words, tie_in_words
 
 AXES = {"loader": ("baseline", "balanced", "aggressive")}
 POINTS = BASELINE, THRIFTY, FAST = made.sweep_file(AXES).points

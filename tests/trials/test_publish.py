@@ -12,8 +12,8 @@ from tests.tracking.wandb_files import Stored, stored
 from wellfed import record
 from wellfed.config.schema import LoggerConfig
 from wellfed.sweep import leaderboard_files
-from wellfed.sweep.leaderboard import leaderboard
 from wellfed.sweep.ledger import Read, Row
+from wellfed.sweep.ranking import leaderboard
 from wellfed.telemetry.metrics import HOST, TIME_AXIS
 from wellfed.trials.publish import is_published, publish
 

@@ -16,8 +16,8 @@ from wellfed.config.schema import LoaderConfig, MemoryConfig
 from wellfed.config.session import default_config_dir
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.sweep import folders
-from wellfed.sweep.choose import chosen, in_words, overrides_of_other_groups, recorded_knobs, tie_in_words
-from wellfed.sweep.leaderboard import Entry, Leaderboard, leaderboard
+from wellfed.sweep.ranking import Entry, Leaderboard, leaderboard
+from wellfed.sweep.winner import chosen, in_words, overrides_of_other_groups, recorded_knobs, tie_in_words
 
 _SCHEMAS: Mapping[str, type] = {"loader": LoaderConfig, "memory": MemoryConfig}
 _OF_THE_DATA = ("skip_ids", "max_skipped")

@@ -11,8 +11,8 @@ from wellfed.config.schema import PathsConfig
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.run.screen import Terminal
 from wellfed.sweep import folders, leaderboard_files
-from wellfed.sweep.leaderboard import leaderboard
 from wellfed.sweep.leaderboard_terminal import show, width
+from wellfed.sweep.ranking import leaderboard
 
 
 def main(argv: Sequence[str]) -> int:

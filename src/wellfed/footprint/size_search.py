@@ -237,7 +237,9 @@ def _next_size(found: _Found) -> int | None:
 def _at_budget(found: _Found) -> Fit:
     largest, probes, failure = found.fitting[-1].size, tuple(found.probes), found.lowest_failure
     upper = min(failure - 1, found.estimate())
-    is_known = found.is_line() or failure > found.max_size or largest >= upper
+    # From below a slope is never too steep, so that no more fits than it says; from above it may be.
+    is_from_below = found.points()[-1][0] == largest
+    is_known = found.is_line() or failure > found.max_size or (is_from_below and largest >= upper)
     most = min(failure - 1, found.most() if is_known else math.inf)
     if len(probes) == MAX_PROBES and largest < GOOD_FRAC * most:
         return Fit(largest, "probes", f"{MAX_PROBES} probes are used up; up to {most:.0f} may fit", probes)

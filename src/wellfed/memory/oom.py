@@ -10,6 +10,8 @@ from typing import Literal
 
 import torch
 
+from wellfed.errors import first_line
+
 Kind = Literal["device_oom", "host_oom"]
 
 _DEVICE_TEXTS = (
@@ -38,17 +40,17 @@ class MemoryFailure:
 def classify(error: BaseException) -> MemoryFailure | None:
     """The memory failure an exception means, or None if it is something else."""
     text = str(error)
-    first_line = text.splitlines()[0] if text else type(error).__name__
+    kind: Kind | None = None
     if isinstance(error, torch.OutOfMemoryError):
-        return MemoryFailure("device_oom", first_line)
-    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return MemoryFailure("host_oom", first_line)
-    if isinstance(error, RuntimeError):
+        kind = "device_oom"
+    elif isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        kind = "host_oom"
+    elif isinstance(error, RuntimeError):
         if any(part in text for part in _DEVICE_TEXTS) or _NCCL_TEXT.search(text):
-            return MemoryFailure("device_oom", first_line)
-        if any(part in text for part in _HOST_TEXTS):
-            return MemoryFailure("host_oom", first_line)
-    return None
+            kind = "device_oom"
+        elif any(part in text for part in _HOST_TEXTS):
+            kind = "host_oom"
+    return None if kind is None else MemoryFailure(kind, first_line(error))
 
 
 def release() -> None:

@@ -96,10 +96,9 @@ def at_plateau(
         return plan
     best = max(rates, key=lambda each: rates[each])
     micro = min(each for each in rates if rates[each] >= frac * rates[best])
-    because = (
-        f"the smallest that keeps {frac:g} of the best rate: {rates[micro]:,.0f} samples/s, "
-        f"and {rates[best]:,.0f} at {best}"
-    )
+    because = f"the smallest that keeps {frac:g} of the best rate: {rates[micro]:,.0f} samples/s"
+    if micro != best:
+        because += f", and {rates[best]:,.0f} at {best}"
     return _resized(plan, Decided(micro, because, "measured"), samples, footprint, step)
 
 

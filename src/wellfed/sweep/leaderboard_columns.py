@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from wellfed.sweep.leaderboard import Entry, Leaderboard
 from wellfed.sweep.objective import PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S, Objective
+from wellfed.sweep.ranking import Entry, Leaderboard
 from wellfed.units import show_duration, show_gib, show_percent
 
 

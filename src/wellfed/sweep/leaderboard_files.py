@@ -11,9 +11,9 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from wellfed.record import write_atomically
-from wellfed.sweep.leaderboard import Leaderboard
 from wellfed.sweep.leaderboard_columns import columns
 from wellfed.sweep.leaderboard_html import to_html
+from wellfed.sweep.ranking import Leaderboard
 from wellfed.units import counted, show_percent
 
 CSV_COLUMNS = (

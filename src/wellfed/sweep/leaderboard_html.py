@@ -13,9 +13,9 @@ from statistics import fmean
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from wellfed.sweep.leaderboard import Entry, Leaderboard
 from wellfed.sweep.leaderboard_columns import columns, interval
 from wellfed.sweep.memory_picture import memory_picture
+from wellfed.sweep.ranking import Entry, Leaderboard
 from wellfed.units import counted, show_gib, show_percent
 
 MOST_MAPS = 6

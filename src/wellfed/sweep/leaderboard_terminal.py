@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from wellfed.sweep.leaderboard import Entry, Leaderboard
 from wellfed.sweep.leaderboard_columns import columns
+from wellfed.sweep.ranking import Entry, Leaderboard
 from wellfed.units import show_percent
 
 _SHOWN = 20

@@ -6,7 +6,7 @@ import io
 import re
 from typing import Any
 
-from wellfed.sweep.leaderboard import Leaderboard
+from wellfed.sweep.ranking import Leaderboard
 
 _INK, _ACCENT = "#010203", "#040506"
 """Stand-ins that no default of matplotlib uses: the page's own colours take their place, in the dark too."""

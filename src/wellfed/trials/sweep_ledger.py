@@ -14,9 +14,9 @@ from wellfed.errors import EXIT_FAILED, EXIT_OK
 from wellfed.record import Status
 from wellfed.sweep import leaderboard_files, ledger
 from wellfed.sweep.grid import GridPoint, SweepFile
-from wellfed.sweep.leaderboard import leaderboard
 from wellfed.sweep.ledger import Row
 from wellfed.sweep.objective import OBJECTIVES
+from wellfed.sweep.ranking import leaderboard
 from wellfed.sweep.rows import recorded_row, refused_row
 from wellfed.tracking.wandb import decide_mode
 from wellfed.trials.sweep_screen import SweepScreen

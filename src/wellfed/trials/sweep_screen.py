@@ -9,10 +9,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from wellfed.run.screen import Terminal
 from wellfed.sweep.grid import SweepFile
-from wellfed.sweep.leaderboard import Leaderboard
 from wellfed.sweep.leaderboard_terminal import show, width
 from wellfed.sweep.ledger import Row
 from wellfed.sweep.objective import OBJECTIVES
+from wellfed.sweep.ranking import Leaderboard
 from wellfed.units import show_duration
 
 

@@ -1,5 +1,7 @@
-"""Finds every fault of a configuration that did not compose, each with its way out. Runs only on failure.
+"""Finds the faults of a configuration, each with its way out.
 
-Knows the schema, the yaml files and what was typed; imports nothing that a configuration names.
-Start from ``find.find_faults``.
+Two parts: the search through command line and files, which runs only where they do not compose (start from
+``find.find_faults``), and what a ``_target_`` takes by its source (``static_signature``, ``annotation``), which
+``wellfed.config.check`` asks each time. Knows the schema, the yaml files and what was typed; imports nothing that a
+configuration names.
 """

@@ -7,10 +7,10 @@ import pytest
 
 from tests.sweep import made
 from wellfed.errors import ConfigError
-from wellfed.sweep.choose import RecordedKnob, chosen, in_words, overrides_of_other_groups, recorded_knobs, tie_in_words
 from wellfed.sweep.grid import SweepFile
-from wellfed.sweep.leaderboard import Leaderboard, leaderboard
 from wellfed.sweep.ledger import Read, Row
+from wellfed.sweep.ranking import Leaderboard, leaderboard
+from wellfed.sweep.winner import RecordedKnob, chosen, in_words, overrides_of_other_groups, recorded_knobs, tie_in_words
 
 SWEEP = made.sweep_file({"loader": ("baseline", "balanced", "aggressive")})
 SLOW, MIDDLE, FAST = SWEEP.points

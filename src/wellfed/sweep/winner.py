@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from wellfed.errors import ConfigError, Fault
 from wellfed.sweep.grid import OF_THE_SWEEP, group_of
-from wellfed.sweep.leaderboard import Entry, Leaderboard
 from wellfed.sweep.objective import PEAK_MEMORY, SAMPLES_PER_S
+from wellfed.sweep.ranking import Entry, Leaderboard
 from wellfed.units import counted
 
 _LISTED = 5

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from tests.sweep import made
 from wellfed.sweep.grid import SweepFile
-from wellfed.sweep.leaderboard import Entry, Leaderboard, leaderboard
 from wellfed.sweep.ledger import Read, Row, read
+from wellfed.sweep.ranking import Entry, Leaderboard, leaderboard
 
 FOUR = made.sweep_file({"loader": ("baseline", "a", "b", "c")})
 
