@@ -54,7 +54,6 @@ class OnEvent(Protocol):
 
     def __call__(self, kind: EventKind, **facts: Any) -> None:
         """Something happened that a reader of the figures must know; ``step=`` where it is not the run's latest."""
-        ...
 
 
 def ignore_event(kind: EventKind, **facts: Any) -> None:

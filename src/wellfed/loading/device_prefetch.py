@@ -37,15 +37,12 @@ class Positioned(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """``epoch`` and ``batch`` of the next delivery, and what else it wants to know then."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on at a position."""
-        ...
 
     def close(self) -> None:
         """Nothing more is wanted."""
-        ...
 
 
 class DevicePrefetcher:

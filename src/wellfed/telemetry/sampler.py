@@ -38,16 +38,13 @@ class Source(Protocol):
     @property
     def waits_for_step_end(self) -> bool:
         """Its figures are means since the reading before, so readings are best taken where steps end."""
-        ...
 
     def read(self, *, slow: bool, edge: bool = False) -> Iterable[Reading]:
         """Read what is due, and what is dear only if ``slow``; at an ``edge`` of training only what is counted over
         time. Each reading is to be had as soon as it is there. May block; must not raise for what is not offered."""
-        ...
 
     def close(self) -> None:
         """No more readings follow."""
-        ...
 
 
 class Sampler:

@@ -20,15 +20,12 @@ class DeviceEvent(Protocol):
 
     def record(self) -> None:
         """Put a mark on the current stream."""
-        ...
 
     def query(self) -> bool:
         """Whether the device has passed the mark."""
-        ...
 
     def elapsed_time(self, end_event: DeviceEvent, /) -> float:
         """Milliseconds from this mark to another; both passed."""
-        ...
 
 
 @dataclass(slots=True)

@@ -11,11 +11,9 @@ class Sink(Protocol):
 
     def log(self, row: Mapping[str, float | int | None]) -> None:
         """One row; it carries its own axis (``step`` or ``telemetry/time_s``) among its keys."""
-        ...
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """No more rows count: one that a thread still hands over is dropped."""
-        ...
 
 
 class NoSink:
