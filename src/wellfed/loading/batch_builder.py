@@ -18,7 +18,7 @@ from wellfed import generators
 from wellfed.contract import Batch
 from wellfed.errors import DataError, reason_of, text_of
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
-from wellfed.loading.failing_samples import NoSampleAtFaultError, failing_samples
+from wellfed.loading.bad_samples import NoSampleAtFaultError, failing_samples
 from wellfed.loading.heartbeats import Heartbeat
 from wellfed.sample_rng import SampleRng, mix
 

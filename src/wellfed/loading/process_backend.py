@@ -31,7 +31,7 @@ from wellfed.forking import die_with_parent
 from wellfed.loading.bad_samples import WorkerLost, hung, too_late
 from wellfed.loading.batch_builder import BatchBuilder
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
-from wellfed.loading.failing_samples import NoSampleAtFaultError, first_failing_sample
+from wellfed.loading.bad_samples import NoSampleAtFaultError, first_failing_sample
 from wellfed.loading.heartbeats import Activity, Heartbeat, Heartbeats
 from wellfed.loading.picklable import check_picklable
 from wellfed.loading.settings import LoaderSettings

@@ -16,7 +16,7 @@ from itertools import islice
 from wellfed.loading.bad_samples import hung, too_late
 from wellfed.loading.batch_builder import BatchBuilder
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
-from wellfed.loading.failing_samples import NoSampleAtFaultError, first_failing_sample
+from wellfed.loading.bad_samples import NoSampleAtFaultError, first_failing_sample
 from wellfed.loading.heartbeats import Heartbeats
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.thread_limits import one_thread_here
