@@ -17,8 +17,8 @@ from torch.utils.data import default_collate
 from wellfed import generators
 from wellfed.contract import Batch
 from wellfed.errors import DataError, reason_of, text_of
-from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.loading.bad_samples import NoSampleAtFaultError, failing_samples
+from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.loading.heartbeats import Heartbeat
 from wellfed.sample_rng import SampleRng, mix
 

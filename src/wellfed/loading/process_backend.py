@@ -17,25 +17,25 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from threadpoolctl import ThreadpoolController
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from wellfed import cpus
 from wellfed.errors import text_of
 from wellfed.forking import die_with_parent
-from wellfed.loading.bad_samples import WorkerLost, hung, too_late
+from wellfed.loading.bad_samples import NoSampleAtFaultError, WorkerLost, first_failing_sample, hung, too_late
 from wellfed.loading.batch_builder import BatchBuilder
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
-from wellfed.loading.bad_samples import NoSampleAtFaultError, first_failing_sample
 from wellfed.loading.heartbeats import Activity, Heartbeat, Heartbeats
 from wellfed.loading.picklable import check_picklable
 from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.thread_limits import limit_process
 
 _LOOK_S = 0.5
 """Longest time between two looks at whether the workers live."""
@@ -43,6 +43,7 @@ _ALONE_S = 60
 """Longest that a process may take to start, and where loader.timeout_s sets no bound to load a sample alone."""
 _ENDING_S = 0.2
 """Its connection is closed a moment before a process has ended."""
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 @dataclass
@@ -185,9 +186,8 @@ class ProcessBackend:
         None too where it takes long and no timeout was asked for, or where it does not come to start.
         """
         heartbeats = Heartbeats(1)
-        init = WorkerInit(heartbeats, cpus.AT_START, self._settings.worker_threads or 1)
-        process = multiprocessing.Process(target=_build_one, args=(self._builder, request, init, os.getpid()))
-        process.daemon = True
+        told = self._builder, request, heartbeats, self._init_of(heartbeats), os.getpid()
+        process = multiprocessing.Process(target=_build_one, args=told, daemon=True)
         process.start()
         started_s, timeout_s = time.monotonic(), self._settings.timeout_s
         while process.is_alive():
@@ -205,7 +205,7 @@ class ProcessBackend:
 
     def _start(self) -> Iterator[BuiltBatch]:
         before = {process.pid for process in multiprocessing.active_children()}
-        with _deaths_seen_in_next(), _no_warning_of_workers():
+        with _undisturbed():
             try:
                 iterator = iter(self._loader)
             except RuntimeError as error:
@@ -226,11 +226,11 @@ class ProcessBackend:
             options = {
                 "prefetch_factor": settings.prefetch_factor,
                 "persistent_workers": settings.persistent_workers,
-                "worker_init_fn": WorkerInit(self._heartbeats, cpus.AT_START, settings.worker_threads or 1),
+                "worker_init_fn": self._init_of(self._heartbeats),
                 "timeout": min(_LOOK_S, settings.timeout_s or _LOOK_S),
             }
         dataset: Dataset[BuiltBatch] = _InWorker(self._builder, self._heartbeats)
-        with _no_warning_of_workers():
+        with _undisturbed():
             return DataLoader(
                 dataset,
                 sampler=self._requests,
@@ -242,6 +242,9 @@ class ProcessBackend:
                 generator=torch.Generator().manual_seed(self._builder.seed),
                 **options,
             )
+
+    def _init_of(self, heartbeats: Heartbeats) -> Callable[[int], None]:
+        return partial(_init_worker, heartbeats, cpus.AT_START, self._settings.worker_threads or 1)
 
 
 def _asked(
@@ -283,33 +286,34 @@ class _InWorker(Dataset[BuiltBatch]):
         return built
 
 
-@dataclass(frozen=True)
-class WorkerInit:
-    """What a worker process does first."""
+def _init_worker(heartbeats: Heartbeats, cpus_given: frozenset[int] | None, num_threads: int, worker: int) -> None:
+    """What a worker process does first; its number is its row of the heartbeats."""
+    # A forked worker has the training process's handlers, which ask for an end after the step. It is the training
+    # process that tells workers when to end, and at last terminates them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    gc.freeze()  # a collection would write to all that a forked worker shares, and so copy it
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(num_threads)))  # for libraries that are loaded later
+    if cpus_given is not None:
+        try:
+            threads = [int(name) for name in os.listdir("/proc/self/task")]
+        except OSError:
+            threads = [0]
+        for thread in threads:
+            os.sched_setaffinity(thread, cpus_given)
+    ThreadpoolController().limit(limits=num_threads)  # in the BLAS that numpy uses
+    torch.set_num_threads(num_threads)
+    heartbeats.of(worker).sign()
 
-    heartbeats: Heartbeats
-    cpus: frozenset[int] | None
-    num_threads: int
 
-    def __call__(self, worker: int) -> None:
-        """The worker's number is its row of the heartbeats."""
-        # A forked worker has the training process's handlers, which ask for an end after the step. It is the training
-        # process that tells workers when to end, and at last terminates them.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        gc.freeze()  # a collection would write to all that a forked worker shares, and so copy it
-        limit_process(self.cpus, self.num_threads)
-        self.heartbeats.of(worker).sign()
-
-
-def _build_one(builder: BatchBuilder, request: BatchRequest, init: WorkerInit, parent: int) -> None:
+def _build_one(
+    builder: BatchBuilder, request: BatchRequest, heartbeats: Heartbeats, init: Callable[[int], None], parent: int
+) -> None:
     if multiprocessing.get_start_method() != "forkserver":  # whose children are the server's
         die_with_parent(parent)
     init(0)
-    try:
-        builder(request, init.heartbeats.of(0))
-    except Exception:  # noqa: BLE001  told when the batch is built without the sample that kills
-        return
+    with suppress(Exception):  # told when the batch is built without the sample that kills
+        builder(request, heartbeats.of(0))
 
 
 def _as_it_is(built: Any) -> Any:
@@ -339,22 +343,17 @@ def _how_it_ended(code: int | None) -> str:
 
 
 @contextmanager
-def _deaths_seen_in_next() -> Iterator[None]:
-    """Keeps DataLoader from telling a worker's death wherever the training process happens to be.
+def _undisturbed() -> Iterator[None]:
+    """Keeps DataLoader from warning of more workers than CPUs, which the plan has done with the number that would suit,
+    and from telling a worker's death wherever the training process happens to be.
 
     It installs a handler that raises in the midst of a step. Without it, a death is noticed where the batch is asked
     for, which is where it can be mended.
     """
     has_signal = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGCHLD) if has_signal else None
-    yield
-    if before is not None:
-        signal.signal(signal.SIGCHLD, before)
-
-
-@contextmanager
-def _no_warning_of_workers() -> Iterator[None]:
-    """Keeps torch from warning of more workers than CPUs: the plan has, and with the number that would suit."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")
         yield
+    if before is not None:
+        signal.signal(signal.SIGCHLD, before)

@@ -11,15 +11,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from itertools import islice
 
-from wellfed.loading.bad_samples import hung, too_late
+import torch
+from threadpoolctl import ThreadpoolController
+
+from wellfed.loading.bad_samples import NoSampleAtFaultError, first_failing_sample, hung, too_late
 from wellfed.loading.batch_builder import BatchBuilder
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
-from wellfed.loading.bad_samples import NoSampleAtFaultError, first_failing_sample
 from wellfed.loading.heartbeats import Heartbeats
 from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.thread_limits import one_thread_here
 
 _SOON_S = 0.001
 """Workers are given more at a time as long as they are through with it in less: hardly a step is shorter."""
@@ -148,7 +151,7 @@ class _Worker:
         self.thread.start()
 
     def _run(self) -> None:
-        with one_thread_here():
+        with _one_thread_here():
             while not self.is_left and (chunk := self._chunks.take()) is not None:
                 self._build(chunk)
 
@@ -257,3 +260,20 @@ class _Workers:
         chunks.end()
         self._workers.append(_Worker(self._builder, self._settings, chunks))
         return chunk
+
+
+@contextmanager
+def _one_thread_here() -> Iterator[None]:
+    """Torch runs on this thread alone in what this thread calls; the other threads keep their count.
+
+    OpenMP keeps the count for each thread that calls it, and would give each of them a team of its own. Not
+    ``torch.set_num_threads``: it sets MKL's count as well, which is that of the process.
+    """
+    torch.get_num_threads()  # torch sets its own count where a thread first asks, and would undo ours
+    with _controller().select(user_api="openmp").limit(limits=1):
+        yield
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()
