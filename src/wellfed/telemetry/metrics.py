@@ -5,8 +5,10 @@ docs/telemetry.md says what each means.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Literal
 
 from wellfed.nvml import readings
@@ -95,9 +97,9 @@ def prefix(gpu: int) -> str:
 
 def gpu_questions() -> dict[Ask, list[Metric]]:
     """What to ask a GPU, in order, with the figures that each answer may hold; what only stands in comes last."""
-    questions: dict[Ask, list[Metric]] = {}
-    for place in range(max(len(metric.asks) for metric in GPU_METRICS)):
-        for metric in GPU_METRICS:
-            for ask in metric.asks[place : place + 1]:
-                questions.setdefault(ask, []).append(metric)
+    questions: defaultdict[Ask, list[Metric]] = defaultdict(list)
+    for asks in zip_longest(*(metric.asks for metric in GPU_METRICS)):
+        for metric, ask in zip(GPU_METRICS, asks, strict=True):
+            if ask is not None:
+                questions[ask].append(metric)
     return questions
