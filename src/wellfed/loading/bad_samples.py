@@ -67,11 +67,7 @@ class BadSamples:
         return indices[~torch.isin(indices, self._bad)] if self._reasons else indices
 
     def take(self, lost: Sequence[LostSample], epoch: int, batch: int) -> None:
-        """Samples that failed just now.
-
-        Raises:
-            DataError: they are more than allowed, or it is not the samples' fault.
-        """
+        """Samples that failed just now; a DataError where they are too many, or not at fault themselves."""
         for one in lost:
             if _FORKED in one.reason:
                 raise _cuda_in_worker(self._name) from one.cause
@@ -157,11 +153,8 @@ def failing_samples(
 ) -> list[tuple[int, Failure]]:
     """The first ``most`` indices that fail, in the order of ``indices``, each with its failure.
 
-    One bad index among n costs about log2(n) questions.
-
-    Args:
-        failure: that of all of them together.
-        ask: what a part fails with; None = it does not.
+    One bad index among n costs about log2(n) questions: ``ask`` says what a part fails with, or None. ``failure`` is
+    that of all of them together.
 
     Raises:
         NoSampleAtFaultError: a part fails and neither of its halves does.
@@ -181,11 +174,7 @@ def failing_samples(
 def first_failing_sample(
     request: BatchRequest, purpose: str, failure: Failure, ask: Callable[[BatchRequest], Failure | None]
 ) -> int:
-    """The first index at which a worker hangs, or dies, where the data was asked for a whole batch at once.
-
-    Raises:
-        NoSampleAtFaultError: every sample can be had alone.
-    """
+    """The first index at which a worker hangs, or dies, where the data was asked for a whole batch at once."""
     _LOG.warning(
         "%s batch %d of epoch %d never came: looking for the one of its %d samples that is at fault.",
         purpose.capitalize(), request.batch, request.epoch, len(request.indices),

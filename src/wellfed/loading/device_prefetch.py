@@ -205,10 +205,7 @@ class _ReadAhead:
         bring: Callable[[Delivery, int], Delivery | None],
         num_places: int,
     ) -> None:
-        """
-        Args:
-            bring: puts a batch on the device; given the number of places, None = there must be one less for it.
-        """
+        """``bring`` puts a batch on the device; given the number of places, None = there must be one less for it."""
         self._loader, self._device, self._bring, self.num_places = loader, device, bring, num_places
         self.free: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
         """Each free place, with the end of the step after which it is free."""

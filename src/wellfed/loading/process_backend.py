@@ -17,7 +17,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +33,7 @@ from wellfed.forking import die_with_parent
 from wellfed.loading.bad_samples import NoSampleAtFaultError, WorkerLost, first_failing_sample, hung, too_late
 from wellfed.loading.batch_builder import BatchBuilder
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
-from wellfed.loading.heartbeats import Activity, Heartbeat, Heartbeats
+from wellfed.loading.heartbeats import Activity, Heartbeat, shared_heartbeats
 from wellfed.loading.picklable import check_picklable
 from wellfed.loading.settings import LoaderSettings
 
@@ -66,16 +66,13 @@ class _WorkerStopped(Exception):
 
 
 class ProcessBackend:
-    """One message a batch; workers are kept from epoch to epoch where persistent.
-
-    Raises:
-        DataError: the workers would be sent what can't be pickled.
-    """
+    """One message a batch; workers are kept from epoch to epoch where persistent. A DataError where they would be sent
+    what can't be pickled."""
 
     def __init__(self, builder: BatchBuilder, settings: LoaderSettings) -> None:
         self._builder, self._settings = builder, settings
         self._requests = _Requests()
-        self._heartbeats = Heartbeats(settings.num_workers)
+        self._heartbeats = shared_heartbeats(settings.num_workers)
         self._processes: list[Any] = []
         if settings.num_workers and multiprocessing.get_start_method() != "fork":
             check_picklable(builder)
@@ -108,7 +105,6 @@ class ProcessBackend:
                 for process in self._processes:
                     process.terminate()
                 raise
-            self._heartbeats.clear()
             self._loader = self._make_loader()
 
     def _next(self, built_batches: Iterator[BuiltBatch], waiting: deque[_Waiting]) -> BuiltBatch | None:
@@ -128,8 +124,8 @@ class ProcessBackend:
     def _death(self) -> _WorkerStopped | None:
         """What a worker died at; None if it was at nothing."""
         by_pid = {process.pid: process for process in self._processes}
-        for number in range(self._settings.num_workers):
-            process, activity = by_pid.get(self._heartbeats.pid(number)), self._heartbeats.activity(number)
+        for heartbeat in self._heartbeats:
+            process, activity = by_pid.get(heartbeat.pid), heartbeat.activity()
             if process is None or activity is None:
                 continue
             process.join(_ENDING_S)
@@ -140,11 +136,10 @@ class ProcessBackend:
     def _hang(self, request: BatchRequest) -> Exception:
         """What the worker that has this request hangs at; it is killed."""
         timeout_s = self._settings.timeout_s
-        for number in range(self._settings.num_workers if self._settings.finds_stuck_sample else 0):
-            activity = self._heartbeats.activity(number)
-            if activity is not None and activity.is_stuck_at(request, timeout_s):
+        for heartbeat in self._heartbeats if self._settings.finds_stuck_sample else ():
+            if activity := heartbeat.stuck_at(request, timeout_s):
                 for process in self._processes:
-                    if process.pid == self._heartbeats.pid(number):
+                    if process.pid == heartbeat.pid:
                         process.kill()
                 return _WorkerStopped(activity, hung(timeout_s), is_hang=True)
         return too_late(timeout_s)
@@ -185,13 +180,13 @@ class ProcessBackend:
 
         None too where it takes long and no timeout was asked for, or where it does not come to start.
         """
-        heartbeats = Heartbeats(1)
-        told = self._builder, request, heartbeats, self._init_of(heartbeats), os.getpid()
+        (heartbeat,) = heartbeats = shared_heartbeats(1)
+        told = self._builder, request, heartbeat, self._init_of(heartbeats), os.getpid()
         process = multiprocessing.Process(target=_build_one, args=told, daemon=True)
         process.start()
         started_s, timeout_s = time.monotonic(), self._settings.timeout_s
         while process.is_alive():
-            activity = heartbeats.activity(0)
+            activity = heartbeat.activity()
             if activity is None:
                 is_late, reason = time.monotonic() - started_s >= max(timeout_s, _ALONE_S), None
             else:
@@ -212,7 +207,6 @@ class ProcessBackend:
                 # Persistent workers that are still at batches of a pass that was given up.
                 if not str(error).startswith(("DataLoader timed out", "DataLoader worker")):
                     raise
-                self._heartbeats.clear()
                 self._loader = self._make_loader()
                 iterator = iter(self._loader)
         started = [process for process in multiprocessing.active_children() if process.pid not in before]
@@ -220,6 +214,8 @@ class ProcessBackend:
         return iterator
 
     def _make_loader(self) -> DataLoader[BuiltBatch]:
+        for heartbeat in self._heartbeats:
+            heartbeat.clear()
         settings = self._settings
         options: dict[str, Any] = {}
         if settings.num_workers:
@@ -243,7 +239,7 @@ class ProcessBackend:
                 **options,
             )
 
-    def _init_of(self, heartbeats: Heartbeats) -> Callable[[int], None]:
+    def _init_of(self, heartbeats: Sequence[Heartbeat]) -> Callable[[int], None]:
         return partial(_init_worker, heartbeats, cpus.AT_START, self._settings.worker_threads or 1)
 
 
@@ -270,24 +266,23 @@ class _Requests(Sampler[BatchRequest]):
 class _InWorker(Dataset[BuiltBatch]):
     """The builder as DataLoader asks it."""
 
-    def __init__(self, builder: BatchBuilder, heartbeats: Heartbeats) -> None:
+    def __init__(self, builder: BatchBuilder, heartbeats: Sequence[Heartbeat]) -> None:
         self._builder, self._heartbeats = builder, heartbeats
-        self._heartbeat: Heartbeat | None = None
 
     def __getitem__(self, request: BatchRequest) -> BuiltBatch:
         worker = get_worker_info()
         if worker is None:
             return self._builder(request)
-        if self._heartbeat is None:
-            self._heartbeat = self._heartbeats.of(worker.id)
-        built = self._builder(request, self._heartbeat)
+        built = self._builder(request, self._heartbeats[worker.id])
         for one in built.lost:
             one.cause = _portable(one.cause)
         return built
 
 
-def _init_worker(heartbeats: Heartbeats, cpus_given: frozenset[int] | None, num_threads: int, worker: int) -> None:
-    """What a worker process does first; its number is its row of the heartbeats."""
+def _init_worker(
+    heartbeats: Sequence[Heartbeat], cpus_given: frozenset[int] | None, num_threads: int, worker: int
+) -> None:
+    """What a worker process does first; its number is that of its heartbeat."""
     # A forked worker has the training process's handlers, which ask for an end after the step. It is the training
     # process that tells workers when to end, and at last terminates them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -303,17 +298,17 @@ def _init_worker(heartbeats: Heartbeats, cpus_given: frozenset[int] | None, num_
             os.sched_setaffinity(thread, cpus_given)
     ThreadpoolController().limit(limits=num_threads)  # in the BLAS that numpy uses
     torch.set_num_threads(num_threads)
-    heartbeats.of(worker).sign()
+    heartbeats[worker].sign()
 
 
 def _build_one(
-    builder: BatchBuilder, request: BatchRequest, heartbeats: Heartbeats, init: Callable[[int], None], parent: int
+    builder: BatchBuilder, request: BatchRequest, heartbeat: Heartbeat, init: Callable[[int], None], parent: int
 ) -> None:
     if multiprocessing.get_start_method() != "forkserver":  # whose children are the server's
         die_with_parent(parent)
     init(0)
     with suppress(Exception):  # told when the batch is built without the sample that kills
-        builder(request, heartbeats.of(0))
+        builder(request, heartbeat)
 
 
 def _as_it_is(built: Any) -> Any:

@@ -23,10 +23,7 @@ class Summary:
     """
 
     def __init__(self, trained_s: Callable[[float, float], float]) -> None:
-        """
-        Args:
-            trained_s: seconds of training between two times.
-        """
+        """``trained_s``: seconds of training between two times."""
         self._trained_s = trained_s
         self._lock = threading.Lock()
         self._series: defaultdict[int, defaultdict[str, Series]] = defaultdict(lambda: defaultdict(Series))

@@ -108,8 +108,7 @@ class StepClock:
     def rows(self, *, wait: bool = False) -> Iterator[StepRow]:
         """The steps that are finished on the device, oldest first, each once.
 
-        Args:
-            wait: the device is known to be idle; take all that is left.
+        With ``wait`` the device is known to be idle: all that are left.
         """
         while self._pending:
             end = self._pending[0].end

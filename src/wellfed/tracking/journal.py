@@ -48,10 +48,7 @@ class Journal:
     """
 
     def __init__(self, record: RunRecord, folder: Path, *, sink: Sink | None = None, earlier_s: float = 0.0) -> None:
-        """
-        Args:
-            earlier_s: seconds that earlier parts of a resumed run took; ``time_s`` goes on from there.
-        """
+        """``earlier_s``: seconds that earlier parts of a resumed run took; ``time_s`` goes on from there."""
         self.record, self.folder, self.sink = record, folder, sink or Sink()
         self.origin_s = time.monotonic() - earlier_s
         self.rows: deque[StepRow] = deque(maxlen=KEPT_STEPS)
@@ -111,8 +108,7 @@ class Journal:
     ) -> None:
         """Figures of a split at a step; ``values`` without the split's name.
 
-        Args:
-            throughput: in the same row of the sink, as ``throughput/<name>``: a row costs wandb half a millisecond.
+        ``throughput`` is in the same row of the sink: a row costs wandb half a millisecond.
         """
         at = {"step": step, "epoch": epoch}
         figures = [(split, name, value) for name, value in values.items()]
