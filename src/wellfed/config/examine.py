@@ -11,8 +11,8 @@ from typing import Any, get_args, get_origin
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from wellfed.config.check import check_static
 from wellfed.config.faults.explain import explain
+from wellfed.config.faults.target_faults import check_static
 from wellfed.config.knobs import entries, without_none
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import RunConfig
