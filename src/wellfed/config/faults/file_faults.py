@@ -91,8 +91,8 @@ def _merge_by_key(cfg: DictConfig, config: Any, file: Path, package: str) -> Ite
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(node, DictConfig) and not node._is_none() and len(node) > 0:
-        for key in node:
-            yield from _leaves(node._get_node(key), f"{prefix}.{key}" if prefix else str(key))
+        for key in map(str, node):
+            yield from _leaves(node._get_node(key), f"{prefix}.{key}" if prefix else key)
     else:
         yield prefix, OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
 
