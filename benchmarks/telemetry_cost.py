@@ -41,7 +41,7 @@ from wellfed.telemetry.run_progress import Progress  # noqa: E402
 from wellfed.telemetry.sampler import Sampler  # noqa: E402
 from wellfed.timing.interval import student_t_975  # noqa: E402
 from wellfed.tracking.journal import Journal  # noqa: E402
-from wellfed.tracking.wandb import open_run  # noqa: E402
+from wellfed.tracking.wandb_sink import open_run  # noqa: E402
 
 BATCH, WIDTH = 32, 64
 WARMUP_S = 1.0

@@ -1,5 +1,5 @@
-"""Batches as nested tuples, lists, dicts, NamedTuples and dataclasses of tensors that share their first dimension, and
-what a loader delivers: a batch with its place in training."""
+"""Measures, splits and moves batches: nested tuples, lists, dicts and dataclasses of tensors that share their first
+dimension; and says what a loader delivers, a batch with its place in training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPUs this process was given, read before any library could narrow them.
+"""Reads the CPUs this process was given, before any library can narrow them.
 
 An OpenMP runtime that is told to bind its threads (OMP_PROC_BIND, KMP_AFFINITY) ties the thread that loads it to one
 CPU, and whatever that thread starts inherits this. The commands import this module before torch.

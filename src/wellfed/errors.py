@@ -1,4 +1,4 @@
-"""The errors a user can cause or meet, each with the exit code it ends the run with.
+"""Defines the errors a user can cause or meet, each with the exit code it ends the run with.
 
 A message has three parts: the value in hand, the rule it breaks, the way out as something to type.
 Entry points print the message alone; a traceback appears only under HYDRA_FULL_ERROR=1.
@@ -54,9 +54,8 @@ class ConfigError(WellfedError):
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
-        count = len(self.faults)
-        head = "1 fault in the configuration" if count == 1 else f"{count} faults in the configuration"
-        super().__init__("\n".join([f"{head}; nothing was run.", *(f"  - {fault}" for fault in self.faults)]))
+        head = f"{len(self.faults)} fault{'s' * (len(self.faults) != 1)} in the configuration; nothing was run."
+        super().__init__("\n".join([head, *(f"  - {fault}" for fault in self.faults)]))
 
     @classmethod
     def of(cls, where: str, problem: str, way_out: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""Randomness as a function of (seed, epoch, index), so that who loads a sample, and when, changes nothing.
+"""Draws random numbers as functions of (seed, epoch, index), so that who loads a sample, and when, changes nothing.
 
 `SampleRng` is an ordinary ``torch.Generator`` seeded for one batch, with two methods whose values belong to the
 sample's index alone: these stay the same over every backend, number of workers, number of ranks and resume.

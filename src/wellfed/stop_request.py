@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a request that a run answers when it can: at the end of a step, or at once outside one."""
+"""Turns SIGINT and SIGTERM into a request that a run answers when it can: after a step, or at once outside one."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ class StopRequest:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.is_finishing:
             return
-        is_first = self.signum is None
-        self.signum = signum if self.signum is None else self.signum
-        if not (self.is_stepping and is_first):
-            raise Stopped(signum)
+        if self.signum is None:
+            self.signum = signum
+            if self.is_stepping:
+                return
+        raise Stopped(signum)

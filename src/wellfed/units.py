@@ -1,4 +1,4 @@
-"""Conversions and number formats. The only place where GiB, ms and percent are computed for show."""
+"""Converts and formats numbers, as the only place where GiB, ms and percent are computed for show."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_whole_batches_are_near_the_memorys_limit_and_far_above_the_naive_loader
     assert statistics.median(loader.ratios(raw, "ours, inline", "naive")) >= 50
 
 
-@pytest.mark.slow  # of a quiet machine: other processes take the cores from producer and step
+@pytest.mark.slow  # of a quiet machine: other processes take the cores from worker and step
 def test_a_device_with_steps_of_a_millisecond_is_busy(data):
     raw = loader.measure_busy(data, 2048, rounds=5, num=150)
     assert max(raw["ours, threads"]) >= 0.90

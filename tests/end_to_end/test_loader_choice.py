@@ -89,6 +89,7 @@ def own(mine: Path, workload: str, *arguments: str):
     return run("train.py", *where, *fixed, *arguments, cwd=mine, PYTHONPATH=str(mine))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "ms", "backends"),  # a machine under load may show a tie
     [("batches", 20, {"inline", "threads", "processes"}), ("items", 2, {"inline", "processes"})],
@@ -144,7 +145,7 @@ def test_loader_settings_that_contradict_each_other(tmp_path: Path, typed: tuple
     assert "Traceback" not in done.text
 
 
-def test_more_producers_than_cores_is_warned_of(mine: Path) -> None:
+def test_more_workers_than_cores_is_warned_of(mine: Path) -> None:
     done = own(mine, "batches", "loader.num_workers=99", "trainer.limit_batches=2")
     assert done.code == 0, done.text
     assert record_of(only_folder(mine, "batches"))["plan"]["loader.backend"]["value"] == "threads"

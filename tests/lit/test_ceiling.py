@@ -22,9 +22,9 @@ from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.clock import Clock, TimedLoader
 from wellfed.lit.ceiling import CEILING_BATCHES, CachedBatches, put_back, run_ceiling, steps_alone, whole
 from wellfed.lit.module import StepModule
-from wellfed.timing.clock import StepClock
-from wellfed.timing.phases import StepRow
 from wellfed.timing.readiness import StepSummary, summarise
+from wellfed.timing.step_clock import StepClock
+from wellfed.timing.step_row import StepRow
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 

@@ -10,7 +10,7 @@ from tests.lit import tiny
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.clock import BareBatches, TimedLoader
 from wellfed.lit.prefetch import prefetched
-from wellfed.timing.clock import StepClock
+from wellfed.timing.step_clock import StepClock
 
 CPU = torch.device("cpu")
 

@@ -14,7 +14,7 @@ from wellfed import batches
 from wellfed.lit.callbacks.clock import TimedLoader
 from wellfed.lit.prefetch import prefetched
 from wellfed.loading.device_prefetch import DevicePrefetcher
-from wellfed.timing.clock import StepClock
+from wellfed.timing.step_clock import StepClock
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 CPU = torch.device("cpu")

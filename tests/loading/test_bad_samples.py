@@ -141,7 +141,9 @@ def test_a_bad_sample_is_named_with_the_way_out(name, kind, how, whole):
 def test_with_max_skipped_the_step_has_fewer_samples_and_all_else_stays(name, kind, how, whole, caplog):
     bad = [6] if how == "hang" else [6, 15]
     events = []
-    made = loader(kind(how, *bad), plan_of(name, how), max_skipped=2, on_skipped=lambda **facts: events.append(facts))
+    made = loader(
+        kind(how, *bad), plan_of(name, how), max_skipped=2, on_event=lambda kind, **facts: events.append(facts)
+    )
     with caplog.at_level(logging.WARNING):
         assert taken(made, 2) == without(whole, *bad)
     assert sorted(event["index"] for event in events) == bad  # once each, though there are two epochs
@@ -215,7 +217,7 @@ def test_a_resumed_run_leaves_the_same_samples_out(name, stop, whole):
         sets.Breaking("raise", 6, 15),
         PLANS[name],
         max_skipped=2,
-        on_skipped=lambda **facts: told.append(facts["index"]),
+        on_event=lambda kind, **facts: told.append(facts["index"]),
     )
     again.load_state_dict(state)
     while len(seen) < 12:
@@ -310,7 +312,7 @@ def test_a_worker_killed_between_batches_is_told_as_torch_tells_it(monkeypatch):
     next(delivered)
     assert signal.getsignal(signal.SIGCHLD) is handler  # torch's would raise in the midst of a step
     for process in multiprocessing.active_children():
-        while made._source._processes._heartbeats.activity(0) is not None:
+        while made._source._processes._heartbeats[0].activity() is not None:
             pass
         os.kill(process.pid, signal.SIGKILL)
         while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
@@ -387,8 +389,8 @@ def test_workers_take_their_row_and_no_other():
     made = loader(sets.Fetching(), LoaderSettings("processes", 2, 2, persistent_workers=True))
     list(made)
     heartbeats = made._source._processes._heartbeats
-    assert {heartbeats.pid(0), heartbeats.pid(1)} == {process.pid for process in made._source._processes._processes}
-    assert heartbeats.activity(0) is heartbeats.activity(1) is None
+    assert {heartbeats[0].pid, heartbeats[1].pid} == {process.pid for process in made._source._processes._processes}
+    assert heartbeats[0].activity() is heartbeats[1].activity() is None
     made.close()
     assert process_backend._LOOK_S < 5  # torch's own look
 

@@ -67,7 +67,7 @@ def test_worker_processes_that_live_on_serve_each_pass_and_end_with_the_loader()
             os.kill(process, 0)
 
 
-def test_no_more_producers_than_batches_and_none_for_one() -> None:
+def test_no_more_workers_than_batches_and_none_for_one() -> None:
     plan = LoaderSettings("processes", 8, 2)
     made = EvalLoader(Where(), 12, seed=1, settings=plan)
     assert len({process for _, _, batch in taken(made) for process in batch["process"]}) == 2
@@ -113,7 +113,7 @@ def test_a_split_of_one_sample_or_none() -> None:
     ],
     ids=["threads", "processes", "kill", "hang"],
 )  # fmt: skip
-def test_a_sample_that_fails_in_a_producer_is_named(plan: LoaderSettings, kind: Any, how: str, reason: str) -> None:
+def test_a_sample_that_fails_in_a_worker_is_named(plan: LoaderSettings, kind: Any, how: str, reason: str) -> None:
     made = EvalLoader(kind(how, 6), 4, seed=1, settings=plan)
     with pytest.raises(
         DataError, match=rf"^{kind.__name__}: evaluation sample 6 could not be loaded \(batch 1\): {reason}"

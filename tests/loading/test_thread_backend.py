@@ -27,8 +27,8 @@ def loader(dataset, plan, **more):
 
 
 @pytest.fixture
-def live_producers():
-    """The producers of this test that are alive: other tests may have left some that hang."""
+def live_workers():
+    """The workers of this test that are alive: other tests may have left some that hang."""
     before = set(threading.enumerate())
     return lambda: [
         thread for thread in set(threading.enumerate()) - before if thread.name.startswith("wellfed-loader")
@@ -64,13 +64,13 @@ def test_threads_build_no_more_than_asked_ahead():
     assert len(data.asked) <= 6
 
 
-def test_what_is_queued_is_not_built_after_an_early_close(monkeypatch, live_producers):
+def test_what_is_queued_is_not_built_after_an_early_close(monkeypatch, live_workers):
     monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
     release = threading.Event()
     data = Recording(lambda first: first and release.wait())
     given = given_by_threads(data, 20, 2, 5)
     next(given)
-    left_behind = live_producers()
+    left_behind = live_workers()
     given.close()
     release.set()
     for thread in left_behind:
@@ -95,18 +95,18 @@ def test_who_hangs_is_not_looked_for_where_that_was_not_asked():
         next(given)
 
 
-def test_threads_end_with_the_epoch_and_with_an_early_close(live_producers):
+def test_threads_end_with_the_epoch_and_with_an_early_close(live_workers):
     made = loader(sets.Fetching(), TWO)
     assert len(list(made)) == 6
-    assert live_producers() == []
+    assert live_workers() == []
     delivered = iter(made)
     next(delivered)
-    assert len(live_producers()) == 2
+    assert len(live_workers()) == 2
     made.close()
-    assert live_producers() == []
+    assert live_workers() == []
 
 
-def test_dropping_an_iterator_ends_its_threads_and_not_those_of_the_next(live_producers):
+def test_dropping_an_iterator_ends_its_threads_and_not_those_of_the_next(live_workers):
     made = loader(sets.Fetching(), TWO)
     first = iter(made)
     next(first)
@@ -114,10 +114,10 @@ def test_dropping_an_iterator_ends_its_threads_and_not_those_of_the_next(live_pr
     assert next(second).index == 1
     del first
     assert [delivery.index for delivery in second] == [2, 3, 4, 5]
-    assert live_producers() == []
+    assert live_workers() == []
 
 
-def test_a_producer_that_is_late_without_hanging_is_a_data_error_naming_the_knob():
+def test_a_worker_that_is_late_without_hanging_is_a_data_error_naming_the_knob():
     data = sets.Slow()
     builder = BatchBuilder(data, 1)
     plan = LoaderSettings("threads", 1, 1, timeout_s=0.5)
@@ -159,13 +159,13 @@ except DataError:
 """
 
 
-def test_a_producer_that_hangs_for_ever_does_not_keep_python_from_ending():
+def test_a_worker_that_hangs_for_ever_does_not_keep_python_from_ending():
     done = subprocess.run([sys.executable, "-c", HANG], capture_output=True, text=True, env=WITH_SOURCE, timeout=60)
     assert (done.returncode, done.stdout) == (0, "stuck, and on to the exit\n")
     assert "Traceback" not in done.stderr
 
 
-def test_producer_threads_do_not_multiply_the_threads_of_torch():
+def test_worker_threads_do_not_multiply_the_threads_of_torch():
     counts = []
     before = torch.get_num_threads()
     torch.set_num_threads(3)
@@ -214,7 +214,7 @@ def test_nothing_is_asked_for_beyond_what_may_be_ahead(monkeypatch, wanted):
 @pytest.mark.parametrize("soon_s", [0, float("inf")], ids=["one-by-one", "several"])
 @pytest.mark.parametrize(("num_workers", "prefetch"), [(1, 8), (2, 4), (2, 16), (3, 7)])
 def test_deliveries_are_the_same_however_many_are_asked_for_and_from_any_position(
-    monkeypatch, soon_s, num_workers, prefetch, live_producers
+    monkeypatch, soon_s, num_workers, prefetch, live_workers
 ):
     monkeypatch.setattr(thread_backend, "_SOON_S", soon_s)
 
@@ -235,7 +235,7 @@ def test_deliveries_are_the_same_however_many_are_asked_for_and_from_any_positio
         made.load_state_dict(state)
         assert seen + noise(made, 1) == expected[: sets.SIZE]
     made.close()
-    assert live_producers() == []
+    assert live_workers() == []
 
 
 def test_a_batch_that_takes_long_does_not_wait_for_those_asked_for_with_it(monkeypatch):
@@ -261,7 +261,7 @@ def test_a_sample_that_fails_amid_those_asked_for_together_is_left_out_and_no_ot
     monkeypatch.setattr(thread_backend, "_STOP_S", 0.01)
     plan, told = LoaderSettings("threads", 1, 8, timeout_s=0.4), []
     made = loader(
-        sets.Breaking(how, bad), plan, batch_size=1, max_skipped=1, on_skipped=lambda **facts: told.append(facts)
+        sets.Breaking(how, bad), plan, batch_size=1, max_skipped=1, on_event=lambda kind, **facts: told.append(facts)
     )
     with pytest.raises(DataError, match=rf"all samples of training batch {bad} of epoch 0 are left out"):
         list(made)
@@ -289,7 +289,7 @@ def test_a_batch_that_was_delivered_is_kept_by_nobody(monkeypatch):
             assert alive[number - 2]() is None
 
 
-def test_requests_are_read_by_one_producer_at_a_time_and_in_order():
+def test_requests_are_read_by_one_worker_at_a_time_and_in_order():
     def slowly():
         for request in requests(23):
             threading.Event().wait(0.001)
@@ -299,7 +299,7 @@ def test_requests_are_read_by_one_producer_at_a_time_and_in_order():
     assert [built.batch["index"].item() for built in given] == list(range(23))
 
 
-def test_what_reading_the_requests_raises_is_raised_where_the_batch_is_asked_for(live_producers):
+def test_what_reading_the_requests_raises_is_raised_where_the_batch_is_asked_for(live_workers):
     def breaks():
         yield from requests(2)
         raise MemoryError("no room for the order")
@@ -310,7 +310,7 @@ def test_what_reading_the_requests_raises_is_raised_where_the_batch_is_asked_for
     assert [next(given).batch["index"].item() for _ in range(2)] == [0, 1]
     with pytest.raises(MemoryError, match="no room for the order"):
         next(given)
-    assert live_producers() == []
+    assert live_workers() == []
 
 
 def test_an_empty_queue_of_the_data_itself_is_not_taken_for_a_late_batch():

@@ -79,7 +79,7 @@ def test_what_is_worth_timing(build_ms, names, expected):
         (trial(inline=2.0, processes=0.5), {}, ITEMS, "processes"),
         (trial(inline=2.0, processes=2.5), {}, ITEMS, "inline"),
         (trial(inline=2.0, torch=1.9), {"num_workers": 0}, ITEMS, "inline"),
-        # What was asked for wins a tie; so many producers are never given up.
+        # What was asked for wins a tie; so many workers are never given up.
         (trial(threads=2.0, processes=2.2), {"num_workers": 3}, FETCH, "threads"),
         (trial(threads=4.0, processes=0.2), {"num_workers": 3}, FETCH, "processes"),
         (trial(processes=2.2, inline=2.0), {"prefetch_factor": 4}, ITEMS, "processes"),
@@ -149,14 +149,14 @@ def test_the_timeout_of_a_loader_option_asks_for_nobody():
 @pytest.mark.parametrize(
     ("loader", "data", "way_out"),
     [
-        ({"backend": Backend.inline}, FETCH, "inline has no producer to wait for. Set loader.backend=threads."),
-        ({"backend": Backend.inline}, ITEMS, "inline has no producer to wait for. Set loader.backend=processes."),
-        ({"num_workers": 0}, FETCH, "inline has no producer to wait for. Set loader.num_workers=1."),
-        ({"num_workers": 0}, ITEMS, "torch has no producer to wait for. Set loader.num_workers=1."),
+        ({"backend": Backend.inline}, FETCH, "inline has no worker to wait for. Set loader.backend=threads."),
+        ({"backend": Backend.inline}, ITEMS, "inline has no worker to wait for. Set loader.backend=processes."),
+        ({"num_workers": 0}, FETCH, "inline has no worker to wait for. Set loader.num_workers=1."),
+        ({"num_workers": 0}, ITEMS, "torch has no worker to wait for. Set loader.num_workers=1."),
         ({}, ITERABLE, "the training data is an iterable."),
     ],
 )
-def test_a_timeout_without_producers_is_warned_of(loader, data, way_out):
+def test_a_timeout_without_workers_is_warned_of(loader, data, way_out):
     (warning,) = planned(config(loader={**loader, "timeout_s": 1}), data=data).warnings
     assert warning == f"loader.timeout_s=1 is not used: {way_out}"
 
@@ -173,7 +173,7 @@ def test_skip_ids_beyond_the_data_are_named():
     ("build_ms", "cores", "expected"), [(1.0, 64.0, 2), (2.5, 64.0, 4), (2.5, 4.0, 3), (90, 64.0, 8), (300, 4.0, 3)]
 )
 @pytest.mark.parametrize("name", ["threads", "processes"])
-def test_no_more_producers_than_are_of_use(name, build_ms, cores, expected):
+def test_no_more_workers_than_are_of_use(name, build_ms, cores, expected):
     given = config(loader={"backend": Backend[name]})
     count = planned(given, machine(cores=cores), trial=trial(build_ms)).knobs["loader.num_workers"]
     assert count.value == expected

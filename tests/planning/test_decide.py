@@ -456,7 +456,7 @@ def test_what_can_never_fit_is_refused_before_anything_runs():
 # -- the loader -------------------------------------------------------------------------------------------------------
 
 QUOTAS = (0.5, 1, 2, 4, 8, 64)
-COUNTS = {  # option: producers by quota, for data without fetch
+COUNTS = {  # option: workers by quota, for data without fetch
     "conservative": (1, 1, 1, 1, 1, 1),
     "balanced": (1, 1, 1, 3, 4, 4),
     "aggressive": (1, 1, 1, 3, 7, 16),
@@ -476,7 +476,7 @@ def test_every_option_is_tabled():
 
 @pytest.mark.parametrize("place", range(len(QUOTAS)))
 @pytest.mark.parametrize("name", COUNTS)
-def test_producers_of_an_option_by_quota(name, place):
+def test_workers_of_an_option_by_quota(name, place):
     facts = machine(card(), cores=float(QUOTAS[place]))
     plan = option(name, facts, ITEMS)
     assert plan.loader.num_workers == COUNTS[name][place]
@@ -556,7 +556,7 @@ def test_processes_share_the_quota():
         ({}, ITERABLE, "inline", 0),
     ],
 )
-def test_backend_and_producers(loader, data, backend, num_workers):
+def test_backend_and_workers(loader, data, backend, num_workers):
     plan = planned(config(loader=loader), machine(card(), cores=8.0), data=data)
     assert (plan.loader.backend, plan.loader.num_workers) == (backend, num_workers)
     is_set = loader.get("num_workers") is not None
@@ -571,7 +571,7 @@ def test_threads_need_fetch():
     )
 
 
-def test_an_iterable_ignores_producers_and_says_so():
+def test_an_iterable_ignores_workers_and_says_so():
     data = ITERABLE
     plan = planned(config(loader={"backend": Backend.threads, "num_workers": 2}), data=data)
     assert (plan.loader.backend, plan.loader.num_workers) == ("inline", 0)
@@ -580,10 +580,10 @@ def test_an_iterable_ignores_producers_and_says_so():
     ]  # fmt: skip
 
 
-def test_more_producers_than_cores_is_a_warning():
+def test_more_workers_than_cores_is_a_warning():
     (warning,) = planned(config(loader={"num_workers": 9}), machine(card(), cores=4.0), data=ITEMS).warnings
     assert warning == (
-        "loader.num_workers=9 is more than the 4 CPU cores this process may use; producers will take turns. "
+        "loader.num_workers=9 is more than the 4 CPU cores this process may use; workers will take turns. "
         "loader.num_workers=3 leaves one for the training process."
     )
     two = planned(config(loader={"num_workers": 9}, trainer={"devices": 2}), TWO, data=ITEMS)

@@ -39,11 +39,11 @@ def test_worker_processes_need_room_in_shm():
     assert planned(given("processes", 8, 4), facts(), data=ITEMS, trial=sized(10)).loader.num_workers == 8  # no shm
 
 
-def test_all_producers_need_host_memory():
-    for backend, producers in (("threads", "threads"), ("processes", "worker processes")):
+def test_all_workers_need_host_memory():
+    for backend, workers in (("threads", "threads"), ("processes", "worker processes")):
         message = faults_of(given(backend, 4, 2), facts(64.0, ram_gib=1.0), trial=sized(100))
         assert message == (
-            f"loader.num_workers=4: the batches kept ready don't fit: 4 {producers} x 2 batches each x 100.0 MiB "
+            f"loader.num_workers=4: the batches kept ready don't fit: 4 {workers} x 2 batches each x 100.0 MiB "
             "= 800.0 MiB, and host memory has 768.0 MiB free. Set loader.num_workers=3, or loader.prefetch_factor=1, "
             "or loader=baseline, which keeps none ready."
         )

@@ -1,4 +1,4 @@
-"""Producers of an evaluation, beside the batches that are ready for training."""
+"""Workers of an evaluation, beside the batches that are ready for training."""
 
 import dataclasses
 
@@ -48,7 +48,7 @@ def test_what_an_evaluation_needs_is_counted_by_its_own_batches():
     )  # all of it is one batch
 
 
-def test_without_an_evaluation_or_producers_or_a_look_nothing_is_limited():
+def test_without_an_evaluation_or_workers_or_a_look_nothing_is_limited():
     assert plan(101, data=ITEMS).loader.eval_workers == 4
     assert planned(given("processes", 4, 2), facts(0.1), data=EVALUATED).loader.eval_workers == 4
     assert planned(given("inline", 0), facts(0.1), data=dataclasses.replace(FETCH, num_eval=9)).loader.eval_workers == 0

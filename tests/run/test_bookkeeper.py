@@ -32,7 +32,7 @@ def test_a_run_that_goes_on_in_its_folder_counts_from_the_checkpoint(tmp_path):
     books.stepped(9, 1.0, 36)
     books.go_on_after(6, 0.75, in_place=True)
     assert (books.record.steps, books.record.epochs, books.record.samples) == (6, 0.75, 0)  # no steps.csv
-    books.event("resume", step=6)
+    books.journal.event("resume", step=6)
     assert books.record.events[0]["step"] == 6
 
 

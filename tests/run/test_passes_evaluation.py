@@ -77,7 +77,7 @@ def evaluated(folder: Path, *overrides: str) -> tuple[assemble.Parts, dict[str, 
 
 
 @pytest.mark.simulated(strict=True, slowdown=3)
-def test_an_evaluation_is_built_by_producers_and_copied_ahead(tmp_path: Path) -> None:
+def test_an_evaluation_is_built_by_workers_and_copied_ahead(tmp_path: Path) -> None:
     parts, expected = evaluated(tmp_path, "loader=baseline")
     assert (parts.data.test.builders, parts.model.processes) == ({"MainThread"}, {os.getpid()})
     parts, metrics = evaluated(tmp_path, "loader.backend=inline", "loader.device_prefetch=2")

@@ -17,7 +17,7 @@ from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.module import StepModule
 from wellfed.lit.prefetch import prefetched
 from wellfed.step.micro_batches import Preparation
-from wellfed.timing.clock import StepClock
+from wellfed.timing.step_clock import StepClock
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 

@@ -12,10 +12,10 @@ def test_what_goes_in_comes_out_until_it_is_closed():
     heard = Heard()
     outlet = heard.outlet()
     outlet.take(lambda: [ROW, ROW])
-    outlet.tell("gpu_lost", gpu=3)
+    outlet.event("gpu_lost", gpu=3)
     outlet.close()
     outlet.take(lambda: [ROW])
-    outlet.tell("gpu_back", gpu=3)
+    outlet.event("gpu_back", gpu=3)
     assert heard.samples == [ROW, ROW]
     assert heard.events == [{"kind": "gpu_lost", "gpu": 3}]
 
@@ -41,11 +41,11 @@ def test_samples_are_stamped_when_it_is_their_turn(at_once):
 def test_nobody_waits_for_ever_for_a_taker_that_hangs(monkeypatch):
     monkeypatch.setattr(outlet_file, "PATIENCE_S", 0.05)
     gate, begun, heard = threading.Event(), threading.Event(), Heard()
-    outlet = Outlet(lambda samples: (begun.set(), gate.wait(30)), heard.outlet().tell)
+    outlet = Outlet(lambda samples: (begun.set(), gate.wait(30)), heard.outlet().event)
     sending = threading.Thread(target=outlet.take, args=(lambda: [ROW],))
     sending.start()
     begun.wait(30)
-    outlet.tell("gpu_lost")
+    outlet.event("gpu_lost")
     outlet.close()
     assert heard.events == []
     gate.set()
@@ -77,7 +77,7 @@ def test_closing_awaits_what_is_on_its_way():
 
 def test_whoever_takes_a_sample_may_tell_something():
     heard = Heard()
-    outlet = Outlet(lambda samples: outlet.tell("disk_full"), heard.outlet().tell)
+    outlet = Outlet(lambda samples: outlet.event("disk_full"), heard.outlet().event)
     outlet.take(lambda: [ROW])
     assert heard.events == [{"kind": "disk_full"}]
 
@@ -91,6 +91,8 @@ def test_threads_go_out_one_at_a_time(at_once):
         inside.pop()
 
     outlet = Outlet(take, lambda kind, **facts: take(()))
-    at_once(200, lambda _: outlet.take(lambda: [ROW]), lambda _: outlet.take(lambda: [ROW]), lambda _: outlet.tell("x"))
+    at_once(
+        200, lambda _: outlet.take(lambda: [ROW]), lambda _: outlet.take(lambda: [ROW]), lambda _: outlet.event("x")
+    )
     assert set(most) == {1}
     assert len(most) == 600

@@ -384,7 +384,7 @@ def test_what_watching_costs_is_the_threads_cpu_time(heard):
 
 def gpu_sampling(heard, **options):
     outlet = heard.outlet()
-    return sampling(heard, GpuSource([WatchedGpu(0, "GPU-1")], outlet.tell), HostSource(), outlet=outlet, **options)
+    return sampling(heard, GpuSource([WatchedGpu(0, "GPU-1")], outlet.event), HostSource(), outlet=outlet, **options)
 
 
 def test_a_driver_that_hangs_holds_nothing_up(heard, fake_driver):
@@ -432,7 +432,7 @@ def test_a_slow_driver_is_not_stuck_and_its_gpus_come_one_by_one(heard, fake_dri
     watched = [WatchedGpu(number, gpu.uuid) for number, gpu in enumerate(gpus)]
     with fake_driver.load(Scenario(gpus, slow_ms=20)):
         outlet = heard.outlet()
-        with sampling(heard, GpuSource(watched, outlet.tell), HostSource(), outlet=outlet, interval_s=0.05):
+        with sampling(heard, GpuSource(watched, outlet.event), HostSource(), outlet=outlet, interval_s=0.05):
             until(lambda: len(heard.of(0)) >= 4)
     assert [trouble for trouble in heard.troubles() if trouble != "metric_absent"] == ["slow"]
     assert [sample.gpu for sample in heard.samples if sample.gpu >= 0][:6] == [0, 1, 2, 0, 1, 2]
@@ -446,7 +446,7 @@ def test_a_sink_that_hangs_costs_its_rows_alone(heard):
         if samples[0].gpu == 0:
             gate.wait(30)
 
-    outlet = Outlet(heard.samples.extend, heard.outlet().tell, publish)
+    outlet = Outlet(heard.samples.extend, heard.outlet().event, publish)
     with sampling(heard, ScriptedSource(0), ScriptedSource(HOST, name="host"), outlet=outlet):
         until(lambda: len(heard.of(HOST)) > 5)
     assert len(heard.of(0)) == published.count(0) == 1
@@ -459,7 +459,7 @@ def test_a_second_signal_while_the_end_waits_still_closes_the_way_out(heard, mon
     stuck.gate.clear()
     outlet = heard.outlet()
     watching = sampling(heard, stuck, outlet=outlet)
-    monkeypatch.setattr(watching._watches[0].ticker, "join", lambda timeout_s: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(watching.watches[0].ticker, "join", lambda timeout_s: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt), watching:
         until(lambda: stuck.reads)
     stuck.gate.set()

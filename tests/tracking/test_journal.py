@@ -10,8 +10,8 @@ import pytest
 from wellfed.record import RunRecord, read
 from wellfed.telemetry.metrics import COLUMNS, HOST
 from wellfed.telemetry.series import Sample
-from wellfed.timing.phases import StepRow
-from wellfed.tracking import files
+from wellfed.timing.step_row import StepRow
+from wellfed.tracking import csv_table
 from wellfed.tracking.journal import METRIC_COLUMNS, STEP_COLUMNS, Journal
 
 
@@ -174,9 +174,9 @@ def gpus(time_s, step=1, **values):
 
 def test_a_full_disk_is_tried_less_and_less_and_holds_no_more_than_it_may(monkeypatch):
     now_s, told = [0.0], []
-    monkeypatch.setattr(files.time, "monotonic", lambda: now_s[0])
-    monkeypatch.setattr(files, "MOST_ROWS", 50)
-    full = files.CsvTable(Path("/dev/full"), ["number"], told.append, flush_s=0)
+    monkeypatch.setattr(csv_table.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(csv_table, "MOST_ROWS", 50)
+    full = csv_table.CsvTable(Path("/dev/full"), ["number"], told.append, flush_s=0)
     for number in range(600):
         now_s[0] += 0.5
         full.append({"number": number})

@@ -1,4 +1,4 @@
-"""Rows of numbers, each of one class: those of a .csv file, or points around centres that are made here."""
+"""Reads rows of numbers, each of one class, from a .csv file, or makes points around centres."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which class is a row of numbers? Two layers and a cross-entropy."""
+"""Tells the class of a row of numbers by two layers and a cross-entropy."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.nvml.session import unofficial_pynvml
 from wellfed.planning.examination import Examination, Surroundings, examine
-from wellfed.tracking.wandb import is_logged_in
+from wellfed.tracking.wandb_sink import is_logged_in
 
 
 def main(argv: Sequence[str]) -> int:

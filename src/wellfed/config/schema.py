@@ -105,17 +105,17 @@ class LoaderConfig:
         "or processes.",
     )
     num_workers: Optional[int] = knob(
-        None, "Producers (threads or processes). null = from the CPU quota. 0 belongs to inline and torch.", at_least=0
+        None, "Workers (threads or processes). null = from the CPU quota. 0 belongs to inline and torch.", at_least=0
     )
     prefetch_factor: Optional[int] = knob(
-        None, "Batches each producer keeps ready; costs host memory. Needs num_workers >= 1.", at_least=1
+        None, "Batches each worker keeps ready; costs host memory. Needs num_workers >= 1.", at_least=1
     )
     device_prefetch: Optional[int] = knob(
         None,
         "Batches copied to the GPU ahead of the step, beside the one in use. null = planned; 0 on a CPU.",
         at_least=0,
     )
-    worker_threads: Optional[int] = knob(None, "torch threads in each producer. null = torch's default.", at_least=1)
+    worker_threads: Optional[int] = knob(None, "torch threads in each worker. null = torch's default.", at_least=1)
     timeout_s: Optional[int] = knob(
         None, "Seconds to wait for one batch before the loader counts as stuck; 0 = for ever.", at_least=0
     )

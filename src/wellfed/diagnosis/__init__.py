@@ -1,4 +1,4 @@
-"""What a run's recorded figures mean, in words. Pure: a record in, findings and text out.
+"""Says what a run's recorded figures mean. Pure: a record in, findings and text out.
 
 Knows the record's keys; needs no GPU, no torch, no Lightning. Start from `report.to_markdown`.
 """

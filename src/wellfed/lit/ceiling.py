@@ -29,9 +29,9 @@ from wellfed.lit.callbacks.callback_list import Together
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
 from wellfed.lit.module import StepModule
 from wellfed.lit.trainer import TrainerOptions, make_trainer, new_event_factory
-from wellfed.timing.clock import StepClock
-from wellfed.timing.phases import StepRow
 from wellfed.timing.readiness import StepSummary, summarise
+from wellfed.timing.step_clock import StepClock
+from wellfed.timing.step_row import StepRow
 
 CEILING_BATCHES = 4
 """Distinct batches that are taken in turn; caches must not make them cheaper than real ones."""

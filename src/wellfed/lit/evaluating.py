@@ -15,6 +15,7 @@ from wellfed.errors import DataError, OutOfMemoryExhausted
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.memory import oom
 from wellfed.memory.snapshot import Snapshot
+from wellfed.record import OnEvent
 from wellfed.step.micro_batches import Preparation
 
 SHARING_STRATEGIES = ("auto", "ddp")
@@ -31,7 +32,7 @@ class Evaluating:
         splits: Mapping[str, Preparation],
         *,
         may_halve: bool,
-        on_event: Callable[..., None],
+        on_event: OnEvent,
     ) -> None:
         self._model, self._evaluation, self._splits = model, evaluation, splits
         self._may_halve, self._on_event = may_halve, on_event

@@ -22,6 +22,7 @@ from wellfed.lit.mean_loss import MeanLoss
 from wellfed.lit.sharding import all_weights
 from wellfed.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.memory.ladder import Ladder, MicroBatches, Rung
+from wellfed.record import OnEvent
 from wellfed.step.compiled import Loss
 from wellfed.step.feature_table import FeatureTable
 from wellfed.step.micro_batches import Preparation
@@ -74,7 +75,7 @@ class StepModule(pl.LightningModule):
         options: StepOptions,
         make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
         lr_factor: Callable[[int], float],
-        on_event: Callable[..., None],
+        on_event: OnEvent,
     ) -> None:
         super().__init__()
         self.model = model

@@ -24,7 +24,7 @@ class LoaderSettings:
     timeout_s: float = 0
     """Longest wait for a batch; 0 = for ever."""
     worker_threads: int | None = None
-    """Threads of torch and numpy in each worker process; None = 1. A producer thread always has itself alone."""
+    """Threads of torch and numpy in each worker process; None = 1. A worker thread always has itself alone."""
     skip_ids: tuple[int, ...] = ()
     """Training samples that belong to no step."""
     max_skipped: int = 0

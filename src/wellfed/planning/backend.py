@@ -19,11 +19,11 @@ SLOW_MS = 100.0
 TIE_FRAC = 0.1
 """A backend must make a step this much shorter to be taken instead of a simpler one."""
 _WITH_TIMEOUT = ("conservative", "balanced", "aggressive")
-"""Loader options that bring a timeout for those producers that there are, and don't ask for any by it."""
+"""Loader options that bring a timeout for those workers that there are, and don't ask for any by it."""
 
 
 def asks_to_watch(loader: LoaderConfig, choices: Mapping[str, str]) -> str:
-    """The setting that needs producers which can be watched, as typed; empty if there is none."""
+    """The setting that needs workers which can be watched, as typed; empty if there is none."""
     if loader.max_skipped:
         return f"loader.max_skipped={loader.max_skipped}"
     return as_set("loader.timeout_s", loader.timeout_s) if asks_for_timeout(loader, choices) else ""
@@ -46,7 +46,7 @@ def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]
     if loader.num_workers == 0:
         return ("inline",) if data.has_fetch else ("inline", "torch")
     if not data.has_fetch:
-        if loader.num_workers:  # so many producers are never given up
+        if loader.num_workers:  # so many workers are never given up
             return ("processes",)
         # Batches ahead that were asked for must lose to be given up.
         return ("processes", "inline") if loader.prefetch_factor else ("inline", "processes")

@@ -1,4 +1,4 @@
-"""Tells whether the batches that producers keep ready fit into host memory and /dev/shm."""
+"""Tells whether the batches that workers keep ready fit into host memory and /dev/shm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NEAR_FRAC = 0.8
 
 @dataclass(frozen=True)
 class Room:
-    """What producers hold ready, and the smallest place it must fit into."""
+    """What workers hold ready, and the smallest place it must fit into."""
 
     num_workers: int
     prefetch_factor: int
@@ -45,7 +45,7 @@ class Room:
 
     @property
     def most_workers(self) -> int:
-        """Producers whose batches leave room for others; 0 if not even one's do."""
+        """Workers whose batches leave room for others; 0 if not even one's do."""
         if self._needed(self.num_workers) <= NEAR_FRAC * self.free_bytes:
             return self.num_workers
         fits = [count for count in range(1, self.num_workers) if self._needed(count) <= NEAR_FRAC * self.free_bytes]
@@ -53,8 +53,8 @@ class Room:
 
     def describe(self) -> str:
         """The figures, and what is free."""
-        producers = "worker processes" if self.has_processes else "threads"
-        factors = [f"{self.num_workers} {producers}", f"{self.prefetch_factor} batches each"]
+        workers = "worker processes" if self.has_processes else "threads"
+        factors = [f"{self.num_workers} {workers}", f"{self.prefetch_factor} batches each"]
         if self.num_workers * self.prefetch_factor > self.num_batches:
             factors = [f"{self.num_batches} batches (a whole epoch)"]
         factors.append(show_bytes(self.batch_bytes))

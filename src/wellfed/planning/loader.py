@@ -16,9 +16,9 @@ from wellfed.planning.run_plan import DataFacts, Decided, LoaderSection, as_set,
 from wellfed.units import MIB, show_bytes
 
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
-"""Most producers of a loader option."""
+"""Most workers of a loader option."""
 _MOST_WORKERS = 8
-"""Most producers of the others."""
+"""Most workers of the others."""
 _LISTED = 5
 """Most samples that a warning names."""
 PREFETCH_FACTOR = 2
@@ -52,7 +52,7 @@ class LoaderPlanner:
         count, builds_ahead = num_workers.value, num_workers.value > 0
         has_processes = builds_ahead and backend.value in ("torch", "processes")
         prefetch_factor: Decided[int | None] = by_rule(None, "nobody builds ahead")
-        timeout_s: Decided[float] = by_rule(0, "built when asked for: there is no producer to wait for")
+        timeout_s: Decided[float] = by_rule(0, "built when asked for: there is no worker to wait for")
         if builds_ahead:
             prefetch_factor = self._prefetch_factor(backend.value, count)
             timeout_s = unless_set("loader.timeout_s", asked.timeout_s, 0, "waits for ever")
@@ -114,7 +114,7 @@ class LoaderPlanner:
         if data.is_iterable and asked.backend not in (Backend.auto, Backend.inline):
             yield (
                 f"loader.backend={asked.backend.value} is not used: the training data is an iterable, which makes its "
-                "own batches. Give it __getitem__ and __len__ for producers."
+                "own batches. Give it __getitem__ and __len__ for workers."
             )
         if data.is_iterable and asked.num_workers:
             yield f"loader.num_workers={asked.num_workers} is not used: the training data is an iterable."
@@ -123,7 +123,7 @@ class LoaderPlanner:
             each = "" if devices == 1 else f" on each of {devices} devices"
             yield (
                 f"loader.num_workers={asked.num_workers}{each} is more than the {cores:g} CPU cores this process may "
-                f"use; producers will take turns. loader.num_workers={own} leaves one for the training process."
+                f"use; workers will take turns. loader.num_workers={own} leaves one for the training process."
             )
         if section.num_workers == 0 and asks_for_timeout(asked, self.choices):
             yield self._no_timeout(section.backend)
@@ -156,7 +156,7 @@ class LoaderPlanner:
         return [section for section in sections if not any(self.faults(section))]
 
     def for_evaluation(self, section: LoaderSection, micro_batch: int) -> tuple[LoaderSection, list[str]]:
-        """With as many producers for an evaluation as there is room for, and a warning where they are fewer.
+        """With as many workers for an evaluation as there is room for, and a warning where they are fewer.
 
         A validation comes in the midst of an epoch, when the batches of training are ready too. Its own have
         ``memory.micro_batch`` samples, taken to be as large as those of training.
@@ -185,10 +185,10 @@ class LoaderPlanner:
         asked = self.config.loader
         if self.data.is_iterable:
             return f"loader.timeout_s={asked.timeout_s} is not used: the training data is an iterable."
-        producers = f"loader.backend={'threads' if self.data.has_fetch else 'processes'}"
+        workers = f"loader.backend={'threads' if self.data.has_fetch else 'processes'}"
         return (
-            f"loader.timeout_s={asked.timeout_s} is not used: {backend} has no producer to wait for. "
-            f"Set {producers if asked.backend is Backend.inline else 'loader.num_workers=1'}."
+            f"loader.timeout_s={asked.timeout_s} is not used: {backend} has no worker to wait for. "
+            f"Set {workers if asked.backend is Backend.inline else 'loader.num_workers=1'}."
         )
 
     def _cores_of_a_device(self) -> int:
@@ -203,7 +203,7 @@ class LoaderPlanner:
             return Decided(asked.num_workers, f"loader.num_workers={asked.num_workers}", "set")
         watch = asks_to_watch(asked, self.choices)
         if watch and backend == "threads" and asked.backend is Backend.auto and asked.prefetch_factor is None:
-            return by_rule(1, f"one producer, so that it can be watched: {watch}")
+            return by_rule(1, f"one worker, so that it can be watched: {watch}")
         limit = _WORKER_LIMIT.get(self.choices.get("loader", ""), _MOST_WORKERS)
         most = min(limit, self._cores_of_a_device())
         each = f"{cores:g} cores" if devices == 1 else f"{cores:g} cores / {devices} devices"
@@ -243,20 +243,20 @@ class LoaderPlanner:
         )
 
     def _room_of(self, section: LoaderSection) -> Room | None:
-        """What the producers of training keep ready; None where there are none, or no batch was built."""
+        """What the workers of training keep ready; None where there are none, or no batch was built."""
         if section.num_workers == 0 or self.first is None:
             return None
         return self._room(self.first, section.backend, section.num_workers)
 
     def _without_room(self) -> frozenset[str]:
-        """Backends that can't hold the batches of as few producers as may be."""
+        """Backends that can't hold the batches of as few workers as may be."""
         first, least = self.first, self.config.loader.num_workers or 1
         if first is None:
             return frozenset()
         return frozenset(name for name in ("threads", "processes") if self._room(first, name, least).is_full)
 
     def _device_prefetch(self, builds_ahead: bool) -> Decided[int]:
-        """Batches copied ahead. The thread that copies them builds them too where there are no producers: that may
+        """Batches copied ahead. The thread that copies them builds them too where there are no workers: that may
         only be done for data whose randomness is not that of the process."""
         asked, data = self.config.loader.device_prefetch, self.data
         if not self.on_gpu:

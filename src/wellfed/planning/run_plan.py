@@ -128,7 +128,7 @@ class LoaderSection(Section):
     candidates: tuple[str, ...]
     """Backends that ``loader.backend=auto`` may take by their times, the one that wins a tie first."""
     eval_workers: int
-    """Producers of an evaluation on each device; 0 = the training process builds its batches."""
+    """Workers of an evaluation on each device; 0 = the training process builds its batches."""
 
     @property
     def has_processes(self) -> bool:

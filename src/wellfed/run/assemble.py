@@ -26,6 +26,7 @@ from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import IterableLoader, TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
 from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, RunPlan
+from wellfed.record import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
 _USUAL_STATES = 2
@@ -210,24 +211,24 @@ def make_train_loader(
     data: Datasets,
     *,
     rank: int = 0,
-    on_skipped: Callable[..., None] | None = None,
+    on_event: OnEvent = ignore_event,
 ) -> TrainLoader | IterableLoader:
-    """The steps of training for one rank; ``on_skipped`` is told of samples that fail and are left out."""
-    return _train_loader(config, loader_settings(config, plan.loader), data, rank, on_skipped)
+    """The steps of training for one rank; ``on_event`` gets the samples that fail and are left out."""
+    return _train_loader(config, loader_settings(config, plan.loader), data, rank, on_event)
 
 
 def make_one_off_loader(
     config: RunConfig, plan: RunPlan, data: Datasets, *, batch_size: int | None = None
 ) -> TrainLoader | IterableLoader:
-    """The same for a look at a few batches: one producer where the plan has processes or a timeout, else none.
+    """The same for a look at a few batches: one worker where the plan has processes or a timeout, else none.
 
     Args:
         batch_size: for one device, instead of that of a step.
     """
     asked = loader_settings(config, plan.loader)
     is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
-    settings = _one_producer(asked) if is_watched else _inline(config)
-    return _train_loader(config, settings, data, 0, batch_size=batch_size)
+    settings = _one_worker(asked) if is_watched else _inline(config)
+    return _train_loader(config, settings, data, rank=0, batch_size=batch_size)
 
 
 def make_inline_loader(config: RunConfig, data: Datasets) -> TrainLoader | IterableLoader:
@@ -239,7 +240,7 @@ def _inline(config: RunConfig) -> LoaderSettings:
     return LoaderSettings(skip_ids=tuple(config.loader.skip_ids), max_skipped=config.loader.max_skipped)
 
 
-def _one_producer(settings: LoaderSettings) -> LoaderSettings:
+def _one_worker(settings: LoaderSettings) -> LoaderSettings:
     """For a look at a few batches. Training names the sample that hangs; here it is only left out, if it may be."""
     return replace(
         settings,
@@ -256,7 +257,7 @@ def _train_loader(
     settings: LoaderSettings,
     data: Datasets,
     rank: int,
-    on_skipped: Callable[..., None] | None = None,
+    on_event: OnEvent = ignore_event,
     batch_size: int | None = None,
 ) -> TrainLoader | IterableLoader:
     trainer, effective = config.trainer, config.workload.effective_batch_size
@@ -274,7 +275,7 @@ def _train_loader(
         collate=data.collate,
         limit_batches=limit,
         shuffle=trainer.overfit_batches is None,
-        on_skipped=on_skipped,
+        on_event=on_event,
     )
 
 
@@ -312,9 +313,9 @@ def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
     names = plan.loader.candidates
     if plan.loader.num_workers == 0 and len(names) < 2:
         return None
-    # Producers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
+    # Workers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
     asked = loader_settings(config, plan.loader)
-    return _inline(config) if "inline" in names and not asked.timeout_s else _one_producer(asked)
+    return _inline(config) if "inline" in names and not asked.timeout_s else _one_worker(asked)
 
 
 def look_at_first_batches(config: RunConfig, first: LoaderSettings, parts: Parts) -> FirstBatches | None:
@@ -360,7 +361,7 @@ def make_eval_loader(
 
 
 def _eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSettings:
-    """As training is built, with as many producers as there is room for."""
+    """As training is built, with as many workers as there is room for."""
     asked = replace(loader_settings(config, plan.loader), num_workers=plan.loader.eval_workers)
     if asked.num_workers == 0:
         return LoaderSettings(pin_memory=asked.pin_memory)

@@ -15,13 +15,13 @@ from wellfed.diagnosis.report import to_markdown
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import EventKind, RunRecord
+from wellfed.record import RunRecord
 from wellfed.run import record_figures
 from wellfed.run.gpu_monitor import MachineWatch
 from wellfed.run.outcome import Outcome
 from wellfed.run.resume import CHECKPOINTS
 from wellfed.telemetry.run_progress import Progress
-from wellfed.tracking import wandb as tracking_wandb
+from wellfed.tracking import wandb_sink
 from wellfed.tracking.journal import Journal
 
 _LOG = logging.getLogger(__name__)
@@ -51,10 +51,6 @@ class Bookkeeper:
         self._plan: RunPlan | None = None
         self._watch: MachineWatch | None = None
 
-    def event(self, kind: EventKind, *, step: int | None = None, **facts: Any) -> None:
-        """Something happened that a reader of the figures must know; ``step`` where it is not the latest."""
-        self.journal.event(kind, self.record.steps if step is None else step, **facts)
-
     def planned(self, plan: RunPlan) -> None:
         """What is going to be done."""
         self._plan = plan
@@ -71,12 +67,12 @@ class Bookkeeper:
     def open_wandb(self, composed: Composed[RunConfig]) -> None:
         """Hand figures to wandb too, where it is asked for; without it the files have them all."""
         logger = self._config.logger
-        mode = tracking_wandb.decide_mode(logger.mode.value)
+        mode = wandb_sink.decide_mode(logger.mode.value)
         if mode == "disabled":
             return
         earlier = self.record.wandb
         try:
-            sink = tracking_wandb.open_run(
+            sink = wandb_sink.open_run(
                 self.folder,
                 mode=mode,
                 project=logger.project,
@@ -85,11 +81,11 @@ class Bookkeeper:
                 name=self.record.run_id,
                 run_id=earlier["id"] if earlier else None,
                 config=composed.resolved,
-                on_lost=lambda message: self.event("logger_lost", message=message),
+                on_lost=lambda message: self.journal.event("logger_lost", message=message),
             )
         except RuntimeError as error:
             _LOG.warning("%s; the files have every figure.", error)
-            self.event("logger_lost", message=str(error))
+            self.journal.event("logger_lost", message=str(error))
             return
         self.journal.sink = sink
         parts = [*(earlier["parts"] if earlier else []), str(sink.folder)]
@@ -110,7 +106,7 @@ class Bookkeeper:
 
     def saved(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
         """A checkpoint was written."""
-        self.event("checkpoint", step=step, file=name)
+        self.journal.event("checkpoint", step=step, file=name)
         self._fill_in(metrics)
         self.journal.save()
 
@@ -121,11 +117,11 @@ class Bookkeeper:
         if outcome.kind is not None:
             record.error = {"kind": outcome.kind, "message": outcome.message, "advice": outcome.advice}
         if outcome.status == "interrupted":
-            self.event("signal", message=outcome.message)
+            self.journal.event("signal", message=outcome.message)
         self._fill_in(metrics)
         doubt = contradiction(record)
         if doubt is not None:
-            self.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
+            self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self.journal.save()
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
         record.artifacts["report"] = "report.md"

@@ -30,17 +30,17 @@ class MachineWatch:
         self._facts = facts
         self._summary = Summary(progress.trained_s)
         self._samples_before = journal.record.samples
-        outlet = Outlet(self._take, self._tell, journal.publish)
+        outlet = Outlet(self._take, self._event, journal.publish)
         sources: list[Source] = [HostSource()]
         watched = gpus_to_watch(facts, plan)
         if watched:
-            sources.append(GpuSource(watched, outlet.tell))
+            sources.append(GpuSource(watched, outlet.event))
         self._sampler = Sampler(sources, outlet, interval_s=config.interval_s, progress=progress, time_s=journal.time_s)
 
     def __enter__(self) -> Self:
         refusals = [f"NVML: {self._facts.nvml_problem}. GPU figures are absent."] if self._facts.nvml_failed else []
         for message in [*refusals, *self._facts.cards_left_out]:
-            self._tell("telemetry_trouble", trouble="refused", message=message)
+            self._event("telemetry_trouble", trouble="refused", message=message)
         self._sampler.__enter__()
         return self
 
@@ -62,7 +62,7 @@ class MachineWatch:
         self._journal.telemetry(samples)
         self._summary.add(samples)
 
-    def _tell(self, kind: EventKind, **facts: Any) -> None:
+    def _event(self, kind: EventKind, **facts: Any) -> None:
         self._journal.event(kind, self._progress.step, **facts)
 
 

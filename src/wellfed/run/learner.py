@@ -137,7 +137,7 @@ class ModelLearner:
                 schedule.min_lr_frac,
                 lit.total_steps(self._options, self._steps_per_epoch),
             ),
-            on_event=self._books.event,
+            on_event=self._books.journal.event,
         )
 
 
@@ -161,7 +161,9 @@ class GuestLearner:
         self.module: Any = parts.model
         mode = plan.device.compile
         if mode != "none":
-            guest.compile_step(self.module, mode, lambda message: books.event("compile_failed", message=message))
+            guest.compile_step(
+                self.module, mode, lambda message: books.journal.event("compile_failed", message=message)
+            )
 
     def begin_pass(self) -> None:
         """Nothing to do."""
@@ -170,7 +172,7 @@ class GuestLearner:
         """As for a model; with what a guest's hooks need."""
         trainer = self._config.trainer
         checkpoints = next((one for one in last if isinstance(one, GuestCheckpoints)), None)
-        non_finite = NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=self._books.event)
+        non_finite = NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=self._books.journal.event)
         more = guest.training_callbacks(checkpoints, options.devices, non_finite)
         return self._trainer(options, [*callbacks, *more], last)
 

@@ -33,7 +33,7 @@ from wellfed.run.learner import GuestLearner, ModelLearner
 from wellfed.run.rate_without_data import few_without_workers, first_batches, rate_without_data
 from wellfed.run.resume import CHECKPOINTS
 from wellfed.stop_request import StopRequest
-from wellfed.timing.clock import StepClock
+from wellfed.timing.step_clock import StepClock
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,11 @@ class Passes:
         self.options = options = _trainer_options(config, plan)
         lit.set_backend_flags(options)
         self._loader = assemble.make_train_loader(
-            config, plan, parts.data, rank=rank, on_skipped=lambda **facts: books.event("sample_skipped", **facts)
+            config,
+            plan,
+            parts.data,
+            rank=rank,
+            on_event=books.journal.event,
         )
         is_guest, trainer = parts.is_lightning_module, config.trainer
         self._figures = figures = Figures(
@@ -228,7 +232,9 @@ class Passes:
     def _rate_without_data(self, few: Callable[[], list[Delivery]], steps: int) -> float | None:
         self._learner.begin_pass()
         self._progress.enter("ceiling")
-        return rate_without_data(self._learner.module, few, self.options, steps, self._folder, self._books.event)
+        return rate_without_data(
+            self._learner.module, few, self.options, steps, self._folder, self._books.journal.event
+        )
 
     def _validate_last_step(self, step: int) -> None:
         """The run may have ended between two validations."""

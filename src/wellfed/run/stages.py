@@ -172,7 +172,7 @@ class Run:
         step, position = int(state["global_step"]), state.get("position", {})
         epochs = position.get("epoch", 0) + position.get("batch", 0) / passes.steps_per_epoch
         self._books.go_on_after(step, epochs, in_place=target.in_place)
-        self._books.event("resume", step=step, checkpoint=str(target.checkpoint))
+        self._books.journal.event("resume", step=step, checkpoint=str(target.checkpoint))
         return target.checkpoint
 
     def _started(self) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 
 from wellfed.contract import FEATURE_MODES, FeatureModeName, Features, FeatureSource
 from wellfed.memory import features as feature_room
 from wellfed.memory import oom
+from wellfed.record import OnEvent
 
 
 class FeatureTable:
@@ -27,7 +26,7 @@ class FeatureTable:
         self._features, self.mode, self._rows, self._may_change = features, mode, rows, may_change
         self.source: FeatureSource = _NotHeld()
 
-    def hold(self, model: nn.Module, device: torch.device, on_event: Callable[..., None]) -> None:
+    def hold(self, model: nn.Module, device: torch.device, on_event: OnEvent) -> None:
         """Fill the table, unless it is there."""
         if not isinstance(self.source, _NotHeld):
             return

@@ -12,6 +12,7 @@ from wellfed.memory import oom
 from wellfed.memory.ladder import Ladder
 from wellfed.memory.optimizer_state import one_weight_at_a_time, versions
 from wellfed.memory.step_start import StepStart
+from wellfed.record import OnEvent
 from wellfed.step.ranks import Ranks
 
 Result = TypeVar("Result")
@@ -35,7 +36,7 @@ class StepRetry:
         *,
         forget: Callable[[], None],
         way_out: Callable[[], str],
-        on_event: Callable[..., None],
+        on_event: OnEvent,
         ranks: Ranks | None = None,
         may_adapt: bool = True,
     ) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import signal
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,11 +15,12 @@ from typing import Any
 
 import wellfed
 from wellfed import record
-from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY
-from wellfed.record import Status
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, ErrorKind
+from wellfed.record import ErrorEntry, GitState, RunRecord, Status
 from wellfed.sweep.ledger import Row
-from wellfed.sweep.output import ERR, last_lines
 
+OUT, ERR = "stdout.txt", "stderr.txt"
+"""What a trial has printed."""
 _STDERR_LINES = 20
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KILLED = (
@@ -28,47 +29,45 @@ _KILLED = (
 
 
 def ended_row(row: Row, sweep: Path, *, exit_code: int, seconds: float, timed_out: bool) -> Row:
-    """The row of a trial whose process has ended; what its record lacks of its end is written there too.
-
-    Args:
-        row: what was known before: point, kind, overrides, attempt, folder, code.
-        sweep: the sweep's folder.
-        exit_code: negative: the signal that ended it.
-        timed_out: it was ended because it took too long.
-    """
+    """The row of a trial whose process has ended, made of what was known before; what its record lacks of its end is
+    written there too."""
     folder = sweep / row.folder
     found = _read(folder)
     status, error = _verdict(found, exit_code, seconds, timed_out)
     stderr = () if status == "ok" else tuple(last_lines(folder / ERR, _STDERR_LINES))
     if error is not None and not error["message"]:
         error = {**error, "message": stderr[-1] if stderr else f"ended with exit code {exit_code}"}
-    if found is not None and (found["status"], found["exit_code"]) != (status, exit_code):
-        _complete(folder, status, error, exit_code)
+    if found is not None and (found.status, found.exit_code) != (status, exit_code):
+        path = folder / record.FILE_NAME  # the process could not write its own end
+        with contextlib.suppress(OSError, ValueError):
+            entries = json.loads(path.read_text(encoding="utf-8"))
+            entries.update(status=status, error=error, exit_code=exit_code)
+            record.write_atomically(path, json.dumps(entries, indent=1) + "\n")
     ended = replace(row, status=status, exit_code=exit_code, seconds=round(seconds, 3), error=error, stderr=stderr)
     return ended if found is None else with_figures(ended, found)
 
 
-def with_figures(row: Row, found: Mapping[str, Any]) -> Row:
+def with_figures(row: Row, found: RunRecord) -> Row:
     """The row with what a run record has measured."""
-    throughput, memory = found["throughput"] or {}, found["memory"]
-    low_high = throughput.get("ci95")
-    gpus = found["gpus"].values()
+    throughput, memory = found.throughput, found.memory
+    low_high = throughput["ci95"] if throughput else None
+    gpus = found.gpus.values()
     used = [each["util_pct"]["mean"] for each in gpus if each.get("util_pct")]
-    spent_j = [each.get("energy_per_sample_j") for each in gpus]
+    spent_j: list[Any] = [each.get("energy_per_sample_j") for each in gpus]
     return replace(
         row,
-        samples_per_s=throughput.get("samples_per_s"),
-        ci95=tuple(low_high) if low_high else None,
-        steps=throughput.get("steps", 0),
-        warmup_steps=throughput.get("warmup_steps", 0),
-        readiness_frac=found["readiness_frac"],
-        ceiling_samples_per_s=(found["ceiling"] or {}).get("samples_per_s"),
+        samples_per_s=throughput["samples_per_s"] if throughput else None,
+        ci95=(low_high[0], low_high[1]) if low_high else None,
+        steps=throughput["steps"] if throughput else 0,
+        warmup_steps=throughput["warmup_steps"] if throughput else 0,
+        readiness_frac=found.readiness_frac,
+        ceiling_samples_per_s=found.ceiling["samples_per_s"] if found.ceiling else None,
         peak_memory_gib=memory.get("measured_peak_gib"),
         predicted_peak_gib=memory.get("predicted_peak_gib") or row.predicted_peak_gib,
         util_pct=fmean(used) if used else None,
         energy_per_sample_j=sum(spent_j) if spent_j and None not in spent_j else None,
         device=memory.get("device") or row.device,
-        started_at=found["started_at"],
+        started_at=found.started_at,
     )
 
 
@@ -76,27 +75,30 @@ def recorded_row(row: Row, sweep: Path) -> Row | None:
     """The row of a trial that has ended and is not in the ledger: the sweep was killed just then, or another launcher
     ran it. None if it left no complete record."""
     found = _read(sweep / row.folder)
-    if found is None or found["status"] in ("running", "killed", "interrupted"):
+    if found is None or found.status in ("running", "killed", "interrupted"):
         return None
     status, error = _as_told(found)
-    known = {
-        "exit_code": found["exit_code"],
-        "seconds": found["duration_s"],
-        "overrides": tuple(found["overrides"]),
-        "code": code_version(found["git"]),
-    }
-    stderr = () if status == "ok" else tuple(last_lines(sweep / row.folder / ERR, _STDERR_LINES))
-    return with_figures(replace(row, status=status, error=error, stderr=stderr, **known), found)
+    ended = replace(
+        row,
+        status=status,
+        error=error,
+        exit_code=found.exit_code,
+        seconds=found.duration_s,
+        stderr=() if status == "ok" else tuple(last_lines(sweep / row.folder / ERR, _STDERR_LINES)),
+        overrides=tuple(found.overrides),
+        code=code_version(found.git),
+    )
+    return with_figures(ended, found)
 
 
-def _as_told(found: Mapping[str, Any]) -> tuple[Status, dict[str, Any] | None]:
+def _as_told(found: RunRecord) -> tuple[Status, ErrorEntry | None]:
     """What a finished record says; a configuration that was refused before the first batch is no failure."""
-    error = found["error"]
-    is_refused = found["exit_code"] == EXIT_NOTHING_RUN and error is not None and error["kind"] == "config"
-    return "invalid" if is_refused else found["status"], error
+    error = found.error
+    is_refused = found.exit_code == EXIT_NOTHING_RUN and error is not None and error["kind"] == "config"
+    return "invalid" if is_refused else found.status, error
 
 
-def code_version(git: Mapping[str, Any] | None) -> str:
+def code_version(git: GitState | None) -> str:
     """By a record's ``git``: the commit, with a digest of what was changed since; elsewhere wellfed's version."""
     if git is None:
         return f"wellfed {wellfed.__version__}"
@@ -104,30 +106,26 @@ def code_version(git: Mapping[str, Any] | None) -> str:
     return f"{git['commit'][:10]}{changed}"
 
 
-def _read(folder: Path) -> dict[str, Any] | None:
+def _read(folder: Path) -> RunRecord | None:
     try:
-        found = record.read(folder)
-        return found if {"status", "throughput", "memory", "gpus"} <= found.keys() else None
+        return RunRecord.read(folder)
     except (OSError, ValueError):
         return None
 
 
 def _verdict(
-    found: Mapping[str, Any] | None, exit_code: int, seconds: float, timed_out: bool
-) -> tuple[Status, dict[str, Any] | None]:
+    found: RunRecord | None, exit_code: int, seconds: float, timed_out: bool
+) -> tuple[Status, ErrorEntry | None]:
     if timed_out:
-        return "timeout", _error(
-            "code",
-            f"had not ended after {seconds:.0f} s",
-            "Raise sweep.timeout_s if it is only slow, with sweep.retry=[timeout].",
-        )
+        advice = "Raise sweep.timeout_s if it is only slow, with sweep.retry=[timeout]."
+        return "timeout", _error("code", f"had not ended after {seconds:.0f} s", advice)
     if exit_code < 0:
         number = -exit_code
         name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
         if number in _FROM_OUTSIDE:
             return "killed", _error("host_oom" if number == signal.SIGKILL else "code", f"ended by {name}", _KILLED)
         return "failed", _error("code", f"crashed: {name}", "Native code of the model, the data or a driver.")
-    if found is not None and found["status"] not in ("running", "killed"):
+    if found is not None and found.status not in ("running", "killed"):
         return _as_told(found)
     if exit_code == EXIT_NOTHING_RUN:
         return "invalid", _error("config", "", "")
@@ -136,21 +134,23 @@ def _verdict(
     return "failed", _error("code", "", "")
 
 
-def _error(kind: str, message: str, advice: str) -> dict[str, Any]:
+def _error(kind: ErrorKind, message: str, advice: str) -> ErrorEntry:
     return {"kind": kind, "message": message, "advice": advice}
-
-
-def _complete(folder: Path, status: Status, error: Mapping[str, Any] | None, exit_code: int) -> None:
-    """The process could not write its own end."""
-    path = folder / record.FILE_NAME
-    with contextlib.suppress(OSError, ValueError):
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        entries.update(status=status, error=error, exit_code=exit_code)
-        record.write_atomically(path, json.dumps(entries, indent=1) + "\n")
 
 
 def refused_row(row: Row, status: Status, message: str) -> Row:
     """The row of a point that was not started."""
-    kind = "data" if status == "failed" else "config"
+    kind: ErrorKind = "data" if status == "failed" else "config"
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return replace(row, status=status, error=_error(kind, message, ""), started_at=now)
+
+
+def last_lines(path: Path, number: int) -> list[str]:
+    """The last lines of a text that hold something; none where it can't be read."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - 64 * 1024))
+            text = stream.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-number:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -25,7 +26,7 @@ RETRY_S, LONGEST_RETRY_S = 10.0, 300.0
 """Seconds until the first and between later attempts to get a lost GPU back. Each starts NVML anew, which takes the
 other GPUs' figures away for a moment: so the pause doubles."""
 MOST_EVENTS = 5
-"""A GPU that keeps coming and going is told of so often, and no more."""
+"""A GPU that keeps coming and going is reported so often, and no more."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +57,16 @@ class GpuSource:
     def __init__(
         self,
         gpus: Sequence[WatchedGpu],
-        tell: OnEvent,
+        on_event: OnEvent,
         *,
         session: Callable[[], NvmlSession] = NvmlSession,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._gpus = [_Gpu(gpu, tell, now_s) for gpu in gpus]
-        self._tell, self._new_session, self._now_s = tell, session, now_s
+        self._gpus = [_Gpu(gpu, on_event, now_s) for gpu in gpus]
+        self._on_event, self._new_session, self._now_s = on_event, session, now_s
         self._session: NvmlSession | None = None
         self._retry_at_s, self._retry_s = -math.inf, RETRY_S
-        self._is_refusal_told = False
+        self._is_refusal_reported = False
 
     @property
     def waits_for_step_end(self) -> bool:
@@ -103,9 +104,9 @@ class GpuSource:
             self._session = session.__enter__()
         except NvmlError as error:
             # While a GPU is lost the driver may refuse altogether for a while.
-            if not (self._is_refusal_told or any(gpu.is_lost for gpu in self._gpus)):
-                self._is_refusal_told = True
-                self._tell("telemetry_trouble", trouble="refused", message=f"{error}. GPU figures are absent.")
+            if not (self._is_refusal_reported or any(gpu.is_lost for gpu in self._gpus)):
+                self._is_refusal_reported = True
+                self._on_event("telemetry_trouble", trouble="refused", message=f"{error}. GPU figures are absent.")
             return
         for gpu in self._gpus:
             gpu.open(session)
@@ -113,10 +114,10 @@ class GpuSource:
 
 
 class _Gpu:
-    """One GPU. What it does not offer is found out once, and told once."""
+    """One GPU. What it does not offer is found out once, and reported once."""
 
-    def __init__(self, gpu: WatchedGpu, tell: OnEvent, now_s: Callable[[], float]) -> None:
-        self.index, self._tell = gpu.index, tell
+    def __init__(self, gpu: WatchedGpu, on_event: OnEvent, now_s: Callable[[], float]) -> None:
+        self.index, self._on_event = gpu.index, on_event
         self.is_lost = False
         self._device = device = OpenDevice(gpu.uuid)
         self._readers = GpuReaders(
@@ -133,8 +134,8 @@ class _Gpu:
         self._gpm_offer = next(question.offer for question in self._questions if question.ask is gpm)
         self._was_read = False
         self._seen: set[str] = set()
-        self._untold: dict[str, str] = {}
-        self._told: dict[str, int] = {}
+        self._absent: dict[str, str] = {}
+        self._num_events: Counter[str] = Counter()
 
     @property
     def has_gpm(self) -> bool:
@@ -153,7 +154,7 @@ class _Gpu:
             return
         self.is_lost = False
         if was_lost:
-            self._say("gpu_back")
+            self._event("gpu_back")
 
     def read(self, *, slow: bool, edge: bool) -> dict[str, float] | None:
         """By metric name; None when it is not there. The first reading asks for everything, at an edge or not."""
@@ -165,16 +166,11 @@ class _Gpu:
             if (is_due or not self._was_read) and not self._ask(question, values):
                 return None
         self._was_read = True
-        self._tell_absent()
+        self._report_absent()
         if self._readers.utilisation.stumble is not None:
             self._stumbled(self._readers.utilisation.stumble)
         if self._readers.utilisation.is_stale:
-            self._say(
-                "telemetry_trouble",
-                most=1,
-                trouble="stale",
-                message="the driver's utilisation samples stand still; its latest rate is taken instead.",
-            )
+            self._trouble("stale", "the driver's utilisation samples stand still; its latest rate is taken instead.")
         return values
 
     def close(self) -> None:
@@ -183,7 +179,7 @@ class _Gpu:
 
     def _ask(self, question: _Question, values: dict[str, float]) -> bool:
         """Add the answer's figures; whether the GPU is still there."""
-        if all(name in values for name in question.names):  # GPM has told already, and cheaper
+        if all(name in values for name in question.names):  # GPM has answered already, and cheaper
             return True
         self._device.session.tries = 1 if question.offer.is_proven else CONFIRMING_TRIES
         try:
@@ -195,7 +191,7 @@ class _Gpu:
                 self._stumbled(error)
             else:
                 self._questions.remove(question)
-                self._untold.update(dict.fromkeys(question.names, error.reason))
+                self._absent.update(dict.fromkeys(question.names, error.reason))
         except NvmlError as error:
             if isinstance(error, GpuLostError) and not self._device.is_there():
                 self._lose(error)
@@ -205,7 +201,7 @@ class _Gpu:
             figures = {question.names[0]: answer} if isinstance(answer, float) else answer
             if question.ask is gpm and not question.offer.is_proven:  # a device may lack some of them
                 lacking = [name for name in question.names if name not in figures]
-                self._untold.update(dict.fromkeys(lacking, NotSupportedError.reason))
+                self._absent.update(dict.fromkeys(lacking, NotSupportedError.reason))
             question.offer.answered()
             values.update({name: value for name, value in figures.items() if name not in values})
             self._seen.update(figures)
@@ -214,31 +210,29 @@ class _Gpu:
         return True
 
     def _stumbled(self, error: NvmlError) -> None:
-        self._say(
-            "telemetry_trouble",
-            most=1,
-            trouble="errors",
-            message=f"{error}. Where a call fails its figure is missing.",
-        )
+        self._trouble("errors", f"{error}. Where a call fails its figure is missing.")
 
-    def _tell_absent(self) -> None:
+    def _trouble(self, trouble: str, message: str) -> None:
+        self._event("telemetry_trouble", most=1, trouble=trouble, message=message)
+
+    def _report_absent(self) -> None:
         """Once it is known of everything; a figure that another reader gives, or may give yet, is not absent."""
         hoped = {name for question in self._questions if not question.offer.is_proven for name in question.names}
-        by_reason: dict[str, list[str]] = {}
-        for name in [name for name in self._untold if name not in hoped]:
-            reason = self._untold.pop(name)
+        by_reason: defaultdict[str, list[str]] = defaultdict(list)
+        for name in [name for name in self._absent if name not in hoped]:
+            reason = self._absent.pop(name)
             if name not in self._seen:
-                by_reason.setdefault(reason, []).append(name)
+                by_reason[reason].append(name)
         for reason, names in by_reason.items():
-            self._say("metric_absent", metrics=names, reason=reason)
+            self._event("metric_absent", metrics=names, reason=reason)
 
     def _lose(self, error: NvmlError) -> None:
         if not self.is_lost:
             self.is_lost = True
-            self._say("gpu_lost", message=f"{error}. Its figures are absent until it is back.")
+            self._event("gpu_lost", message=f"{error}. Its figures are absent until it is back.")
 
-    def _say(self, kind: EventKind, *, most: int = MOST_EVENTS, **facts: object) -> None:
+    def _event(self, kind: EventKind, *, most: int = MOST_EVENTS, **facts: object) -> None:
         key = f"{kind} {facts.get('trouble') or facts.get('reason')}"
-        self._told[key] = self._told.get(key, 0) + 1
-        if self._told[key] <= most:
-            self._tell(kind, gpu=self.index, **facts)
+        self._num_events[key] += 1
+        if self._num_events[key] <= most:
+            self._on_event(kind, gpu=self.index, **facts)

@@ -20,7 +20,7 @@ class Outlet:
     def __init__(
         self,
         take: Callable[[Sequence[Sample]], None],
-        tell: OnEvent,
+        on_event: OnEvent,
         publish: Callable[[Sequence[Sample]], None] = lambda samples: None,
     ) -> None:
         """
@@ -28,7 +28,7 @@ class Outlet:
             take: gets the samples, never from two threads at once; must not block.
             publish: gets them afterwards, from any number of threads; may block, and then only its thread stands still.
         """
-        self._take, self._tell, self._publish = take, tell, publish
+        self._take, self._on_event, self._publish = take, on_event, publish
         self._turn, self._is_closed = threading.RLock(), False
 
     def take(self, stamped: Callable[[], Sequence[Sample]]) -> None:
@@ -40,12 +40,12 @@ class Outlet:
         if samples and not self._is_closed:
             self._publish(samples)
 
-    def tell(self, kind: EventKind, **facts: Any) -> None:
+    def event(self, kind: EventKind, **facts: Any) -> None:
         """An event of the run."""
         if self._turn.acquire(timeout=PATIENCE_S):
             try:
                 if not self._is_closed:
-                    self._tell(kind, **facts)
+                    self._on_event(kind, **facts)
             finally:
                 self._turn.release()
 

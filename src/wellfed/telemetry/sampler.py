@@ -19,11 +19,11 @@ from wellfed.telemetry.ticker import Ticker
 
 _LOG = logging.getLogger(__name__)
 STUCK_S = 5.0
-"""A reading that takes so long is told of; nothing waits for it."""
+"""A reading that takes so long becomes an event; nothing waits for it."""
 STOP_S = 1.0
 """How long the end of a run waits for readings under way."""
 LATE_ROUNDS = 3
-"""So many readings in a row that take longer than the interval are told of."""
+"""So many readings in a row that take longer than the interval become an event."""
 STEP_END_SHARE = 0.25
 """Share of the interval that a reading may wait for the end of a step."""
 STEP_END_S = 0.5
@@ -38,16 +38,13 @@ class Source(Protocol):
     @property
     def waits_for_step_end(self) -> bool:
         """Its figures are means since the reading before, so readings are best taken where steps end."""
-        ...
 
     def read(self, *, slow: bool, edge: bool = False) -> Iterable[Reading]:
         """Read what is due, and what is dear only if ``slow``; at an ``edge`` of training only what is counted over
         time. Each reading is to be had as soon as it is there. May block; must not raise for what is not offered."""
-        ...
 
     def close(self) -> None:
         """No more readings follow."""
-        ...
 
 
 class Sampler:
@@ -72,94 +69,82 @@ class Sampler:
             outlet: closed at the end of the block.
             time_s: seconds since the run first started.
         """
-        self._outlet, self._progress, self._now_s = outlet, progress, now_s
-        self._watches = [_Watch(source, self, outlet, interval_s, progress, time_s, now_s) for source in sources]
+        self.outlet, self.progress, self.interval_s = outlet, progress, interval_s
+        self.time_s, self.now_s = time_s, now_s
+        self.watches = [_Watch(source, self) for source in sources]
         self._began_at_s = now_s()
         self._ended_at_s: float | None = None
 
     def __enter__(self) -> Self:
-        self._began_at_s = self._now_s()
-        self._progress.on_edge = self._on_edge
-        for watch in self._watches:
+        self._began_at_s = self.now_s()
+        self.progress.on_edge = self._on_edge
+        for watch in self.watches:
             watch.ticker.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._progress.on_edge = lambda left: None
-        if self._progress.phase in TRAINING:  # an error or a signal ended it
-            self._on_edge(self._progress.phase)
-        for watch in self._watches:
+        self.progress.on_edge = lambda left: None
+        if self.progress.phase in TRAINING:  # an error or a signal ended it
+            self._on_edge(self.progress.phase)
+        for watch in self.watches:
             watch.ticker.stop()
         try:
             give_up_at_s = time.monotonic() + STOP_S
-            for watch in self._watches:
+            for watch in self.watches:
                 if not watch.ticker.join(max(0.0, give_up_at_s - time.monotonic())):
-                    watch.tell_left_behind()
+                    watch.report_left_behind()
         finally:  # a second signal may come while it waits
-            self._outlet.close()
-            self._ended_at_s = self._now_s()
+            self.outlet.close()
+            self._ended_at_s = self.now_s()
 
     def cpu_frac(self) -> float:
         """What watching costs: CPU time of the threads, as a share of the time that they have been at it."""
-        ended_at_s = self._now_s() if self._ended_at_s is None else self._ended_at_s
+        ended_at_s = self.now_s() if self._ended_at_s is None else self._ended_at_s
         return self.cpu_s() / max(1e-9, ended_at_s - self._began_at_s)
 
     def cpu_s(self) -> float:
         """CPU time of the threads, up to their latest readings."""
-        return sum(watch.ticker.cpu_s for watch in self._watches)
-
-    def look_around(self) -> None:
-        """Each thread looks after the others: one that hangs can't tell of it itself."""
-        for watch in self._watches:
-            watch.tell_if_stuck()
+        return sum(watch.ticker.cpu_s for watch in self.watches)
 
     def _on_edge(self, left: Phase) -> None:
-        for watch in self._watches:
+        for watch in self.watches:
             watch.at_edge(left)
-        self._progress.wake()
+        self.progress.wake()
 
 
 class _Watch:
     """One source and its thread."""
 
-    def __init__(
-        self,
-        source: Source,
-        sampler: Sampler,
-        outlet: Outlet,
-        interval_s: float,
-        progress: Progress,
-        time_s: Callable[[], float],
-        now_s: Callable[[], float],
-    ) -> None:
-        self._source, self._sampler, self._outlet = source, sampler, outlet
-        self._interval_s, self._progress, self._time_s, self._now_s = interval_s, progress, time_s, now_s
-        self.ticker = Ticker(source.name, interval_s, self._round, self._close, now_s=now_s)
+    def __init__(self, source: Source, sampler: Sampler) -> None:
+        self._source, self._sampler, self._outlet = source, sampler, sampler.outlet
+        self._interval_s, self._progress, self._now_s = sampler.interval_s, sampler.progress, sampler.now_s
+        self.ticker = Ticker(source.name, self._interval_s, self._round, self._close, now_s=self._now_s)
         self._edges: deque[tuple[Phase, int]] = deque()
-        self._slow_at_s = now_s()
+        self._slow_at_s = self._now_s()
         self._late_rounds = 0
-        self._told: set[str] = set()
-        self._tells = threading.Lock()
+        self._reported: set[str] = set()
+        self._reporting = threading.Lock()
 
     def at_edge(self, left: Phase) -> None:
         """Take a round for the phase that is over."""
         self._edges.append((left, self._progress.step))
         self.ticker.nudge()
 
-    def tell_if_stuck(self) -> None:
-        """Tell once if the reading under way does not get on."""
+    def report_if_stuck(self) -> None:
+        """Report once if the reading under way does not get on."""
         if (busy_s := self.ticker.busy_s()) >= STUCK_S:
             self._trouble("stuck", f"a reading of the {self._source.name} has not come back for {busy_s:.0f} s.")
 
-    def tell_left_behind(self) -> None:
+    def report_left_behind(self) -> None:
         """The run is over and a reading is still under way."""
-        if "slow" not in self._told:
+        if "slow" not in self._reported:
             self._trouble("stuck", f"a reading of the {self._source.name} had not come back when the run ended.")
 
     def _round(self) -> None:
-        self._sampler.look_around()
+        for watch in self._sampler.watches:  # one that hangs can't report it itself
+            watch.report_if_stuck()
         with self._guarded():
             if not self._edges and self._progress.phase == "train" and self._source.waits_for_step_end:
                 self._progress.await_step_end(min(STEP_END_SHARE * self._interval_s, STEP_END_S))
@@ -169,7 +154,13 @@ class _Watch:
             if is_slow:
                 self._slow_at_s = began_at_s + max(SLOW_S, self._interval_s)
             self._read(is_slow, edge)
-            self._tell_if_late(self._now_s() - began_at_s)
+            took_s = self._now_s() - began_at_s
+            self._late_rounds = self._late_rounds + 1 if took_s > self._interval_s else 0
+            if self._late_rounds == LATE_ROUNDS:
+                message = (
+                    f"a reading of the {self._source.name} takes {took_s:.2f} s, longer than telemetry.interval_s="
+                )
+                self._trouble("slow", f"{message}{self._interval_s:g}: there are fewer rows.")
             if self._edges:
                 self.ticker.nudge()
 
@@ -192,7 +183,7 @@ class _Watch:
 
         def stamped() -> list[Sample]:
             phase, step = before or (self._progress.phase, self._progress.step)
-            time_s = self._time_s()
+            time_s = self._sampler.time_s()
             return [Sample(time_s, step, phase, gpu, values) for gpu, values in readings]
 
         if readings:
@@ -215,15 +206,9 @@ class _Watch:
             self._edges.clear()
             self.ticker.stop()
 
-    def _tell_if_late(self, took_s: float) -> None:
-        self._late_rounds = self._late_rounds + 1 if took_s > self._interval_s else 0
-        if self._late_rounds == LATE_ROUNDS:
-            message = f"a reading of the {self._source.name} takes {took_s:.2f} s, longer than telemetry.interval_s="
-            self._trouble("slow", f"{message}{self._interval_s:g}: there are fewer rows.")
-
     def _trouble(self, trouble: str, message: str) -> None:
-        with self._tells:  # other threads look after this one too
-            is_new = trouble not in self._told
-            self._told.add(trouble)
+        with self._reporting:  # other threads look after this one too
+            is_new = trouble not in self._reported
+            self._reported.add(trouble)
         if is_new:
-            self._outlet.tell("telemetry_trouble", trouble=trouble, message=message)
+            self._outlet.event("telemetry_trouble", trouble=trouble, message=message)

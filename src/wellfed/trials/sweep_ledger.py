@@ -18,7 +18,7 @@ from wellfed.sweep.ledger import Row
 from wellfed.sweep.objective import OBJECTIVES
 from wellfed.sweep.ranking import leaderboard
 from wellfed.sweep.rows import recorded_row, refused_row
-from wellfed.tracking.wandb import decide_mode
+from wellfed.tracking.wandb_sink import decide_mode
 from wellfed.trials.sweep_screen import SweepScreen
 
 CONFIRMED = 3

@@ -1,4 +1,4 @@
-"""Recommend films from who the user is, what the film is, and what was watched before.
+"""Recommends films from who the user is, what the film is, and what was watched before.
 
 Knows implicit feedback: ratings as (user, film) pairs, metadata as text, ranking of a whole catalogue. Must not know
 Lightning, devices, workers or logging. Start from `workloads.recsys.model.TwoTowerRecommender` and

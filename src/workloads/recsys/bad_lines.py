@@ -1,4 +1,4 @@
-"""Files of lines, some of which may be damaged."""
+"""Reads files of lines, some of which may be damaged."""
 
 from __future__ import annotations
 

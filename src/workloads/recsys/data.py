@@ -1,4 +1,4 @@
-"""The recommender's data: a MovieLens folder or the embedded set, as triplets to train on and users to rank for."""
+"""Makes the recommender's data of a MovieLens folder or the embedded set: triplets to train on, users to rank for."""
 
 from __future__ import annotations
 

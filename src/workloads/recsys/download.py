@@ -1,4 +1,4 @@
-"""Fetch MovieLens from GroupLens, checked: ``python -m workloads.recsys.download ml-100k data``.
+"""Fetches MovieLens from GroupLens, checked: ``python -m workloads.recsys.download ml-100k data``.
 
 Licence: research use, no redistribution; https://grouplens.org/datasets/movielens/. Nothing calls this by itself.
 """

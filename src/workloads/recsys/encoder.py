@@ -1,4 +1,4 @@
-"""GPT-2 as a text encoder: a small one of our own, or a pretrained one from a folder or the hub.
+"""Encodes text by GPT-2: a small one of our own, or a pretrained one from a folder or the hub.
 
 Shapes: R texts, n rows asked for, T tokens, E width of the encoder.
 transformers costs about two seconds to import, so it is imported only where an encoder is built.

@@ -1,4 +1,4 @@
-"""Ranking of the whole catalogue for each user: Recall@10 and NDCG@10 of the one held-out item.
+"""Ranks the whole catalogue for each user: Recall@10 and NDCG@10 of the one held-out item.
 
 Shapes: B users of a batch, I items, C items of a chunk, D width of the towers, E evaluated users, L longest list of
 seen items.

@@ -1,4 +1,4 @@
-"""What users did with items, as arrays, and its split by time. Every reader and the synthetic set end here."""
+"""Holds what users did with items, as arrays, and splits it by time. Every reader and the synthetic set end here."""
 
 from __future__ import annotations
 

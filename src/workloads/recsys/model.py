@@ -1,4 +1,4 @@
-"""Two towers over ids and text, compared by a dot product, so that the whole catalogue is one matmul.
+"""Scores users and items by two towers over ids and text and a dot product, so that the whole catalogue is one matmul.
 
 Shapes: B samples, U users, I items, D width of the towers, E width of the text rows.
 Loss: Rendle et al., BPR: Bayesian Personalized Ranking from Implicit Feedback, UAI 2009, https://arxiv.org/abs/1205.2618

@@ -1,4 +1,4 @@
-"""Readers of MovieLens-1M and -100K folders.
+"""Reads MovieLens-1M and -100K folders.
 
 Layouts: https://files.grouplens.org/datasets/movielens/ml-1m-README.txt and .../ml-100k-README.txt
 """

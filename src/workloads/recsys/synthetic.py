@@ -1,4 +1,4 @@
-"""An embedded set of MovieLens-1M's shape, so that all runs offline.
+"""Makes a set of MovieLens-1M's shape, so that all runs offline.
 
 Every user and film has a hidden taste vector. Part of it follows from the metadata (genre, theme word of the title;
 occupation, age, gender), so text helps; part belongs to the person and the film alone, so ids help too. Film popularity

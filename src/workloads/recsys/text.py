@@ -1,4 +1,4 @@
-"""Metadata as sentences, and sentences as token ids."""
+"""Turns metadata into sentences, and sentences into token ids."""
 
 from __future__ import annotations
 

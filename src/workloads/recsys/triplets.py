@@ -1,4 +1,4 @@
-"""Training data: (user, item it chose, item it did not choose), a whole batch by one lookup each."""
+"""Gives triplets to train on (user, item it chose, item it did not choose), a whole batch by one lookup each."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from tests.lit import tiny
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, BareBatches, Clock, TimedLoader
 from wellfed.sample_rng import SampleRng
-from wellfed.timing.clock import StepClock
-from wellfed.timing.phases import StepRow
 from wellfed.timing.readiness import summarise
+from wellfed.timing.step_clock import StepClock
+from wellfed.timing.step_row import StepRow
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 PAUSE_S = 0.02

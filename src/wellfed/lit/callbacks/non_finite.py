@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from wellfed.record import OnEvent
 from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss, OnNan, halve_rate
 
 
@@ -19,7 +19,7 @@ class NonFinite(pl.Callback):
     of such a loss; with ``skip`` and ``halve_lr`` at every optimizer step.
     """
 
-    def __init__(self, action: OnNan, *, every: int, on_event: Callable[..., None]) -> None:
+    def __init__(self, action: OnNan, *, every: int, on_event: OnEvent) -> None:
         self._action, self._every, self._on_event = action, every, on_event
         self._is_finite: Tensor | None = None
         self._looked_at_step = 0

@@ -14,10 +14,10 @@ from tests.tracking.wandb_files import stored
 from wellfed.record import RunRecord
 from wellfed.telemetry.metrics import GPU_METRICS, HOST, HOST_METRICS
 from wellfed.telemetry.series import Sample
-from wellfed.tracking import wandb as room
-from wellfed.tracking.files import cut_after
+from wellfed.tracking import wandb_sink as room
+from wellfed.tracking.csv_table import cut_after
 from wellfed.tracking.journal import Journal
-from wellfed.tracking.wandb import WandbSink, decide_mode, is_logged_in, open_run
+from wellfed.tracking.wandb_sink import WandbSink, decide_mode, is_logged_in, open_run
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_auto_is_online_only_with_a_login(bare, monkeypatch):
 
 
 def test_the_room_imports_without_wandb():
-    code = "import sys, wellfed.tracking.wandb; print('wandb' in sys.modules)"
+    code = "import sys, wellfed.tracking.wandb_sink; print('wandb' in sys.modules)"
     source = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=source).stdout == "False\n"
 
@@ -228,7 +228,7 @@ def test_curves_and_rows_of_three_threads_are_all_there_and_apart(bare, tmp_path
 KILLED = """
 import sys, time
 from pathlib import Path
-from tests.tracking.test_wandb import gpu_round, opened
+from tests.tracking.test_wandb_sink import gpu_round, opened
 from wellfed.record import RunRecord
 from wellfed.tracking.journal import Journal
 folder = Path(sys.argv[1])

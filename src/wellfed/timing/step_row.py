@@ -1,4 +1,4 @@
-"""One optimizer step as four shares of its wall time."""
+"""Describes one optimizer step as four shares of its wall time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-from wellfed.timing.phases import StepRow
+from wellfed.timing.step_row import StepRow
 
 
 def row(**changes):

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import wellfed
-from wellfed.tracking import files
-from wellfed.tracking.files import CsvTable, cut_after
+from wellfed.tracking import csv_table
+from wellfed.tracking.csv_table import CsvTable, cut_after
 
 WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 
@@ -52,7 +52,7 @@ def test_a_cell(tmp_path, value, cell):
 
 @given(st.floats(0, 1e7))
 def test_times_keep_their_milliseconds(seconds):
-    assert abs(float(files._cell(seconds)) - seconds) <= 0.0006
+    assert abs(float(csv_table._cell(seconds)) - seconds) <= 0.0006
 
 
 def test_one_head_however_often_it_is_opened(tmp_path):
@@ -62,7 +62,7 @@ def test_one_head_however_often_it_is_opened(tmp_path):
 
 def test_rows_are_held_back_for_a_second(tmp_path, monkeypatch):
     now_s = [10.0]
-    monkeypatch.setattr(files.time, "monotonic", lambda: now_s[0])
+    monkeypatch.setattr(csv_table.time, "monotonic", lambda: now_s[0])
     made = table(tmp_path / "t.csv")
     made.append({"step": 1})
     assert not (tmp_path / "t.csv").exists()
@@ -81,7 +81,7 @@ def test_how_long_rows_are_held_back_may_be_chosen(tmp_path):
 def test_rows_that_are_added_together_are_written_together(tmp_path, monkeypatch):
     writes, write = [], os.write
     monkeypatch.setattr(
-        files.os, "write", lambda descriptor, data: writes.append(bytes(data)) or write(descriptor, data)
+        csv_table.os, "write", lambda descriptor, data: writes.append(bytes(data)) or write(descriptor, data)
     )
     CsvTable(tmp_path / "t.csv", ("step",), [].append, flush_s=0).append({"step": 1}, {"step": 2})
     assert writes == [b"step\n1\n2\n"]
@@ -106,14 +106,14 @@ def test_a_row_that_comes_while_the_table_is_cut_comes_after(tmp_path, monkeypat
     made = CsvTable(tmp_path / "t.csv", ("step",), [].append, flush_s=0)
     made.append({"step": 1}, {"step": 9})
     adding = threading.Thread(target=lambda: made.append({"step": 2}))
-    write = files.write_atomically
+    write = csv_table.write_atomically
 
     def write_late(path, text):
         adding.start()
         adding.join(0.05)
         write(path, text)
 
-    monkeypatch.setattr(files, "write_atomically", write_late)
+    monkeypatch.setattr(csv_table, "write_atomically", write_late)
     made.cut_after("step", 5)
     adding.join()
     assert rows(tmp_path / "t.csv") == [["step"], ["1"], ["2"]]
@@ -142,7 +142,7 @@ def test_a_full_disk_is_told_and_the_rows_are_kept_for_the_next_try(tmp_path):
 FULL = """
 import resource, signal, sys
 from pathlib import Path
-from wellfed.tracking.files import CsvTable
+from wellfed.tracking.csv_table import CsvTable
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 errors, path = [], Path(sys.argv[1])
 table = CsvTable(path, ("step", "value"), errors.append)

@@ -1,4 +1,4 @@
-"""The only door to wandb: one run a job, offline unless logged in or asked for, finished whatever happens."""
+"""Hands figures to wandb, as the only door to it: offline unless logged in or asked for, finished whatever happens."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from wellfed.telemetry.metrics import TIME_AXIS
+from wellfed.tracking.sink import Sink
 
 _LOG = logging.getLogger(__name__)
 _INIT_TIMEOUT_S = 30
@@ -29,12 +30,7 @@ _CLOUD_HOSTS = frozenset({"api.wandb.ai", "api.forge.coreweave.com", "forge.core
 
 
 def is_logged_in(environ: Mapping[str, str] | None = None, home: Path | None = None) -> bool:
-    """Whether wandb would find a key without asking; looks where wandb 0.31 does, without importing it.
-
-    Args:
-        environ: None = this process's environment.
-        home: None = the user's.
-    """
+    """Whether wandb would find a key without asking; looks where wandb 0.31 does, without importing it."""
     environ = os.environ if environ is None else environ
     home = Path.home() if home is None else home
     if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
@@ -63,7 +59,7 @@ def decide_mode(asked: str) -> str:
     return "online" if is_logged_in() else "offline"
 
 
-class WandbSink:
+class WandbSink(Sink):
     """An open wandb run. Rows carry their own axes, so that wandb's own step counter means nothing here.
 
     For any number of threads. wandb 0.31 sends each ``run.log(row)`` as one message, which becomes one row of its own;
@@ -77,7 +73,7 @@ class WandbSink:
         self._run, self.mode, self._on_lost = run, mode, on_lost
         self._turn = threading.Lock()
         self._is_finished = self._is_hung = False
-        self._told = threading.Lock()  # taken once, by the thread that tells of the loss
+        self._lost_once = threading.Lock()  # taken once, by the thread that reports the loss
 
     @property
     def id(self) -> str:
@@ -135,7 +131,7 @@ class WandbSink:
             self._lose(reason)
 
     def _lose(self, reason: str) -> None:
-        if self._told.acquire(blocking=False):
+        if self._lost_once.acquire(blocking=False):
             _LOG.warning("wandb can't be written (%s); training goes on, the files have every figure.", reason)
             self._on_lost(reason)
 
@@ -165,34 +161,37 @@ def open_run(
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
-    options: dict[str, Any] = {
-        "mode": mode,
-        "project": project,
-        "entity": entity,
-        "group": group,
-        "name": name,
-        "id": run_id,
-        "dir": str(folder),
-        "config": dict(config),
-        "resume": "allow" if run_id else None,
-        "reinit": "finish_previous",
-    }
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
     if hasattr(settings, "x_transaction_log_flush_interval"):  # not before 0.31
         settings.x_transaction_log_flush_interval = _FLUSH_S
+
+    def start(mode: Any) -> Any:
+        return wandb.init(
+            settings=settings,
+            mode=mode,
+            project=project,
+            entity=entity,
+            group=group,
+            name=name,
+            id=run_id,
+            dir=str(folder),
+            config=dict(config),
+            resume="allow" if run_id else None,
+            reinit="finish_previous",
+        )
+
     try:
-        run = wandb.init(settings=settings, **options)
-    except Exception as error:
-        if mode != "online":
-            raise RuntimeError(f"wandb can't be started: {error}") from error
-        reason = str(error).splitlines()[0]
-        _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
-        on_lost(reason)
-        options["mode"] = mode = "offline"
         try:
-            run = wandb.init(settings=settings, **options)
-        except Exception as second:
-            raise RuntimeError(f"wandb can't be started: {second}") from second
+            run = start(mode)
+        except Exception as error:
+            if mode != "online":
+                raise
+            reason, mode = str(error).splitlines()[0], "offline"
+            _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
+            on_lost(reason)
+            run = start(mode)
+    except Exception as error:
+        raise RuntimeError(f"wandb can't be started: {error}") from error
     for axis, patterns in _AXES.items():
         run.define_metric(axis, hidden=True)  # no curve of its own
         for pattern in patterns:

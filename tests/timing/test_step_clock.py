@@ -1,6 +1,6 @@
 import pytest
 
-from wellfed.timing.clock import StepClock
+from wellfed.timing.step_clock import StepClock
 
 
 class Device:
