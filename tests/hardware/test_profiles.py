@@ -55,16 +55,12 @@ def budget(profile, machine, memory_gib=None, enforce=None, **more):
     ],
 )
 def test_profile_of_each_card(card_gib, profile, is_small):
-    choice = pick_profile(card_gib)
-    assert choice.name == profile
-    assert f"{card_gib:.1f} GiB" in choice.because
-    assert (choice.warning is not None) == is_small
+    assert pick_profile(card_gib).name == profile
+    found = budget("auto", facts(gpu(card_gib)))
+    assert found.profile == profile
+    assert len(found.warnings) == is_small
     if is_small:
-        assert f"{card_gib:.1f} GiB, less than the 7.5 of the smallest profile (8gb)" in choice.warning
-
-
-def test_no_gpu_is_the_cpu_profile():
-    assert pick_profile(None).name == "cpu"
+        assert f"{card_gib:.1f} GiB, less than the 7.5 of the smallest profile (8gb)" in found.warnings[0]
 
 
 @given(first=st.floats(0.1, 500), second=st.floats(0.1, 500))

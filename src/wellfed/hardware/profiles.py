@@ -44,15 +44,6 @@ SMALLEST_CARD_GIB = 7.5
 
 
 @dataclass(frozen=True)
-class ProfileChoice:
-    """The profile a card belongs to."""
-
-    name: str
-    because: str
-    warning: str | None = None
-
-
-@dataclass(frozen=True)
 class Budget:
     """GPU memory that a run may plan with."""
 
@@ -75,20 +66,9 @@ class PrecisionChoice:
     because: str
 
 
-def pick_profile(card_total_gib: float | None) -> ProfileChoice:
-    """The largest profile that a card of this size holds; None is no GPU."""
-    if card_total_gib is None:
-        return ProfileChoice("cpu", "no GPU to train on")
-    profile = next(each for each in PROFILES.values() if card_total_gib < each.below_gib)
-    *_, before, last = PROFILES.values()
-    upper = f"below {profile.below_gib:g}" if profile is not last else f"from {before.below_gib:g}"
-    warning = None
-    if card_total_gib < SMALLEST_CARD_GIB:
-        warning = (
-            f"this card has {card_total_gib:.1f} GiB, less than the {SMALLEST_CARD_GIB} of the smallest profile (8gb); "
-            "the numbers are sized for it by measurement. memory=tight or memory=dynamic need the least."
-        )
-    return ProfileChoice(profile.name, f"{card_total_gib:.1f} GiB is {upper} GiB", warning)
+def pick_profile(card_total_gib: float) -> Profile:
+    """The largest profile that a card of this size holds."""
+    return next(profile for profile in PROFILES.values() if card_total_gib < profile.below_gib)
 
 
 def resolve_budget(
@@ -189,12 +169,18 @@ def _whole_card(profile_name: str, enforce: bool | None, card: GpuFacts) -> Budg
         warning = f"gpu={profile_name}: {why}; {plans}"
         because = f"{why}; as the smallest profile"
         return Budget(smallest.budget_gib, smallest.name, card.name, bool(enforce), because, (warning,))
-    choice = pick_profile(card.memory_gib)
     budget_gib = BUDGET_FRAC * _available_gib(card)
     who = f"other processes: {card.held_by()}" if card.holders else "other processes"
     because = f"{BUDGET_FRAC} x ({card.memory_gib:.1f} GiB of {card.name} - {card.others_gib:.1f} held by {who})"
-    warnings = (f"gpu={profile_name}: {choice.warning}",) if choice.warning else ()
-    return Budget(budget_gib, choice.name, card.name, bool(enforce), because, warnings)
+    warnings: tuple[str, ...] = ()
+    if card.memory_gib < SMALLEST_CARD_GIB:
+        warnings = (
+            f"gpu={profile_name}: this card has {card.memory_gib:.1f} GiB, less than the {SMALLEST_CARD_GIB} of the "
+            "smallest profile (8gb); the numbers are sized for it by measurement. memory=tight or memory=dynamic need "
+            "the least.",
+        )
+    profile = pick_profile(card.memory_gib).name
+    return Budget(budget_gib, profile, card.name, bool(enforce), because, warnings)
 
 
 def _named_budget(profile_name: str, wanted_gib: float, enforce: bool | None, card: GpuFacts) -> Budget:
