@@ -65,9 +65,8 @@ def as_on_cuda() -> Iterator[None]:
     `backward`. A process has one switch for oneDNN, and one set of kernels: they hold for its other threads too
     meanwhile.
     """
-    with warnings.catch_warnings(action="ignore"):  # the switch asks about TF32 on Intel's GPUs
-        flags = torch.backends.mkldnn.flags(enabled=False)
-        flags.__enter__()
+    was_enabled = torch._C._get_mkldnn_enabled()  # torch.backends.mkldnn.flags would ask Intel's GPUs about TF32, too
+    torch._C._set_mkldnn_enabled(False)
     try:
         with _Functions(), torch.library._scoped_library("aten", "IMPL") as library:
             with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
@@ -76,8 +75,7 @@ def as_on_cuda() -> Iterator[None]:
                     library.impl(name, kernel, KEY)
             yield
     finally:
-        with warnings.catch_warnings(action="ignore"):
-            flags.__exit__(None, None, None)
+        torch._C._set_mkldnn_enabled(was_enabled)
 
 
 def backward(loss: Tensor) -> None:

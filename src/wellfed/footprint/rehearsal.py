@@ -100,10 +100,7 @@ class Rehearsal:
     """A model with gradients and optimizer state, whose passes are measured one micro-batch size after the other."""
 
     def __init__(self, model: nn.Module, task: Task, block_bytes: int, fake: FakeTensorMode | None) -> None:
-        """
-        Args:
-            fake: entered already; None runs for real.
-        """
+        """``fake``: entered already; None runs for real."""
         self._task, self._live = task, MemoryTracker(block_bytes)
         self._precision = Precision(task.precision, CPU.type)
         self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1

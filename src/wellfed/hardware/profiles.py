@@ -1,4 +1,7 @@
-"""Decides which profile a card is, how much memory a run may plan with, and which precision it can do."""
+"""Decides which profile a card is, how much memory a run may plan with, and which precision it can do.
+
+Plans may also be made for cards that this machine does not have.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,8 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
 )
 SMALLEST_CARD_GIB = 7.5
 """An 8 GB card shows 7.6 to 8.0 GiB; a smaller one still gets the 8gb profile, with a warning."""
+ASSUMED_CAPABILITY = "8.0"
+"""Taken where no card tells: from 8.0 on there is bf16, which all cards of the last years have."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +140,35 @@ def resolve_precision(asked: str, device: GpuFacts | None) -> PrecisionChoice | 
             "Set gpu.precision=auto or gpu.precision=16-mixed.",
         )
     return PrecisionChoice(asked, f"gpu.precision={asked} was set; {where} can do it")
+
+
+def with_cards(
+    facts: MachineFacts, profile: str, memory_gib: float | None, devices: int
+) -> tuple[MachineFacts, str | None]:
+    """The machine with as many cards as a plan asks for, and a sentence about those that are not there.
+
+    Cards that are there and large enough stay. Without a profile or a budget there is nothing to imagine a card by,
+    and the machine stays as it is.
+    """
+    named, real = PROFILES.get(profile), facts.training_gpus
+    needed_gib = memory_gib if memory_gib is not None else named.budget_gib if named else 0.0
+    if profile == "cpu" or not (needed_gib or real):
+        return facts, None
+    if real and (real[0].memory_gib or needed_gib) >= needed_gib:
+        if len(real) >= devices:
+            return facts, None
+        model, what = real[0], real[0].describe()
+        there = f"this machine has {len(real)}"
+    else:
+        size_gib = named.nominal_gib if named and needed_gib == named.budget_gib else needed_gib
+        model = GpuFacts(0, None, "an assumed GPU", size_gib, ASSUMED_CAPABILITY)
+        what, there = f"a card of {size_gib:g} GiB and capability {ASSUMED_CAPABILITY}", "not in this machine"
+    cards = tuple(
+        replace(model, index=index, uuid=None, free_gib=model.memory_gib, nvml_index=None, holders=())
+        for index in range(devices)
+    )
+    times = f"{devices} x " if devices > 1 else ""
+    return replace(facts, gpus=cards, torch_problem=None, warnings=()), f"Planned for {times}{what}; {there}."
 
 
 def _without_gpu(profile_name: str, memory_gib: float | None, facts: MachineFacts) -> Budget:

@@ -24,10 +24,7 @@ class Snapshot:
     """
 
     def __init__(self, owner: object, device: torch.device, *, leave_out: object = None) -> None:
-        """
-        Args:
-            leave_out: an object that the owner may refer to and does not change.
-        """
+        """``leave_out``: an object that the owner may refer to and does not change."""
         self._device, self._generators = device, generators.state(device)
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._tensors: list[tuple[Tensor, int | None]] = []

@@ -17,10 +17,7 @@ class Thrash:
     """
 
     def __init__(self, device: torch.device, retries: Callable[[], int] | None = None) -> None:
-        """
-        Args:
-            retries: the allocator's count; None = that of torch for the device.
-        """
+        """``retries``: the allocator's count; None = that of torch for the device."""
         stats = torch.cuda.memory_stats_as_nested_dict
         self._retries = retries or (lambda: int(stats(device).get("num_alloc_retries", 0)))
         self._count = self._retries()
