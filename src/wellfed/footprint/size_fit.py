@@ -5,9 +5,10 @@ from __future__ import annotations
 import gc
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,24 +33,23 @@ MAX_ROUNDS, TIMED_S, WATCHED_S = 40, 0.5, 2.0
 (nvmlDeviceGetUtilizationRates)."""
 
 
-class Meter(Protocol):
-    """Reads the peak memory of steps on one kind of device."""
+class Meter(ABC):
+    """Reads the peak memory of steps on one kind of device; here what holds where nothing runs behind our back."""
 
+    @abstractmethod
     def peak(self, step: Callable[[], Any]) -> Peak:
         """The peak of one call; the device is otherwise idle."""
-        ...
 
-    def wait(self) -> None:
+    def wait(self) -> None:  # noqa: B027
         """Returns when all that was asked of the device is done."""
-        ...
 
     def free(self) -> None:
         """Give back what nothing holds any more."""
-        ...
+        gc.collect()
 
     def room(self) -> int | None:
         """Bytes that this process could have of the device in all; None where nothing tells."""
-        ...
+        return None
 
 
 def _before_optimizer(step: Callable[[], Any], read: Callable[[], int]) -> int | None:
@@ -63,7 +63,7 @@ def _before_optimizer(step: Callable[[], Any], read: Callable[[], int]) -> int |
     return found[0] if found else None
 
 
-class CudaMeter:
+class CudaMeter(Meter):
     """torch's caching allocator. Forward and backward end where an optimizer's step begins."""
 
     def __init__(self, device: torch.device) -> None:
@@ -87,7 +87,7 @@ class CudaMeter:
 
     def free(self) -> None:
         """Cached segments go back to the driver, so that the next probe's count from zero."""
-        gc.collect()
+        super().free()
         torch.cuda.empty_cache()
 
     def room(self) -> int | None:
@@ -95,7 +95,7 @@ class CudaMeter:
         return torch.cuda.mem_get_info(self._device)[0] + torch.cuda.memory_reserved(self._device)
 
 
-class TensorMeter:
+class TensorMeter(Meter):
     """Bytes of all live tensors, on any device: on a CPU, what a card's allocator would be asked for."""
 
     def __init__(self, resident: Callable[[], Iterable[Tensor]]) -> None:
@@ -111,17 +111,6 @@ class TensorMeter:
             before = _before_optimizer(step, lambda: sum(live.peak.values()))
         total = sum(live.peak.values())
         return Peak(rest, total if before is None else before, total)
-
-    def wait(self) -> None:
-        """Nothing runs behind our back."""
-
-    def free(self) -> None:
-        """Collects what only cycles hold."""
-        gc.collect()
-
-    def room(self) -> int | None:
-        """A card's is not known here."""
-        return None
 
 
 def find_micro_batch(

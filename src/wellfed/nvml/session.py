@@ -177,9 +177,7 @@ class NvmlSession:
             GpuLostError: the card is gone.
             NvmlError: any other NVML error.
         """
-        call = getattr(self._opened(), function, None)
-        if call is None:
-            raise FunctionNotFoundError(function, "function not found in this nvidia-ml-py")
+        call = self._of_library("function", function)
         errors = []
         for _ in range(self.tries):
             try:
@@ -200,15 +198,15 @@ class NvmlSession:
         Raises:
             FunctionNotFoundError: the installed nvidia-ml-py is older than it.
         """
-        value = getattr(self._opened(), name, None)
-        if value is None:
-            raise FunctionNotFoundError(name, "constant not found in this nvidia-ml-py")
-        return value
+        return self._of_library("constant", name)
 
-    def _opened(self) -> Any:
+    def _of_library(self, kind: str, name: str) -> Any:
         if self._library is None:
             raise RuntimeError("NVML was asked outside its session. Write: with NvmlSession() as nvml: ...")
-        return self._library
+        value = getattr(self._library, name, None)
+        if value is None:
+            raise FunctionNotFoundError(name, f"{kind} not found in this nvidia-ml-py")
+        return value
 
 
 def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
