@@ -119,8 +119,12 @@ class Journal:
 
     def telemetry(self, samples: Sequence[Sample]) -> None:
         """What was read in one round: a row each in telemetry.csv, on disk on return."""
-        rows = ({"time_s": s.time_s, "step": s.step, "phase": s.phase, "gpu": s.gpu, **s.values} for s in samples)
-        self._telemetry.append(*rows)
+        self._telemetry.append(
+            *(
+                {"time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": one.gpu, **one.values}
+                for one in samples
+            )
+        )
 
     def publish(self, samples: Sequence[Sample]) -> None:
         """The same as one row for the sink, of one sample at least. May block for as long as the sink does."""
