@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from wellfed.config.compose import Composed, composed_from, job_of
@@ -50,16 +51,16 @@ class Multirun:
         no_axes: Collection[str],
     ) -> None:
         self._loader, self._master = loader, master
-        self._group_of, self._no_axes = group_of, no_axes
+        self._is_fixed: Callable[[str], bool] = lambda name: group_of(name) in no_axes
         typed = [*(f"{key}={value}" for key, value in params.items()), *arguments]
         self._typed = read_overrides(typed, multirun=True, loader=loader)
 
     @property
     def typed_dir(self) -> Path | None:
         """``hydra.sweep.dir`` where it was typed."""
-        typed: list[str] = list(self._master.hydra.overrides.hydra)
-        is_typed = any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in typed)
-        return Path(str(self._master.hydra.sweep.dir)) if is_typed else None
+        hydra = self._master.hydra
+        is_typed = any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in hydra.overrides.hydra)
+        return Path(str(hydra.sweep.dir)) if is_typed else None
 
     @property
     def choices(self) -> dict[str, str]:
@@ -73,7 +74,7 @@ class Multirun:
             ConfigError: faults in knobs that no point can put right.
         """
         with job_of(self._master) as job:
-            faults = [fault for fault in examine(job)[1] if self._group_of(fault.where) in self._no_axes]
+            faults = [fault for fault in examine(job)[1] if self._is_fixed(fault.where)]
             if faults:
                 raise ConfigError(faults)
             return composed_from(job, self._master.hydra, run_dir=None, checked=False)
@@ -86,26 +87,24 @@ class Multirun:
         """
         last = {typed.parsed.get_key_element(): typed for typed in self._typed if typed.parsed is not None}
         faults = [typed.fault for typed in self._typed if typed.fault]
-        faults += [fault for typed in last.values() if (fault := self._fault(typed))]
-        if faults:
-            raise ConfigError(faults)
         axes: dict[str, tuple[str, ...]] = {}
         fixed = []
         for key, typed in last.items():
-            assert typed.parsed is not None
-            if typed.parsed.is_sweep_override():
-                axes[key] = tuple(dict.fromkeys(typed.parsed.sweep_string_iterator()))
-            else:
-                fixed.append(f"{key}={typed.parsed.get_value_element_as_str()}")
+            parsed = typed.parsed
+            assert parsed is not None
+            if not parsed.is_sweep_override():
+                fixed.append(f"{key}={parsed.get_value_element_as_str()}")
+            elif not typed.fault and (fault := self._fault_of_axis(typed, parsed)):
+                faults.append(fault)
+            elif not faults:
+                axes[key] = tuple(dict.fromkeys(parsed.sweep_string_iterator()))
+        if faults:
+            raise ConfigError(faults)
         return axes, tuple(fixed)
 
-    def _fault(self, typed: Typed) -> Fault | None:
-        """What keeps an override from being an axis; None if nothing does, or if it is none."""
-        parsed = typed.parsed
-        if typed.fault or parsed is None or not parsed.is_sweep_override():
-            return None
+    def _fault_of_axis(self, typed: Typed, parsed: Override) -> Fault | None:
         name, values = parsed.key_or_group, typed.text.partition("=")[2]
-        if self._group_of(name) in self._no_axes:
+        if self._is_fixed(name):
             way_out = f"Write {name}=[{values}] for a list, or one value." if "." in name else "Name one."
             return Fault(typed.text, "is no axis: it says how the sweep itself is run or watched.", way_out)
         if not parsed.is_discrete_sweep():
