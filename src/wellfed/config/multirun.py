@@ -13,14 +13,7 @@ from omegaconf import DictConfig
 from wellfed.config.compose import Composed, composed_from, job_of
 from wellfed.config.examine import examine
 from wellfed.config.faults.find import find_faults
-from wellfed.config.faults.override_faults import (
-    MOST_VALUES,
-    Typed,
-    choice_fault,
-    first_values,
-    is_choice,
-    read_overrides,
-)
+from wellfed.config.faults.override_faults import MOST_VALUES, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import repository_of
 from wellfed.config.knobs import FREE_NODES, entries, nearest_knob
 from wellfed.config.schema import RunConfig
@@ -94,7 +87,7 @@ class Multirun:
             assert parsed is not None
             if not parsed.is_sweep_override():
                 fixed.append(f"{key}={parsed.get_value_element_as_str()}")
-            elif not typed.fault and (fault := self._fault_of_axis(typed, parsed)):
+            elif not typed.fault and (fault := self._fault_of_axis(parsed)):
                 faults.append(fault)
             elif not faults:
                 axes[key] = tuple(dict.fromkeys(parsed.sweep_string_iterator()))
@@ -102,22 +95,23 @@ class Multirun:
             raise ConfigError(faults)
         return axes, tuple(fixed)
 
-    def _fault_of_axis(self, typed: Typed, parsed: Override) -> Fault | None:
-        name, values = parsed.key_or_group, typed.text.partition("=")[2]
+    def _fault_of_axis(self, parsed: Override) -> Fault | None:
+        text, name = parsed.input_line or "", parsed.key_or_group
         if self._is_fixed(name):
-            way_out = f"Write {name}=[{values}] for a list, or one value." if "." in name else "Name one."
-            return Fault(typed.text, "is no axis: it says how the sweep itself is run or watched.", way_out)
+            in_a_list = f"Write {name}=[{text.partition('=')[2]}] for a list, or one value."
+            way_out = in_a_list if "." in name else "Name one."
+            return Fault(text, "is no axis: it says how the sweep itself is run or watched.", way_out)
         if not parsed.is_discrete_sweep():
-            return Fault(typed.text, "has no end of values.", f"Name them: {name}=1,2,4 or {name}=range(1,9,2).")
+            return Fault(text, "has no end of values.", f"Name them: {name}=1,2,4 or {name}=range(1,9,2).")
         number = len(first_values(parsed, MOST_VALUES))
         if number in (0, MOST_VALUES):
             many = "no value" if number == 0 else f"{number:,} values or more"
-            return Fault(typed.text, f"is an axis with {many}.", f"Name a few: {name}=a,b")
+            return Fault(text, f"is an axis with {many}.", f"Name a few: {name}=a,b")
         if is_choice(parsed, repository_of(self._loader)):
-            return choice_fault(typed, repository_of(self._loader), (), ())
+            return choice_fault(parsed, repository_of(self._loader))
         if name not in entries(RunConfig) and not name.startswith(tuple(f"{node}." for node in FREE_NODES)):
             near = nearest_knob(RunConfig, name)
-            return Fault(typed.text, f"there is no knob {name}.", f"Did you mean {near}?" if near else "See --cfg job.")
+            return Fault(text, f"there is no knob {name}.", f"Did you mean {near}?" if near else "See --cfg job.")
         return None
 
     def compose(self, overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:
