@@ -12,16 +12,16 @@ from wellfed.run import assemble
 from wellfed.run.planner import Planner
 
 
-def test_what_the_machine_and_the_imports_refuse_is_told_at_once_before_data_is_read(monkeypatch):
+def test_what_the_machine_and_the_imports_refuse_is_told_at_once_before_data_is_read(monkeypatch, tmp_path):
+    (tmp_path / "my_importing.py").write_text("import no_such_package_at_all\n\nf = no_such_package_at_all.f\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(assemble, "make_parts", lambda config: pytest.fail("the data was read"))
-    made = compose(["logger=none"])
+    made = compose(["logger=none", "config.allow_targets=[torch,workloads,my_importing]"])
     trainer = dataclasses.replace(made.config.trainer, accelerator=Accelerator.gpu)
-    model = {**made.config.workload.model, "_target_": "workloads.recsys.model.NoSuchModel"}
-    workload = dataclasses.replace(made.config.workload, model=model)
+    workload = dataclasses.replace(made.config.workload, data={"_target_": "my_importing.f"})
     config = dataclasses.replace(made.config, trainer=trainer, workload=workload)
     with pytest.raises(ConfigError) as raised:
         Planner.start(dataclasses.replace(made, config=config), LAPTOP)
-    where = [fault.where for fault in raised.value.faults]
-    assert where[0] == "trainer.accelerator"
-    assert len(where) == 2
-    assert "NoSuchModel" in str(raised.value)
+    machine, imported = raised.value.faults
+    assert machine.where == "trainer.accelerator"
+    assert imported.problem == "needs the package no_such_package_at_all."

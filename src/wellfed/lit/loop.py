@@ -96,10 +96,11 @@ class StepLoop(_TrainingEpochLoop):
 
     def _tell(self, hook: str, module: Any, *about: Any) -> None:
         # What `module.log` goes by. To set an attribute of a module is to look for a parameter of that name first.
-        vars(module)["_current_fx_name"] = hook
+        attributes = vars(module)
+        attributes["_current_fx_name"] = hook
         for callback in self.trainer.callbacks:
             getattr(callback, hook)(self.trainer, module, *about)
-        vars(module)["_current_fx_name"] = None
+        attributes["_current_fx_name"] = None
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         """Also after the run's last step, for a user's own module: its schedulers and callbacks may wait for that."""

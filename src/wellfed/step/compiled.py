@@ -73,9 +73,12 @@ class Loss(Compiled):
 
     def __call__(self, batch: Batch) -> LossOutput:
         """The model's loss for the batch."""
-        if self.overwrites:
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-        output = super().__call__(batch)
+        if self._compiled is None:
+            output = self._function(batch)
+        else:
+            if self._has_graphs:
+                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+            output = super().__call__(batch)
         if not isinstance(output, LossOutput):
             raise TypeError(f"{type(self._model).__name__}.loss returned {type(output).__name__}, not a LossOutput.")
         return output

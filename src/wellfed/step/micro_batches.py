@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from wellfed import batches
 from wellfed.batches import Delivery
@@ -12,8 +11,7 @@ from wellfed.contract import Batch, FeatureSource
 from wellfed.sample_rng import SampleRng
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """Some of a step's samples, which are computed at a time."""
 
     batch: Batch
@@ -63,9 +61,8 @@ class Preparation:
 
     def weigh(self, delivery: Delivery, sizes: list[int]) -> None:
         """Note what each part will count, while the batch is on the host and nothing need be waited for."""
-        if self._weight is not None:
-            parts = self.split(delivery.batch, sizes)
-            delivery.weights = sizes, [self.weight(part, size) for part, size in zip(parts, sizes, strict=True)]
+        parts = self.split(delivery.batch, sizes)
+        delivery.weights = sizes, [self.weight(part, size) for part, size in zip(parts, sizes, strict=True)]
 
     def __call__(self, batch: Batch, delivery: Delivery, part: int, features: FeatureSource | None) -> Batch:
         """The batch as the workload prepares it on the device."""

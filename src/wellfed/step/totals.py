@@ -36,8 +36,8 @@ class Totals:
 
     def pending(self, name: str) -> Tensor:
         """Of the current step so far."""
-        first, *rest = [value for known, value in self._pending if known == name]
-        return sum(rest, first)
+        values = [value for known, value in self._pending if known == name]
+        return values[0] if len(values) == 1 else torch.stack(values).sum()
 
     def drop(self) -> None:
         """The step failed and will be done again."""

@@ -128,15 +128,16 @@ class TrainStep:
     def forward_backward(self, delivery: Delivery, parts: Sequence[MicroBatch]) -> Tensor:
         """Make the gradients of all micro-batches, in place of what is there; their loss."""
         self._forget()
-        self.num_micro_batches, self.largest = len(parts), max(part.size for part in parts)
-        self.samples, self._is_finite = 0, None
+        self.num_micro_batches, self.largest, self.samples = len(parts), 0, 0
+        self._is_finite = None
         for part in parts:
+            self.largest = max(self.largest, part.size)
             with self._ranks.micro_batch(part.number, len(parts)):
                 with self._precision.forward():
                     loss = self._ranks.forward(self._weighted_loss, delivery, part)
                 self._ranks.backward(self._precision.scale(loss))
                 del loss  # nor what its graph has kept
-            if self._loss.overwrites and part.number == 0 and len(parts) > 1:
+            if len(parts) > 1 and part.number == 0 and self._loss.overwrites:
                 for weight in self._trained:  # into memory of their own, where those of later ones are added to them
                     weight.grad = None if weight.grad is None else weight.grad.clone()
         return self.totals.pending("loss")
@@ -150,9 +151,10 @@ class TrainStep:
             self.samples += part.size if output.num_samples is None else output.num_samples
         # Ranks' gradients are averaged, so a rank's share of the step counts as often as there are ranks.
         factor = part.share * ranks.size
-        self.totals.add("loss", output.loss, factor, is_overwritten=self._loss.overwrites)
+        overwrites = self._loss.overwrites
+        self.totals.add("loss", output.loss, factor, is_overwritten=overwrites)
         for name, value in output.metrics.items():
-            self.totals.add(name, value, factor, is_overwritten=self._loss.overwrites)
+            self.totals.add(name, value, factor, is_overwritten=overwrites)
         if self._on_nan != "raise":
             is_finite = torch.isfinite(output.loss.detach())
             self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
@@ -172,7 +174,7 @@ class TrainStep:
 
     def weigh(self, delivery: Delivery) -> None:
         """Note what the micro-batches of a delivery will count, unless that is known; to be asked on the host."""
-        if delivery.weights is None and not delivery.is_padding:
+        if self._prepare.has_own_weight and delivery.weights is None and not delivery.is_padding:
             self._prepare.weigh(delivery, self._sizes(delivery))
 
     def allocate_state(self) -> None:
