@@ -21,8 +21,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.diagnosis.report import show_value
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.hardware.profiles import PROFILES
-from wellfed.planning.dry_plan import DryPlan, fits
-from wellfed.planning.run_plan import RunPlan
+from wellfed.planning.run_plan import DryPlan, RunPlan
 from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib
 
@@ -93,7 +92,7 @@ def _by_devices(plans: Sequence[RunPlan]) -> Table:
     for plan in plans:
         peak = "" if plan.predicted_peak_gib is None else show_bytes(plan.predicted_peak_gib * 2**30)
         cells = [plan.memory.micro_batch, plan.memory.accumulate, plan.memory.features]
-        does_fit = {None: "", True: "yes", False: "no"}[fits(plan)]
+        does_fit = {None: "", True: "yes", False: "no"}[plan.fits]
         table.add_row(str(plan.trainer.devices), *map(show_value, cells), peak, does_fit)
     return table
 

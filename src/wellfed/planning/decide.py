@@ -50,12 +50,10 @@ def plan_run(
     ]
     if faults:
         raise ConfigError(faults)
-    warnings = [
-        *device.warnings,
-        *memory_warnings(config, data),
-        *loading.warnings(loader),
-        *_lightning_module_warnings(config, model),
-    ]
+    warnings = [*device.warnings, *memory_warnings(config, data, model), *loading.warnings(loader)]
+    if model.is_lightning_module and config.workload.optimizer is not None:
+        unused = "workload.optimizer is not used: a LightningModule configures its own."
+        warnings.append(f"{unused} Set workload.optimizer=null.")
     effective = Decided(config.workload.effective_batch_size, "the workload's; nothing else changes it", "set")
     workload = WorkloadSection.of({"effective_batch_size": effective})
     plan = RunPlan(device.trainer, device.device, tuple(warnings), workload, memory, loader)
@@ -94,15 +92,4 @@ def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[F
             "trainer.gradient_clip",
             f"{config.trainer.gradient_clip:g} clips before an optimizer step, and {why}.",
             "Set trainer.gradient_clip=null, and call self.clip_gradients in training_step.",
-        )
-
-
-def _lightning_module_warnings(config: RunConfig, model: ModelFacts) -> Iterator[str]:
-    """What a user's own LightningModule does by itself."""
-    if model.is_lightning_module and config.workload.optimizer is not None:
-        yield "workload.optimizer is not used: a LightningModule configures its own. Set workload.optimizer=null."
-    if model.is_lightning_module and config.memory.plateau_frac is not None:
-        yield (
-            f"memory.plateau_frac={config.memory.plateau_frac:g} is not used: a LightningModule runs its own step on "
-            "whole batches."
         )

@@ -35,14 +35,17 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
     card = cards[0] if on_gpu and cards else None
     faults = [*_device_faults(config, facts, accelerator, profile), *_card_faults(config, profile, facts, on_gpu)]
     precision = resolve_precision(gpu.precision.value, card)
-    if isinstance(precision, Fault):
-        raise ConfigError([*faults, precision])
-    if faults:
-        raise ConfigError(faults)
+    if isinstance(precision, Fault) or faults:
+        raise ConfigError([*faults, *([precision] if isinstance(precision, Fault) else [])])
     budget = _budget(config, profile, facts, on_gpu)
     caps_host = not on_gpu and gpu.enforce is True and budget.budget_gib is not None
-    if caps_host and (too_much := _host_fault(budget, facts)):
-        raise ConfigError([too_much])
+    if caps_host and budget.budget_gib is not None and budget.budget_gib > facts.ram_gib:
+        raise ConfigError.of(
+            "gpu.enforce",
+            f"true would hold a run on the CPU to {budget.budget_gib:g} GiB, and this process may have "
+            f"{facts.ram_gib:.1f} GiB of host memory.",
+            "Set gpu.enforce=null, or a smaller gpu.memory_gib.",
+        )
     enforce = _enforce(budget, gpu.enforce, on_gpu, caps_host)
     tf32 = f"gpu.tf32={str(gpu.tf32).lower()}" if on_gpu else "trains on the CPU, and TF32 is CUDA's"
     eager = ": eager, no compile time" if gpu.compile is Compile.none else ""
@@ -57,11 +60,16 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
         name=card.name if card else facts.cpu,
         workspaces=_workspaces(card),
     )
+    strategy = by_rule("auto", "one device: nothing to share out")
+    if trainer.strategy is not Strategy.auto:
+        strategy = Decided(trainer.strategy.value, f"trainer.strategy={trainer.strategy.value}", "set")
+    elif trainer.devices > 1:
+        strategy = by_rule("ddp", f"{trainer.devices} devices: a process for each")
     where = TrainerSection.of(
         {
             "accelerator": by_rule(accelerator, why, is_set=trainer.accelerator is not Accelerator.auto),
             "devices": Decided(trainer.devices, f"trainer.devices={trainer.devices}", "set"),
-            "strategy": _strategy(trainer.strategy, trainer.devices),
+            "strategy": strategy,
         }
     )
     # On a CPU they say that the budget is not enforced, and with gpu.enforce=true it is.
@@ -95,26 +103,6 @@ def _budget(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) 
         "with and not enforced. trainer.accelerator=auto uses the card."
     )
     return replace(budget, cap=False, warnings=(warning,))
-
-
-def _strategy(asked: Strategy, devices: int) -> Decided[str]:
-    if asked is not Strategy.auto:
-        return Decided(asked.value, f"trainer.strategy={asked.value}", "set")
-    if devices > 1:
-        return Decided("ddp", f"{devices} devices: a process for each", "predicted")
-    return Decided("auto", "one device: nothing to share out", "predicted")
-
-
-def _host_fault(budget: Budget, facts: MachineFacts) -> Fault | None:
-    """A budget that is held to in host memory must be there."""
-    if budget.budget_gib is None or budget.budget_gib <= facts.ram_gib:
-        return None
-    return Fault(
-        "gpu.enforce",
-        f"true would hold a run on the CPU to {budget.budget_gib:g} GiB, and this process may have "
-        f"{facts.ram_gib:.1f} GiB of host memory.",
-        "Set gpu.enforce=null, or a smaller gpu.memory_gib.",
-    )
 
 
 def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Iterator[Fault]:

@@ -22,10 +22,9 @@ from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
-from wellfed.planning.dry_plan import DryPlan
 from wellfed.planning.loader import LoaderPlanner
 from wellfed.planning.memory_candidates import Estimate
-from wellfed.planning.run_plan import DevicePlan, LoaderSection, ModelFacts, RunPlan
+from wellfed.planning.run_plan import DevicePlan, DryPlan, LoaderSection, ModelFacts, RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
 from wellfed.run.measured_fit import probed, with_plateau
