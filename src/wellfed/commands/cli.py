@@ -39,7 +39,9 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_OK if argv else EXIT_NOTHING_RUN
     command = next((command for command in COMMANDS if command.name == argv[0]), None)
     if command is None:
-        print(_unknown(argv[0]), file=sys.stderr)
+        close = difflib.get_close_matches(argv[0], [command.name for command in COMMANDS], n=1)
+        meant = f" Did you mean {close[0]}?" if close else ""
+        print(f"python -m wellfed {argv[0]}: there is no such command.{meant}\n\n{usage()}", file=sys.stderr)
         return EXIT_NOTHING_RUN
     try:
         return int(importlib.import_module(command.module).main(argv[1:]))
@@ -54,9 +56,3 @@ def usage() -> str:
     width = max(len(command.name) for command in COMMANDS)
     lines = [f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS]
     return "\n".join(["usage: python -m wellfed <command> [--help]", "", *lines])
-
-
-def _unknown(word: str) -> str:
-    close = difflib.get_close_matches(word, [command.name for command in COMMANDS], n=1)
-    meant = f" Did you mean {close[0]}?" if close else ""
-    return f"python -m wellfed {word}: there is no such command.{meant}\n\n{usage()}"
