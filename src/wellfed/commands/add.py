@@ -77,8 +77,7 @@ def write_workload(name: str, root: Path | None = None) -> list[Path]:
             undo.callback(option.unlink, missing_ok=True)
             for place, file in places.items():
                 text = (_BLANK / file).read_text(encoding="utf-8")
-                text = text.replace("wellfed.blank", f"{package}.{name}").replace("blank", name)
-                place.write_text(text, encoding="utf-8")
+                _write(place, text.replace("wellfed.blank", f"{package}.{name}").replace("blank", name))
         except OSError as error:
             problem = f"{error.filename or folder} can't be written: {error.strerror or error}."
             raise ConfigError.of(asked, problem, "Free space, or make its folder writable.") from error
@@ -104,6 +103,10 @@ def home_of_workloads(root: Path) -> str:
     except (OSError, yaml.YAMLError, KeyError, TypeError, ValueError) as error:
         problem = f"the default workload of {configs / 'train.yaml'} does not tell where workloads are: {error!r}."
         raise ConfigError.of("add workload", problem, "Run from a full clone.") from error
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
 def _check_name(name: str) -> None:

@@ -104,6 +104,11 @@ class Bookkeeper:
         self.record.steps, self.record.epochs = steps, epochs
         self.record.samples += samples
 
+    def ceiling(self, samples_per_s: float | None) -> None:
+        """The rate without loading, where it could be told."""
+        if samples_per_s is not None:
+            self.record.ceiling = {"samples_per_s": samples_per_s}
+
     def saved(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
         """A checkpoint was written."""
         self.journal.event("checkpoint", step=step, file=name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import ExitStack
 from typing import Any, Self
 
 from wellfed.config.schema import TelemetryConfig
@@ -20,14 +20,14 @@ from wellfed.telemetry.summary import Summary
 from wellfed.tracking.journal import Journal
 
 
-class MachineWatch:
+class MachineWatch(ExitStack):
     """Rows of telemetry.csv and curves for the sink while the ``with`` block lasts; figures at any time."""
 
     def __init__(
         self, config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, journal: Journal, progress: Progress
     ) -> None:
-        self._config, self._journal, self._progress = config, journal, progress
-        self._facts = facts
+        super().__init__()
+        self._config, self._facts, self._journal, self._progress = config, facts, journal, progress
         self._summary = Summary(progress.trained_s)
         self._samples_before = journal.record.samples
         outlet = Outlet(self._take, self._event, journal.publish)
@@ -41,13 +41,8 @@ class MachineWatch:
         refusals = [f"NVML: {self._facts.nvml_problem}. GPU figures are absent."] if self._facts.nvml_failed else []
         for message in [*refusals, *self._facts.cards_left_out]:
             self._event("telemetry_trouble", trouble="refused", message=message)
-        self._sampler.__enter__()
+        self.enter_context(self._sampler)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._sampler.__exit__(kind, error, traceback)
 
     def gpus(self) -> dict[str, Any]:
         """``gpus`` of the record."""

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 
@@ -30,6 +31,7 @@ RATES_S = 20.0
 """Seconds after which the rate of no further size is measured."""
 RATE_S, FEWEST_STEPS, MOST_STEPS = 0.5, 2, 20
 """How long one rate is measured."""
+Figure = TypeVar("Figure", int, float)
 _LOG = logging.getLogger(__name__)
 
 
@@ -50,7 +52,7 @@ def probed(
         footprints: those that ``plan`` was made with.
     """
     footprint = footprints(plan.memory.features, plan.memory.checkpoint_activations)
-    make_batch = footprints.batches()
+    make_batch, facts = footprints.batches, assemble.model_facts(parts, config)
     if isinstance(footprint, NoEstimate) or isinstance(make_batch, NoEstimate):
         return plan
 
@@ -58,14 +60,12 @@ def probed(
         meter = make_meter(step)
 
         def probe(size: int) -> int | None:
-            found = _peak(step, make_batch, size, meter)
+            found = _unless_out_of_memory(lambda: _peak(step, make_batch(size), meter))
             meter.free()
             return found
 
-        facts = assemble.model_facts(parts, config)
-        return with_probes(
-            plan, footprint, step_shape(plan, facts), probe, meter.room, may_split=not facts.has_batch_norm
-        )
+        shape = step_shape(plan, facts)
+        return with_probes(plan, footprint, shape, probe, meter.room, may_split=not facts.has_batch_norm)
 
     return _after_steps(config, plan, parts, device, decide)
 
@@ -77,7 +77,7 @@ def with_plateau(
 
     As `probed` in all else.
     """
-    frac, make_batch = config.memory.plateau_frac, footprints.batches()
+    frac, make_batch = config.memory.plateau_frac, footprints.batches
     if frac is None or isinstance(make_batch, NoEstimate):
         return plan
     has_peak = plan.predicted_peak_gib is not None
@@ -86,10 +86,15 @@ def with_plateau(
     until_s = time.monotonic() + RATES_S
 
     def decide(step: ConfiguredStep) -> RunPlan:
+        def rate(size: int) -> float | None:
+            if time.monotonic() > until_s:
+                return None
+            return _unless_out_of_memory(lambda: _rate(step, make_batch(size), size)) or 0.0
+
         return at_plateau(
             plan,
             frac,
-            lambda size: None if time.monotonic() > until_s else _rate(step, make_batch, size),
+            rate,
             samples=samples,
             footprint=footprint if isinstance(footprint, Footprint) else None,
             step=step_shape(plan, assemble.model_facts(parts, config)),
@@ -108,7 +113,11 @@ def _after_steps(
     """What is decided with steps of a copy of the model; the plan as it is where none can be run."""
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-            return decide(ConfiguredStep(config, plan, _copy_of(parts), device, fill=blank))
+            model = copy.deepcopy(parts.model)
+            features = None if parts.features is None else model.features()  # type: ignore[operator]
+            data = replace(parts.data, train=copied(parts.data.train))
+            its_copy = replace(parts, model=model, features=features, data=data)
+            return decide(ConfiguredStep(config, plan, its_copy, device, fill=blank))
     except Exception as error:  # noqa: BLE001  foreign code, and a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)
         return plan
@@ -119,42 +128,35 @@ def _after_steps(
             torch.cuda.reset_peak_memory_stats(device)  # the peak in the record is that of training
 
 
-def _peak(step: ConfiguredStep, make_batch: Callable[[int], Batch], size: int, meter: Meter) -> int | None:
-    """Bytes of the second step, the first makes the optimizer's state; None where they ran out."""
+def _unless_out_of_memory(measure: Callable[[], Figure]) -> Figure | None:
     try:
-        batch = step.place(make_batch(size))
-        step(batch)
-        return meter.peak(lambda: step(batch)).total
+        return measure()
     except Exception as error:
         if oom.classify(error) is None:
             raise
         return None
 
 
-def _rate(step: ConfiguredStep, make_batch: Callable[[int], Batch], size: int) -> float:
-    """Samples/s of some steps after the first; 0 where memory ran out."""
+def _peak(step: ConfiguredStep, batch: Batch, meter: Meter) -> int:
+    """Bytes of the second step; the first makes the optimizer's state."""
+    batch = step.place(batch)
+    step(batch)
+    return meter.peak(lambda: step(batch)).total
+
+
+def _rate(step: ConfiguredStep, batch: Batch, size: int) -> float:
+    """Samples/s of some steps after the first."""
 
     def wait() -> None:
         if step.device.type == "cuda":
             torch.cuda.synchronize(step.device)
 
-    try:
-        batch = step.place(make_batch(size))
+    batch = step.place(batch)
+    step(batch)
+    wait()
+    began_s, num_steps = time.perf_counter(), 0
+    while num_steps < FEWEST_STEPS or (num_steps < MOST_STEPS and time.perf_counter() - began_s < RATE_S):
         step(batch)
-        wait()
-        began_s, num_steps = time.perf_counter(), 0
-        while num_steps < FEWEST_STEPS or (num_steps < MOST_STEPS and time.perf_counter() - began_s < RATE_S):
-            step(batch)
-            num_steps += 1
-        wait()
-        return size * num_steps / (time.perf_counter() - began_s)
-    except Exception as error:
-        if oom.classify(error) is None:
-            raise
-        return 0.0
-
-
-def _copy_of(parts: assemble.Parts) -> assemble.Parts:
-    model = copy.deepcopy(parts.model)
-    features = None if parts.features is None else model.features()  # type: ignore[operator]
-    return replace(parts, model=model, features=features, data=replace(parts.data, train=copied(parts.data.train)))
+        num_steps += 1
+    wait()
+    return size * num_steps / (time.perf_counter() - began_s)

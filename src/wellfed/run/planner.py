@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Self
@@ -24,10 +25,11 @@ from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
 from wellfed.planning.loader import LoaderPlanner
 from wellfed.planning.memory_candidates import Estimate
-from wellfed.planning.run_plan import DevicePlan, DryPlan, LoaderSection, ModelFacts, RunPlan
+from wellfed.planning.run_plan import DevicePlan, DryPlan, ModelFacts, RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
 from wellfed.run.measured_fit import probed, with_plateau
+from wellfed.units import GIB
 
 HOST_SHARE = 0.5
 """Of the free host memory that an estimate may take where a model must be run for real."""
@@ -71,8 +73,12 @@ class Planner:
             ConfigError: what is asked for can't be done here, or does not fit the card.
         """
         rough = self.rough()
-        estimate = None if self.device.device.memory_gib is None else self.estimate(rough)
-        first = assemble.try_loader(self.config, self._to_time, rough, self.parts, rank=rank)
+        estimate = None if rough.device.memory_gib is None else self.estimate(rough)
+        data, on_gpu = assemble.data_facts(self.parts), self.device.on_gpu
+        loading = LoaderPlanner(self.config, self.choices, self.facts, data, on_gpu)
+        first = assemble.try_loader(
+            self.config, lambda built: replace(loading, first=built).to_time(), rough, self.parts, rank=rank
+        )
         plan = self._plan(first=first) if estimate is None else self.estimated(estimate, first)
         if plan.misfit is None:
             return self._measured(plan, estimate)
@@ -82,7 +88,9 @@ class Planner:
 
     def _measured(self, plan: RunPlan, estimate: Footprints | None) -> RunPlan:
         """The plan with what real steps show of its micro-batch, where that is a prediction."""
-        may_run_out, seeks_plateau = self._is_open(plan), self._seeks_plateau(plan)
+        is_predicted = plan.memory.reasons["micro_batch"].source == "predicted"
+        by_rates = self.config.memory.plateau_frac is not None and is_predicted
+        may_run_out, seeks_plateau = self._is_open(plan), by_rates and self.model_facts().may_split
         if not (may_run_out or seeks_plateau):
             return plan
         if untried := self._untried(plan):
@@ -93,16 +101,6 @@ class Planner:
             device = card if plan.on_gpu else torch.device("cpu")
             plan = with_plateau(self.config, plan, self.parts, estimate, device)
         return probed(self.config, plan, self.parts, estimate, card) if may_run_out else plan
-
-    def _seeks_plateau(self, plan: RunPlan) -> bool:
-        """Whether the micro-batch is to be chosen by rates, and was not typed."""
-        is_predicted = plan.memory.reasons["micro_batch"].source == "predicted"
-        return self.config.memory.plateau_frac is not None and is_predicted and self.model_facts().may_split
-
-    def _to_time(self, built: FirstBatches) -> list[LoaderSection]:
-        """Loaders whose times decide the backend, now that building one batch has been timed."""
-        data, on_gpu = assemble.data_facts(self.parts), self.device.on_gpu
-        return LoaderPlanner(self.config, self.choices, self.facts, data, on_gpu, built).to_time()
 
     def _is_open(self, plan: RunPlan) -> bool:
         """Whether a GPU's micro-batch is a prediction."""
@@ -121,19 +119,11 @@ class Planner:
         return ""
 
     def rough(self) -> RunPlan:
-        """The plan by rules of thumb.
-
-        Raises:
-            ConfigError: what is asked for can't be done.
-        """
+        """The plan by rules of thumb. Like all plans it raises a ConfigError for what can't be done."""
         return self._plan()
 
     def model_facts(self) -> ModelFacts:
-        """What a plan knows of the model.
-
-        Raises:
-            ConfigError: its sizes are not known yet.
-        """
+        """What a plan knows of the model; a ConfigError where its sizes are not known yet."""
         model = self.parts.model
         lazy = [name for name, each in chain(model.named_parameters(), model.named_buffers()) if is_lazy(each)]
         if lazy:
@@ -147,28 +137,18 @@ class Planner:
         plans, most = [], self.config.trainer.devices
         for devices in range(1, most + 1) if most > 1 else ():
             config = replace(self.config, trainer=replace(self.config.trainer, devices=devices))
-            try:
+            with suppress(ConfigError):
                 fewer = replace(self, config=config, device=plan_device(config, self.choices, self.facts))
                 plans.append(fewer._plan(estimate=estimate))
-            except ConfigError:
-                continue
         return plans
 
     def for_evaluation(self) -> RunPlan:
-        """The plan of a pass over the test data alone.
-
-        Raises:
-            ConfigError: what is asked for can't be done.
-        """
+        """The plan of a pass over the test data alone."""
         # Nothing is trained: there are no gradients, and no optimizer.
         return self._plan(model=replace(self.model_facts(), trainable_bytes=0, optimizer_state_bytes=0))
 
     def estimated(self, estimate: Footprints, first: FirstBatches | None = None) -> RunPlan:
-        """The plan by an estimate of memory, and by what the first batches have shown.
-
-        Raises:
-            ConfigError: what is asked for can't be done.
-        """
+        """The plan by an estimate of memory, and by what the first batches have shown."""
         plan = self._plan(first=first, estimate=estimate)
         if plan.predicted_peak_gib is None or not estimate.looked_at:
             return plan
@@ -176,13 +156,8 @@ class Planner:
 
     def estimate(self, plan: RunPlan) -> Footprints:
         """Footprints for the precision and loader of a plan, for as many samples as one device could be given."""
-        return Footprints(
-            self.config,
-            plan,
-            self.parts,
-            samples=self.config.workload.effective_batch_size,
-            host_bytes=int(HOST_SHARE * self.facts.ram_available_gib * 2**30),
-        )
+        samples, host_bytes = self.config.workload.effective_batch_size, HOST_SHARE * self.facts.ram_available_gib * GIB
+        return Footprints(self.config, plan, self.parts, samples=samples, host_bytes=int(host_bytes))
 
     def _plan(self, model: ModelFacts | None = None, **known: Any) -> RunPlan:
         data, model = assemble.data_facts(self.parts), model or self.model_facts()

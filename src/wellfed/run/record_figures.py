@@ -34,7 +34,7 @@ class Usage:
         """Training begins."""
         self._on_cuda = plan.on_gpu
         self._rss_before = self._process.memory_info().rss
-        self._cpu_before_s, self._began_s = _cpu_s(self._process), _now_s()
+        self._cpu_before_s, self._began_s = _cpu_s(self._process), time.monotonic()
 
     def stop(self) -> None:
         """Training is over: what comes after is not to be counted."""
@@ -59,7 +59,7 @@ class Usage:
             return {}
         shm = Path("/dev/shm")
         return {
-            "cpu_pct": 100 * (_cpu_s(self._process) - self._cpu_before_s) / max(1e-9, _now_s() - self._began_s),
+            "cpu_pct": 100 * (_cpu_s(self._process) - self._cpu_before_s) / max(1e-9, time.monotonic() - self._began_s),
             "rss_gib": gib(self._process.memory_info().rss),
             "shm_gib": gib(psutil.disk_usage(str(shm)).used) if shm.is_dir() else None,
         }
@@ -121,7 +121,3 @@ def _cpu_s(process: psutil.Process) -> float:
     """CPU seconds of the process and its finished children."""
     times = process.cpu_times()
     return float(times.user + times.system + times.children_user + times.children_system)
-
-
-def _now_s() -> float:
-    return time.monotonic()
