@@ -22,8 +22,8 @@ from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.memory.cap import cap_cuda
 from wellfed.nvml.session import NvmlError, NvmlSession
 from wellfed.planning.run_plan import RunPlan
+from wellfed.run.measured_fit import ConfiguredStep
 from wellfed.run.planner import Planner
-from wellfed.run.training_step import ConfiguredStep
 from wellfed.units import GIB
 
 HOST_FRAC = 0.9

@@ -1,15 +1,21 @@
-"""Watches the machine while a run lasts, as the configuration asks, and sums up what was seen."""
+"""Watches the machine while a run lasts, and measures what the run takes of memory and host."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Self
+
+import psutil
+import torch
 
 from wellfed.config.schema import TelemetryConfig
 from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import EventKind, TelemetryEntry
+from wellfed.record import EventKind, HostEntry, MemoryEntry, TelemetryEntry
 from wellfed.telemetry.gpu import GpuSource, WatchedGpu
 from wellfed.telemetry.host import HostSource
 from wellfed.telemetry.outlet import Outlet
@@ -18,6 +24,7 @@ from wellfed.telemetry.sampler import Sampler, Source
 from wellfed.telemetry.series import Sample
 from wellfed.telemetry.summary import Summary
 from wellfed.tracking.journal import Journal
+from wellfed.units import gib
 
 
 class MachineWatch(ExitStack):
@@ -67,3 +74,71 @@ def gpus_to_watch(facts: MachineFacts, plan: RunPlan) -> list[WatchedGpu]:
     if plan.on_gpu:
         known = [gpu for gpu in known if gpu.index < plan.trainer.devices]
     return [WatchedGpu(gpu.index, str(gpu.uuid), gpu.is_mig) for gpu in known]
+
+
+class Usage:
+    """Memory and CPU time of training, from `start` to `stop` (or to now)."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._rss_before = self._cpu_before_s = self._began_s = 0.0
+        self._peak: float | None = None
+        self._host: HostEntry | None = None
+        self._on_cuda = False
+        self.ballast_bytes = 0
+        """Held to make a card smaller; no part of what the run needs."""
+
+    def start(self, plan: RunPlan) -> None:
+        """Training begins."""
+        self._on_cuda = plan.on_gpu
+        self._rss_before = self._process.memory_info().rss
+        self._cpu_before_s, self._began_s = _cpu_s(self._process), time.monotonic()
+
+    def stop(self) -> None:
+        """Training is over: what comes after is not to be counted."""
+        self._peak, self._host = self._measured_peak(), self.host()
+
+    def memory(self, plan: RunPlan | None) -> MemoryEntry:
+        """``memory`` of the record. On CUDA the peak is what the allocator reserved, else the growth of peak RSS."""
+        if plan is None or not self._began_s:
+            return {}
+        return {
+            "device": plan.device.name,
+            "budget_gib": plan.device.memory_gib,
+            "predicted_peak_gib": plan.predicted_peak_gib,
+            "measured_peak_gib": gib(self._measured_peak() if self._peak is None else self._peak),
+        }
+
+    def host(self) -> HostEntry:
+        """``host`` of the record: cpu_pct counts 100 for each core kept busy by this process and its workers."""
+        if self._host is not None:
+            return self._host
+        if not self._began_s:
+            return {}
+        shm = Path("/dev/shm")
+        return {
+            "cpu_pct": 100 * (_cpu_s(self._process) - self._cpu_before_s) / max(1e-9, time.monotonic() - self._began_s),
+            "rss_gib": gib(self._process.memory_info().rss),
+            "shm_gib": gib(psutil.disk_usage(str(shm)).used) if shm.is_dir() else None,
+        }
+
+    def _measured_peak(self) -> float:
+        if self._on_cuda:
+            return float(torch.cuda.max_memory_reserved() - self.ballast_bytes)
+        return max(0.0, _peak_rss() - self._rss_before)
+
+
+def _peak_rss() -> float:
+    """Bytes; Linux counts in KiB, macOS in bytes. Where there is no such counter, what is resident now."""
+    if sys.platform == "win32":
+        return float(psutil.Process().memory_info().rss)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of the process and its finished children."""
+    times = process.cpu_times()
+    return float(times.user + times.system + times.children_user + times.children_system)

@@ -24,7 +24,7 @@ from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import RunRecord
-from wellfed.run import assemble, record_figures, screen
+from wellfed.run import assemble, screen
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.checkpoint_file import load_checkpoint
 from wellfed.run.other_ranks import OtherRanks
@@ -118,7 +118,7 @@ class Run:
 
     def _look_at_machine(self) -> MachineFacts:
         facts = machine(torch_cuda())
-        self._books.record.machine = record_figures.machine_entry(facts)
+        self._books.machine(facts)
         for gpu in facts.gpus:
             free = "free memory unknown" if gpu.free_gib is None else f"{gpu.free_gib:.1f} GiB free"
             by = f"; held by {gpu.held_by()}" if gpu.holders else ""
