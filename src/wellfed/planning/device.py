@@ -46,7 +46,18 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
             f"{facts.ram_gib:.1f} GiB of host memory.",
             "Set gpu.enforce=null, or a smaller gpu.memory_gib.",
         )
-    enforce = _enforce(budget, gpu.enforce, on_gpu, caps_host)
+    because = "the budget is what this card has"
+    if caps_host:
+        because = "gpu.enforce=true: host memory is held to the budget in the card's place"
+    elif not on_gpu:
+        because = "trains on the CPU: there is no GPU memory to hold back"
+    elif gpu.enforce is not None:
+        because = f"gpu.enforce={str(gpu.enforce).lower()}"
+    elif budget.cap:
+        because = "holds this card to the budget of the one that was named"
+    is_held = caps_host or budget.cap
+    # A card that is not here counts as one of capability 8.0; a simulated one has no cuBLAS.
+    is_hopper = card is not None and int((card.capability or "8").partition(".")[0]) >= 9
     tf32 = f"gpu.tf32={str(gpu.tf32).lower()}" if on_gpu else "trains on the CPU, and TF32 is CUDA's"
     eager = ": eager, no compile time" if gpu.compile is Compile.none else ""
     device = DeviceSection.of(
@@ -55,10 +66,10 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
             "precision": by_rule(precision.precision, precision.because, is_set=gpu.precision.value != "auto"),
             "tf32": by_rule(gpu.tf32 and on_gpu, tf32, is_set=on_gpu),
             "compile": Decided(gpu.compile.value, f"gpu.compile={gpu.compile.value}{eager}", "set"),
-            "enforce": enforce,
+            "enforce": by_rule(is_held, because, is_set=is_held == gpu.enforce),
         },
         name=card.name if card else facts.cpu,
-        workspaces=_workspaces(card),
+        workspaces=0 if card and card.is_simulated else CUBLAS_BYTES_HOPPER if is_hopper else CUBLAS_BYTES,
     )
     strategy = by_rule("auto", "one device: nothing to share out")
     if trainer.strategy is not Strategy.auto:
@@ -76,19 +87,10 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
     warnings = [*facts.warnings, *(() if caps_host else budget.warnings)]
     if gpu.allocator is Allocator.expandable and not on_gpu:
         warnings.append("gpu.allocator=expandable has no effect on the CPU. Leave it at default there.")
-    if gpu.ballast and not (on_gpu and enforce.value):
-        warnings.append(
-            "gpu.ballast=true has no effect: no GPU is held to a smaller budget here. Set gpu.ballast=false."
-        )
+    if gpu.ballast and not (on_gpu and is_held):
+        unused = "gpu.ballast=true has no effect: no GPU is held to a smaller budget here."
+        warnings.append(f"{unused} Set gpu.ballast=false.")
     return DevicePlan(where, device, tuple(warnings))
-
-
-def _workspaces(card: GpuFacts | None) -> int:
-    """A card that is not here counts as one of capability 8.0; a simulated one has no cuBLAS."""
-    if card is None or card.capability is None:
-        return CUBLAS_BYTES
-    is_hopper = int(card.capability.partition(".")[0]) >= 9
-    return 0 if card.is_simulated else CUBLAS_BYTES_HOPPER if is_hopper else CUBLAS_BYTES
 
 
 def _budget(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Budget:
@@ -133,20 +135,6 @@ def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: b
                 f"{held}; {left_gib:.1f} GiB are left.",
                 "End them, or name another card: CUDA_VISIBLE_DEVICES=1.",
             )
-
-
-def _enforce(budget: Budget, asked: bool | None, on_gpu: bool, caps_host: bool) -> Decided[bool]:
-    if caps_host:
-        return Decided(True, "gpu.enforce=true: host memory is held to the budget in the card's place", "set")
-    if not on_gpu:
-        because = "trains on the CPU: there is no GPU memory to hold back"
-    elif asked is not None:
-        because = f"gpu.enforce={str(asked).lower()}"
-    elif budget.cap:
-        because = "holds this card to the budget of the one that was named"
-    else:
-        because = "the budget is what this card has"
-    return by_rule(budget.cap, because, is_set=asked is not None and budget.cap == asked)
 
 
 def _accelerator(asked: Accelerator, profile: str, cards: tuple[GpuFacts, ...]) -> tuple[str, str]:

@@ -47,8 +47,7 @@ class Bookkeeper:
         self.record, self.folder, self._config = record, folder, config
         self.journal = Journal(record, folder, earlier_s=earlier_s)
         self.progress = Progress(time_s=self.journal.time_s)
-        self.usage = Usage()
-        self._plan: RunPlan | None = None
+        self._usage: Usage | None = None
         self._watch: MachineWatch | None = None
 
     def machine(self, facts: MachineFacts) -> None:
@@ -67,7 +66,6 @@ class Bookkeeper:
 
     def planned(self, plan: RunPlan) -> None:
         """What is going to be done."""
-        self._plan = plan
         self.record.plan = plan.to_dict()
         self.journal.save()
 
@@ -112,6 +110,11 @@ class Bookkeeper:
             return nullcontext()
         self._watch = MachineWatch(self._config.telemetry, facts, plan, self.journal, self.progress)
         return self._watch
+
+    def training(self, plan: RunPlan, ballast_bytes: int) -> Usage:
+        """What training takes is measured from now on, until it is told to stop."""
+        self._usage = Usage(plan, ballast_bytes)
+        return self._usage
 
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Training has come so far; ``samples`` are those of this step."""
@@ -174,8 +177,8 @@ class Bookkeeper:
             }
             record.readiness_frac = summary.readiness_frac
         record.metrics = {**record.metrics, **metrics}
-        record.memory = self.usage.memory(self._plan) or record.memory
-        record.host = self.usage.host() or record.host
+        if self._usage is not None:
+            record.memory, record.host = self._usage.entries()
         if self._watch is not None:
             record.gpus = self._watch.gpus()
             record.telemetry = self._watch.cost()

@@ -77,55 +77,47 @@ def gpus_to_watch(facts: MachineFacts, plan: RunPlan) -> list[WatchedGpu]:
 
 
 class Usage:
-    """Memory and CPU time of training, from `start` to `stop` (or to now)."""
+    """Memory and CPU time of training, from now on.
 
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._rss_before = self._cpu_before_s = self._began_s = 0.0
-        self._peak: float | None = None
-        self._host: HostEntry | None = None
-        self._on_cuda = False
-        self.ballast_bytes = 0
-        """Held to make a card smaller; no part of what the run needs."""
+    Args:
+        ballast_bytes: held to make a card smaller; no part of what the run needs.
+    """
 
-    def start(self, plan: RunPlan) -> None:
-        """Training begins."""
-        self._on_cuda = plan.on_gpu
+    def __init__(self, plan: RunPlan, ballast_bytes: int) -> None:
+        self._plan, self._ballast_bytes, self._process = plan, ballast_bytes, psutil.Process()
         self._rss_before = self._process.memory_info().rss
         self._cpu_before_s, self._began_s = _cpu_s(self._process), time.monotonic()
+        self._at_the_end: tuple[MemoryEntry, HostEntry] | None = None
 
     def stop(self) -> None:
         """Training is over: what comes after is not to be counted."""
-        self._peak, self._host = self._measured_peak(), self.host()
+        self._at_the_end = self.entries()
 
-    def memory(self, plan: RunPlan | None) -> MemoryEntry:
-        """``memory`` of the record. On CUDA the peak is what the allocator reserved, else the growth of peak RSS."""
-        if plan is None or not self._began_s:
-            return {}
-        return {
-            "device": plan.device.name,
-            "budget_gib": plan.device.memory_gib,
-            "predicted_peak_gib": plan.predicted_peak_gib,
-            "measured_peak_gib": gib(self._measured_peak() if self._peak is None else self._peak),
+    def entries(self) -> tuple[MemoryEntry, HostEntry]:
+        """``memory`` and ``host`` of the record.
+
+        On CUDA the peak is what the allocator reserved, else the growth of peak RSS. cpu_pct counts 100 for each core
+        kept busy by this process and its workers.
+        """
+        if self._at_the_end is not None:
+            return self._at_the_end
+        if self._plan.on_gpu:
+            peak = float(torch.cuda.max_memory_reserved() - self._ballast_bytes)
+        else:
+            peak = max(0.0, _peak_rss() - self._rss_before)
+        memory: MemoryEntry = {
+            "device": self._plan.device.name,
+            "budget_gib": self._plan.device.memory_gib,
+            "predicted_peak_gib": self._plan.predicted_peak_gib,
+            "measured_peak_gib": gib(peak),
         }
-
-    def host(self) -> HostEntry:
-        """``host`` of the record: cpu_pct counts 100 for each core kept busy by this process and its workers."""
-        if self._host is not None:
-            return self._host
-        if not self._began_s:
-            return {}
         shm = Path("/dev/shm")
-        return {
+        host: HostEntry = {
             "cpu_pct": 100 * (_cpu_s(self._process) - self._cpu_before_s) / max(1e-9, time.monotonic() - self._began_s),
             "rss_gib": gib(self._process.memory_info().rss),
             "shm_gib": gib(psutil.disk_usage(str(shm)).used) if shm.is_dir() else None,
         }
-
-    def _measured_peak(self) -> float:
-        if self._on_cuda:
-            return float(torch.cuda.max_memory_reserved() - self.ballast_bytes)
-        return max(0.0, _peak_rss() - self._rss_before)
+        return memory, host
 
 
 def _peak_rss() -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,10 +31,9 @@ Best = tuple[str, Any]
 
 
 @dataclass
-class ModelLearner:
-    """A plain model, in a `StepModule`."""
+class Learner:
+    """What both have in common: the configured model, and Trainers for its passes."""
 
-    is_guest: ClassVar[bool] = False
     checkpoints: ClassVar[type[Checkpoints]] = Checkpoints
 
     config: RunConfig
@@ -42,6 +41,40 @@ class ModelLearner:
     plan: RunPlan
     books: Bookkeeper
     options: lit.TrainerOptions
+    module: Any = field(init=False)
+    shares_evaluation: bool = field(default=False, init=False)
+    """Among the ranks; what a LightningModule logs may be of its own rank alone: there each sees the whole split."""
+    own_best: Best = field(default=("loss", "min"), init=False)
+
+    def begin_pass(self) -> None:
+        """Before each pass over a split."""
+
+    def evaluates(self, split: str) -> bool:
+        """Whether the workload has such a split, and something to do with it."""
+        return getattr(self.parts.data, split) is not None
+
+    def batches(self, deliveries: Any) -> Any:
+        """What the Trainer is given of a split."""
+        return deliveries
+
+    def artifacts(self) -> dict[str, Path]:
+        """The files that the evaluation writes."""
+        return {}
+
+    def misfits(self, weights: Mapping[str, Any]) -> list[str]:
+        """Weights that don't go into this model, the first few."""
+        return lit.misfits(self.module, weights)
+
+    def best_metric(self) -> Best:
+        """As the workload's evaluation says, unless the configuration does."""
+        name, mode = self.config.trainer.best_metric, self.config.trainer.best_mode
+        return name or self.own_best[0], self.own_best[1] if mode is None else mode.value
+
+
+@dataclass
+class ModelLearner(Learner):
+    """A plain model, in a `StepModule`."""
+
     total_steps: int | None
     """Which a learning-rate schedule goes by."""
     may_adapt: bool
@@ -51,7 +84,8 @@ class ModelLearner:
         is_shareable = self.options.devices > 1 and self.options.strategy in SHARING_STRATEGIES
         self.shares_evaluation = is_shareable and can_be_shared(self.parts.data.evaluation or MeanLoss())
         self._whole = KeepWeights() if self.plan.trainer.strategy == "fsdp" else None
-        self.module: Any = self._step_module()
+        self.module = self._step_module()
+        self.own_best = self.module.evaluation.best_metric, self.module.evaluation.best_mode
 
     def begin_pass(self) -> None:
         """A model that was sharded for an earlier pass gives way to another with its weights."""
@@ -69,14 +103,6 @@ class ModelLearner:
         """A Trainer for a pass over validation or test data."""
         return lit.make_trainer(self.options, list(callbacks), self.books.folder)
 
-    def evaluates(self, split: str) -> bool:
-        """Whether the workload has such a split, and something to do with it."""
-        return getattr(self.parts.data, split) is not None
-
-    def batches(self, deliveries: Any) -> Any:
-        """What the Trainer is given of a split."""
-        return deliveries
-
     def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
         """A pass over the test split, with a checkpoint's weights or those at hand."""
         if checkpoint is not None:
@@ -84,17 +110,8 @@ class ModelLearner:
         trainer.test(self.module, batches, verbose=False)
 
     def artifacts(self) -> dict[str, Path]:
-        """The files that the evaluation writes."""
+        """Those of the workload's evaluation."""
         return dict(self.module.evaluation.artifacts(self.books.folder))
-
-    def misfits(self, weights: Mapping[str, Any]) -> list[str]:
-        """Weights that don't go into this model, the first few."""
-        return lit.misfits(self.module, weights)
-
-    def best_metric(self) -> Best:
-        """As the workload's evaluation says, unless the configuration does."""
-        own = self.module.evaluation
-        return _best(self.config, (own.best_metric, own.best_mode))
 
     def _step_module(self) -> StepModule:
         config, parts, plan = self.config, self.parts, self.plan
@@ -132,29 +149,18 @@ class ModelLearner:
 
 
 @dataclass
-class GuestLearner:
-    """The same for a LightningModule of the user's own, which runs its own step."""
+class GuestLearner(Learner):
+    """A LightningModule of the user's own, which runs its own step."""
 
-    is_guest: ClassVar[bool] = True
     checkpoints: ClassVar[type[Checkpoints]] = GuestCheckpoints
-    shares_evaluation: ClassVar[bool] = False
-    """What it logs may be of its own rank alone: each sees the whole split."""
 
-    config: RunConfig
-    parts: assemble.Parts
-    plan: RunPlan
-    books: Bookkeeper
-    options: lit.TrainerOptions
     figures: Figures
 
     def __post_init__(self) -> None:
-        self.module: Any = self.parts.model
+        self.module = self.parts.model
         event, mode = self.books.journal.event, self.plan.device.compile
         if mode != "none":
             guest.compile_step(self.module, mode, lambda message: event("compile_failed", message=message))
-
-    def begin_pass(self) -> None:
-        """Nothing to do."""
 
     def training(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
         """As for a model; with what a guest's hooks need."""
@@ -169,8 +175,8 @@ class GuestLearner:
         return self._trainer(self.options, callbacks, [])
 
     def evaluates(self, split: str) -> bool:
-        """Whether the workload has such a split, and the module a step for it."""
-        return getattr(self.parts.data, split) is not None and lit.has_step(self.module, split)
+        """The module must have a step for it, too."""
+        return super().evaluates(split) and lit.has_step(self.module, split)
 
     def batches(self, deliveries: Any) -> Any:
         """Batches alone."""
@@ -181,25 +187,12 @@ class GuestLearner:
         weights_only = None if checkpoint is None else True
         trainer.test(self.module, batches, verbose=False, ckpt_path=checkpoint, weights_only=weights_only)
 
-    def artifacts(self) -> dict[str, Path]:
-        """None."""
-        return {}
-
     def misfits(self, weights: Mapping[str, Any]) -> list[str]:
         """None are known of a module that makes layers later."""
-        return [] if guest.builds_itself_later(self.module) else lit.misfits(self.module, weights)
-
-    def best_metric(self) -> Best:
-        """The loss, unless the configuration says otherwise."""
-        return _best(self.config, ("loss", "min"))
+        return [] if guest.builds_itself_later(self.module) else super().misfits(weights)
 
     def _trainer(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
         every, log = self.config.trainer.log_every_steps, self.figures.logged
         return guest.make_guest_trainer(
             options, list(callbacks), self.books.folder, last=list(last), log=log, log_every=every
         )
-
-
-def _best(config: RunConfig, own: Best) -> Best:
-    name, mode = config.trainer.best_metric, config.trainer.best_mode
-    return name or own[0], own[1] if mode is None else mode.value

@@ -162,7 +162,11 @@ class Passes:
         options = replace(self._options, max_epochs=None, max_steps=steps, max_time_s=None, validate_every_steps=None)
         # A guest's hooks may ask for figures of a validation.
         learner = self._learner
-        with steps_alone(learner.module, is_set_up=False, moves=True) if learner.is_guest else nullcontext():
+        with (
+            steps_alone(learner.module, is_set_up=False, moves=True)
+            if self._parts.is_lightning_module
+            else nullcontext()
+        ):
             self._fit(learner.training(options, callbacks, keep), clock, None, None)
 
     def _clock(self) -> StepClock:
@@ -176,7 +180,7 @@ class Passes:
         device, learner = trainer.strategy.root_device, self._learner  # this rank's own
         learner.begin_pass()
         with prefetched(self._loader, learner.module, device, self._plan.loader.device_prefetch) as batches:
-            loader = TimedLoader(batches, clock, unwrap=learner.is_guest)
+            loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
             lit.fit(trainer, learner.module, loader, val_batches, checkpoint)
         self._loader.close()
 

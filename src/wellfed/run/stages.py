@@ -94,24 +94,23 @@ class Run:
         planner = Planner.start(self.composed, facts, self.parts)
         parts, plan, books = planner.parts, self._make_plan(planner), self._books
         ballast = _prepare_device(self._config, plan, parts)  # held while the run lasts
-        books.usage.ballast_bytes = 0 if ballast is None else ballast.nbytes
         may_adapt = self.measure is None  # a smaller step is another setting than the one to be measured
         self._passes = passes = Passes(self._config, parts, plan, books, rank=self.rank, may_adapt=may_adapt)
         checkpoint = None if self.target is None else self._go_on_from(self.target, passes)
         if self.rank == 0 and self.measure is None:  # a sweep publishes its trials itself
             books.open_wandb(self.composed)
         with books.watching(facts, plan) if self.rank == 0 else nullcontext():
-            books.usage.start(plan)
+            usage = books.training(plan, 0 if ballast is None else ballast.nbytes)
             if self.measure is not None:
                 self._started()
                 books.ceiling(passes.warm_up())
                 passes.measure(self.measure, self.stop, self._started)
-                books.usage.stop()
+                usage.stop()
                 return
             passes.fit(self._console, self.stop, checkpoint, self._started)
             if not self.has_trained:
                 _LOG.warning("Nothing was left to train. Raise trainer.max_epochs or trainer.max_steps to go on.")
-            books.usage.stop()
+            usage.stop()
             written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
             books.record.artifacts.update(written)
             books.ceiling(passes.ceiling())
