@@ -15,7 +15,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.budget import within_budget
 from wellfed.planning.loader import LoaderPlanner
-from wellfed.planning.memory import known_parts, memory_faults, memory_warnings, parts_faults, plan_memory
+from wellfed.planning.memory import known_parts, memory_faults, memory_warnings, parts_fault, plan_memory
 from wellfed.planning.memory_candidates import Estimate
 from wellfed.planning.run_plan import DataFacts, Decided, DevicePlan, ModelFacts, RunPlan, WorkloadSection
 
@@ -64,8 +64,8 @@ def plan_run(
     if plan.predicted_peak_gib is not None:
         return plan
     plan = replace(plan, parts=known_parts(plan, model, data))
-    if plan.on_gpu and plan.trainer.strategy != "fsdp" and (too_much := parts_faults(plan.parts, plan)):
-        raise ConfigError(too_much)
+    if plan.on_gpu and plan.trainer.strategy != "fsdp" and (too_much := parts_fault(plan.parts, plan)):
+        raise ConfigError([too_much])
     return plan
 
 

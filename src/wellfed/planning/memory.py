@@ -102,22 +102,20 @@ def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, 
     }
 
 
-def parts_faults(parts: Mapping[str, int], plan: RunPlan) -> list[Fault]:
-    """The fault where what is known alone is more than the budget."""
+def parts_fault(parts: Mapping[str, int], plan: RunPlan) -> Fault | None:
+    """Where what is known alone is more than the budget."""
     budget_gib, needed = plan.device.memory_gib, sum(parts.values())
     if budget_gib is None or gib(needed) <= budget_gib:
-        return []
+        return None
     listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts.items() if size)
     typed = _less_to_hold(parts, budget_gib, plan.device.precision)
     way_out = "take a smaller workload.model or a larger card."
-    return [
-        Fault(
-            "gpu.memory_gib",
-            f"the budget is {budget_gib:.1f} GiB, and before any activation there is need of "
-            f"{show_bytes(needed)} ({listed}).",
-            f"Set {typed}, or {way_out}" if typed else f"T{way_out[1:]}",
-        )
-    ]
+    return Fault(
+        "gpu.memory_gib",
+        f"the budget is {budget_gib:.1f} GiB, and before any activation there is need of "
+        f"{show_bytes(needed)} ({listed}).",
+        f"Set {typed}, or {way_out}" if typed else way_out.capitalize(),
+    )
 
 
 def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str) -> str:

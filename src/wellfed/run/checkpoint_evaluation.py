@@ -56,11 +56,7 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
 
 
 def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
-    """The configuration of the run that wrote a checkpoint.
-
-    Raises:
-        ConfigError: no such checkpoint, or none that can be read, or no record beside it.
-    """
+    """The configuration of the run that wrote a checkpoint, from the record beside it."""
     where, folder = f"checkpoint={checkpoint}", checkpoint.parent.parent
     if not checkpoint.is_file():
         raise ConfigError.of(where, "there is no such file.", "Name a file of a run's checkpoints folder.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from wellfed.lit.callbacks.clock import BareBatches
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.guest_state import GuestCheckpoints
 from wellfed.lit.callbacks.non_finite import NonFinite
+from wellfed.lit.ceiling import steps_alone
 from wellfed.lit.evaluating import SHARING_STRATEGIES, can_be_shared
 from wellfed.lit.mean_loss import MeanLoss
 from wellfed.lit.module import StepModule, StepOptions
@@ -48,6 +50,10 @@ class Learner:
 
     def begin_pass(self) -> None:
         """Before each pass over a split."""
+
+    def measuring(self) -> AbstractContextManager[Any]:
+        """Around a training that is only timed."""
+        return nullcontext()
 
     def evaluates(self, split: str) -> bool:
         """Whether the workload has such a split, and something to do with it."""
@@ -173,6 +179,10 @@ class GuestLearner(Learner):
     def evaluating(self, callbacks: Sequence[Any]) -> Any:
         """As for a model."""
         return self._trainer(self.options, callbacks, [])
+
+    def measuring(self) -> AbstractContextManager[Any]:
+        """Its hooks may ask for figures of a validation: it does its steps alone."""
+        return steps_alone(self.module, is_set_up=False, moves=True)
 
     def evaluates(self, split: str) -> bool:
         """The module must have a step for it, too."""

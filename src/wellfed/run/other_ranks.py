@@ -49,11 +49,7 @@ class RankZero:
         return None if told is None else pickle.loads(bytes.fromhex(told))
 
     def tell(self, overrides: Sequence[str]) -> None:
-        """On rank 0, before the others are started.
-
-        Args:
-            overrides: of this run: ``resume=auto`` must mean the same one there.
-        """
+        """On rank 0, before the others are started; ``overrides``: ``resume=auto`` must mean the same run there."""
         os.environ[_TOLD] = pickle.dumps(self).hex()
         sys.argv[1:] = [*where_flags(sys.argv[1:]), *overrides]
 
@@ -74,11 +70,7 @@ class OtherRanks:
         """How this rank has ended."""
 
     def plan(self, planner: Planner, overrides: Sequence[str]) -> RunPlan:
-        """The plan of training, with what is rank 0's to decide as it has decided.
-
-        Raises:
-            ConfigError: what is asked for can't be done here, or does not fit the card.
-        """
+        """The plan of training, with what is rank 0's to decide as it has decided."""
         if self._rank_0 is not None:
             device = replace(planner.device.device, memory_gib=self._rank_0.budget_gib)
             planner = replace(planner, device=replace(planner.device, device=device))

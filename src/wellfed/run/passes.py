@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -25,7 +25,7 @@ from wellfed.lit.callbacks.profile import Profile
 from wellfed.lit.callbacks.progress import Counts, ProgressBar
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.callbacks.training_position import Watch
-from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, steps_alone, whole
+from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
 from wellfed.lit.prefetch import prefetched
 from wellfed.loading.backend_benchmark import copied
 from wellfed.planning.run_plan import RunPlan
@@ -59,10 +59,7 @@ class Passes:
     def __init__(
         self, config: RunConfig, parts: Parts, plan: RunPlan, books: Bookkeeper, *, rank: int, may_adapt: bool = True
     ) -> None:
-        """
-        Args:
-            may_adapt: where the plan says so; False = out of memory ends it, as a result of its own.
-        """
+        """``may_adapt``: where the plan says so; False = out of memory ends it, as a result of its own."""
         self._config, self._parts, self._plan, self._books, self._rank = config, parts, plan, books, rank
         self._journal, self._progress = books.journal, books.progress
         is_guest, trainer = parts.is_lightning_module, config.trainer
@@ -114,11 +111,7 @@ class Passes:
         )
 
     def check_fits(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
-        """Whether a checkpoint's weights go into this model.
-
-        Raises:
-            ConfigError: they don't; names the first that differ.
-        """
+        """A ConfigError that names the first weights that don't go into this model, where some don't."""
         found = self._learner.misfits(state["state_dict"])
         if found:
             problem = f"does not fit workload.model: {'; '.join(found)}."
@@ -160,14 +153,8 @@ class Passes:
         keep = [StopAtStepEnd(stop, lambda trainer: None)]
         steps = warmup + measure.steps
         options = replace(self._options, max_epochs=None, max_steps=steps, max_time_s=None, validate_every_steps=None)
-        # A guest's hooks may ask for figures of a validation.
-        learner = self._learner
-        with (
-            steps_alone(learner.module, is_set_up=False, moves=True)
-            if self._parts.is_lightning_module
-            else nullcontext()
-        ):
-            self._fit(learner.training(options, callbacks, keep), clock, None, None)
+        with self._learner.measuring():
+            self._fit(self._learner.training(options, callbacks, keep), clock, None, None)
 
     def _clock(self) -> StepClock:
         device = torch.device("cuda" if self._options.accelerator == "gpu" else "cpu")
@@ -194,11 +181,7 @@ class Passes:
         return {} if self._rank > 0 else self._learner.artifacts()
 
     def evaluate(self, checkpoint: Path | None) -> dict[str, float]:
-        """Metrics on the test split, with a checkpoint's weights or those at hand.
-
-        Raises:
-            ConfigError: the workload has no test split.
-        """
+        """Metrics on the test split, which must be there, with a checkpoint's weights or those at hand."""
         if not self._learner.evaluates("test"):
             raise ConfigError.of("workload.data", "has no test split.", "Return Datasets(..., test=...).")
         self._learner.begin_pass()

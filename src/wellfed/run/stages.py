@@ -143,11 +143,7 @@ class Run:
         return plan
 
     def _go_on_from(self, target: Target, passes: Passes) -> Path:
-        """The checkpoint; record and tables are put back to where it was written.
-
-        Raises:
-            ConfigError: it can't be loaded or does not fit; nothing has been changed then.
-        """
+        """The checkpoint, once it is known to fit; record and tables are put back to where it was written."""
         state = load_checkpoint(target.checkpoint)
         passes.check_fits(target.checkpoint, state)
         step, position = int(state["global_step"]), state.get("position", {})

@@ -110,11 +110,7 @@ def _open_folder(composed: Composed[RunConfig], target: resume.Target | None, ra
 
 
 def _write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRecord) -> None:
-    """From here on the run has a record.
-
-    Raises:
-        ConfigError: not even that fits on the disk.
-    """
+    """From here on the run has a record, if so much fits on the disk."""
     try:
         composed.write_hydra_files(folder)
         run_record.write(folder)
