@@ -21,7 +21,7 @@ import pytest
 import wellfed
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.forking import MAY_FORK
-from wellfed.sweep.output import last_lines
+from wellfed.sweep.rows import last_lines
 from wellfed.trials.fork_server import ForkServer, ForkServerFailed, Job, JobEnd
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")

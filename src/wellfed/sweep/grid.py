@@ -47,11 +47,12 @@ class Grid:
 
     def points(self) -> list[GridPoint]:
         """All combinations; the last axis turns fastest."""
-        return [self._point(dict(zip(self.axes, values, strict=True))) for values in product(*self.axes.values())]
-
-    def _point(self, values: Mapping[str, str]) -> GridPoint:
-        overrides = (*self.fixed, *(f"{axis}={value}" for axis, value in values.items()))
-        return GridPoint(point_id(overrides), values, overrides)
+        points = []
+        for chosen in product(*self.axes.values()):
+            values = dict(zip(self.axes, chosen, strict=True))
+            overrides = (*self.fixed, *(f"{axis}={value}" for axis, value in values.items()))
+            points.append(GridPoint(point_id(overrides), values, overrides))
+        return points
 
 
 def point_id(overrides: Sequence[str]) -> str:
@@ -121,13 +122,9 @@ class SweepFile:
             found: Any = json.loads(path.read_text(encoding="utf-8"))
             if found["schema"] != SCHEMA:
                 raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
-            file = cls(
-                **{
-                    **{each.name: found[each.name] for each in fields(cls) if each.name in found},
-                    "axes": {str(axis): tuple(map(str, values)) for axis, values in found["axes"].items()},
-                    **{name: tuple(map(str, found.get(name, ()))) for name in ("fixed", "ids", "flags")},
-                }
-            )
+            known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+            known["axes"] = {str(axis): tuple(map(str, values)) for axis, values in found["axes"].items()}
+            file = cls(**known | {name: tuple(map(str, found.get(name, ()))) for name in ("fixed", "ids", "flags")})
             if file.objective not in OBJECTIVES:
                 raise ValueError(f"has objective {file.objective}; this version knows {', '.join(OBJECTIVES)}")
             if len(file.ids) != Grid(file.axes).size:

@@ -50,13 +50,7 @@ def knob_effects(
     axes: Sequence[str],
     objective: Objective = SAMPLES_PER_S,
 ) -> Effects:
-    """Effects over points that have a score.
-
-    Args:
-        values: axis -> value, of each point.
-        scores: of each point, > 0.
-        objective: that gave them.
-    """
+    """Effects over points that have a score: ``values`` by axis, and the score, > 0, of each."""
     logs = np.log(np.asarray(scores, dtype=float))
     total = float(((logs - logs.mean()) ** 2).sum()) if len(logs) else 0.0
     if len(logs) < 2:

@@ -17,28 +17,9 @@ from wellfed.sweep.ranking import Leaderboard
 from wellfed.units import counted, show_percent
 
 CSV_COLUMNS = (
-    "rank",
-    "point",
-    "status",
-    "tie",
-    "attempt",
-    "samples_per_s",
-    "score",
-    "ci95_low",
-    "ci95_high",
-    "runs",
-    "of_best",
-    "of_baseline",
-    "readiness_frac",
-    "ceiling_frac",
-    "peak_memory_gib",
-    "predicted_peak_gib",
-    "energy_per_sample_j",
-    "util_pct",
-    "seconds",
-    "on_front",
-    "marks",
-    "folder",
+    *("rank", "point", "status", "tie", "attempt", "samples_per_s", "score", "ci95_low", "ci95_high", "runs"),
+    *("of_best", "of_baseline", "readiness_frac", "ceiling_frac", "peak_memory_gib", "predicted_peak_gib"),
+    *("energy_per_sample_j", "util_pct", "seconds", "on_front", "marks", "folder"),
 )
 """Before the axes; behind them come ``overrides`` and ``error``. The interval is the score's."""
 CSV = "leaderboard.csv"
@@ -53,11 +34,7 @@ def write(folder: Path, board: Leaderboard) -> list[Path]:
     Raises:
         OSError: one can't be written; it is as it was.
     """
-    texts = {
-        CSV: to_csv(board),
-        "leaderboard.md": to_markdown(board),
-        "leaderboard.html": to_html(board),
-    }
+    texts = {CSV: to_csv(board), "leaderboard.md": to_markdown(board), "leaderboard.html": to_html(board)}
     for name, text in texts.items():
         # A lone surrogate, as a path on disk may hold, is no UTF-8.
         write_atomically(folder / name, text.encode("utf-8", errors="replace").decode("utf-8"))

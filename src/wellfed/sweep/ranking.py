@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Literal, get_args
@@ -26,17 +26,8 @@ _ORDER = ("ok", "oom", "infeasible", "invalid", "timeout", "failed", "killed", "
 BASELINE = "baseline"
 """The option of the group ``loader`` that others are compared with: torch's DataLoader as it comes."""
 _OF_LAST_TRIAL = (
-    "peak_memory_gib",
-    "predicted_peak_gib",
-    "seconds",
-    "attempt",
-    "error",
-    "exit_code",
-    "stderr",
-    "folder",
-    "started_at",
-    "device",
-    "code",
+    *("peak_memory_gib", "predicted_peak_gib", "seconds", "attempt", "error", "exit_code"),
+    *("stderr", "folder", "started_at", "device", "code"),
 )
 """What an entry has from the row of its last trial as it is."""
 
@@ -190,11 +181,7 @@ def _run(row: Row, objective: Objective) -> repeats.MeasuredRun:
 def _entry(
     point: GridPoint, found: Read, rows: Sequence[Row], objective: Objective, noise: repeats.Noise | None
 ) -> Entry:
-    """An entry without its rank.
-
-    Args:
-        rows: those that count.
-    """
+    """An entry without its rank; ``rows`` are those that count."""
     entry = Entry(point.id, point.values, point.overrides, "pending", why="no trial has ended yet")
     trial = found.latest().get(point.id)
     if trial is None:
@@ -203,19 +190,24 @@ def _entry(
     entry = replace(entry, status=status, **{name: getattr(trial, name) for name in _OF_LAST_TRIAL})
     if not rows:
         return replace(entry, why=_why_unranked(trial, objective))
+
+    def mean(name: str) -> float | None:
+        known = [figure for row in rows if (figure := getattr(row, name)) is not None]
+        return fmean(known) if known else None
+
     score, ci95 = repeats.mean_with_interval([_run(row, objective) for row in rows], noise)
-    rate, ceiling = _mean(row.samples_per_s for row in rows), _mean(row.ceiling_samples_per_s for row in rows)
+    rate, ceiling = mean("samples_per_s"), mean("ceiling_samples_per_s")
     return replace(
         entry,
         score=score,
         ci95=ci95,
         samples_per_s=rate,
         runs=len(rows),
-        readiness_frac=_mean(row.readiness_frac for row in rows),
+        readiness_frac=mean("readiness_frac"),
         ceiling_frac=rate / ceiling if rate and ceiling else None,
         peak_memory_gib=max((row.peak_memory_gib for row in rows if row.peak_memory_gib is not None), default=None),
-        energy_per_sample_j=_mean(row.energy_per_sample_j for row in rows),
-        util_pct=_mean(row.util_pct for row in rows),
+        energy_per_sample_j=mean("energy_per_sample_j"),
+        util_pct=mean("util_pct"),
         confirms_failed=tuple(
             row.status if row.status != "ok" else f"ok, but without {objective.a_noun}"
             for row in found.confirms(point.id)
@@ -235,23 +227,11 @@ def _why_unranked(trial: Row, objective: Objective) -> str:
     return f"ended by signal {-trial.exit_code}" if trial.exit_code < 0 else f"exit code {trial.exit_code}"
 
 
-def _mean(figures: Iterable[float | None]) -> float | None:
-    known = [figure for figure in figures if figure is not None]
-    return fmean(known) if known else None
-
-
 def _in_order(entries: Sequence[Entry], good: Mapping[str, float], first: Mapping[str, float]) -> list[Entry]:
-    """Those that have a score, as `leaderboard` sorts them.
-
-    Args:
-        good: how good each is, by point.
-        first: how good each was in its trial alone.
-    """
+    """Those that have a score, as `leaderboard` sorts them: by how ``good`` each is, and was in its ``first`` trial."""
     rated = sorted((entry for entry in entries if entry.point in good), key=lambda entry: -good[entry.point])
     order = [entry for entry in rated if entry.runs > 1]
-    for entry in rated:
-        if entry.runs > 1:
-            continue
+    for entry in (entry for entry in rated if entry.runs <= 1):
         better_then = [
             at for at, other in enumerate(order, 1) if other.runs > 1 and first[other.point] > first[entry.point]
         ]
@@ -282,34 +262,27 @@ def _ranked(in_order: Sequence[Entry], objective: Objective) -> list[Entry]:
 
 def _compared(ranked: Sequence[Entry], good: Mapping[str, float], objective: Objective) -> list[Entry]:
     """With what compares them to each other."""
+    upright = objective.beside_memory
     points = {frozenset(entry.values.items()): entry.point for entry in ranked}
+    places = {
+        entry.point: (upright.goodness(figure), -entry.peak_memory_gib)
+        for entry in ranked
+        if (figure := upright(entry)) is not None and entry.peak_memory_gib is not None
+    }
+
+    def is_on_front(point: str) -> bool:
+        if point not in places:
+            return False
+        good_there, room = mine = places[point]
+        return not any(other != mine and other[0] >= good_there and other[1] >= room for other in places.values())
+
     compared = []
     for entry in ranked:
         mine, sister = good[entry.point], points.get(frozenset({**entry.values, "loader": BASELINE}.items()))
-        compared.append(
-            replace(
-                entry,
-                of_best=mine / good[ranked[0].point],
-                of_baseline=mine / good[sister] if "loader" in entry.values and sister is not None else None,
-                on_front=_on_front(entry, ranked, objective),
-            )
-        )
+        of_baseline = mine / good[sister] if "loader" in entry.values and sister is not None else None
+        of_best, on_front = mine / good[ranked[0].point], is_on_front(entry.point)
+        compared.append(replace(entry, of_best=of_best, of_baseline=of_baseline, on_front=on_front))
     return compared
-
-
-def _on_front(entry: Entry, ranked: Sequence[Entry], objective: Objective) -> bool:
-    upright = objective.beside_memory
-
-    def place(entry: Entry) -> tuple[float, float] | None:
-        figure = upright(entry)
-        if figure is None or entry.peak_memory_gib is None:
-            return None
-        return upright.goodness(figure), -entry.peak_memory_gib
-
-    mine, others = place(entry), [there for each in ranked if (there := place(each)) is not None]
-    if mine is None:
-        return False
-    return not any(other != mine and other[0] >= mine[0] and other[1] >= mine[1] for other in others)
 
 
 def _marked(ranked: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
@@ -320,9 +293,12 @@ def _marked(ranked: Sequence[Entry]) -> tuple[list[Entry], list[str]]:
         if len(found) < 2:
             continue
         usual = found.most_common(1)[0][0]
-        for at, entry in enumerate(marked):
-            if (own := getattr(entry, what)) != usual:
-                marked[at] = replace(entry, marks=(*entry.marks, f"{what} {own or 'unknown'}"))
+        marked = [
+            entry
+            if (own := getattr(entry, what)) == usual
+            else replace(entry, marks=(*entry.marks, f"{what} {own or 'unknown'}"))
+            for entry in marked
+        ]
         told = ", ".join(f"{name or 'unknown'} ({counted(number, 'point')})" for name, number in found.most_common())
         notes.append(
             f"The points were measured with {len(found)} {nouns}, and a difference may be theirs: {told}. Marked: "

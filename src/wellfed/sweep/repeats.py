@@ -63,13 +63,9 @@ def mean_with_interval(runs: Sequence[MeasuredRun], noise: Noise | None) -> tupl
     no interval.
     """
     mean = fmean(run.figure for run in runs)
-    own = _own_half_width(runs)
-    halves = [] if own is None else [own]
-    if noise is not None:
-        halves.append(mean * noise.half_width(len(runs)))
-    if not halves:
-        return mean, None
-    return mean, (max(0.0, mean - max(halves)), mean + max(halves))
+    halves = [_own_half_width(runs), None if noise is None else mean * noise.half_width(len(runs))]
+    half = max((half for half in halves if half is not None), default=None)
+    return mean, None if half is None else (max(0.0, mean - half), mean + half)
 
 
 def _own_half_width(runs: Sequence[MeasuredRun]) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import signal
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -17,8 +18,9 @@ from wellfed import record
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, ErrorKind
 from wellfed.record import ErrorEntry, GitState, RunRecord, Status
 from wellfed.sweep.ledger import Row
-from wellfed.sweep.output import ERR, last_lines
 
+OUT, ERR = "stdout.txt", "stderr.txt"
+"""What a trial has printed."""
 _STDERR_LINES = 20
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KILLED = (
@@ -27,14 +29,8 @@ _KILLED = (
 
 
 def ended_row(row: Row, sweep: Path, *, exit_code: int, seconds: float, timed_out: bool) -> Row:
-    """The row of a trial whose process has ended; what its record lacks of its end is written there too.
-
-    Args:
-        row: what was known before: point, kind, overrides, attempt, folder, code.
-        sweep: the sweep's folder.
-        exit_code: negative: the signal that ended it.
-        timed_out: it was ended because it took too long.
-    """
+    """The row of a trial whose process has ended, made of what was known before; what its record lacks of its end is
+    written there too."""
     folder = sweep / row.folder
     found = _read(folder)
     status, error = _verdict(found, exit_code, seconds, timed_out)
@@ -42,7 +38,11 @@ def ended_row(row: Row, sweep: Path, *, exit_code: int, seconds: float, timed_ou
     if error is not None and not error["message"]:
         error = {**error, "message": stderr[-1] if stderr else f"ended with exit code {exit_code}"}
     if found is not None and (found.status, found.exit_code) != (status, exit_code):
-        _complete(folder, status, error, exit_code)
+        path = folder / record.FILE_NAME  # the process could not write its own end
+        with contextlib.suppress(OSError, ValueError):
+            entries = json.loads(path.read_text(encoding="utf-8"))
+            entries.update(status=status, error=error, exit_code=exit_code)
+            record.write_atomically(path, json.dumps(entries, indent=1) + "\n")
     ended = replace(row, status=status, exit_code=exit_code, seconds=round(seconds, 3), error=error, stderr=stderr)
     return ended if found is None else with_figures(ended, found)
 
@@ -117,11 +117,8 @@ def _verdict(
     found: RunRecord | None, exit_code: int, seconds: float, timed_out: bool
 ) -> tuple[Status, ErrorEntry | None]:
     if timed_out:
-        return "timeout", _error(
-            "code",
-            f"had not ended after {seconds:.0f} s",
-            "Raise sweep.timeout_s if it is only slow, with sweep.retry=[timeout].",
-        )
+        advice = "Raise sweep.timeout_s if it is only slow, with sweep.retry=[timeout]."
+        return "timeout", _error("code", f"had not ended after {seconds:.0f} s", advice)
     if exit_code < 0:
         number = -exit_code
         name = signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
@@ -141,17 +138,19 @@ def _error(kind: ErrorKind, message: str, advice: str) -> ErrorEntry:
     return {"kind": kind, "message": message, "advice": advice}
 
 
-def _complete(folder: Path, status: Status, error: ErrorEntry | None, exit_code: int) -> None:
-    """The process could not write its own end."""
-    path = folder / record.FILE_NAME
-    with contextlib.suppress(OSError, ValueError):
-        entries = json.loads(path.read_text(encoding="utf-8"))
-        entries.update(status=status, error=error, exit_code=exit_code)
-        record.write_atomically(path, json.dumps(entries, indent=1) + "\n")
-
-
 def refused_row(row: Row, status: Status, message: str) -> Row:
     """The row of a point that was not started."""
     kind: ErrorKind = "data" if status == "failed" else "config"
     now = datetime.now(UTC).isoformat(timespec="seconds")
     return replace(row, status=status, error=_error(kind, message, ""), started_at=now)
+
+
+def last_lines(path: Path, number: int) -> list[str]:
+    """The last lines of a text that hold something; none where it can't be read."""
+    try:
+        with path.open("rb") as stream:
+            stream.seek(max(0, stream.seek(0, os.SEEK_END) - 64 * 1024))
+            text = stream.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-number:]

@@ -33,10 +33,9 @@ def chosen(board: Leaderboard, point: str | None = None) -> Entry:
         if board.ranked:
             return board.ranked[0]
         ended = ", ".join(f"{number} {status}" for status, number in board.counts.items())
+        problem = f"no point has {noun} ({ended}), so there is nothing to choose."
         way_out = "python -m wellfed leaderboard shows why; run the sweep again with what they say changed."
-        raise ConfigError(
-            [Fault(board.sweep.name, f"no point has {noun} ({ended}), so there is nothing to choose.", way_out)]
-        )
+        raise ConfigError([Fault(board.sweep.name, problem, way_out)])
     entry = next((entry for entry in board.entries if entry.point == point), None)
     asked = f"--point {point}"
     if entry is None:
@@ -62,11 +61,9 @@ def tie_in_words(board: Leaderboard, entry: Entry) -> str | None:
     if not tied or entry.tie != "=":
         return None
     told = f"{counted(len(tied), 'other point')} can't be told apart from it (rank {entry.label})"
-    second, least, less = (
-        (SAMPLES_PER_S, "is the fastest", "be faster")
-        if board.objective is PEAK_MEMORY
-        else (PEAK_MEMORY, "needs the least memory", "need less memory")
-    )
+    second, least, less = PEAK_MEMORY, "needs the least memory", "need less memory"
+    if board.objective is PEAK_MEMORY:
+        second, least, less = SAMPLES_PER_S, "is the fastest", "be faster"
     known = [(second.goodness(figure), other) for other in tied if (figure := second(other)) is not None]
     goodness, best = max(known, default=(0.0, entry), key=lambda each: (each[0], each[1].point))
     mine, its = second(entry), second(best)

@@ -9,7 +9,7 @@ from wellfed.config.schema import Accelerator, RunConfig, SweepObjective
 from wellfed.errors import ConfigError, Fault
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
-from wellfed.nvml.deadline import within
+from wellfed.nvml.session import within
 from wellfed.nvml.readings import OpenDevice, Power
 from wellfed.nvml.session import NvmlError, NvmlSession
 
@@ -17,9 +17,7 @@ _DEADLINE_S = 10
 
 
 def check_energy(config: RunConfig, axes: Collection[str]) -> None:
-    """
-    Args:
-        axes: knobs in which points differ.
+    """``axes`` are the knobs in which points differ.
 
     Raises:
         ConfigError: the sweep's objective needs energy, and trials would have no figure of it.
@@ -42,17 +40,17 @@ def _missing(facts: MachineFacts) -> str | None:
     """Why a card's energy can't be read; None if that of all can."""
     if facts.nvml_problem is not None:
         return f"NVML: {facts.nvml_problem}"
+
+    def read_power(uuid: str) -> None:
+        device = OpenDevice(uuid)
+        with NvmlSession() as nvml:
+            device.open(nvml)
+            Power(device).read()
+
     for gpu in facts.gpus:
         try:
             if gpu.uuid is not None:
-                within(_DEADLINE_S, partial(_read_power, gpu.uuid))
+                within(_DEADLINE_S, partial(read_power, gpu.uuid))
         except NvmlError as error:
             return f"{gpu.name} tells neither energy nor power ({error.reason})"
     return None
-
-
-def _read_power(uuid: str) -> None:
-    device = OpenDevice(uuid)
-    with NvmlSession() as nvml:
-        device.open(nvml)
-        Power(device).read()

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 from wellfed.errors import ConfigError, WellfedError
 from wellfed.forking import die_with_parent, exit_code, fork, held_signals, leave
 from wellfed.record import Status
-from wellfed.sweep.output import ERR, OUT, last_lines
+from wellfed.sweep.rows import ERR, OUT, last_lines
 
 Work = Callable[[Any, Any], "int | Iterator[object]"]
 """Does a task with what was prepared; gives an exit code, or answers."""
@@ -69,11 +69,9 @@ class ForkServerFailed(Exception):
 
 
 class ForkServer:
-    """One such process, from here on.
+    """One such process: calls ``prepare`` once, and ``work`` for each job in a process of its own.
 
     Args:
-        prepare: makes what the jobs share; called once, in the server.
-        work: does a job, in a process of its own.
         log: gets what ``prepare`` prints.
         siblings: whose connections it must not keep: it would hide from them that the sweep is over.
     """
@@ -98,11 +96,11 @@ class ForkServer:
             ForkServerFailed: it could not be made, or not in time.
         """
         if not self.connection.poll(timeout_s):
-            problem = (
+            raise ForkServerFailed(
                 f"data and model were not there after {timeout_s:g} s; see {self._log}. Raise sweep.timeout_s, with "
-                "sweep.retry=[timeout]."
+                "sweep.retry=[timeout].",
+                "timeout",
             )
-            raise ForkServerFailed(problem, "timeout")
         failed: ForkServerFailed | None = self._receive()
         if failed is not None:
             raise failed
@@ -151,9 +149,7 @@ class ForkServer:
         limit_s = time.monotonic() + 2
         with contextlib.suppress(ChildProcessError):
             # It ends its jobs when it notices, unless user code is at work in it.
-            while os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
-                if time.monotonic() > limit_s:
-                    break
+            while not _has_ended(self._pid) and time.monotonic() <= limit_s:
                 time.sleep(0.005)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._pid, signal.SIGKILL)  # itself if it is stuck, and what the data has started
@@ -170,6 +166,11 @@ class ForkServer:
         lines = last_lines(self._log, 1)
         said = f" ({lines[0]})" if lines else ""
         return ForkServerFailed(f"the process that holds data and model has died{said}; see {self._log}.")
+
+
+def _has_ended(pid: int) -> bool:
+    """Its number is not free before it is waited for."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is not None
 
 
 @dataclass
@@ -207,7 +208,21 @@ class _ServerProcess:
                 signal.signal(number, signal.SIG_DFL)
             let_through()
             _print_to(log, log)
-            self._prepare_and_serve(prepare)
+            failed = None
+            try:
+                prepared = prepare()
+            except ConfigError as error:
+                failed = ForkServerFailed(" ".join(map(str, error.faults)), "invalid")
+            except WellfedError as error:
+                failed = ForkServerFailed(str(error))
+            except (Exception, SystemExit) as error:  # noqa: BLE001  user code
+                traceback.print_exc()
+                failed = ForkServerFailed(f"{type(error).__name__}: {error}".strip())
+            gc.collect()
+            gc.freeze()  # a collection in a child would copy every page
+            self._connection.send(failed)
+            if failed is None:
+                self._serve(prepared)
             code = 0
         except BaseException:  # noqa: BLE001  into the log; the sweep sees the connection close
             traceback.print_exc()
@@ -215,24 +230,6 @@ class _ServerProcess:
             for pid in self._running:
                 _kill_group(pid)
             leave(code)
-
-    def _prepare_and_serve(self, prepare: Callable[[], Any]) -> None:
-        try:
-            prepared = prepare()
-        except ConfigError as error:
-            failed = ForkServerFailed(" ".join(map(str, error.faults)), "invalid")
-        except WellfedError as error:
-            failed = ForkServerFailed(str(error))
-        except (Exception, SystemExit) as error:  # noqa: BLE001  user code
-            traceback.print_exc()
-            failed = ForkServerFailed(f"{type(error).__name__}: {error}".strip())
-        else:
-            gc.collect()
-            gc.freeze()  # a collection in a child would copy every page
-            self._connection.send(None)
-            self._serve(prepared)
-            return
-        self._connection.send(failed)
 
     def _serve(self, prepared: Any) -> None:
         reading, writing = os.pipe()
@@ -276,9 +273,9 @@ class _ServerProcess:
 
     def _reap(self, selector: selectors.BaseSelector) -> None:
         for pid in list(self._running):  # not any child: user code may have started some of its own
-            if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
+            if not _has_ended(pid):
                 continue
-            _kill_group(pid)  # what it has left behind, loader workers above all; its number is not free yet
+            _kill_group(pid)  # what it has left behind, loader workers above all
             _, status = os.waitpid(pid, 0)
             job = self._running.pop(pid)
             job.hear()
@@ -316,13 +313,11 @@ def _do(job: Job, work: Callable[[Any], int | Iterator[object]], server: int, te
 
 def _print_to(out: Path, err: Path) -> None:
     """Standard output and error of this process, and of what it starts, go to files."""
-    for number, path in ((1, out), (2, err)):
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    for number, path, flags in ((0, os.devnull, os.O_RDONLY), (1, out, append), (2, err, append)):
+        descriptor = os.open(path, flags, 0o666)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    nowhere = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nowhere, 0)
-    os.close(nowhere)
     # What the parent has replaced (a test's capture) would go elsewhere.
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1, closefd=False, errors="backslashreplace")

@@ -16,9 +16,8 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED
 from wellfed.hardware.detect import machine
 from wellfed.trials.fork_server import JobEnd
-from wellfed.trials.slots import Slots, visible
 from wellfed.trials.sweep import prepare_to_fork
-from wellfed.trials.trial_pool import ForkServers, QueuedTrial, TrialPool
+from wellfed.trials.trial_pool import ForkServers, QueuedTrial, Slots, TrialPool, visible
 from wellfed.units import show_duration
 
 _IMPORTS_S = 600
@@ -26,12 +25,10 @@ _IMPORTS_S = 600
 
 @dataclass(frozen=True)
 class HydraJob:
-    """One job."""
+    """One job: ``run`` does it in whichever process it is called, ``folder`` gets what it prints."""
 
     run: Callable[[], int]
-    """Does it, in whichever process it is called; gives its exit code."""
     folder: Path
-    """Gets what it prints."""
     num_devices: int
 
 
@@ -44,11 +41,13 @@ def in_processes(jobs: Sequence[HydraJob]) -> list[int]:
         QueuedTrial(str(number), "", RunConfig(), number, job.folder, min(job.num_devices, len(gpus)))
         for number, job in enumerate(jobs)
     ]
+
+    def work(_: None, number: int) -> int:
+        return jobs[number].run()
+
     with (
         tempfile.TemporaryDirectory() as scratch,
-        closing(
-            ForkServers(_imports, lambda _, number: jobs[number].run(), lambda _: Path(scratch) / "log", _IMPORTS_S)
-        ) as servers,
+        closing(ForkServers(_imports, work, lambda _: Path(scratch) / "log", _IMPORTS_S)) as servers,
     ):
         slots = Slots(gpus, wellfed.cpus.AT_START)
         pool = TrialPool(servers, slots, math.inf, lambda folder: folder.mkdir(parents=True, exist_ok=True))

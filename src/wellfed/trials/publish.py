@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from wellfed import record
 from wellfed.config.schema import LoggerConfig
@@ -25,6 +24,17 @@ from wellfed.tracking.wandb_sink import WandbSink
 _DONE = ".published"
 """Holds the number of rows that were there when all was put into wandb."""
 _NOT_FIGURES = ("time_s", "step", "phase", "gpu")
+_SUMMARY = {
+    "status": "status",
+    "throughput/samples_per_s": "samples_per_s",
+    "throughput/readiness_frac": "readiness_frac",
+    "ceiling/samples_per_s": "ceiling_samples_per_s",
+    "memory/peak_gib": "peak_memory_gib",
+    "gpu/util_pct": "util_pct",
+    "gpu/energy_per_sample_j": "energy_per_sample_j",
+    "seconds": "seconds",
+}
+"""Name in wandb -> field of a row."""
 
 
 def is_published(folder: Path, number_of_rows: int) -> bool:
@@ -36,11 +46,7 @@ def is_published(folder: Path, number_of_rows: int) -> bool:
 
 
 def publish(folder: Path, file: SweepFile, rows: Sequence[Row], logger: LoggerConfig, *, number_of_rows: int) -> None:
-    """Trials that are not there yet, then the table of ``leaderboard.csv``.
-
-    Args:
-        rows: the latest of each point.
-        number_of_rows: in the ledger.
+    """The latest ``rows`` of each point that are not there yet, then the table of ``leaderboard.csv``.
 
     Raises:
         RuntimeError: wandb can't be started.
@@ -74,23 +80,10 @@ def _publish_trial(trial: Path, row: Row, open_run: Callable[..., WandbSink]) ->
     sink = open_run(trial, name=row.point, config=found["config"])
     for figures in _telemetry(trial / "telemetry.csv"):
         sink.log(figures)
-    sink.finish(_summary(row), found["exit_code"] or 0)
+    known = {name: getattr(row, field) for name, field in _SUMMARY.items()}
+    sink.finish({name: value for name, value in known.items() if value is not None}, found["exit_code"] or 0)
     found["wandb"] = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": [str(sink.folder)]}
     record.write_atomically(trial / record.FILE_NAME, json.dumps(found, indent=1) + "\n")
-
-
-def _summary(row: Row) -> dict[str, Any]:
-    figures = {
-        "status": row.status,
-        "throughput/samples_per_s": row.samples_per_s,
-        "throughput/readiness_frac": row.readiness_frac,
-        "ceiling/samples_per_s": row.ceiling_samples_per_s,
-        "memory/peak_gib": row.peak_memory_gib,
-        "gpu/util_pct": row.util_pct,
-        "gpu/energy_per_sample_j": row.energy_per_sample_j,
-        "seconds": row.seconds,
-    }
-    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _telemetry(path: Path) -> Iterator[dict[str, float]]:

@@ -12,12 +12,11 @@ from wellfed.config.quoting import assigned
 from wellfed.config.schema import SweepConfig
 from wellfed.sweep.rows import ended_row, recorded_row, refused_row
 from wellfed.trials.fork_server import JobEnd
-from wellfed.trials.slots import Slots
 from wellfed.trials.sweep_ledger import SweepLedger
 from wellfed.trials.sweep_screen import SweepScreen
 from wellfed.trials.sweep_setup import SweepSetup
 from wellfed.trials.trial import RunPoint, shared_key
-from wellfed.trials.trial_pool import ForkServers, QueuedTrial, TrialPool
+from wellfed.trials.trial_pool import ForkServers, QueuedTrial, Slots, TrialPool
 
 Launch = Callable[[list[list[str]]], object]
 """Another launcher of Hydra's: runs each list of overrides somewhere, and returns when all have ended."""

@@ -17,12 +17,7 @@ from wellfed.units import show_duration
 
 
 class SweepScreen:
-    """Draws nothing by itself: a thread beside would not survive the forks.
-
-    Args:
-        folder: of the sweep.
-        file: which one it is.
-    """
+    """Draws nothing by itself: a thread beside would not survive the forks."""
 
     def __init__(self, folder: Path, file: SweepFile) -> None:
         self._folder, self._unit, self._axes = folder, file.sample_unit, file.axes
@@ -81,8 +76,9 @@ class SweepScreen:
         show(self._console, board, written)
 
     def _describe(self, best: Row | None) -> str:
-        score = "" if best is None else self._score(best)
-        return f"best so far: {score} with {self._short(best)}" if best is not None and score else "best so far: none"
+        if best is None or not (score := self._score(best)):
+            return "best so far: none"
+        return f"best so far: {score} with {self._short(best)}"
 
     def _score(self, row: Row) -> str:
         figure = self._objective(row)

@@ -16,10 +16,9 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
 from wellfed.sweep.grid import GridPoint
 from wellfed.trials.fork_server import ForkServer, ForkServerFailed, Job
-from wellfed.trials.slots import visible
 from wellfed.trials.sweep_ledger import SweepLedger
 from wellfed.trials.sweep_screen import SweepScreen
-from wellfed.trials.trial_pool import ForkServers
+from wellfed.trials.trial_pool import ForkServers, visible
 from wellfed.units import counted
 
 if TYPE_CHECKING:
@@ -44,11 +43,7 @@ class ReadyPoint:
 
 
 class SweepSetup:
-    """What has to be there before trials can run.
-
-    Args:
-        scratch: a folder for what trials share while the sweep runs; see `scratch_folder`.
-    """
+    """What has to be there before trials can run; `scratch_folder` is for what they share."""
 
     def __init__(
         self, multirun: Multirun, ledger: SweepLedger, screen: SweepScreen, scratch: Path, timeout_s: float

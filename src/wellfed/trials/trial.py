@@ -118,9 +118,15 @@ def work(shared: SharedParts, task: RunPoint | PlanPoints | ComputeRows) -> int 
     torch.set_num_threads(shared.num_threads)
     if isinstance(task, PlanPoints):
         return plan_points(shared.parts, task)
-    if isinstance(task, ComputeRows):
-        return _compute_rows(shared.parts, task)
     parts = shared.parts
+    if isinstance(task, ComputeRows):
+        assert parts.features is not None
+        cpu = torch.device("cpu")
+        parts.model.eval()
+        unfinished = task.file.with_suffix(".part")
+        torch.save(all_rows(parts.features, cpu, cpu), unfinished)
+        unfinished.rename(task.file)
+        return 0
     if task.feature_rows is not None:
         parts = replace(parts, feature_rows=torch.load(task.feature_rows, weights_only=True))
     if task.plan is not None:
@@ -128,19 +134,10 @@ def work(shared: SharedParts, task: RunPoint | PlanPoints | ComputeRows) -> int 
     return train(task.composed, parts)
 
 
-def _compute_rows(parts: assemble.Parts, task: ComputeRows) -> int:
-    assert parts.features is not None
-    cpu = torch.device("cpu")
-    parts.model.eval()
-    unfinished = task.file.with_suffix(".part")
-    torch.save(all_rows(parts.features, cpu, cpu), unfinished)
-    unfinished.rename(task.file)
-    return 0
-
-
 def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen | PointPlan]:
     """The machine, then the plan of each point, as soon as it is made: one may end this process."""
-    facts, seen = machine(torch_cuda()), _SeenBatches(parts)
+    facts = machine(torch_cuda())
+    seen: dict[str, FirstBatches | None] = {}
     cards = ", ".join(gpu.name for gpu in facts.training_gpus) or "no GPU"
     yield MachineSeen(f"{facts.cpu}, {facts.cpu_quota_cores:g} cores; {cards}", len(facts.training_gpus))
     for point, composed in task.points:
@@ -152,34 +149,32 @@ def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen
             yield PointPlan(point, str(error))
 
 
-class _SeenBatches:
-    """The first batches, built once for all points that share them."""
-
-    def __init__(self, parts: assemble.Parts) -> None:
-        self._parts = parts
-        self._known: dict[str, FirstBatches | None] = {}
-
-    def __call__(self, composed: Composed[RunConfig], plan: RunPlan) -> FirstBatches | None:
-        """None where nothing depends on them, or they can't be built."""
-        config = composed.config
-        first = assemble.first_builder(config, plan)
-        if first is None:
-            return None
-        workload, loader, trainer = config.workload, config.loader, config.trainer
-        batches = [workload.effective_batch_size, workload.drop_last, trainer.devices]
-        limits = [trainer.limit_batches, trainer.overfit_batches, loader.skip_ids, loader.max_skipped]
-        key = repr([first, batches, limits])  # data and seed are the fork server's
-        if key not in self._known:
-            self._known[key] = assemble.look_at_first_batches(config, first, self._parts)
-        return self._known[key]
+def _first_batches(
+    config: RunConfig, plan: RunPlan, parts: assemble.Parts, seen: dict[str, FirstBatches | None]
+) -> FirstBatches | None:
+    """Built once for all points that share them; None where nothing depends on them, or they can't be built."""
+    first = assemble.first_builder(config, plan)
+    if first is None:
+        return None
+    workload, loader, trainer = config.workload, config.loader, config.trainer
+    batches = [workload.effective_batch_size, workload.drop_last, trainer.devices]
+    limits = [trainer.limit_batches, trainer.overfit_batches, loader.skip_ids, loader.max_skipped]
+    key = repr([first, batches, limits])  # data and seed are the fork server's
+    if key not in seen:
+        seen[key] = assemble.look_at_first_batches(config, first, parts)
+    return seen[key]
 
 
 def _plan(
-    point: str, composed: Composed[RunConfig], parts: assemble.Parts, facts: MachineFacts, seen: _SeenBatches
+    point: str,
+    composed: Composed[RunConfig],
+    parts: assemble.Parts,
+    facts: MachineFacts,
+    seen: dict[str, FirstBatches | None],
 ) -> PointPlan:
     planner = Planner.start(composed, facts, parts)
     rough = planner.rough()
-    estimate, first_batches = planner.estimate(rough), seen(composed, rough)
+    estimate, first_batches = planner.estimate(rough), _first_batches(composed.config, rough, parts, seen)
     # A backend that is still to be chosen is chosen by times, in the trial.
     plan = planner.estimated(estimate, None if composed.config.loader.backend is Backend.auto else first_batches)
     is_kept = parts.features is not None and plan.memory.features in ("cache", "cache_host")

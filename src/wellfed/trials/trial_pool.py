@@ -1,11 +1,14 @@
-"""Runs trials in fork servers, each where there is a place for it, and yields each as it ends."""
+"""Runs trials in fork servers, each where there is a place for it, and yields each as it ends.
+
+A place is a GPU or several, or the whole of a machine without one, with a share of the processors.
+"""
 
 from __future__ import annotations
 
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -13,11 +16,67 @@ from typing import Any
 
 from wellfed.config.schema import RunConfig
 from wellfed.trials.fork_server import ForkServer, ForkServerFailed, Job, JobEnd, Work
-from wellfed.trials.slots import Place, Slots
 
 _MOST_SERVERS = 3
 """That hold their data and model at one time."""
 _TICK_S = 0.5
+
+
+@dataclass(frozen=True)
+class Place:
+    """What one trial is given."""
+
+    gpus: tuple[int, ...]
+    """Indices into the sweep's own list; empty for a trial on the processor."""
+    environment: Mapping[str, str]
+    cpus: frozenset[int] | None
+    """None = all."""
+
+
+class Slots:
+    """Which GPUs are free. Trials on the processor run alone, so that none disturbs another's figures.
+
+    Args:
+        gpus: as CUDA_VISIBLE_DEVICES names them: indices or UUIDs; empty on a machine without.
+        cpus: that this process may run on; shared out evenly, so that loaders of neighbours don't take each other's.
+    """
+
+    def __init__(self, gpus: Sequence[str], cpus: frozenset[int] | None) -> None:
+        self._gpus, self._cpus = tuple(gpus), cpus
+        self._free = list(range(len(self._gpus)))
+        self._is_alone = False
+        self._busy = 0
+
+    def take(self, num_gpus: int) -> Place | None:
+        """A place for a trial on so many GPUs; 0 = on the processor. None = not now."""
+        if self._is_alone or len(self._free) < num_gpus or (num_gpus == 0 and self._busy > 0):
+            return None
+        self._busy += 1
+        if num_gpus == 0:
+            self._is_alone = True
+            return Place((), {}, None)
+        taken, self._free = tuple(self._free[:num_gpus]), self._free[num_gpus:]
+        named = ",".join(self._gpus[index] for index in taken)
+        return Place(taken, {"CUDA_VISIBLE_DEVICES": named}, self._share(taken))
+
+    def give_back(self, place: Place) -> None:
+        """Its trial has ended."""
+        self._busy -= 1
+        self._free = sorted([*self._free, *place.gpus])
+        self._is_alone = False
+
+    def _share(self, taken: Sequence[int]) -> frozenset[int] | None:
+        if self._cpus is None or len(self._gpus) < 2 or len(self._cpus) < len(self._gpus):
+            return None
+        ordered, number = sorted(self._cpus), len(self._gpus)
+        edges = [round(index * len(ordered) / number) for index in range(number + 1)]
+        return frozenset(cpu for index in taken for cpu in ordered[edges[index] : edges[index + 1]])
+
+
+def visible(environment: Mapping[str, str], num_gpus: int) -> list[str]:
+    """How to name each of the ``num_gpus`` that CUDA shows in this environment to a child, in CUDA's order."""
+    entries = [entry.strip() for entry in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if entry.strip()]
+    return entries[:num_gpus] if len(entries) >= num_gpus else [str(index) for index in range(num_gpus)]
 
 
 @dataclass(frozen=True)
@@ -59,8 +118,6 @@ class ForkServers:
     """A fork server for each data and model, made when first asked for; the oldest goes where there are too many.
 
     Args:
-        prepare: what the server of a configuration prepares.
-        work: what its processes do.
         log: of a server, by its number.
         timeout_s: for preparing.
     """
@@ -73,10 +130,7 @@ class ForkServers:
         self._numbers: dict[str, int] = {}
 
     def get(self, shared: str, config: RunConfig, busy: Iterable[ForkServer] = ()) -> ForkServer:
-        """The server of what is shared.
-
-        Args:
-            busy: servers that must stay.
+        """The server of what is shared; those that are ``busy`` stay.
 
         Raises:
             ForkServerFailed: it could not be prepared.
@@ -112,7 +166,6 @@ class TrialPool:
     """Takes trials from a queue into the places there are.
 
     Args:
-        timeout_s: for each trial.
         open_folder: makes the folder of a trial that starts.
         tick: called a few times a second.
     """
