@@ -72,12 +72,15 @@ def show(found: DryPlan, stream: IO[str]) -> None:
         memory = Table(title=f"\nMemory at its peak ({plan.peak_moment}), predicted", title_justify="left", box=None)
         memory.add_column("part")
         memory.add_column("bytes", justify="right")
-        for name, size in plan.parts.items():
+        reserved, workspaces = plan.predicted_peak_gib * 2**30, plan.device.workspaces
+        rows: dict[str, float] = {
+            **plan.parts,
+            "the allocator's unused blocks": reserved - sum(plan.parts.values()) - workspaces,
+            "cuBLAS's workspaces": workspaces,
+            "reserved by the allocator, all in all": reserved,
+        }
+        for name, size in rows.items():
             memory.add_row(name, show_bytes(size))
-        unused = plan.predicted_peak_gib * 2**30 - sum(plan.parts.values()) - plan.device.workspaces
-        memory.add_row("the allocator's unused blocks", show_bytes(unused))
-        memory.add_row("cuBLAS's workspaces", show_bytes(plan.device.workspaces))
-        memory.add_row("reserved by the allocator, all in all", show_bytes(plan.predicted_peak_gib * 2**30))
         console.print(memory)
     if found.by_devices:
         console.print(_by_devices(found.by_devices))

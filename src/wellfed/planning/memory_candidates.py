@@ -54,6 +54,7 @@ class Candidate:
     peak: Prediction
     reserved_bytes: int
     """What the allocator will reserve within the budget; where it does not fit, what it would need."""
+    fits: bool = True
 
     @property
     def peak_gib(self) -> float:
@@ -63,14 +64,18 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has found: a candidate, or none that fits, or no estimate to tell."""
+    """What a search has found: a candidate, or no estimate to tell."""
 
     candidate: Candidate | None
     """The cheapest that fits; where none does, the one among those allowed that needs the least."""
-    fits: bool
     passed_over: tuple[Candidate, ...] = ()
     """Cheaper ones that do not fit, each at the micro-batch that it would need the least with."""
     no_estimate: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Nothing is known not to."""
+        return self.candidate is None or self.candidate.fits
 
 
 def limit_bytes(budget_gib: float) -> int:
@@ -84,12 +89,12 @@ def cheapest(space: SearchSpace, estimate: Estimate, budget_gib: float | None) -
     for features, checkpointed in product(space.features, space.checkpointed):
         footprint = estimate(features, checkpointed)
         if isinstance(footprint, NoEstimate):
-            return Found(None, True, no_estimate=footprint.reason)
-        candidate, fits = _largest(space, features, checkpointed, footprint, budget_gib)
-        if fits:
-            return Found(candidate, True, tuple(passed))
+            return Found(None, no_estimate=footprint.reason)
+        candidate = _largest(space, features, checkpointed, footprint, budget_gib)
+        if candidate.fits:
+            return Found(candidate, tuple(passed))
         passed.append(candidate)
-    return Found(min(passed, key=lambda each: each.reserved_bytes), False, tuple(passed))
+    return Found(min(passed, key=lambda each: each.reserved_bytes), tuple(passed))
 
 
 def remedies(
@@ -112,14 +117,13 @@ def remedies(
     for mode, is_checkpointed in product(features, checkpointed):
         footprint = estimate(mode, is_checkpointed)
         if not isinstance(footprint, NoEstimate):
-            candidate, fits = _largest(wider, mode, is_checkpointed, footprint, budget_gib)
-            found += [candidate] if fits else []
-    return found
+            found.append(_largest(wider, mode, is_checkpointed, footprint, budget_gib))
+    return [candidate for candidate in found if candidate.fits]
 
 
 def _largest(
     space: SearchSpace, features: str | None, checkpointed: bool, footprint: Footprint, budget_gib: float | None
-) -> tuple[Candidate, bool]:
+) -> Candidate:
     """The candidate with the largest micro-batch that fits, or with the one that needs the least, which does not."""
     limit = None if budget_gib is None else limit_bytes(budget_gib)
     micro = space.micro_batch or space.at_most
@@ -131,7 +135,7 @@ def _largest(
     reserved, fits = peak.reserved_bytes, limit is None or fits_within(footprint, micro, space.step, limit)
     if limit is not None:
         reserved = min(reserved, limit) if fits else needed_bytes(footprint, micro, space.step)
-    return Candidate(features, checkpointed, micro, peak, reserved), fits
+    return Candidate(features, checkpointed, micro, peak, reserved, fits)
 
 
 def show_parts(candidate: Candidate, most: int = 4) -> str:
