@@ -82,14 +82,9 @@ def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[F
         )
     why = "this LightningModule steps by hand (automatic_optimization=False)"
     if model.steps_by_hand and config.gpu.compile is not Compile.none:
-        yield Fault(
-            "gpu.compile",
-            f"{config.gpu.compile.value} compiles training_step, and {why}.",
-            "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net).",
-        )
+        way_out = "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net)."
+        yield Fault("gpu.compile", f"{config.gpu.compile.value} compiles training_step, and {why}.", way_out)
     if model.steps_by_hand and config.trainer.gradient_clip is not None:
-        yield Fault(
-            "trainer.gradient_clip",
-            f"{config.trainer.gradient_clip:g} clips before an optimizer step, and {why}.",
-            "Set trainer.gradient_clip=null, and call self.clip_gradients in training_step.",
-        )
+        problem = f"{config.trainer.gradient_clip:g} clips before an optimizer step, and {why}."
+        way_out = "Set trainer.gradient_clip=null, and call self.clip_gradients in training_step."
+        yield Fault("trainer.gradient_clip", problem, way_out)

@@ -121,20 +121,14 @@ def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: b
         left_gib = card.memory_gib - card.others_gib
         held = f"other processes hold {card.others_gib:.1f} GiB of {card.describe()}: {card.held_by()}"
         if asked is not None and asked > card.memory_gib:
-            yield Fault(
-                "gpu.memory_gib",
-                f"{asked:g} GiB were asked for, and {card.describe()} does not have them.",
-                "Set gpu.memory_gib=null for what the card has, or less than that.",
-            )
+            problem = f"{asked:g} GiB were asked for, and {card.describe()} does not have them."
+            yield Fault("gpu.memory_gib", problem, "Set gpu.memory_gib=null for what the card has, or less than that.")
         elif asked is not None and asked > left_gib:
             problem = f"{asked:g} GiB were asked for, and {held}."
             yield Fault("gpu.memory_gib", problem, f"End them, or set gpu.memory_gib={0.9 * left_gib:.1f}.")
         elif card.others_gib and BUDGET_FRAC * left_gib < LEAST_GIB:
-            yield Fault(
-                "gpu",
-                f"{held}; {left_gib:.1f} GiB are left.",
-                "End them, or name another card: CUDA_VISIBLE_DEVICES=1.",
-            )
+            problem = f"{held}; {left_gib:.1f} GiB are left."
+            yield Fault("gpu", problem, "End them, or name another card: CUDA_VISIBLE_DEVICES=1.")
 
 
 def _accelerator(asked: Accelerator, profile: str, cards: tuple[GpuFacts, ...]) -> tuple[str, str]:
@@ -150,35 +144,21 @@ def _accelerator(asked: Accelerator, profile: str, cards: tuple[GpuFacts, ...]) 
 def _device_faults(config: RunConfig, facts: MachineFacts, accelerator: str, profile: str) -> Iterator[Fault]:
     devices, num_cards = config.trainer.devices, len(facts.training_gpus)
     if accelerator == "gpu" and profile == "cpu":
-        yield Fault(
-            "trainer.accelerator",
-            "gpu was asked for, and gpu=cpu says to train on the CPU.",
-            "Set gpu=auto, or trainer.accelerator=auto.",
-        )
+        problem = "gpu was asked for, and gpu=cpu says to train on the CPU."
+        yield Fault("trainer.accelerator", problem, "Set gpu=auto, or trainer.accelerator=auto.")
     elif accelerator == "gpu" and num_cards == 0:
         why = facts.torch_problem or f"NVML: {facts.nvml_problem or 'no card'}"
-        yield Fault(
-            "trainer.accelerator",
-            f"gpu was asked for, and there is no GPU that torch can use ({why}).",
-            ("Run: unset CUDA_VISIBLE_DEVICES. Or set" if "CUDA_VISIBLE_DEVICES" in why else "Set")
-            + " trainer.accelerator=auto to train on the CPU.",
-        )
+        problem = f"gpu was asked for, and there is no GPU that torch can use ({why})."
+        way_out = "Run: unset CUDA_VISIBLE_DEVICES. Or set" if "CUDA_VISIBLE_DEVICES" in why else "Set"
+        yield Fault("trainer.accelerator", problem, f"{way_out} trainer.accelerator=auto to train on the CPU.")
     elif accelerator == "gpu" and devices > num_cards:
-        yield Fault(
-            "trainer.devices",
-            f"{devices} devices were asked for, and {num_cards} GPU(s) are visible.",
-            f"Set trainer.devices={num_cards}, or make more visible with CUDA_VISIBLE_DEVICES.",
-        )
+        problem = f"{devices} devices were asked for, and {num_cards} GPU(s) are visible."
+        way_out = f"Set trainer.devices={num_cards}, or make more visible with CUDA_VISIBLE_DEVICES."
+        yield Fault("trainer.devices", problem, way_out)
     cores = max(1, math.floor(facts.cpu_quota_cores))
     if accelerator == "cpu" and devices > cores:
-        yield Fault(
-            "trainer.devices",
-            f"{devices} processes were asked for, and this machine gives {facts.cpu_quota_cores:g} CPU cores.",
-            f"Set trainer.devices={cores} or less.",
-        )
+        problem = f"{devices} processes were asked for, and this machine gives {facts.cpu_quota_cores:g} CPU cores."
+        yield Fault("trainer.devices", problem, f"Set trainer.devices={cores} or less.")
     if config.trainer.strategy is Strategy.fsdp and accelerator == "cpu":
-        yield Fault(
-            "trainer.strategy",
-            "fsdp shards over GPUs, and this run trains on the CPU.",
-            "Set trainer.strategy=ddp, or trainer=default.",
-        )
+        problem = "fsdp shards over GPUs, and this run trains on the CPU."
+        yield Fault("trainer.strategy", problem, "Set trainer.strategy=ddp, or trainer=default.")

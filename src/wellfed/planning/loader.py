@@ -79,18 +79,12 @@ class LoaderPlanner:
         """What was asked of the loader and can't be."""
         asked, data = self.config.loader, self.data
         if section.backend == "threads" and not data.has_fetch:
-            yield Fault(
-                "loader.backend",
-                "threads needs training data with fetch(indices, rng); this has only __getitem__.",
-                "Set loader.backend=processes, or give the dataset fetch.",
-            )
+            problem = "threads needs training data with fetch(indices, rng); this has only __getitem__."
+            yield Fault("loader.backend", problem, "Set loader.backend=processes, or give the dataset fetch.")
         room = self._room_of(section)
         if room is not None and room.is_full:
-            yield Fault(
-                f"loader.num_workers={room.num_workers}",
-                f"the batches kept ready don't fit: {room.describe()}.",
-                room.way_out(has_fetch=data.has_fetch),
-            )
+            problem = f"the batches kept ready don't fit: {room.describe()}."
+            yield Fault(f"loader.num_workers={room.num_workers}", problem, room.way_out(has_fetch=data.has_fetch))
         devices = self.config.trainer.devices
         if asked.max_skipped and not data.is_iterable and devices > 1:
             yield Fault(

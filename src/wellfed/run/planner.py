@@ -24,7 +24,6 @@ from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
 from wellfed.planning.loader import LoaderPlanner
-from wellfed.planning.memory_candidates import Estimate
 from wellfed.planning.run_plan import DevicePlan, DryPlan, ModelFacts, RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
@@ -88,8 +87,7 @@ class Planner:
 
     def _measured(self, plan: RunPlan, estimate: Footprints | None) -> RunPlan:
         """The plan with what real steps show of its micro-batch, where that is a prediction."""
-        is_predicted = plan.memory.reasons["micro_batch"].source == "predicted"
-        by_rates = self.config.memory.plateau_frac is not None and is_predicted
+        by_rates = self.config.memory.plateau_frac is not None and _is_predicted(plan)
         may_run_out, seeks_plateau = self._is_open(plan), by_rates and self.model_facts().may_split
         if not (may_run_out or seeks_plateau):
             return plan
@@ -104,8 +102,7 @@ class Planner:
 
     def _is_open(self, plan: RunPlan) -> bool:
         """Whether a GPU's micro-batch is a prediction."""
-        is_predicted = plan.memory.reasons["micro_batch"].source == "predicted"
-        return plan.on_gpu and is_predicted and plan.predicted_peak_gib is not None
+        return plan.on_gpu and _is_predicted(plan) and plan.predicted_peak_gib is not None
 
     def _untried(self, plan: RunPlan) -> str:
         """Why no step is run before training to measure what it takes; empty where one is."""
@@ -131,16 +128,6 @@ class Planner:
             way_out = "Give their sizes (nn.Linear for nn.LazyLinear), or run a batch through it in its __init__."
             raise ConfigError.of("workload.model", problem, way_out)
         return assemble.model_facts(self.parts, self.config)
-
-    def by_devices(self, estimate: Estimate) -> list[RunPlan]:
-        """The plan for each number of devices up to the one asked for; none where that is one."""
-        plans, most = [], self.config.trainer.devices
-        for devices in range(1, most + 1) if most > 1 else ():
-            config = replace(self.config, trainer=replace(self.config.trainer, devices=devices))
-            with suppress(ConfigError):
-                fewer = replace(self, config=config, device=plan_device(config, self.choices, self.facts))
-                plans.append(fewer._plan(estimate=estimate))
-        return plans
 
     def for_evaluation(self) -> RunPlan:
         """The plan of a pass over the test data alone."""
@@ -178,8 +165,17 @@ def plan_without_running(composed: Composed[RunConfig]) -> DryPlan:
         facts, imagined = with_cards(facts, profile, config.gpu.memory_gib, config.trainer.devices)
     planner = Planner.start(composed, facts)
     estimate = planner.estimate(planner.rough())
-    by_devices = tuple(planner.by_devices(estimate))
-    return DryPlan(planner.estimated(estimate), by_devices, imagined, config.workload.name)
+    by_devices: list[RunPlan] = []
+    for devices in range(1, config.trainer.devices + 1) if config.trainer.devices > 1 else ():
+        fewer = replace(config, trainer=replace(config.trainer, devices=devices))
+        with suppress(ConfigError):
+            on_fewer = replace(planner, config=fewer, device=plan_device(fewer, composed.choices, facts))
+            by_devices.append(on_fewer._plan(estimate=estimate))
+    return DryPlan(planner.estimated(estimate), tuple(by_devices), imagined, config.workload.name)
+
+
+def _is_predicted(plan: RunPlan) -> bool:
+    return plan.memory.reasons["micro_batch"].source == "predicted"
 
 
 def _with_reason(plan: RunPlan, more: str) -> RunPlan:

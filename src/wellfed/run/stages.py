@@ -18,7 +18,6 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN
 from wellfed.hardware.detect import machine
-from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
@@ -88,7 +87,12 @@ class Run:
         return outcome.exit_code
 
     def _stages(self) -> None:
-        facts = self._look_at_machine()
+        facts = machine(torch_cuda())
+        self._books.machine(facts)
+        for gpu in facts.gpus:
+            free = "free memory unknown" if gpu.free_gib is None else f"{gpu.free_gib:.1f} GiB free"
+            by = f"; held by {gpu.held_by()}" if gpu.holders else ""
+            _LOG.info("gpu %d: %s, %s%s", gpu.index, gpu.describe(), free, by)
         # torch counts the host's cores; more threads than the quota only take turns, and wait for one another.
         torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
         planner = Planner.start(self.composed, facts, self.parts)
@@ -114,15 +118,6 @@ class Run:
             written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
             books.record.artifacts.update(written)
             books.ceiling(passes.ceiling())
-
-    def _look_at_machine(self) -> MachineFacts:
-        facts = machine(torch_cuda())
-        self._books.machine(facts)
-        for gpu in facts.gpus:
-            free = "free memory unknown" if gpu.free_gib is None else f"{gpu.free_gib:.1f} GiB free"
-            by = f"; held by {gpu.held_by()}" if gpu.holders else ""
-            _LOG.info("gpu %d: %s, %s%s", gpu.index, gpu.describe(), free, by)
-        return facts
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes

@@ -158,14 +158,15 @@ def log_file(path: Path) -> Iterator[None]:
     terminal = logging.StreamHandler(sys.stderr)
     terminal.setLevel(logging.WARNING)
     terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    file: logging.Handler = logging.NullHandler()
+    handlers: list[tuple[logging.Logger, logging.Handler]] = [(package, terminal)]
     try:
         file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handlers.append((root, file))
     except OSError as error:
         print(f"{path} can't be written ({error.strerror}); the log goes to the terminal alone.", file=sys.stderr)
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-    root.addHandler(file)
-    package.addHandler(terminal)
+    for logger, handler in handlers:
+        logger.addHandler(handler)
     level, root.level = root.level, logging.INFO
     logging.captureWarnings(True)
     try:
@@ -173,6 +174,6 @@ def log_file(path: Path) -> Iterator[None]:
     finally:
         logging.captureWarnings(False)
         root.setLevel(level)
-        package.removeHandler(terminal)
-        root.removeHandler(file)
-        file.close()
+        for logger, handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
