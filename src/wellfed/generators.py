@@ -42,11 +42,12 @@ def state(device: torch.device | None = None) -> dict[str, Any]:
 def restore(saved: dict[str, Any], device: torch.device | None = None) -> None:
     """Put back what `state` gave for the same ``device``; those of CUDA only where there are as many devices."""
     torch.set_rng_state(saved["torch"].cpu())
-    cuda = [state.cpu() for state in saved["cuda"]] if torch.cuda.is_available() else []
-    if cuda and device is not None:
-        torch.cuda.set_rng_state(cuda[0], device)
-    elif cuda and len(cuda) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(cuda)
+    cuda = [each.cpu() for each in saved["cuda"]]
+    if cuda and torch.cuda.is_available():
+        if device is not None:
+            torch.cuda.set_rng_state(cuda[0], device)
+        elif len(cuda) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(cuda)
     name, keys, place, has_gauss, gauss = saved["numpy"]
     np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), place, has_gauss, gauss))
     version, numbers, gauss_next = saved["python"]
