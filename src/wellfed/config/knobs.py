@@ -21,6 +21,11 @@ FREE_NODES = ("workload.model", "workload.data", "workload.optimizer")
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
+def is_free(name: str) -> bool:
+    """Whether it lies within one of the `FREE_NODES`."""
+    return name.startswith(tuple(f"{node}." for node in FREE_NODES))
+
+
 @dataclass(frozen=True)
 class Knob:
     """One entry of the schema: a knob, or a group of them."""

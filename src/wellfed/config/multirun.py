@@ -15,7 +15,7 @@ from wellfed.config.examine import examine
 from wellfed.config.faults.find import find_faults
 from wellfed.config.faults.override_faults import MOST_VALUES, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import repository_of
-from wellfed.config.knobs import FREE_NODES, entries, nearest_knob
+from wellfed.config.knobs import entries, is_free, nearest_knob
 from wellfed.config.schema import RunConfig
 from wellfed.config.session import COMPOSE_ERRORS
 from wellfed.errors import ConfigError, Fault
@@ -109,7 +109,7 @@ class Multirun:
             return Fault(text, f"is an axis with {many}.", f"Name a few: {name}=a,b")
         if is_choice(parsed, repository_of(self._loader)):
             return choice_fault(parsed, repository_of(self._loader))
-        if name not in entries(RunConfig) and not name.startswith(tuple(f"{node}." for node in FREE_NODES)):
+        if name not in entries(RunConfig) and not is_free(name):
             near = nearest_knob(RunConfig, name)
             return Fault(text, f"there is no knob {name}.", f"Did you mean {near}?" if near else "See --cfg job.")
         return None

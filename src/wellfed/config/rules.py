@@ -117,29 +117,23 @@ def batch_split(config: RunConfig) -> Iterator[Fault]:
 
 def encoder(config: RunConfig) -> Iterator[Fault]:
     """Only features computed per batch pass gradients on to an encoder."""
-    model, memory = config.workload.model, config.memory
-    if not (isinstance(model, dict) and model.get("train_encoder") is True):
-        return
-    if memory.features in (None, FeatureMode.dynamic):
-        return
-    yield Fault(
-        "workload.model.train_encoder=true",
-        f"can't train from stored features (memory.features={memory.features.name}): only dynamic computes them anew.",
-        "Set memory=dynamic, or workload.model.train_encoder=false.",
-    )
+    model, features = config.workload.model, config.memory.features
+    is_trained = isinstance(model, dict) and model.get("train_encoder") is True
+    if is_trained and features is not None and features is not FeatureMode.dynamic:
+        yield Fault(
+            "workload.model.train_encoder=true",
+            f"can't train from stored features (memory.features={features.name}): only dynamic computes them anew.",
+            "Set memory=dynamic, or workload.model.train_encoder=false.",
+        )
 
 
 def step_down(config: RunConfig) -> Iterator[Fault]:
     """memory.micro_batch_steps goes down."""
     steps = config.memory.micro_batch_steps
-    if steps is None:
-        return
-    if not steps or any(later >= earlier for earlier, later in pairwise(steps)):
-        yield Fault(
-            f"memory.micro_batch_steps={_shown(steps)}",
-            "must fall from entry to entry, and have one.",
-            f"Set memory.micro_batch_steps={_shown(sorted(set(steps), reverse=True) or [32, 16])}.",
-        )
+    if steps is not None and (not steps or any(later >= earlier for earlier, later in pairwise(steps))):
+        falling = _shown(sorted(set(steps), reverse=True) or [32, 16])
+        problem = "must fall from entry to entry, and have one."
+        yield Fault(f"memory.micro_batch_steps={_shown(steps)}", problem, f"Set memory.micro_batch_steps={falling}.")
 
 
 def length(config: RunConfig) -> Iterator[Fault]:

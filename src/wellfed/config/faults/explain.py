@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from omegaconf.errors import GrammarParseError
 
-from wellfed.config.knobs import FREE_NODES, entries, nearest, nearest_knob
+from wellfed.config.knobs import entries, is_free, nearest, nearest_knob
 
 
 def explain(schema_type: type, dotted: str, error: Exception | None = None) -> tuple[str, str]:
@@ -17,7 +17,7 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None) -> t
     reason = str(cause).splitlines()[0].rstrip(".")
     if isinstance(cause, GrammarParseError):
         return f"holds a '${{' that can't be read: {reason}.", "Write ${group.knob}, or \\${ where the signs are meant."
-    if any(dotted == node or dotted.startswith(f"{node}.") for node in FREE_NODES) and error is not None:
+    if is_free(f"{dotted}.") and error is not None:
         return f"does not fit: {reason}.", ""
     knob = entries(schema_type).get(dotted)
     if knob is None:

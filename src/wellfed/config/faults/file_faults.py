@@ -91,8 +91,9 @@ def _merge_by_key(cfg: DictConfig, config: Any, file: Path, package: str) -> Ite
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(node, DictConfig) and not node._is_none() and len(node) > 0:
-        for key in map(str, node):
-            yield from _leaves(node._get_node(key), f"{prefix}.{key}" if prefix else key)
+        for key in node:  # a number, where the file has one
+            name = str(key)
+            yield from _leaves(node._get_node(key), f"{prefix}.{name}" if prefix else name)
     else:
         yield prefix, OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
 

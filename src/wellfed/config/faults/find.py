@@ -19,7 +19,7 @@ from wellfed.config.faults.explain import explain, explain_delete, suggestion
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import chosen_files, repository_of, set_value
-from wellfed.config.knobs import FREE_NODES, all_knobs, entries
+from wellfed.config.knobs import all_knobs, entries, is_free
 from wellfed.config.schema import RunConfig
 from wellfed.config.session import COMPOSE_ERRORS, SCHEMAS
 from wellfed.errors import Fault
@@ -61,6 +61,7 @@ class _Search:
         listed = (SCHEMAS.get(str(one.path)) for one in defaults if isinstance(one, ConfigDefault))
         self.schema = next(filter(None, listed), RunConfig)
         self.knobs = entries(self.schema)
+        self.names = {one.parsed.key_or_group for one in typed if one.parsed is not None and one.fault is None}
         self.told = [(index, one.fault) for index, one in enumerate(typed) if one.fault]
         """Index of the override, and what is wrong with it."""
         self.from_files: list[Fault] = []
@@ -152,8 +153,7 @@ class _Search:
                     raise ValueError("Hydra takes away some knobs and not others")
                 set_value(cfg, parsed)
             except COMPOSE_ERRORS as error:
-                is_free = dotted.startswith(tuple(f"{node}." for node in FREE_NODES))
-                if is_free and not parsed.is_delete() and _can_be_set(cfg, parsed):
+                if is_free(dotted) and not parsed.is_delete() and _can_be_set(cfg, parsed):
                     added.append((index, dotted))
                 else:
                     self._tell_value(index, parsed, error)
@@ -181,15 +181,12 @@ class _Search:
         self.told.append((index, Fault(text, problem, way_out)))
         if meant is None:
             self.doubted.add(dotted)
-        elif meant not in self._typed_names():
-            self.doubted |= self._inside(meant) - self._typed_names()
-
-    def _typed_names(self) -> set[str]:
-        return {one.parsed.key_or_group for one in self.typed if one.parsed is not None and one.fault is None}
+        elif meant not in self.names:
+            self.doubted |= self._inside(meant) - self.names
 
     def _doubt(self, group: str) -> None:
         """What ``group`` would have set is unknown; of a group outside the schema (experiment) that is anything."""
-        self.doubted |= (self._inside(group) or set(all_knobs(self.schema))) - self._typed_names()
+        self.doubted |= (self._inside(group) or set(all_knobs(self.schema))) - self.names
 
     def _inside(self, name: str) -> set[str]:
         """The knobs of a group, or the knob itself."""
