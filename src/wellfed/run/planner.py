@@ -18,7 +18,7 @@ from wellfed.errors import ConfigError, Fault
 from wellfed.generators import seed_everything
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
-from wellfed.hardware.imagined import with_cards
+from wellfed.hardware.profiles import with_cards
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.decide import plan_run

@@ -11,8 +11,7 @@ import lightning.pytorch as pl
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.lit.module import StepModule
-from wellfed.timing.step_clock import StepClock
-from wellfed.timing.step_row import StepRow
+from wellfed.timing.step_clock import StepClock, StepRow
 
 WARMUP_STEPS = 3
 """First steps of a process: allocator, thread pools and caches fill."""
