@@ -125,6 +125,14 @@ def test_a_frozen_table_has_no_sparse_gradients():
     assert not assemble._has_sparse_gradients(frozen)
 
 
+def test_a_sparse_buffer_counts_as_if_it_were_dense():
+    given = config()
+    parts = assemble.make_parts(given)
+    before = assemble.model_facts(parts, given).parameter_bytes
+    parts.model.register_buffer("edges", torch.eye(4).to_sparse())
+    assert assemble.model_facts(parts, given).parameter_bytes == before + 16 * 4
+
+
 @pytest.mark.parametrize(
     ("target", "states"),
     [

@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, cast
@@ -120,9 +120,13 @@ def data_facts(parts: Parts) -> DataFacts:
 def model_facts(parts: Parts, config: RunConfig) -> ModelFacts:
     """What the plan needs to know of the model."""
     model, optimizer = parts.model, config.workload.optimizer
-    trainable_bytes = sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)
+
+    def size(tensors: Iterable[Tensor]) -> int:
+        return sum(each.numel() * each.element_size() for each in tensors)  # nbytes knows no sparse ones
+
+    trainable_bytes = size(weight for weight in model.parameters() if weight.requires_grad)
     return ModelFacts(
-        parameter_bytes=sum(tensor.nbytes for tensor in chain(model.parameters(), model.buffers())),
+        parameter_bytes=size(chain(model.parameters(), model.buffers())),
         trainable_bytes=trainable_bytes,
         optimizer_state_bytes=0 if optimizer is None else _states_per_parameter(optimizer) * trainable_bytes,
         gathered_bytes=gathered_bytes(model),
