@@ -25,10 +25,9 @@ from torch.nn.parameter import is_lazy
 
 from wellfed import batches, generators
 from wellfed.batches import Delivery
-from wellfed.lit.callbacks.callback_list import Together
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
 from wellfed.lit.module import StepModule
-from wellfed.lit.trainer import TrainerOptions, make_trainer, new_event_factory
+from wellfed.lit.trainer import Together, TrainerOptions, make_trainer, new_event_factory
 from wellfed.timing.readiness import StepSummary, summarise
 from wellfed.timing.step_clock import StepClock
 from wellfed.timing.step_row import StepRow
@@ -73,9 +72,6 @@ def run_ceiling(
     Whatever it raises, the module is as it was and on the CPU: weights, buffers, generators. Gradients are gone, and
     what the code of a user's module keeps elsewhere is not known here. One that a strategy shards stays sharded, and is
     of no further use.
-
-    Args:
-        deliveries: on the host.
     """
     if not _on_all_ranks(bool(deliveries), options):
         return None
@@ -143,12 +139,8 @@ def _tensors(module: pl.LightningModule) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def steps_alone(module: pl.LightningModule, *, is_set_up: bool, moves: bool = False) -> Iterator[None]:
-    """Within, nothing of a user's LightningModule is called but what makes a step.
-
-    Args:
-        is_set_up: it has been through ``setup`` and the like.
-        moves: it moves its batches to the device, in its own way; else they are there already.
-    """
+    """Within, nothing of a user's LightningModule is called but what makes a step, ``setup`` if it is not set up, and
+    what ``moves`` its batches to the device; else they are there already."""
     kept = (_KEPT_HOOK, "on_before_batch_transfer") if moves else (_KEPT_HOOK,)
     names = [name for name in _HOOKS if name not in kept]
     names += ["configure_callbacks", *(_DONE_BEFORE if is_set_up else ())]

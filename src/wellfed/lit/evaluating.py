@@ -2,21 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from wellfed import batches
 from wellfed.batches import Delivery
-from wellfed.contract import Evaluation, FeatureSource
+from wellfed.contract import Batch, Evaluation, FeatureSource
 from wellfed.errors import DataError, OutOfMemoryExhausted
-from wellfed.lit.mean_loss import MeanLoss
 from wellfed.memory import oom
 from wellfed.memory.snapshot import Snapshot
 from wellfed.record import OnEvent
 from wellfed.step.micro_batches import Preparation
+
+
+class MeanLoss:
+    """Each batch counts by its weight, so the size of batches changes nothing."""
+
+    best_metric = "loss"
+    best_mode: Literal["max", "min"] = "min"
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._sum: Tensor | None = None
+        self._weight = 0
+
+    def update(self, model: nn.Module, batch: Batch, /, *features: FeatureSource) -> None:
+        """Add a batch's loss, weighted by its size."""
+        self.add(model, batch, batches.batch_size(batch))
+
+    def add(self, model: nn.Module, batch: Batch, weight: int) -> None:
+        """Add a batch's loss, which is a mean over this weight."""
+        loss = model.loss(batch).loss.detach().double() * weight  # type: ignore[operator]
+        self._sum = loss if self._sum is None else self._sum + loss
+        self._weight += weight
+
+    def compute(self) -> dict[str, float]:
+        """``loss``."""
+        return {} if self._sum is None else {"loss": float(self._sum) / max(1, self._weight)}
+
+    def state(self) -> tuple[Tensor | None, int]:
+        """Sum of losses and of weights."""
+        return self._sum, self._weight
+
+    def merge(self, states: Sequence[tuple[Tensor | None, int]]) -> None:
+        """Those of all ranks."""
+        sums = [own for own, _ in states if own is not None]
+        self._sum = torch.stack(sums).sum() if sums else None
+        self._weight = sum(weight for _, weight in states)
+
+    def artifacts(self, folder: Any) -> dict[str, Any]:
+        """None."""
+        return {}
+
 
 SHARING_STRATEGIES = ("auto", "ddp")
 """Where a rank can evaluate a batch by itself: each has the whole model."""
@@ -110,11 +153,9 @@ def can_be_shared(evaluation: Evaluation) -> bool:
 def merge_over_ranks(evaluation: Any, failure: Exception | None = None) -> None:
     """Give the evaluation of each rank what those of all have taken in. Waits for the other ranks, and the device.
 
-    Args:
-        failure: why this rank has not evaluated all that it should have.
-
     Raises:
-        Exception: ``failure``; on the other ranks an error of data that says the same.
+        Exception: ``failure``, why this rank has not evaluated all that it should have; on the other ranks an error of
+            data that says the same.
     """
     told = None if failure is None else str(failure) or type(failure).__name__
     # Tensors would arrive on the device that they were sent from, which is another rank's.

@@ -18,11 +18,8 @@ class FeatureTable:
     """
 
     def __init__(self, features: Features, mode: FeatureModeName, rows: Tensor | None, *, may_change: bool) -> None:
-        """
-        Args:
-            rows: all of them, where they have been computed on the CPU already.
-            may_change: take a slower mode where there is no room for the table.
-        """
+        """``rows`` are all of them, where they have been computed on the CPU already. Where there is no room for the
+        table and the mode ``may_change``, a slower one is taken."""
         self._features, self.mode, self._rows, self._may_change = features, mode, rows, may_change
         self.source: FeatureSource = _NotHeld()
 

@@ -25,7 +25,7 @@ class StepRetry:
         ladder: None = errors of memory pass as they are.
         start: None = nothing is done again, a failure ends the run.
         forget: lets go of what a failed step has left: gradients, sums.
-        way_out: what is said at the end of an error: what holds the memory, and what else can be done.
+        way_out: ends an error: what holds the memory, and what else can be done.
         may_adapt: False = the first failure ends the run, whatever is left of the ladder.
     """
 

@@ -6,11 +6,12 @@ import io
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -63,25 +64,17 @@ class HeatMap:
 
 def to_html(board: Leaderboard) -> str:
     """The page. Every text of the user's is escaped."""
-    pages = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    pages.filters.update(shell=shlex.join, counted=counted, percent=show_percent, gib=show_gib)
     ranked, front = board.ranked, [entry for entry in board.ranked if entry.on_front]
     front.sort(key=lambda entry: entry.peak_memory_gib or 0)
-    page: str = pages.get_template("leaderboard.html.j2").render(
-        board=board,
-        objective=board.objective,
+    return page(
+        "leaderboard.html.j2",
+        board,
+        autoescape=True,
         upright=board.objective.beside_memory,
         ranked=ranked,
         tied=sum(entry.rank == 1 for entry in ranked) - 1,
         top=max((figure for entry in ranked for figure in (entry.score or 0, *(entry.ci95 or ()))), default=0),
         pending=[entry for entry in board.entries if entry.status == "pending"],
-        columns=columns(board),
         interval=interval,
         effects=board.effects,
         maps=_heat_maps(board),
@@ -89,7 +82,28 @@ def to_html(board: Leaderboard) -> str:
         picture=_picture(board, front),
         front=front,
     )
-    return page
+
+
+def page(
+    template: str,
+    board: Leaderboard,
+    *,
+    autoescape: bool,
+    filters: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
+    **more: Any,
+) -> str:
+    """A leaderboard by a template of this folder."""
+    pages = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters.update(shell=shlex.join, counted=counted, percent=show_percent, gib=show_gib, **filters)
+    return pages.get_template(template).render(
+        board=board, sweep=board.sweep, objective=board.objective, columns=columns(board), **more
+    )
 
 
 def _heat_maps(board: Leaderboard) -> list[HeatMap]:

@@ -86,10 +86,6 @@ class Objective:
         return f"{self.number(figure)} {self.unit.format(sample_unit)}".rstrip()
 
 
-def _samples_per_joule(row: Measured) -> float | None:
-    return 1 / row.energy_per_sample_j if row.energy_per_sample_j else None
-
-
 SAMPLES_PER_S = Objective(
     name="samples_per_s",
     figure=lambda row: row.samples_per_s,
@@ -104,7 +100,7 @@ SAMPLES_PER_S = Objective(
 )
 SAMPLES_PER_JOULE = Objective(
     name="samples_per_joule",
-    figure=_samples_per_joule,
+    figure=lambda row: 1 / row.energy_per_sample_j if row.energy_per_sample_j else None,
     higher_is_better=True,
     title="Samples per joule",
     noun="efficiency",

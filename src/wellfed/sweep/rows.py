@@ -28,7 +28,7 @@ _KILLED = (
 )
 
 
-def ended_row(row: Row, sweep: Path, *, exit_code: int, seconds: float, timed_out: bool) -> Row:
+def ended_row(row: Row, sweep: Path, exit_code: int, seconds: float, *, timed_out: bool) -> Row:
     """The row of a trial whose process has ended, made of what was known before; what its record lacks of its end is
     written there too."""
     folder = sweep / row.folder

@@ -15,7 +15,7 @@ from wellfed.trials.fork_server import JobEnd
 from wellfed.trials.sweep_ledger import SweepLedger
 from wellfed.trials.sweep_screen import SweepScreen
 from wellfed.trials.sweep_setup import SweepSetup
-from wellfed.trials.trial import RunPoint, shared_key
+from wellfed.trials.tasks import shared_key
 from wellfed.trials.trial_pool import ForkServers, QueuedTrial, Slots, TrialPool
 
 Launch = Callable[[list[list[str]]], object]
@@ -69,21 +69,19 @@ class SweepExecution:
             ready = self._ready[point]
             row = self._ledger.begin(ready.point, kind)
             folder = self._ledger.folder / row.folder
-            composed = replace(ready.composed, run_dir=folder)
-            task = RunPoint(composed, ready.plan, ready.feature_rows)
+            task = replace(ready, composed=replace(ready.composed, run_dir=folder))
             num_gpus = 0
             if ready.plan is not None:
                 row = replace(row, predicted_peak_gib=ready.plan.predicted_peak_gib)
                 num_gpus = ready.plan.num_gpus
             begun[row.folder] = row
-            shared = shared_key(composed.config)
-            queue.append(QueuedTrial(row.folder, shared, composed.config, task, folder, num_gpus))
+            config = ready.composed.config
+            queue.append(QueuedTrial(row.folder, shared_key(config), config, task, folder, num_gpus))
         all_well = True
         for finished in self._pool.run(queue):
             row, end = begun[finished.trial.key], finished.end
             if isinstance(end, JobEnd):
-                folder, timed_out = self._ledger.folder, finished.timed_out
-                row = ended_row(row, folder, exit_code=end.code, seconds=end.seconds, timed_out=timed_out)
+                row = ended_row(row, self._ledger.folder, end.code, end.seconds, timed_out=finished.timed_out)
             else:
                 row = refused_row(row, end.status, str(end))
             self._ledger.add(row)

@@ -29,11 +29,8 @@ _MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
 
 
 class SweepLedger:
-    """The rows of a sweep in its folder, which nobody else writes to.
-
-    Args:
-        file: which sweep it is; its machine is the one before until `note_machine`.
-    """
+    """The rows of a sweep in its folder, which nobody else writes to; its machine is the one before until
+    `note_machine`."""
 
     def __init__(self, folder: Path, file: SweepFile, config: SweepConfig, screen: SweepScreen) -> None:
         self.folder, self.file, self._screen = folder, file, screen

@@ -6,40 +6,23 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from wellfed.config.compose import Composed
 from wellfed.config.multirun import Multirun
-from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
 from wellfed.sweep.grid import GridPoint
 from wellfed.trials.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.trials.sweep_ledger import SweepLedger
 from wellfed.trials.sweep_screen import SweepScreen
+from wellfed.trials.tasks import ComputeRows, PlanPoints, RunPoint, shared_key
 from wellfed.trials.trial_pool import ForkServers, visible
 from wellfed.units import counted
-
-if TYPE_CHECKING:
-    from wellfed.trials.trial import PointPlan
 
 _MANY = 20
 """Points that take seconds to compose."""
 _ROWS_S = 20
 """Feature rows that take longer are left to the trials."""
-
-
-@dataclass(frozen=True)
-class ReadyPoint:
-    """A point that can be run."""
-
-    point: GridPoint
-    composed: Composed[RunConfig]
-    plan: PointPlan | None = None
-    """None = not planned; it is then tried on the processor's place."""
-    feature_rows: Path | None = None
-    """Where they are, computed for all trials that share them."""
 
 
 class SweepSetup:
@@ -50,7 +33,7 @@ class SweepSetup:
     ) -> None:
         self._multirun, self._ledger, self._screen = multirun, ledger, screen
         self._scratch, self._timeout_s = scratch, timeout_s
-        self.ready: dict[str, ReadyPoint] = {}
+        self.ready: dict[str, RunPoint] = {}
         """Points that compose and, once planned, fit; by id."""
         self.gpus: list[str] = []
         """As CUDA_VISIBLE_DEVICES names them."""
@@ -70,7 +53,7 @@ class SweepSetup:
             except ConfigError as error:
                 refused.append((point, error))
             else:
-                self.ready[point.id] = ReadyPoint(point, composed)
+                self.ready[point.id] = RunPoint(point, composed)
         if not self.ready and self._ledger.is_empty and len({refusal.faults for _, refusal in refused}) == 1:
             raise refused[0][1]
         for point, refusal in refused:
@@ -78,8 +61,6 @@ class SweepSetup:
 
     def plan(self, servers: ForkServers, points: Collection[str]) -> None:
         """Each of these points' plan, or its row."""
-        from wellfed.trials.trial import shared_key
-
         groups: dict[str, list[str]] = {}
         for point in points:
             groups.setdefault(shared_key(self.ready[point].composed.config), []).append(point)
@@ -101,8 +82,6 @@ class SweepSetup:
 
     def _plan_with(self, server: ForkServer, points: Sequence[str]) -> None:
         """In one process, or in several: a point that ends it is left without a plan."""
-        from wellfed.trials.trial import PlanPoints
-
         while points:
             task = PlanPoints([(point, self.ready[point].composed) for point in points])
             seen, *plans = server.ask(Job("plan", self._scratch, task), self._timeout_s) or (None,)
@@ -120,8 +99,6 @@ class SweepSetup:
 
     def _share_rows(self, server: ForkServer, points: Sequence[str]) -> None:
         """Feature rows, once for all trials that keep them; where they can't be had, each computes its own."""
-        from wellfed.trials.trial import ComputeRows
-
         ready = [self.ready[point] for point in points if point in self.ready]
         keep = [each for each in ready if each.plan is not None and each.plan.keeps_rows]
         if not keep:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -15,7 +13,6 @@ import wellfed.run.stages  # noqa: F401
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.errors import ConfigError, Fault, WellfedError
-from wellfed.footprint.footprint import KnownFootprints
 from wellfed.generators import seed_everything
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
@@ -26,6 +23,7 @@ from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.planner import Planner
 from wellfed.run.train import train
+from wellfed.trials.tasks import ComputeRows, MachineSeen, PlanPoints, PointPlan, RunPoint
 
 
 @dataclass(frozen=True)
@@ -35,56 +33,6 @@ class SharedParts:
     parts: assemble.Parts
     num_threads: int
     """Of torch, before it was told to use one: threads do not survive a fork."""
-
-
-@dataclass(frozen=True)
-class PointPlan:
-    """What can be known of a point before it runs, and need not be found out once more by its trials."""
-
-    point: str
-    """Its id."""
-    problem: str | None = None
-    """Why it can't be run."""
-    num_gpus: int = 0
-    predicted_peak_gib: float | None = None
-    first_batches: FirstBatches | None = None
-    footprints: KnownFootprints | None = None
-    keeps_rows: bool = False
-    """Its trials keep the features that `ComputeRows` computes."""
-
-
-@dataclass(frozen=True)
-class MachineSeen:
-    """The machine as trials see it."""
-
-    description: str
-    num_gpus: int
-
-
-@dataclass(frozen=True)
-class RunPoint:
-    """Run one point: a trial."""
-
-    composed: Composed[RunConfig]
-    plan: PointPlan | None = None
-    feature_rows: Path | None = None
-    """Where `ComputeRows` has left them."""
-
-
-@dataclass(frozen=True)
-class PlanPoints:
-    """Plan points without running any: answered by a `MachineSeen`, then a `PointPlan` for each."""
-
-    points: Sequence[tuple[str, Composed[RunConfig]]]
-    """Id and configuration."""
-
-
-@dataclass(frozen=True)
-class ComputeRows:
-    """Compute all feature rows on the CPU, for trials that would each do so."""
-
-    file: Path
-    """Not there unless all could be computed."""
 
 
 def prepare(config: RunConfig) -> SharedParts:
@@ -102,13 +50,6 @@ def prepare(config: RunConfig) -> SharedParts:
         way_out = "Leave tensors on the CPU; the engine moves them. Or add hydra/launcher=basic: all in one process."
         raise ConfigError([Fault("workload.data or workload.model", problem, way_out)])
     return SharedParts(parts, num_threads)
-
-
-def shared_key(config: RunConfig) -> str:
-    """Equal for configurations whose data and model are the same."""
-    workload = config.workload
-    has_optimizer = workload.optimizer is not None
-    return json.dumps([workload.data, workload.model, has_optimizer, config.seed], sort_keys=True, default=str)
 
 
 def work(shared: SharedParts, task: RunPoint | PlanPoints | ComputeRows) -> int | Iterator[MachineSeen | PointPlan]:

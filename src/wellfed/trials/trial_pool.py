@@ -117,9 +117,7 @@ class _RunningTrial:
 class ForkServers:
     """A fork server for each data and model, made when first asked for; the oldest goes where there are too many.
 
-    Args:
-        log: of a server, by its number.
-        timeout_s: for preparing.
+    ``log`` names that of a server by its number; preparing may take ``timeout_s``.
     """
 
     def __init__(
@@ -163,12 +161,7 @@ class ForkServers:
 
 
 class TrialPool:
-    """Takes trials from a queue into the places there are.
-
-    Args:
-        open_folder: makes the folder of a trial that starts.
-        tick: called a few times a second.
-    """
+    """Takes trials from a queue into the places there are, and calls ``tick`` a few times a second."""
 
     def __init__(
         self,
