@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -103,9 +103,13 @@ class Evaluating:
                 evaluation.update(self._model, batch, *(() if features is None else (features,)))
 
         while done < len(sizes):
-            before = Snapshot(evaluation, device, leave_out=self._model) if self._may_halve else None
-            failure = _failure_of(update, is_known=before is not None)
-            if failure is None or before is None:
+            if not self._may_halve:
+                update()
+                done += 1
+                continue
+            before = Snapshot(evaluation, device, leave_out=self._model)
+            _, failure = oom.attempted(update)
+            if failure is None:
                 done += 1
                 continue
             size = sizes[done]
@@ -131,18 +135,6 @@ class Evaluating:
         most = self._at_most or num_samples
         full, rest = divmod(num_samples, most)
         return [most] * full + ([rest] if rest else [])
-
-
-def _failure_of(update: Callable[[], None], *, is_known: bool) -> oom.MemoryFailure | None:
-    """The failure of memory with nothing left of it: its traceback would keep the failed batch's tensors alive."""
-    try:
-        update()
-    except Exception as error:
-        failure = oom.classify(error)
-        if failure is None or not is_known:
-            raise
-        return failure
-    return None
 
 
 def can_be_shared(evaluation: Evaluation) -> bool:

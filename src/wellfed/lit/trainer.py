@@ -179,7 +179,7 @@ def misfits(module: pl.LightningModule, state_dict: Mapping[str, Any]) -> list[s
     """Names in which a checkpoint's weights and the module's differ, with both shapes; a few at most."""
     own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     other = {name: tuple(value.shape) for name, value in state_dict.items()}
-    names = [name for name in [*own, *(name for name in other if name not in own)] if own.get(name) != other.get(name)]
+    names = [name for name in own | other if own.get(name) != other.get(name)]
     return [f"{name}: {other.get(name, 'absent')} there, {own.get(name, 'absent')} here" for name in names[:3]]
 
 

@@ -79,7 +79,7 @@ def to_html(board: Leaderboard) -> str:
         effects=board.effects,
         maps=_heat_maps(board),
         most_maps=MOST_MAPS,
-        picture=_picture(board, front),
+        picture=_memory_picture(board),
         front=front,
     )
 
@@ -134,25 +134,11 @@ def _cell(entries: Sequence[Entry], lowest: float) -> HeatCell:
     return HeatCell(mean, 1.0 if mean is None or lowest == 1 else (mean - lowest) / (1 - lowest), told)
 
 
-def _picture(board: Leaderboard, front: Sequence[Entry]) -> Markup | None:
-    """The drawing, which holds no text of the user's, with its figures in words."""
-    picture, upright = memory_picture(board), board.objective.beside_memory
-    if picture is None:
-        return None
-    told = "; ".join(
-        f"rank {entry.label}, {show_gib(entry.peak_memory_gib or 0)}, "
-        f"{upright.number(upright(entry) or 0)}{upright.unit.format('')}"
-        for entry in front
-    )
-    label = escape(f"{upright.noun.capitalize()} against peak memory. On the front: {told}.")
-    return Markup(picture.replace("<svg", f'<svg role="img" aria-label="{label}"', 1))
-
-
-def memory_picture(board: Leaderboard) -> str | None:
+def _memory_picture(board: Leaderboard) -> Markup | None:
     """An ``<svg>`` element with every point that has both figures, intervals as bars, the Pareto front joined and
     labelled with ranks; None if no point has both.
 
-    It holds no text of the user's, and is coloured by ``currentColor`` and ``var(--accent)``.
+    It holds no text of the user's, is coloured by ``currentColor`` and ``var(--accent)``, and tells the front in words.
     """
     upright = board.objective.beside_memory
     shown = [
@@ -199,4 +185,10 @@ def memory_picture(board: Leaderboard) -> str | None:
         figure.savefig(drawn, format="svg", transparent=True, metadata=none)
     svg = drawn.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor").replace(_ACCENT, "var(--accent)")
-    return re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", re.sub(r' height="[^"]*pt"', "", svg, count=1), count=1)
+    svg = re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", re.sub(r' height="[^"]*pt"', "", svg, count=1), count=1)
+    told = "; ".join(
+        f"rank {entry.label}, {show_gib(peak)}, {upright.number(height)}{upright.unit.format('')}"
+        for peak, height, entry in front
+    )
+    label = escape(f"{upright.noun.capitalize()} against peak memory. On the front: {told}.")
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1))

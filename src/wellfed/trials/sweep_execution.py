@@ -48,19 +48,18 @@ class SweepExecution:
 
     def launch_missing(self, launch: Launch) -> None:
         """The same trials by Hydra's own means, told when all have ended."""
-        missing = self._ledger.missing(self._ready)
+        missing, folder = self._ledger.missing(self._ready), self._ledger.folder
         self._screen.begin(len(missing), self._ledger.best())
         jobs = []
         for point in missing:
-            open_trial_folder(self._ledger.folder / point)
-            where = [assigned("hydra.sweep.dir", str(self._ledger.folder.absolute())), f"hydra.sweep.subdir={point}"]
+            open_trial_folder(folder / point)
+            where = [assigned("hydra.sweep.dir", str(folder.absolute())), f"hydra.sweep.subdir={point}"]
             jobs.append([*self._ready[point].point.overrides, *where])
         if jobs:
             launch(jobs)
         for point in missing:
             row = self._ledger.begin(self._ready[point].point, "trial")
-            recorded = recorded_row(row, self._ledger.folder)
-            self._ledger.add(recorded or refused_row(row, "failed", "left no complete record"))
+            self._ledger.add(recorded_row(row, folder) or refused_row(row, "failed", "left no complete record"))
 
     def _run(self, points: Sequence[str], kind: Literal["trial", "confirm"]) -> bool:
         """False: stopped at the first that did not end well."""

@@ -109,7 +109,6 @@ class _RunningTrial:
     trial: QueuedTrial
     server: ForkServer
     place: Place
-    ends_s: float
     began_s: float
     timed_out: bool = False
 
@@ -192,31 +191,31 @@ class TrialPool:
 
     def _start(self, trial: QueuedTrial, place: Place) -> Iterator[FinishedTrial]:
         """Yields what it finds dead, the trial itself included."""
+
+        def server_of(trial: QueuedTrial) -> ForkServer:
+            return self._servers.get(trial.shared, trial.config, [each.server for each in self._running.values()])
+
         job = Job(trial.key, trial.folder, trial.task, place.environment, place.cpus)
         try:
-            server = self._server_of(trial)
+            server = server_of(trial)
             self._open_folder(trial.folder)
             try:
                 server.start(job)
             except ForkServerFailed:  # it has died since it was last heard of
                 yield from self._all_died(server)
-                server = self._server_of(trial)
+                server = server_of(trial)
                 server.start(job)
         except ForkServerFailed as failed:
             self._slots.give_back(place)
             yield FinishedTrial(trial, failed)
             return
-        now_s = time.monotonic()
-        self._running[trial.key] = _RunningTrial(trial, server, place, now_s + self._timeout_s, now_s)
-
-    def _server_of(self, trial: QueuedTrial) -> ForkServer:
-        return self._servers.get(trial.shared, trial.config, [each.server for each in self._running.values()])
+        self._running[trial.key] = _RunningTrial(trial, server, place, time.monotonic())
 
     def _wait(self) -> Iterator[FinishedTrial]:
         """A little, for what ends."""
         now_s = time.monotonic()
         for each in self._running.values():
-            if now_s >= each.ends_s and not each.timed_out:
+            if now_s >= each.began_s + self._timeout_s and not each.timed_out:
                 each.timed_out = True
                 each.server.kill(each.trial.key)
         servers = {id(each.server.connection): each.server for each in self._running.values()}
