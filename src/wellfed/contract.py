@@ -38,7 +38,6 @@ class FeatureSource(Protocol):
 
     def rows(self, indices: Tensor) -> Tensor:
         """Float rows ``[len(indices), dim]`` on the device of ``indices``."""
-        ...
 
 
 FeatureModeName = Literal["cache", "cache_host", "dynamic"]
@@ -100,19 +99,15 @@ class Evaluation(Protocol):
 
     def reset(self) -> None:
         """Forget everything; called before each pass."""
-        ...
 
     def update(self, model: torch.nn.Module, batch: Batch, /, *features: FeatureSource) -> None:
         """Take one batch in; stays on the device, no synchronisation."""
-        ...
 
     def compute(self) -> dict[str, float]:
         """The metrics over all batches since ``reset``; one transfer to the host."""
-        ...
 
     def artifacts(self, folder: Path) -> dict[str, Path]:
         """Files worth keeping (plots, tables), written into ``folder``; name -> path. May be empty."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -54,9 +54,8 @@ class ConfigError(WellfedError):
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
-        count = len(self.faults)
-        head = "1 fault in the configuration" if count == 1 else f"{count} faults in the configuration"
-        super().__init__("\n".join([f"{head}; nothing was run.", *(f"  - {fault}" for fault in self.faults)]))
+        head = f"{len(self.faults)} fault{'s' * (len(self.faults) != 1)} in the configuration; nothing was run."
+        super().__init__("\n".join([head, *(f"  - {fault}" for fault in self.faults)]))
 
     @classmethod
     def of(cls, where: str, problem: str, way_out: str) -> ConfigError:

@@ -19,11 +19,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def fork() -> int:
-    """As ``os.fork``; what was printed so far is written by this process alone.
-
-    Raises:
-        OSError: no process could be made.
-    """
+    """As ``os.fork``; what was printed so far is written by this process alone."""
     flush()
     with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # other threads do not go along
         return os.fork()
@@ -69,8 +65,7 @@ def flush() -> None:
 def die_with_parent(parent: int) -> None:
     """Have the system kill this process when its parent ends, whatever ends it; Linux alone offers it.
 
-    Args:
-        parent: its process id; if it is gone already, this process ends here.
+    If that is gone already, this process ends here.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -24,14 +24,16 @@ def seed_everything(seed: int) -> None:
 def state(device: torch.device | None = None) -> dict[str, Any]:
     """Those of torch, numpy and Python, as values that a weights-only load accepts; does not wait for the device.
 
-    Args:
-        device: the only one whose generator counts; None = all CUDA devices, where CUDA is in use.
+    Of CUDA that of ``device`` alone; None = all devices, where CUDA is in use.
     """
     name, keys, place, has_gauss, gauss = np.random.get_state()
     version, numbers, gauss_next = random.getstate()
+    cuda: list[torch.Tensor] = []
+    if torch.cuda.is_initialized() and (device is None or device.type == "cuda"):  # type: ignore[no-untyped-call]
+        cuda = torch.cuda.get_rng_state_all() if device is None else [torch.cuda.get_rng_state(device)]
     return {
         "torch": torch.get_rng_state(),
-        "cuda": _cuda_states(device),
+        "cuda": cuda,
         "numpy": [str(name), torch.from_numpy(np.asarray(keys).astype(np.int64)), int(place), int(has_gauss), gauss],
         "python": [version, list(numbers), gauss_next],
     }
@@ -40,7 +42,11 @@ def state(device: torch.device | None = None) -> dict[str, Any]:
 def restore(saved: dict[str, Any], device: torch.device | None = None) -> None:
     """Put back what `state` gave for the same ``device``; those of CUDA only where there are as many devices."""
     torch.set_rng_state(saved["torch"].cpu())
-    _restore_cuda(saved["cuda"], device)
+    cuda = [state.cpu() for state in saved["cuda"]] if torch.cuda.is_available() else []
+    if cuda and device is not None:
+        torch.cuda.set_rng_state(cuda[0], device)
+    elif cuda and len(cuda) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(cuda)
     name, keys, place, has_gauss, gauss = saved["numpy"]
     np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), place, has_gauss, gauss))
     version, numbers, gauss_next = saved["python"]
@@ -65,18 +71,3 @@ def seed_for_sample(seed: int) -> None:
     np.random.seed(seed % 2**32)
     # Not torch.manual_seed: it seeds the GPUs too, and dropout there must not start again with each sample.
     torch.default_generator.manual_seed(seed)
-
-
-def _cuda_states(device: torch.device | None) -> list[torch.Tensor]:
-    if not torch.cuda.is_initialized() or (device is not None and device.type != "cuda"):  # type: ignore[no-untyped-call]
-        return []
-    return torch.cuda.get_rng_state_all() if device is None else [torch.cuda.get_rng_state(device)]
-
-
-def _restore_cuda(saved: list[torch.Tensor], device: torch.device | None) -> None:
-    if not saved or not torch.cuda.is_available():
-        return
-    if device is not None:
-        torch.cuda.set_rng_state(saved[0].cpu(), device)
-    elif len(saved) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([tensor.cpu() for tensor in saved])

@@ -54,7 +54,6 @@ class OnEvent(Protocol):
 
     def __call__(self, kind: EventKind, **facts: Any) -> None:
         """Something happened that a reader of the figures must know; ``step=`` where it is not the run's latest."""
-        ...
 
 
 def ignore_event(kind: EventKind, **facts: Any) -> None:
@@ -228,11 +227,7 @@ class RunRecord:
         return json.dumps(plain(asdict(self)), indent=1, allow_nan=False) + "\n"
 
     def write(self, folder: Path) -> None:
-        """Replace ``run.json`` in ``folder`` as a whole; a reader sees the old or the new one.
-
-        Raises:
-            OSError: the folder can't be written; the old record is still there.
-        """
+        """Replace ``run.json`` in ``folder`` as a whole; with an OSError the old one is still there."""
         write_atomically(folder / FILE_NAME, self.to_json())
 
 
@@ -275,17 +270,15 @@ def is_alive(record: Mapping[str, Any]) -> bool:
     """Whether the process of a running record may still be there. Unknown (another host) counts as alive."""
     if record.get("host_name") != socket.gethostname():
         return True
-    if record.get("boot_id") != boot_id():
-        return False
     pid = int(record.get("pid") or 0)
-    if pid <= 0:
+    if record.get("boot_id") != boot_id() or pid <= 0:
         return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # not ours, but there
-        return True
+    except OSError:
+        pass  # not ours, but there
     return True
 
 
@@ -300,19 +293,14 @@ def boot_id() -> str:
 def git_state(folder: Path) -> GitState | None:
     """Of the checkout that holds ``folder``; None outside one or without git."""
 
+    # Optional locks off: reading the state must not disturb a git command of the user's.
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+
     def git(*arguments: str) -> str:
-        # Optional locks off: reading the state must not disturb a git command of the user's.
-        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-        done = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=20,
-            check=True,
-            env=environment,
-        )
-        return done.stdout
+        command = ["git", "-C", str(folder), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=20, check=True, env=environment
+        ).stdout
 
     try:
         commit = git("rev-parse", "HEAD").strip()

@@ -54,7 +54,8 @@ class StopRequest:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.is_finishing:
             return
-        is_first = self.signum is None
-        self.signum = signum if self.signum is None else self.signum
-        if not (self.is_stepping and is_first):
-            raise Stopped(signum)
+        if self.signum is None:
+            self.signum = signum
+            if self.is_stepping:
+                return
+        raise Stopped(signum)

@@ -208,6 +208,7 @@ def beside(project: Path, tmp_path: Path) -> tuple[Path, dict[str, str], list[st
     return tmp_path, {"PYTHONPATH": str(project / "src")}, ["--config-dir", str(project / "configs")]
 
 
+@pytest.mark.slow
 def test_it_trains_at_once_and_learns(beside: tuple[Path, dict[str, str], list[str]]):
     cwd, found, flags = beside
     done = run("train.py", *flags, "workload=mine", "trainer.max_steps=50", *QUIET, cwd=cwd, **found)

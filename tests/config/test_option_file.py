@@ -2,8 +2,17 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from wellfed.config.option_file import Value, check_name, comment_lines, write_files, yaml_lines
+from wellfed.config.option_file import (
+    Value,
+    check_name,
+    comment_lines,
+    in_ascii,
+    is_read_as_value,
+    write_files,
+    yaml_lines,
+)
 from wellfed.errors import ConfigError
 
 
@@ -66,3 +75,25 @@ def test_a_folder_that_is_a_file_is_told(tmp_path):
     with pytest.raises(ConfigError, match="can't be written"):
         write_files({tmp_path / "loader" / "a.yaml": "x", tmp_path / "memory" / "a.yaml": "x"}, "asked", "do")
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["memory"]
+
+
+@pytest.mark.parametrize("word", ["on", "Off", "NO", "yes", "true", "null", "nan", "inf", "y", "n"])
+def test_what_is_read_as_a_value_is_no_name(word: str):
+    typed = OverridesParser.create().parse_override(f"workload={word}").value()
+    in_a_file = yaml.safe_load(f"name: {word}")["name"]
+    assert not isinstance(typed, str) or not isinstance(in_a_file, str) or word in "yn"  # yaml 1.1 knows y and n
+    assert is_read_as_value(word)
+
+
+@pytest.mark.parametrize("word", ["mine", "none", "once", "nano", "online"])
+def test_other_words_are_names(word: str):
+    assert OverridesParser.create().parse_override(f"workload={word}").value() == word
+    assert yaml.safe_load(f"name: {word}")["name"] == word
+    assert not is_read_as_value(word)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("Réseau 4 GPU!", "Reseau_4_GPU"), ("größer", "groer"), ("日本", ""), ("a--b__", "a_b")]
+)
+def test_in_ascii(text: str, expected: str):
+    assert in_ascii(text) == expected

@@ -178,6 +178,7 @@ def test_gpu_compile_compiles_a_guests_step(user: Path) -> None:
     assert compiled == [], compiled
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workload", ["guest", "two"])
 def test_on_nan_skips_steps_of_a_guest(user: Path, workload: str) -> None:
     poisoned = ("trainer.max_epochs=2", "+workload.data.poison=3")
@@ -189,6 +190,7 @@ def test_on_nan_skips_steps_of_a_guest(user: Path, workload: str) -> None:
     assert all(value.isfinite().all() for value in content(folder)["state_dict"].values())
 
 
+@pytest.mark.slow
 def test_on_nan_halves_the_rate_of_a_guest(user: Path) -> None:
     done = guest(user, "trainer.max_epochs=1", "+workload.data.poison=3", "trainer.on_nan=halve_lr", workload="two")
     assert done.code == 0, done.text

@@ -89,6 +89,7 @@ def own(mine: Path, workload: str, *arguments: str):
     return run("train.py", *where, *fixed, *arguments, cwd=mine, PYTHONPATH=str(mine))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("workload", "ms", "backends"),  # a machine under load may show a tie
     [("batches", 20, {"inline", "threads", "processes"}), ("items", 2, {"inline", "processes"})],

@@ -37,7 +37,8 @@ def check_test_metrics(folder: Path, expected: dict[str, float]) -> None:
     assert found == pytest.approx(expected, rel=1e-6)
 
 
-@pytest.mark.parametrize("num_cards", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("num_cards", [2, 4])
 def test_ranks_have_cards_of_their_own_and_share_an_evaluation(
     tmp_path: Path, fake_cuda: FakeCuda, num_cards: int
 ) -> None:

@@ -19,6 +19,7 @@ def test_a_run_adds_less_time_to_a_step_than_lightnings_defaults() -> None:
     assert median(ours / lightning for ours, lightning in pairs) < 0.4
 
 
+@pytest.mark.slow
 def test_a_run_adds_fewer_calls_to_a_step_than_lightnings_defaults() -> None:
     # 330 to Lightning's 4,000 (2.6). No other process changes that.
     with prepared() as scratch:

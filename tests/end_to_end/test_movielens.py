@@ -39,6 +39,7 @@ def test_it_trains_on_movielens_files(ml_100k: Path, tmp_path: Path) -> None:
     assert 0 <= record["metrics"]["test/recall_at_10"] <= 1
 
 
+@pytest.mark.slow
 def test_a_path_with_awkward_characters_needs_no_quotes(ml_100k: Path, tmp_path: Path) -> None:
     awkward = tmp_path / "my data (v=2)"
     ml_100k.rename(awkward)

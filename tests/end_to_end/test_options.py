@@ -37,6 +37,7 @@ def test_memory_options_learn_the_same(tmp_path: Path) -> None:
         assert worst < 1e-4, memory
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("option", "steps"), [("debug=one_step", 1), ("debug=limit", 10), ("debug=overfit", 100), ("debug=profiler", 30)]
 )
@@ -160,6 +161,7 @@ def test_a_lightning_module_is_not_split(mine: Path) -> None:
     assert "a LightningModule runs its own step" in done.err
 
 
+@pytest.mark.slow
 def test_batch_norm_is_never_split(mine: Path) -> None:
     done = own(mine, "normed", "memory.micro_batch=4")
     assert done.code == 2

@@ -361,6 +361,7 @@ def test_killed_at_any_moment_it_goes_on_until_all_is_there(tmp_path: Path) -> N
     assert left_in(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_feature_rows_that_can_not_be_computed_cost_the_points_that_keep_them(tmp_path: Path) -> None:
     words = ["workload.model._target_=planted.Featured", "~workload.model.fault"]
     swept = sweep(tmp_path, "memory.features=cache,dynamic", *words)
@@ -402,6 +403,7 @@ def test_energy_that_can_not_be_measured_is_refused_before_anything_runs(tmp_pat
 # -- bad input -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "words"),
     [

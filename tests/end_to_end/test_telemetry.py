@@ -114,6 +114,7 @@ def test_two_different_gpus_are_watched_under_cudas_numbers(tmp_path: Path, fake
         assert (report["users"], report["gpm_samples"]) == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_driver_that_is_not_loaded_is_told_of_once(tmp_path: Path, fake_driver: FakeDriver) -> None:
     variables = driver(fake_driver, Scenario([H200], init_error=DRIVER_NOT_LOADED))
     done = train("trainer.max_steps=10", cwd=tmp_path, **variables)
@@ -220,6 +221,7 @@ def test_runs_of_one_command_are_apart(tmp_path: Path, fake_driver: FakeDriver) 
         )
 
 
+@pytest.mark.slow
 def test_telemetry_none_watches_nothing(tmp_path: Path, fake_driver: FakeDriver) -> None:
     variables = driver(fake_driver, Scenario([H200]))
     done = train("telemetry=none", "logger=none", "trainer.max_steps=5", cwd=tmp_path, **variables)

@@ -149,6 +149,7 @@ def interrupt(signum: int, cwd: Path, *arguments: str, fresh: bool = False) -> t
     return process.returncode, out + err
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_in_its_folder_and_its_wandb_run(tmp_path: Path) -> None:
     code, text = interrupt(signal.SIGTERM, tmp_path, fresh=True)
     assert code == 143, text
@@ -239,6 +240,7 @@ def test_a_full_disk_costs_checkpoints_and_not_the_run(tmp_path: Path) -> None:
     assert not list((only_folder(tmp_path) / "checkpoints").glob("*"))
 
 
+@pytest.mark.slow
 def test_unwritable_logs_send_the_run_to_the_temporary_folder(tmp_path: Path) -> None:
     (tmp_path / "logs").write_text("a file where the folder should be")
     temporary = tmp_path / "tmp"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
@@ -25,8 +27,8 @@ from benchmarks.memory_cases import (
 from wellfed.config.compose import compose
 from wellfed.contract import FEATURE_MODES, LossOutput
 from wellfed.footprint import estimate
-from wellfed.footprint.estimate import measure, repeated
-from wellfed.footprint.footprint import Footprint, NoEstimate, StepShape, predicted_peak
+from wellfed.footprint.estimate import MOST_POINTS, NEAR_FRAC, curve, measure, repeated
+from wellfed.footprint.footprint import Footprint, NoEstimate, Point, StepShape, on_curve, predicted_peak, whole_pass
 from wellfed.footprint.rehearsal import Task
 from wellfed.run.assemble import make_parts
 
@@ -97,7 +99,7 @@ def test_parts_of_a_known_model():
     assert (found.parameters, found.gradients) == (size, size)
     assert found.optimizer_state == 2 * size  # steps are counted on the host
     assert size <= found.optimizer_temporaries <= 1.01 * size
-    assert found.sample_bytes == 64 * 4 + 8
+    assert sum(found.inputs) == 64 * 4 + 8
     assert found.feature_table == found.filling == 0
     assert found.notes == ()
 
@@ -140,7 +142,7 @@ def test_an_optimizer_of_ones_own():
 def test_precisions():
     of = {name: measure(Mlp(128), task(precision=name), 64) for name in ("32-true", "bf16-true", "16-mixed")}
     assert of["bf16-true"].parameters == pytest.approx(of["32-true"].parameters / 2, rel=0.02)
-    assert of["bf16-true"].sample_bytes < 0.6 * of["32-true"].sample_bytes
+    assert sum(of["bf16-true"].inputs) < 0.6 * sum(of["32-true"].inputs)
     assert of["16-mixed"].parameters == of["32-true"].parameters
     assert of["16-mixed"].points[-1].activations < of["32-true"].points[-1].activations
     assert torch.get_default_dtype() == torch.float32
@@ -278,3 +280,55 @@ def test_gpt2_base_takes_seconds_and_no_memory_of_its_size():
     assert found.basis == "fake tensors"
     assert found.parameters == pytest.approx(124e6 * 4, rel=0.02)
     assert time.process_time() - began_s < 30
+
+
+def measured(lines, asked):
+    def point(size):
+        asked.append(size)
+        peak = max(start + slope * size for start, slope in lines)
+        return Point(size, peak, 0, peak)
+
+    return point
+
+
+def test_a_straight_curve_takes_three_points():
+    asked = []
+    points = curve(measured([(0, 7)], asked), 2048)
+    assert [point.micro_batch for point in points] == [1, 1024, 2048]
+    assert sorted(asked) == [1, 1024, 2048]
+
+
+def test_a_bend_is_found_where_it_is():
+    points = curve(measured([(900, 0), (0, 3)], asked := []), 4096)
+    assert 300 in asked
+    assert len(points) <= 5
+
+
+def test_when_time_is_up_the_lines_stay_wide(monkeypatch):
+    monkeypatch.setattr(estimate, "MOST_S", 0.0)
+    assert len(curve(measured([(900, 0), (0, 3)], []), 4096)) == 3
+
+
+@given(
+    lines=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**4)), min_size=1, max_size=3),
+    samples=st.integers(1, 3000),
+    beside=st.integers(0, 10**7),
+    data=st.data(),
+)
+def test_lines_between_the_points_are_near_and_never_below(lines, samples, beside, data):
+    asked = []
+    points = curve(measured(lines, asked), samples, beside=beside)
+    assert len(asked) == len(set(asked)) == len(points) <= MOST_POINTS
+    assert (points[0].micro_batch, points[-1].micro_batch) == (1, samples)
+    size = data.draw(st.integers(1, samples))
+    truth = max(start + slope * size for start, slope in lines)
+    predicted = on_curve(points, size, whole_pass)
+    assert predicted >= truth
+    if len(points) < MOST_POINTS:
+        assert predicted - truth <= 2 * NEAR_FRAC * (beside + truth) + 1
+
+
+@pytest.mark.parametrize(("samples", "lowest", "sizes"), [(1, 1, [1]), (2, 1, [1, 2]), (1, 2, [1]), (5, 2, [2, 4, 5])])
+def test_few_samples(samples, lowest, sizes):
+    points = curve(measured([(10, 1)], []), samples, lowest=lowest)
+    assert [point.micro_batch for point in points] == sizes

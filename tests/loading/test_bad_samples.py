@@ -312,7 +312,7 @@ def test_a_worker_killed_between_batches_is_told_as_torch_tells_it(monkeypatch):
     next(delivered)
     assert signal.getsignal(signal.SIGCHLD) is handler  # torch's would raise in the midst of a step
     for process in multiprocessing.active_children():
-        while made._source._processes._heartbeats.activity(0) is not None:
+        while made._source._processes._heartbeats[0].activity() is not None:
             pass
         os.kill(process.pid, signal.SIGKILL)
         while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
@@ -389,8 +389,8 @@ def test_workers_take_their_row_and_no_other():
     made = loader(sets.Fetching(), LoaderSettings("processes", 2, 2, persistent_workers=True))
     list(made)
     heartbeats = made._source._processes._heartbeats
-    assert {heartbeats.pid(0), heartbeats.pid(1)} == {process.pid for process in made._source._processes._processes}
-    assert heartbeats.activity(0) is heartbeats.activity(1) is None
+    assert {heartbeats[0].pid, heartbeats[1].pid} == {process.pid for process in made._source._processes._processes}
+    assert heartbeats[0].activity() is heartbeats[1].activity() is None
     made.close()
     assert process_backend._LOOK_S < 5  # torch's own look
 

@@ -9,7 +9,7 @@ from tests.loading import sets
 from wellfed.errors import first_line, reason_of
 from wellfed.loading.batch_builder import BatchBuilder, is_of_the_machine, takes_rng
 from wellfed.loading.batch_request import BatchRequest
-from wellfed.loading.heartbeats import Heartbeats
+from wellfed.loading.heartbeats import shared_heartbeats
 
 
 def test_global_draws_differ_by_seed_epoch_and_index():
@@ -29,24 +29,24 @@ def test_who_takes_an_rng():
 
 
 def test_where_a_builder_is_can_be_read_while_it_is_there():
-    heartbeats = Heartbeats(2)
+    heartbeats = shared_heartbeats(2)
     seen = []
 
     class Looking(sets.BreakingItems):
         def breaks(self):
-            seen.append(heartbeats.activity(1))
+            seen.append(heartbeats[1].activity())
 
     build = BatchBuilder(Looking("", 3, 5), 1)
-    build(BatchRequest(7, 9, torch.tensor([3, 4, 5])), heartbeats.of(1))
+    build(BatchRequest(7, 9, torch.tensor([3, 4, 5])), heartbeats[1])
     assert [(doing.epoch, doing.batch, doing.index) for doing in seen] == [(7, 9, 3), (7, 9, 5)]
     assert all(0 <= doing.for_s < 60 for doing in seen)
-    assert heartbeats.activity(0) is heartbeats.activity(1) is None
+    assert heartbeats[0].activity() is heartbeats[1].activity() is None
 
     class LookingAtFetch(sets.Breaking):
         def breaks(self):
-            seen.append(heartbeats.activity(1))
+            seen.append(heartbeats[1].activity())
 
-    BatchBuilder(LookingAtFetch("", 3), 1)(BatchRequest(7, 9, torch.tensor([3, 4])), heartbeats.of(1))
+    BatchBuilder(LookingAtFetch("", 3), 1)(BatchRequest(7, 9, torch.tensor([3, 4])), heartbeats[1])
     assert (seen[-1].batch, seen[-1].index) == (9, None)
 
 

@@ -34,9 +34,9 @@ def test_what_goes_beyond_the_budget_fails_as_out_of_memory_and_the_rest_goes_on
 def test_a_lower_limit_that_is_there_stays():
     code, out, err = run(
         """
-        import resource, torch
+        import psutil, resource, torch
         from wellfed.memory import cap
-        resource.setrlimit(resource.RLIMIT_DATA, (cap._data_bytes() + 2**30, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_DATA, (psutil.Process().memory_info().data + 2**30, resource.RLIM_INFINITY))
         before = resource.getrlimit(resource.RLIMIT_DATA)
         print(cap.cap_host(4 * 2**30), resource.getrlimit(resource.RLIMIT_DATA) == before)
         """

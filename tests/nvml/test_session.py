@@ -1,4 +1,6 @@
 import importlib.metadata
+import threading
+import time
 
 import pynvml
 import pytest
@@ -6,6 +8,7 @@ import pytest
 from tests.fake_nvml.scripted import GPU_IS_LOST, Card, ScriptedNvml
 from wellfed.nvml import session as door
 from wellfed.nvml.session import (
+    START_S,
     FunctionNotFoundError,
     GpuLostError,
     LibraryNotFoundError,
@@ -15,9 +18,11 @@ from wellfed.nvml.session import (
     NvmlAbsentError,
     NvmlError,
     NvmlSession,
+    NvmlStuckError,
     VersionMismatchError,
     load_pynvml,
     unofficial_pynvml,
+    within,
 )
 
 ABSENT = {
@@ -136,3 +141,38 @@ def test_the_unofficial_distribution_is_named_with_the_uninstall_command():
     assert "pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py" in message
     installed.clear()
     assert unofficial_pynvml(version_of) is None
+
+
+def test_what_comes_in_time_is_handed_on():
+    assert within(30, lambda: [1, 2]) == [1, 2]
+    assert within(30, lambda: None) is None
+    assert START_S > 1
+
+
+def test_what_is_raised_in_time_is_raised_here():
+    def fail():
+        raise GpuLostError("nvmlInit")
+
+    with pytest.raises(GpuLostError, match="NVML nvmlInit: GPU is lost"):
+        within(30, fail)
+
+
+def test_what_does_not_come_back_is_left_behind():
+    gate, came_back = threading.Event(), threading.Event()
+
+    def hang():
+        gate.wait(30)
+        came_back.set()
+        raise GpuLostError("nvmlInit")  # nobody hears of it
+
+    began_at_s = time.monotonic()
+    with pytest.raises(NvmlStuckError, match=r"NVML driver: did not answer within 0\.03 s") as caught:
+        within(0.03, hang)
+    assert time.monotonic() - began_at_s < 15
+    assert isinstance(caught.value, NvmlAbsentError)
+    assert not came_back.is_set()
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "wellfed-nvml")
+    assert thread.daemon  # nor does the process wait for it
+    gate.set()
+    thread.join(20)
+    assert came_back.is_set()

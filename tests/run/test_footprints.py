@@ -243,6 +243,7 @@ def test_what_is_written_leaves_the_budget_to_the_profile(typed, tmp_path, capsy
     assert "memory_gib: 6" in (tmp_path / "configs" / "experiment" / "other.yaml").read_text()
 
 
+@pytest.mark.slow
 def test_a_model_that_keeps_tensors_in_its_module_trains_after_the_estimate(typed, tmp_path):
     options = ["--config-dir", str(tmp_path / "configs"), "trainer.max_epochs=1", "logger=none", "telemetry=none"]
     words = [*options, *typed, "+workload.model.does=keep"]

@@ -109,6 +109,7 @@ def test_what_takes_more_than_the_budget_goes_down(planner):
     assert len(meter.totals) > 1
 
 
+@pytest.mark.slow
 def test_running_out_of_memory_is_no_end(planner):
     made = planner("workload.effective_batch_size=256")
     _, whole, meter = probed(made)

@@ -1,7 +1,5 @@
 import itertools
 
-import pytest
-
 from tests.fake_nvml.driver import Scenario
 from tests.telemetry.watched import a100, h200
 from wellfed.nvml.gpm import FIGURES
@@ -44,14 +42,6 @@ def test_columns_of_the_file():
     assert COLUMNS[:4] == ("time_s", "step", "phase", "gpu")
     assert COLUMNS[4:] == tuple(metric.name for metric in METRICS)
     assert COLUMNS[-2:] == ("cpu_pct", "rss_gib")
-
-
-@pytest.mark.parametrize("metric", METRICS, ids=lambda metric: metric.name)
-def test_a_name_ends_in_its_unit(metric):
-    ends = {"%": "_pct", "GiB": "_gib", "MB/s": "_mb_s", "W": "_w", "J": "_j", "°C": "_c", "MHz": "_mhz"}
-    assert metric.name.endswith(ends.get(metric.unit, "_limited"))
-    assert metric.source
-    assert metric.meaning
 
 
 def test_prefixes():

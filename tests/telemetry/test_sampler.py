@@ -459,7 +459,7 @@ def test_a_second_signal_while_the_end_waits_still_closes_the_way_out(heard, mon
     stuck.gate.clear()
     outlet = heard.outlet()
     watching = sampling(heard, stuck, outlet=outlet)
-    monkeypatch.setattr(watching._watches[0].ticker, "join", lambda timeout_s: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(watching.watches[0].ticker, "join", lambda timeout_s: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt), watching:
         until(lambda: stuck.reads)
     stuck.gate.set()

@@ -1,8 +1,8 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.timing.readiness import quantile, rate_interval, summarise
+from wellfed.timing.readiness import rate_interval, summarise
 from wellfed.timing.step_row import StepRow
 
 durations = st.floats(0, 1e4, allow_subnormal=False)
@@ -37,6 +37,11 @@ def test_figures_of_known_steps():
     assert found.step_ms_p50 == found.step_ms_p95 == 10
 
 
+def test_quantiles_lie_between_neighbours():
+    found = summarise([row(0, None, compute) for compute in (10, 0, 20)])
+    assert (found.step_ms_p50, found.step_ms_p95) == pytest.approx((10, 19))
+
+
 def test_nothing_but_warm_up_has_no_figures():
     assert summarise([]) is None
     assert summarise([row(warmup=True)]) is None
@@ -52,14 +57,3 @@ def test_one_stall_does_not_put_the_rate_outside_its_interval():
     found = summarise(rows)
     low, high = found.ci95
     assert 0 <= low <= found.samples_per_s <= high
-
-
-@settings(max_examples=50)
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=20), st.floats(0, 1))
-def test_a_quantile_lies_within_the_values_and_rises(values, share):
-    ordered = sorted(values)
-    found = quantile(ordered, share)
-    assert ordered[0] <= found <= ordered[-1] or found == pytest.approx(ordered[0])
-    assert quantile(ordered, 0) == ordered[0]
-    assert quantile(ordered, 1) == ordered[-1]
-    assert quantile([0.0, 10.0], 0.25) == 2.5

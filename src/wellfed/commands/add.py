@@ -16,7 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from wellfed.config.option_names import in_ascii, is_read_as_value
+from wellfed.config.option_file import in_ascii, is_read_as_value
 from wellfed.errors import EXIT_OK, ConfigError, Fault
 
 ROOT = Path(__file__).resolve().parents[3]

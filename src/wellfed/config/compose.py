@@ -152,13 +152,13 @@ def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, ch
     Raises:
         ConfigError: rules, missing values, interpolations, signatures.
     """
-    examined = examine(job)
-    if examined.faults and checked:
-        raise ConfigError(examined.faults)
+    config, faults = examine(job)
+    if faults and checked:
+        raise ConfigError(faults)
     choices: Any = OmegaConf.to_container(hydra.runtime.choices)
     typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
     return Composed(
-        config=examined.config,
+        config=config,
         resolved=_masked(OmegaConf.to_container(job, resolve=True, enum_to_str=True)),
         choices={str(group): option for group, option in choices.items() if option and "hydra" not in str(group)},
         overrides=tuple(typed),

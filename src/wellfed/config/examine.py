@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, is_dataclass
-from typing import Any, get_args, get_origin
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import is_dataclass
+from typing import Any, NamedTuple, get_args, get_origin
 
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from wellfed.config.check import check_static
 from wellfed.config.faults.explain import explain
-from wellfed.config.knobs import entries, without_none
+from wellfed.config.faults.target_faults import check_static
+from wellfed.config.knobs import Knob, entries, without_none
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
@@ -21,17 +21,7 @@ from wellfed.errors import Fault
 _DOTTED = re.compile(r"\w+(?:\.\w+)*")
 
 
-@dataclass(frozen=True)
-class Examined:
-    """What an examination found."""
-
-    config: Any
-    """The schema's dataclasses; only of use where there is no fault."""
-    faults: list[Fault]
-
-
-@dataclass(frozen=True)
-class _Hole:
+class _Hole(NamedTuple):
     """An entry without a value that could be used."""
 
     dotted: str
@@ -40,8 +30,10 @@ class _Hole:
     """Whether the schema has such a knob; one that it has not (``+gpu.foo=1``) is taken away, not filled."""
 
 
-def examine(job: DictConfig, uncertain: Collection[str] = ()) -> Examined:
-    """All faults of a composed configuration (without its ``hydra`` node), or its typed form.
+def examine(job: DictConfig, uncertain: Collection[str] = ()) -> tuple[Any, list[Fault]]:
+    """The typed form of a composed configuration (without its ``hydra`` node), and all its faults.
+
+    The form is only of use where there is no fault.
 
     Args:
         job: typed by a schema; left as it is.
@@ -50,19 +42,19 @@ def examine(job: DictConfig, uncertain: Collection[str] = ()) -> Examined:
     schema_type = OmegaConf.get_type(job)
     if schema_type is None or not is_dataclass(schema_type):
         way_out = "List '- run_schema' first in the defaults of the primary config."
-        return Examined(None, [Fault("configuration", "has no schema.", way_out)])
+        return None, [Fault("configuration", "has no schema.", way_out)]
     holes = list(_holes(job, schema_type))
     doubted = {*uncertain, *(hole.dotted for hole in holes)}
     if holes:
         job = copy.deepcopy(job)
     for hole in holes:
-        _fill(job, hole, schema_type)
+        _fill(job, hole, entries(schema_type))
     config: Any = OmegaConf.to_object(job)
     later = rule_faults(config)
     if isinstance(config, RunConfig):
         later += check_static(config)
     faults = [hole.fault for hole in holes if not _mentions(hole.fault, uncertain)]
-    return Examined(config, faults + [fault for fault in later if not _mentions(fault, doubted)])
+    return config, faults + [fault for fault in later if not _mentions(fault, doubted)]
 
 
 def _mentions(fault: Fault, names: Collection[str]) -> bool:
@@ -70,9 +62,9 @@ def _mentions(fault: Fault, names: Collection[str]) -> bool:
     return any(word == name or word.startswith(f"{name}.") for word in mentioned for name in names)
 
 
-def _fill(job: DictConfig, hole: _Hole, schema_type: type) -> None:
+def _fill(job: DictConfig, hole: _Hole, knobs: Mapping[str, Knob]) -> None:
     if hole.known:
-        knob = entries(schema_type).get(hole.dotted)
+        knob = knobs.get(hole.dotted)
         value = knob.default if knob else None
         if knob and value == MISSING:
             value = {int: 1, str: "unknown"}.get(knob.type)

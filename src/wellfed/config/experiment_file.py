@@ -53,36 +53,26 @@ def write_experiment(
     chosen = {group: option for group, option in composed.choices.items() if group not in _NOT_CHOSEN}
     # The choices alone may break a rule that what was typed beside them keeps.
     plain = unchecked_values([f"{group}={option}" for group, option in chosen.items()], config_dir=config_dir)
-    typed = {
-        dotted: value
+    unchanged = dict(_leaves(plain))
+    values = {
+        dotted: Value(value, "as given")
         for dotted, value in _leaves(composed.resolved)
         if dotted.split(".")[0] not in _OF_ONE_RUN
-        and dotted not in planned
         and value != SECRET_SHOWN
-        and _at(plain, dotted) != value
+        and not (dotted in unchanged and unchanged[dotted] == value)
     }
-    text = _text(heading, chosen, typed, planned)
-    way_out = "Free space or make its folder writable; without --write the plan is shown alone."
-    write_files({path: text}, f"--write {name}", way_out)
-    return path
-
-
-def _text(heading: str, chosen: Mapping[str, str], typed: Mapping[str, Any], planned: Mapping[str, Value]) -> str:
-    lines = ["# @package _global_", *comment_lines(heading), "defaults:"]
-    lines += [f"  - override /{group}: {option}" for group, option in sorted(chosen.items())]
     tree: dict[str, Any] = {}
-    for dotted, value in typed.items():
-        _put(tree, dotted, Value(value, "as given"))
-    for dotted, entry in planned.items():
-        _put(tree, dotted, entry)
-    return "\n".join([*lines, *yaml_lines(tree)]) + "\n"
-
-
-def _put(tree: dict[str, Any], dotted: str, value: Value) -> None:
-    *groups, key = dotted.split(".")
-    for group in groups:
-        tree = tree.setdefault(group, {})
-    tree[key] = value
+    for dotted, entry in (values | dict(planned)).items():
+        *groups, key = dotted.split(".")
+        node = tree
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[key] = entry
+    defaults = [f"  - override /{group}: {option}" for group, option in sorted(chosen.items())]
+    lines = ["# @package _global_", *comment_lines(heading), "defaults:", *defaults, *yaml_lines(tree)]
+    way_out = "Free space or make its folder writable; without --write the plan is shown alone."
+    write_files({path: "\n".join(lines) + "\n"}, f"--write {name}", way_out)
+    return path
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -90,15 +80,4 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
         if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield prefix + str(key), value
-
-
-def _at(tree: Any, dotted: str) -> Any:
-    for key in dotted.split("."):
-        if not isinstance(tree, Mapping) or key not in tree:
-            return _ABSENT
-        tree = tree[key]
-    return tree
-
-
-_ABSENT = object()
+            yield f"{prefix}{key}", value

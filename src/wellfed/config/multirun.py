@@ -73,7 +73,7 @@ class Multirun:
             ConfigError: faults in knobs that no point can put right.
         """
         with job_of(self._master) as job:
-            faults = [fault for fault in examine(job).faults if self._group_of(fault.where) in self._no_axes]
+            faults = [fault for fault in examine(job)[1] if self._group_of(fault.where) in self._no_axes]
             if faults:
                 raise ConfigError(faults)
             return composed_from(job, self._master.hydra, run_dir=None, checked=False)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-from wellfed.config.option_names import in_ascii, is_read_as_value
 from wellfed.errors import ConfigError, Fault
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
+_READ_AS_VALUES = {"on", "off", "yes", "no", "true", "false", "null", "y", "n", "nan", "inf"}
 
 
 class Value(NamedTuple):
@@ -23,22 +24,27 @@ class Value(NamedTuple):
     because: str
 
 
-def check_name(name: str, flag: str) -> None:
-    """Refuse what Hydra or yaml would read as something else than a name.
+def is_read_as_value(name: str) -> bool:
+    """Whether yaml or Hydra takes the word for something else than a name."""
+    return name.lower() in _READ_AS_VALUES
 
-    Args:
-        flag: with which it was typed, e.g. ``--write``.
+
+def in_ascii(text: str) -> str:
+    """Its letters and digits in ASCII, joined by '_'; an accent goes, its letter stays."""
+    letters = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[\W_]+", "_", letters).strip("_")
+
+
+def check_name(name: str, flag: str) -> None:
+    """Refuse what Hydra or yaml would read as something else than a name; ``flag``: with which it was typed.
 
     Raises:
         ConfigError: with a name that would do.
     """
-    if _NAME.fullmatch(name) and not is_read_as_value(name):
-        return
-    better = f"my_{in_ascii(name) or 'plan'}"
-    problem = (
-        "becomes the name of a file and an option: letters, digits, '_' and '-', not first a digit, no word of yaml."
-    )
-    raise ConfigError([Fault(f"{flag} {name}", problem, f"Write {flag} {better}.")])
+    if not _NAME.fullmatch(name) or is_read_as_value(name):
+        rule = "letters, digits, '_' and '-', not first a digit, no word of yaml."
+        way_out = f"Write {flag} my_{in_ascii(name) or 'plan'}."
+        raise ConfigError([Fault(f"{flag} {name}", f"becomes the name of a file and an option: {rule}", way_out)])
 
 
 def comment_lines(text: str) -> list[str]:
@@ -61,32 +67,25 @@ def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
 def write_files(texts: Mapping[Path, str], asked: str, way_out: str) -> None:
     """All of them or none: what was there stays until all are written.
 
-    Args:
-        asked: what was typed, and ``way_out`` what to do where it can't be done.
-
     Raises:
-        ConfigError: one can't be written; every file is then as it was.
+        ConfigError: one can't be written, told with what was ``asked``; every file is then as it was.
     """
+    temporary = {path: path.with_suffix(".yaml.tmp") for path in texts}
     before: dict[Path, bytes | None] = {}
     at = Path()
     try:
         for at, text in texts.items():
             at.parent.mkdir(exist_ok=True)
-            _temporary(at).write_text(text, encoding="utf-8")
+            temporary[at].write_text(text, encoding="utf-8")
         for at in texts:
             content = at.read_bytes() if at.exists() else None
-            _temporary(at).replace(at)
+            temporary[at].replace(at)
             before[at] = content
     except OSError as error:
         for path in texts:
             with contextlib.suppress(OSError):
-                _temporary(path).unlink(missing_ok=True)
+                temporary[path].unlink(missing_ok=True)
         for path, old in before.items():
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True) if old is None else path.write_bytes(old)
-        problem = f"{at} can't be written: {error.strerror or error}."
-        raise ConfigError([Fault(asked, problem, way_out)]) from error
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_suffix(".yaml.tmp")
+        raise ConfigError([Fault(asked, f"{at} can't be written: {error.strerror or error}.", way_out)]) from error

@@ -14,7 +14,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from wellfed.config.knobs import Knob, entries
+from wellfed.config.knobs import entries
 from wellfed.config.schema import Accelerator, Backend, FeatureMode, RunConfig, ScheduleName, Strategy
 from wellfed.errors import Fault
 
@@ -46,18 +46,14 @@ def value_faults(config: Any) -> Iterator[Fault]:
             yield Fault(f"{knob.name}=", "must not be empty.", f"Set {knob.name}={way_out}.")
         if allowed is None or value is None:
             continue
-        for number in value if isinstance(value, list) else [value]:
-            if not allowed.holds(number):
-                way_out = _legal_entries(knob, value) if isinstance(value, list) else allowed.legal_value(number)
-                yield Fault(f"{knob.name}={_shown(value)}", f"must be {allowed}.", f"Set {knob.name}={way_out}.")
-                break
-
-
-def _legal_entries(knob: Knob, values: list[Any]) -> str:
-    """The entries in range, to type; the default if there are none. None is made up: an entry may name a sample."""
-    assert knob.range is not None
-    kept = [value for value in values if knob.range.holds(value)] or knob.default
-    return "null" if kept is None else _shown(kept)
+        wrong = [number for number in (value if isinstance(value, list) else [value]) if not allowed.holds(number)]
+        if wrong and isinstance(value, list):  # none is made up: an entry may name a sample
+            kept = [number for number in value if allowed.holds(number)] or knob.default
+            legal = "null" if kept is None else _shown(kept)
+        elif wrong:
+            legal = allowed.legal_value(value)
+        if wrong:
+            yield Fault(f"{knob.name}={_shown(value)}", f"must be {allowed}.", f"Set {knob.name}={legal}.")
 
 
 def _shown(value: Any) -> str:
@@ -68,17 +64,11 @@ def workers(config: RunConfig) -> Iterator[Fault]:
     """num_workers against the backend that would run them."""
     backend, count = config.loader.backend, config.loader.num_workers
     if backend is Backend.inline and count:
-        yield Fault(
-            f"loader.num_workers={count}",
-            "has no effect with loader.backend=inline, which builds batches in the training process.",
-            "Set loader.num_workers=0, or loader.backend=threads.",
-        )
+        problem = "has no effect with loader.backend=inline, which builds batches in the training process."
+        yield Fault(f"loader.num_workers={count}", problem, "Set loader.num_workers=0, or loader.backend=threads.")
     if backend in (Backend.threads, Backend.processes) and count == 0:
-        yield Fault(
-            "loader.num_workers=0",
-            f"leaves loader.backend={backend.name} without workers.",
-            "Set loader.num_workers=1 or more, or loader.backend=inline.",
-        )
+        problem = f"leaves loader.backend={backend.name} without workers."
+        yield Fault("loader.num_workers=0", problem, "Set loader.num_workers=1 or more, or loader.backend=inline.")
 
 
 def needs_workers(config: RunConfig) -> Iterator[Fault]:
@@ -90,54 +80,39 @@ def needs_workers(config: RunConfig) -> Iterator[Fault]:
         without, way_out = "loader.num_workers=0", "Set loader.num_workers>=1"
     else:
         return
+    problem = f"has no effect without worker processes ({without})."
     if loader.prefetch_factor is not None:
-        yield Fault(
-            f"loader.prefetch_factor={loader.prefetch_factor}",
-            f"has no effect without worker processes ({without}).",
-            f"{way_out}, or loader.prefetch_factor=null.",
-        )
+        where = f"loader.prefetch_factor={loader.prefetch_factor}"
+        yield Fault(where, problem, f"{way_out}, or loader.prefetch_factor=null.")
     if loader.persistent_workers:
-        yield Fault(
-            "loader.persistent_workers=true",
-            f"has no effect without worker processes ({without}).",
-            f"{way_out}, or loader.persistent_workers=null.",
-        )
+        yield Fault("loader.persistent_workers=true", problem, f"{way_out}, or loader.persistent_workers=null.")
 
 
 def batch_split(config: RunConfig) -> Iterator[Fault]:
     """effective_batch_size = micro-batches x ranks, exactly."""
-    effective, world, memory = config.workload.effective_batch_size, config.trainer.devices, config.memory
-    if min(effective, world, 1 if memory.micro_batch is None else memory.micro_batch) < 1:
+    effective, world = config.workload.effective_batch_size, config.trainer.devices
+    micro, accumulate = config.memory.micro_batch, config.memory.accumulate
+    if min(effective, world, 1 if micro is None else micro) < 1:
         return  # told by the ranges
     if effective < world:
         yield Fault(
             f"workload.effective_batch_size={effective}",
             f"is less than one sample for each of trainer.devices={world}.",
-            f"Set trainer.devices={max(effective, 1)}; a larger workload.effective_batch_size changes what is learned.",
+            f"Set trainer.devices={effective}; a larger workload.effective_batch_size changes what is learned.",
         )
         return
     share = ceil(effective / world)
     of_what = f"the {share} samples of a device (workload.effective_batch_size={effective}, trainer.devices={world})"
-    if memory.micro_batch is not None and memory.micro_batch > share:
-        yield Fault(
-            f"memory.micro_batch={memory.micro_batch}",
-            f"is more than {of_what}.",
-            f"Set memory.micro_batch={share} or less, or memory.micro_batch=null.",
-        )
-    elif memory.accumulate is not None and memory.accumulate > share:
-        yield Fault(
-            f"memory.accumulate={memory.accumulate}",
-            f"would split {of_what} into empty parts.",
-            f"Set memory.accumulate={share} or less, or memory.accumulate=null.",
-        )
-    elif memory.micro_batch is not None and memory.accumulate is not None:
-        needed = ceil(effective / (world * memory.micro_batch))
-        if memory.accumulate != needed:
-            yield Fault(
-                f"memory.accumulate={memory.accumulate}",
-                f"contradicts memory.micro_batch={memory.micro_batch}, which needs {needed} of {of_what}.",
-                "Set one of them: memory.accumulate=null, or memory.micro_batch=null.",
-            )
+    if micro is not None and micro > share:
+        way_out = f"Set memory.micro_batch={share} or less, or memory.micro_batch=null."
+        yield Fault(f"memory.micro_batch={micro}", f"is more than {of_what}.", way_out)
+    elif accumulate is not None and accumulate > share:
+        way_out = f"Set memory.accumulate={share} or less, or memory.accumulate=null."
+        yield Fault(f"memory.accumulate={accumulate}", f"would split {of_what} into empty parts.", way_out)
+    elif micro and accumulate is not None and accumulate != (needed := ceil(effective / (world * micro))):
+        problem = f"contradicts memory.micro_batch={micro}, which needs {needed} of {of_what}."
+        way_out = "Set one of them: memory.accumulate=null, or memory.micro_batch=null."
+        yield Fault(f"memory.accumulate={accumulate}", problem, way_out)
 
 
 def encoder(config: RunConfig) -> Iterator[Fault]:
@@ -171,11 +146,8 @@ def length(config: RunConfig) -> Iterator[Fault]:
     """A run must end, and cosine must know where."""
     trainer = config.trainer
     if trainer.max_epochs is None and trainer.max_steps is None and trainer.max_time_s is None:
-        yield Fault(
-            "trainer.max_epochs=null",
-            "leaves the run without an end: trainer.max_steps and trainer.max_time_s are null too.",
-            "Set trainer.max_epochs=10.",
-        )
+        problem = "leaves the run without an end: trainer.max_steps and trainer.max_time_s are null too."
+        yield Fault("trainer.max_epochs=null", problem, "Set trainer.max_epochs=10.")
     elif config.workload.schedule.name is ScheduleName.cosine and trainer.max_epochs is trainer.max_steps is None:
         yield Fault(
             "workload.schedule.name=cosine",
@@ -188,66 +160,47 @@ def strategy(config: RunConfig) -> Iterator[Fault]:
     """Ways of sharing the work against devices."""
     trainer = config.trainer
     if trainer.strategy is Strategy.fsdp and trainer.accelerator is Accelerator.cpu:
-        yield Fault(
-            "trainer.strategy=fsdp",
-            "shards over CUDA devices only, and trainer.accelerator=cpu.",
-            "Set trainer.strategy=ddp, or trainer.accelerator=gpu.",
-        )
+        problem = "shards over CUDA devices only, and trainer.accelerator=cpu."
+        yield Fault("trainer.strategy=fsdp", problem, "Set trainer.strategy=ddp, or trainer.accelerator=gpu.")
     if trainer.deterministic and config.gpu.cudnn_benchmark:
-        yield Fault(
-            "gpu.cudnn_benchmark=true",
-            "picks kernels by the clock, which trainer.deterministic=true forbids.",
-            "Set gpu.cudnn_benchmark=false, or trainer.deterministic=false.",
-        )
+        problem = "picks kernels by the clock, which trainer.deterministic=true forbids."
+        way_out = "Set gpu.cudnn_benchmark=false, or trainer.deterministic=false."
+        yield Fault("gpu.cudnn_benchmark=true", problem, way_out)
 
 
 def best(config: RunConfig) -> Iterator[Fault]:
     """A metric without its direction, or the other way round."""
     metric, mode = config.trainer.best_metric, config.trainer.best_mode
     if metric is not None and mode is None:
-        yield Fault(
-            f"trainer.best_metric={metric}",
-            "does not say whether more is better.",
-            "Add trainer.best_mode=max or trainer.best_mode=min.",
-        )
+        way_out = "Add trainer.best_mode=max or trainer.best_mode=min."
+        yield Fault(f"trainer.best_metric={metric}", "does not say whether more is better.", way_out)
     if mode is not None and metric is None:
-        yield Fault(
-            f"trainer.best_mode={mode.name}",
-            "has no metric to apply to.",
-            "Add trainer.best_metric=<name>, or set trainer.best_mode=null.",
-        )
+        way_out = "Add trainer.best_metric=<name>, or set trainer.best_mode=null."
+        yield Fault(f"trainer.best_mode={mode.name}", "has no metric to apply to.", way_out)
 
 
 def continuing(config: RunConfig) -> Iterator[Fault]:
     """Going on and doing again are two things."""
     if config.resume is not None and config.rerun is not None:
-        yield Fault(
-            f"resume={config.resume}",
-            f"goes on with a run, rerun={config.rerun} starts one anew: not both.",
-            "Leave one of them out.",
-        )
+        problem = f"goes on with a run, rerun={config.rerun} starts one anew: not both."
+        yield Fault(f"resume={config.resume}", problem, "Leave one of them out.")
 
 
 def folder_name(config: RunConfig) -> Iterator[Fault]:
     """The name of the workload becomes a folder."""
     name = config.workload.name
     if not _FOLDER_NAME.fullmatch(name):
-        yield Fault(
-            f"workload.name={name}",
-            "becomes a folder: letters, digits, '_', '-' and '.', the first a letter, digit or '_'.",
-            f"Set workload.name={re.sub(r'[^0-9A-Za-z]+', '_', name).strip('_') or 'my_workload'}.",
-        )
+        problem = "becomes a folder: letters, digits, '_', '-' and '.', the first a letter, digit or '_'."
+        better = re.sub(r"[^0-9A-Za-z]+", "_", name).strip("_") or "my_workload"
+        yield Fault(f"workload.name={name}", problem, f"Set workload.name={better}.")
 
 
 def packages(config: RunConfig) -> Iterator[Fault]:
     """config.allow_targets holds names of packages."""
     for entry in config.config.allow_targets:
         if not _PACKAGE.fullmatch(entry):
-            yield Fault(
-                f"config.allow_targets={entry}",
-                "is not the name of a package.",
-                "Set config.allow_targets=[torch,wellfed,workloads,my_package].",
-            )
+            way_out = "Set config.allow_targets=[torch,wellfed,workloads,my_package]."
+            yield Fault(f"config.allow_targets={entry}", "is not the name of a package.", way_out)
 
 
 RULES: tuple[Rule, ...] = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,11 +10,7 @@ from wellfed.diagnosis.ceiling_check import ceiling_line
 from wellfed.record import RunRecord
 from wellfed.units import show_count, show_duration, show_energy, show_percent
 
-_BUSY = {
-    "sm_active_pct": "SMs",
-    "tensor_active_pct": "tensor cores",
-    "dram_active_pct": "DRAM",
-}
+_BUSY = {"sm_active_pct": "SMs", "tensor_active_pct": "tensor cores", "dram_active_pct": "DRAM"}
 
 
 def to_markdown(record: RunRecord) -> str:
@@ -86,12 +83,7 @@ def time_lines(record: RunRecord) -> list[str]:
     lines = [f"- {line}" for line in speed_lines(record)]
     time = record.time
     if time:
-        shares = {
-            "wait": time["wait_frac"],
-            "copy": time["copy_frac"],
-            "compute": time["compute_frac"],
-            "host": time["host_frac"],
-        }
+        shares = {name: time[f"{name}_frac"] for name in ("wait", "copy", "compute", "host")}  # type: ignore[literal-required]
         shown = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
         lines.append(f"- a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {shown}")
     return ["\n".join(lines)] if lines else ["No step was timed."]
@@ -132,10 +124,8 @@ def memory_lines(record: RunRecord) -> list[str]:
 
 def show_value(value: Any) -> str:
     """A value as it would be typed."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 MIN_BLOCK = 512
 """Requests are rounded up to multiples of it (kMinBlockSize)."""
@@ -46,39 +46,39 @@ class _Block:
     is_mapped: bool = True
     """Of an expandable segment: memory of the card stands behind the addresses."""
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """Order of the search: the smallest first, then the lowest address."""
-        return self.size, self.address
+    def link(self, before: _Block | None, after: _Block | None) -> None:
+        """Put it between two others."""
+        self.before, self.after = before, after
+        if before is not None:
+            before.after = self
+        if after is not None:
+            after.before = self
 
 
+@dataclass(eq=False)
 class _Pool:
     """Small or large blocks of one stream."""
 
-    def __init__(self, *, is_small: bool) -> None:
-        self.is_small = is_small
-        self.keys: list[tuple[int, int]] = []
-        """Of free blocks, sorted."""
-        self.free: dict[tuple[int, int], _Block] = {}
-        self.unmapped: _Block | None = None
-        """The rest of an expandable segment."""
+    is_small: bool
+    free: list[tuple[int, int, _Block]] = field(default_factory=list)
+    """In the order of the search: the smallest first, then the lowest address."""
+    unmapped: _Block | None = None
+    """The rest of an expandable segment."""
 
     def add(self, block: _Block) -> None:
-        insort(self.keys, block.key)
-        self.free[block.key] = block
+        insort(self.free, (block.size, block.address, block))
 
     def remove(self, block: _Block) -> None:
-        del self.keys[bisect_left(self.keys, block.key)]
-        del self.free[block.key]
+        del self.free[bisect_left(self.free, (block.size, block.address))]
 
     def smallest(self, size: int) -> _Block | None:
         """The smallest free block of at least so many bytes."""
-        place = bisect_left(self.keys, (size, 0))
-        if place == len(self.keys):
+        place = bisect_left(self.free, (size, 0))
+        if place == len(self.free):
             return None
-        block = self.free[self.keys[place]]
-        if block.after is not None and not block.after.is_mapped and place + 1 < len(self.keys):
-            return self.free[self.keys[place + 1]]  # the end of an expandable segment counts as large as it may become
+        block = self.free[place][-1]
+        if block.after is not None and not block.after.is_mapped and place + 1 < len(self.free):
+            return self.free[place + 1][-1]  # the end of an expandable segment counts as large as it may become
         return block
 
 
@@ -108,18 +108,20 @@ class CachingAllocator:
             OutOfMemory: see there.
         """
         size = rounded(num_bytes)
-        pool = self._pools.setdefault((stream, size <= SMALL), _Pool(is_small=size <= SMALL))
-        block = pool.smallest(size)
-        if block is None:
-            block = self._grown(pool, size) if self._expandable else self._new_segment(pool, size)
+        pool = self._pools.setdefault((stream, size <= SMALL), _Pool(size <= SMALL))
+        block = pool.smallest(size) or (self._grown if self._expandable else self._new_segment)(pool, size)
         pool.remove(block)
-        if self._splits(pool, block.size - size):
-            self._split(block, size)
+        rest = block.size - size
+        if rest >= MIN_BLOCK if pool.is_small or self._expandable else rest > SMALL:
+            other = _Block(pool, block.address + size, rest)
+            other.link(block, block.after)
+            block.size = size
+            pool.add(other)
         block.is_used, block.asked = True, size
-        self.asked += size
-        self.peak_asked = max(self.peak_asked, self.asked)
         self._used[block.address] = block
+        self.asked += size
         self.allocated += block.size
+        self.peak_asked = max(self.peak_asked, self.asked)
         self.peak_allocated = max(self.peak_allocated, self.allocated)
         return block.address
 
@@ -138,16 +140,19 @@ class CachingAllocator:
     def release_cached(self) -> None:
         """Segments that are free as a whole go back to the driver (``torch.cuda.empty_cache``)."""
         for pool in self._pools.values():
-            for block in list(pool.free.values()):
-                if pool.unmapped is not None:
-                    self._unmap(block)
-                elif block.before is None and block.after is None:
+            for *_, block in list(pool.free):
+                unmapped = pool.unmapped
+                # Of an expandable segment the pages that end it. (torch gives back those between blocks too.)
+                if block.after is unmapped and (unmapped is not None or block.before is None):
                     pool.remove(block)
                     self.reserved -= block.size
+                    if unmapped is not None:
+                        unmapped.address, unmapped.size = block.address, unmapped.size + block.size
+                        unmapped.link(block.before, None)
 
     def free_blocks(self) -> list[tuple[int, int]]:
         """Address and size of each block that waits to be used again."""
-        return [(block.address, block.size) for pool in self._pools.values() for block in pool.free.values()]
+        return [(block.address, block.size) for pool in self._pools.values() for *_, block in pool.free]
 
     def used_blocks(self) -> list[tuple[int, int]]:
         """Address and size of each block in use."""
@@ -189,36 +194,12 @@ class CachingAllocator:
             return -(-(size - there) // page) * page
 
         pages = self._reserve(missing)
-        new = _Block(pool, unmapped.address, pages, before=unmapped.before, after=unmapped)
-        if new.before is not None:
-            new.before.after = new
-        unmapped.before, unmapped.address, unmapped.size = new, unmapped.address + pages, unmapped.size - pages
+        new = _Block(pool, unmapped.address, pages)
+        new.link(unmapped.before, unmapped)
+        unmapped.address, unmapped.size = unmapped.address + pages, unmapped.size - pages
         return self._join(new)
 
-    def _unmap(self, block: _Block) -> None:
-        """Pages of an expandable segment go back, where they end it. (torch gives back those between blocks too.)"""
-        unmapped = block.pool.unmapped
-        if unmapped is None or block.after is not unmapped:
-            return
-        block.pool.remove(block)
-        self.reserved -= block.size
-        unmapped.address, unmapped.size = block.address, unmapped.size + block.size
-        unmapped.before = block.before
-        if block.before is not None:
-            block.before.after = unmapped
-
     # -- blocks ---------------------------------------------------------------------------------------------------
-
-    def _splits(self, pool: _Pool, rest: int) -> bool:
-        """Whether what a request leaves of a block becomes one of its own."""
-        return rest >= MIN_BLOCK if pool.is_small or self._expandable else rest > SMALL
-
-    def _split(self, block: _Block, size: int) -> None:
-        rest = _Block(block.pool, block.address + size, block.size - size, before=block, after=block.after)
-        if rest.after is not None:
-            rest.after.before = rest
-        block.after, block.size = rest, size
-        block.pool.add(rest)
 
     def _join(self, block: _Block) -> _Block:
         """The block with its free neighbours, in its pool."""
@@ -228,11 +209,7 @@ class CachingAllocator:
             block.pool.remove(other)
             first, second = (other, block) if other is block.before else (block, other)
             block.address, block.size = first.address, first.size + second.size
-            block.before, block.after = first.before, second.after
-            if block.before is not None:
-                block.before.after = block
-            if block.after is not None:
-                block.after.before = block
+            block.link(first.before, second.after)
         block.pool.add(block)
         return block
 
@@ -252,7 +229,6 @@ def segment_size(size: int) -> int:
 def reserved_for(sizes: Sequence[int], *, expandable: bool = False) -> int:
     """What is reserved where these are allocated one after the other and stay."""
     allocator = CachingAllocator(expandable=expandable)
-    for size in sizes:
-        if size:
-            allocator.allocate(size)
+    for size in filter(None, sizes):
+        allocator.allocate(size)
     return allocator.reserved

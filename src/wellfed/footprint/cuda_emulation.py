@@ -2,6 +2,9 @@
 
 A small table of predictions about kernels. What it lacks: cuDNN's workspaces, and its RNN's reserve, for which the
 steps of the RNN stand, one by one.
+
+The lists of what autocast casts are those of aten/src/ATen/autocast_mode.h (torch 2.13; a test compares them with the
+operators that torch has registered).
 """
 
 from __future__ import annotations
@@ -14,25 +17,52 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from wellfed.footprint.cuda_autocast import cast, cuda_autocast_lists
 from wellfed.footprint.in_place import bias_in_place
 
-_RNN = "gru lstm rnn_relu rnn_tanh"
+KEY = "AutocastCPU"
+LOWER = (
+    "_convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input "
+    "conv_transpose3d.input convolution prelu addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm "
+    "bmm chain_matmul linalg_multi_dot _thnn_fused_lstm_cell _thnn_fused_gru_cell lstm_cell gru_cell rnn_tanh_cell "
+    "rnn_relu_cell _scaled_dot_product_flash_attention scaled_dot_product_attention cudnn_convolution "
+    "cudnn_convolution_transpose"
+)
+"""Inputs are cast to the lower type."""
+FLOAT32 = (
+    "acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow.Tensor_Scalar "
+    "pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm rms_norm group_norm frobenius_norm.dim "
+    "nuclear_norm nuclear_norm.dim cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d "
+    "hinge_embedding_loss kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss "
+    "soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist pdist cdist renorm "
+    "logsumexp upsample_nearest1d _upsample_nearest_exact1d upsample_nearest2d _upsample_nearest_exact2d "
+    "upsample_nearest3d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d _upsample_bilinear2d_aa "
+    "upsample_trilinear3d upsample_bicubic2d _upsample_bicubic2d_aa"
+)
+"""Inputs are cast to float32."""
+FLOAT32_RESULT = (
+    "prod prod.dim_int softmax.int log_softmax.int cumprod cumsum linalg_vector_norm linalg_matrix_norm "
+    "linalg_matrix_norm.str_ord sum sum.dim_IntList"
+)
+"""Given ``dtype=float32`` where none was asked for; what is read stays as it is."""
+NORM = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+"""As above, by an operator that takes a type."""
+WIDEST = "addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add"
+"""Inputs are cast to the widest of their types."""
+AS_GIVEN = "binary_cross_entropy"
+"""An error on CUDA, of which training tells."""
+_RNN = {torch.gru, torch.lstm, torch.rnn_relu, torch.rnn_tanh}
 """cuDNN's are run in the lower type as a whole (aten/src/ATen/cudnn/AutocastRNN.cpp)."""
-
-
-def _functions(names: str) -> frozenset[Callable[..., Any]]:
-    return frozenset(getattr(torch, name) for name in names.split())
 
 
 @contextlib.contextmanager
 def as_on_cuda() -> Iterator[None]:
     """Dropout with a mask of bytes, attention's fused kernel, CUDA's autocast lists, RNNs without oneDNN.
 
-    Run the backward pass by `backward`. A process has one switch for oneDNN, and one set of lists: they hold for its
+    Run the backward pass by `backward`. A process has one switch for oneDNN, and one set of kernels: they hold for its
     other threads too meanwhile.
     """
     with warnings.catch_warnings(action="ignore"):  # the switch asks about TF32 on Intel's GPUs
@@ -46,6 +76,20 @@ def as_on_cuda() -> Iterator[None]:
             flags.__exit__(None, None, None)
 
 
+@contextlib.contextmanager
+def cuda_autocast_lists() -> Iterator[None]:
+    """``torch.autocast("cpu", ...)`` casts as ``torch.autocast("cuda", ...)`` does.
+
+    The kernels are put at the place of the CPU's own, below Python: operators that call others inside, as cross_entropy
+    calls log_softmax and nll_loss, are then cast where CUDA casts them.
+    """
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
+            for name, kernel in _kernels():
+                library.impl(name, kernel, KEY)
+        yield
+
+
 def backward(loss: Tensor) -> None:
     """As ``loss.backward()``, which leaves a torch function mode while it runs: checkpointed blocks would then do
     something else the second time."""
@@ -56,8 +100,6 @@ def backward(loss: Tensor) -> None:
 
 
 class _Kernels(TorchFunctionMode):
-    rnn = _functions(_RNN)
-
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -67,17 +109,14 @@ class _Kernels(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             return _attention(*args, **named)
         if func is functional.multi_head_attention_forward:  # hides the attention inside it
-            bound = _MULTI_HEAD.bind(*args, **named)
+            bound = inspect.signature(func).bind(*args, **named)
             bound.arguments["dropout_p"] = 0.0
             return func(*bound.args, **bound.kwargs)
-        if func in self.rnn and torch.is_autocast_enabled("cpu"):
+        if func in _RNN and torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
             with torch.autocast("cpu", enabled=False):
-                return func(*cast(args, dtype), **cast(named, dtype))
+                return func(*_cast(args, dtype), **_cast(named, dtype))
         return func(*args, **named)
-
-
-_MULTI_HEAD = inspect.signature(functional.multi_head_attention_forward)
 
 
 def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
@@ -88,7 +127,75 @@ def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **named: Any
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Any = None, dropout_p: float = 0.0, *more: Any, **named: Any
 ) -> Tensor:
     """A fused kernel draws its dropout without a mask; the CPU has such a kernel only without dropout."""
-    return functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, **named)
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, *more, **named)
+
+
+def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Those of CUDA's lists; what the CPU's have beside them falls through, as `AS_GIVEN` does."""
+    types = ((LOWER, lambda args: torch.get_autocast_dtype("cpu")), (FLOAT32, lambda args: torch.float32))
+    ours = {
+        name: _in_type(_operator(name), kind) for names, kind in (*types, (WIDEST, _widest)) for name in names.split()
+    }
+    typed = {name: name for name in FLOAT32_RESULT.split()} | NORM
+    ours |= {name: _with_result(_operator(name), _operator(other)) for name, other in typed.items()}
+    yield from ours.items()
+    cpus = torch._C._dispatch_get_registrations_for_dispatch_key(KEY)
+    for name in sorted({each.removeprefix("aten::") for each in cpus if each.startswith("aten::")} - set(ours)):
+        yield name, torch.library.fallthrough_kernel
+
+
+def _operator(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+_AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU)
+
+
+def _in_type(operator: Any, type_of: Callable[[tuple[Any, ...]], torch.dtype]) -> Callable[..., Any]:
+    def kernel(*args: Any, **named: Any) -> Any:
+        with _ExcludeDispatchKeyGuard(_AUTOCAST):
+            dtype = type_of(args)
+            return operator(*_cast(args, dtype), **_cast(named, dtype))
+
+    return kernel
+
+
+def _with_result(operator: Any, typed: Any) -> Callable[..., Any]:
+    place = [each.name for each in operator._schema.arguments].index("dtype") if operator is typed else 99
+
+    def kernel(*args: Any, **named: Any) -> Any:
+        with _ExcludeDispatchKeyGuard(_AUTOCAST):
+            asked = args[place] if len(args) > place else named.get("dtype")
+            if asked is not None or not _is_eligible(args[0]):
+                return operator(*args, **named)
+            return typed(*args[:place], **{**named, "dtype": torch.float32})
+
+    return kernel
+
+
+def _widest(args: tuple[Any, ...]) -> torch.dtype:
+    """The lower type unless an input is wider."""
+    types = {each.dtype for each in torch.utils._pytree.tree_leaves(args) if _is_eligible(each)}
+    lower = torch.get_autocast_dtype("cpu")
+    return lower if types <= {lower} else torch.float32
+
+
+def _is_eligible(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dtype != torch.float64
+
+
+def _cast(value: Any, dtype: torch.dtype) -> Any:
+    """Tensors of float types, float64 aside, in nested arguments; the last first, as torch's builds for Linux do."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if _is_eligible(value) else value
+    if isinstance(value, tuple):
+        return tuple([_cast(item, dtype) for item in reversed(value)][::-1])
+    if isinstance(value, list):
+        return [_cast(item, dtype) for item in value]
+    if isinstance(value, dict):
+        return {name: _cast(item, dtype) for name, item in value.items()}
+    return value

@@ -5,13 +5,15 @@ Arithmetic on measured figures, without torch, so that planning may use it. `est
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Literal
 
 from wellfed.footprint.caching_allocator import reserved_for
-from wellfed.footprint.replay import Recording
+from wellfed.footprint.replay import Recording, Replayed
 
 Basis = Literal["fake tensors", "small runs"]
 Moment = Literal["forward and backward", "optimizer step", "filling the feature table"]
@@ -77,11 +79,6 @@ class Footprint:
             raise ValueError(f"a footprint needs points of rising micro-batch, not {sizes}")
 
     @property
-    def sample_bytes(self) -> int:
-        """Of all inputs."""
-        return sum(self.inputs)
-
-    @property
     def reach(self) -> int | None:
         """Largest micro-batch that can be predicted; None = any, the last slopes agree."""
         return None if is_straight(self.points) else self.points[-1].micro_batch
@@ -109,12 +106,12 @@ class Footprint:
             made = cls(**rest)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"not a footprint: {error}") from error
+        counts = [("inputs", each) for each in made.inputs]
         parts: tuple[Footprint | Point, ...] = (made, *made.points)
         for part in parts:
-            numbers = {spec.name: getattr(part, spec.name) for spec in fields(part) if spec.type == "int"}
-            numbers |= {f"inputs[{n}]": each for n, each in enumerate(made.inputs)}
-            if wrong := {name: value for name, value in numbers.items() if type(value) is not int or value < 0}:
-                raise ValueError(f"not a footprint: {wrong} should be counts of bytes")
+            counts += [(spec.name, getattr(part, spec.name)) for spec in fields(part) if spec.type == "int"]
+        if wrong := [(name, value) for name, value in counts if type(value) is not int or value < 0]:
+            raise ValueError(f"not a footprint: {wrong} should be counts of bytes")
         return made
 
 
@@ -191,59 +188,66 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape, *, w
     """
     if micro_batch < 1 or (footprint.reach is not None and micro_batch > footprint.reach):
         raise ValueError(f"micro_batch {micro_batch} is not in 1..{footprint.reach}")
-    shards = step.world_size if step.is_sharded else 1
-    sparse = on_curve(footprint.points, step.samples, lambda point: point.sparse_gradients)
-    gradients = _share(footprint.gradients, shards) + sparse
-    buckets = gradients if step.world_size > 1 and not step.is_sharded else 0
-    whole = {"gathered weights": step.gathered} if step.is_sharded else {}
-    fixed = {
-        "parameters": _share(footprint.parameters, shards),
-        "optimizer state": _share(footprint.optimizer_state, shards),
+
+    def share(num_bytes: int) -> int:
+        return -(-num_bytes // step.world_size) if step.is_sharded else num_bytes
+
+    def at(samples: int, value: Callable[[Point], int]) -> int:
+        return on_curve(footprint.points, samples, value)
+
+    sparse = at(step.samples, attrgetter("sparse_gradients"))
+    gradients = share(footprint.gradients) + sparse
+    always = {
+        "parameters": share(footprint.parameters),
+        "optimizer state": share(footprint.optimizer_state),
         "feature table": footprint.feature_table,
-        "inputs": footprint.sample_bytes * step.samples * (1 + step.batches_ahead),
-        "gradient buckets": buckets,
+        "inputs": sum(footprint.inputs) * step.samples * (1 + step.batches_ahead),
+        "gradient buckets": gradients if step.world_size > 1 and not step.is_sharded else 0,
     }
     is_split = micro_batch < step.samples
+    existing = footprint.gradients + sparse
     if is_split:
-        existing = footprint.gradients + sparse
-        activations = on_curve(footprint.points, micro_batch, _after_another)
+        activations = at(micro_batch, attrgetter("activations_after"))
     else:
-        existing = on_curve(footprint.points, micro_batch, lambda point: point.gradients)
-        existing = min(existing, footprint.gradients + sparse)
-        activations = on_curve(footprint.points, micro_batch, whole_pass) - existing
-    temporaries = on_curve(footprint.points, step.samples, lambda point: point.sparse_temporaries)
-    temporaries += _share(footprint.optimizer_temporaries, shards)
-    filled = {"parameters": fixed["parameters"], "feature table": footprint.feature_table}
+        existing = min(existing, at(micro_batch, attrgetter("gradients")))
+        activations = at(micro_batch, whole_pass) - existing
+    gathered = {"gathered weights": step.gathered} if step.is_sharded else {}
+    a_pass = {**always, **gathered, "gradients": share(existing), "activations": max(0, activations)}
+    temporaries = at(step.samples, attrgetter("sparse_temporaries")) + share(footprint.optimizer_temporaries)
+    filling = {"parameters": always["parameters"], "feature table": footprint.feature_table}
     if step.is_sharded and footprint.filling:  # by the whole model
-        filled["gathered weights"] = footprint.parameters
+        filling["gathered weights"] = footprint.parameters
     moments: list[tuple[Moment, dict[str, int]]] = [
-        (
-            "forward and backward",
-            {
-                **fixed,
-                **whole,
-                "gradients": _share(existing, shards),
-                "activations": max(0, activations),
-            },
-        ),
+        ("forward and backward", a_pass),
         # The rows of the last micro-batch are added to those before by writing all of them anew.
-        ("forward and backward", {**fixed, "gradients": gradients + (sparse if is_split else 0)}),
-        ("optimizer step", {**fixed, "gradients": gradients, "optimizer temporaries": temporaries}),
-        ("filling the feature table", {**filled, "activations": footprint.filling}),
+        ("forward and backward", {**always, "gradients": gradients + (sparse if is_split else 0)}),
+        ("optimizer step", {**always, "gradients": gradients, "optimizer temporaries": temporaries}),
+        ("filling the feature table", {**filling, "activations": footprint.filling}),
     ]
     moment, parts = max(moments, key=lambda each: sum(each[1].values()))
-    unused = slack(footprint, micro_batch, step) if with_slack else 0
-    return Prediction(moment, parts, unused, step.workspaces)
+    return Prediction(moment, parts, _slack(footprint, micro_batch, step) if with_slack else 0, step.workspaces)
 
 
-def slack(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
+def _slack(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
     """Bytes that the allocator reserves beyond the tensors, where it may reserve any."""
     if footprint.recording is None:
         return 0
-    replayed = footprint.recording.replayed(micro_batch, step.samples, _computed_on(footprint, step))
-    # What is gathered lies in segments of other streams, which keep them.
-    gathered = step.gathered if step.is_sharded else 0
-    return replayed.reserved - replayed.asked + _unused_by_copies(footprint, step) + gathered
+    replayed = _replayed(footprint, footprint.recording, micro_batch, step)
+    unused = replayed.reserved - replayed.asked
+    if step.is_sharded:  # what is gathered lies in segments of other streams, which keep them
+        unused += step.gathered
+    if step.batches_ahead:  # so does what is copied ahead
+        sizes = [each * step.samples for each in footprint.inputs] * (1 + step.batches_ahead)
+        unused += reserved_for(sizes, expandable=footprint.recording.expandable) - sum(sizes)
+    return unused
+
+
+def _replayed(
+    footprint: Footprint, recording: Recording, micro_batch: int, step: StepShape, limit: int | None = None
+) -> Replayed:
+    """With the inputs that come on the stream that computes: those that nobody copied ahead."""
+    inputs = [] if step.batches_ahead else [size * step.samples for size in footprint.inputs]
+    return recording.replayed(micro_batch, step.samples, inputs, limit)
 
 
 def fits_within(footprint: Footprint, micro_batch: int, step: StepShape, limit_bytes: int) -> bool:
@@ -252,14 +256,13 @@ def fits_within(footprint: Footprint, micro_batch: int, step: StepShape, limit_b
     What is predicted to be reserved where any may be is enough, but need not be: cached segments go back to the driver.
     """
     peak = predicted_peak(footprint, micro_batch, step)
-    if peak.reserved_bytes <= limit_bytes or footprint.recording is None:
-        return peak.reserved_bytes <= limit_bytes
-    if peak.tensor_bytes + peak.workspaces > limit_bytes:
+    missing = peak.reserved_bytes - limit_bytes
+    if missing <= 0:
+        return True
+    if footprint.recording is None or peak.tensor_bytes + peak.workspaces > limit_bytes:
         return False
-    inputs = _computed_on(footprint, step)
-    freely = footprint.recording.replayed(micro_batch, step.samples, inputs)
-    limit = freely.reserved - (peak.reserved_bytes - limit_bytes)
-    return footprint.recording.replayed(micro_batch, step.samples, inputs, limit).settles
+    freely = _replayed(footprint, footprint.recording, micro_batch, step)
+    return _replayed(footprint, footprint.recording, micro_batch, step, freely.reserved - missing).settles
 
 
 def needed_bytes(footprint: Footprint, micro_batch: int, step: StepShape) -> int:
@@ -272,30 +275,12 @@ def needed_bytes(footprint: Footprint, micro_batch: int, step: StepShape) -> int
     return high
 
 
-def _computed_on(footprint: Footprint, step: StepShape) -> list[int]:
-    """Bytes of inputs that come on the stream that computes: those that nobody copied ahead."""
-    return [] if step.batches_ahead else [size * step.samples for size in footprint.inputs]
-
-
-def _unused_by_copies(footprint: Footprint, step: StepShape) -> int:
-    """Of the segments of the stream that copies batches ahead."""
-    if not step.batches_ahead:
-        return 0
-    sizes = [each * step.samples for each in footprint.inputs] * (1 + step.batches_ahead)
-    expandable = footprint.recording is not None and footprint.recording.expandable
-    return reserved_for(sizes, expandable=expandable) - sum(sizes)
-
-
 def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape) -> int:
     """The largest micro-batch, at most ``step.samples``, for which all that must be reserved fits; 0 if none does."""
-
-    def fits(micro_batch: int) -> bool:
-        return fits_within(footprint, micro_batch, step, budget_bytes)
-
     reach = step.samples if footprint.reach is None else min(step.samples, footprint.reach)
     # Unsplit comes first: its gradients are not all there when the activations are, so it may need less than a step in
     # two parts.
-    if fits(reach):
+    if fits_within(footprint, reach, step, budget_bytes):
         return reach
     low, high = 0, reach
     while high - low > 1:
@@ -303,15 +288,11 @@ def largest_micro_batch(footprint: Footprint, budget_bytes: int, step: StepShape
         peak = predicted_peak(footprint, middle, step, with_slack=False)
         low, high = (middle, high) if peak.reserved_bytes <= budget_bytes else (low, middle)
     # What is reserved goes up and down with the size: from the largest whose tensors fit, in growing steps down.
-    for number in range(low):
-        if low < 1 or fits(low):
-            break
+    number = 0
+    while low > 0 and not fits_within(footprint, low, step, budget_bytes):
         low -= max(1, low * (1 + number // 10) // 100)
+        number += 1
     return max(0, low)
-
-
-def _share(num_bytes: int, shards: int) -> int:
-    return -(-num_bytes // shards)
 
 
 def whole_pass(point: Point) -> int:
@@ -319,11 +300,20 @@ def whole_pass(point: Point) -> int:
     return point.activations + point.gradients
 
 
+PEAKS: tuple[Callable[[Point], int], ...] = (whole_pass, attrgetter("activations_after"))
+"""Of a micro-batch alone, and after another one."""
+
+
+def slope(low: Point, high: Point, value: Callable[[Point], int]) -> float:
+    """Bytes a sample between two points."""
+    return (value(high) - value(low)) / (high.micro_batch - low.micro_batch)
+
+
 def on_curve(points: Sequence[Point], micro_batch: int, value: Callable[[Point], int]) -> int:
     """The value at a micro-batch, rounded up; the last line goes on beyond the last point."""
     if micro_batch <= points[0].micro_batch or len(points) == 1:
         return value(points[0])
-    place = next((at for at, point in enumerate(points) if point.micro_batch >= micro_batch), len(points) - 1)
+    place = min(bisect_left(points, micro_batch, key=attrgetter("micro_batch")), len(points) - 1)
     before, after = points[place - 1], points[place]
     rise = (value(after) - value(before)) * (micro_batch - before.micro_batch)
     return value(before) - (-rise // (after.micro_batch - before.micro_batch))
@@ -333,15 +323,8 @@ def is_straight(points: Sequence[Point]) -> bool:
     """Whether the last two slopes agree, of a micro-batch alone and after another one: then the line goes on."""
     if len(points) < 3:
         return False
-    for value in (whole_pass, _after_another):
-        one, two = (
-            (value(after) - value(before)) / (after.micro_batch - before.micro_batch)
-            for before, after in pairwise(points[-3:])
-        )
+    for value in PEAKS:
+        one, two = (slope(before, after, value) for before, after in pairwise(points[-3:]))
         if abs(one - two) > SLOPES_AGREE_FRAC * max(abs(one), abs(two)):
             return False
     return True
-
-
-def _after_another(point: Point) -> int:
-    return point.activations_after

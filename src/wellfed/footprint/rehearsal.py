@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from wellfed import batches
 from wellfed.batches import Delivery
@@ -22,7 +25,6 @@ from wellfed.footprint.cuda_emulation import backward
 from wellfed.footprint.footprint import Basis, Footprint, Point
 from wellfed.footprint.memory_tracker import MemoryTracker
 from wellfed.footprint.replay import Events, Recording, Trace, renumbered, resized, without
-from wellfed.footprint.sparse_rows import DistinctRows
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.memory.features import CHUNK_ROWS, Computed, DeviceTable, HostTable, hold
 from wellfed.memory.ladder import MicroBatches
@@ -66,6 +68,21 @@ class _Pass:
     events: Events
 
 
+class _DistinctRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """``coalesce`` leaves all rows there are, at most as many as the tensor could have.
+
+    A rehearsal repeats a few samples, whose rows would melt into those few. The values are no sums then.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten._coalesce.default:
+            return func(*args, **(kwargs or {}))
+        (tensor,) = args
+        rows = min(tensor._nnz(), math.prod(tensor.shape[: tensor.sparse_dim()]))
+        indices, values = tensor._indices()[:, :rows].clone(), tensor._values()[:rows].clone()
+        return torch.sparse_coo_tensor(indices, values, tensor.shape, check_invariants=False, is_coalesced=True)
+
+
 class _Counted(Ranks):
     """Counts each micro-batch by itself."""
 
@@ -92,7 +109,7 @@ class Rehearsal:
         Args:
             fake: entered already; None runs for real.
         """
-        self._task, self._live, self._is_fake = task, MemoryTracker(block_bytes), fake is not None
+        self._task, self._live = task, MemoryTracker(block_bytes)
         self._precision = Precision(task.precision, CPU.type)
         self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
         """Smallest micro-batch that can be run: BatchNorm has no statistics of a single sample."""
@@ -102,8 +119,8 @@ class Rehearsal:
             checkpoint_blocks(self._model)
         self._live.note([*self._model.parameters(), *self._model.buffers()], "parameters")
         self._filling_events: Events = ()
-        self._recorded: dict[int, tuple[Events, Events, Events]] = {}
-        """Of each micro-batch: the first pass, a later one, the optimizer's step."""
+        self._recorded: tuple[dict[int, Events], ...] = ({}, {}, {})
+        """By micro-batch: the first pass, a later one, the optimizer's step."""
         self._feature_table = self._filling = 0
         self._inputs: tuple[int, ...] = ()
         self._source = self._features()
@@ -121,7 +138,11 @@ class Rehearsal:
             ranks=_Counted(self._live, self._passes.append),
             features=lambda: self._source,
         )
-        self._first_step_events, self._step_events, self._temporaries = self._step_twice()
+        self._peaks(self.lowest)
+        if self._sparse_gradients() and fake is not None:
+            raise TypeError("its gradients are sparse")
+        _, self._first_step_events = self._optimizer_step()  # makes the state
+        self._temporaries, self._step_events = self._optimizer_step()
 
     def point(self, micro_batch: int) -> Point:
         """The passes of a micro-batch, alone and after another of its size."""
@@ -131,8 +152,9 @@ class Rehearsal:
             self._peaks(micro_batch, num_passes=1)
             sparse = self._sparse_gradients()
             temporaries, step = self._optimizer_step()
-        first, later = renumbered(alone.events, after.events)
-        self._recorded[micro_batch] = first, later, renumbered(step, first=OPTIMIZER)[0]
+        parts = *renumbered(alone.events, after.events), *renumbered(step, first=OPTIMIZER)
+        for recorded, events in zip(self._recorded, parts, strict=True):
+            recorded[micro_batch] = events
         return Point(
             micro_batch,
             alone.bytes["activations"],
@@ -140,20 +162,6 @@ class Rehearsal:
             after.bytes["activations"],
             sparse_gradients=sparse,
             sparse_temporaries=max(0, temporaries - self._temporaries),
-        )
-
-    def _recording(self) -> Recording:
-        alone, after, step = (
-            Trace.through({size: events[part] for size, events in self._recorded.items()}) for part in range(3)
-        )
-        return Recording(
-            tuple(_num_bytes(each) for each in dict.fromkeys(_as_moved(self._model))),
-            tuple(self._filling_events),
-            alone,
-            after,
-            tuple(renumbered(self._first_step_events, first=OPTIMIZER)[0]),
-            step,
-            self._task.expandable_segments,
         )
 
     @property
@@ -167,27 +175,36 @@ class Rehearsal:
         return self._live.live.get("gradients", 0)
 
     def _sparse_gradients(self) -> int:
-        found = (each.grad for each in self._model.parameters())
-        return sum(_num_bytes(part) for grad in found if grad is not None and grad.is_sparse for part in _parts(grad))
+        grads = [each.grad for each in self._model.parameters() if each.grad is not None and each.grad.is_sparse]
+        return sum(_num_bytes(part) for grad in grads for part in (grad._indices(), grad._values()))
 
-    def footprint(self, points: Sequence[Point], basis: Basis, notes: tuple[str, ...]) -> Footprint:
+    def footprint(self, points: Sequence[Point], basis: Basis, notes: Sequence[str]) -> Footprint:
         """All that was found."""
         live = self._live.live
+        alone, after, step = map(Trace.through, self._recorded)
         return Footprint(
             precision=self._task.precision,
             checkpointed=self._task.checkpointed,
             feature_mode=None if self._source is None else self._task.feature_mode or "dynamic",
             basis=basis,
             parameters=live["parameters"],
-            gradients=live.get("gradients", 0) - self._sparse_gradients(),
+            gradients=self.gradient_bytes - self._sparse_gradients(),
             optimizer_state=live.get("optimizer state", 0),
             optimizer_temporaries=self._temporaries,
             feature_table=self._feature_table,
             filling=self._filling,
             inputs=self._inputs,
             points=tuple(points),
-            recording=self._recording(),
-            notes=notes,
+            recording=Recording(
+                tuple(_num_bytes(each) for each in dict.fromkeys(_as_moved(self._model))),
+                tuple(self._filling_events),
+                alone,
+                after,
+                tuple(renumbered(self._first_step_events, first=OPTIMIZER)[0]),
+                step,
+                self._task.expandable_segments,
+            ),
+            notes=tuple(notes),
         )
 
     # -- what stays -----------------------------------------------------------------------------------------------
@@ -227,36 +244,33 @@ class Rehearsal:
             # On CUDA tensors None means all parameters at once, on the CPU's it means one after the other.
             if "foreach" in group and group["foreach"] is None and not group.get("fused"):
                 group["foreach"] = True
+
+        def note_gradient(parameter: Tensor) -> None:
+            if parameter.grad is not None:
+                self._live.note([parameter.grad], "gradients")
+
         for parameter in self._model.parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(self._note_gradient)  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(note_gradient)  # type: ignore[no-untyped-call]
         return optimizer
-
-    def _note_gradient(self, parameter: Tensor) -> None:
-        if parameter.grad is not None:
-            self._live.note([parameter.grad], "gradients")
-
-    def _step_twice(self) -> tuple[Events, Events, int]:
-        """The first makes the state. Also bytes that the second makes and drops."""
-        self._peaks(self.lowest)
-        if self._sparse_gradients() and self._is_fake:
-            raise TypeError("its gradients are sparse")
-        _, first = self._optimizer_step()
-        temporaries, second = self._optimizer_step()
-        return first, second, temporaries
 
     def _optimizer_step(self) -> tuple[int, Events]:
         """Bytes that it makes and drops, and what it does."""
         live = self._live
         live.making, live.events = "optimizer temporaries", []
         live.forget_peak()
-        with DistinctRows() if self._sparse_gradients() else nullcontext(), live:
+        distinct_rows: Any = _DistinctRows if self._sparse_gradients() else nullcontext
+        with distinct_rows(), live:
             self._optimizer.step()
         events = live.events
-        live.note(_state_tensors(self._optimizer), "optimizer state")
-        for scalar in _on_the_host(self._optimizer):
-            events = without(events, live.number(scalar))
-            live.note([scalar], "host")
+        live.note(_state_tensors(self._optimizer.state), "optimizer state")
+        for group in self._optimizer.param_groups:
+            # Counts of steps and the like: torch's optimizers keep them in host memory unless a kernel reads them.
+            if not (group.get("capturable") or group.get("fused")):
+                for each in _state_tensors(self._optimizer.state, group["params"]):
+                    if each.dim() == 0:
+                        events = without(events, live.number(each))
+                        live.note([each], "host")
         kept = live.live.get("optimizer temporaries", 0)
         return max(0, live.peak.get("optimizer temporaries", 0) - kept), events
 
@@ -265,7 +279,10 @@ class Rehearsal:
     def _peaks(self, micro_batch: int, num_passes: int = 2) -> list[_Pass]:
         """The first and the second micro-batch of a step."""
         live = self._live
-        batch = batches.map_tensors(self._task.make_batch(micro_batch), self._own)
+        # Storages of their own size and type, as the copies on the device have them.
+        batch = batches.map_tensors(
+            self._task.make_batch(micro_batch), lambda each: each.to(self._precision.dtype_of(each), copy=True)
+        )
         inputs = list(batches.tensors(batch))
         live.note(inputs, "inputs")
         a_sample = tuple(-(-each.nbytes // micro_batch) for each in inputs)
@@ -277,10 +294,6 @@ class Rehearsal:
         parts = [MicroBatch(batch, number, micro_batch, share=0.5) for number in range(num_passes)]
         self._step.forward_backward(delivery, parts)
         return list(self._passes)
-
-    def _own(self, tensor: Tensor) -> Tensor:
-        """A storage of its own size, as the copy on the device has it."""
-        return tensor.to(self._precision.dtype_of(tensor), copy=True)
 
 
 def _converted(model: nn.Module, dtype: torch.dtype | None) -> dict[int, Tensor]:
@@ -304,23 +317,11 @@ def _as_moved(module: nn.Module) -> Iterator[Tensor]:
             yield each
 
 
-def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
-    return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)
-
-
 def _num_bytes(tensor: Tensor) -> int:
     return tensor.untyped_storage().nbytes()
 
 
-def _state_tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    for state in optimizer.state.values():
-        yield from (value for value in state.values() if isinstance(value, Tensor))
-
-
-def _on_the_host(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Counts of steps and the like: torch's optimizers keep them in host memory unless a kernel reads them."""
-    for group in optimizer.param_groups:
-        if not (group.get("capturable") or group.get("fused")):
-            for parameter in group["params"]:
-                state = optimizer.state.get(parameter, {})
-                yield from (each for each in state.values() if isinstance(each, Tensor) and each.dim() == 0)
+def _state_tensors(state: Mapping[Any, Any], keys: Iterable[Any] | None = None) -> list[Tensor]:
+    """Of some weights, or all."""
+    found = (state.get(key, {}) for key in (state if keys is None else keys))
+    return [each for values in found for each in values.values() if isinstance(each, Tensor)]

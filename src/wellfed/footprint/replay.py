@@ -37,8 +37,8 @@ class Trace:
         events = [(number, size > 0) for number, size in recorded[high]]
         same = (low for low in sorted(recorded) if [(number, size > 0) for number, size in recorded[low]] == events)
         low = next(same)
-        sizes = (tuple(size for _, size in recorded[samples]) for samples in (low, high))
-        return cls(low, high, tuple(number for number, _ in events), *sizes)
+        at_low, at_high = (tuple(size for _, size in recorded[samples]) for samples in (low, high))
+        return cls(low, high, tuple(number for number, _ in events), at_low, at_high)
 
     def at(self, samples: int) -> list[tuple[int, int]]:
         """The events of so many samples."""
@@ -81,19 +81,50 @@ class Recording:
         """
         question = (micro_batch, samples, *inputs, limit)
         if question not in self._known:
-            self._known[question] = self._replayed(micro_batch, samples, inputs, limit)
+            allocator = CachingAllocator(limit, expandable=self.expandable)
+            try:
+                settles = self._settles(allocator, micro_batch, samples, inputs)
+            except OutOfMemory:
+                settles = False
+            self._known[question] = Replayed(allocator.peak_asked, allocator.peak_reserved, settles)
         return self._known[question]
 
-    def _replayed(self, micro_batch: int, samples: int, inputs: Sequence[int], limit: int | None) -> Replayed:
-        run = _Run(CachingAllocator(limit, expandable=self.expandable))
-        passes = [self.alone.at(micro_batch)]
-        if micro_batch < samples:
-            passes += [self.after.at(micro_batch)] * (PARTS - 1)
-        try:
-            settles = run.settles(self, passes, self.step.at(samples), inputs)
-        except OutOfMemory:
-            settles = False
-        return Replayed(run.allocator.peak_asked, run.allocator.peak_reserved, settles)
+    def _settles(self, allocator: CachingAllocator, micro_batch: int, samples: int, inputs: Sequence[int]) -> bool:
+        """Whether the last of some steps needs nothing back from the cache."""
+        held: dict[int, int] = {}
+        """Addresses of what lives until it is let go, or at most until the next step."""
+
+        def play(events: Events) -> None:
+            for number, num_bytes in events:
+                if number in held:  # let go; or made again by a part that is played once more
+                    allocator.free(held.pop(number))
+                if num_bytes:
+                    held[number] = allocator.allocate(num_bytes)
+
+        for size in filter(None, self.resident):
+            allocator.allocate(size)
+        play(self.filling)
+        held.clear()  # what is left of it stays
+        batch: list[int] = []
+        before = 0
+        for number in range(STEPS):
+            before = allocator.retries
+            for address in batch:
+                allocator.free(address)
+            batch = [allocator.allocate(size) for size in filter(None, inputs)]
+            for address in held.values():  # gradients of the last step, which were there until now
+                allocator.free(address)
+            held.clear()
+            play(self.alone.at(micro_batch))
+            if micro_batch < samples:
+                for _ in range(PARTS - 1):
+                    play(self.after.at(micro_batch))
+            if number == 0:  # recorded with the fewest samples: its temporaries for these come by the other one
+                play(self.first_step)
+                for made, _ in self.first_step:
+                    held.pop(made, None)
+            play(self.step.at(samples))
+        return allocator.retries == before
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -125,54 +156,6 @@ class Replayed:
     settles: bool
     """Whether it fits, and the last step needs nothing back from the cache: at a limit cached segments go back to the
     driver, which is waited for."""
-
-
-class _Run:
-    def __init__(self, allocator: CachingAllocator) -> None:
-        self.allocator = allocator
-        self._held: dict[int, int] = {}
-        """Addresses of what lives until it is let go, or at most until the next step."""
-        self._inputs: list[int] = []
-
-    def settles(self, recording: Recording, passes: Sequence[Events], optimizer: Events, inputs: Sequence[int]) -> bool:
-        """Whether the last of some steps needs nothing back from the cache."""
-        for size in recording.resident:
-            if size:
-                self.allocator.allocate(size)
-        self.play(recording.filling)
-        self._held.clear()  # what is left of it stays
-        before = 0
-        for number in range(STEPS):
-            before = self.allocator.retries
-            self.bring(inputs)
-            self.let_go()
-            for each in passes:
-                self.play(each)
-            if number == 0:  # recorded with the fewest samples: its temporaries for these come by the other one
-                self.play(recording.first_step)
-                for made, _ in recording.first_step:
-                    self._held.pop(made, None)
-            self.play(optimizer)
-        return self.allocator.retries == before
-
-    def play(self, events: Events) -> None:
-        for number, num_bytes in events:
-            if number in self._held:  # let go; or made again by a part that is played once more
-                self.allocator.free(self._held.pop(number))
-            if num_bytes:
-                self._held[number] = self.allocator.allocate(num_bytes)
-
-    def bring(self, inputs: Sequence[int]) -> None:
-        """The next batch, in place of the last one; gradients of the last step are still there."""
-        for address in self._inputs:
-            self.allocator.free(address)
-        self._inputs = [self.allocator.allocate(size) for size in inputs if size]
-
-    def let_go(self) -> None:
-        """Gradients, when a step begins."""
-        for address in self._held.values():
-            self.allocator.free(address)
-        self._held.clear()
 
 
 def renumbered(*parts: Events, first: int = 1) -> list[list[tuple[int, int]]]:

@@ -42,24 +42,18 @@ def cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
 def _folders(root: Path) -> Iterator[Path]:
     """Every folder whose limits bind this process, deepest first within a hierarchy."""
     mount = root / "sys/fs/cgroup"
-    for line in _lines(root / "proc/self/cgroup"):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
         # v2 has no controller names and is mounted at the top, or in unified/ where v1 is mounted too.
         names = [*dict.fromkeys([controllers, *controllers.split(",")])] if controllers else ["", "unified"]
-        for name in names:
-            base = mount / name
-            # In a container the path may be the host's and lead nowhere here; then the mount itself is our group.
-            inner = Path(path.lstrip("/"))
-            parts = () if ".." in inner.parts else inner.parts
-            for depth in range(len(parts), -1, -1):
-                folder = base.joinpath(*parts[:depth])
-                if folder.is_dir():
-                    yield folder
+        # In a container the path may be the host's and lead nowhere here; then the mount itself is our group.
+        parts = () if ".." in Path(path).parts else Path(path.lstrip("/")).parts
+        folders = (mount.joinpath(name, *parts[:depth]) for name in names for depth in range(len(parts), -1, -1))
+        yield from (folder for folder in folders if folder.is_dir())
 
 
 def _cpu_cores(folder: Path) -> float | None:
-    words = (_text(folder / "cpu.max") or "").split()  # "150000 100000" or "max 100000"
+    words = _text(folder / "cpu.max").split()  # "150000 100000" or "max 100000"
     if len(words) == 2:
         quota, period = _as_int(words[0]), _as_int(words[1])
     else:
@@ -70,14 +64,14 @@ def _cpu_cores(folder: Path) -> float | None:
 
 def _unreclaimable(folder: Path) -> int:
     used = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes") or 0
-    stat = dict(line.split()[:2] for line in _lines(folder / "memory.stat") if len(line.split()) >= 2)
+    stat = dict(words[:2] for line in _text(folder / "memory.stat").splitlines() if len(words := line.split()) >= 2)
     # v1 counts the group alone in inactive_file and the whole subtree, as usage does, in total_inactive_file.
-    cache = _as_int(stat.get("total_inactive_file", stat.get("inactive_file", "0"))) or 0
+    cache = _as_int(stat.get("total_inactive_file", stat.get("inactive_file", ""))) or 0
     return max(0, used - cache)
 
 
 def _number(path: Path) -> int | None:
-    return _as_int(_text(path) or "")
+    return _as_int(_text(path))
 
 
 def _as_int(word: str) -> int | None:
@@ -87,12 +81,8 @@ def _as_int(word: str) -> int | None:
         return None  # "max", or no such file
 
 
-def _lines(path: Path) -> list[str]:
-    return (_text(path) or "").splitlines()
-
-
-def _text(path: Path) -> str | None:
+def _text(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError:
-        return None  # no cgroups here, or not readable: no limit is known
+        return ""  # no cgroups here, or not readable: no limit is known

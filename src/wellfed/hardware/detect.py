@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -15,25 +16,12 @@ from wellfed import __version__
 from wellfed.hardware.cgroup import CgroupLimits, cgroup_limits
 from wellfed.hardware.facts import SIMULATED, GpuFacts, HolderFacts, MachineFacts
 from wellfed.hardware.torch_cuda import TorchCuda, TorchDevice
-from wellfed.nvml.deadline import START_S, within
 from wellfed.nvml.devices import Device, Devices, Holder, list_devices
-from wellfed.nvml.session import LibraryNotFoundError, NvmlError, NvmlSession
+from wellfed.nvml.session import START_S, LibraryNotFoundError, NvmlError, NvmlSession, within
 from wellfed.nvml.visible import same_uuid, visible_devices
 from wellfed.units import gib
 
-_DISTRIBUTIONS = (
-    "torch",
-    "lightning",
-    "hydra-core",
-    "omegaconf",
-    "wandb",
-    "nvidia-ml-py",
-    "psutil",
-    "numpy",
-    "transformers",
-    "peft",
-    "torchmetrics",
-)
+_DISTRIBUTIONS = "torch lightning hydra-core omegaconf wandb nvidia-ml-py psutil numpy transformers peft torchmetrics"
 
 
 def machine(
@@ -56,11 +44,15 @@ def machine(
     environ = os.environ if environ is None else environ
     cards, nvml_error = _ask_nvml(nvml or NvmlSession(tries=3), nvml_deadline_s)
     found, left_out = len(cards.devices), cards.notes
-    if nvml_error is None:
+    nvml_problem = None
+    if nvml_error is not None:
+        nvml_problem = nvml_error.reason
+    elif not found:
+        nvml_problem = left_out[0].rstrip(".") if left_out else "no card found"
+    else:
         cards = _visible(cards, environ, torch_cuda)
-    nvml_problem = _nvml_problem(nvml_error, found, cards, environ)
-    if nvml_error is None and not found and left_out:
-        nvml_problem = left_out[0].rstrip(".")
+        if not cards.devices:
+            nvml_problem = f"none of {found} is visible (CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')!r})"
     gpus = _merged(cards.devices, torch_cuda)
     warnings = [f"NVML: {note}" for note in cards.notes]
     if any(gpu.is_simulated for gpu in gpus):
@@ -74,16 +66,15 @@ def machine(
             )
     if hidden := _hidden(environ, torch_cuda, found):
         warnings.append(hidden)
-    limits = cgroup_limits(root)
-    shm = _shm(root)
-    host = psutil.virtual_memory()
+    limits, host = cgroup_limits(root), psutil.virtual_memory()
+    shm_gib, shm_free_gib = _shm_gib(root)
     return MachineFacts(
         cpu=_cpu_name(root),
         cpu_quota_cores=cpu_quota_cores(limits, _affinity_cores()),
-        ram_gib=gib(min(host.total, _or(limits.memory_bytes, host.total), _or(_rlimit_bytes(), host.total))),
-        ram_available_gib=gib(min(host.available, _or(limits.memory_room_bytes, host.available))),
-        shm_gib=None if shm is None else gib(shm[0]),
-        shm_free_gib=None if shm is None else gib(shm[1]),
+        ram_gib=gib(_least(host.total, limits.memory_bytes, _rlimit_bytes())),
+        ram_available_gib=gib(_least(host.available, limits.memory_room_bytes)),
+        shm_gib=shm_gib,
+        shm_free_gib=shm_free_gib,
         gpus=gpus,
         nvml_problem=nvml_problem,
         cards_left_out=left_out,
@@ -98,7 +89,7 @@ def machine(
 
 def cpu_quota_cores(limits: CgroupLimits, affinity_cores: int) -> float:
     """Cores that this process may keep busy: the smaller of the cgroup quota and the cores it may run on."""
-    return float(min(affinity_cores, _or(limits.cpu_cores, affinity_cores)))
+    return float(_least(affinity_cores, limits.cpu_cores))
 
 
 def _affinity_cores() -> int:
@@ -110,7 +101,6 @@ def _affinity_cores() -> int:
 
 def _ask_nvml(session: NvmlSession, deadline_s: float) -> tuple[Devices, NvmlError | None]:
     """All cards in NVML's order, and why there are none to be had."""
-
     found: list[Devices] = []
 
     def ask() -> None:
@@ -126,26 +116,15 @@ def _ask_nvml(session: NvmlSession, deadline_s: float) -> tuple[Devices, NvmlErr
 
 
 def _visible(found: Devices, environ: Mapping[str, str], torch: TorchCuda | None) -> Devices:
-    """The cards that CUDA shows, in CUDA's order."""
-    uuids = [device.uuid for device in torch.devices if device.uuid is not None] if torch else []
-    # Without a full list of torch's UUIDs the environment variables decide.
-    complete = torch is not None and bool(torch.devices) and len(uuids) == len(torch.devices)
+    """The cards that CUDA shows, in CUDA's order. Without a full list of torch's UUIDs the environment decides."""
+    devices = torch.devices if torch else ()
+    uuids = [device.uuid for device in devices if device.uuid is not None]
     return visible_devices(
         found,
         visible=environ.get("CUDA_VISIBLE_DEVICES"),
         order=environ.get("CUDA_DEVICE_ORDER"),
-        torch_uuids=uuids if complete else None,
+        torch_uuids=uuids if uuids and len(uuids) == len(devices) else None,
     )
-
-
-def _nvml_problem(error: NvmlError | None, num_found: int, visible: Devices, environ: Mapping[str, str]) -> str | None:
-    if error is not None:
-        return error.reason
-    if visible.devices:
-        return None
-    if num_found:
-        return f"none of {num_found} is visible (CUDA_VISIBLE_DEVICES={environ.get('CUDA_VISIBLE_DEVICES')!r})"
-    return "no card found"
 
 
 def _hidden(environ: Mapping[str, str], torch: TorchCuda | None, num_found: int) -> str | None:
@@ -167,39 +146,33 @@ def _hidden(environ: Mapping[str, str], torch: TorchCuda | None, num_found: int)
 def _merged(cards: tuple[Device, ...], torch: TorchCuda | None) -> tuple[GpuFacts, ...]:
     """Torch's devices where torch has any, each with what NVML adds; else NVML's."""
     if torch is None or not torch.devices:
-        return tuple(_gpu(card.index or 0, card, None, None) for card in cards)
+        return tuple(_gpu(card.index or 0, card, card, card.memory_free_bytes) for card in cards)
     gpus = []
     for index, device in enumerate(torch.devices):
-        card = _card_of(index, device, cards)
-        free_bytes = card.memory_free_bytes if card is not None else None
+        card = next((each for each in cards if each.index == index and _is_same(each, device)), None)
+        free_bytes = card.memory_free_bytes if card else None
         gpus.append(_gpu(index, card, device, torch.free_bytes(index) if free_bytes is None else free_bytes))
     return tuple(gpus)
 
 
-def _card_of(index: int, device: TorchDevice, cards: tuple[Device, ...]) -> Device | None:
-    for card in cards:
-        if card.index == index and (device.uuid is None or same_uuid(card.uuid, device.uuid)):
-            return card
-    return None
+def _is_same(card: Device, device: TorchDevice) -> bool:
+    return device.uuid is None or same_uuid(card.uuid, device.uuid)
 
 
-def _gpu(index: int, card: Device | None, torch: TorchDevice | None, free_bytes: int | None) -> GpuFacts:
-    total_bytes = torch.memory_total_bytes if torch else card.memory_total_bytes if card else None
-    free_bytes = card.memory_free_bytes if free_bytes is None and card else free_bytes
-    capability = torch.capability if torch else card.capability if card else None
+def _gpu(index: int, card: Device | None, device: Device | TorchDevice, free_bytes: int | None) -> GpuFacts:
+    total_bytes, capability = device.memory_total_bytes, device.capability
     if free_bytes is not None and total_bytes is not None:
         free_bytes = min(free_bytes, total_bytes)
-    name = torch.name if torch else card.name if card else "GPU"
     return GpuFacts(
         index=index,
-        uuid=card.uuid if card else torch.uuid if torch else None,
-        name=name,
+        uuid=card.uuid if card else device.uuid,
+        name=device.name,
         memory_gib=None if total_bytes is None else gib(total_bytes),
         capability=None if capability is None else f"{capability[0]}.{capability[1]}",
         free_gib=None if free_bytes is None else gib(free_bytes),
         nvml_index=card.nvml_index if card else None,
         is_mig=card.is_mig if card else False,
-        is_simulated=name.startswith(SIMULATED),
+        is_simulated=device.name.startswith(SIMULATED),
         holders=tuple(_holder(one) for one in card.holders if one.pid != os.getpid()) if card else (),
     )
 
@@ -207,10 +180,8 @@ def _gpu(index: int, card: Device | None, torch: TorchDevice | None, free_bytes:
 def _holder(held: Holder) -> HolderFacts:
     name = held.name
     if name is None:
-        try:
+        with contextlib.suppress(psutil.Error):  # of another container, or gone since
             name = psutil.Process(held.pid).name()
-        except psutil.Error:  # of another container, or gone since
-            name = None
     return HolderFacts(held.pid, name, None if held.memory_bytes is None else gib(held.memory_bytes))
 
 
@@ -224,15 +195,13 @@ def _rlimit_bytes() -> int | None:
     return min((limit for limit in limits if limit != resource.RLIM_INFINITY), default=None)
 
 
-def _shm(root: Path) -> tuple[int, int] | None:
-    """Size and free bytes of /dev/shm."""
-    if not hasattr(os, "statvfs"):
-        return None  # Windows
+def _shm_gib(root: Path) -> tuple[float, float] | tuple[None, None]:
+    """Size of /dev/shm, and what is free of it."""
     try:
         status = os.statvfs(root / "dev/shm")
-    except OSError:
-        return None  # macOS
-    return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
+    except (AttributeError, OSError):  # Windows, macOS
+        return None, None
+    return gib(status.f_blocks * status.f_frsize), gib(status.f_bavail * status.f_frsize)
 
 
 def _cpu_name(root: Path) -> str:
@@ -246,10 +215,8 @@ def _cpu_name(root: Path) -> str:
 
 
 def _versions(cards: tuple[Device, ...], torch: TorchCuda | None) -> dict[str, str]:
-    versions = {"python": platform.python_version(), "wellfed": __version__}
-    versions |= _installed()
-    driver = next((card.driver_version for card in cards if card.driver_version), None)
-    if driver:
+    versions = {"python": platform.python_version(), "wellfed": __version__, **_installed()}
+    if driver := next((card.driver_version for card in cards if card.driver_version), None):
         versions["driver"] = driver
     if torch is not None and torch.cuda:
         versions["cuda"] = torch.cuda
@@ -260,13 +227,12 @@ def _versions(cards: tuple[Device, ...], torch: TorchCuda | None) -> dict[str, s
 def _installed() -> dict[str, str]:
     """Does not change while a process lives, and takes a dozen files to find."""
     found = {}
-    for name in _DISTRIBUTIONS:
-        try:
+    for name in _DISTRIBUTIONS.split():
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
-def _or(value: float | None, otherwise: float) -> float:
-    return otherwise if value is None else value
+def _least(first: float, *others: float | None) -> float:
+    """Of those that are known."""
+    return min([first, *(each for each in others if each is not None)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from wellfed.errors import Fault
@@ -30,8 +30,8 @@ class Profile:
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
-        profile.name: profile
-        for profile in (
+        each.name: each
+        for each in (
             Profile("8gb", 8, 14.5),  # a 16 GB card shows from 14.6 GiB (T4) to 15.9: 14.5 keeps them together
             Profile("16gb", 16, 22),
             Profile("24gb", 24, 75),  # an 80 GB card shows 79.2 GiB
@@ -79,12 +79,9 @@ def pick_profile(card_total_gib: float | None) -> ProfileChoice:
     """The largest profile that a card of this size holds; None is no GPU."""
     if card_total_gib is None:
         return ProfileChoice("cpu", "no GPU to train on")
-    lower_gib = 0.0
-    for profile in PROFILES.values():
-        if card_total_gib < profile.below_gib:
-            break
-        lower_gib = profile.below_gib
-    upper = f"below {profile.below_gib:g}" if profile.below_gib < float("inf") else f"from {lower_gib:g}"
+    profile = next(each for each in PROFILES.values() if card_total_gib < each.below_gib)
+    *_, before, last = PROFILES.values()
+    upper = f"below {profile.below_gib:g}" if profile is not last else f"from {before.below_gib:g}"
     warning = None
     if card_total_gib < SMALLEST_CARD_GIB:
         warning = (
@@ -106,13 +103,16 @@ def resolve_budget(
 
     Args:
         profile_name: the ``gpu=`` option: auto, cpu, a key of PROFILES, or an option of the user's own.
-        memory_gib: the gpu.memory_gib knob; None = the profile's budget, or what the card has.
-        enforce: the gpu.enforce knob; None = cap where a budget was named and the card is larger.
-        facts: this machine, or one recorded elsewhere.
+        memory_gib: the knob; None = the profile's budget, or what the card has.
+        enforce: the knob; None = cap where a budget was named and the card is larger.
         num_devices: cards the run uses; the one with the least memory decides.
     """
     if profile_name == "cpu":
-        return _on_cpu_by_choice(memory_gib)
+        chosen = Budget(None, "cpu", None, False, "gpu=cpu: training on the CPU")
+        if memory_gib is None:
+            return chosen
+        no_effect = f"gpu.memory_gib={memory_gib:g} has no effect with gpu=cpu."
+        return replace(chosen, warnings=(f"{no_effect} Name the card to plan for, e.g. gpu=8gb.",))
     cards = facts.training_gpus[: max(1, num_devices)]
     if not cards:
         return _without_gpu(profile_name, memory_gib, facts)
@@ -131,12 +131,15 @@ def resolve_precision(asked: str, device: GpuFacts | None) -> PrecisionChoice | 
         asked: the gpu.precision knob: auto, 32-true, bf16-mixed, 16-mixed or bf16-true.
         device: the card to train on; None = the CPU.
     """
-    where = "the CPU" if device is None else _with_capability(device)
-    capability = _capability(device)
+    where = "the CPU" if device is None else device.name
+    capability = None
+    if device is not None and device.capability is not None:
+        where = f"{where} (capability {device.capability})"
+        capability = tuple(int(number) for number in device.capability.split("."))
     if asked == "auto":
-        if capability is not None and capability >= (8, 0):
+        if capability is not None and capability >= (8,):
             return PrecisionChoice("bf16-mixed", f"{where}: bf16 from capability 8.0")
-        if capability is not None and capability >= (7, 0):
+        if capability is not None and capability >= (7,):
             return PrecisionChoice("16-mixed", f"{where}: fp16 tensor cores, no bf16 below 8.0")
         return PrecisionChoice("32-true", f"{where}: no faster precision that auto would choose")
     if asked == "16-mixed" and device is None:
@@ -145,7 +148,7 @@ def resolve_precision(asked: str, device: GpuFacts | None) -> PrecisionChoice | 
             "16-mixed needs a GPU (fp16 with a gradient scaler), and this run trains on the CPU.",
             "Set gpu.precision=auto or gpu.precision=bf16-mixed.",
         )
-    if asked.startswith("bf16") and capability is not None and capability < (8, 0):
+    if asked.startswith("bf16") and capability is not None and capability < (8,):
         return Fault(
             "gpu.precision",
             f"{asked} needs capability 8.0 or later, and this card is {where}.",
@@ -154,27 +157,16 @@ def resolve_precision(asked: str, device: GpuFacts | None) -> PrecisionChoice | 
     return PrecisionChoice(asked, f"gpu.precision={asked} was set; {where} can do it")
 
 
-def _on_cpu_by_choice(memory_gib: float | None) -> Budget:
-    warnings: tuple[str, ...] = ()
-    if memory_gib is not None:
-        warnings = (
-            f"gpu.memory_gib={memory_gib:g} has no effect with gpu=cpu. Name the card to plan for, e.g. gpu=8gb.",
-        )
-    return Budget(None, "cpu", None, False, "gpu=cpu: training on the CPU", warnings)
-
-
 def _without_gpu(profile_name: str, memory_gib: float | None, facts: MachineFacts) -> Budget:
     """No card that training could use: a named budget is still planned with, not enforced."""
-    cannot_use = facts.gpus[0] if facts.gpus else None
-    if cannot_use is not None:
-        why = f"torch can't use {cannot_use.describe()} ({facts.torch_problem})"
-    else:
-        why = f"no NVIDIA GPU here (NVML: {facts.nvml_problem or 'not asked'})"
+    why = f"no NVIDIA GPU here (NVML: {facts.nvml_problem or 'not asked'})"
+    if facts.gpus:
+        why = f"torch can't use {facts.gpus[0].describe()} ({facts.torch_problem})"
     named = PROFILES.get(profile_name)
     if memory_gib is None and named is None:
         # Nothing was asked for that is not given; only a card that lies idle is worth a warning.
         idle = f"gpu={profile_name}: {why}; training on the CPU. gpu=cpu says so without this warning."
-        return Budget(None, "cpu", None, False, why, (idle,) if cannot_use is not None else ())
+        return Budget(None, "cpu", None, False, why, (idle,) if facts.gpus else ())
     if named is not None and memory_gib in (None, named.budget_gib):
         budget_gib, shown_gib, source = named.budget_gib, named.nominal_gib, f"gpu={profile_name}"
     else:
@@ -192,18 +184,11 @@ def _without_gpu(profile_name: str, memory_gib: float | None, facts: MachineFact
 def _whole_card(profile_name: str, enforce: bool | None, card: GpuFacts) -> Budget:
     """gpu=auto: what the card has beside what others hold."""
     if card.memory_gib is None:
-        profile = PROFILES["8gb"]
-        return Budget(
-            profile.budget_gib,
-            profile.name,
-            card.name,
-            bool(enforce),
-            f"the memory of {card.name} can't be read; as the smallest profile",
-            (
-                f"gpu={profile_name}: the memory of {card.name} can't be read; planning for {profile.budget_gib:g} "
-                "GiB. Set gpu.memory_gib to what a run may use.",
-            ),
-        )
+        smallest, why = PROFILES["8gb"], f"the memory of {card.name} can't be read"
+        plans = f"planning for {smallest.budget_gib:g} GiB. Set gpu.memory_gib to what a run may use."
+        warning = f"gpu={profile_name}: {why}; {plans}"
+        because = f"{why}; as the smallest profile"
+        return Budget(smallest.budget_gib, smallest.name, card.name, bool(enforce), because, (warning,))
     choice = pick_profile(card.memory_gib)
     budget_gib = BUDGET_FRAC * _available_gib(card)
     who = f"other processes: {card.held_by()}" if card.holders else "other processes"
@@ -244,14 +229,3 @@ def _named_budget(profile_name: str, wanted_gib: float, enforce: bool | None, ca
 def _available_gib(card: GpuFacts) -> float:
     """What this process could have; infinite where the card does not tell."""
     return float("inf") if card.memory_gib is None else card.memory_gib - card.others_gib
-
-
-def _capability(device: GpuFacts | None) -> tuple[int, int] | None:
-    if device is None or device.capability is None:
-        return None
-    major, _, minor = device.capability.partition(".")
-    return int(major), int(minor or 0)
-
-
-def _with_capability(device: GpuFacts) -> str:
-    return device.name if device.capability is None else f"{device.name} (capability {device.capability})"

@@ -53,41 +53,30 @@ def torch_cuda() -> TorchCuda:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            devices = tuple(_device(index) for index in range(torch.cuda.device_count() if _usable() else 0))
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            properties = [torch.cuda.get_device_properties(index) for index in range(count)]
         except (RuntimeError, AssertionError) as error:
             return TorchCuda(problem=first_line(error).rstrip(". "), cuda=built_for)
     notes = tuple(dict.fromkeys(first_line(warning.message).rstrip(". ") for warning in caught))
-    if not devices:
+    if not properties:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         shown = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible}"
         reason = notes[0] if notes else f"torch {torch.__version__} ({built_for}) finds no usable GPU{shown}"
         return TorchCuda(problem=reason, cuda=built_for)
-    return TorchCuda(devices=devices, cuda=built_for, notes=notes, free_bytes=_free_bytes)
-
-
-def _usable() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
-
-
-def _device(index: int) -> TorchDevice:
-    import torch
-
-    properties = torch.cuda.get_device_properties(index)
-    uuid = getattr(properties, "uuid", None)
-    return TorchDevice(
-        uuid=None if uuid is None else str(uuid),
-        name=properties.name,
-        memory_total_bytes=properties.total_memory,
-        capability=(properties.major, properties.minor),
+    devices = tuple(
+        TorchDevice(
+            uuid=None if getattr(each, "uuid", None) is None else str(each.uuid),
+            name=each.name,
+            memory_total_bytes=each.total_memory,
+            capability=(each.major, each.minor),
+        )
+        for each in properties
     )
 
+    def free_bytes(index: int) -> int | None:
+        try:
+            return int(torch.cuda.mem_get_info(index)[0])
+        except RuntimeError:
+            return None  # another process holds all of it, or the card is in exclusive mode
 
-def _free_bytes(index: int) -> int | None:
-    import torch
-
-    try:
-        return int(torch.cuda.mem_get_info(index)[0])
-    except RuntimeError:
-        return None  # another process holds all of it, or the card is in exclusive mode
+    return TorchCuda(devices, cuda=built_for, notes=notes, free_bytes=free_bytes)

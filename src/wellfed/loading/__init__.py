@@ -15,6 +15,6 @@ Start from `train_loader.train_loader`, `epoch_order.EpochOrder` and `settings.L
         | Delivery, on the device
     the step
 
-`heartbeats`, `failing_samples` and `bad_samples` say which sample hangs, dies or raises, and leave it out.
+`heartbeats` and `bad_samples` say which sample hangs, kills or raises, and leave it out.
 `backend_benchmark` times the first batches, `longest_batch` finds the one that needs the most memory.
 """

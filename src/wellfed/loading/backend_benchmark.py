@@ -19,12 +19,15 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
+from itertools import chain, repeat
 from typing import Any
 
 import torch
 
 from wellfed import batches, generators
-from wellfed.loading import bad_samples, failing_samples
+from wellfed.batches import Delivery
+from wellfed.loading import bad_samples
 from wellfed.loading.first_batches import SHORTEST_STEP_MS, BackendTime, FirstBatches
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import TrainLoader
@@ -54,10 +57,9 @@ def time_first_batches(
 
     Args:
         make: a loader of epoch 0 that shares nothing with the one of training.
-        candidates: what is to be timed, now that building one batch has been.
-        first: how that one is built.
+        candidates: what is to be timed, now that building one batch with ``first`` has been.
         on_gpu: the step leaves the cores to the workers.
-        known: what building one batch has shown before, with the same ``first``; not built again then.
+        known: what building one batch has shown before; not built again then.
     """
     with without_side_effects():
         try:
@@ -68,7 +70,7 @@ def time_first_batches(
         plans = candidates(found)
         if not plans:
             return found
-        step = _Step(found.step_ms, on_gpu=on_gpu)
+        step = _busy(found.step_ms, on_gpu=on_gpu)
         timed: dict[str, BackendTime] = {}
         failed: list[str] = []
         for plan in plans:
@@ -98,75 +100,65 @@ def _build(loader: TrainLoader) -> FirstBatches:
     with closing(loader):
         deliveries = _endless(loader)
         size = batches.num_bytes(next(deliveries).batch)
-        times_ms: list[float] = []
-        until_s = time.perf_counter() + _BUILDS_S
-        while not times_ms or (len(times_ms) < _BUILDS and time.perf_counter() < until_s):
-            began_s = time.perf_counter()
-            next(deliveries)
-            times_ms.append(1000 * (time.perf_counter() - began_s))
-    build_ms = statistics.median(times_ms)
+        build_ms = statistics.median(_times_ms(deliveries, lambda: None, 1, _BUILDS, _BUILDS_S))
     return FirstBatches(build_ms, size, len(loader), max(SHORTEST_STEP_MS, build_ms))
 
 
-def _loop(loader: TrainLoader, step: _Step) -> BackendTime:
+def _loop(loader: TrainLoader, step: Callable[[], None]) -> BackendTime:
     """What a step and its batch take; the first batch, with the start of the workers, is dropped."""
     with closing(loader):
         deliveries = _endless(loader)
         next(deliveries)
         step()
-        periods_ms: list[float] = []
-        began_s = last_s = time.perf_counter()
-        while len(periods_ms) < _FEWEST or (len(periods_ms) < _LOOP and last_s - began_s < _LOOP_S):
-            next(deliveries)
-            step()
-            now_s = time.perf_counter()
-            periods_ms.append(1000 * (now_s - last_s))
-            last_s = now_s
+        periods_ms = _times_ms(deliveries, step, _FEWEST, _LOOP, _LOOP_S)
     noise_ms = statistics.stdev(periods_ms) / len(periods_ms) ** 0.5
     return BackendTime(statistics.fmean(periods_ms), noise_ms)
 
 
-def _endless(loader: TrainLoader) -> Iterator[Any]:
+def _endless(loader: TrainLoader) -> Iterator[Delivery]:
     """Epoch after epoch, as training asks for them."""
-    while True:
-        yield from loader
+    return chain.from_iterable(repeat(loader))
 
 
-class _Step:
+def _times_ms(
+    deliveries: Iterator[Delivery], step: Callable[[], None], fewest: int, most: int, longest_s: float
+) -> list[float]:
+    """Of the next batches, each with its step."""
+    times_ms: list[float] = []
+    began_s = last_s = time.perf_counter()
+    while len(times_ms) < fewest or (len(times_ms) < most and last_s - began_s < longest_s):
+        next(deliveries)
+        step()
+        now_s = time.perf_counter()
+        times_ms.append(1000 * (now_s - last_s))
+        last_s = now_s
+    return times_ms
+
+
+def _busy(step_ms: float, *, on_gpu: bool) -> Callable[[], None]:
     """Keeps the loop busy for a step."""
+    if on_gpu:
+        return partial(time.sleep, step_ms / 1000)
+    left, right, out = (torch.ones(128, 128) for _ in range(3))
 
-    def __init__(self, step_ms: float, *, on_gpu: bool) -> None:
-        self._sleep_s = step_ms / 1000 if on_gpu else None
-        self._left, self._right, self._out = (torch.ones(128, 128) for _ in range(3))
-        self._products = 1
-        if not on_gpu:
-            self()
-            self._products = 20
-            self._products = max(1, round(20 * step_ms / self._took_ms()))
+    def multiply(times: int) -> None:
+        for _ in range(times):
+            torch.mm(left, right, out=out)
 
-    def __call__(self) -> None:
-        if self._sleep_s is not None:
-            time.sleep(self._sleep_s)
-            return
-        for _ in range(self._products):
-            torch.mm(self._left, self._right, out=self._out)
-
-    def _took_ms(self) -> float:
-        began_s = time.perf_counter()
-        self()
-        return 1000 * (time.perf_counter() - began_s)
+    multiply(1)
+    began_s = time.perf_counter()
+    multiply(20)
+    took_ms = 1000 * (time.perf_counter() - began_s)
+    return partial(multiply, max(1, round(20 * step_ms / took_ms)))
 
 
 @contextmanager
 def without_side_effects() -> Iterator[None]:
     """Random state is put back; what a loader or dataset warns of is said when training starts, once."""
-    tellers = [logging.getLogger(module.__name__) for module in (bad_samples, failing_samples)]
-    before = [teller.disabled for teller in tellers]
+    logger = logging.getLogger(bad_samples.__name__)
+    before, logger.disabled = logger.disabled, True
     try:
-        for teller in tellers:
-            teller.disabled = True
         with generators.kept(), warnings.catch_warnings(action="ignore"):
             yield
     finally:
-        for teller, was in zip(tellers, before, strict=True):
-            teller.disabled = was
+        logger.disabled = before

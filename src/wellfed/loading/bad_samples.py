@@ -1,19 +1,21 @@
-"""Names a sample that can't be loaded in an error, or leaves it out for good as far as loader.max_skipped allows."""
+"""Finds the samples that make a batch fail, and names them in an error or leaves them out, up to loader.max_skipped."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from wellfed.errors import DataError, WellfedError
-from wellfed.loading.batch_request import LostSample
+from wellfed.loading.batch_request import BatchRequest, LostSample
 from wellfed.loading.settings import LoaderSettings
 from wellfed.record import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
+Failure = TypeVar("Failure")
 _LISTED = 20
 """Most indices that a way out spells out."""
 _FORKED = "Cannot re-initialize CUDA in forked subprocess"
@@ -65,11 +67,7 @@ class BadSamples:
         return indices[~torch.isin(indices, self._bad)] if self._reasons else indices
 
     def take(self, lost: Sequence[LostSample], epoch: int, batch: int) -> None:
-        """Samples that failed just now.
-
-        Raises:
-            DataError: they are more than allowed, or it is not the samples' fault.
-        """
+        """Samples that failed just now; a DataError where they are too many, or not at fault themselves."""
         for one in lost:
             if _FORKED in one.reason:
                 raise _cuda_in_worker(self._name) from one.cause
@@ -144,3 +142,41 @@ def too_late(timeout_s: float) -> DataError:
         f"No batch came within loader.timeout_s={timeout_s:g} s: a worker is stuck or too slow. "
         "Set loader.timeout_s higher (0 = wait for ever), or loader.backend=inline to see where it hangs."
     )
+
+
+class NoSampleAtFaultError(Exception):
+    """A part of the batch fails and neither of its halves does: it fails as a whole, or now and then."""
+
+
+def failing_samples(
+    indices: Tensor, failure: Failure, ask: Callable[[Tensor], Failure | None], *, most: int
+) -> list[tuple[int, Failure]]:
+    """The first ``most`` indices that fail, in the order of ``indices``, each with its failure.
+
+    One bad index among n costs about log2(n) questions: ``ask`` says what a part fails with, or None. ``failure`` is
+    that of all of them together.
+
+    Raises:
+        NoSampleAtFaultError: a part fails and neither of its halves does.
+    """
+    if len(indices) == 1:
+        return [(int(indices[0]), failure)]
+    middle = len(indices) // 2
+    found: list[tuple[int, Failure]] = []
+    for half in (indices[:middle], indices[middle:]):
+        if len(found) < most and (of_half := ask(half)) is not None:
+            found += failing_samples(half, of_half, ask, most=most - len(found))
+    if not found:
+        raise NoSampleAtFaultError
+    return found
+
+
+def first_failing_sample(
+    request: BatchRequest, purpose: str, failure: Failure, ask: Callable[[BatchRequest], Failure | None]
+) -> int:
+    """The first index at which a worker hangs, or dies, where the data was asked for a whole batch at once."""
+    _LOG.warning(
+        "%s batch %d of epoch %d never came: looking for the one of its %d samples that is at fault.",
+        purpose.capitalize(), request.batch, request.epoch, len(request.indices),
+    )  # fmt: skip
+    return failing_samples(request.indices, failure, lambda part: ask(request.only(part)), most=1)[0][0]

@@ -20,10 +20,6 @@ class BatchSource:
     """
 
     def __init__(self, builder: BatchBuilder, settings: LoaderSettings) -> None:
-        """
-        Raises:
-            DataError: worker processes would be sent what can't be pickled.
-        """
         self._builder, self._settings = builder, settings
         self._processes = ProcessBackend(builder, settings) if settings.backend in ("torch", "processes") else None
         self._running: Generator[BuiltBatch] | None = None

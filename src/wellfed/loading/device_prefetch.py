@@ -37,15 +37,12 @@ class Positioned(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """``epoch`` and ``batch`` of the next delivery, and what else it wants to know then."""
-        ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on at a position."""
-        ...
 
     def close(self) -> None:
         """Nothing more is wanted."""
-        ...
 
 
 class DevicePrefetcher:
@@ -76,9 +73,10 @@ class DevicePrefetcher:
             on_less: told how many are copied ahead from now on, and why: the device has no room for so many. The batch
                 that did not fit is handed out as it is, on the host. None = that is an error.
         """
-        self._loader, self._ahead = loader, ahead
-        self._before_move, self._on_less = before_move, on_less
-        self._side = _CopyStream(device, move)
+        self._loader, self._device, self._ahead = loader, device, ahead
+        self._move, self._before_move, self._on_less = move, before_move, on_less
+        # For copies, beside that of the steps; on the CPU a copy is done when it is made.
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._position = _position(loader.state_dict())
         self._running: _ReadAhead | None = None
         self._launched: deque[torch.cuda.Event] = deque()
@@ -110,7 +108,7 @@ class DevicePrefetcher:
     def __iter__(self) -> Iterator[Delivery]:
         self._stop()
         self._loader.load_state_dict(self.state_dict())
-        running = self._running = _ReadAhead(self._loader, self._bring, self._side.begin_thread, self._ahead + 1)
+        running = self._running = _ReadAhead(self._loader, self._device, self._bring, self._ahead + 1)
         handed: list[Delivery] = []  # from which it is taken: what stands still here would keep it on the device
         try:
             while running.take(handed):
@@ -123,11 +121,21 @@ class DevicePrefetcher:
 
     def _bring(self, delivery: Delivery, num_places: int) -> Delivery | None:
         """The delivery with its batch on the device; None where the device has no room for it beside others, and so
-        is to have a place less. A batch that does not even fit alone stays on the host."""
+        is to have a place less. A batch that does not even fit alone stays on the host.
+
+        The copy is done when this returns: the host's buffers may be used again, and whatever is launched from now on
+        comes after it.
+        """
         if self._before_move is not None:
             self._before_move(delivery)
         try:
-            return self._side.bring(delivery)
+            with torch.cuda.stream(self._stream):
+                moved = self._move(delivery.batch, self._device)
+            if self._stream is not None:
+                copied = _event()
+                copied.record(self._stream)
+                copied.synchronize()  # without Python's lock: only this thread waits
+            return replace(delivery, batch=moved, is_on_device=True)
         except torch.OutOfMemoryError as error:
             if self._on_less is None:
                 raise
@@ -140,19 +148,27 @@ class DevicePrefetcher:
     def _hand_out(self, delivery: Delivery) -> None:
         self._position = {"epoch": delivery.epoch, "batch": delivery.index + 1}
         self._is_in_use = True
-        if delivery.is_on_device:
-            self._side.keep_while_used(delivery.batch)
-            self.latest = delivery.batch
+        if not delivery.is_on_device:
+            return
+        self.latest = delivery.batch
+        if self._stream is not None:
+            # Keep the batch's memory, which belongs to the side stream, from the next batch as long as what is launched
+            # on the current stream may read it.
+            current = torch.cuda.current_stream(self._device)
+            for tensor in batches.tensors(delivery.batch):
+                if tensor.is_cuda:
+                    tensor.record_stream(current)
 
     def _step_is_launched(self) -> None:
         """All that is done with the batch that was handed out last."""
         if self._running is None or not self._is_in_use:
             return
-        self.latest, self._is_in_use = None, False
-        end = self._side.end_of_launched()
-        if end is not None:
+        self.latest, self._is_in_use, end = None, False, None
+        if self._stream is not None:
+            end = _event()
+            end.record(torch.cuda.current_stream(self._device))
             self._launched.append(end)
-        self._running.free(end)
+        self._running.free.put(end)
 
     def close(self) -> None:
         """Stop what reads ahead, the loader's workers too; a later ``iter()`` starts them anew.
@@ -175,49 +191,6 @@ def _position(state: dict[str, Any]) -> dict[str, int]:
     return {"epoch": int(state["epoch"]), "batch": int(state["batch"])}
 
 
-class _CopyStream:
-    """A stream for copies beside that of the steps; none on the CPU, where a copy is done when it is made."""
-
-    def __init__(self, device: torch.device, move: Move) -> None:
-        self._device, self._move = device, move
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-    def begin_thread(self) -> None:
-        """Let this thread's device be this one: another would get a context, and memory is pinned for the current."""
-        if self._stream is not None:
-            torch.cuda.set_device(self._device)
-
-    def bring(self, delivery: Delivery) -> Delivery:
-        """The delivery with its batch on the device. The copy is done when it returns: the host's buffers may be used
-        again, and whatever is launched from now on comes after it."""
-        if self._stream is None:
-            return replace(delivery, batch=self._move(delivery.batch, self._device), is_on_device=True)
-        with torch.cuda.stream(self._stream):
-            moved = self._move(delivery.batch, self._device)
-        copied = _event()
-        copied.record(self._stream)
-        copied.synchronize()  # without Python's lock: only this thread waits
-        return replace(delivery, batch=moved, is_on_device=True)
-
-    def keep_while_used(self, batch: Batch) -> None:
-        """Keep the batch's memory, which belongs to the side stream, from the next batch as long as what is launched
-        on the current stream may read it."""
-        if self._stream is None:
-            return
-        current = torch.cuda.current_stream(self._device)
-        for tensor in batches.tensors(batch):
-            if tensor.is_cuda:
-                tensor.record_stream(current)
-
-    def end_of_launched(self) -> torch.cuda.Event | None:
-        """Passed when the device has done all that is launched on the current stream so far."""
-        if self._stream is None:
-            return None
-        event = _event()
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
-
 def _event() -> torch.cuda.Event:
     return torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # the default keeps a core busy
 
@@ -228,20 +201,16 @@ class _ReadAhead:
     def __init__(
         self,
         loader: Positioned,
+        device: torch.device,
         bring: Callable[[Delivery, int], Delivery | None],
-        begin: Callable[[], None],
         num_places: int,
     ) -> None:
-        """
-        Args:
-            bring: puts a batch on the device; given the number of places, None = there must be one less for it.
-            begin: called in the thread first.
-        """
-        self._loader, self._bring, self._begin, self.num_places = loader, bring, begin, num_places
-        self._free: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
-        """Each place with the end of the step that it is free after."""
+        """``bring`` puts a batch on the device; given the number of places, None = there must be one less for it."""
+        self._loader, self._device, self._bring, self.num_places = loader, device, bring, num_places
+        self.free: queue.SimpleQueue[torch.cuda.Event | None] = queue.SimpleQueue()
+        """Each free place, with the end of the step after which it is free."""
         for _ in range(num_places):
-            self._free.put(None)
+            self.free.put(None)
         self._ready: queue.SimpleQueue[Delivery | BaseException | None] = queue.SimpleQueue()
         """In the end an error, or None."""
         self._is_stopped = False
@@ -250,21 +219,13 @@ class _ReadAhead:
         self._thread.start()
 
     def take(self, into: list[Delivery]) -> bool:
-        """The next delivery, waited for; False behind the last.
-
-        Raises:
-            BaseException: what reading it raised.
-        """
+        """The next delivery, waited for; False behind the last. Raises what reading it raised."""
         found = self._ready.get()
         if isinstance(found, BaseException):
             raise found
         if found is not None:
             into.append(found)
         return found is not None
-
-    def free(self, after: torch.cuda.Event | None) -> None:
-        """One batch less is on the device, once it has passed this."""
-        self._free.put(after)
 
     def stop(self) -> None:
         """Read no more; waits a moment for the batch in hand."""
@@ -273,17 +234,20 @@ class _ReadAhead:
 
     def _run(self) -> None:
         deliveries: Any = iter(self._loader)
+        end: BaseException | None = None
         try:
-            self._begin()
+            if (
+                self._device.type == "cuda"
+            ):  # with another one current it would get a context, and memory be pinned for it
+                torch.cuda.set_device(self._device)
             for delivery in deliveries:
-                if self._is_stopped or not self._has_place():
+                if not self._has_place():
                     break
                 self._bring_to_place(delivery)
         except BaseException as error:  # noqa: BLE001  raised again where the batch is asked for
-            self._ready.put(error)
-        else:
-            self._ready.put(None)
+            end = error
         finally:
+            self._ready.put(end)
             deliveries.close()  # its workers end in the thread that has started them
 
     def _bring_to_place(self, delivery: Delivery) -> None:
@@ -297,7 +261,7 @@ class _ReadAhead:
         """Waits for a place; False = it is no longer wanted."""
         while not self._is_stopped:
             try:
-                after = self._free.get(timeout=_LOOK_S)
+                after = self.free.get(timeout=_LOOK_S)
             except queue.Empty:
                 continue
             if after is not None:

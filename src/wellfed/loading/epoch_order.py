@@ -14,7 +14,6 @@ from wellfed.sample_rng import mix
 class Share(NamedTuple):
     """The part of one optimizer step's samples that one rank takes."""
 
-    epoch: int
     batch: int
     indices: Tensor
     """Long ``[n]``, n >= 1, dataset indices."""
@@ -99,7 +98,7 @@ class EpochOrder:
         size = start + total * (self._rank + 1) // self._world_size - low
         # narrow: half the time of a slice
         indices = order.narrow(0, low, size) if size else order.narrow(0, start, 1)
-        return Share(epoch, batch, indices, total, size == 0)
+        return Share(batch, indices, total, size == 0)
 
     def _num_steps(self, num_samples: int, num_taken: int = 0) -> int:
         """Of so many samples, in an epoch of which so many steps have been taken."""

@@ -37,19 +37,17 @@ class EvalLoader:
         collate: Callable[[list[Any]], Batch] | None = None,
         limit_batches: int | None = None,
     ) -> None:
-        """
-        Args:
-            settings: who builds; None = this process, when asked.
-
-        Raises:
-            DataError: worker processes would be sent what can't be pickled.
-        """
+        """``settings`` say who builds; None = this process, when asked."""
         self._order = EpochOrder(len(dataset), batch_size, seed=seed, shuffle=False, limit_batches=limit_batches)
         self._builder = BatchBuilder(dataset, seed, collate=collate, purpose="evaluation")
         self._numbers = range(rank, self._order.num_batches, world_size)
         self._length = -(-self._order.num_batches // world_size)
         self._is_alone = world_size == 1
-        self._source = BatchSource(self._builder, _no_more_than(len(self._numbers), settings or LoaderSettings()))
+        settings, num_own = settings or LoaderSettings(), len(self._numbers)
+        if num_own < 2:  # there is nothing that one could be built beside
+            settings = LoaderSettings(pin_memory=settings.pin_memory)
+        settings = replace(settings, num_workers=min(settings.num_workers, num_own))
+        self._source = BatchSource(self._builder, settings)
 
     def __len__(self) -> int:
         return self._length
@@ -93,10 +91,3 @@ class EvalLoader:
     def close(self) -> None:
         """End worker processes that live on from pass to pass."""
         self._source.close()
-
-
-def _no_more_than(num_batches: int, settings: LoaderSettings) -> LoaderSettings:
-    """The settings with no more workers than batches; for one there is nothing to be built beside."""
-    if num_batches < 2:
-        return LoaderSettings(pin_memory=settings.pin_memory)
-    return replace(settings, num_workers=min(settings.num_workers, num_batches))

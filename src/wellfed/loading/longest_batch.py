@@ -44,28 +44,23 @@ def longest_batch(deliveries: Iterator[Delivery], clock: Callable[[], float] = t
     """
     first = next(deliveries)
     began_s = clock()  # not before: the first batch waits until its workers have started
-    size = _sample_bytes(first)
-    longest = Longest(first.batch, 1, size, size)
-    while longest.num_batches < MOST_BATCHES:
+    longest, sizes = first.batch, [_sample_bytes(first)]
+    while len(sizes) < MOST_BATCHES:
         try:
             delivery = next(deliveries, None)
         except Exception:  # noqa: BLE001  foreign code
             break
         if delivery is None:
             break
-        longest = _with(longest, delivery)
-        spent_s, number = clock() - began_s, longest.num_batches
-        expected_s = spent_s * (2 * number - 1) / (number - 1)
-        if number.bit_count() == 1 and expected_s > (MOST_S if longest.is_longer else ALIKE_S):
+        size = _sample_bytes(delivery)
+        if size > max(sizes):
+            longest = delivery.batch
+        sizes.append(size)
+        number = len(sizes)
+        expected_s = (clock() - began_s) * (2 * number - 1) / (number - 1)
+        if number.bit_count() == 1 and expected_s > (ALIKE_S if min(sizes) == max(sizes) else MOST_S):
             break
-    return longest
-
-
-def _with(longest: Longest, delivery: Delivery) -> Longest:
-    size, number = _sample_bytes(delivery), longest.num_batches + 1
-    if size > longest.longest_bytes:
-        return Longest(delivery.batch, number, longest.shortest_bytes, size)
-    return Longest(longest.batch, number, min(size, longest.shortest_bytes), longest.longest_bytes)
+    return Longest(longest, len(sizes), min(sizes), max(sizes))
 
 
 def _sample_bytes(delivery: Delivery) -> float:

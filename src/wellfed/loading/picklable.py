@@ -19,11 +19,7 @@ _DEPTH = 6
 
 
 def check_picklable(builder: BatchBuilder) -> None:
-    """Nothing, if worker processes can be sent what they need.
-
-    Raises:
-        DataError: the data set does not pickle; names the attribute.
-    """
+    """A DataError if worker processes can't be sent what they need; it names the attribute."""
     error = failure(builder)
     if error is None:
         return

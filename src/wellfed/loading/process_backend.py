@@ -17,25 +17,25 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from threadpoolctl import ThreadpoolController
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from wellfed import cpus
 from wellfed.errors import text_of
 from wellfed.forking import die_with_parent
-from wellfed.loading.bad_samples import WorkerLost, hung, too_late
+from wellfed.loading.bad_samples import NoSampleAtFaultError, WorkerLost, first_failing_sample, hung, too_late
 from wellfed.loading.batch_builder import BatchBuilder
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
-from wellfed.loading.failing_samples import NoSampleAtFaultError, first_failing_sample
-from wellfed.loading.heartbeats import Activity, Heartbeat, Heartbeats
+from wellfed.loading.heartbeats import Activity, Heartbeat, shared_heartbeats
 from wellfed.loading.picklable import check_picklable
 from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.thread_limits import limit_process
 
 _LOOK_S = 0.5
 """Longest time between two looks at whether the workers live."""
@@ -43,6 +43,7 @@ _ALONE_S = 60
 """Longest that a process may take to start, and where loader.timeout_s sets no bound to load a sample alone."""
 _ENDING_S = 0.2
 """Its connection is closed a moment before a process has ended."""
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
 @dataclass
@@ -65,16 +66,13 @@ class _WorkerStopped(Exception):
 
 
 class ProcessBackend:
-    """One message a batch; workers are kept from epoch to epoch where persistent.
-
-    Raises:
-        DataError: the workers would be sent what can't be pickled.
-    """
+    """One message a batch; workers are kept from epoch to epoch where persistent. A DataError where they would be sent
+    what can't be pickled."""
 
     def __init__(self, builder: BatchBuilder, settings: LoaderSettings) -> None:
         self._builder, self._settings = builder, settings
         self._requests = _Requests()
-        self._heartbeats = Heartbeats(settings.num_workers)
+        self._heartbeats = shared_heartbeats(settings.num_workers)
         self._processes: list[Any] = []
         if settings.num_workers and multiprocessing.get_start_method() != "fork":
             check_picklable(builder)
@@ -107,7 +105,6 @@ class ProcessBackend:
                 for process in self._processes:
                     process.terminate()
                 raise
-            self._heartbeats.clear()
             self._loader = self._make_loader()
 
     def _next(self, built_batches: Iterator[BuiltBatch], waiting: deque[_Waiting]) -> BuiltBatch | None:
@@ -127,8 +124,8 @@ class ProcessBackend:
     def _death(self) -> _WorkerStopped | None:
         """What a worker died at; None if it was at nothing."""
         by_pid = {process.pid: process for process in self._processes}
-        for number in range(self._settings.num_workers):
-            process, activity = by_pid.get(self._heartbeats.pid(number)), self._heartbeats.activity(number)
+        for heartbeat in self._heartbeats:
+            process, activity = by_pid.get(heartbeat.pid), heartbeat.activity()
             if process is None or activity is None:
                 continue
             process.join(_ENDING_S)
@@ -139,11 +136,10 @@ class ProcessBackend:
     def _hang(self, request: BatchRequest) -> Exception:
         """What the worker that has this request hangs at; it is killed."""
         timeout_s = self._settings.timeout_s
-        for number in range(self._settings.num_workers if self._settings.finds_stuck_sample else 0):
-            activity = self._heartbeats.activity(number)
-            if activity is not None and activity.is_stuck_at(request, timeout_s):
+        for heartbeat in self._heartbeats if self._settings.finds_stuck_sample else ():
+            if activity := heartbeat.stuck_at(request, timeout_s):
                 for process in self._processes:
-                    if process.pid == self._heartbeats.pid(number):
+                    if process.pid == heartbeat.pid:
                         process.kill()
                 return _WorkerStopped(activity, hung(timeout_s), is_hang=True)
         return too_late(timeout_s)
@@ -184,14 +180,13 @@ class ProcessBackend:
 
         None too where it takes long and no timeout was asked for, or where it does not come to start.
         """
-        heartbeats = Heartbeats(1)
-        init = WorkerInit(heartbeats, cpus.AT_START, self._settings.worker_threads or 1)
-        process = multiprocessing.Process(target=_build_one, args=(self._builder, request, init, os.getpid()))
-        process.daemon = True
+        (heartbeat,) = heartbeats = shared_heartbeats(1)
+        told = self._builder, request, heartbeat, self._init_of(heartbeats), os.getpid()
+        process = multiprocessing.Process(target=_build_one, args=told, daemon=True)
         process.start()
         started_s, timeout_s = time.monotonic(), self._settings.timeout_s
         while process.is_alive():
-            activity = heartbeats.activity(0)
+            activity = heartbeat.activity()
             if activity is None:
                 is_late, reason = time.monotonic() - started_s >= max(timeout_s, _ALONE_S), None
             else:
@@ -205,14 +200,13 @@ class ProcessBackend:
 
     def _start(self) -> Iterator[BuiltBatch]:
         before = {process.pid for process in multiprocessing.active_children()}
-        with _deaths_seen_in_next(), _no_warning_of_workers():
+        with _undisturbed():
             try:
                 iterator = iter(self._loader)
             except RuntimeError as error:
                 # Persistent workers that are still at batches of a pass that was given up.
                 if not str(error).startswith(("DataLoader timed out", "DataLoader worker")):
                     raise
-                self._heartbeats.clear()
                 self._loader = self._make_loader()
                 iterator = iter(self._loader)
         started = [process for process in multiprocessing.active_children() if process.pid not in before]
@@ -220,17 +214,19 @@ class ProcessBackend:
         return iterator
 
     def _make_loader(self) -> DataLoader[BuiltBatch]:
+        for heartbeat in self._heartbeats:
+            heartbeat.clear()
         settings = self._settings
         options: dict[str, Any] = {}
         if settings.num_workers:
             options = {
                 "prefetch_factor": settings.prefetch_factor,
                 "persistent_workers": settings.persistent_workers,
-                "worker_init_fn": WorkerInit(self._heartbeats, cpus.AT_START, settings.worker_threads or 1),
+                "worker_init_fn": self._init_of(self._heartbeats),
                 "timeout": min(_LOOK_S, settings.timeout_s or _LOOK_S),
             }
         dataset: Dataset[BuiltBatch] = _InWorker(self._builder, self._heartbeats)
-        with _no_warning_of_workers():
+        with _undisturbed():
             return DataLoader(
                 dataset,
                 sampler=self._requests,
@@ -242,6 +238,9 @@ class ProcessBackend:
                 generator=torch.Generator().manual_seed(self._builder.seed),
                 **options,
             )
+
+    def _init_of(self, heartbeats: Sequence[Heartbeat]) -> Callable[[int], None]:
+        return partial(_init_worker, heartbeats, cpus.AT_START, self._settings.worker_threads or 1)
 
 
 def _asked(
@@ -267,49 +266,49 @@ class _Requests(Sampler[BatchRequest]):
 class _InWorker(Dataset[BuiltBatch]):
     """The builder as DataLoader asks it."""
 
-    def __init__(self, builder: BatchBuilder, heartbeats: Heartbeats) -> None:
+    def __init__(self, builder: BatchBuilder, heartbeats: Sequence[Heartbeat]) -> None:
         self._builder, self._heartbeats = builder, heartbeats
-        self._heartbeat: Heartbeat | None = None
 
     def __getitem__(self, request: BatchRequest) -> BuiltBatch:
         worker = get_worker_info()
         if worker is None:
             return self._builder(request)
-        if self._heartbeat is None:
-            self._heartbeat = self._heartbeats.of(worker.id)
-        built = self._builder(request, self._heartbeat)
+        built = self._builder(request, self._heartbeats[worker.id])
         for one in built.lost:
             one.cause = _portable(one.cause)
         return built
 
 
-@dataclass(frozen=True)
-class WorkerInit:
-    """What a worker process does first."""
+def _init_worker(
+    heartbeats: Sequence[Heartbeat], cpus_given: frozenset[int] | None, num_threads: int, worker: int
+) -> None:
+    """What a worker process does first; its number is that of its heartbeat."""
+    # A forked worker has the training process's handlers, which ask for an end after the step. It is the training
+    # process that tells workers when to end, and at last terminates them.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    gc.freeze()  # a collection would write to all that a forked worker shares, and so copy it
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(num_threads)))  # for libraries that are loaded later
+    if cpus_given is not None:
+        try:
+            threads = [int(name) for name in os.listdir("/proc/self/task")]
+        except OSError:
+            threads = [0]
+        for thread in threads:
+            os.sched_setaffinity(thread, cpus_given)
+    ThreadpoolController().limit(limits=num_threads)  # in the BLAS that numpy uses
+    torch.set_num_threads(num_threads)
+    heartbeats[worker].sign()
 
-    heartbeats: Heartbeats
-    cpus: frozenset[int] | None
-    num_threads: int
 
-    def __call__(self, worker: int) -> None:
-        """The worker's number is its row of the heartbeats."""
-        # A forked worker has the training process's handlers, which ask for an end after the step. It is the training
-        # process that tells workers when to end, and at last terminates them.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        gc.freeze()  # a collection would write to all that a forked worker shares, and so copy it
-        limit_process(self.cpus, self.num_threads)
-        self.heartbeats.of(worker).sign()
-
-
-def _build_one(builder: BatchBuilder, request: BatchRequest, init: WorkerInit, parent: int) -> None:
+def _build_one(
+    builder: BatchBuilder, request: BatchRequest, heartbeat: Heartbeat, init: Callable[[int], None], parent: int
+) -> None:
     if multiprocessing.get_start_method() != "forkserver":  # whose children are the server's
         die_with_parent(parent)
     init(0)
-    try:
-        builder(request, init.heartbeats.of(0))
-    except Exception:  # noqa: BLE001  told when the batch is built without the sample that kills
-        return
+    with suppress(Exception):  # told when the batch is built without the sample that kills
+        builder(request, heartbeat)
 
 
 def _as_it_is(built: Any) -> Any:
@@ -339,22 +338,17 @@ def _how_it_ended(code: int | None) -> str:
 
 
 @contextmanager
-def _deaths_seen_in_next() -> Iterator[None]:
-    """Keeps DataLoader from telling a worker's death wherever the training process happens to be.
+def _undisturbed() -> Iterator[None]:
+    """Keeps DataLoader from warning of more workers than CPUs, which the plan has done with the number that would suit,
+    and from telling a worker's death wherever the training process happens to be.
 
     It installs a handler that raises in the midst of a step. Without it, a death is noticed where the batch is asked
     for, which is where it can be mended.
     """
     has_signal = hasattr(signal, "SIGCHLD") and threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGCHLD) if has_signal else None
-    yield
-    if before is not None:
-        signal.signal(signal.SIGCHLD, before)
-
-
-@contextmanager
-def _no_warning_of_workers() -> Iterator[None]:
-    """Keeps torch from warning of more workers than CPUs: the plan has, and with the number that would suit."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "This DataLoader will create")
         yield
+    if before is not None:
+        signal.signal(signal.SIGCHLD, before)

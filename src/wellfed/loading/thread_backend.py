@@ -11,15 +11,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
 from itertools import islice
 
-from wellfed.loading.bad_samples import hung, too_late
+import torch
+from threadpoolctl import ThreadpoolController
+
+from wellfed.loading.bad_samples import NoSampleAtFaultError, first_failing_sample, hung, too_late
 from wellfed.loading.batch_builder import BatchBuilder
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
-from wellfed.loading.failing_samples import NoSampleAtFaultError, first_failing_sample
-from wellfed.loading.heartbeats import Heartbeats
+from wellfed.loading.heartbeats import Heartbeat
 from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.thread_limits import one_thread_here
 
 _SOON_S = 0.001
 """Workers are given more at a time as long as they are through with it in less: hardly a step is shorter."""
@@ -31,9 +34,6 @@ def built_by_threads(
     builder: BatchBuilder, requests: Iterable[BatchRequest], settings: LoaderSettings, num_requests: int
 ) -> Generator[BuiltBatch]:
     """The batches of the requests in order. ``requests`` is read by the workers, one at a time.
-
-    Args:
-        num_requests: no more are wanted ahead than there are.
 
     Raises:
         DataError: a batch did not come in time, and no sample can be shown to be at fault.
@@ -82,12 +82,8 @@ class _Chunk:
             self._news.put(None)
 
     def take(self, timeout_s: float) -> BuiltBatch | None:
-        """The next batch, waited for; None behind the last. 0 waits for ever.
-
-        Raises:
-            _Late: it did not come in time.
-            BaseException: what building it raised.
-        """
+        """The next batch, waited for; None behind the last. Raises what building it raised, or `_Late`; 0 waits for
+        ever."""
         while not self._given:
             try:
                 self._news.get(timeout=timeout_s or None)
@@ -141,25 +137,25 @@ class _Worker:
 
     def __init__(self, builder: BatchBuilder, settings: LoaderSettings, chunks: _ChunkQueue) -> None:
         self._builder, self._pins, self._chunks = builder, settings.pin_memory, chunks
-        self.heartbeats = Heartbeats(1, shared=False)
+        self.heartbeat = Heartbeat()
         self.is_left = False
         """It builds nothing more: it is told to stop, or stuck and replaced."""
         self.thread = threading.Thread(target=self._run, name="wellfed-loader", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
-        with one_thread_here():
+        with _one_thread_here():
             while not self.is_left and (chunk := self._chunks.take()) is not None:
                 self._build(chunk)
 
     def _build(self, chunk: _Chunk) -> None:
-        heartbeat, began_s = self.heartbeats.of(0), time.perf_counter()
+        began_s = time.perf_counter()
         for request in chunk.requests:
             if self.is_left:
                 return
             built: BuiltBatch | BaseException
             try:
-                built = self._builder(request, heartbeat)
+                built = self._builder(request, self.heartbeat)
                 built = built.pin_memory() if self._pins else built
             except BaseException as error:  # noqa: BLE001  raised again where the batch is asked for
                 built = error
@@ -176,11 +172,7 @@ class _Workers:
         self._workers = [_Worker(builder, settings, chunks) for _ in range(settings.num_workers)]
 
     def results(self, chunk: _Chunk) -> Iterator[BuiltBatch]:
-        """The batches in order, with what hung on the way.
-
-        Raises:
-            DataError: one did not come in time, and no sample can be shown to be at fault.
-        """
+        """The batches in order, with what hung on the way."""
         try:
             while (built := chunk.take(self._settings.timeout_s)) is not None:
                 yield built
@@ -212,10 +204,8 @@ class _Workers:
             request = request.without(index)
             if len(lost) > self._builder.most_lost or len(request.indices) == 0:
                 return BuiltBatch(None, tuple(lost))
-            try:
+            with suppress(_Late):
                 return self._alone(request).with_lost(lost)
-            except _Late:
-                continue
 
     def _stuck_at(self, request: BatchRequest) -> int:
         """The index that a thread hangs at; that thread is left behind and another takes its place."""
@@ -226,12 +216,12 @@ class _Workers:
             except _Late:
                 return True
             except Exception:  # noqa: BLE001  told when the batch is built without the one that hangs
-                return None
+                pass
             return None
 
         for worker in self._workers:
-            activity = worker.heartbeats.activity(0)
-            if activity is None or not activity.is_stuck_at(request, self._settings.timeout_s):
+            activity = worker.heartbeat.stuck_at(request, self._settings.timeout_s)
+            if activity is None:
                 continue
             worker.is_left = True
             self._workers.remove(worker)
@@ -257,3 +247,20 @@ class _Workers:
         chunks.end()
         self._workers.append(_Worker(self._builder, self._settings, chunks))
         return chunk
+
+
+@contextmanager
+def _one_thread_here() -> Iterator[None]:
+    """Torch runs on this thread alone in what this thread calls; the other threads keep their count.
+
+    OpenMP keeps the count for each thread that calls it, and would give each of them a team of its own. Not
+    ``torch.set_num_threads``: it sets MKL's count as well, which is that of the process.
+    """
+    torch.get_num_threads()  # torch sets its own count where a thread first asks, and would undo ours
+    with _controller().select(user_api="openmp").limit(limits=1):
+        yield
+
+
+@cache
+def _controller() -> ThreadpoolController:
+    return ThreadpoolController()

@@ -19,24 +19,17 @@ from wellfed.loading.settings import LoaderSettings
 from wellfed.record import OnEvent, ignore_event
 
 
-class TrainLoader:
-    """The steps of successive epochs; each ``iter()`` goes on where the last delivered batch left off.
+class _Epochs:
+    """A position in successive epochs of so many batches: each ``iter()`` goes on after the last delivered batch.
 
-    Has ``__len__`` (without one Lightning reads a batch ahead and loses it at a checkpoint) and a state that is the
-    position after the last delivered batch, whatever is queued ahead.
+    Has ``__len__``: without one Lightning reads a batch ahead and loses it at a checkpoint.
     """
 
-    def __init__(self, builder: BatchBuilder, order: EpochOrder, settings: LoaderSettings, bad: BadSamples) -> None:
-        self._builder, self._order, self._bad = builder, order, bad
-        self._epoch, self._next_batch = 0, 0
-        self._taken: list[Taken] = []
-        """Of the epoch, by runs with other loader.skip_ids."""
-        self._first_batch = 0
-        """Number of the first that is left of it."""
-        self._source = BatchSource(builder, settings)
+    def __init__(self, num_batches: int) -> None:
+        self._num_batches, self._epoch, self._next_batch = num_batches, 0, 0
 
     def __len__(self) -> int:
-        return self._order.num_batches
+        return self._num_batches
 
     @property
     def epoch(self) -> int:
@@ -44,9 +37,30 @@ class TrainLoader:
         return self._epoch + (self._next_batch >= len(self))
 
     def state_dict(self) -> dict[str, Any]:
+        """The position of the next batch."""
+        return {"epoch": self._epoch, "batch": self._next_batch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at a position."""
+        self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
+
+
+class TrainLoader(_Epochs):
+    """The steps of successive epochs; the position is that after the last delivered batch, whatever is queued ahead."""
+
+    def __init__(self, builder: BatchBuilder, order: EpochOrder, settings: LoaderSettings, bad: BadSamples) -> None:
+        super().__init__(order.num_batches)
+        self._builder, self._order, self._bad = builder, order, bad
+        self._taken: list[Taken] = []
+        """Of the epoch, by runs with other loader.skip_ids."""
+        self._first_batch = 0
+        """Number of the first that is left of it."""
+        self._source = BatchSource(builder, settings)
+
+    def state_dict(self) -> dict[str, Any]:
         """The position of the next batch, and what else there is to know: the samples that failed so far, and which
         samples the epoch was cut into batches without."""
-        state: dict[str, Any] = {"epoch": self._epoch, "batch": self._next_batch}
+        state = super().state_dict()
         if self._bad.indices:
             state["skipped"] = self._bad.indices
         if self._order.skip_ids:
@@ -61,7 +75,7 @@ class TrainLoader:
 
         From a run with other loader.skip_ids the rest of the epoch has numbers of its own: its last are the same.
         """
-        self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
+        super().load_state_dict(state)
         self._bad.remember(state.get("skipped", ()))
         skip_ids = tuple(state.get("skip_ids", ()))
         self._taken = [Taken(tuple(ids), number) for ids, number in state.get("taken", ())]
@@ -118,33 +132,20 @@ class TrainLoader:
         self._source.close()
 
 
-class IterableLoader:
-    """Training data that brings its own batches: an iterable with ``__len__``; its order is its own."""
+class IterableLoader(_Epochs):
+    """Training data that brings its own batches: an iterable with ``__len__``; its order is its own.
+
+    To go on within an epoch is to read the batches before it and to drop them.
+    """
 
     def __init__(self, dataset: Iterable[Batch], limit_batches: int | None = None) -> None:
+        length: int = len(dataset)  # type: ignore[arg-type]
+        super().__init__(length if limit_batches is None else min(length, limit_batches))
         self._dataset = dataset
-        self._length = len(dataset) if limit_batches is None else min(len(dataset), limit_batches)  # type: ignore[arg-type]
-        self._epoch, self._next_batch = 0, 0
         self._reading: object = None
         # What parts of another layout are, only the data knows; its weight is the only count it gives.
         own = getattr(dataset, "weight", batches.batch_size)
         self._size: Callable[[Batch], int] = own if hasattr(dataset, "split") else batches.batch_size
-
-    def __len__(self) -> int:
-        return self._length
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the next batch, from 0."""
-        return self._epoch + (self._next_batch >= len(self))
-
-    def state_dict(self) -> dict[str, int]:
-        """The position of the next batch."""
-        return {"epoch": self._epoch, "batch": self._next_batch}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on at a position; the batches before it are read and dropped."""
-        self._epoch, self._next_batch = int(state["epoch"]), int(state["batch"])
 
     def __iter__(self) -> Iterator[Delivery]:
         if self._next_batch >= len(self):
@@ -184,10 +185,7 @@ def train_loader(
     shuffle: bool = True,
     on_event: OnEvent = ignore_event,
 ) -> TrainLoader | IterableLoader:
-    """Steps of ``batch_size`` samples over all ranks.
-
-    Args:
-        on_event: gets a ``sample_skipped`` for each sample that fails and is left out.
+    """Steps of ``batch_size`` samples over all ranks; ``on_event`` gets a ``sample_skipped`` for each one left out.
 
     Raises:
         DataError: no samples, fewer than one whole step with ``drop_last``, an iterable without ``__len__``, data that

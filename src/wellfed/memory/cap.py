@@ -28,7 +28,11 @@ def cap_host(budget_bytes: int) -> int | None:
     Counts private memory as the kernel does (RLIMIT_DATA, getrlimit(2)); worker processes inherit it. None where the
     system has no such limit, or a lower one is set already.
     """
-    held = _data_bytes()
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    held = next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")), None)
     if held is None:
         return None
     import resource
@@ -40,12 +44,3 @@ def cap_host(budget_bytes: int) -> int | None:
         return None
     resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
     return limit
-
-
-def _data_bytes() -> int | None:
-    """Private writable memory of this process, as RLIMIT_DATA counts it; None where the system does not tell."""
-    try:
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")), None)

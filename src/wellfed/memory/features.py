@@ -83,12 +83,8 @@ def hold(features: Features, mode: FeatureModeName, device: torch.device, known:
     if features.trainable:
         raise ValueError(f"memory.features={mode} would freeze features that are trained; only dynamic can train them.")
     if known is None:
-        known = all_rows(features, device, _home(mode, device))
+        known = all_rows(features, device, device if mode == "cache" else torch.device("cpu"))
     return DeviceTable(known) if mode == "cache" else HostTable(known, device)
-
-
-def _home(mode: FeatureModeName, device: torch.device) -> torch.device:
-    return device if mode == "cache" else torch.device("cpu")
 
 
 def slower(mode: FeatureModeName) -> FeatureModeName | None:
@@ -109,5 +105,6 @@ def blank(features: Features, mode: FeatureModeName, device: torch.device) -> Fe
         return Computed(features)
     with torch.no_grad():
         row = features.rows(torch.zeros(1, dtype=torch.long, device=device))
-    shape = (features.num_rows, *row.shape[1:])
-    return hold(features, mode, device, torch.zeros(shape, dtype=row.dtype, device=_home(mode, device)))
+    home = device if mode == "cache" else torch.device("cpu")
+    table = torch.zeros((features.num_rows, *row.shape[1:]), dtype=row.dtype, device=home)
+    return hold(features, mode, device, table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 
 class MicroBatches:
@@ -26,7 +27,7 @@ class MicroBatches:
         """
         if num_parts is not None:
             return [
-                num_samples * (part + 1) // num_parts - num_samples * part // num_parts for part in range(num_parts)
+                end - start for start, end in pairwise(num_samples * part // num_parts for part in range(num_parts + 1))
             ]
         full, rest = divmod(num_samples, self.size)
         return [self.size] * full + ([rest] if rest else [])
@@ -63,8 +64,7 @@ class Ladder:
     def step_down(self) -> dict[str, object] | None:
         """Take the next step; what has changed, or None if nothing was left to change."""
         before = self._micro.size
-        smaller = self._micro.step_down()
-        if smaller is not None:
+        if (smaller := self._micro.step_down()) is not None:
             return {"micro_batch": smaller, "before": before}
         while self._rungs:
             rung = self._rungs.pop(0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -28,7 +27,9 @@ def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
     with torch.random.fork_rng(devices={weight.device for weight in weights if weight.is_cuda}):
         if optimizer.state or not _is_a_fresh_start(optimizer):
             return False
-        sparse = _sparse_weights(model)
+        # As those of nn.Embedding(sparse=True).
+        sparse_modules = [module for module in model.modules() if getattr(module, "sparse", False) is True]
+        sparse = {weight for module in sparse_modules for weight in module.parameters(recurse=False)}
         try:
             for weight in weights:
                 weight.grad = _no_change(weight) if weight in sparse else torch.zeros_like(weight)
@@ -44,32 +45,23 @@ def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
 
 def versions(optimizer: torch.optim.Optimizer) -> list[int]:
     """Torch's counts of changes of all weights and states; another list as soon as a step has begun to change them."""
-    return [tensor._version for tensor in _tensors(optimizer)]
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    return [tensor._version for tensor in [*weights, *states] if isinstance(tensor, Tensor)]
 
 
 def one_weight_at_a_time(optimizer: torch.optim.Optimizer) -> bool:
     """Let its step work on one weight after the other: slower, without temporaries of the size of all; whether that
     changes anything."""
-    groups = [group for group in optimizer.param_groups if _takes_all_at_once(group)]
-    for group in groups:
-        group["foreach"] = False
-    return bool(groups)
-
-
-def _takes_all_at_once(group: dict[str, Any]) -> bool:
-    """torch's choice where nothing is said: all at once on a GPU."""
-    if "foreach" not in group or group.get("fused") or group["foreach"] is False:
-        return False
-    return group["foreach"] is True or all(weight.is_cuda for weight in group["params"])
-
-
-def _tensors(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    has_changed = False
     for group in optimizer.param_groups:
-        yield from group["params"]
-    for state in optimizer.state.values():
-        for value in state.values():
-            if isinstance(value, Tensor):
-                yield value
+        foreach = group.get("foreach", False)
+        if foreach is None:  # torch's choice then: all at once on a GPU
+            foreach = all(weight.is_cuda for weight in group["params"])
+        if foreach and not group.get("fused"):
+            group["foreach"] = False
+            has_changed = True
+    return has_changed
 
 
 def _step_in_place(optimizer: torch.optim.Optimizer) -> None:
@@ -105,36 +97,21 @@ def _three_steps(optimizer: torch.optim.Optimizer, *, begins: bool) -> list[Tens
     groups: list[dict[str, Any]] = []
     draw = torch.Generator().manual_seed(1)
     for group in optimizer.param_groups:
-        kind: Tensor = group["params"][0]
-        weights.append(torch.randn(3, 2, generator=draw).to(kind.device, kind.dtype).requires_grad_())
+        weights.append(torch.randn(3, 2, generator=draw).to(group["params"][0].detach()).requires_grad_())
         options = {name: value for name, value in group.items() if name not in ("params", "initial_lr")}
         groups.append({**options, "params": [weights[-1]]})
     make: Any = type(optimizer)
-    copy = make(groups)
+    copy, is_sparse = make(groups), isinstance(optimizer, torch.optim.SparseAdam)
     if begins:
         for weight in weights:
-            weight.grad = _no_change(weight) if _wants_sparse(optimizer) else torch.zeros_like(weight)
+            weight.grad = _no_change(weight) if is_sparse else torch.zeros_like(weight)
         _step_in_place(copy)
     for _ in range(3):
         for weight in weights:
             gradient = torch.randn(3, 2, generator=draw).to(weight)
-            weight.grad = gradient.to_sparse(1) if _wants_sparse(optimizer) else gradient
+            weight.grad = gradient.to_sparse(1) if is_sparse else gradient
         copy.step()
     return [weight.detach() for weight in weights]
-
-
-def _wants_sparse(optimizer: torch.optim.Optimizer) -> bool:
-    return isinstance(optimizer, torch.optim.SparseAdam)
-
-
-def _sparse_weights(model: nn.Module) -> set[Tensor]:
-    """Weights whose gradients are sparse, as those of ``nn.Embedding(sparse=True)``."""
-    return {
-        weight
-        for module in model.modules()
-        if getattr(module, "sparse", False) is True
-        for weight in module.parameters(recurse=False)
-    }
 
 
 def _no_change(weight: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,7 +20,12 @@ class StepStart:
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._device = device
-        self._buffers = [_Buffer(module, name) for module, name in _places(model)]
+        self._buffers = [
+            _Buffer(module, name)
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
         self._generators: dict[str, Any] = {}
 
     def take(self) -> None:
@@ -37,13 +41,6 @@ class StepStart:
         generators.restore(self._generators, self._device)
         for buffer in self._buffers:
             buffer.restore()
-
-
-def _places(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                yield module, name
 
 
 class _Buffer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -91,8 +91,18 @@ def list_devices(nvml: NvmlSession) -> Devices:
     for nvml_index in range(nvml.ask("nvmlDeviceGetCount")):
         try:
             handle = nvml.ask("nvmlDeviceGetHandleByIndex", nvml_index)
-            card = _card(nvml, handle, nvml_index, driver)
-            found += [card, *_mig_instances(nvml, handle, card, notes)]
+            mode = _offered(lambda: nvml.ask("nvmlDeviceGetMigMode", handle))  # noqa: B023  called at once
+            capability = _offered(lambda: nvml.ask("nvmlDeviceGetCudaComputeCapability", handle))  # noqa: B023
+            card = _device(
+                nvml,
+                handle,
+                default_name="NVIDIA GPU",
+                nvml_index=nvml_index,
+                capability=None if capability is None else (int(capability[0]), int(capability[1])),
+                driver_version=driver,
+                has_mig_mode=mode is not None and mode[0] == 1,
+            )
+            found += [card, *(_mig_instances(nvml, handle, card, notes) if card.has_mig_mode else ())]
         except NvmlError as error:
             notes.append(f"card {nvml_index} is left out ({error}).")
     return Devices(tuple(found), tuple(notes))
@@ -112,37 +122,17 @@ def _device(nvml: NvmlSession, handle: Any, *, default_name: str, **known: Any) 
     )
 
 
-def _card(nvml: NvmlSession, handle: Any, nvml_index: int, driver: str | None) -> Device:
-    mode = _offered(lambda: nvml.ask("nvmlDeviceGetMigMode", handle))
-    capability = _offered(lambda: nvml.ask("nvmlDeviceGetCudaComputeCapability", handle))
-    return _device(
-        nvml,
-        handle,
-        default_name="NVIDIA GPU",
-        nvml_index=nvml_index,
-        capability=None if capability is None else (int(capability[0]), int(capability[1])),
-        driver_version=driver,
-        has_mig_mode=mode is not None and mode[0] == 1,
-    )
-
-
-def _mig_instances(nvml: NvmlSession, handle: Any, card: Device, notes: list[str]) -> list[Device]:
-    if not card.has_mig_mode:
-        return []
-    instances = []
+def _mig_instances(nvml: NvmlSession, handle: Any, card: Device, notes: list[str]) -> Iterator[Device]:
     for slot in range(_offered(lambda: nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle)) or 0):
         try:
-            instance = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
-            instances.append(
-                _device(
-                    nvml,
-                    instance,
-                    default_name=f"{card.name} MIG",
-                    nvml_index=card.nvml_index,
-                    capability=card.capability,  # NVML answers this for the parent only
-                    driver_version=card.driver_version,
-                    is_mig=True,
-                )
+            yield _device(
+                nvml,
+                nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot),
+                default_name=f"{card.name} MIG",
+                nvml_index=card.nvml_index,
+                capability=card.capability,  # NVML answers this for the parent only
+                driver_version=card.driver_version,
+                is_mig=True,
             )
         except NotFoundError:
             continue  # an empty slot; later ones may be filled
@@ -150,7 +140,6 @@ def _mig_instances(nvml: NvmlSession, handle: Any, card: Device, notes: list[str
             raise
         except NvmlError as error:
             notes.append(f"instance {slot} of card {card.nvml_index} is left out ({error}).")
-    return instances
 
 
 def memory_bytes(nvml: NvmlSession, handle: Any) -> Memory:

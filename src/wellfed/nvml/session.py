@@ -1,15 +1,22 @@
-"""Opens and closes NVML, and turns its error codes into exception types."""
+"""Opens and closes NVML, turns its error codes into exception types, and waits for a driver only so long."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 import importlib.metadata
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from wellfed.errors import WellfedError
+
+Answer = TypeVar("Answer")
+START_S = 15.0
+"""For the first look at a machine. Without persistence mode a driver wakes its cards one after the other, which takes
+seconds: https://docs.nvidia.com/deploy/driver-persistence/"""
 
 
 class NvmlError(WellfedError):
@@ -58,6 +65,12 @@ class VersionMismatchError(NvmlAbsentError):
     """The driver does not know this version of the call's argument structure."""
 
     reason = "argument version not known to this driver"
+
+
+class NvmlStuckError(NvmlAbsentError):
+    """A call did not come back in time."""
+
+    reason = "did not answer in time"
 
 
 class GpuLostError(NvmlError):
@@ -143,8 +156,7 @@ class NvmlSession:
         self.tries = tries
 
     def __enter__(self) -> Self:
-        library = self._load()
-        self._library = library
+        self._library = self._load()
         try:
             self.ask("nvmlInit")
         except NvmlError:
@@ -179,7 +191,8 @@ class NvmlSession:
                 # pynvml's own way to say that the driver lacks the latest version of a function with several
                 raise FunctionNotFoundError(function) from cause
             except self._library.NVMLError as cause:
-                errors.append(_named(function, cause))
+                kind, reason = ERRORS.get(cause.value, (NvmlError, str(cause).rstrip(".").lower()))
+                errors.append(kind(function, reason))
                 errors[-1].__cause__ = cause
         # What is not offered, or an empty slot, is so at each try; the driver may have stumbled in between.
         raise next((error for error in errors if type(error) is not NvmlError), errors[0])
@@ -201,6 +214,24 @@ class NvmlSession:
         return self._library
 
 
-def _named(function: str, cause: Any) -> NvmlError:
-    kind, reason = ERRORS.get(cause.value, (NvmlError, str(cause).rstrip(".").lower()))
-    return kind(function, reason)
+def within(seconds: float, ask: Callable[[], Answer]) -> Answer:
+    """What ``ask`` returns or raises; it runs in a thread that is left behind when the time is over.
+
+    Raises:
+        NvmlStuckError: it took longer.
+    """
+    future: Future[Answer] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(ask())
+        except Exception as error:  # noqa: BLE001  raised again where it was asked
+            future.set_exception(error)
+
+    threading.Thread(target=run, name="wellfed-nvml", daemon=True).start()
+    try:
+        return future.result(seconds)
+    except TimeoutError:
+        if future.done():  # its own
+            raise
+        raise NvmlStuckError("driver", f"did not answer within {seconds:g} s") from None

@@ -33,15 +33,12 @@ def visible_devices(
     """
     if torch_uuids is not None:
         return _by_torch(found, torch_uuids)
-    ordinals = _ordinals(found.devices)
-    if visible is None:
-        chosen = list(ordinals)
-    elif visible.startswith(("GPU-", "MIG-")):
-        chosen = _by_uuid(found.devices, visible)
-    else:
-        chosen = _by_number(ordinals, visible)
-    notes = list(found.notes)
+    ordinals, notes = _ordinals(found.devices), list(found.notes)
     by_number = visible is None or not visible.startswith(("GPU-", "MIG-"))
+    if visible is None:
+        chosen = ordinals
+    else:
+        chosen = _by_number(ordinals, visible) if by_number else _by_uuid(found.devices, visible)
     if by_number and chosen and order != "PCI_BUS_ID" and len({card.name for card in ordinals}) > 1:
         names = ", ".join(dict.fromkeys(card.name for card in ordinals))
         notes.append(
@@ -51,22 +48,22 @@ def visible_devices(
     numbers = {card.nvml_index for card in found.devices}
     if by_number and numbers != set(range(len(numbers))):
         notes.append("a card is left out, so CUDA's numbers may be others. Set CUDA_VISIBLE_DEVICES by UUID.")
-    return Devices(_numbered(_one_mig(chosen)), tuple(notes))
+    # A process gets one MIG instance whatever it names:
+    # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html (CUDA Device Enumeration)
+    first_mig = next((device for device in chosen if device.is_mig), None)
+    kept = [device for device in chosen if not device.is_mig or device is first_mig]
+    return Devices(tuple(replace(device, index=index) for index, device in enumerate(kept)), tuple(notes))
 
 
 def same_uuid(left: str, right: str) -> bool:
     """Whether two UUIDs name one device; torch leaves out the ``GPU-`` that NVML writes."""
-    return _bare(left) == _bare(right)
-
-
-def _bare(uuid: str) -> str:
-    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
+    one, other = (uuid.lower().removeprefix("gpu-").removeprefix("mig-") for uuid in (left, right))
+    return one == other
 
 
 def _by_torch(found: Devices, torch_uuids: Sequence[str]) -> Devices:
     # A card split into instances shows up as the card in torch builds that do not report the instance's UUID.
-    devices: list[Device] = []
-    notes = list(found.notes)
+    devices, notes = [], list(found.notes)
     for index, uuid in enumerate(torch_uuids):
         match = next((device for device in found.devices if same_uuid(device.uuid, uuid)), None)
         if match is None:
@@ -77,18 +74,14 @@ def _by_torch(found: Devices, torch_uuids: Sequence[str]) -> Devices:
 
 
 def _ordinals(devices: Sequence[Device]) -> list[Device]:
-    """What a plain number counts: the physical cards, one in MIG mode replaced by its first instance."""
-    counted = []
-    for device in devices:
-        if device.is_mig:
-            continue
-        if not device.has_mig_mode:
-            counted.append(device)
-            continue
-        instances = (other for other in devices if other.is_mig and other.nvml_index == device.nvml_index)
-        # A split card without instances is no CUDA device.
-        counted.extend(list(instances)[:1])
-    return counted
+    """What a plain number counts: the physical cards, one in MIG mode replaced by its first instance.
+
+    A split card without instances is no CUDA device.
+    """
+    instances = {device.nvml_index: device for device in reversed(devices) if device.is_mig}
+    cards = (device for device in devices if not device.is_mig)
+    stand_ins = (instances.get(card.nvml_index) if card.has_mig_mode else card for card in cards)
+    return [device for device in stand_ins if device is not None]
 
 
 def _by_number(ordinals: Sequence[Device], visible: str) -> list[Device]:
@@ -105,10 +98,9 @@ def _by_number(ordinals: Sequence[Device], visible: str) -> list[Device]:
 
 
 def _by_uuid(devices: Sequence[Device], visible: str) -> list[Device]:
-    prefix = visible[:4]
     chosen: list[Device] = []
     for entry in visible.split(","):
-        if not entry.startswith(prefix):
+        if not entry.startswith(visible[:4]):
             break  # kinds can't be mixed
         matches = [device for device in devices if device.uuid.startswith(entry)]
         if len(matches) != 1 or matches[0].has_mig_mode:
@@ -117,17 +109,3 @@ def _by_uuid(devices: Sequence[Device], visible: str) -> list[Device]:
             return []
         chosen.append(matches[0])
     return chosen
-
-
-def _one_mig(chosen: Sequence[Device]) -> list[Device]:
-    # A process gets one MIG instance whatever it names:
-    # https://docs.nvidia.com/datacenter/tesla/mig-user-guide/mig-device-names.html (CUDA Device Enumeration)
-    kept: list[Device] = []
-    for device in chosen:
-        if not (device.is_mig and any(other.is_mig for other in kept)):
-            kept.append(device)
-    return kept
-
-
-def _numbered(devices: Sequence[Device]) -> tuple[Device, ...]:
-    return tuple(replace(device, index=index) for index, device in enumerate(devices))

@@ -10,8 +10,8 @@ from typing import Any, Self
 import torch
 from torch.nn.parameter import is_lazy
 
-from wellfed.config.check import check_imported
 from wellfed.config.compose import Composed
+from wellfed.config.faults.target_faults import check_imported
 from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.generators import seed_everything

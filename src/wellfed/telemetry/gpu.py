@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -134,7 +135,7 @@ class _Gpu:
         self._was_read = False
         self._seen: set[str] = set()
         self._absent: dict[str, str] = {}
-        self._num_events: dict[str, int] = {}
+        self._num_events: Counter[str] = Counter()
 
     @property
     def has_gpm(self) -> bool:
@@ -169,12 +170,7 @@ class _Gpu:
         if self._readers.utilisation.stumble is not None:
             self._stumbled(self._readers.utilisation.stumble)
         if self._readers.utilisation.is_stale:
-            self._event(
-                "telemetry_trouble",
-                most=1,
-                trouble="stale",
-                message="the driver's utilisation samples stand still; its latest rate is taken instead.",
-            )
+            self._trouble("stale", "the driver's utilisation samples stand still; its latest rate is taken instead.")
         return values
 
     def close(self) -> None:
@@ -214,21 +210,19 @@ class _Gpu:
         return True
 
     def _stumbled(self, error: NvmlError) -> None:
-        self._event(
-            "telemetry_trouble",
-            most=1,
-            trouble="errors",
-            message=f"{error}. Where a call fails its figure is missing.",
-        )
+        self._trouble("errors", f"{error}. Where a call fails its figure is missing.")
+
+    def _trouble(self, trouble: str, message: str) -> None:
+        self._event("telemetry_trouble", most=1, trouble=trouble, message=message)
 
     def _report_absent(self) -> None:
         """Once it is known of everything; a figure that another reader gives, or may give yet, is not absent."""
         hoped = {name for question in self._questions if not question.offer.is_proven for name in question.names}
-        by_reason: dict[str, list[str]] = {}
+        by_reason: defaultdict[str, list[str]] = defaultdict(list)
         for name in [name for name in self._absent if name not in hoped]:
             reason = self._absent.pop(name)
             if name not in self._seen:
-                by_reason.setdefault(reason, []).append(name)
+                by_reason[reason].append(name)
         for reason, names in by_reason.items():
             self._event("metric_absent", metrics=names, reason=reason)
 
@@ -239,6 +233,6 @@ class _Gpu:
 
     def _event(self, kind: EventKind, *, most: int = MOST_EVENTS, **facts: object) -> None:
         key = f"{kind} {facts.get('trouble') or facts.get('reason')}"
-        self._num_events[key] = self._num_events.get(key, 0) + 1
+        self._num_events[key] += 1
         if self._num_events[key] <= most:
             self._on_event(kind, gpu=self.index, **facts)

@@ -25,10 +25,7 @@ class HostSource:
     waits_for_step_end = False
 
     def __init__(self, *, now_s: Callable[[], float] = time.monotonic, process: psutil.Process | None = None) -> None:
-        """
-        Args:
-            process: whose figures; None = this one's.
-        """
+        """``process``: whose figures; None = this one's."""
         self._now_s, self._own = now_s, process or psutil.Process(os.getpid())
         self._cpu_s: dict[int, float] = {}
         self._read_at_s: float | None = None

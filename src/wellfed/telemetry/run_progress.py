@@ -15,10 +15,7 @@ class Progress:
     """The step and phase that a reading belongs to. Telling it costs the training loop less than a microsecond."""
 
     def __init__(self, step: int = 0, *, time_s: Callable[[], float] = time.monotonic) -> None:
-        """
-        Args:
-            time_s: the clock of the readings.
-        """
+        """``time_s``: the clock of the readings."""
         self._time_s = time_s
         self._trained: tuple[tuple[float, float], ...] = ()
         """Stretches of training; the one that lasts has no end yet. Replaced as a whole: other threads read it."""

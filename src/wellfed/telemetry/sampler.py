@@ -38,16 +38,13 @@ class Source(Protocol):
     @property
     def waits_for_step_end(self) -> bool:
         """Its figures are means since the reading before, so readings are best taken where steps end."""
-        ...
 
     def read(self, *, slow: bool, edge: bool = False) -> Iterable[Reading]:
         """Read what is due, and what is dear only if ``slow``; at an ``edge`` of training only what is counted over
         time. Each reading is to be had as soon as it is there. May block; must not raise for what is not offered."""
-        ...
 
     def close(self) -> None:
         """No more readings follow."""
-        ...
 
 
 class Sampler:
@@ -74,14 +71,14 @@ class Sampler:
         """
         self.outlet, self.progress, self.interval_s = outlet, progress, interval_s
         self.time_s, self.now_s = time_s, now_s
-        self._watches = [_Watch(source, self) for source in sources]
+        self.watches = [_Watch(source, self) for source in sources]
         self._began_at_s = now_s()
         self._ended_at_s: float | None = None
 
     def __enter__(self) -> Self:
         self._began_at_s = self.now_s()
         self.progress.on_edge = self._on_edge
-        for watch in self._watches:
+        for watch in self.watches:
             watch.ticker.start()
         return self
 
@@ -91,11 +88,11 @@ class Sampler:
         self.progress.on_edge = lambda left: None
         if self.progress.phase in TRAINING:  # an error or a signal ended it
             self._on_edge(self.progress.phase)
-        for watch in self._watches:
+        for watch in self.watches:
             watch.ticker.stop()
         try:
             give_up_at_s = time.monotonic() + STOP_S
-            for watch in self._watches:
+            for watch in self.watches:
                 if not watch.ticker.join(max(0.0, give_up_at_s - time.monotonic())):
                     watch.report_left_behind()
         finally:  # a second signal may come while it waits
@@ -109,15 +106,10 @@ class Sampler:
 
     def cpu_s(self) -> float:
         """CPU time of the threads, up to their latest readings."""
-        return sum(watch.ticker.cpu_s for watch in self._watches)
-
-    def look_around(self) -> None:
-        """Each thread looks after the others: one that hangs can't report it itself."""
-        for watch in self._watches:
-            watch.report_if_stuck()
+        return sum(watch.ticker.cpu_s for watch in self.watches)
 
     def _on_edge(self, left: Phase) -> None:
-        for watch in self._watches:
+        for watch in self.watches:
             watch.at_edge(left)
         self.progress.wake()
 
@@ -151,7 +143,8 @@ class _Watch:
             self._trouble("stuck", f"a reading of the {self._source.name} had not come back when the run ended.")
 
     def _round(self) -> None:
-        self._sampler.look_around()
+        for watch in self._sampler.watches:  # one that hangs can't report it itself
+            watch.report_if_stuck()
         with self._guarded():
             if not self._edges and self._progress.phase == "train" and self._source.waits_for_step_end:
                 self._progress.await_step_end(min(STEP_END_SHARE * self._interval_s, STEP_END_S))
@@ -161,7 +154,13 @@ class _Watch:
             if is_slow:
                 self._slow_at_s = began_at_s + max(SLOW_S, self._interval_s)
             self._read(is_slow, edge)
-            self._report_if_late(self._now_s() - began_at_s)
+            took_s = self._now_s() - began_at_s
+            self._late_rounds = self._late_rounds + 1 if took_s > self._interval_s else 0
+            if self._late_rounds == LATE_ROUNDS:
+                message = (
+                    f"a reading of the {self._source.name} takes {took_s:.2f} s, longer than telemetry.interval_s="
+                )
+                self._trouble("slow", f"{message}{self._interval_s:g}: there are fewer rows.")
             if self._edges:
                 self.ticker.nudge()
 
@@ -206,12 +205,6 @@ class _Watch:
             self._trouble("failed", f"the {self._source.name} is no longer watched: {type(error).__name__}: {error}")
             self._edges.clear()
             self.ticker.stop()
-
-    def _report_if_late(self, took_s: float) -> None:
-        self._late_rounds = self._late_rounds + 1 if took_s > self._interval_s else 0
-        if self._late_rounds == LATE_ROUNDS:
-            message = f"a reading of the {self._source.name} takes {took_s:.2f} s, longer than telemetry.interval_s="
-            self._trouble("slow", f"{message}{self._interval_s:g}: there are fewer rows.")
 
     def _trouble(self, trouble: str, message: str) -> None:
         with self._reporting:  # other threads look after this one too

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -22,31 +23,25 @@ class Summary:
     """
 
     def __init__(self, trained_s: Callable[[float, float], float]) -> None:
-        """
-        Args:
-            trained_s: seconds of training between two times.
-        """
+        """``trained_s``: seconds of training between two times."""
         self._trained_s = trained_s
         self._lock = threading.Lock()
-        self._series: dict[int, dict[str, Series]] = {}
-        self._energies: dict[int, _Energy] = {}
+        self._series: defaultdict[int, defaultdict[str, Series]] = defaultdict(lambda: defaultdict(Series))
+        self._energies: defaultdict[int, _Energy] = defaultdict(_Energy)
 
     def add(self, samples: Iterable[Sample]) -> None:
         """A round of samples."""
         with self._lock:
             for sample in samples:
-                if not sample.is_host:
-                    self._add(sample)
-
-    def _add(self, sample: Sample) -> None:
-        if ENERGY in sample.values:
-            energy = self._energies.setdefault(sample.gpu, _Energy())
-            energy.add(sample.time_s, sample.values[ENERGY], self._trained_s)
-        if sample.phase in TRAINING:
-            series = self._series.setdefault(sample.gpu, {})
-            for name, value in sample.values.items():
-                if name != ENERGY:
-                    series.setdefault(name, Series()).add(value)
+                if sample.is_host:
+                    continue
+                if ENERGY in sample.values:
+                    self._energies[sample.gpu].add(sample.time_s, sample.values[ENERGY], self._trained_s)
+                if sample.phase in TRAINING:
+                    series = self._series[sample.gpu]
+                    for name, value in sample.values.items():
+                        if name != ENERGY:
+                            series[name].add(value)
 
     def entry(self, samples: int, trained_s: float) -> dict[str, dict[str, Any]]:
         """``{"0": {util_pct: {mean, p5, p50, p95, max, n}, ..., energy_j, energy_per_sample_j}}``.
@@ -55,17 +50,17 @@ class Summary:
             samples: training samples so far, over all ranks.
             trained_s: seconds of training so far.
         """
+        entry: dict[str, dict[str, Any]] = {}
         with self._lock:
-            return {str(gpu): self._figures(gpu, samples, trained_s) for gpu in sorted(self._series)}
-
-    def _figures(self, gpu: int, samples: int, trained_s: float) -> dict[str, Any]:
-        figures: dict[str, Any] = {name: series.entry() for name, series in self._series[gpu].items()}
-        energy = self._energies.get(gpu)
-        if energy is not None and energy.covered_s > 0:
-            figures[ENERGY] = energy.spent_j
-            if samples > 0 and energy.covered_s >= COVERED_FRAC * trained_s:
-                figures["energy_per_sample_j"] = energy.spent_j / energy.covered_s * trained_s / samples
-        return figures
+            for gpu, series in sorted(self._series.items()):
+                figures: dict[str, Any] = {name: one.entry() for name, one in series.items()}
+                entry[str(gpu)] = figures
+                energy = self._energies.get(gpu)
+                if energy is not None and energy.covered_s > 0:
+                    figures[ENERGY] = energy.spent_j
+                    if samples > 0 and energy.covered_s >= COVERED_FRAC * trained_s:
+                        figures["energy_per_sample_j"] = energy.spent_j / energy.covered_s * trained_s / samples
+        return entry
 
 
 class _Energy:

@@ -21,10 +21,7 @@ class Ticker:
         *,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """
-        Args:
-            at_end: called in the thread when it ends.
-        """
+        """``at_end``: called in the thread when it ends."""
         self._interval_s, self._do_round, self._at_end, self._now_s = interval_s, do_round, at_end, now_s
         self._wake = threading.Condition()
         self._is_stopping = self._is_nudged = False

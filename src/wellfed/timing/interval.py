@@ -27,12 +27,7 @@ def half_width(samples: Sequence[float], times: Sequence[float]) -> float | None
     The rate is a ratio of two sums, so its error is that of the blocks' samples about rate x time: the mean of the
     blocks' own rates would give a stalled block the weight of a fast one, and may leave the rate out of its interval.
 
-    Args:
-        samples: of each step, in order.
-        times: of each step, in the unit of time of the rate.
-
-    Returns:
-        None with fewer than `MIN_STEPS` steps, or if they took no time.
+    Both are of each step, in order. None with fewer than `MIN_STEPS` steps, or if they took no time.
     """
     total = sum(times)
     if len(times) < MIN_STEPS or total <= 0:

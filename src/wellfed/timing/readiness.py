@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from wellfed.timing.interval import half_width
 from wellfed.timing.step_row import StepRow
@@ -35,7 +36,7 @@ def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
     total_ms = sum(row.step_ms for row in kept)
     if not kept or total_ms <= 0:
         return None
-    steps_ms = sorted(row.step_ms for row in kept)
+    p50, p95 = np.quantile([row.step_ms for row in kept], (0.50, 0.95))
     has_copy = any(row.copy_ms is not None for row in kept)
     return StepSummary(
         steps=len(kept),
@@ -47,25 +48,17 @@ def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
         copy_frac=sum(row.copy_ms or 0.0 for row in kept) / total_ms if has_copy else None,
         compute_frac=sum(row.compute_ms for row in kept) / total_ms,
         host_frac=sum(row.host_ms for row in kept) / total_ms,
-        step_ms_p50=quantile(steps_ms, 0.50),
-        step_ms_p95=quantile(steps_ms, 0.95),
+        step_ms_p50=float(p50),
+        step_ms_p95=float(p95),
     )
 
 
 def rate_interval(rows: Sequence[StepRow]) -> tuple[float, float] | None:
     """95 % interval of samples/s, not below 0; None with too few steps (see `interval`)."""
-    times_ms = [row.step_ms for row in rows]
+    times_s = [row.step_ms / 1e3 for row in rows]
     samples = [row.samples for row in rows]
-    half = half_width(samples, times_ms)
+    half = half_width(samples, times_s)
     if half is None:
         return None
-    rate = 1e3 * sum(samples) / sum(times_ms)
-    return max(0.0, rate - 1e3 * half), rate + 1e3 * half
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The ``share`` quantile of ascending values, linear between neighbours."""
-    position = share * (len(ordered) - 1)
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+    rate = sum(samples) / sum(times_s)
+    return max(0.0, rate - half), rate + half

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from wellfed.timing.step_row import StepRow
 
@@ -20,15 +20,12 @@ class DeviceEvent(Protocol):
 
     def record(self) -> None:
         """Put a mark on the current stream."""
-        ...
 
     def query(self) -> bool:
         """Whether the device has passed the mark."""
-        ...
 
     def elapsed_time(self, end_event: DeviceEvent, /) -> float:
         """Milliseconds from this mark to another; both passed."""
-        ...
 
 
 @dataclass(slots=True)
@@ -36,18 +33,17 @@ class _Marks:
     """What is known of a step while the device may still be at work on it."""
 
     epoch: int
+    begin_s: float
+    """The end of the step before."""
+    previous: DeviceEvent | None
     asked_s: float
     got_s: float
-    copied_s: float
     begin: DeviceEvent | None
-    copied: DeviceEvent | None
+    copied_s: float = 0.0
+    copied: DeviceEvent | None = None
     end_s: float = 0.0
     end: DeviceEvent | None = None
-    step: int = 0
-    samples: int = 0
-    micro_batch: int = 0
-    num_micro: int = 0
-    warmup: bool = False
+    facts: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StepClock:
@@ -64,15 +60,13 @@ class StepClock:
         now_s: Callable[[], float] = time.monotonic,
         new_event: Callable[[], DeviceEvent] | None = None,
     ) -> None:
-        self._now_s = now_s
-        self._new_event = new_event
+        self._now_s, self._new_event = now_s, new_event
         self._origin_s = now_s() if origin_s is None else origin_s
         self._last_end_s: float | None = None
         self._last_end: DeviceEvent | None = None
         self._open: _Marks | None = None
-        self._asked_s = 0.0
-        self._got_s = 0.0
-        self._pending: deque[tuple[_Marks, float, DeviceEvent | None]] = deque()
+        self._asked_s = self._got_s = 0.0
+        self._pending: deque[_Marks] = deque()
 
     def time_s(self) -> float:
         """Seconds since the run first started."""
@@ -88,7 +82,8 @@ class StepClock:
 
     def copy_begins(self, epoch: int) -> None:
         """The copy to the device is about to be launched."""
-        self._open = _Marks(epoch, self._asked_s, self._got_s, 0.0, self._mark(), None)
+        begin_s = self._asked_s if self._last_end_s is None else self._last_end_s
+        self._open = _Marks(epoch, begin_s, self._last_end, self._asked_s, self._got_s, self._mark())
 
     def copied(self) -> None:
         """The copy is launched (GPU) or done (CPU); compute follows."""
@@ -101,12 +96,10 @@ class StepClock:
         marks, self._open = self._open, None
         if marks is None:
             return
-        marks.end_s, marks.end = self._now_s(), self._mark()
-        marks.step, marks.samples, marks.micro_batch, marks.num_micro = step, samples, micro_batch, num_micro
-        marks.warmup = warmup
-        begin_s = marks.asked_s if self._last_end_s is None else self._last_end_s
-        self._pending.append((marks, begin_s, self._last_end))
+        facts = {"step": step, "samples": samples, "micro_batch": micro_batch, "num_micro": num_micro, "warmup": warmup}
+        marks.facts, marks.end_s, marks.end = facts, self._now_s(), self._mark()
         self._last_end_s, self._last_end = marks.end_s, marks.end
+        self._pending.append(marks)
 
     def interrupt(self) -> None:
         """Something that is not training comes between two steps; it belongs to neither."""
@@ -115,15 +108,13 @@ class StepClock:
     def rows(self, *, wait: bool = False) -> Iterator[StepRow]:
         """The steps that are finished on the device, oldest first, each once.
 
-        Args:
-            wait: the device is known to be idle; take all that is left.
+        With ``wait`` the device is known to be idle: all that are left.
         """
         while self._pending:
-            marks, begin_s, previous = self._pending[0]
-            if marks.end is not None and not wait and not marks.end.query():
+            end = self._pending[0].end
+            if end is not None and not wait and not end.query():
                 return
-            self._pending.popleft()
-            yield self._row(marks, begin_s, previous)
+            yield self._row(self._pending.popleft())
 
     def _mark(self) -> DeviceEvent | None:
         if self._new_event is None:
@@ -132,32 +123,28 @@ class StepClock:
         event.record()
         return event
 
-    def _row(self, marks: _Marks, begin_s: float, previous: DeviceEvent | None) -> StepRow:
+    def _row(self, marks: _Marks) -> StepRow:
         asked_wait_ms = 1e3 * (marks.got_s - marks.asked_s)
         copy_ms: float | None
         if marks.begin is None or marks.copied is None or marks.end is None:
             wait_ms, copy_ms = asked_wait_ms, None
             compute_ms = 1e3 * (marks.end_s - marks.copied_s)
-            host_ms = max(0.0, 1e3 * (marks.end_s - begin_s) - wait_ms - compute_ms)
+            host_ms = max(0.0, 1e3 * (marks.end_s - marks.begin_s) - wait_ms - compute_ms)
         else:
             # The device's own time line: between two steps it stood idle for `gap`. What of it the loop spent
             # waiting for a batch is wait; the rest of the gap the host was late.
-            gap_ms = asked_wait_ms if previous is None else max(0.0, previous.elapsed_time(marks.begin))
+            gap_ms = asked_wait_ms if marks.previous is None else max(0.0, marks.previous.elapsed_time(marks.begin))
             wait_ms = min(gap_ms, asked_wait_ms)
             host_ms = gap_ms - wait_ms
             copy_ms = marks.begin.elapsed_time(marks.copied)
             compute_ms = marks.copied.elapsed_time(marks.end)
         return StepRow(
-            step=marks.step,
+            **marks.facts,
             time_s=marks.end_s - self._origin_s,
             epoch=marks.epoch,
-            samples=marks.samples,
-            micro_batch=marks.micro_batch,
-            num_micro=marks.num_micro,
             wait_ms=wait_ms,
             copy_ms=copy_ms,
             compute_ms=compute_ms,
             host_ms=host_ms,
             asked_wait_ms=asked_wait_ms,
-            warmup=marks.warmup,
         )

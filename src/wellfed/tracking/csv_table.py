@@ -114,11 +114,7 @@ def cut_after(path: Path, column: str, last: float) -> None:
 
 
 def column(path: Path, name: str) -> list[float]:
-    """A column's figures; empty if there is no such file.
-
-    Raises:
-        OSError, ValueError: it can't be read, or holds something else.
-    """
+    """A column's figures; empty if there is no such file. OSError or ValueError if it can't be read as that."""
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as stream:

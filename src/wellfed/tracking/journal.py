@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from wellfed.record import EventKind, RunRecord
@@ -19,7 +20,7 @@ from wellfed.telemetry.series import Sample
 from wellfed.timing.readiness import StepSummary, summarise
 from wellfed.timing.step_row import StepRow
 from wellfed.tracking.csv_table import CsvTable, column
-from wellfed.tracking.sink import NoSink, Sink
+from wellfed.tracking.sink import Sink
 
 _LOG = logging.getLogger(__name__)
 STEP_COLUMNS = (
@@ -47,11 +48,8 @@ class Journal:
     """
 
     def __init__(self, record: RunRecord, folder: Path, *, sink: Sink | None = None, earlier_s: float = 0.0) -> None:
-        """
-        Args:
-            earlier_s: seconds that earlier parts of a resumed run took; ``time_s`` goes on from there.
-        """
-        self.record, self.folder, self.sink = record, folder, sink or NoSink()
+        """``earlier_s``: seconds that earlier parts of a resumed run took; ``time_s`` goes on from there."""
+        self.record, self.folder, self.sink = record, folder, sink or Sink()
         self.origin_s = time.monotonic() - earlier_s
         self.rows: deque[StepRow] = deque(maxlen=KEPT_STEPS)
         self._steps = CsvTable(folder / "steps.csv", STEP_COLUMNS, self._disk_trouble, cells=attrgetter(*STEP_COLUMNS))
@@ -110,26 +108,19 @@ class Journal:
     ) -> None:
         """Figures of a split at a step; ``values`` without the split's name.
 
-        Args:
-            throughput: in the same row of the sink, as ``throughput/<name>``: a row costs wandb half a millisecond.
+        ``throughput`` is in the same row of the sink: a row costs wandb half a millisecond.
         """
         at = {"step": step, "epoch": epoch}
         figures = [(split, name, value) for name, value in values.items()]
         figures += [("throughput", name, value) for name, value in (throughput or {}).items()]
-        time_s = self.time_s()
-        self._metrics.append(
-            *({**at, "time_s": time_s, "split": of, "name": name, "value": value} for of, name, value in figures)
-        )
+        in_file = {**at, "time_s": self.time_s()}
+        self._metrics.append(*({**in_file, "split": of, "name": name, "value": value} for of, name, value in figures))
         self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}})
 
     def telemetry(self, samples: Sequence[Sample]) -> None:
         """What was read in one round: a row each in telemetry.csv, on disk on return."""
-        self._telemetry.append(
-            *(
-                {"time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": one.gpu, **one.values}
-                for one in samples
-            )
-        )
+        rows = ({"time_s": s.time_s, "step": s.step, "phase": s.phase, "gpu": s.gpu, **s.values} for s in samples)
+        self._telemetry.append(*rows)
 
     def publish(self, samples: Sequence[Sample]) -> None:
         """The same as one row for the sink, of one sample at least. May block for as long as the sink does."""
@@ -143,19 +134,12 @@ class Journal:
     def recent_throughput(self) -> dict[str, float]:
         """``samples_per_s`` and ``readiness_frac`` of the last 200 steps without warm-up; empty if there are none."""
         rows = [row for row in islice(reversed(self.rows), 200) if not row.warmup]
-        total_ms = sum(row.step_ms for row in rows)
-        if total_ms <= 0:
-            return {}
-        return {
-            "samples_per_s": 1e3 * sum(row.samples for row in rows) / total_ms,
-            "readiness_frac": sum(row.ready for row in rows) / len(rows),
-        }
+        rate = _rate(rows)
+        return {} if rate is None else {"samples_per_s": rate, "readiness_frac": fmean(row.ready for row in rows)}
 
     def recent_rate(self) -> float | None:
         """Samples/s over the last 50 steps."""
-        rows = list(islice(reversed(self.rows), 50))
-        total_ms = sum(row.step_ms for row in rows)
-        return 1e3 * sum(row.samples for row in rows) / total_ms if total_ms else None
+        return _rate(list(islice(reversed(self.rows), 50)))
 
     def save(self) -> None:
         """Bring the files up to date."""
@@ -178,3 +162,8 @@ class Journal:
                 return
             self.event("disk_full", step, message=str(error))
         _LOG.warning("%s can't be written: %s. Training goes on; what was written before is kept.", self.folder, error)
+
+
+def _rate(rows: Sequence[StepRow]) -> float | None:
+    total_ms = sum(row.step_ms for row in rows)
+    return 1e3 * sum(row.samples for row in rows) / total_ms if total_ms > 0 else None

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from wellfed.telemetry.metrics import TIME_AXIS
+from wellfed.tracking.sink import Sink
 
 _LOG = logging.getLogger(__name__)
 _INIT_TIMEOUT_S = 30
@@ -29,12 +30,7 @@ _CLOUD_HOSTS = frozenset({"api.wandb.ai", "api.forge.coreweave.com", "forge.core
 
 
 def is_logged_in(environ: Mapping[str, str] | None = None, home: Path | None = None) -> bool:
-    """Whether wandb would find a key without asking; looks where wandb 0.31 does, without importing it.
-
-    Args:
-        environ: None = this process's environment.
-        home: None = the user's.
-    """
+    """Whether wandb would find a key without asking; looks where wandb 0.31 does, without importing it."""
     environ = os.environ if environ is None else environ
     home = Path.home() if home is None else home
     if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
@@ -63,7 +59,7 @@ def decide_mode(asked: str) -> str:
     return "online" if is_logged_in() else "offline"
 
 
-class WandbSink:
+class WandbSink(Sink):
     """An open wandb run. Rows carry their own axes, so that wandb's own step counter means nothing here.
 
     For any number of threads. wandb 0.31 sends each ``run.log(row)`` as one message, which becomes one row of its own;
@@ -165,34 +161,37 @@ def open_run(
     os.environ.setdefault("WANDB_SILENT", "true")
     import wandb
 
-    options: dict[str, Any] = {
-        "mode": mode,
-        "project": project,
-        "entity": entity,
-        "group": group,
-        "name": name,
-        "id": run_id,
-        "dir": str(folder),
-        "config": dict(config),
-        "resume": "allow" if run_id else None,
-        "reinit": "finish_previous",
-    }
     settings = wandb.Settings(x_disable_stats=True, init_timeout=_INIT_TIMEOUT_S, console="off", silent=True)
     if hasattr(settings, "x_transaction_log_flush_interval"):  # not before 0.31
         settings.x_transaction_log_flush_interval = _FLUSH_S
+
+    def start(mode: Any) -> Any:
+        return wandb.init(
+            settings=settings,
+            mode=mode,
+            project=project,
+            entity=entity,
+            group=group,
+            name=name,
+            id=run_id,
+            dir=str(folder),
+            config=dict(config),
+            resume="allow" if run_id else None,
+            reinit="finish_previous",
+        )
+
     try:
-        run = wandb.init(settings=settings, **options)
-    except Exception as error:
-        if mode != "online":
-            raise RuntimeError(f"wandb can't be started: {error}") from error
-        reason = str(error).splitlines()[0]
-        _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
-        on_lost(reason)
-        options["mode"] = mode = "offline"
         try:
-            run = wandb.init(settings=settings, **options)
-        except Exception as second:
-            raise RuntimeError(f"wandb can't be started: {second}") from second
+            run = start(mode)
+        except Exception as error:
+            if mode != "online":
+                raise
+            reason, mode = str(error).splitlines()[0], "offline"
+            _LOG.warning("wandb can't be reached (%s); going on offline.", reason)
+            on_lost(reason)
+            run = start(mode)
+    except Exception as error:
+        raise RuntimeError(f"wandb can't be started: {error}") from error
     for axis, patterns in _AXES.items():
         run.define_metric(axis, hidden=True)  # no curve of its own
         for pattern in patterns:

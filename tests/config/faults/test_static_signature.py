@@ -13,9 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from wellfed.config.check import bind
-from wellfed.config.faults.source import NotThere, Unread
-from wellfed.config.faults.static_signature import signature_of
+from wellfed.config.faults.static_signature import NotThere, Unread, signature_of
+from wellfed.config.faults.target_faults import bind
 
 NAMES = ("a", "b", "c", "d", "e")
 FRESH = count()

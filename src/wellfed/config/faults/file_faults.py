@@ -18,26 +18,22 @@ from wellfed.config.faults.explain import explain
 from wellfed.config.hydra_internals import CachingConfigRepository, IConfigRepository, load_file, put_empty
 from wellfed.errors import Fault
 
+_UNREADABLE = (yaml.YAMLError, OSError, ValueError, AssertionError, RecursionError, OmegaConfBaseException)
+
 
 class ForgivingRepository(CachingConfigRepository):
-    """Files as Hydra reads them, but one that can't be read is noted and taken for empty.
+    """Files as Hydra reads them, but one that can't be read is noted and taken for empty."""
 
-    Hydra's own files are taken for empty too unless ``with_hydra``: they are half of the work, and seldom at fault.
-    """
-
-    def __init__(self, delegate: IConfigRepository, *, with_hydra: bool) -> None:
+    def __init__(self, delegate: IConfigRepository) -> None:
         super().__init__(delegate)
-        self.with_hydra = with_hydra
         self.unreadable: dict[str, Fault] = {}
         """Config path, e.g. ``gpu/24gb``, -> what is wrong with the file."""
 
     def load_config(self, config_path: str) -> ConfigResult | None:
         """The file, or an empty one in its place; None where there is no such file."""
-        if config_path.startswith("hydra/") and not self.with_hydra:
-            return put_empty(self, config_path)
         try:
             return super().load_config(config_path)
-        except (yaml.YAMLError, OSError, ValueError, AssertionError, RecursionError, OmegaConfBaseException) as error:
+        except _UNREADABLE as error:
             self.unreadable[config_path] = _unreadable(self.file_of(config_path), error)
         return put_empty(self, config_path)
 
@@ -81,64 +77,48 @@ def merge_files(
 
 def _merge_by_key(cfg: DictConfig, config: Any, file: Path, package: str) -> Iterator[tuple[str, Fault]]:
     schema_type = OmegaConf.get_type(cfg) or dict
-    lines = _key_lines(file, "" if package == "_global_" else package)
+    root = yaml.compose(file.read_text(encoding="utf-8")) if file.is_file() else None
+    lines = dict(_key_lines(root, "" if package == "_global_" else package))
     for dotted, value in _leaves(config):
         try:
             OmegaConf.update(cfg, dotted, value, merge=True)
         except (OmegaConfBaseException, ValueError, TypeError) as error:
-            problem, way_out = explain(schema_type, dotted, error)
             line = f":{lines[dotted]}" if dotted in lines else ""
-            yield dotted, Fault(f"{show_file(file)}{line}: {dotted}={_short(value)}", problem, way_out)
+            text = "null" if value is None else str(value)
+            text = text if len(text) <= 60 else f"{text[:57]}..."
+            yield dotted, Fault(f"{show_file(file)}{line}: {dotted}={text}", *explain(schema_type, dotted, error))
 
 
 def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(node, DictConfig) and not node._is_none() and len(node) > 0:
-        for key in node:
-            name = str(key)
-            yield from _leaves(node._get_node(key), f"{prefix}.{name}" if prefix else name)
+        for key in map(str, node):
+            yield from _leaves(node._get_node(key), f"{prefix}.{key}" if prefix else key)
     else:
         yield prefix, OmegaConf.to_container(node) if OmegaConf.is_config(node) else node._value()
 
 
-def _key_lines(file: Path, package: str) -> dict[str, int]:
-    """Dotted name -> line, counted from 1."""
-    found: dict[str, int] = {}
-
-    def walk(node: yaml.Node, prefix: str) -> None:
-        if isinstance(node, yaml.MappingNode):
-            for key, value in node.value:
-                name = f"{prefix}.{key.value}" if prefix else str(key.value)
-                found[name] = key.start_mark.line + 1
-                walk(value, name)
-
-    if file.is_file():
-        root = yaml.compose(file.read_text(encoding="utf-8"))
-        if root is not None:
-            walk(root, package)
-    return found
+def _key_lines(node: yaml.Node | None, prefix: str) -> Iterator[tuple[str, int]]:
+    """Dotted name and line, counted from 1."""
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            name = f"{prefix}.{key.value}" if prefix else str(key.value)
+            yield name, key.start_mark.line + 1
+            yield from _key_lines(value, name)
 
 
 def _unreadable(file: Path, error: Exception) -> Fault:
     where = show_file(file)
-    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        mark = error.problem_mark
-        where = f"{where}:{mark.line + 1}"
-        problem = f"is not yaml at column {mark.column + 1}: {error.problem}."
-        tab = "\\t" in f"{error.problem}"
-        return Fault(
-            where, problem, "Indent with blanks, never tabs." if tab else "Check indentation and colons there."
-        )
-    if isinstance(error, UnicodeDecodeError):
-        return Fault(where, "is not UTF-8 text.", "Save it as UTF-8.")
-    if isinstance(error, OSError):
-        return Fault(where, f"can't be read: {error.strerror or error}.", "Check its permissions.")
-    if isinstance(error, AssertionError):
-        return Fault(where, "has a defaults list that can't be read.", "Write '- group: option' lines in it.")
+    match error:
+        case yaml.MarkedYAMLError(problem=str(problem), problem_mark=yaml.Mark() as mark):
+            tab = "\\t" in problem
+            way_out = "Indent with blanks, never tabs." if tab else "Check indentation and colons there."
+            return Fault(f"{where}:{mark.line + 1}", f"is not yaml at column {mark.column + 1}: {problem}.", way_out)
+        case UnicodeDecodeError():
+            return Fault(where, "is not UTF-8 text.", "Save it as UTF-8.")
+        case OSError():
+            return Fault(where, f"can't be read: {error.strerror or error}.", "Check its permissions.")
+        case AssertionError():
+            return Fault(where, "has a defaults list that can't be read.", "Write '- group: option' lines in it.")
     # A RecursionError (a yaml anchor inside itself) reaches us as an OmegaConf error of a thousand lines.
     reason = str(error).splitlines()[0][:200].rstrip(".")
     return Fault(where, f"can't be used: {reason}.", "Write 'knob: value' lines.")
-
-
-def _short(value: Any) -> str:
-    text = "null" if value is None else str(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -37,27 +37,18 @@ def find_faults(
         cause: what Hydra raised; told as it is if the search finds nothing. None = Hydra composed it.
         multirun: several values for a knob are then no fault.
     """
-    typed = read_overrides(overrides, multirun=multirun, loader=loader)
-    for with_hydra in (False, True):  # the second search takes twice as long and is seldom needed
-        repo = ForgivingRepository(repository_of(loader), with_hydra=with_hydra)
-        if repo.load_config(config_name) is None:
-            return [_no_primary(repo, config_name)]
-        search = _Search(loader, repo, config_name, typed)
-        found = search.run()
-        if found and not search.needs_hydra:
-            return found
+    repo = ForgivingRepository(repository_of(loader))
+    if repo.load_config(config_name) is None:
+        names = [name for name in repo.get_group_options("") if not name.endswith("_schema") and name[0] != "_"]
+        return [Fault(f"--config-name {config_name}", "there is no such file.", f"There are: {', '.join(names)}.")]
+    found = _Search(loader, repo, config_name, read_overrides(overrides, multirun=multirun, loader=loader)).run()
     if cause is None or found:
         return found
     return [Fault("configuration", " ".join(str(cause).split())[:500], "HYDRA_FULL_ERROR=1 shows where.")]
 
 
-def _no_primary(repo: ForgivingRepository, config_name: str) -> Fault:
-    names = [name for name in repo.get_group_options("") if not name.endswith("_schema") and not name.startswith("_")]
-    return Fault(f"--config-name {config_name}", "there is no such file.", f"There are: {', '.join(names)}.")
-
-
 class _Search:
-    """One hunt for faults; the steps of `run`, in order, fill ``told`` and ``doubted``."""
+    """One hunt for faults; the steps of `run`, in order, fill ``told``, ``from_files`` and ``doubted``."""
 
     def __init__(self, loader: ConfigLoader, repo: ForgivingRepository, config_name: str, typed: list[Typed]) -> None:
         self.loader = loader
@@ -69,15 +60,14 @@ class _Search:
         self.declared = {one.group for one in defaults if isinstance(one, GroupDefault) and one.group}
         listed = (SCHEMAS.get(str(one.path)) for one in defaults if isinstance(one, ConfigDefault))
         self.schema = next(filter(None, listed), RunConfig)
-        self.told: list[tuple[int, Fault]] = []
+        self.knobs = entries(self.schema)
+        self.told = [(index, one.fault) for index, one in enumerate(typed) if one.fault]
+        """Index of the override, and what is wrong with it."""
         self.from_files: list[Fault] = []
-        self.needs_hydra = any(one.parsed is not None and one.parsed.is_hydra_override() for one in typed)
-        """Whether Hydra's own files matter for what was found."""
         self.doubted: set[str] = set()
         """Knobs whose value is not what the user meant: rules about them would tell what is not so."""
 
     def run(self) -> list[Fault]:
-        self.told = [(index, one.fault) for index, one in enumerate(self.typed) if one.fault]
         self._check_choices()
         cfg = self._compose_files()
         examined: list[Fault] = []
@@ -85,13 +75,16 @@ class _Search:
             added = self._set_values(cfg)
             with open_dict(cfg):
                 cfg.pop("hydra", None)
-            examined = examine(cfg, self.doubted).faults
+            examined = examine(cfg, self.doubted)[1]
             for index, dotted in added:
                 if not any(dotted in str(fault) for fault in examined):
                     text, owner = self.typed[index].text, dotted.rpartition(".")[0]
-                    self.told.append((index, Fault(text, f"{owner} does not list it so far.", f"Add it: +{text}")))
+                    self._tell(index, f"{owner} does not list it so far.", f"Add it: +{text}")
         ordered = [fault for _, fault in sorted(self.told, key=lambda pair: pair[0])]
         return list(dict.fromkeys([*ordered, *self.from_files, *examined]))
+
+    def _tell(self, index: int, problem: str, way_out: str) -> None:
+        self.told.append((index, Fault(self.typed[index].text, problem, way_out)))
 
     def _usable(self, *, choices: bool) -> list[tuple[int, Override]]:
         bad = {index for index, _ in self.told}
@@ -102,7 +95,7 @@ class _Search:
         ]
 
     def _check_choices(self) -> None:
-        required = {name for name, entry in entries(self.schema).items() if entry.is_group} & self.declared
+        required = {name for name, entry in self.knobs.items() if entry.is_group} & self.declared
         for index, parsed in self._usable(choices=True):
             fault = choice_fault(self.typed[index], self.repo, required, self.declared)
             if fault:
@@ -110,18 +103,11 @@ class _Search:
                 self._doubt(parsed.key_or_group)
         for index, parsed in self._usable(choices=False):
             group = parsed.key_or_group
-            if group in self.declared and "." not in group and group not in entries(self.schema):
-                fault = Fault(self.typed[index].text, f"{group} has no options.", f"No folder {group}/ is searched.")
-                self.told.append((index, fault))
+            if group in self.declared and "." not in group and group not in self.knobs:
+                self._tell(index, f"{group} has no options.", f"No folder {group}/ is searched.")
 
     def _compose_files(self) -> DictConfig:
-        chosen = self._usable(choices=True)
-        try:
-            listed: list[ResultDefault] | None = self._files([parsed for _, parsed in chosen])
-        except COMPOSE_ERRORS:
-            self.needs_hydra = True  # a file may pick a launcher or sweeper
-            listed = self._defaults_one_by_one(chosen)
-        cfg, refused = merge_files(self.loader, listed, self.repo) if listed else (OmegaConf.create(), [])
+        cfg, refused = merge_files(self.loader, self._defaults_list(), self.repo)
         for path, fault in self.repo.unreadable.items():
             self.from_files.append(fault)
             self._doubt(path.partition("/")[0])
@@ -131,34 +117,30 @@ class _Search:
         OmegaConf.set_struct(cfg, True)
         return cfg
 
-    def _files(self, choices: list[Override]) -> list[ResultDefault]:
-        return chosen_files(self.repo, self.config_name, choices)
-
-    def _defaults_one_by_one(self, chosen: list[tuple[int, Override]]) -> list[ResultDefault] | None:
-        """The defaults list with the choices that go together; those that don't are told."""
+    def _defaults_list(self) -> list[ResultDefault]:
+        """The chosen files, by the choices that go together; those that don't are told."""
+        chosen = self._usable(choices=True)
         try:
-            listed = self._files([])
+            return chosen_files(self.repo, self.config_name, [parsed for _, parsed in chosen])
+        except COMPOSE_ERRORS:
+            pass
+        try:
+            listed = chosen_files(self.repo, self.config_name, [])
         except COMPOSE_ERRORS as error:
-            self.from_files.append(self._fault_of_lists(error))
-            return None
+            where = f"defaults of {show_file(self.repo.file_of(self.config_name))}"
+            self.from_files.append(Fault(where, *_of_defaults(error)))
+            return []
         kept: list[Override] = []
         for index, parsed in chosen:
             try:
-                listed = self._files([*kept, parsed])
+                listed = chosen_files(self.repo, self.config_name, [*kept, parsed])
             except COMPOSE_ERRORS as error:
-                self.told.append((index, self._fault_of_lists(error, self.typed[index].text)))
+                self._tell(index, *_of_defaults(error))
                 if parsed.key_or_group in self.declared:
                     self._doubt(parsed.key_or_group)
             else:
                 kept.append(parsed)
         return listed
-
-    def _fault_of_lists(self, error: Exception, text: str | None = None) -> Fault:
-        options = getattr(error, "options", None)
-        lines = [line.strip() for line in str(error).split("Config search path")[0].splitlines() if line.strip()]
-        way_out = f"There are: {', '.join(options)}." if options else " ".join(lines[1:3])[:300]
-        where = text or f"defaults of {show_file(self.repo.file_of(self.config_name))}"
-        return Fault(where, f"{lines[0].rstrip('.')}." if lines else type(error).__name__, way_out)
 
     def _set_values(self, cfg: DictConfig) -> list[tuple[int, str]]:
         """Set each value alone; returns new arguments of free nodes that lack a ``+``."""
@@ -166,15 +148,12 @@ class _Search:
         for index, parsed in self._single_values():
             dotted = parsed.key_or_group
             try:
-                if parsed.is_delete() and dotted in entries(self.schema):
+                if parsed.is_delete() and dotted in self.knobs:
                     raise ValueError("Hydra takes away some knobs and not others")
                 set_value(cfg, parsed)
             except COMPOSE_ERRORS as error:
-                if (
-                    not parsed.is_delete()
-                    and dotted.startswith(tuple(f"{node}." for node in FREE_NODES))
-                    and _can_be_set(cfg, parsed)
-                ):
+                is_free = dotted.startswith(tuple(f"{node}." for node in FREE_NODES))
+                if is_free and not parsed.is_delete() and _can_be_set(cfg, parsed):
                     added.append((index, dotted))
                 else:
                     self._tell_value(index, parsed, error)
@@ -193,7 +172,7 @@ class _Search:
 
     def _tell_value(self, index: int, parsed: Override, error: Exception) -> None:
         text, dotted = parsed.input_line or self.typed[index].text, parsed.key_or_group
-        meant = suggestion(self.schema, dotted) if dotted not in entries(self.schema) else None
+        meant = suggestion(self.schema, dotted) if dotted not in self.knobs else None
         if parsed.is_delete():
             problem, way_out = explain_delete(self.schema, dotted)
         else:
@@ -215,6 +194,14 @@ class _Search:
     def _inside(self, name: str) -> set[str]:
         """The knobs of a group, or the knob itself."""
         return {knob for knob in all_knobs(self.schema) if knob == name or knob.startswith(f"{name}.")}
+
+
+def _of_defaults(error: Exception) -> tuple[str, str]:
+    """(problem, way out) where Hydra can't make a list of files."""
+    options = getattr(error, "options", None)
+    lines = [line.strip() for line in str(error).split("Config search path")[0].splitlines() if line.strip()]
+    way_out = f"There are: {', '.join(options)}." if options else " ".join(lines[1:3])[:300]
+    return f"{lines[0].rstrip('.')}." if lines else type(error).__name__, way_out
 
 
 def _can_be_set(cfg: DictConfig, parsed: Override) -> bool:

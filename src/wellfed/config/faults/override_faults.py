@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -21,7 +21,6 @@ from wellfed.errors import Fault
 
 MOST_VALUES = 100_000
 """Of one axis."""
-_BRACKETS = {"[": "]", "{": "}", "(": ")"}
 
 
 @dataclass(frozen=True)
@@ -53,27 +52,19 @@ def read_overrides(overrides: Sequence[str], *, multirun: bool, loader: ConfigLo
         except (HydraException, ValueError) as error:
             typed.append(Typed(text, None, _grammar_fault(parser, text, error)))
             continue
-        fault = None
+        fault, name = None, parsed.key_or_group
         if parsed.is_sweep_override() and not multirun:
-            name = parsed.key_or_group
             values = text.partition("=")[2]
-            way_out = (
-                f"Add -m to run them all, or write {name}=[{values}] for a list, {_quoted(name, values)} for a text."
-            )
-            fault = Fault(text, "names several values, and this is one run.", way_out)
+            instead = f"write {name}=[{values}] for a list, {_quoted(name, values)} for a text."
+            fault = Fault(text, "names several values, and this is one run.", f"Add -m to run them all, or {instead}")
         elif parsed.is_discrete_sweep():
-            fault = _fault_of_axis(text, parsed)
+            try:
+                first_values(parsed, MOST_VALUES)
+            except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
+                problem = f"is an axis that can't be read: {str(error).splitlines()[0].rstrip('.')}."
+                fault = Fault(text, problem, f"Name its values: {name}=a,b")
         typed.append(Typed(text, parsed, fault))
     return typed
-
-
-def _fault_of_axis(text: str, parsed: Override) -> Fault | None:
-    try:
-        first_values(parsed, MOST_VALUES)
-    except (HydraException, OmegaConfBaseException, ValueError, TypeError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
-        return Fault(text, f"is an axis that can't be read: {reason}.", f"Name its values: {parsed.key_or_group}=a,b")
-    return None
 
 
 def first_values(parsed: Override, number: int) -> list[str]:
@@ -83,17 +74,14 @@ def first_values(parsed: Override, number: int) -> list[str]:
 
 def _grammar_fault(parser: OverridesParser, text: str, error: Exception) -> Fault:
     name, equals, value = text.partition("=")
-    if not equals:
-        return Fault(text, "is not an override: it has no '='.", "Write knob=value or group=option, e.g. gpu=24gb.")
-    if not name.strip("+~ "):
-        return Fault(text, "has no name before '='.", "Write knob=value or group=option, e.g. gpu=24gb.")
-    for opening, closing in _BRACKETS.items():
-        if value.count(opening) != value.count(closing):
-            missing = closing if value.count(opening) > value.count(closing) else opening
-            return Fault(
-                text, f"can't be read: a '{missing}' is missing.", f"Close it, or quote: {_quoted(name, value)}"
-            )
     quoted = _quoted(name, value)
+    if not equals or not name.strip("+~ "):
+        problem = "has no name before '='." if equals else "is not an override: it has no '='."
+        return Fault(text, problem, "Write knob=value or group=option, e.g. gpu=24gb.")
+    for opening, closing in ("[]", "{}", "()"):
+        if surplus := value.count(opening) - value.count(closing):
+            missing = closing if surplus > 0 else opening
+            return Fault(text, f"can't be read: a '{missing}' is missing.", f"Close it, or quote: {quoted}")
     try:
         parser.parse_override(shlex.split(quoted)[0])
     except (HydraException, ValueError):
@@ -109,9 +97,7 @@ def _quoted(name: str, value: str) -> str:
 
 def is_choice(parsed: Override, repo: IConfigRepository) -> bool:
     """Whether an override picks an option of a group (and does not set a value)."""
-    if isinstance(parsed._value, dict):
-        return False
-    return bool(repo.group_exists(parsed.key_or_group))
+    return not isinstance(parsed._value, dict) and bool(repo.group_exists(parsed.key_or_group))
 
 
 def choice_fault(
@@ -130,7 +116,7 @@ def choice_fault(
     group = parsed.key_or_group
     options = in_order(repo.get_group_options(group, ObjectType.CONFIG))
     listed = f"{group} has {', '.join(options)}." if options else f"No file defines an option of {group}."
-    if parsed.is_delete() or (None in (values := list(_values(parsed))) and not parsed.is_sweep_override()):
+    if parsed.is_delete() or (None in (values := _values(parsed)) and not parsed.is_sweep_override()):
         return Fault(typed.text, f"every run needs an option of {group}.", listed) if group in required else None
     if parsed.is_add() and group in declared:
         return Fault(typed.text, f"{group} is in the defaults list already.", f"Write {typed.text.lstrip('+')}.")
@@ -142,11 +128,10 @@ def choice_fault(
     return None
 
 
-def _values(parsed: Override) -> Iterator[Any]:
+def _values(parsed: Override) -> list[Any]:
     if parsed.is_sweep_override():
         items: list[Any] = list(parsed.sweep_iterator()) if parsed.is_discrete_sweep() else []
     else:
         value: Any = parsed.value()
         items = value if isinstance(value, list) else [value]
-    for item in items:
-        yield item.text if isinstance(item, QuotedString) else item
+    return [item.text if isinstance(item, QuotedString) else item for item in items]

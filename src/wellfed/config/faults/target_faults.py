@@ -6,15 +6,14 @@ not read. Ranges are the target's own: its constructor raises ValueError.
 
 from __future__ import annotations
 
+import ast
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Any
 
 from wellfed.config.build import PARTIAL, POSITIONAL, TARGET, import_fault, locate
-from wellfed.config.faults.annotation import misfit
-from wellfed.config.faults.source import NotThere, Unread
-from wellfed.config.faults.static_signature import signature_of
+from wellfed.config.faults.static_signature import NotThere, Unread, last_word, signature_of
 from wellfed.config.knobs import nearest
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
@@ -23,8 +22,25 @@ _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
 """Which required arguments come at run time: the model's from the data (`Datasets.model_args`), the optimizer's
 parameters."""
 
+_SIMPLE = {"int": int, "float": float, "bool": bool, "str": str, "None": type(None), "NoneType": type(None)}
+_SIMPLE |= dict.fromkeys(("list", "List", "tuple", "Tuple", "Sequence"), list)
+_SIMPLE |= dict.fromkeys(("dict", "Dict", "Mapping"), dict)
+_NEVER_IN_YAML = frozenset({"Tensor", "Parameter", "Module", "Generator", "Callable", "Dataset", "ParamsT"})
+"""Members of a union that a yaml value can't be: ``float | Tensor`` is a float there."""
+_WORDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    type(None): "null",
+    list: "a list [..]",
+    dict: "a mapping {..}",
+}
+
 Read = Callable[[str, Sequence[str]], Signature | None]
 """(target, allowed packages) -> how it may be called; None leaves the target to the other stage."""
+Kind = type | tuple[Any, ...]
+"""One alternative that an annotation allows: a type, or the values of a Literal."""
 
 
 def check_static(config: RunConfig) -> list[Fault]:
@@ -85,20 +101,18 @@ def _judge(where: str, node: Mapping[str, Any], allowed: Sequence[str], read: Re
     if not isinstance(target, str) or not all(part.isidentifier() for part in target.split(".")):
         yield Fault(typed, "is not a dotted name.", f"Set {where}.{TARGET}=<package>.<module>.<name>.")
         return
-    if not any(f"{target}.".startswith(f"{package}.") for package in allowed):
-        yield _not_allowed(typed, target.partition(".")[0], allowed)
-        return
     try:
+        if not any(f"{target}.".startswith(f"{package}.") for package in allowed):
+            raise PermissionError(target.partition(".")[0])
         signature = read(target, allowed)
     except NotThere as missing:
         near = nearest(missing.name, missing.names)
         meant = ".".join(near if part == missing.name and near else part for part in target.split("."))
-        way_out = (
-            f"Did you mean {where}.{TARGET}={meant}?" if near else "Name a class or function of a module on the path."
-        )
-        yield Fault(typed, f"{missing}.", way_out)
-    except PermissionError as error:
-        yield _not_allowed(typed, str(error), allowed)
+        elsewhere = "Name a class or function of a module on the path."
+        yield Fault(typed, f"{missing}.", f"Did you mean {where}.{TARGET}={meant}?" if near else elsewhere)
+    except PermissionError as package:
+        problem = f"{package} is not among the packages that a configuration may name ({', '.join(allowed)})."
+        yield Fault(typed, problem, f"If you trust it: config.allow_targets=[{','.join([*allowed, str(package)])}]")
     except (SyntaxError, UnicodeDecodeError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
         yield Fault(typed, f"{getattr(error, 'filename', '')}{line} is not Python: {error}.", "Mend the file.")
@@ -108,52 +122,92 @@ def _judge(where: str, node: Mapping[str, Any], allowed: Sequence[str], read: Re
         yield from bind(where, node, signature) if signature is not None else ()
 
 
-def _not_allowed(typed: str, package: str, allowed: Sequence[str]) -> Fault:
-    return Fault(
-        typed,
-        f"{package} is not among the packages that a configuration may name ({', '.join(allowed)}).",
-        f"If you trust it: config.allow_targets=[{','.join([*allowed, package])}]",
-    )
-
-
 def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Fault]:
     """Unknown, missing and mistyped arguments of one node; ``signature`` as `signature_of` or inspect give it."""
     target = node[TARGET]
     given = {key: value for key, value in node.items() if key not in (TARGET, POSITIONAL, PARTIAL)}
     handed_over = "any" if node.get(PARTIAL) else _HANDED_OVER.get(where, "none")
-    parameters = dict(signature.parameters)
-    positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    parameters = signature.parameters
+
+    def of_kind(*kinds: Any) -> list[Parameter]:
+        return [parameter for parameter in parameters.values() if parameter.kind in kinds]
+
+    positional = of_kind(Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    accepted = [each.name for each in of_kind(Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
     count = len(node.get(POSITIONAL, ())) + (handed_over == "first")
     taken = {parameter.name for parameter in positional[:count]}
-    accepted = [p.name for p in parameters.values() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    takes_any = any(p.kind is Parameter.VAR_KEYWORD for p in parameters.values())
     faults = []
-    if count > len(positional) and not any(p.kind is Parameter.VAR_POSITIONAL for p in parameters.values()):
-        faults.append(
-            Fault(f"{where}.{POSITIONAL}", f"{target} takes {len(positional)}, not {count}.", "Leave some out.")
-        )
+    if count > len(positional) and not of_kind(Parameter.VAR_POSITIONAL):
+        problem = f"{target} takes {len(positional)}, not {count}."
+        faults.append(Fault(f"{where}.{POSITIONAL}", problem, "Leave some out."))
     for name, value in given.items():
         typed = f"{where}.{name}={value}"
         if name in taken and name in accepted:
             faults.append(Fault(typed, f"{target} is handed {name} already.", f"Take it away: ~{where}.{name}"))
         elif name in accepted:
-            wrong = misfit(value, parameters[name])
-            if wrong:
+            if wrong := misfit(value, parameters[name]):
                 faults.append(Fault(typed, wrong, f"Change {where}.{name}."))
-        elif not takes_any:
+        elif not of_kind(Parameter.VAR_KEYWORD):
             near = nearest(name, accepted)
             way_out = f"Did you mean {where}.{near}={value}?" if near else f"It takes: {', '.join(accepted)}."
             faults.append(Fault(typed, f"{target} has no argument {name}.", way_out))
-    for parameter in parameters.values():
-        by_name = parameter.kind is not Parameter.POSITIONAL_ONLY and parameter.name in given
-        if handed_over != "any" and _is_needed(parameter) and not by_name and parameter.name not in taken:
+    for parameter in [*positional, *of_kind(Parameter.KEYWORD_ONLY)] if handed_over != "any" else ():
+        has_value = parameter.name in taken or (parameter.name in given and parameter.name in accepted)
+        if parameter.default is Parameter.empty and not has_value:
             way_out = f"Add +{where}.{parameter.name}=<value>"
             faults.append(Fault(where, f"{target} needs the argument {parameter.name}.", way_out))
     return faults
 
 
-def _is_needed(parameter: Parameter) -> bool:
-    return parameter.default is Parameter.empty and parameter.kind not in (
-        Parameter.VAR_POSITIONAL,
-        Parameter.VAR_KEYWORD,
-    )
+def misfit(value: Any, parameter: Parameter) -> str:
+    """What is wrong with ``value`` for ``parameter`` (annotated by text or a type); empty if it may fit."""
+    annotation = parameter.annotation
+    if annotation is Parameter.empty or isinstance(value, Mapping) or (value is None and parameter.default is None):
+        return ""
+    kinds = _kinds_of_text(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
+    if kinds is None or any(_fits(value, kind) for kind in kinds):
+        return ""
+    words = ("one of " + ", ".join(map(str, kind)) if isinstance(kind, tuple) else _WORDS[kind] for kind in kinds)
+    return f"must be {' or '.join(dict.fromkeys(words))}."
+
+
+def _fits(value: Any, kind: Kind) -> bool:
+    if isinstance(kind, tuple):
+        return any(value == option and type(value) is type(option) for option in kind)
+    if kind in (int, float) and isinstance(value, bool):
+        return False
+    return isinstance(value, (int, float) if kind is float else (list, tuple) if kind is list else kind)
+
+
+def _kinds_of_text(text: str) -> list[Kind] | None:
+    try:
+        return _kinds(ast.parse(text, mode="eval").body)
+    except SyntaxError:
+        return None
+
+
+def _kinds(node: ast.expr) -> list[Kind] | None:
+    """The alternatives of an annotation; None where it can't be judged."""
+    name = last_word(node)
+    match node:
+        case ast.Constant(value=str() as quoted):
+            return _kinds_of_text(quoted)
+        case ast.Constant(value=None):
+            return [type(None)]
+        case ast.BinOp(op=ast.BitOr(), left=left, right=right):
+            parts = [left, right]
+        case ast.Subscript(slice=inner) if name in ("Optional", "Union", "Literal"):
+            parts = inner.elts if isinstance(inner, ast.Tuple) else [inner]
+            if name == "Literal":
+                return [tuple(part.value for part in parts if isinstance(part, ast.Constant))]
+            parts = [*parts, ast.Constant(None)] if name == "Optional" else parts
+        case _:
+            return [_SIMPLE[name]] if name in _SIMPLE else None
+    alternatives: list[Kind] = []
+    for part in parts:
+        if last_word(part) not in _NEVER_IN_YAML:
+            kinds = _kinds(part)
+            if kinds is None:
+                return None
+            alternatives += kinds
+    return alternatives or None
