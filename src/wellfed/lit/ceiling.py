@@ -8,7 +8,7 @@ training, and would be called for an epoch that is none.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -85,8 +85,13 @@ def run_ceiling(
     trainer.callbacks.append(Together([Clock(clock, rows.extend)]))
     with put_back(module):
         module.trainer = trainer
-        move = batches.to_device if is_ours else _as_moved_by(module)
-        ready = [replace(delivery, batch=move(delivery.batch, device), is_on_device=True) for delivery in deliveries]
+
+        def moved(batch: Any) -> Any:
+            if is_ours:
+                return batches.to_device(batch, device)
+            return module.transfer_batch_to_device(module.on_before_batch_transfer(batch, 0), device, 0)
+
+        ready = [replace(delivery, batch=moved(delivery.batch), is_on_device=True) for delivery in deliveries]
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the loader may use its host buffers again
         if not is_ours:
@@ -109,10 +114,7 @@ def _on_all_ranks(is_so: bool, options: TrainerOptions) -> bool:
 
 @contextmanager
 def put_back(module: pl.LightningModule) -> Iterator[None]:
-    """On the way out parameters, buffers, modes and Trainer of the module are what they were, and all generators.
-
-    Gradients are gone.
-    """
+    """On the way out parameters, buffers, modes and Trainer of the module are what they were, and all generators."""
     before = {name: value.detach().to("cpu", copy=True) for name, value in _tensors(module)}
     modes = [(part, part.training) for part in module.modules()]
     trainer, drawn = module._trainer, generators.state()
@@ -169,9 +171,3 @@ def _optimizers_of(configured: Any) -> Any:
     if len(configured) == 2 and isinstance(configured[0], (list, tuple)):
         return configured[0]
     return [_optimizers_of(one) for one in configured]
-
-
-def _as_moved_by(module: pl.LightningModule) -> Callable[[Any, torch.device], Any]:
-    """How a user's LightningModule has its batches moved to the device."""
-    before, move = module.on_before_batch_transfer, module.transfer_batch_to_device
-    return lambda batch, device: move(before(batch, 0), device, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -28,7 +29,6 @@ class MeanLoss:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything."""
         self._sum: Tensor | None = None
         self._weight = 0
 
@@ -43,7 +43,6 @@ class MeanLoss:
         self._weight += weight
 
     def compute(self) -> dict[str, float]:
-        """``loss``."""
         return {} if self._sum is None else {"loss": float(self._sum) / max(1, self._weight)}
 
     def state(self) -> tuple[Tensor | None, int]:
@@ -51,13 +50,11 @@ class MeanLoss:
         return self._sum, self._weight
 
     def merge(self, states: Sequence[tuple[Tensor | None, int]]) -> None:
-        """Those of all ranks."""
         sums = [own for own, _ in states if own is not None]
         self._sum = torch.stack(sums).sum() if sums else None
         self._weight = sum(weight for _, weight in states)
 
     def artifacts(self, folder: Any) -> dict[str, Any]:
-        """None."""
         return {}
 
 
@@ -65,21 +62,16 @@ SHARING_STRATEGIES = ("auto", "ddp")
 """Where a rank can evaluate a batch by itself: each has the whole model."""
 
 
+@dataclass
 class Evaluating:
     """Hands batches to an evaluation; of one that does not fit the halves, and all later ones in that size."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        evaluation: Evaluation,
-        splits: Mapping[str, Preparation],
-        *,
-        may_halve: bool,
-        on_event: OnEvent,
-    ) -> None:
-        self._model, self._evaluation, self._splits = model, evaluation, splits
-        self._may_halve, self._on_event = may_halve, on_event
-        self._at_most: int | None = None
+    model: nn.Module
+    evaluation: Evaluation
+    splits: Mapping[str, Preparation]
+    may_halve: bool
+    on_event: OnEvent
+    _at_most: int | None = None
 
     def take(
         self, split: str, delivery: Delivery, features: FeatureSource | None, device: torch.device, step: int
@@ -90,7 +82,7 @@ class Evaluating:
             OutOfMemoryExhausted: a single sample does not fit, or memory ran out when the evaluation had already taken
                 a part of the batch into a large tensor.
         """
-        prepare, evaluation = self._splits[split], self._evaluation
+        prepare, evaluation = self.splits[split], self.evaluation
         sizes, done = self._sizes(delivery.size), 0
         parts = prepare.split(delivery.batch, sizes)
 
@@ -98,16 +90,16 @@ class Evaluating:
             weight = prepare.weight(parts[done], sizes[done]) if isinstance(evaluation, MeanLoss) else 0
             batch = prepare(batches.to_device(parts[done], device), delivery, done, features)
             if isinstance(evaluation, MeanLoss):
-                evaluation.add(self._model, batch, weight)
+                evaluation.add(self.model, batch, weight)
             else:
-                evaluation.update(self._model, batch, *(() if features is None else (features,)))
+                evaluation.update(self.model, batch, *(() if features is None else (features,)))
 
         while done < len(sizes):
-            if not self._may_halve:
+            if not self.may_halve:
                 update()
                 done += 1
                 continue
-            before = Snapshot(evaluation, device, leave_out=self._model)
+            before = Snapshot(evaluation, device, leave_out=self.model)
             _, failure = oom.attempted(update)
             if failure is None:
                 done += 1
@@ -120,14 +112,14 @@ class Evaluating:
                     f"Next: memory.micro_batch={max(1, size // 2)}, which is the size of evaluation batches too."
                 )
             oom.release()
-            self._on_event("oom", step=step, message=failure.message)
+            self.on_event("oom", step=step, message=failure.message)
             if size == 1:
                 raise OutOfMemoryExhausted(
                     f"Out of memory in the {split} split with one sample: {failure.message} "
                     "Next: a smaller workload.model, memory.features=dynamic, or a card with more memory (gpu=...)."
                 )
             self._at_most = size // 2
-            self._on_event("step_down", step=step, evaluation_batch=self._at_most, before=size)
+            self.on_event("step_down", step=step, evaluation_batch=self._at_most, before=size)
             sizes = sizes[:done] + self._sizes(sum(sizes[done:]))
             parts = prepare.split(delivery.batch, sizes)
 

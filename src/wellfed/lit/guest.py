@@ -229,7 +229,7 @@ class FiguresLogger(Logger):
         self._take({name: float(value) for name, value in metrics.items() if is_number(value)})
 
     def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
-        """Nothing."""
+        pass
 
 
 class _Nothing:

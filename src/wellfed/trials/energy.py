@@ -9,9 +9,8 @@ from wellfed.config.schema import Accelerator, RunConfig, SweepObjective
 from wellfed.errors import ConfigError, Fault
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
-from wellfed.nvml.session import within
 from wellfed.nvml.readings import OpenDevice, Power
-from wellfed.nvml.session import NvmlError, NvmlSession
+from wellfed.nvml.session import NvmlError, NvmlSession, within
 
 _DEADLINE_S = 10
 

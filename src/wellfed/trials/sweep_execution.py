@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -93,8 +94,6 @@ class SweepExecution:
 def open_trial_folder(folder: Path) -> None:
     """Make it; an earlier attempt's is kept beside."""
     if folder.exists():
-        number = 1
-        while (aside := folder.with_name(f"{folder.name}.attempt{number}")).exists():
-            number += 1
-        folder.rename(aside)
+        asides = (folder.with_name(f"{folder.name}.attempt{number}") for number in count(1))
+        folder.rename(next(aside for aside in asides if not aside.exists()))
     folder.mkdir()

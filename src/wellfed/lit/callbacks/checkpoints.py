@@ -220,10 +220,7 @@ def is_disk_error(error: BaseException) -> bool:
 
 
 def is_finite(module: pl.LightningModule) -> bool:
-    """Of the weights that are trained, and of a `StepModule`'s losses since its last row; waits for the device once.
-
-    On this rank alone.
-    """
+    """Of this rank's trained weights, and of a `StepModule`'s losses since its last row; waits for the device once."""
     trained = (weight for weight in module.parameters() if weight.requires_grad and not is_lazy(weight))
     weights = [weight.detach() for weight in trained if weight.numel()]
     largest = [get_total_norm(weights, norm_type=math.inf)] if weights else []  # NaN where any is
