@@ -58,7 +58,7 @@ STEPS = 4
 """The first makes the optimizer's state; what the allocator reserves settles after."""
 CARDS_ALONE = ("embedding, sparse adam", "gradient penalty", "neighbours, gather")
 """Cases that torch's count of live tensors on a CPU can't follow (sparse tensors, gradients of gradients), or that it
-changes itself (see `wellfed.footprint.in_place`)."""
+changes itself (see `wellfed.footprint.memory_tracker`)."""
 
 
 @dataclass(frozen=True)

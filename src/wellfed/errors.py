@@ -54,7 +54,8 @@ class ConfigError(WellfedError):
 
     def __init__(self, faults: Sequence[Fault]) -> None:
         self.faults = tuple(faults)
-        head = f"{len(self.faults)} fault{'s' * (len(self.faults) != 1)} in the configuration; nothing was run."
+        count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
+        head = f"{count} in the configuration; nothing was run."
         super().__init__("\n".join([head, *(f"  - {fault}" for fault in self.faults)]))
 
     @classmethod

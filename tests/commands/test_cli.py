@@ -24,7 +24,7 @@ def python_m_wellfed(*words):
 
 
 def command_that(monkeypatch, act):
-    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("go", "a.module", "goes"),))
+    monkeypatch.setattr(cli, "COMMANDS", (cli.Command("go", "goes"),))
     monkeypatch.setattr(cli.importlib, "import_module", lambda name: SimpleNamespace(main=act))
 
 

@@ -32,7 +32,7 @@ def once(*overrides: str) -> Composed[RunConfig]:
 
 
 def test_typed_all_through():
-    composed = compose()
+    composed = once()
     assert isinstance(composed.config, RunConfig)
     assert composed.config.loader.backend is Backend.auto
     assert composed.config.memory.features is None
@@ -45,7 +45,7 @@ def test_typed_all_through():
 
 
 def test_nothing_is_resolved_while_composing():
-    config = compose(["gpu=auto", "loader=auto", "memory=auto"]).config
+    config = once("gpu=auto", "loader=auto", "memory=auto").config
     planned = [config.gpu.memory_gib, config.gpu.enforce, config.loader.num_workers, config.memory.micro_batch]
     assert planned == [None] * 4
 
@@ -162,14 +162,15 @@ def test_a_password_of_digits_is_one_and_a_number_of_tokens_is_none():
 
 
 def test_yaml_is_what_cfg_job_shows():
-    text = compose(["seed=7", "paths.cache_dir=${paths.log_dir}/c"]).yaml()
+    composed = compose(["seed=7", "paths.cache_dir=${paths.log_dir}/c"])
+    text = composed.yaml()
     assert yaml.safe_load(text)["gpu"]["memory_gib"] is None
     assert "${paths.log_dir}/c" in text
-    assert "logs/c" in compose(["paths.cache_dir=${paths.log_dir}/c"]).yaml(resolve=True)
+    assert "logs/c" in composed.yaml(resolve=True)
 
 
 def test_survives_pickling():
-    composed = compose(["seed=7"])
+    composed = once()
     assert pickle.loads(pickle.dumps(composed)) == composed
 
 

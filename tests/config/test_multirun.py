@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from wellfed.config.multirun import Multirun
 from wellfed.config.session import default_config_dir, open_hydra
@@ -34,9 +36,17 @@ def multirun(*typed: str, params: dict[str, str] | None = None) -> Multirun:
     )
 
 
+@cache
+def opened() -> tuple[ConfigLoader, DictConfig]:
+    """Composed once for all that is refused, none of which changes it."""
+    hydra = open_hydra()
+    return hydra.config_loader, hydra.compose_config("train", ["hydra.mode=MULTIRUN"], RunMode.MULTIRUN)
+
+
 def faults_of(*typed: str, params: dict[str, str] | None = None) -> str:
+    refused = Multirun(*opened(), params=params or {}, arguments=typed, group_of=group_of, no_axes=OF_THE_SWEEP)
     with pytest.raises(ConfigError) as caught:
-        multirun(*typed, params=params).axes()
+        refused.axes()
     return "\n".join(map(str, caught.value.faults))
 
 

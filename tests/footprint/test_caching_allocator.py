@@ -143,14 +143,19 @@ def test_whatever_is_asked(steps, expandable, limit):
         allocator.free(address)
     assert allocator.allocated == 0
     if not expandable:
-        assert sum(size for _, size in allocator.free_blocks()) == allocator.reserved
+        assert sum(size for _, size in free_blocks(allocator)) == allocator.reserved
     allocator.release_cached()
     assert allocator.reserved == 0
-    assert allocator.free_blocks() == []
+    assert free_blocks(allocator) == []
+
+
+def free_blocks(allocator):
+    """Address and size of each block that waits to be used again."""
+    return [(block.address, block.size) for pool in allocator._pools.values() for *_, block in pool.free]
 
 
 def check(allocator, live, limit):
-    used, free = allocator.used_blocks(), allocator.free_blocks()
+    used, free = [(at, block.size) for at, block in allocator._used.items()], free_blocks(allocator)
     assert sorted(address for address, _ in used) == sorted(live)
     assert sum(size for _, size in used) == allocator.allocated
     assert allocator.allocated + sum(size for _, size in free) == allocator.reserved
@@ -170,7 +175,7 @@ def test_what_is_freed_becomes_one_block_a_segment(sizes, order):
     order.shuffle(live)
     for address in live:
         allocator.free(address)
-    for _, size in allocator.free_blocks():
+    for _, size in free_blocks(allocator):
         assert size == 2 * MIB or size == 20 * MIB or (size >= 10 * MIB and size % (2 * MIB) == 0)
 
 

@@ -4,7 +4,7 @@ from torch import nn
 from torch.nn import functional
 
 from wellfed.footprint import cuda_emulation
-from wellfed.footprint.cuda_emulation import as_on_cuda, backward, cuda_autocast_lists
+from wellfed.footprint.cuda_emulation import as_on_cuda, backward
 from wellfed.memory.checkpointing import checkpoint_blocks
 
 X = torch.randn(4, 8, 16, generator=torch.Generator().manual_seed(0))
@@ -139,7 +139,7 @@ def test_the_lists_are_those_that_torch_has_registered_for_cuda():
 )
 def test_operators_run_in_cudas_types(run, dtype):
     x = X.to(LOW)
-    with cuda_autocast_lists(), torch.autocast("cpu", LOW):
+    with as_on_cuda(), torch.autocast("cpu", LOW):
         assert run(x).dtype == dtype
 
 
@@ -147,7 +147,7 @@ def test_cross_entropy_keeps_its_log_probabilities_in_the_lower_type():
     x, label = X.to(LOW).requires_grad_(), torch.zeros(4, 16, dtype=torch.long)
     with torch.autocast("cpu", LOW):
         assert saved(lambda: functional.cross_entropy(x, label))[1][0] == torch.float32  # all of it on a CPU
-        with cuda_autocast_lists():
+        with as_on_cuda():
             loss, kept = saved(lambda: functional.cross_entropy(x, label))
     assert loss.dtype == torch.float32
     assert kept[0] == LOW
@@ -157,7 +157,7 @@ def test_cross_entropy_keeps_its_log_probabilities_in_the_lower_type():
 
 def test_without_autocast_nothing_changes_and_afterwards_all_is_as_it_was():
     x = X.to(LOW)
-    with cuda_autocast_lists():
+    with as_on_cuda():
         assert x.softmax(-1).dtype == LOW
     with torch.autocast("cpu", LOW):
         assert x.softmax(-1).dtype == LOW

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import pytest
@@ -113,7 +114,7 @@ def test_events_are_changed():
 
 def test_it_goes_through_json():
     of = recording([5], made(1, 2), made(3), made(4, freed=False), made(5), expandable=True)
-    assert Recording.from_dict(json.loads(json.dumps(of.to_dict()))) == of
+    assert Recording.from_dict(json.loads(json.dumps(dataclasses.asdict(of)))) == of
     with pytest.raises(KeyError):
         Recording.from_dict({"resident": []})
 

@@ -23,8 +23,7 @@ from wellfed.lit.callbacks.clock import Clock, TimedLoader
 from wellfed.lit.ceiling import CEILING_BATCHES, CachedBatches, put_back, run_ceiling, steps_alone, whole
 from wellfed.lit.module import StepModule
 from wellfed.timing.readiness import StepSummary, summarise
-from wellfed.timing.step_clock import StepClock
-from wellfed.timing.step_row import StepRow
+from wellfed.timing.step_clock import StepClock, StepRow
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 

@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 from wellfed.config.compose import compose  # noqa: E402
 from wellfed.hardware.detect import machine  # noqa: E402
-from wellfed.hardware.imagined import with_cards  # noqa: E402
+from wellfed.hardware.profiles import with_cards  # noqa: E402
 from wellfed.planning.memory_candidates import FEATURE_MODES  # noqa: E402
 from wellfed.run import assemble  # noqa: E402
 from wellfed.run.planner import Planner  # noqa: E402

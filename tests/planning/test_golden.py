@@ -16,7 +16,7 @@ import pytest
 from tests.planning.machines import H200
 from wellfed.config.compose import compose
 from wellfed.footprint.footprint import Footprint, StepShape, predicted_peak
-from wellfed.hardware.imagined import with_cards
+from wellfed.hardware.profiles import with_cards
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
 from wellfed.planning.run_plan import DataFacts, ModelFacts

@@ -81,7 +81,7 @@ def test_data_that_hangs_ends_each_look_within_the_timeout(kind, option, monkeyp
     began_s = time.monotonic()
     assert assemble.try_loader(given, lambda built: [], plan, parts) is None
     with (
-        closing(assemble.make_one_off_loader(given, plan, parts.data)) as loader,
+        closing(assemble.make_train_loader(given, assemble.one_off_settings(given, plan), parts.data)) as loader,
         pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=1 s"),
     ):
         next(iter(loader))
@@ -93,7 +93,7 @@ def test_a_look_without_a_timeout_starts_no_thread():
     plan = planned(given, LAPTOP)
     assert plan.loader.backend == "threads"
     before = set(threading.enumerate())
-    next(iter(assemble.make_one_off_loader(given, plan, datasets())))
+    next(iter(assemble.make_train_loader(given, assemble.one_off_settings(given, plan), datasets())))
     assert set(threading.enumerate()) <= before  # one of another test may have ended
 
 

@@ -2,8 +2,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.telemetry.metrics import HOST
-from wellfed.telemetry.series import KEPT, Sample, Series
+from wellfed.telemetry.series import KEPT, Series
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=60)
 
@@ -47,8 +46,3 @@ def test_quantiles_of_a_long_run_are_those_of_all_of_it():
     assert 3 < entry["p5"] < 7
     assert 44 < entry["p50"] < 56
     assert 93 < entry["p95"] < 97
-
-
-def test_the_host_is_no_gpu():
-    assert Sample(0.0, 0, "train", HOST, {}).is_host
-    assert not Sample(0.0, 0, "train", 0, {}).is_host

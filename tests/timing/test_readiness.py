@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.timing.readiness import rate_interval, summarise
-from wellfed.timing.step_row import StepRow
+from wellfed.timing.step_clock import StepRow
 
 durations = st.floats(0, 1e4, allow_subnormal=False)
 

@@ -10,7 +10,7 @@ import pytest
 from wellfed.record import RunRecord, read
 from wellfed.telemetry.metrics import COLUMNS, HOST
 from wellfed.telemetry.series import Sample
-from wellfed.timing.step_row import StepRow
+from wellfed.timing.step_clock import StepRow
 from wellfed.tracking import csv_table
 from wellfed.tracking.journal import METRIC_COLUMNS, STEP_COLUMNS, Journal
 

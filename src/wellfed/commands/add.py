@@ -17,7 +17,7 @@ from pathlib import Path
 import yaml
 
 from wellfed.config.option_file import in_ascii, is_read_as_value
-from wellfed.errors import EXIT_OK, ConfigError, Fault
+from wellfed.errors import EXIT_OK, ConfigError
 
 ROOT = Path(__file__).resolve().parents[3]
 _BLANK = Path(__file__).resolve().parents[1] / "blank"
@@ -32,11 +32,15 @@ def main(argv: Sequence[str]) -> int:
         prog="python -m wellfed add",
         description="Writes the files of something new, with a small one inside that works.",
     )
-    parser.add_argument("what", nargs="?", help=_what_there_is())
+    what_there_is = "; ".join(f"{kind} ({content})" for kind, content in _KINDS.items())
+    parser.add_argument("what", nargs="?", help=what_there_is)
     parser.add_argument("name", nargs="?", help="of the folder, the yaml and the option: small letters, digits and '_'")
     asked = parser.parse_args(argv)
-    if asked.what is None or asked.name is None or asked.what not in _KINDS:
-        raise ConfigError([_unclear(asked.what)])
+    if asked.name is None or asked.what not in _KINDS:
+        where = f"python -m wellfed add {asked.what or ''}".rstrip()
+        problem = "there is no such thing to add." if asked.what else "add what?"
+        problem = "under which name?" if asked.what in _KINDS else f"{problem} There is: {what_there_is}."
+        raise ConfigError.of(where, problem, "Write python -m wellfed add workload my_workload.")
     written = write_workload(asked.name)
     print("\n".join(["Written:", *(f"  {path.relative_to(ROOT)}" for path in written)]))
     print(f"Try it: python src/train.py workload={asked.name} trainer.max_steps=50")
@@ -58,10 +62,14 @@ def write_workload(name: str, root: Path | None = None) -> list[Path]:
     package = home_of_workloads(root)
     folder = root.joinpath("src", *package.split("."), name)
     option = root / "configs" / "workload" / f"{name}.yaml"
-    _check_places(name, folder, option)
+    asked = f"add workload {name}"
+    if not option.parent.is_dir():
+        raise ConfigError.of(asked, f"{option.parent} is no folder of configurations.", "Run from a full clone.")
+    for path in (folder, folder.with_suffix(".py"), option):
+        if os.path.lexists(path):
+            raise ConfigError.of(asked, f"{path} is there already.", "Take another name, or move it away.")
     places = {folder / file: file for file in ("model.py", "data.py", "__init__.py", "README.md")}
     places[option] = "workload.yaml"  # last: from then on there is such a workload
-    asked = f"add workload {name}"
     with ExitStack() as undo:  # what stops half-way leaves nothing
         try:
             folder.mkdir(parents=True)
@@ -117,28 +125,3 @@ def _check_name(name: str) -> None:
 def _will_do(name: str) -> bool:
     is_a_word = keyword.iskeyword(name) or is_read_as_value(name)
     return _NAME.fullmatch(name) is not None and len(name) <= _LONGEST and not is_a_word
-
-
-def _check_places(name: str, folder: Path, option: Path) -> None:
-    asked = f"add workload {name}"
-    if not option.parent.is_dir():
-        problem = f"{option.parent} is no folder of configurations."
-        raise ConfigError.of(asked, problem, "Run from a full clone.")
-    taken = [path for path in (folder, folder.with_suffix(".py"), option) if os.path.lexists(path)]
-    if taken:
-        problem = f"{taken[0]} is there already."
-        raise ConfigError.of(asked, problem, "Take another name, or move it away.")
-
-
-def _what_there_is() -> str:
-    return "; ".join(f"{kind} ({content})" for kind, content in _KINDS.items())
-
-
-def _unclear(what: str | None) -> Fault:
-    where = "python -m wellfed add" + (f" {what}" if what else "")
-    if what in _KINDS:
-        problem = "under which name?"
-    else:
-        problem = "there is no such thing to add." if what else "add what?"
-        problem += f" There is: {_what_there_is()}."
-    return Fault(where, problem, "Write python -m wellfed add workload my_workload.")

@@ -43,10 +43,21 @@ def main(argv: Sequence[str]) -> int:
     folder = folders.find(asked.sweep, Path(asked.log_dir))
     board = leaderboard(*folders.load(folder))
     entry = chosen(board, asked.point)
-    found = _record_of(folder, entry)
+    try:
+        found = record.read(folder / entry.folder)
+    except (OSError, ValueError) as error:
+        problem = f"its record can't be read, and the planned numbers are in there: {error}"
+        way_out = "Choose another with --point, or measure it again: sweep.retry=[ok]."
+        raise ConfigError.of(f"point {entry.point}", problem, way_out) from error
     texts = {paths[group]: _text(group, asked.name, board, entry, found, folder) for group in paths}
     write_files(texts, f"--name {asked.name}", "Free space, or make configs/ writable.")
-    _tell(asked.name, board, entry, list(texts))
+    print(f"{entry.point}: {in_words(board, entry)}")
+    if tie := tie_in_words(board, entry):
+        print(tie)
+    print(f"Written: {', '.join(map(str, texts))}")
+    options = [f"{group}={asked.name}" for group in _SCHEMAS]
+    words = [*board.sweep.flags, *options, *overrides_of_other_groups(entry, list(_SCHEMAS))]
+    print(f"Use it: python src/train.py {shlex.join(words)}")
     return EXIT_OK
 
 
@@ -64,15 +75,6 @@ def _free_paths(name: str, *, replaces: bool) -> dict[str, Path]:
     return paths
 
 
-def _record_of(folder: Path, entry: Entry) -> dict[str, Any]:
-    try:
-        return record.read(folder / entry.folder)
-    except (OSError, ValueError) as error:
-        problem = f"its record can't be read, and the planned numbers are in there: {error}"
-        way_out = "Choose another with --point, or measure it again: sweep.retry=[ok]."
-        raise ConfigError.of(f"point {entry.point}", problem, way_out) from error
-
-
 def _text(group: str, name: str, board: Leaderboard, entry: Entry, found: Mapping[str, Any], folder: Path) -> str:
     knobs = [field.name for field in fields(_SCHEMAS[group]) if field.name not in _OF_THE_DATA]
     known = recorded_knobs(found, group, knobs)
@@ -87,12 +89,3 @@ def _text(group: str, name: str, board: Leaderboard, entry: Entry, found: Mappin
         ]
     )
     return "\n".join([*comment_lines(heading), *yaml_lines(values)]) + "\n"
-
-
-def _tell(name: str, board: Leaderboard, entry: Entry, written: Sequence[Path]) -> None:
-    print(f"{entry.point}: {in_words(board, entry)}")
-    if tie := tie_in_words(board, entry):
-        print(tie)
-    print(f"Written: {', '.join(map(str, written))}")
-    words = [*board.sweep.flags, f"loader={name}", f"memory={name}", *overrides_of_other_groups(entry, list(_SCHEMAS))]
-    print(f"Use it: python src/train.py {shlex.join(words)}")

@@ -14,21 +14,22 @@ from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_OK
 
 @dataclass(frozen=True)
 class Command:
-    """One word after ``python -m wellfed``."""
+    """One word after ``python -m wellfed``, and the file beside this one that does it.
+
+    The file offers ``main(argv: Sequence[str]) -> int`` for the words after the name, ``--help`` among them.
+    """
 
     name: str
-    module: str
-    """Offers ``main(argv: Sequence[str]) -> int`` for the words after the name, ``--help`` among them."""
     summary: str
 
 
 COMMANDS = (
-    Command("add", "wellfed.commands.add", "a workload of your own to start from: add workload NAME"),
-    Command("doctor", "wellfed.commands.doctor", "the machine, the profile it maps to, what is missing"),
-    Command("plan", "wellfed.commands.plan", "every number of a run with its reason, without running it"),
-    Command("leaderboard", "wellfed.commands.leaderboard", "the ranks of a sweep, and its files anew"),
-    Command("choose", "wellfed.commands.choose", "the winner of a sweep as options of loader and memory"),
-    Command("fit", "wellfed.commands.fit", "the micro-batch that this device can take, by running a few sizes"),
+    Command("add", "a workload of your own to start from: add workload NAME"),
+    Command("doctor", "the machine, the profile it maps to, what is missing"),
+    Command("plan", "every number of a run with its reason, without running it"),
+    Command("leaderboard", "the ranks of a sweep, and its files anew"),
+    Command("choose", "the winner of a sweep as options of loader and memory"),
+    Command("fit", "the micro-batch that this device can take, by running a few sizes"),
 )
 
 
@@ -39,10 +40,12 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_OK if argv else EXIT_NOTHING_RUN
     command = next((command for command in COMMANDS if command.name == argv[0]), None)
     if command is None:
-        print(_unknown(argv[0]), file=sys.stderr)
+        close = difflib.get_close_matches(argv[0], [command.name for command in COMMANDS], n=1)
+        meant = f" Did you mean {close[0]}?" if close else ""
+        print(f"python -m wellfed {argv[0]}: there is no such command.{meant}\n\n{usage()}", file=sys.stderr)
         return EXIT_NOTHING_RUN
     try:
-        return int(importlib.import_module(command.module).main(argv[1:]))
+        return int(importlib.import_module(f"wellfed.commands.{command.name}").main(argv[1:]))
     except Exception as error:  # noqa: BLE001  raised again where a traceback helps
         return tell(error)
     except KeyboardInterrupt:
@@ -54,9 +57,3 @@ def usage() -> str:
     width = max(len(command.name) for command in COMMANDS)
     lines = [f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS]
     return "\n".join(["usage: python -m wellfed <command> [--help]", "", *lines])
-
-
-def _unknown(word: str) -> str:
-    close = difflib.get_close_matches(word, [command.name for command in COMMANDS], n=1)
-    meant = f" Did you mean {close[0]}?" if close else ""
-    return f"python -m wellfed {word}: there is no such command.{meant}\n\n{usage()}"

@@ -11,9 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from rich.console import Console
-from rich.table import Table
-
 from wellfed.errors import EXIT_OK
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
@@ -50,12 +47,15 @@ def surroundings(environ: Mapping[str, str], home: Path) -> Surroundings:
 
 def show(examination: Examination, stream: IO[str]) -> None:
     """Prints the examination for people: first what keeps torch from the card, then the tables."""
+    from rich.console import Console  # not for --help
+    from rich.table import Table
+
     # soft_wrap: a command to copy must not be broken into lines; markup off: messages hold brackets.
     console = Console(file=stream, soft_wrap=True, markup=False, highlight=False)
-    first = [entry for entry in examination.missing if entry.what == "torch"]
     rest = [entry for entry in examination.missing if entry.what != "torch"]
-    for entry in first:
-        console.print(f"{entry.problem} {entry.way_out}\n", style="bold red")
+    for entry in examination.missing:
+        if entry.what == "torch":
+            console.print(f"{entry.problem} {entry.way_out}\n", style="bold red")
     table = Table("", "", show_header=False, title="Machine", title_justify="left")
     for name, value in [*_machine_rows(examination.machine), *_profile_rows(examination)]:
         table.add_row(name, value)

@@ -7,6 +7,9 @@ import sys
 
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, WellfedError
 
+_BY_KIND = {"config": EXIT_NOTHING_RUN, "data": EXIT_NOTHING_RUN, "device_oom": EXIT_OUT_OF_MEMORY}
+"""Exit codes."""
+
 
 def tell(error: Exception, way_on: str = "") -> int:
     """Print what a user needs to know of an error; the exit code.
@@ -22,7 +25,7 @@ def tell(error: Exception, way_on: str = "") -> int:
     if isinstance(error, WellfedError):
         more = way_on if error.kind == "device_oom" else ""
         print(f"{error}\n{more}".rstrip(), file=sys.stderr)
-        return exit_code(error)
+        return _BY_KIND.get(error.kind, EXIT_FAILED)
     if "torch" not in sys.modules:  # nothing of a card
         raise error
     from wellfed.run.outcome import outcome_of
@@ -32,9 +35,3 @@ def tell(error: Exception, way_on: str = "") -> int:
         raise error
     print(f"{outcome.message}\n{outcome.advice}".rstrip(), file=sys.stderr)
     return outcome.exit_code
-
-
-def exit_code(error: WellfedError) -> int:
-    """The code that a process ends with when this error ended it."""
-    by_kind = {"config": EXIT_NOTHING_RUN, "data": EXIT_NOTHING_RUN, "device_oom": EXIT_OUT_OF_MEMORY}
-    return by_kind.get(error.kind, EXIT_FAILED)

@@ -27,10 +27,7 @@ def evaluate(composed: Composed[EvaluateConfig]) -> int:
         return EXIT_INTERRUPTED
     for name, value in metrics.items():
         print(f"test/{name} {value:.6g}")
-    return _write(checkpoint.parent.parent / RESULT, checkpoint, metrics)
-
-
-def _write(path: Path, checkpoint: Path, metrics: dict[str, float]) -> int:
+    path = checkpoint.parent.parent / RESULT
     result = {"checkpoint": str(checkpoint), "metrics": {f"test/{name}": value for name, value in metrics.items()}}
     try:
         write_atomically(path, json.dumps(result, indent=1) + "\n")

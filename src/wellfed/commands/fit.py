@@ -14,7 +14,7 @@ from dataclasses import asdict
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
-from wellfed.footprint.size_search import Fit, Probe
+from wellfed.footprint.size_search import Probe
 from wellfed.units import show_gib
 
 _TARGET = "target_util_pct="
@@ -33,17 +33,23 @@ def main(argv: Sequence[str]) -> int:
     asked = parser.parse_intermixed_args(argv)
     target = _target([text for text in asked.overrides if text.startswith(_TARGET)])
     composed: Composed[RunConfig] = compose([text for text in asked.overrides if not text.startswith(_TARGET)])
-    show = _Rows(quiet=asked.json)
     # What the workload's code prints is no part of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
         from wellfed.run.fitting import fit  # torch from here on: --help and a typo need none
 
-        fitting = fit(composed, target, show)
+        fitting = fit(composed, target, (lambda probe: None) if asked.json else _Rows())
     found, budget_gib = fitting.found, fitting.budget_gib
     if asked.json:
         print(json.dumps({"micro_batch": found.size, **asdict(found), "budget_gib": budget_gib}, indent=2))
     else:
-        show.end(found, composed, is_whole=fitting.is_whole)
+        print(f"\nStopped by {found.stopped_by}: {found.because}.")
+        if found.size is not None and not fitting.is_whole:
+            print(f"Use it: python src/train.py {_typed(composed, found.size)}")
+        elif found.size is not None and found.stopped_by != "batch":
+            print(
+                "A model with BatchNorm is never split: its statistics belong to the whole batch. "
+                f"workload.effective_batch_size={found.size} changes what is learned; GroupNorm could be split."
+            )
     if found.size is None:
         because = f"{found.because[:1].upper()}{found.because[1:]} {show_gib(budget_gib)}"
         print(f"{because}. See: python -m wellfed plan", file=sys.stderr)
@@ -69,32 +75,15 @@ class _Rows:
     """A table that grows by a row a probe, so that a slow model is seen to be alive."""
 
     _FORM = "{:>12}  {:>14}  {:>14}  {:>12}"
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet, self._begun = quiet, False
+    _begun = False
 
     def __call__(self, probe: Probe) -> None:
         from wellfed.footprint.size_fit import row
 
-        if self._quiet:
-            return
         if not self._begun:
             self._begun = True
             print(self._FORM.format("micro-batch", "samples/s", "peak", "utilisation"), flush=True)
         print(self._FORM.format(*row(probe)), flush=True)
-
-    def end(self, found: Fit, composed: Composed[RunConfig], *, is_whole: bool) -> None:
-        """The size to take, and what to type."""
-        print(f"\nStopped by {found.stopped_by}: {found.because}.")
-        if found.size is None:
-            return
-        if not is_whole:
-            print(f"Use it: python src/train.py {_typed(composed, found.size)}")
-        elif found.stopped_by != "batch":
-            print(
-                "A model with BatchNorm is never split: its statistics belong to the whole batch. "
-                f"workload.effective_batch_size={found.size} changes what is learned; GroupNorm could be split."
-            )
 
 
 def _typed(composed: Composed[RunConfig], micro_batch: int) -> str:

@@ -29,15 +29,13 @@ def main(argv: Sequence[str]) -> int:
     try:
         written = leaderboard_files.write(folder, board)
     except OSError as error:
-        way_out = "Free space, or make the folder writable."
         problem = f"can't be written to: {error.strerror or error}."
-        raise ConfigError.of(str(folder), problem, way_out) from error
+        raise ConfigError.of(str(folder), problem, "Free space, or make the folder writable.") from error
+    terminal = Terminal(markup=False, highlight=False, emoji=False, width=None if asked.json else width())
     if asked.json:
-        Terminal(markup=False, highlight=False, emoji=False).print(
-            json.dumps(board.to_dict(), indent=2), soft_wrap=True
-        )
+        terminal.print(json.dumps(board.to_dict(), indent=2), soft_wrap=True)
     else:
-        show(Terminal(markup=False, highlight=False, emoji=False, width=width()), board, written)
+        show(terminal, board, written)
     return EXIT_OK
 
 

@@ -21,8 +21,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.diagnosis.report import show_value
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.hardware.profiles import PROFILES
-from wellfed.planning.dry_plan import DryPlan, fits
-from wellfed.planning.run_plan import RunPlan
+from wellfed.planning.run_plan import DryPlan, RunPlan
 from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib
 
@@ -73,12 +72,15 @@ def show(found: DryPlan, stream: IO[str]) -> None:
         memory = Table(title=f"\nMemory at its peak ({plan.peak_moment}), predicted", title_justify="left", box=None)
         memory.add_column("part")
         memory.add_column("bytes", justify="right")
-        for name, size in plan.parts.items():
+        reserved, workspaces = plan.predicted_peak_gib * 2**30, plan.device.workspaces
+        rows: dict[str, float] = {
+            **plan.parts,
+            "the allocator's unused blocks": reserved - sum(plan.parts.values()) - workspaces,
+            "cuBLAS's workspaces": workspaces,
+            "reserved by the allocator, all in all": reserved,
+        }
+        for name, size in rows.items():
             memory.add_row(name, show_bytes(size))
-        unused = plan.predicted_peak_gib * 2**30 - sum(plan.parts.values()) - plan.device.workspaces
-        memory.add_row("the allocator's unused blocks", show_bytes(unused))
-        memory.add_row("cuBLAS's workspaces", show_bytes(plan.device.workspaces))
-        memory.add_row("reserved by the allocator, all in all", show_bytes(plan.predicted_peak_gib * 2**30))
         console.print(memory)
     if found.by_devices:
         console.print(_by_devices(found.by_devices))
@@ -93,7 +95,7 @@ def _by_devices(plans: Sequence[RunPlan]) -> Table:
     for plan in plans:
         peak = "" if plan.predicted_peak_gib is None else show_bytes(plan.predicted_peak_gib * 2**30)
         cells = [plan.memory.micro_batch, plan.memory.accumulate, plan.memory.features]
-        does_fit = {None: "", True: "yes", False: "no"}[fits(plan)]
+        does_fit = {None: "", True: "yes", False: "no"}[plan.fits]
         table.add_row(str(plan.trainer.devices), *map(show_value, cells), peak, does_fit)
     return table
 

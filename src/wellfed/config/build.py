@@ -21,17 +21,13 @@ def locate(target: str) -> Any:
     Raises:
         ImportError: no such module or attribute, or the module itself fails to import; names which.
     """
-    first, *rest = target.split(".")
-    found: Any = importlib.import_module(first)
-    name = first
+    name, *rest = target.split(".")
+    found: Any = importlib.import_module(name)
     for part in rest:
+        if not hasattr(found, part) and not isinstance(found, ModuleType):
+            raise ImportError(f"{name} has no {part}")
         name = f"{name}.{part}"
-        if hasattr(found, part):
-            found = getattr(found, part)
-        elif isinstance(found, ModuleType):
-            found = importlib.import_module(name)
-        else:
-            raise ImportError(f"{name.rpartition('.')[0]} has no {part}")
+        found = getattr(found, part) if hasattr(found, part) else importlib.import_module(name)
     return found
 
 
@@ -53,34 +49,27 @@ def build(node: Mapping[str, Any], where: str, /, *args: Any, **runtime: Any) ->
     target = node.get(TARGET)
     if not isinstance(target, str):
         raise ConfigError([Fault(where, "names nothing to build.", f"Set {where}.{TARGET}=<module>.<name>.")])
-    positional = [_value(item, f"{where}.{POSITIONAL}[{i}]") for i, item in enumerate(node.get(POSITIONAL, ()))]
-    named = {
-        key: _value(value, f"{where}.{key}")
-        for key, value in node.items()
-        if key not in (TARGET, POSITIONAL, PARTIAL) and key not in runtime
-    }
+    positional = [*args, *_value(node.get(POSITIONAL, []), f"{where}.{POSITIONAL}")]
+    given = {key: value for key, value in node.items() if key not in (TARGET, POSITIONAL, PARTIAL, *runtime)}
+    named = _value(given, where) | runtime
     try:
         make = locate(target)
     except ImportError as error:
         raise ConfigError([import_fault(where, target, error)]) from error
     if node.get(PARTIAL):
-        return functools.partial(make, *args, *positional, **named, **runtime)
+        return functools.partial(make, *positional, **named)
     try:
-        return make(*args, *positional, **named, **runtime)
+        return make(*positional, **named)
     except (ValueError, TypeError) as error:
         raise ConfigError([Fault(where, f"{target} refuses its arguments: {error}", f"Change {where}.*")]) from error
 
 
 def import_fault(where: str, target: str, error: ImportError) -> Fault:
     """What a failed import of ``target`` tells the user, with the package to install where one is missing."""
-    missing = getattr(error, "name", None)
-    if isinstance(error, ModuleNotFoundError) and missing and not target.startswith(missing):
-        return Fault(f"{where}.{TARGET}={target}", f"needs the package {missing}.", f"pip install {missing}")
-    return Fault(
-        f"{where}.{TARGET}={target}",
-        f"can't be imported: {error}.",
-        "Name a class or function of a module on the path.",
-    )
+    if isinstance(error, ModuleNotFoundError) and error.name and not target.startswith(error.name):
+        return Fault(f"{where}.{TARGET}={target}", f"needs the package {error.name}.", f"pip install {error.name}")
+    way_out = "Name a class or function of a module on the path."
+    return Fault(f"{where}.{TARGET}={target}", f"can't be imported: {error}.", way_out)
 
 
 def _value(value: Any, where: str) -> Any:

@@ -62,10 +62,13 @@ class Composed(Generic[C]):
         """
         target = folder / ".hydra"
         target.mkdir(parents=True, exist_ok=True)
-        config = _masked(OmegaConf.to_container(self._unresolved, enum_to_str=True))
-        hydra = {"hydra": OmegaConf.to_container(self._hydra, enum_to_str=True)}
         shown = {text: hidden for text in self.overrides if (hidden := masked_override(text)) != text}
-        for name, tree in (("config", config), ("hydra", hydra), ("overrides", [*self.overrides])):
+        trees = {
+            "config": _masked(OmegaConf.to_container(self._unresolved, enum_to_str=True)),
+            "hydra": {"hydra": OmegaConf.to_container(self._hydra, enum_to_str=True)},
+            "overrides": [*self.overrides],
+        }
+        for name, tree in trees.items():
             (target / f"{name}.yaml").write_text(to_yaml(_replaced(tree, shown)), encoding="utf-8")
 
 
@@ -93,15 +96,13 @@ def compose(
         return composed_from(job, cfg.hydra, run_dir=cfg.hydra.run.dir if typed_run_dir else None)
 
 
-def unchecked_values(
-    overrides: Sequence[str], config_name: str = "train", *, config_dir: Path | None = None
-) -> dict[str, Any]:
+def unchecked_values(overrides: Sequence[str], *, config_dir: Path | None = None) -> dict[str, Any]:
     """As ``Composed.resolved``, of a configuration that need not pass any rule; secrets too.
 
     Raises:
         ConfigError: it does not compose.
     """
-    with job_of(compose_raw(open_hydra(config_dir, job_name=config_name), config_name, overrides)) as job:
+    with job_of(compose_raw(open_hydra(config_dir), "train", overrides)) as job:
         try:
             values: Any = OmegaConf.to_container(job, resolve=True, enum_to_str=True)
         except OmegaConfBaseException:  # interpolates what is missing as yet
@@ -133,10 +134,10 @@ def compose_raw(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> Dic
         cfg = hydra.compose_config(config_name, list(overrides), RunMode.RUN)
     except COMPOSE_ERRORS as error:
         raise ConfigError(find_faults(hydra.config_loader, config_name, overrides, error)) from error
-    if any(text.startswith("~") for text in overrides):  # Hydra lets a group be taken away that no run can do without
-        faults = find_faults(hydra.config_loader, config_name, overrides, None)
-        if faults:
-            raise ConfigError(faults)
+    # Hydra lets a group be taken away that no run can do without.
+    takes_away = any(text.startswith("~") for text in overrides)
+    if takes_away and (faults := find_faults(hydra.config_loader, config_name, overrides, None)):
+        raise ConfigError(faults)
     return cfg
 
 
@@ -198,12 +199,12 @@ def _is_secret(key: str, value: Any) -> bool:
 
 def masked_override(text: str) -> str:
     """The override with secrets as ``***``, also those in ``{..}`` or ``[..]``, so that it may be written down."""
+
+    def masked_entry(entry: re.Match[str]) -> str:
+        key, colon, value = entry.groups()
+        return f"{key}{colon}'{SECRET_SHOWN}'" if _is_secret(key, value) else entry.group()
+
     key, equals, value = text.partition("=")
     if _is_secret(key.rpartition(".")[2], value):
         return f"{key}='{SECRET_SHOWN}'"
-    return key + equals + _ENTRY.sub(_masked_entry, value) if value[:1] in ("{", "[") else text
-
-
-def _masked_entry(entry: re.Match[str]) -> str:
-    key, colon, value = entry.groups()
-    return f"{key}{colon}'{SECRET_SHOWN}'" if _is_secret(key, value) else entry.group()
+    return key + equals + _ENTRY.sub(masked_entry, value) if value[:1] in ("{", "[") else text

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 
 import wellfed.cpus  # noqa: F401  reads them before torch may narrow them
 from wellfed.config.compose import Composed, compose, compose_raw, composed_from
+from wellfed.config.faults.find import find_faults
 from wellfed.config.help_text import help_text
 from wellfed.config.hydra_internals import command_line_parser, show
 from wellfed.config.session import COMPOSE_ERRORS, default_config_dir, open_hydra
@@ -54,19 +55,21 @@ def main(
     args = command_line_parser().parse_intermixed_args(argv)
     if args.config_name is not None:
         config_name = args.config_name
+    asks_help = args.help or args.hydra_help
+    only_shows = asks_help or args.info or args.shell_completion
     try:
         if args.experimental_rerun is not None:
             raise ConfigError([Fault("--experimental-rerun", "is not offered.", "Write rerun=<run folder>.")])
         if sum(map(bool, (args.run, args.cfg, args.multirun, args.info, args.shell_completion))) > 1:
             flags = "--run, --cfg, --multirun, --info, --shell-completion"
             raise ConfigError([Fault("command line", f"only one of {flags} at a time.", "Leave the others out.")])
-        if args.multirun and not (args.help or args.hydra_help):
-            _refuse_single_run_knobs(args.overrides)
+        if args.multirun and not asks_help:
             return _multirun(args, config_name, job)
-        if expand and not (args.help or args.hydra_help or args.info or args.shell_completion):
+        if expand and not only_shows:
             args.overrides = expand(args.overrides)
-        if args.help or args.hydra_help or args.cfg or args.info or args.shell_completion or args.resolve:
-            return _show(args, config_name)
+        if only_shows or args.cfg or args.resolve:
+            _show(args, config_name)
+            return EXIT_OK
         composed = _compose(args, config_name)
     except WellfedError as error:
         return _refuse(error)
@@ -75,12 +78,8 @@ def main(
     return job(composed)
 
 
-class _JobInterrupted(SystemExit):
-    """A job was stopped by a signal: so are the ones after it. No Exception, which Hydra would keep for later."""
-
-
 def _compose(args: Namespace, config_name: str) -> Composed[Any]:
-    composed = compose(args.overrides, config_name, config_dir=_config_dir(args), extra_dirs=_extra_dirs(args))
+    composed = compose(args.overrides, config_name, **_places(args))
     is_rank_of_trial = os.environ.get("LOCAL_RANK", "0") != "0"  # Lightning starts the others with this command line
     if (sweep := composed.choices.get("sweep")) and not is_rank_of_trial:
         way_out = f"Add -m: python {sys.argv[0]} -m sweep={sweep}"
@@ -88,17 +87,17 @@ def _compose(args: Namespace, config_name: str) -> Composed[Any]:
     return composed
 
 
-def _show(args: Namespace, config_name: str) -> int:
+def _show(args: Namespace, config_name: str) -> None:
     """Flags that show something and run nothing."""
-    hydra = open_hydra(_config_dir(args), _extra_dirs(args), config_name)
+    hydra = open_hydra(**_places(args), job_name=config_name)
     if args.help:
         print(help_text(hydra, config_name, args.overrides))
-        return EXIT_OK
+        return
     if args.cfg:
         composed = _compose(args, config_name)
         if args.cfg == "job" and not args.package:
             print(composed.yaml(resolve=args.resolve), end="")
-            return EXIT_OK
+            return
     elif args.resolve:
         raise ConfigError([Fault("--resolve", "is for --cfg.", "Add --cfg job.")])
     try:
@@ -106,32 +105,35 @@ def _show(args: Namespace, config_name: str) -> int:
     except COMPOSE_ERRORS as error:
         compose_raw(hydra, config_name, args.overrides)  # all faults, not Hydra's first
         raise ConfigError([Fault("command line", f"{error}.", "See --hydra-help.")]) from error
-    return EXIT_OK
 
 
-def _refuse_single_run_knobs(overrides: list[str]) -> None:
-    """``resume`` and ``rerun`` stand for another command line, which is put in before anything is composed."""
-    given = (text.partition("=") for text in overrides)
-    faults = [
-        Fault(f"{name}={value}", "is about one run, and -m starts many.", f"Leave out -m, or leave out {name}.")
-        for name, value in ((key.lstrip("+"), value) for key, _, value in given)
-        if name in ("resume", "rerun") and value.lower() not in ("", "null")
-    ]
-    if faults:
-        raise ConfigError(faults)
+class _JobInterrupted(SystemExit):
+    """A job was stopped by a signal: so are the ones after it. No Exception, which Hydra would keep for later."""
 
 
 def _multirun(args: Namespace, config_name: str, job: Job) -> int:
+    # `resume` and `rerun` stand for another command line, which is put in before anything is composed.
+    for_one_run = [
+        Fault(f"{name}={value}", "is about one run, and -m starts many.", f"Leave out -m, or leave out {name}.")
+        for name, value in (text.lstrip("+").partition("=")[::2] for text in args.overrides)
+        if name in ("resume", "rerun") and value.lower() not in ("", "null")
+    ]
+    if for_one_run:
+        raise ConfigError(for_one_run)
     codes: list[int] = []
 
     def one_job(cfg: DictConfig) -> int:
-        code = _job_of_multirun(cfg, job)
+        hydra: Any = HydraConfig.get()
+        try:
+            code = job(composed_from(cfg, hydra, run_dir=hydra.runtime.output_dir))
+        except WellfedError as error:
+            code = _refuse(error)
         codes.append(code)
         if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
             raise _JobInterrupted(code)
         return code
 
-    hydra = open_hydra(_config_dir(args), _extra_dirs(args), job_name=config_name)
+    hydra = open_hydra(**_places(args), job_name=config_name)
     GlobalHydra.instance().clear()
     GlobalHydra.instance().initialize(hydra)
     try:
@@ -139,8 +141,6 @@ def _multirun(args: Namespace, config_name: str, job: Job) -> int:
     except _JobInterrupted as interrupted:
         return int(interrupted.code or 0)
     except COMPOSE_ERRORS as error:
-        from wellfed.config.faults.find import find_faults
-
         faults = find_faults(hydra.config_loader, config_name, args.overrides, error, multirun=True)
         raise ConfigError(faults) from error
     finally:
@@ -152,20 +152,20 @@ def _multirun(args: Namespace, config_name: str, job: Job) -> int:
     return EXIT_OK if EXIT_OK in codes else EXIT_FAILED
 
 
-def _job_of_multirun(cfg: DictConfig, job: Job) -> int:
-    hydra: Any = HydraConfig.get()
-    try:
-        return job(composed_from(cfg, hydra, run_dir=hydra.runtime.output_dir))
-    except WellfedError as error:
-        return _refuse(error)
-
-
 def _job_returns(returned: Any) -> Iterator[JobReturn]:
     if isinstance(returned, JobReturn):
         yield returned
     elif isinstance(returned, (list, tuple)):
         for item in returned:
             yield from _job_returns(item)
+
+
+def _refuse(error: WellfedError) -> int:
+    if os.environ.get("HYDRA_FULL_ERROR") == "1":
+        traceback.print_exception(error)
+    else:
+        print(error, file=sys.stderr)
+    return EXIT_NOTHING_RUN
 
 
 def where_flags(argv: Sequence[str]) -> list[str]:
@@ -177,23 +177,14 @@ def where_flags(argv: Sequence[str]) -> list[str]:
 
 def extra_dirs(argv: Sequence[str]) -> list[str]:
     """Of a command line, the folders of configurations beside the project's."""
-    return _extra_dirs(command_line_parser().parse_intermixed_args(argv))
+    found: list[str] = _places(command_line_parser().parse_intermixed_args(argv))["extra_dirs"]
+    return found
 
 
-def _refuse(error: WellfedError) -> int:
-    if os.environ.get("HYDRA_FULL_ERROR") == "1":
-        import traceback
-
-        traceback.print_exception(error)
-    else:
-        print(error, file=sys.stderr)
-    return EXIT_NOTHING_RUN
-
-
-def _config_dir(args: Namespace) -> Path | None:
-    """``--config-path``, relative to the entry script as in Hydra."""
-    return None if args.config_path is None else default_config_dir().with_name("src") / args.config_path
-
-
-def _extra_dirs(args: Namespace) -> list[str]:
-    return [] if args.config_dir is None else [args.config_dir]
+def _places(args: Namespace) -> dict[str, Any]:
+    """Where configurations are; ``--config-path`` is relative to the entry script, as in Hydra."""
+    path, beside = args.config_path, args.config_dir
+    return {
+        "config_dir": None if path is None else default_config_dir().with_name("src") / path,
+        "extra_dirs": [] if beside is None else [beside],
+    }

@@ -7,19 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from wellfed.config.compose import Composed, composed_from, job_of
 from wellfed.config.examine import examine
 from wellfed.config.faults.find import find_faults
-from wellfed.config.faults.override_faults import (
-    MOST_VALUES,
-    Typed,
-    choice_fault,
-    first_values,
-    is_choice,
-    read_overrides,
-)
+from wellfed.config.faults.override_faults import MOST_VALUES, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import repository_of
 from wellfed.config.knobs import FREE_NODES, entries, nearest_knob
 from wellfed.config.schema import RunConfig
@@ -50,16 +44,16 @@ class Multirun:
         no_axes: Collection[str],
     ) -> None:
         self._loader, self._master = loader, master
-        self._group_of, self._no_axes = group_of, no_axes
+        self._is_fixed: Callable[[str], bool] = lambda name: group_of(name) in no_axes
         typed = [*(f"{key}={value}" for key, value in params.items()), *arguments]
         self._typed = read_overrides(typed, multirun=True, loader=loader)
 
     @property
     def typed_dir(self) -> Path | None:
         """``hydra.sweep.dir`` where it was typed."""
-        typed: list[str] = list(self._master.hydra.overrides.hydra)
-        is_typed = any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in typed)
-        return Path(str(self._master.hydra.sweep.dir)) if is_typed else None
+        hydra = self._master.hydra
+        is_typed = any(text.lstrip("+").startswith("hydra.sweep.dir=") for text in hydra.overrides.hydra)
+        return Path(str(hydra.sweep.dir)) if is_typed else None
 
     @property
     def choices(self) -> dict[str, str]:
@@ -73,7 +67,7 @@ class Multirun:
             ConfigError: faults in knobs that no point can put right.
         """
         with job_of(self._master) as job:
-            faults = [fault for fault in examine(job)[1] if self._group_of(fault.where) in self._no_axes]
+            faults = [fault for fault in examine(job)[1] if self._is_fixed(fault.where)]
             if faults:
                 raise ConfigError(faults)
             return composed_from(job, self._master.hydra, run_dir=None, checked=False)
@@ -86,39 +80,38 @@ class Multirun:
         """
         last = {typed.parsed.get_key_element(): typed for typed in self._typed if typed.parsed is not None}
         faults = [typed.fault for typed in self._typed if typed.fault]
-        faults += [fault for typed in last.values() if (fault := self._fault(typed))]
-        if faults:
-            raise ConfigError(faults)
         axes: dict[str, tuple[str, ...]] = {}
         fixed = []
         for key, typed in last.items():
-            assert typed.parsed is not None
-            if typed.parsed.is_sweep_override():
-                axes[key] = tuple(dict.fromkeys(typed.parsed.sweep_string_iterator()))
-            else:
-                fixed.append(f"{key}={typed.parsed.get_value_element_as_str()}")
+            parsed = typed.parsed
+            assert parsed is not None
+            if not parsed.is_sweep_override():
+                fixed.append(f"{key}={parsed.get_value_element_as_str()}")
+            elif not typed.fault and (fault := self._fault_of_axis(parsed)):
+                faults.append(fault)
+            elif not faults:
+                axes[key] = tuple(dict.fromkeys(parsed.sweep_string_iterator()))
+        if faults:
+            raise ConfigError(faults)
         return axes, tuple(fixed)
 
-    def _fault(self, typed: Typed) -> Fault | None:
-        """What keeps an override from being an axis; None if nothing does, or if it is none."""
-        parsed = typed.parsed
-        if typed.fault or parsed is None or not parsed.is_sweep_override():
-            return None
-        name, values = parsed.key_or_group, typed.text.partition("=")[2]
-        if self._group_of(name) in self._no_axes:
-            way_out = f"Write {name}=[{values}] for a list, or one value." if "." in name else "Name one."
-            return Fault(typed.text, "is no axis: it says how the sweep itself is run or watched.", way_out)
+    def _fault_of_axis(self, parsed: Override) -> Fault | None:
+        text, name = parsed.input_line or "", parsed.key_or_group
+        if self._is_fixed(name):
+            in_a_list = f"Write {name}=[{text.partition('=')[2]}] for a list, or one value."
+            way_out = in_a_list if "." in name else "Name one."
+            return Fault(text, "is no axis: it says how the sweep itself is run or watched.", way_out)
         if not parsed.is_discrete_sweep():
-            return Fault(typed.text, "has no end of values.", f"Name them: {name}=1,2,4 or {name}=range(1,9,2).")
+            return Fault(text, "has no end of values.", f"Name them: {name}=1,2,4 or {name}=range(1,9,2).")
         number = len(first_values(parsed, MOST_VALUES))
         if number in (0, MOST_VALUES):
             many = "no value" if number == 0 else f"{number:,} values or more"
-            return Fault(typed.text, f"is an axis with {many}.", f"Name a few: {name}=a,b")
+            return Fault(text, f"is an axis with {many}.", f"Name a few: {name}=a,b")
         if is_choice(parsed, repository_of(self._loader)):
-            return choice_fault(typed, repository_of(self._loader), (), ())
+            return choice_fault(parsed, repository_of(self._loader))
         if name not in entries(RunConfig) and not name.startswith(tuple(f"{node}." for node in FREE_NODES)):
             near = nearest_knob(RunConfig, name)
-            return Fault(typed.text, f"there is no knob {name}.", f"Did you mean {near}?" if near else "See --cfg job.")
+            return Fault(text, f"there is no knob {name}.", f"Did you mean {near}?" if near else "See --cfg job.")
         return None
 
     def compose(self, overrides: Sequence[str], folder: Path) -> Composed[RunConfig]:

@@ -4,15 +4,8 @@ from __future__ import annotations
 
 import re
 
-_PATH_KEYS = (
-    "resume",
-    "rerun",
-    "checkpoint",
-    "workload.data.path",
-    "paths.log_dir",
-    "paths.cache_dir",
-    "hydra.run.dir",
-)
+_PATH_KEYS = {"resume", "rerun", "checkpoint"}
+_PATH_KEYS |= {"workload.data.path", "paths.log_dir", "paths.cache_dir", "hydra.run.dir"}
 # Read by Hydra as they stand; everything else is quoted, among it 1e3 and 2024_01, which are numbers to it.
 _PLAIN = re.compile(r"[A-Za-z/_.][A-Za-z0-9/_.@%-]*")
 _QUOTED = re.compile(r"""'([^'\\]|\\.)*'|"([^"\\]|\\.)*\"""", re.DOTALL)

@@ -38,27 +38,18 @@ _DEBUG = "A quick look: sets knobs of other groups."
 
 
 def page(config_dir: Path | None = None) -> str:
-    """The whole page.
-
-    Args:
-        config_dir: where the groups are; None = the project's ``configs/``.
-    """
+    """The whole page; ``config_dir``: where the groups are, None = the project's ``configs/``."""
     folder = config_dir or default_config_dir()
-    knobs = list(_knobs(RunConfig))
+    knobs = [entry for entry in entries(RunConfig).values() if not entry.is_group]
     parts = [_HEAD, "## The run", _table(knob for knob in knobs if "." not in knob.name)]
     for group in dict.fromkeys(knob.name.partition(".")[0] for knob in knobs if "." in knob.name):
         own = (knob for knob in knobs if knob.name.startswith(f"{group}."))
         parts += [f"## {group}", _prose(entries(RunConfig)[group].text), _table(own)]
         if group not in OF_THE_PROJECT and (folder / group).is_dir():
             parts.append(_options(folder / group))
-    parts += ["## debug", _DEBUG, _options(folder / "debug")]
-    parts += ["## python src/evaluate.py", _table(_knobs(EvaluateConfig))]
+    parts += ["## debug", _DEBUG, _options(folder / "debug"), "## python src/evaluate.py"]
+    parts.append(_table(entry for entry in entries(EvaluateConfig).values() if not entry.is_group))
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
-
-
-def _knobs(schema_type: type) -> Iterator[Knob]:
-    """All knobs in the schema's order."""
-    return (knob for knob in entries(schema_type).values() if not knob.is_group)
 
 
 def _table(knobs: Iterable[Knob]) -> str:
@@ -98,13 +89,11 @@ def _flat(name: str, value: Any) -> Iterator[str]:
 
 def _show(value: Any) -> str:
     """As it is typed."""
-    if isinstance(value, Enum):
-        return str(value.name)
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):
         return f"[{','.join(map(_show, value))}]"
-    return str(value)
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    return str(value.name if isinstance(value, Enum) else value)
 
 
 def _row(*cells: str) -> str:

@@ -47,13 +47,13 @@ def value_faults(config: Any) -> Iterator[Fault]:
         if allowed is None or value is None:
             continue
         wrong = [number for number in (value if isinstance(value, list) else [value]) if not allowed.holds(number)]
-        if wrong and isinstance(value, list):  # none is made up: an entry may name a sample
-            kept = [number for number in value if allowed.holds(number)] or knob.default
-            legal = "null" if kept is None else _shown(kept)
-        elif wrong:
-            legal = allowed.legal_value(value)
-        if wrong:
-            yield Fault(f"{knob.name}={_shown(value)}", f"must be {allowed}.", f"Set {knob.name}={legal}.")
+        if not wrong:
+            continue
+        legal: Any = allowed.legal_value(wrong[0])
+        if isinstance(value, list):  # none is made up: an entry may name a sample
+            legal = [number for number in value if allowed.holds(number)] or knob.default
+        shown = "null" if legal is None else _shown(legal)
+        yield Fault(f"{knob.name}={_shown(value)}", f"must be {allowed}.", f"Set {knob.name}={shown}.")
 
 
 def _shown(value: Any) -> str:

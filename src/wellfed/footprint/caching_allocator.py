@@ -150,14 +150,6 @@ class CachingAllocator:
                         unmapped.address, unmapped.size = block.address, unmapped.size + block.size
                         unmapped.link(block.before, None)
 
-    def free_blocks(self) -> list[tuple[int, int]]:
-        """Address and size of each block that waits to be used again."""
-        return [(block.address, block.size) for pool in self._pools.values() for *_, block in pool.free]
-
-    def used_blocks(self) -> list[tuple[int, int]]:
-        """Address and size of each block in use."""
-        return [(address, block.size) for address, block in self._used.items()]
-
     # -- segments -------------------------------------------------------------------------------------------------
 
     def _reserve(self, missing: Callable[[], int]) -> int:

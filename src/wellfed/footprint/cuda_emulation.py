@@ -21,8 +21,6 @@ from torch._C import DispatchKey, DispatchKeySet, _ExcludeDispatchKeyGuard
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from wellfed.footprint.in_place import bias_in_place
-
 KEY = "AutocastCPU"
 LOWER = (
     "_convolution _convolution.deprecated conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d.input "
@@ -62,32 +60,22 @@ _RNN = {torch.gru, torch.lstm, torch.rnn_relu, torch.rnn_tanh}
 def as_on_cuda() -> Iterator[None]:
     """Dropout with a mask of bytes, attention's fused kernel, CUDA's autocast lists, RNNs without oneDNN.
 
-    Run the backward pass by `backward`. A process has one switch for oneDNN, and one set of kernels: they hold for its
-    other threads too meanwhile.
+    Autocast's kernels take the place of the CPU's own, below Python: operators that call others inside, as
+    cross_entropy calls log_softmax and nll_loss, are then cast where CUDA casts them. Run the backward pass by
+    `backward`. A process has one switch for oneDNN, and one set of kernels: they hold for its other threads too
+    meanwhile.
     """
-    with warnings.catch_warnings(action="ignore"):  # the switch asks about TF32 on Intel's GPUs
-        flags = torch.backends.mkldnn.flags(enabled=False)
-        flags.__enter__()
+    was_enabled = torch._C._get_mkldnn_enabled()  # torch.backends.mkldnn.flags would ask Intel's GPUs about TF32, too
+    torch._C._set_mkldnn_enabled(False)
     try:
-        with _Kernels(), cuda_autocast_lists(), bias_in_place():
+        with _Functions(), torch.library._scoped_library("aten", "IMPL") as library:
+            with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
+                library.impl("linear", _linear, "AutogradCPU")
+                for name, kernel in _autocast_kernels():
+                    library.impl(name, kernel, KEY)
             yield
     finally:
-        with warnings.catch_warnings(action="ignore"):
-            flags.__exit__(None, None, None)
-
-
-@contextlib.contextmanager
-def cuda_autocast_lists() -> Iterator[None]:
-    """``torch.autocast("cpu", ...)`` casts as ``torch.autocast("cuda", ...)`` does.
-
-    The kernels are put at the place of the CPU's own, below Python: operators that call others inside, as cross_entropy
-    calls log_softmax and nll_loss, are then cast where CUDA casts them.
-    """
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        with warnings.catch_warnings(action="ignore"):  # that a kernel is replaced
-            for name, kernel in _kernels():
-                library.impl(name, kernel, KEY)
-        yield
+        torch._C._set_mkldnn_enabled(was_enabled)
 
 
 def backward(loss: Tensor) -> None:
@@ -99,7 +87,7 @@ def backward(loss: Tensor) -> None:
     )
 
 
-class _Kernels(TorchFunctionMode):
+class _Functions(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
@@ -133,7 +121,15 @@ def _attention(
     return functional.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, *more, **named)
 
 
-def _kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Adds the bias in place, which torch's own does not while a dispatch mode is active (ATen/native/Linear.cpp)."""
+    decompose: Callable[..., Tensor] = torch.ops.aten.linear.default.decompose
+    if bias is None or input.dim() <= 2 or input.is_contiguous():
+        return decompose(input, weight, bias)
+    return decompose(input, weight).add_(bias)
+
+
+def _autocast_kernels() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Those of CUDA's lists; what the CPU's have beside them falls through, as `AS_GIVEN` does."""
     types = ((LOWER, lambda args: torch.get_autocast_dtype("cpu")), (FLOAT32, lambda args: torch.float32))
     ours = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Literal
@@ -85,8 +85,7 @@ class Footprint:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        recording = None if self.recording is None else self.recording.to_dict()
-        return {"format": FORMAT, **asdict(replace(self, recording=None)), "recording": recording}
+        return {"format": FORMAT, **asdict(self)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Footprint:

@@ -27,14 +27,13 @@ def in_fork(work: Callable[[], Found]) -> Found:
     interrupts this process ends the child too, and goes on. Without a child random states are put back; caches of the
     model's module keep what they were given.
     """
-    found = _in_child(work) if MAY_FORK else None
-    if found is not None:
+    if MAY_FORK and (found := _in_child(work)) is not None:
         return found
     with generators.kept():
         try:
             return work()
         except SystemExit as ended:
-            return NoEstimate(_ended(exit_code(ended)))
+            return _ended(exit_code(ended))
 
 
 def _in_child(work: Callable[[], Found]) -> Found | None:
@@ -58,10 +57,9 @@ def _in_child(work: Callable[[], Found]) -> Found | None:
         finally:
             _, status = os.waitpid(child, 0)
     try:
-        found: Found | None = pickle.loads(answer)
+        return pickle.loads(answer)  # type: ignore[no-any-return]
     except (EOFError, pickle.UnpicklingError):  # nothing, or not all of it
-        return NoEstimate(_ended(os.waitstatus_to_exitcode(status)))
-    return found
+        return _ended(os.waitstatus_to_exitcode(status))
 
 
 def _answer(work: Callable[[], Found], writing: int, let_through: Callable[[], None]) -> NoReturn:
@@ -99,7 +97,7 @@ def _found(work: Callable[[], Found]) -> Found | None:
         return NoEstimate(f"{type(error).__name__}: {error}".splitlines()[0])
 
 
-def _ended(code: int) -> str:
+def _ended(code: int) -> NoEstimate:
     """A negative code is a signal's number."""
     how = f"exit code {code}" if code >= 0 else f"signal {-code} ({signal.Signals(-code).name})"
-    return f"the rehearsal of a step ended with {how}"
+    return NoEstimate(f"the rehearsal of a step ended with {how}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
 
 from torch import nn
 
@@ -15,14 +14,13 @@ LEAST_WEIGHTS = 100_000
 
 def blocks_to_gather(model: nn.Module) -> list[nn.Module]:
     """Those of `checkpointing.blocks` that are large enough and have their weights to themselves."""
-    uses = Counter(_weights_of_each_module(model.modules()))
-    found = []
-    for block in blocks(model):
-        own = Counter(_weights_of_each_module(block.modules()))
-        is_large = sum(weight.numel() for weight in block.parameters()) >= LEAST_WEIGHTS
-        if is_large and all(uses[weight] == count for weight, count in own.items()):
-            found.append(block)
-    return found
+    uses = _uses(model)
+    return [
+        block
+        for block in blocks(model)
+        if sum(weight.numel() for weight in block.parameters()) >= LEAST_WEIGHTS
+        and all(uses[weight] == count for weight, count in _uses(block).items())
+    ]
 
 
 def gathered_bytes(model: nn.Module) -> int:
@@ -41,8 +39,7 @@ def _num_bytes(module: nn.Module) -> int:
     return sum(weight.nbytes for weight in module.parameters())
 
 
-def _weights_of_each_module(modules: Iterable[nn.Module]) -> Iterator[int]:
-    for module in modules:
-        for weight in module._parameters.values():
-            if weight is not None:
-                yield id(weight)
+def _uses(module: nn.Module) -> Counter[nn.Parameter]:
+    """By how many of its modules each weight is held."""
+    held = (weight for each in module.modules() for weight in each._parameters.values())
+    return Counter(weight for weight in held if weight is not None)

@@ -1,16 +1,35 @@
-"""Counts the bytes of all tensors that live, on real and on fake tensors alike."""
+"""Counts the bytes of all tensors that live, on real and on fake tensors alike.
+
+While a dispatch mode is active, torch makes new tensors in places where it otherwise writes to one that it has just
+made and that nobody else holds: in formulas of backward passes such as that of gather (``areAnyTensorSubclassLike`` in
+torch/csrc/autograd/FunctionsManual.cpp), and where the gradients of a tensor that is used twice are added
+(``can_accumulate_inplace`` in torch/csrc/autograd/input_buffer.cpp). Fake tensors, and all that counts tensors, are
+such modes: what they see is a tensor more than what a run takes. So the in-place operator is run here in its place.
+"""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._prims_common import is_non_overlapping_and_dense_or_false
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from wellfed.footprint.in_place import in_place_variant
+aten = torch.ops.aten
+SOLE_USES, SOLE_STORAGE_USES = 4, 2
+"""Of a tensor that C++ alone holds, seen by the innermost mode: its holder, the call, and the Python object beside."""
+_IN_PLACE = {
+    aten.index_add.default: (aten.index_add_.default, SOLE_USES),
+    aten.index_fill.int_Tensor: (aten.index_fill_.int_Tensor, SOLE_USES),
+    aten.index_put.default: (aten.index_put_.default, SOLE_USES + 1),  # also an argument of the formula
+    aten.masked_scatter.default: (aten.masked_scatter_.default, SOLE_USES),
+    aten.put.default: (aten.put_.default, SOLE_USES),
+    aten.scatter.src: (aten.scatter_.src, SOLE_USES),
+    aten.scatter_add.default: (aten.scatter_add_.default, SOLE_USES),
+}
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -21,10 +40,7 @@ class MemoryTracker(TorchDispatchMode):
     """
 
     def __init__(self, block_bytes: int = 1) -> None:
-        """
-        Args:
-            block_bytes: each storage counts as the next multiple of it.
-        """
+        """Each storage counts as the next multiple of ``block_bytes``."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.making = "activations"
         self.live: dict[str, int] = {}
@@ -57,9 +73,9 @@ class MemoryTracker(TorchDispatchMode):
         self._highest, self.peak = self._total, dict(self.live)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        func = in_place_variant(func, args, kwargs)
+        func = _in_place_variant(func, args, kwargs)
         result = func(*args, **(kwargs or {}))
-        for tensor in (result,) if isinstance(result, Tensor) else _tensors(result):
+        for tensor in _tensors(result):
             for storage in _storages(tensor):
                 known = self._storages.get(storage._cdata)
                 if known is None:
@@ -77,7 +93,13 @@ class MemoryTracker(TorchDispatchMode):
 
     def _enter(self, storage: torch.UntypedStorage, kind: str, number: int) -> None:
         key, num_bytes = storage._cdata, self._rounded(storage)
-        self._storages[key] = (weakref.ref(storage, self._leaver(key)), kind, num_bytes, number)
+        counter = weakref.ref(self)  # what outlives the counting must not keep it alive
+
+        def leave(_: Any) -> None:
+            if (live := counter()) is not None:
+                live._leave(key)
+
+        self._storages[key] = (weakref.ref(storage, leave), kind, num_bytes, number)
         self.live[kind] = self.live.get(kind, 0) + num_bytes
         self._total += num_bytes
         if self._total > self._highest:
@@ -92,16 +114,6 @@ class MemoryTracker(TorchDispatchMode):
             if is_event and number and num_bytes:
                 self.events.append((number, 0))
 
-    def _leaver(self, key: int) -> Callable[[Any], None]:
-        """Not bound to self: what outlives the counting must not keep it alive."""
-        counter = weakref.ref(self)
-
-        def leave(_: Any) -> None:
-            if (live := counter()) is not None:
-                live._leave(key)
-
-        return leave
-
     def _rounded(self, storage: torch.UntypedStorage) -> int:
         return -(-storage.nbytes() // self._block_bytes) * self._block_bytes
 
@@ -114,9 +126,38 @@ def _tensors(result: Any) -> Iterable[Tensor]:
             yield from _tensors(item)
 
 
-def _storages(tensor: Tensor) -> Iterable[torch.UntypedStorage]:
-    if tensor.layout is torch.sparse_coo:
-        yield tensor._indices().untyped_storage()
-        yield tensor._values().untyped_storage()
-    else:
-        yield tensor.untyped_storage()
+def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
+    parts = (tensor._indices(), tensor._values()) if tensor.layout is torch.sparse_coo else (tensor,)
+    return [part.untyped_storage() for part in parts]
+
+
+def _in_place_variant(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Any:
+    """``func``, or the operator that writes to the first argument. For the innermost of all modes."""
+    if func is aten.add.Tensor:
+        return aten.add_.Tensor if _adds_gradients(args, kwargs) else func
+    other, uses = _IN_PLACE.get(func, (func, 0))
+    return other if uses and _in_backward() and _is_held_by_autograd_alone(args[0], uses) else func
+
+
+def _adds_gradients(args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bool:
+    if kwargs or len(args) != 2 or torch.is_grad_enabled() or not _in_backward():
+        return False
+    one, two = args
+    return (
+        isinstance(two, Tensor)
+        and one.shape == two.shape
+        and one.dtype == two.dtype
+        and _is_held_by_autograd_alone(one)
+        and is_non_overlapping_and_dense_or_false(one)
+    )
+
+
+def _in_backward() -> bool:
+    return bool(torch._C._current_graph_task_id() != -1)
+
+
+def _is_held_by_autograd_alone(tensor: Tensor, uses: int = SOLE_USES) -> bool:
+    if tensor.layout is not torch.strided or tensor._use_count() != uses:  # type: ignore[attr-defined]
+        return False
+    storage = tensor.untyped_storage()
+    return bool(torch._C._storage_Use_Count(storage._cdata) == SOLE_STORAGE_USES)

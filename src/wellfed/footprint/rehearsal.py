@@ -59,13 +59,8 @@ class Task:
     """Of the CUDA allocator."""
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """Forward and backward of a micro-batch."""
-
-    bytes: dict[str, int]
-    """By kind, at the peak."""
-    events: Events
+_Pass = tuple[dict[str, int], Events]
+"""Forward and backward of a micro-batch: bytes by kind at the peak, and all that was made and let go."""
 
 
 class _DistinctRows(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -95,7 +90,7 @@ class _Counted(Ranks):
         self._live.events = []
         with self._live:
             yield
-        self._take(_Pass(self._live.peak, tuple(self._live.events)))
+        self._take((self._live.peak, tuple(self._live.events)))
 
     def backward(self, loss: Tensor) -> None:
         backward(loss)
@@ -105,10 +100,7 @@ class Rehearsal:
     """A model with gradients and optimizer state, whose passes are measured one micro-batch size after the other."""
 
     def __init__(self, model: nn.Module, task: Task, block_bytes: int, fake: FakeTensorMode | None) -> None:
-        """
-        Args:
-            fake: entered already; None runs for real.
-        """
+        """``fake``: entered already; None runs for real."""
         self._task, self._live = task, MemoryTracker(block_bytes)
         self._precision = Precision(task.precision, CPU.type)
         self.lowest = 2 if any(isinstance(each, nn.modules.batchnorm._BatchNorm) for each in model.modules()) else 1
@@ -146,20 +138,20 @@ class Rehearsal:
 
     def point(self, micro_batch: int) -> Point:
         """The passes of a micro-batch, alone and after another of its size."""
-        alone, after = self._peaks(micro_batch)
+        (alone, first), (after, later) = self._peaks(micro_batch)
         sparse, temporaries, step = self._sparse_gradients(), 0, self._step_events
         if sparse:
             self._peaks(micro_batch, num_passes=1)
             sparse = self._sparse_gradients()
             temporaries, step = self._optimizer_step()
-        parts = *renumbered(alone.events, after.events), *renumbered(step, first=OPTIMIZER)
+        parts = *renumbered(first, later), *renumbered(step, first=OPTIMIZER)
         for recorded, events in zip(self._recorded, parts, strict=True):
             recorded[micro_batch] = events
         return Point(
             micro_batch,
-            alone.bytes["activations"],
-            alone.bytes.get("gradients", 0),
-            after.bytes["activations"],
+            alone["activations"],
+            alone.get("gradients", 0),
+            after["activations"],
             sparse_gradients=sparse,
             sparse_temporaries=max(0, temporaries - self._temporaries),
         )

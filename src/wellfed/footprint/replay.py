@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from wellfed.footprint.caching_allocator import CachingAllocator, OutOfMemory
@@ -68,7 +69,10 @@ class Recording:
     step: Trace
     """Its other ones, by the samples of a step."""
     expandable: bool = False
-    _known: dict[tuple[Any, ...], Replayed] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _known(self) -> dict[tuple[int | None, ...], Replayed]:
+        return {}
 
     def replayed(
         self, micro_batch: int, samples: int, inputs: Sequence[int] = (), limit: int | None = None
@@ -126,13 +130,9 @@ class Recording:
             play(self.step.at(samples))
         return allocator.retries == before
 
-    def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {name: value for name, value in asdict(self).items() if name != "_known"}
-
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recording:
-        """The recording that `to_dict` described.
+        """The recording that ``asdict`` described.
 
         Raises:
             TypeError, KeyError: it describes none.

@@ -52,6 +52,17 @@ class Meter(Protocol):
         ...
 
 
+def _before_optimizer(step: Callable[[], Any], read: Callable[[], int]) -> int | None:
+    """Runs a step; what was read where its optimizer began, None where there is none."""
+    found: list[int] = []
+    hook = register_optimizer_step_pre_hook(lambda *_: found.append(read()))
+    try:
+        step()
+    finally:
+        hook.remove()
+    return found[0] if found else None
+
+
 class CudaMeter:
     """torch's caching allocator. Forward and backward end where an optimizer's step begins."""
 
@@ -63,21 +74,12 @@ class CudaMeter:
         torch.cuda.synchronize(self._device)
         rest = torch.cuda.memory_allocated(self._device)
         torch.cuda.reset_peak_memory_stats(self._device)
-        before: list[int] = []
-
-        def optimizer_begins(*arguments: Any) -> None:
-            before.append(torch.cuda.max_memory_allocated(self._device))
-
-        hook = register_optimizer_step_pre_hook(optimizer_begins)
-        try:
-            step()
-        finally:
-            hook.remove()
+        before = _before_optimizer(step, lambda: torch.cuda.max_memory_allocated(self._device))
         torch.cuda.synchronize(self._device)
         total = torch.cuda.max_memory_allocated(self._device)
         # Blocks that the allocator keeps and can't use for what is asked count as needed.
         waste = max(0, torch.cuda.max_memory_reserved(self._device) - total)
-        return Peak(rest, (before[0] if before else total) + waste, total + waste)
+        return Peak(rest, (total if before is None else before) + waste, total + waste)
 
     def wait(self) -> None:
         """Synchronises."""
@@ -97,10 +99,7 @@ class TensorMeter:
     """Bytes of all live tensors, on any device: on a CPU, what a card's allocator would be asked for."""
 
     def __init__(self, resident: Callable[[], Iterable[Tensor]]) -> None:
-        """
-        Args:
-            resident: what is there between steps: parameters, buffers, optimizer state, tables, the batch.
-        """
+        """``resident``: what is there between steps: parameters, buffers, optimizer state, tables, the batch."""
         self._resident = resident
 
     def peak(self, step: Callable[[], Any]) -> Peak:
@@ -108,15 +107,10 @@ class TensorMeter:
         live = MemoryTracker(BLOCK_BYTES)
         live.note(self._resident(), "resident")
         rest = sum(live.live.values())
-        before: list[int] = []
-        hook = register_optimizer_step_pre_hook(lambda *_: before.append(sum(live.peak.values())))
-        try:
-            with live:
-                step()
-        finally:
-            hook.remove()
+        with live:
+            before = _before_optimizer(step, lambda: sum(live.peak.values()))
         total = sum(live.peak.values())
-        return Peak(rest, before[0] if before else total, total)
+        return Peak(rest, total if before is None else before, total)
 
     def wait(self) -> None:
         """Nothing runs behind our back."""
@@ -170,20 +164,20 @@ def find_micro_batch(
         meter = CudaMeter(torch.device("cuda", torch.cuda.current_device())) if has_cuda else TensorMeter(_all_tensors)
 
     def run(size: int) -> Probe:
-        try:
-            batch = make(size)
-            for _ in range(WARMUP_STEPS - 1):
-                step(batch)
-            peak = meter.peak(lambda: step(batch))
-            step_s, util_pct = _timed(lambda: step(batch), meter, utilisation, clock)
-        except Exception as error:
-            if oom.classify(error) is None:
-                raise
-            return Probe(size, None)
+        batch = make(size)
+        for _ in range(WARMUP_STEPS - 1):
+            step(batch)
+        peak = meter.peak(lambda: step(batch))
+        step_s, util_pct = _timed(lambda: step(batch), meter, utilisation, clock)
         return Probe(size, peak, size / step_s, util_pct)
 
     def probe(size: int) -> Probe:
-        done = run(size)
+        try:
+            done = run(size)
+        except Exception as error:
+            if oom.classify(error) is None:
+                raise
+            done = Probe(size, None)
         meter.free()  # the batch is gone by now
         if on_probe is not None:
             on_probe(done)
@@ -211,20 +205,17 @@ def _taken(batch: Batch, size: int) -> Batch:
 
 def _all_tensors() -> Iterator[Tensor]:
     """What any Python object holds; the only way to know what is resident where nobody tells."""
-    for each in gc.get_objects():
-        if issubclass(type(each), Tensor):
-            yield each
+    return (each for each in gc.get_objects() if issubclass(type(each), Tensor))
 
 
 def row(probe: Probe) -> tuple[str, str, str, str]:
     """Size, samples/s, peak, mean utilisation, for show; empty where there is no figure."""
-    peak = "out of memory" if probe.peak is None else _peak(probe.peak.total)
+    peak = "out of memory"
+    if probe.peak is not None:
+        num_bytes = probe.peak.total
+        peak = f"{gib(num_bytes):.3f} GiB" if num_bytes >= GIB else show_bytes(num_bytes)
     rate = "" if probe.samples_per_s is None else f"{probe.samples_per_s:,.0f}"
     return f"{probe.size:,}", rate, peak, "" if probe.util_pct is None else f"{probe.util_pct:.0f} %"
-
-
-def _peak(num_bytes: int) -> str:
-    return f"{gib(num_bytes):.3f} GiB" if num_bytes >= GIB else show_bytes(num_bytes)
 
 
 def _timed(

@@ -104,10 +104,6 @@ class _Found:
         size, there = above[0] if above else below[-1]
         return here, abs(there - here), abs(size - largest.size)
 
-    def shows_slope(self) -> bool:
-        """Its two points differ by more than rounding; else the estimate takes the steepest slope it may hide."""
-        return len(self.points()) == 1 or self.slope()[1] > GRANULE_BYTES
-
     def estimate(self) -> int:
         """The largest size by the line through the two points that enclose the limit, or come closest to it.
 
@@ -180,34 +176,27 @@ def _stopped_early(found: _Found, target_util_pct: float | None, plateau_gain: f
     """What ends the search before the budget is known; None to go on."""
     fitting, probes = found.fitting, tuple(found.probes)
     if not fitting:
-        fewest = probes[0].size
-        fit = "one sample fits" if fewest == 1 else f"{fewest} samples fit"
+        fit = "one sample fits" if probes[0].size == 1 else f"{probes[0].size} samples fit"
         return Fit(None, "nothing fits", f"not even {fit}", probes)
     if target_util_pct is not None:
         for one in fitting:
             if one.util_pct is not None and one.util_pct >= target_util_pct:
                 because = f"{one.util_pct:.0f} % utilisation at {one.size}, and {target_util_pct:g} % was the target"
                 return Fit(one.size, "target", because, probes)
-    if plateau_gain > 0 and (plateau := _plateau(fitting, plateau_gain)) is not None:
-        larger, smaller = plateau
-        gain = larger.samples_per_s / smaller.samples_per_s - 1  # type: ignore[operator]
-        because = f"{larger.size} samples at a time are {gain:+.1%} in samples/s over {smaller.size}"
-        return Fit(smaller.size, "plateau", because, probes)
+    rates = [(probe.samples_per_s, probe.size) for probe in fitting if probe.samples_per_s]
+    if plateau_gain > 0 and len(rates) > 1:
+        enough = max(rates)[0] / (1 + plateau_gain)
+        # The smallest size that is as fast.
+        rate, size = next(one for one in rates if one[0] > enough)
+        largest_rate, largest = rates[-1]
+        if largest >= PLATEAU_GROWTH * size:
+            gain = largest_rate / rate - 1
+            because = f"{largest} samples at a time are {gain:+.1%} in samples/s over {size}"
+            return Fit(size, "plateau", because, probes)
     if fitting[-1].size == found.max_size:
         because = f"the {found.max_size} samples of a step fit whole"
         return Fit(found.max_size, "batch", because, probes)
     return None
-
-
-def _plateau(fitting: list[Probe], gain: float) -> tuple[Probe, Probe] | None:
-    """The largest size and the smallest that is as fast, where growth has stopped to pay."""
-    timed = [probe for probe in fitting if probe.samples_per_s]
-    if len(timed) < 2:
-        return None
-    largest, fastest = timed[-1], max(timed, key=lambda probe: probe.samples_per_s or 0.0)
-    enough = (fastest.samples_per_s or 0.0) / (1 + gain)
-    smallest = next(probe for probe in timed if (probe.samples_per_s or 0.0) > enough)
-    return (largest, smallest) if largest.size >= PLATEAU_GROWTH * smallest.size else None
 
 
 def _next_size(found: _Found) -> int | None:
@@ -223,7 +212,8 @@ def _next_size(found: _Found) -> int | None:
     out_of_memory_above = all(probe.peak is None for probe in found.probes if probe.size == failure)
     if failure <= found.max_size and estimate >= failure and out_of_memory_above:
         return largest + max(1, (failure - largest) // 2)  # the line said it would fit: it is none
-    if found.shows_slope():
+    # Where its two points differ by rounding alone, the estimate has taken the steepest slope it may hide.
+    if len(found.points()) == 1 or found.slope()[1] > GRANULE_BYTES:
         if not is_line and upper > 2 * largest and num_left > 1:  # most of the way, where the line can be seen
             upper = max(found.safe(), int(largest ** (1 / 3) * upper ** (2 / 3)))
         elif upper == estimate and upper >= EXACT_BELOW and AIM_FRAC * upper > largest + 1:

@@ -22,11 +22,7 @@ class CgroupLimits:
 
 
 def cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
-    """The limits on this process.
-
-    Args:
-        root: folder that holds proc/self/cgroup and sys/fs/cgroup.
-    """
+    """The limits on this process; ``root`` holds proc/self/cgroup and sys/fs/cgroup."""
     cores: list[float] = []
     limits: list[int] = []
     rooms: list[int] = []

@@ -128,10 +128,8 @@ def _visible(found: Devices, environ: Mapping[str, str], torch: TorchCuda | None
 
 
 def _hidden(environ: Mapping[str, str], torch: TorchCuda | None, num_found: int) -> str | None:
-    """What is to be said where CUDA_VISIBLE_DEVICES names cards, and none of them is there.
-
-    Empty or -1 it hides all, which is meant so; and a torch that is built for no GPU has another reason.
-    """
+    """What is to be said where CUDA_VISIBLE_DEVICES names cards, and none of them is there."""
+    # Empty or -1 it hides all, which is meant so; and a torch that is built for no GPU has another reason.
     visible = environ.get("CUDA_VISIBLE_DEVICES", "").strip()
     if torch is None or torch.cuda is None or torch.devices or visible in ("", "-1"):
         return None

@@ -1,4 +1,7 @@
-"""Decides which profile a card is, how much memory a run may plan with, and which precision it can do."""
+"""Decides which profile a card is, how much memory a run may plan with, and which precision it can do.
+
+Plans may also be made for cards that this machine does not have.
+"""
 
 from __future__ import annotations
 
@@ -41,15 +44,8 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
 )
 SMALLEST_CARD_GIB = 7.5
 """An 8 GB card shows 7.6 to 8.0 GiB; a smaller one still gets the 8gb profile, with a warning."""
-
-
-@dataclass(frozen=True)
-class ProfileChoice:
-    """The profile a card belongs to."""
-
-    name: str
-    because: str
-    warning: str | None = None
+ASSUMED_CAPABILITY = "8.0"
+"""Taken where no card tells: from 8.0 on there is bf16, which all cards of the last years have."""
 
 
 @dataclass(frozen=True)
@@ -75,20 +71,9 @@ class PrecisionChoice:
     because: str
 
 
-def pick_profile(card_total_gib: float | None) -> ProfileChoice:
-    """The largest profile that a card of this size holds; None is no GPU."""
-    if card_total_gib is None:
-        return ProfileChoice("cpu", "no GPU to train on")
-    profile = next(each for each in PROFILES.values() if card_total_gib < each.below_gib)
-    *_, before, last = PROFILES.values()
-    upper = f"below {profile.below_gib:g}" if profile is not last else f"from {before.below_gib:g}"
-    warning = None
-    if card_total_gib < SMALLEST_CARD_GIB:
-        warning = (
-            f"this card has {card_total_gib:.1f} GiB, less than the {SMALLEST_CARD_GIB} of the smallest profile (8gb); "
-            "the numbers are sized for it by measurement. memory=tight or memory=dynamic need the least."
-        )
-    return ProfileChoice(profile.name, f"{card_total_gib:.1f} GiB is {upper} GiB", warning)
+def pick_profile(card_total_gib: float) -> Profile:
+    """The largest profile that a card of this size holds."""
+    return next(profile for profile in PROFILES.values() if card_total_gib < profile.below_gib)
 
 
 def resolve_budget(
@@ -157,6 +142,35 @@ def resolve_precision(asked: str, device: GpuFacts | None) -> PrecisionChoice | 
     return PrecisionChoice(asked, f"gpu.precision={asked} was set; {where} can do it")
 
 
+def with_cards(
+    facts: MachineFacts, profile: str, memory_gib: float | None, devices: int
+) -> tuple[MachineFacts, str | None]:
+    """The machine with as many cards as a plan asks for, and a sentence about those that are not there.
+
+    Cards that are there and large enough stay. Without a profile or a budget there is nothing to imagine a card by,
+    and the machine stays as it is.
+    """
+    named, real = PROFILES.get(profile), facts.training_gpus
+    needed_gib = memory_gib if memory_gib is not None else named.budget_gib if named else 0.0
+    if profile == "cpu" or not (needed_gib or real):
+        return facts, None
+    if real and (real[0].memory_gib or needed_gib) >= needed_gib:
+        if len(real) >= devices:
+            return facts, None
+        model, what = real[0], real[0].describe()
+        there = f"this machine has {len(real)}"
+    else:
+        size_gib = named.nominal_gib if named and needed_gib == named.budget_gib else needed_gib
+        model = GpuFacts(0, None, "an assumed GPU", size_gib, ASSUMED_CAPABILITY)
+        what, there = f"a card of {size_gib:g} GiB and capability {ASSUMED_CAPABILITY}", "not in this machine"
+    cards = tuple(
+        replace(model, index=index, uuid=None, free_gib=model.memory_gib, nvml_index=None, holders=())
+        for index in range(devices)
+    )
+    times = f"{devices} x " if devices > 1 else ""
+    return replace(facts, gpus=cards, torch_problem=None, warnings=()), f"Planned for {times}{what}; {there}."
+
+
 def _without_gpu(profile_name: str, memory_gib: float | None, facts: MachineFacts) -> Budget:
     """No card that training could use: a named budget is still planned with, not enforced."""
     why = f"no NVIDIA GPU here (NVML: {facts.nvml_problem or 'not asked'})"
@@ -189,12 +203,18 @@ def _whole_card(profile_name: str, enforce: bool | None, card: GpuFacts) -> Budg
         warning = f"gpu={profile_name}: {why}; {plans}"
         because = f"{why}; as the smallest profile"
         return Budget(smallest.budget_gib, smallest.name, card.name, bool(enforce), because, (warning,))
-    choice = pick_profile(card.memory_gib)
     budget_gib = BUDGET_FRAC * _available_gib(card)
     who = f"other processes: {card.held_by()}" if card.holders else "other processes"
     because = f"{BUDGET_FRAC} x ({card.memory_gib:.1f} GiB of {card.name} - {card.others_gib:.1f} held by {who})"
-    warnings = (f"gpu={profile_name}: {choice.warning}",) if choice.warning else ()
-    return Budget(budget_gib, choice.name, card.name, bool(enforce), because, warnings)
+    warnings: tuple[str, ...] = ()
+    if card.memory_gib < SMALLEST_CARD_GIB:
+        warnings = (
+            f"gpu={profile_name}: this card has {card.memory_gib:.1f} GiB, less than the {SMALLEST_CARD_GIB} of the "
+            "smallest profile (8gb); the numbers are sized for it by measurement. memory=tight or memory=dynamic need "
+            "the least.",
+        )
+    profile = pick_profile(card.memory_gib).name
+    return Budget(budget_gib, profile, card.name, bool(enforce), because, warnings)
 
 
 def _named_budget(profile_name: str, wanted_gib: float, enforce: bool | None, card: GpuFacts) -> Budget:

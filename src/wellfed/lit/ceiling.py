@@ -29,8 +29,7 @@ from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
 from wellfed.lit.module import StepModule
 from wellfed.lit.trainer import Together, TrainerOptions, make_trainer, new_event_factory
 from wellfed.timing.readiness import StepSummary, summarise
-from wellfed.timing.step_clock import StepClock
-from wellfed.timing.step_row import StepRow
+from wellfed.timing.step_clock import StepClock, StepRow
 
 CEILING_BATCHES = 4
 """Distinct batches that are taken in turn; caches must not make them cheaper than real ones."""

@@ -32,12 +32,7 @@ class BadSamples:
     """The samples that failed so far. What failed once is never asked for again, in this run or when it is resumed."""
 
     def __init__(
-        self,
-        name: str,
-        settings: LoaderSettings,
-        *,
-        on_event: OnEvent = ignore_event,
-        may_skip: bool = True,
+        self, name: str, settings: LoaderSettings, *, on_event: OnEvent = ignore_event, may_skip: bool = True
     ) -> None:
         """
         Args:
@@ -93,11 +88,8 @@ class BadSamples:
         ids = [*self.indices, last.index]
         out = f"Set {self._skipping(ids)}, or repair {'it' if len(ids) == 1 else 'them'}."
         if self._most == 0:
-            more = f" loader.max_skipped={1 if not self._reasons else len(ids)} leaves out what fails."
-            return DataError(
-                f"{self._name}: training sample {last.index} could not be loaded {place}. "
-                f"{out}{more if self._may_skip else ''}"
-            )
+            more = f" loader.max_skipped={len(ids)} leaves out what fails." if self._may_skip else ""
+            return DataError(f"{self._name}: training sample {last.index} could not be loaded {place}. {out}{more}")
         before = "; ".join(f"{index}: {reason}" for index, reason in self._reasons.items())
         return DataError(
             f"{self._name}: {len(ids)} training samples could not be loaded, and loader.max_skipped={self._most} "

@@ -78,7 +78,7 @@ class EpochOrder:
         if not taken:
             self._rest = None
             return 0
-        rest = self._whole(epoch if self._shuffle else 0)
+        rest = self._whole(epoch)
         for skip_ids, num_batches in taken:
             rest = _without(rest, _without(rest, skip_ids)[: num_batches * self.batch_size])
         rest = _without(rest, self.skip_ids)

@@ -85,9 +85,9 @@ class ProcessBackend:
             DataError: a batch did not come in time, and no sample can be shown to be at fault.
             WorkerLost: a worker died, likewise.
         """
-        rest, waiting = iter(requests), deque[_Waiting]()
+        waiting: deque[_Waiting] = deque()
+        self._requests.rest, self._requests.waiting = iter(requests), waiting
         while True:
-            self._requests.requests = _asked(tuple(waiting), rest, waiting)
             try:
                 built_batches = self._start()
                 while True:
@@ -243,24 +243,20 @@ class ProcessBackend:
         return partial(_init_worker, heartbeats, cpus.AT_START, self._settings.worker_threads or 1)
 
 
-def _asked(
-    again: tuple[_Waiting, ...], rest: Iterator[BatchRequest], waiting: deque[_Waiting]
-) -> Iterator[BatchRequest]:
-    """What was asked for before and never came, and on."""
-    yield from (one.request for one in again if not one.is_given_up)
-    for request in rest:
-        waiting.append(_Waiting(request))
-        yield request
-
-
 class _Requests(Sampler[BatchRequest]):
-    """Lets one DataLoader, and so its live workers, serve any stretch of any epoch."""
+    """What was asked for before and never came, and on: lets one DataLoader, and so its live workers, serve any stretch
+    of any epoch."""
 
     def __init__(self) -> None:
-        self.requests: Iterable[BatchRequest] = ()
+        self.rest: Iterator[BatchRequest] = iter(())
+        self.waiting: deque[_Waiting] = deque()
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        return iter(self.requests)
+        rest, waiting = self.rest, self.waiting
+        yield from [one.request for one in waiting if not one.is_given_up]
+        for request in rest:
+            waiting.append(_Waiting(request))
+            yield request
 
 
 class _InWorker(Dataset[BuiltBatch]):

@@ -191,24 +191,25 @@ def train_loader(
         DataError: no samples, fewer than one whole step with ``drop_last``, an iterable without ``__len__``, data that
             gives no samples, or data that can't be sent to worker processes.
     """
+    name = type(dataset).__name__
     if not hasattr(dataset, "__len__"):
         raise DataError(
-            f"{type(dataset).__name__} has no __len__: without one the last batch is lost at a checkpoint. "
+            f"{name} has no __len__: without one the last batch is lost at a checkpoint. "
             "Give it __len__ (number of batches), or make it map-style with __getitem__."
         )
     if not hasattr(dataset, "__getitem__"):
         if not hasattr(dataset, "__iter__"):
             raise DataError(
-                f"{type(dataset).__name__} gives no samples: it has neither __getitem__ nor __iter__. "
+                f"{name} gives no samples: it has neither __getitem__ nor __iter__. "
                 "Give it __getitem__(index), beside fetch if it has that."
             )
         if world_size > 1:
             raise DataError(
-                f"{type(dataset).__name__} is an iterable, which every one of the {world_size} ranks would read whole. "
+                f"{name} is an iterable, which every one of the {world_size} ranks would read whole. "
                 "Make it map-style with __getitem__, or set trainer.devices=1."
             )
         if len(dataset) == 0:
-            raise DataError(f"{type(dataset).__name__} has no batches: its __len__ is 0. Check workload.data.")
+            raise DataError(f"{name} has no batches: its __len__ is 0. Check workload.data.")
         return IterableLoader(dataset, limit_batches)
     order = EpochOrder(
         len(dataset),
@@ -222,24 +223,23 @@ def train_loader(
         shuffle=shuffle,
     )
     if order.num_batches == 0:
-        raise DataError(_no_step(type(dataset).__name__, len(dataset), order.num_kept, batch_size, drop_last=drop_last))
+        if len(dataset) == 0:
+            raise DataError(f"{name} has no training samples: its __len__ is 0. Check workload.data.")
+        left_out = len(dataset) - order.num_kept
+        if order.num_kept == 0:
+            raise DataError(
+                f"{name}: loader.skip_ids leaves out all {left_out} training samples. Set loader.skip_ids=[]."
+            )
+        without = f" without the {left_out} of loader.skip_ids" if left_out else ""
+        raise DataError(
+            f"{order.num_kept} training samples{without} make no step of workload.effective_batch_size={batch_size}"
+            f"{' with workload.drop_last=true' if drop_last else ''}. "
+            "Set a smaller workload.effective_batch_size, or workload.drop_last=false."
+        )
     if settings.max_skipped and world_size > 1:
         raise ValueError("max_skipped needs one rank: others would not know that a step has lost a sample")
-    bad = BadSamples(type(dataset).__name__, settings, on_event=on_event, may_skip=world_size == 1)
+    bad = BadSamples(name, settings, on_event=on_event, may_skip=world_size == 1)
     builder = BatchBuilder(
         dataset, seed, rank, collate, by_item=settings.backend == "torch", most_lost=settings.max_skipped
     )
     return TrainLoader(builder, order, settings, bad)
-
-
-def _no_step(name: str, num_samples: int, num_kept: int, batch_size: int, *, drop_last: bool) -> str:
-    if num_samples == 0:
-        return f"{name} has no training samples: its __len__ is 0. Check workload.data."
-    if num_kept == 0:
-        return f"{name}: loader.skip_ids leaves out all {num_samples} training samples. Set loader.skip_ids=[]."
-    without = "" if num_kept == num_samples else f" without the {num_samples - num_kept} of loader.skip_ids"
-    return (
-        f"{num_kept} training samples{without} make no step of workload.effective_batch_size={batch_size}"
-        f"{' with workload.drop_last=true' if drop_last else ''}. "
-        "Set a smaller workload.effective_batch_size, or workload.drop_last=false."
-    )

@@ -24,10 +24,7 @@ class Snapshot:
     """
 
     def __init__(self, owner: object, device: torch.device, *, leave_out: object = None) -> None:
-        """
-        Args:
-            leave_out: an object that the owner may refer to and does not change.
-        """
+        """``leave_out``: an object that the owner may refer to and does not change."""
         self._device, self._generators = device, generators.state(device)
         self._attributes: list[tuple[dict[str, Any], dict[str, Any]]] = []
         self._tensors: list[tuple[Tensor, int | None]] = []
@@ -50,25 +47,22 @@ class Snapshot:
     def _kept(self, value: Any, depth: int) -> Any:
         """What is to be put back in the value's place: itself, or a copy."""
         if isinstance(value, Tensor):
-            return self._kept_tensor(value)
+            if isinstance(value, nn.Parameter):
+                return value
+            if value.nbytes <= LARGE_BYTES:
+                return value.clone()
+            self._tensors.append((value, None if value.is_inference() else value._version))
+            return value
         if type(value) in (list, dict, set):
             if len(value) > MANY:
                 self._lengths.append((value, len(value)))
                 return value
-            return (
-                {key: self._kept(item, depth) for key, item in value.items()} if type(value) is dict else value.copy()
-            )
+            if type(value) is dict:
+                return {key: self._kept(item, depth) for key, item in value.items()}
+            return value.copy()
         is_plain = isinstance(value, (type, FunctionType, ModuleType)) or not hasattr(value, "__dict__")
         if not is_plain and depth and id(value) not in self._seen:
             self._seen.add(id(value))
             live = vars(value)
             self._attributes.append((live, {name: self._kept(item, depth - 1) for name, item in live.items()}))
         return value
-
-    def _kept_tensor(self, tensor: Tensor) -> Tensor:
-        if isinstance(tensor, nn.Parameter):
-            return tensor
-        if tensor.nbytes <= LARGE_BYTES:
-            return tensor.clone()
-        self._tensors.append((tensor, None if tensor.is_inference() else tensor._version))
-        return tensor

@@ -17,11 +17,9 @@ class Thrash:
     """
 
     def __init__(self, device: torch.device, retries: Callable[[], int] | None = None) -> None:
-        """
-        Args:
-            retries: the allocator's count; None = that of torch for the device.
-        """
-        self._retries = retries or (lambda: _allocator_retries(device))
+        """``retries``: the allocator's count; None = that of torch for the device."""
+        stats = torch.cuda.memory_stats_as_nested_dict
+        self._retries = retries or (lambda: int(stats(device).get("num_alloc_retries", 0)))
         self._count = self._retries()
         self._in_a_row = 0
 
@@ -34,7 +32,3 @@ class Thrash:
             return False
         self._in_a_row = 0
         return True
-
-
-def _allocator_retries(device: torch.device) -> int:
-    return int(torch.cuda.memory_stats_as_nested_dict(device).get("num_alloc_retries", 0))

@@ -47,7 +47,12 @@ class Gpm:
             NoDataError: there is no earlier sample yet, or it is too recent.
             NvmlAbsentError: no such counters on this device or in this driver.
         """
-        before, after = self._allocated()
+        nvml = self._device.session
+        if not self._samples and not nvml.ask("nvmlGpmQueryDeviceSupport", self._card()).isSupportedDevice:
+            raise NotSupportedError("nvmlGpmQueryDeviceSupport")
+        while len(self._samples) < 2:
+            self._samples.append(nvml.ask("nvmlGpmSampleAlloc"))
+        before, after = self._samples
         if self._begun_at_s is None:
             self._take(before)
             # From here, not from when it was asked: the driver may have taken its time.
@@ -64,14 +69,6 @@ class Gpm:
         for sample in samples:
             with contextlib.suppress(NvmlError):
                 self._device.session.ask("nvmlGpmSampleFree", sample)
-
-    def _allocated(self) -> tuple[Any, Any]:
-        nvml = self._device.session
-        if not self._samples and not nvml.ask("nvmlGpmQueryDeviceSupport", self._card()).isSupportedDevice:
-            raise NotSupportedError("nvmlGpmQueryDeviceSupport")
-        while len(self._samples) < 2:
-            self._samples.append(nvml.ask("nvmlGpmSampleAlloc"))
-        return self._samples[0], self._samples[1]
 
     def _card(self) -> Any:
         """The card itself: counters of an instance are asked of the card that holds it."""

@@ -6,10 +6,9 @@ Every call blocks for as long as the driver takes. Meanings: https://docs.nvidia
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from wellfed.nvml.devices import memory_bytes
@@ -32,6 +31,8 @@ POWER_WINDOW_S = 1.0
 """The least time that a mean is taken over. The counter moves in steps, as the sensors do every 0.1 s
 (https://arxiv.org/abs/2312.02741): over a few milliseconds it shows nothing or kilowatts."""
 
+_VALUE_FIELDS = dict(enumerate(["dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal"]))
+"""By nvmlValueType_t."""
 CONFIRMING_TRIES = 3
 """What would end the watching of a device is asked so often."""
 
@@ -74,10 +75,6 @@ class OpenDevice:
         """The answer of a device function; raises as `NvmlSession.ask` does."""
         return self.session.ask(function, self.handle, *args, **kwargs)
 
-    def constant(self, name: str) -> Any:
-        """As `NvmlSession.constant`."""
-        return self.session.constant(name)
-
 
 @dataclass
 class Offer:
@@ -118,7 +115,7 @@ def memory_used_gib(device: OpenDevice) -> float:
 
 def temperature_c(device: OpenDevice) -> float:
     """Of the GPU's die."""
-    sensor = device.constant("NVML_TEMPERATURE_GPU")
+    sensor = device.session.constant("NVML_TEMPERATURE_GPU")
     try:
         return float(device.ask("nvmlDeviceGetTemperatureV", sensor))
     except NvmlAbsentError:  # drivers before 570
@@ -127,12 +124,12 @@ def temperature_c(device: OpenDevice) -> float:
 
 def clock_mhz(device: OpenDevice, domain: Literal["SM", "MEM"]) -> float:
     """The clock as it is now."""
-    return float(device.ask("nvmlDeviceGetClockInfo", device.constant(f"NVML_CLOCK_{domain}")))
+    return float(device.ask("nvmlDeviceGetClockInfo", device.session.constant(f"NVML_CLOCK_{domain}")))
 
 
 def pcie_mb_s(device: OpenDevice, direction: Literal["RX", "TX"]) -> float:
     """Traffic in 10^6 bytes/s as the device sees it (RX = from the host); the driver measures for 20 ms and blocks."""
-    counter = device.constant(f"NVML_PCIE_UTIL_{direction}_BYTES")
+    counter = device.session.constant(f"NVML_PCIE_UTIL_{direction}_BYTES")
     return float(device.ask("nvmlDeviceGetPcieThroughput", counter)) / 1e3
 
 
@@ -196,9 +193,10 @@ class Utilisation:
             self.stumble = error
             return []
         self._buffer.answered()
-        now_s = self._now_s()
+        now_s, epoch_s = self._now_s(), self._epoch_s()
         seen_us, first = self._seen_us or 0, self._seen_us is None
-        new = [(stamp_us, value) for stamp_us, value in samples if stamp_us > seen_us and self._is_current(stamp_us)]
+        current = [each for each in samples if not STALE_S < epoch_s - each[0] / 1e6 < _OTHER_EPOCH_S]
+        new = [(stamp_us, value) for stamp_us, value in current if stamp_us > seen_us]
         if new:
             self._seen_us, self._quiet_since_s = max(new)[0], None
         elif self._quiet_since_s is None:
@@ -209,26 +207,14 @@ class Utilisation:
         return [max(new)[1]] if new and first else [value for _, value in new]
 
     def _samples(self) -> list[tuple[int, float]]:
-        kind = self._device.constant(
-            {"gpu": "NVML_GPU_UTILIZATION_SAMPLES", "memory": "NVML_MEMORY_UTILIZATION_SAMPLES"}[self._of]
-        )
+        kind = self._device.session.constant(f"NVML_{self._of.upper()}_UTILIZATION_SAMPLES")
         try:
             value_type, samples = self._device.ask("nvmlDeviceGetSamples", kind, self._seen_us or 0)
         except (NotFoundError, NoDataError):  # none since
             return []
-        field = _VALUE_FIELDS.get(value_type)
-        if field is None:
+        if (field := _VALUE_FIELDS.get(value_type)) is None:
             raise NotSupportedError("nvmlDeviceGetSamples")
         return [(int(sample.timeStamp), float(getattr(sample.sampleValue, field))) for sample in samples]
-
-    def _is_current(self, stamp_us: int) -> bool:
-        age_s = self._epoch_s() - stamp_us / 1e6
-        return not STALE_S < age_s < _OTHER_EPOCH_S
-
-
-_VALUE_FIELDS: Mapping[int, str] = MappingProxyType(  # nvmlValueType_t
-    {0: "dVal", 1: "uiVal", 2: "ulVal", 3: "ullVal", 4: "sllVal", 5: "siVal", 6: "usVal"}
-)
 
 
 class Power:
@@ -260,7 +246,12 @@ class Power:
             spent_j = counter_j - last_j
             power_w = spent_j / stretch_s if stretch_s >= POWER_WINDOW_S else None
         else:
-            power_w = self._sensor_w(may_refuse=counter_j is not None)
+            power_w = None
+            try:
+                power_w = float(self._device.ask("nvmlDeviceGetPowerUsage")) / 1e3
+            except NvmlAbsentError:
+                if counter_j is None:
+                    raise
             spent_j = (power_w or 0.0) * stretch_s
         self._energy_j += spent_j
         self._last = (at_s, counter_j)
@@ -278,11 +269,3 @@ class Power:
             return None
         self._counter.answered()
         return counter_j
-
-    def _sensor_w(self, *, may_refuse: bool) -> float | None:
-        try:
-            return float(self._device.ask("nvmlDeviceGetPowerUsage")) / 1e3
-        except NvmlAbsentError:
-            if may_refuse:
-                return None
-            raise

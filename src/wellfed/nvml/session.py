@@ -146,11 +146,8 @@ class NvmlSession:
     """
 
     def __init__(self, load: Callable[[], Any] = load_pynvml, *, tries: int = 1) -> None:
-        """
-        Args:
-            tries: how often a call that fails is made. A driver may stumble, and what is asked for once only (which
-                cards there are) must not depend on that.
-        """
+        """``tries``: how often a call that fails is made. A driver may stumble, and what is asked for once only (which
+        cards there are) must not depend on that."""
         self._load = load
         self._library: Any = None
         self.tries = tries

@@ -38,10 +38,8 @@ def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]
     """Backends that ``loader.backend=auto`` may take, the one that wins a tie first; fewer than two: no choice."""
     if loader.backend is not Backend.auto:
         return ()
-    if asks_to_watch(loader, choices):
-        # Samples are expected to raise, hang or kill: not to be tried in the training process, nor time after time.
-        return ()
-    if data.is_iterable:
+    if data.is_iterable or asks_to_watch(loader, choices):
+        # The latter's samples may raise, hang or kill: not to be tried in the training process, nor time after time.
         return ()
     if loader.num_workers == 0:
         return ("inline",) if data.has_fetch else ("inline", "torch")

@@ -52,16 +52,10 @@ def within_budget(
     )
     if found.fits or budget_gib is None:
         return plan
+    flags = {"may_split": model.may_split, "has_blocks": model.has_blocks}
     has_features = data.feature_rows > 0 and not data.features_trainable
     changes: dict[str, Candidate] = {}
-    for one in remedies(
-        space,
-        estimate,
-        budget_gib,
-        has_features=has_features,
-        may_split=model.may_split,
-        has_blocks=model.has_blocks,
-    ):
+    for one in remedies(space, estimate, budget_gib, has_features=has_features, **flags):
         changes.setdefault(_overrides(config, space, one), one)
     misfit = _misfit(taken, changes, budget_gib, _larger_card(config, taken, profile))
     return replace(plan, misfit=misfit, remedies=tuple(changes))
@@ -116,21 +110,19 @@ def _decided(
     if num_micro != by_thumb.accumulate:
         sums = f"{samples} samples a device in micro-batches of {micro.value}"
         decided["accumulate"] = by_rule(num_micro, sums)
+
+    def need(features: str | None, checkpointed: bool) -> str:
+        alike = [each for each in found.passed_over if each.features == features]
+        least = next((each for each in alike if each.checkpointed == checkpointed), alike[0])
+        return f"one sample at a time needs {least.peak_gib:.2f} GiB"
+
     if config.memory.checkpoint_activations is None and taken.checkpointed:
-        because = f"on: without it one sample at a time needs {_need(found, taken.features, False)}"
-        decided["checkpoint_activations"] = by_rule(True, because)
+        decided["checkpoint_activations"] = by_rule(True, f"on: without it {need(taken.features, False)}")
     if taken.features != by_thumb.features:
         faster = space.features[0]
-        need = _need(found, faster, taken.checkpointed)
-        because = f"{faster} would be faster, and one sample at a time needs {need}"
+        because = f"{faster} would be faster, and {need(faster, taken.checkpointed)}"
         decided["features"] = by_rule(taken.features, because)
     return by_thumb.but(**decided)
-
-
-def _need(found: Found, features: str | None, checkpointed: bool) -> str:
-    alike = [each for each in found.passed_over if each.features == features]
-    least = next((each for each in alike if each.checkpointed == checkpointed), alike[0])
-    return f"{least.peak_gib:.2f} GiB"
 
 
 def _misfit(taken: Candidate, changes: Mapping[str, Candidate], budget_gib: float, card: str) -> Fault:

@@ -15,7 +15,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.budget import within_budget
 from wellfed.planning.loader import LoaderPlanner
-from wellfed.planning.memory import known_parts, memory_faults, memory_warnings, parts_faults, plan_memory
+from wellfed.planning.memory import known_parts, memory_faults, memory_warnings, parts_fault, plan_memory
 from wellfed.planning.memory_candidates import Estimate
 from wellfed.planning.run_plan import DataFacts, Decided, DevicePlan, ModelFacts, RunPlan, WorkloadSection
 
@@ -50,12 +50,10 @@ def plan_run(
     ]
     if faults:
         raise ConfigError(faults)
-    warnings = [
-        *device.warnings,
-        *memory_warnings(config, data),
-        *loading.warnings(loader),
-        *_lightning_module_warnings(config, model),
-    ]
+    warnings = [*device.warnings, *memory_warnings(config, data, model), *loading.warnings(loader)]
+    if model.is_lightning_module and config.workload.optimizer is not None:
+        unused = "workload.optimizer is not used: a LightningModule configures its own."
+        warnings.append(f"{unused} Set workload.optimizer=null.")
     effective = Decided(config.workload.effective_batch_size, "the workload's; nothing else changes it", "set")
     workload = WorkloadSection.of({"effective_batch_size": effective})
     plan = RunPlan(device.trainer, device.device, tuple(warnings), workload, memory, loader)
@@ -66,8 +64,8 @@ def plan_run(
     if plan.predicted_peak_gib is not None:
         return plan
     plan = replace(plan, parts=known_parts(plan, model, data))
-    if plan.on_gpu and plan.trainer.strategy != "fsdp" and (too_much := parts_faults(plan.parts, plan)):
-        raise ConfigError(too_much)
+    if plan.on_gpu and plan.trainer.strategy != "fsdp" and (too_much := parts_fault(plan.parts, plan)):
+        raise ConfigError([too_much])
     return plan
 
 
@@ -84,25 +82,9 @@ def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[F
         )
     why = "this LightningModule steps by hand (automatic_optimization=False)"
     if model.steps_by_hand and config.gpu.compile is not Compile.none:
-        yield Fault(
-            "gpu.compile",
-            f"{config.gpu.compile.value} compiles training_step, and {why}.",
-            "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net).",
-        )
+        way_out = "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net)."
+        yield Fault("gpu.compile", f"{config.gpu.compile.value} compiles training_step, and {why}.", way_out)
     if model.steps_by_hand and config.trainer.gradient_clip is not None:
-        yield Fault(
-            "trainer.gradient_clip",
-            f"{config.trainer.gradient_clip:g} clips before an optimizer step, and {why}.",
-            "Set trainer.gradient_clip=null, and call self.clip_gradients in training_step.",
-        )
-
-
-def _lightning_module_warnings(config: RunConfig, model: ModelFacts) -> Iterator[str]:
-    """What a user's own LightningModule does by itself."""
-    if model.is_lightning_module and config.workload.optimizer is not None:
-        yield "workload.optimizer is not used: a LightningModule configures its own. Set workload.optimizer=null."
-    if model.is_lightning_module and config.memory.plateau_frac is not None:
-        yield (
-            f"memory.plateau_frac={config.memory.plateau_frac:g} is not used: a LightningModule runs its own step on "
-            "whole batches."
-        )
+        problem = f"{config.trainer.gradient_clip:g} clips before an optimizer step, and {why}."
+        way_out = "Set trainer.gradient_clip=null, and call self.clip_gradients in training_step."
+        yield Fault("trainer.gradient_clip", problem, way_out)

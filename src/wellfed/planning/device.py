@@ -35,15 +35,29 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
     card = cards[0] if on_gpu and cards else None
     faults = [*_device_faults(config, facts, accelerator, profile), *_card_faults(config, profile, facts, on_gpu)]
     precision = resolve_precision(gpu.precision.value, card)
-    if isinstance(precision, Fault):
-        raise ConfigError([*faults, precision])
-    if faults:
-        raise ConfigError(faults)
+    if isinstance(precision, Fault) or faults:
+        raise ConfigError([*faults, *([precision] if isinstance(precision, Fault) else [])])
     budget = _budget(config, profile, facts, on_gpu)
     caps_host = not on_gpu and gpu.enforce is True and budget.budget_gib is not None
-    if caps_host and (too_much := _host_fault(budget, facts)):
-        raise ConfigError([too_much])
-    enforce = _enforce(budget, gpu.enforce, on_gpu, caps_host)
+    if caps_host and budget.budget_gib is not None and budget.budget_gib > facts.ram_gib:
+        raise ConfigError.of(
+            "gpu.enforce",
+            f"true would hold a run on the CPU to {budget.budget_gib:g} GiB, and this process may have "
+            f"{facts.ram_gib:.1f} GiB of host memory.",
+            "Set gpu.enforce=null, or a smaller gpu.memory_gib.",
+        )
+    because = "the budget is what this card has"
+    if caps_host:
+        because = "gpu.enforce=true: host memory is held to the budget in the card's place"
+    elif not on_gpu:
+        because = "trains on the CPU: there is no GPU memory to hold back"
+    elif gpu.enforce is not None:
+        because = f"gpu.enforce={str(gpu.enforce).lower()}"
+    elif budget.cap:
+        because = "holds this card to the budget of the one that was named"
+    is_held = caps_host or budget.cap
+    # A card that is not here counts as one of capability 8.0; a simulated one has no cuBLAS.
+    is_hopper = card is not None and int((card.capability or "8").partition(".")[0]) >= 9
     tf32 = f"gpu.tf32={str(gpu.tf32).lower()}" if on_gpu else "trains on the CPU, and TF32 is CUDA's"
     eager = ": eager, no compile time" if gpu.compile is Compile.none else ""
     device = DeviceSection.of(
@@ -52,35 +66,31 @@ def plan_device(config: RunConfig, choices: Mapping[str, str], facts: MachineFac
             "precision": by_rule(precision.precision, precision.because, is_set=gpu.precision.value != "auto"),
             "tf32": by_rule(gpu.tf32 and on_gpu, tf32, is_set=on_gpu),
             "compile": Decided(gpu.compile.value, f"gpu.compile={gpu.compile.value}{eager}", "set"),
-            "enforce": enforce,
+            "enforce": by_rule(is_held, because, is_set=is_held == gpu.enforce),
         },
         name=card.name if card else facts.cpu,
-        workspaces=_workspaces(card),
+        workspaces=0 if card and card.is_simulated else CUBLAS_BYTES_HOPPER if is_hopper else CUBLAS_BYTES,
     )
+    strategy = by_rule("auto", "one device: nothing to share out")
+    if trainer.strategy is not Strategy.auto:
+        strategy = Decided(trainer.strategy.value, f"trainer.strategy={trainer.strategy.value}", "set")
+    elif trainer.devices > 1:
+        strategy = by_rule("ddp", f"{trainer.devices} devices: a process for each")
     where = TrainerSection.of(
         {
             "accelerator": by_rule(accelerator, why, is_set=trainer.accelerator is not Accelerator.auto),
             "devices": Decided(trainer.devices, f"trainer.devices={trainer.devices}", "set"),
-            "strategy": _strategy(trainer.strategy, trainer.devices),
+            "strategy": strategy,
         }
     )
     # On a CPU they say that the budget is not enforced, and with gpu.enforce=true it is.
     warnings = [*facts.warnings, *(() if caps_host else budget.warnings)]
     if gpu.allocator is Allocator.expandable and not on_gpu:
         warnings.append("gpu.allocator=expandable has no effect on the CPU. Leave it at default there.")
-    if gpu.ballast and not (on_gpu and enforce.value):
-        warnings.append(
-            "gpu.ballast=true has no effect: no GPU is held to a smaller budget here. Set gpu.ballast=false."
-        )
+    if gpu.ballast and not (on_gpu and is_held):
+        unused = "gpu.ballast=true has no effect: no GPU is held to a smaller budget here."
+        warnings.append(f"{unused} Set gpu.ballast=false.")
     return DevicePlan(where, device, tuple(warnings))
-
-
-def _workspaces(card: GpuFacts | None) -> int:
-    """A card that is not here counts as one of capability 8.0; a simulated one has no cuBLAS."""
-    if card is None or card.capability is None:
-        return CUBLAS_BYTES
-    is_hopper = int(card.capability.partition(".")[0]) >= 9
-    return 0 if card.is_simulated else CUBLAS_BYTES_HOPPER if is_hopper else CUBLAS_BYTES
 
 
 def _budget(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Budget:
@@ -97,26 +107,6 @@ def _budget(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) 
     return replace(budget, cap=False, warnings=(warning,))
 
 
-def _strategy(asked: Strategy, devices: int) -> Decided[str]:
-    if asked is not Strategy.auto:
-        return Decided(asked.value, f"trainer.strategy={asked.value}", "set")
-    if devices > 1:
-        return Decided("ddp", f"{devices} devices: a process for each", "predicted")
-    return Decided("auto", "one device: nothing to share out", "predicted")
-
-
-def _host_fault(budget: Budget, facts: MachineFacts) -> Fault | None:
-    """A budget that is held to in host memory must be there."""
-    if budget.budget_gib is None or budget.budget_gib <= facts.ram_gib:
-        return None
-    return Fault(
-        "gpu.enforce",
-        f"true would hold a run on the CPU to {budget.budget_gib:g} GiB, and this process may have "
-        f"{facts.ram_gib:.1f} GiB of host memory.",
-        "Set gpu.enforce=null, or a smaller gpu.memory_gib.",
-    )
-
-
 def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: bool) -> Iterator[Fault]:
     """Cards that can't give what was asked for, or nearly nothing, with the processes that hold them.
 
@@ -131,34 +121,14 @@ def _card_faults(config: RunConfig, profile: str, facts: MachineFacts, on_gpu: b
         left_gib = card.memory_gib - card.others_gib
         held = f"other processes hold {card.others_gib:.1f} GiB of {card.describe()}: {card.held_by()}"
         if asked is not None and asked > card.memory_gib:
-            yield Fault(
-                "gpu.memory_gib",
-                f"{asked:g} GiB were asked for, and {card.describe()} does not have them.",
-                "Set gpu.memory_gib=null for what the card has, or less than that.",
-            )
+            problem = f"{asked:g} GiB were asked for, and {card.describe()} does not have them."
+            yield Fault("gpu.memory_gib", problem, "Set gpu.memory_gib=null for what the card has, or less than that.")
         elif asked is not None and asked > left_gib:
             problem = f"{asked:g} GiB were asked for, and {held}."
             yield Fault("gpu.memory_gib", problem, f"End them, or set gpu.memory_gib={0.9 * left_gib:.1f}.")
         elif card.others_gib and BUDGET_FRAC * left_gib < LEAST_GIB:
-            yield Fault(
-                "gpu",
-                f"{held}; {left_gib:.1f} GiB are left.",
-                "End them, or name another card: CUDA_VISIBLE_DEVICES=1.",
-            )
-
-
-def _enforce(budget: Budget, asked: bool | None, on_gpu: bool, caps_host: bool) -> Decided[bool]:
-    if caps_host:
-        return Decided(True, "gpu.enforce=true: host memory is held to the budget in the card's place", "set")
-    if not on_gpu:
-        because = "trains on the CPU: there is no GPU memory to hold back"
-    elif asked is not None:
-        because = f"gpu.enforce={str(asked).lower()}"
-    elif budget.cap:
-        because = "holds this card to the budget of the one that was named"
-    else:
-        because = "the budget is what this card has"
-    return by_rule(budget.cap, because, is_set=asked is not None and budget.cap == asked)
+            problem = f"{held}; {left_gib:.1f} GiB are left."
+            yield Fault("gpu", problem, "End them, or name another card: CUDA_VISIBLE_DEVICES=1.")
 
 
 def _accelerator(asked: Accelerator, profile: str, cards: tuple[GpuFacts, ...]) -> tuple[str, str]:
@@ -174,35 +144,21 @@ def _accelerator(asked: Accelerator, profile: str, cards: tuple[GpuFacts, ...]) 
 def _device_faults(config: RunConfig, facts: MachineFacts, accelerator: str, profile: str) -> Iterator[Fault]:
     devices, num_cards = config.trainer.devices, len(facts.training_gpus)
     if accelerator == "gpu" and profile == "cpu":
-        yield Fault(
-            "trainer.accelerator",
-            "gpu was asked for, and gpu=cpu says to train on the CPU.",
-            "Set gpu=auto, or trainer.accelerator=auto.",
-        )
+        problem = "gpu was asked for, and gpu=cpu says to train on the CPU."
+        yield Fault("trainer.accelerator", problem, "Set gpu=auto, or trainer.accelerator=auto.")
     elif accelerator == "gpu" and num_cards == 0:
         why = facts.torch_problem or f"NVML: {facts.nvml_problem or 'no card'}"
-        yield Fault(
-            "trainer.accelerator",
-            f"gpu was asked for, and there is no GPU that torch can use ({why}).",
-            ("Run: unset CUDA_VISIBLE_DEVICES. Or set" if "CUDA_VISIBLE_DEVICES" in why else "Set")
-            + " trainer.accelerator=auto to train on the CPU.",
-        )
+        problem = f"gpu was asked for, and there is no GPU that torch can use ({why})."
+        way_out = "Run: unset CUDA_VISIBLE_DEVICES. Or set" if "CUDA_VISIBLE_DEVICES" in why else "Set"
+        yield Fault("trainer.accelerator", problem, f"{way_out} trainer.accelerator=auto to train on the CPU.")
     elif accelerator == "gpu" and devices > num_cards:
-        yield Fault(
-            "trainer.devices",
-            f"{devices} devices were asked for, and {num_cards} GPU(s) are visible.",
-            f"Set trainer.devices={num_cards}, or make more visible with CUDA_VISIBLE_DEVICES.",
-        )
+        problem = f"{devices} devices were asked for, and {num_cards} GPU(s) are visible."
+        way_out = f"Set trainer.devices={num_cards}, or make more visible with CUDA_VISIBLE_DEVICES."
+        yield Fault("trainer.devices", problem, way_out)
     cores = max(1, math.floor(facts.cpu_quota_cores))
     if accelerator == "cpu" and devices > cores:
-        yield Fault(
-            "trainer.devices",
-            f"{devices} processes were asked for, and this machine gives {facts.cpu_quota_cores:g} CPU cores.",
-            f"Set trainer.devices={cores} or less.",
-        )
+        problem = f"{devices} processes were asked for, and this machine gives {facts.cpu_quota_cores:g} CPU cores."
+        yield Fault("trainer.devices", problem, f"Set trainer.devices={cores} or less.")
     if config.trainer.strategy is Strategy.fsdp and accelerator == "cpu":
-        yield Fault(
-            "trainer.strategy",
-            "fsdp shards over GPUs, and this run trains on the CPU.",
-            "Set trainer.strategy=ddp, or trainer=default.",
-        )
+        problem = "fsdp shards over GPUs, and this run trains on the CPU."
+        yield Fault("trainer.strategy", problem, "Set trainer.strategy=ddp, or trainer=default.")

@@ -46,11 +46,11 @@ class Examination:
 
     def to_dict(self) -> dict[str, Any]:
         """The content of ``doctor --json``: machine, profile, missing."""
-        profile = {"name": self.profile.profile, **asdict(self.profile), "precision": self.precision}
-        del profile["profile"]
+        profile = asdict(self.profile)
+        name, warnings = profile.pop("profile"), list(profile.pop("warnings"))
         return {
             "machine": self.machine.to_dict(),
-            "profile": {**profile, "warnings": list(self.profile.warnings)},
+            "profile": {"name": name, **profile, "precision": self.precision, "warnings": warnings},
             "missing": [asdict(entry) for entry in self.missing],
         }
 
@@ -68,36 +68,27 @@ def _missing_hardware(facts: MachineFacts) -> list[Missing]:
     # Without a card it does not matter that torch can't use one, unless there is no torch at all.
     if facts.torch_problem is not None and (facts.gpus or facts.torch_problem.startswith(IMPORT_FAILED)):
         seen = f"torch can't use {facts.gpus[0].describe()}" if facts.gpus else "torch can't be used"
-        found.append(
-            Missing(
-                "torch",
-                f"{seen}: {facts.torch_problem}. Training would run on the CPU.",
-                "Install the build for this driver: https://pytorch.org/get-started/locally",
-            )
-        )
+        problem = f"{seen}: {facts.torch_problem}. Training would run on the CPU."
+        way_out = "Install the build for this driver: https://pytorch.org/get-started/locally"
+        found.append(Missing("torch", problem, way_out))
     if not facts.gpus:
         why = f"NVML: {facts.nvml_problem}"
         if _HIDES in (facts.torch_problem or "") and _HIDES not in why:
             why += f"; {facts.torch_problem}"
-        found.append(Missing("gpu", f"no NVIDIA GPU here ({why}); training runs on the CPU.", _way_to_gpu(why)))
+        way_out = (
+            "With a card in this machine: install its driver, or start the container with --gpus all. Else gpu=cpu."
+        )
+        if _HIDES in why:
+            way_out = f"Run: unset {_HIDES}"
+        elif "reboot" in why or "nvidia-ml-py" in why:
+            way_out = ""  # the problem names its own
+        found.append(Missing("gpu", f"no NVIDIA GPU here ({why}); training runs on the CPU.", way_out))
     found += [Missing("warning", warning, "") for warning in facts.warnings]
     if facts.shm_gib is not None and facts.shm_gib < SMALL_SHM_GIB:
-        found.append(
-            Missing(
-                "shm",
-                f"/dev/shm has {show_bytes(facts.shm_gib * 2**30)}, and worker processes pass batches through it.",
-                "Run the container with --ipc=host or --shm-size=8g, or set loader.backend=threads.",
-            )
-        )
+        problem = f"/dev/shm has {show_bytes(facts.shm_gib * 2**30)}, and worker processes pass batches through it."
+        way_out = "Run the container with --ipc=host or --shm-size=8g, or set loader.backend=threads."
+        found.append(Missing("shm", problem, way_out))
     return found
-
-
-def _way_to_gpu(why: str) -> str:
-    if _HIDES in why:
-        return f"Run: unset {_HIDES}"
-    if "reboot" in why or "nvidia-ml-py" in why:
-        return ""  # the problem names its own way out
-    return "With a card in this machine: install its driver, or start the container with --gpus all. Else gpu=cpu."
 
 
 def _missing_software(around: Surroundings) -> list[Missing]:
@@ -105,15 +96,9 @@ def _missing_software(around: Surroundings) -> list[Missing]:
     if around.unofficial_pynvml is not None:
         found.append(Missing("pynvml", around.unofficial_pynvml, ""))
     if not around.has_wandb_login:
-        found.append(
-            Missing("wandb", "not logged in, so runs are recorded offline.", "Run: wandb login; or set logger=none.")
-        )
+        problem = "not logged in, so runs are recorded offline."
+        found.append(Missing("wandb", problem, "Run: wandb login; or set logger=none."))
     if not around.has_compiler:
-        found.append(
-            Missing(
-                "compiler",
-                "no C++ compiler, which torch.compile needs.",
-                "Run: apt-get install g++; or keep gpu.compile=none.",
-            )
-        )
+        problem = "no C++ compiler, which torch.compile needs."
+        found.append(Missing("compiler", problem, "Run: apt-get install g++; or keep gpu.compile=none."))
     return found

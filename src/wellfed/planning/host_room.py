@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from wellfed.hardware.facts import MachineFacts
-from wellfed.loading.first_batches import FirstBatches
 from wellfed.units import GIB, show_bytes
 
 NEAR_FRAC = 0.8
@@ -25,13 +23,10 @@ class Room:
     where: str
     free_bytes: float
 
-    def _needed(self, num_workers: int) -> int:
-        return min(num_workers * self.prefetch_factor, self.num_batches) * self.batch_bytes * self.devices
-
     @property
     def needed_bytes(self) -> int:
         """All batches that may be ready at one time, over all devices."""
-        return self._needed(self.num_workers)
+        return min(self.num_workers * self.prefetch_factor, self.num_batches) * self.batch_bytes * self.devices
 
     @property
     def is_full(self) -> bool:
@@ -46,10 +41,9 @@ class Room:
     @property
     def most_workers(self) -> int:
         """Workers whose batches leave room for others; 0 if not even one's do."""
-        if self._needed(self.num_workers) <= NEAR_FRAC * self.free_bytes:
-            return self.num_workers
-        fits = [count for count in range(1, self.num_workers) if self._needed(count) <= NEAR_FRAC * self.free_bytes]
-        return max(fits, default=0)
+        limit_bytes = NEAR_FRAC * self.free_bytes
+        fewer = (replace(self, num_workers=count) for count in range(self.num_workers, 0, -1))
+        return next((each.num_workers for each in fewer if each.needed_bytes <= limit_bytes), 0)
 
     def describe(self) -> str:
         """The figures, and what is free."""
@@ -77,28 +71,3 @@ class Room:
         if self.where == "/dev/shm":
             text += f" A container gets more by docker run --shm-size={max(1, -(-2 * self.needed_bytes // GIB))}g."
         return text
-
-
-def room_for(
-    facts: MachineFacts,
-    first: FirstBatches,
-    *,
-    has_processes: bool,
-    num_workers: int,
-    prefetch_factor: int,
-    devices: int,
-) -> Room:
-    """The tightest of host memory and, for worker processes, /dev/shm, which their batches pass through."""
-    where, free = "host memory", facts.ram_available_gib
-    if has_processes and facts.shm_free_gib is not None and facts.shm_free_gib < free:
-        where, free = "/dev/shm", facts.shm_free_gib
-    return Room(
-        num_workers,
-        prefetch_factor,
-        devices,
-        first.batch_bytes,
-        first.num_batches,
-        has_processes,
-        where,
-        free * GIB,
-    )

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.backend import asks_for_timeout, asks_to_watch, candidates, plan_backend, show_ms, to_time
-from wellfed.planning.host_room import NEAR_FRAC, Room, room_for
+from wellfed.planning.host_room import NEAR_FRAC, Room
 from wellfed.planning.run_plan import DataFacts, Decided, LoaderSection, as_set, by_rule, unless_set
-from wellfed.units import MIB, show_bytes
+from wellfed.units import GIB, MIB, show_bytes
 
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
 """Most workers of a loader option."""
@@ -50,55 +51,40 @@ class LoaderPlanner:
         backend = backend or plan_backend(asked, self.data, self.choices, names, self.first, self._without_room())
         num_workers = self._num_workers(backend.value)
         count, builds_ahead = num_workers.value, num_workers.value > 0
-        has_processes = builds_ahead and backend.value in ("torch", "processes")
-        prefetch_factor: Decided[int | None] = by_rule(None, "nobody builds ahead")
-        timeout_s: Decided[float] = by_rule(0, "built when asked for: there is no worker to wait for")
+        decided: dict[str, Decided[Any]] = {
+            "backend": backend,
+            "num_workers": num_workers,
+            "prefetch_factor": by_rule(None, "nobody builds ahead"),
+            "persistent_workers": by_rule(False, "no worker processes"),
+            "pin_memory": by_rule(False, "no GPU to copy to"),
+            "device_prefetch": self._device_prefetch(builds_ahead),
+            "timeout_s": by_rule(0, "built when asked for: there is no worker to wait for"),
+            "worker_threads": by_rule(None, "no worker processes: the training process has one count of threads"),
+        }
+
+        def unless_asked(knob: str, value: Any, because: str) -> None:
+            decided[knob] = unless_set(f"loader.{knob}", getattr(asked, knob), value, because)
+
         if builds_ahead:
-            prefetch_factor = self._prefetch_factor(backend.value, count)
-            timeout_s = unless_set("loader.timeout_s", asked.timeout_s, 0, "waits for ever")
-        persistent_workers = by_rule(False, "no worker processes")
-        alone = "no worker processes: the training process has one count of threads"
-        worker_threads: Decided[int | None] = by_rule(None, alone)
-        if has_processes:
-            why = "worker processes live on from epoch to epoch"
-            persistent_workers = unless_set("loader.persistent_workers", asked.persistent_workers, True, why)
-            why = "torch's default: one in a worker process"
-            worker_threads = unless_set("loader.worker_threads", asked.worker_threads, None, why)
-        pin_memory = by_rule(False, "no GPU to copy to")
+            decided["prefetch_factor"] = self._prefetch_factor(backend.value, count)
+            unless_asked("timeout_s", 0, "waits for ever")
+        if builds_ahead and backend.value in ("torch", "processes"):
+            unless_asked("persistent_workers", True, "worker processes live on from epoch to epoch")
+            unless_asked("worker_threads", None, "torch's default: one in a worker process")
         if self.on_gpu:
-            why = "copies from page-locked memory run beside the host"
-            pin_memory = unless_set("loader.pin_memory", asked.pin_memory, True, why)
-        return LoaderSection.of(
-            {
-                "backend": backend,
-                "num_workers": num_workers,
-                "prefetch_factor": prefetch_factor,
-                "persistent_workers": persistent_workers,
-                "pin_memory": pin_memory,
-                "device_prefetch": self._device_prefetch(builds_ahead),
-                "timeout_s": timeout_s,
-                "worker_threads": worker_threads,
-            },
-            candidates=names,
-            eval_workers=count,
-        )
+            unless_asked("pin_memory", True, "copies from page-locked memory run beside the host")
+        return LoaderSection.of(decided, candidates=names, eval_workers=count)
 
     def faults(self, section: LoaderSection) -> Iterator[Fault]:
         """What was asked of the loader and can't be."""
         asked, data = self.config.loader, self.data
         if section.backend == "threads" and not data.has_fetch:
-            yield Fault(
-                "loader.backend",
-                "threads needs training data with fetch(indices, rng); this has only __getitem__.",
-                "Set loader.backend=processes, or give the dataset fetch.",
-            )
+            problem = "threads needs training data with fetch(indices, rng); this has only __getitem__."
+            yield Fault("loader.backend", problem, "Set loader.backend=processes, or give the dataset fetch.")
         room = self._room_of(section)
         if room is not None and room.is_full:
-            yield Fault(
-                f"loader.num_workers={room.num_workers}",
-                f"the batches kept ready don't fit: {room.describe()}.",
-                room.way_out(has_fetch=data.has_fetch),
-            )
+            problem = f"the batches kept ready don't fit: {room.describe()}."
+            yield Fault(f"loader.num_workers={room.num_workers}", problem, room.way_out(has_fetch=data.has_fetch))
         devices = self.config.trainer.devices
         if asked.max_skipped and not data.is_iterable and devices > 1:
             yield Fault(
@@ -120,13 +106,19 @@ class LoaderPlanner:
             yield f"loader.num_workers={asked.num_workers} is not used: the training data is an iterable."
         devices, cores, own = self.config.trainer.devices, self.facts.cpu_quota_cores, self._cores_of_a_device()
         if section.num_workers * devices > cores and section.num_workers > own and asked.num_workers is not None:
-            each = "" if devices == 1 else f" on each of {devices} devices"
+            on_each = "" if devices == 1 else f" on each of {devices} devices"
             yield (
-                f"loader.num_workers={asked.num_workers}{each} is more than the {cores:g} CPU cores this process may "
-                f"use; workers will take turns. loader.num_workers={own} leaves one for the training process."
+                f"loader.num_workers={asked.num_workers}{on_each} is more than the {cores:g} CPU cores this process "
+                f"may use; workers will take turns. loader.num_workers={own} leaves one for the training process."
             )
         if section.num_workers == 0 and asks_for_timeout(asked, self.choices):
-            yield self._no_timeout(section.backend)
+            unused = f"loader.timeout_s={asked.timeout_s} is not used"
+            if data.is_iterable:
+                yield f"{unused}: the training data is an iterable."
+            else:
+                workers = f"loader.backend={'threads' if data.has_fetch else 'processes'}"
+                way_out = workers if asked.backend is Backend.inline else "loader.num_workers=1"
+                yield f"{unused}: {section.backend} has no worker to wait for. Set {way_out}."
         beyond = [] if data.is_iterable else [index for index in asked.skip_ids if not 0 <= index < data.num_train]
         if beyond:
             ids = ",".join(map(str, beyond[:_LISTED]))
@@ -145,8 +137,8 @@ class LoaderPlanner:
                 "training process. Set loader.num_workers=1, or give the dataset fetch."
             )
         if asked.max_skipped and data.is_iterable:
-            most = f"loader.max_skipped={asked.max_skipped}"
-            yield f"{most} is not used: the training data is an iterable, with its own errors."
+            unused = f"loader.max_skipped={asked.max_skipped} is not used"
+            yield f"{unused}: the training data is an iterable, with its own errors."
 
     def to_time(self) -> list[LoaderSection]:
         """What would be planned with each backend that is worth timing, now that building one batch has been timed."""
@@ -180,16 +172,6 @@ class LoaderPlanner:
             f"({show_bytes(train.needed_bytes)})."
         )
         return replace(section, eval_workers=most), [warning]
-
-    def _no_timeout(self, backend: str) -> str:
-        asked = self.config.loader
-        if self.data.is_iterable:
-            return f"loader.timeout_s={asked.timeout_s} is not used: the training data is an iterable."
-        workers = f"loader.backend={'threads' if self.data.has_fetch else 'processes'}"
-        return (
-            f"loader.timeout_s={asked.timeout_s} is not used: {backend} has no worker to wait for. "
-            f"Set {workers if asked.backend is Backend.inline else 'loader.num_workers=1'}."
-        )
 
     def _cores_of_a_device(self) -> int:
         """But one, which trains."""
@@ -233,14 +215,14 @@ class LoaderPlanner:
         return by_rule(PREFETCH_FACTOR, "torch's default")
 
     def _room(self, first: FirstBatches, backend: str, num_workers: int) -> Room:
-        return room_for(
-            self.facts,
-            first,
-            has_processes=backend != "threads",
-            num_workers=num_workers,
-            prefetch_factor=self._prefetch_factor(backend, num_workers).value,
-            devices=self.config.trainer.devices,
-        )
+        """The tightest of host memory and, for worker processes, /dev/shm, which their batches pass through."""
+        has_processes, shm_gib = backend != "threads", self.facts.shm_free_gib
+        where, free_gib = "host memory", self.facts.ram_available_gib
+        if has_processes and shm_gib is not None and shm_gib < free_gib:
+            where, free_gib = "/dev/shm", shm_gib
+        factor, devices = self._prefetch_factor(backend, num_workers).value, self.config.trainer.devices
+        size, count = first.batch_bytes, first.num_batches
+        return Room(num_workers, factor, devices, size, count, has_processes, where, free_gib * GIB)
 
     def _room_of(self, section: LoaderSection) -> Room | None:
         """What the workers of training keep ready; None where there are none, or no batch was built."""

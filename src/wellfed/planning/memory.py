@@ -34,7 +34,11 @@ def plan_memory(
         micro, accumulate = by_rule(per_device, _WHOLE), by_rule(1, _WHOLE)
     else:
         micro = _micro_batch(config, model, per_device)
-        accumulate = _accumulate(asked.accumulate, per_device, micro.value)
+        num_micro = math.ceil(per_device / micro.value)
+        sums = f"{per_device} samples a device in micro-batches of {micro.value}"
+        if asked.accumulate not in (None, num_micro):
+            sums += f": memory.accumulate={asked.accumulate} has no equal parts here"
+        accumulate = by_rule(num_micro, sums, is_set=asked.accumulate == num_micro)
     return MemorySection.of(
         {
             "micro_batch": micro,
@@ -77,14 +81,14 @@ def memory_faults(config: RunConfig, memory: MemorySection, data: DataFacts, mod
         )
 
 
-def memory_warnings(config: RunConfig, data: DataFacts) -> Iterator[str]:
+def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[str]:
     """What was asked of memory and is ignored."""
     asked = config.memory
     if asked.features is not None and data.feature_rows == 0:
-        yield (
-            f"memory.features={asked.features.value} has no effect: this workload offers no features. "
-            "Set memory.features=null."
-        )
+        unused = f"memory.features={asked.features.value} has no effect"
+        yield f"{unused}: this workload offers no features. Set memory.features=null."
+    if asked.plateau_frac is not None and model.is_lightning_module:
+        yield f"memory.plateau_frac={asked.plateau_frac:g} is not used: {_WHOLE}."
 
 
 def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, int]:
@@ -98,23 +102,20 @@ def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, 
     }
 
 
-def parts_faults(parts: Mapping[str, int], plan: RunPlan) -> list[Fault]:
-    """The fault where what is known alone is more than the budget."""
-    budget_gib = plan.device.memory_gib
-    if budget_gib is None or gib(sum(parts.values())) <= budget_gib:
-        return []
+def parts_fault(parts: Mapping[str, int], plan: RunPlan) -> Fault | None:
+    """Where what is known alone is more than the budget."""
+    budget_gib, needed = plan.device.memory_gib, sum(parts.values())
+    if budget_gib is None or gib(needed) <= budget_gib:
+        return None
     listed = ", ".join(f"{name} {show_bytes(size)}" for name, size in parts.items() if size)
-    way_out = _less_to_hold(parts, budget_gib, plan.device.precision)
-    return [
-        Fault(
-            "gpu.memory_gib",
-            f"the budget is {budget_gib:.1f} GiB, and before any activation there is need of "
-            f"{show_bytes(sum(parts.values()))} ({listed}).",
-            f"Set {way_out}, or take a smaller workload.model or a larger card."
-            if way_out
-            else "Take a smaller workload.model or a larger card.",
-        )
-    ]
+    typed = _less_to_hold(parts, budget_gib, plan.device.precision)
+    way_out = "take a smaller workload.model or a larger card."
+    return Fault(
+        "gpu.memory_gib",
+        f"the budget is {budget_gib:.1f} GiB, and before any activation there is need of "
+        f"{show_bytes(needed)} ({listed}).",
+        f"Set {typed}, or {way_out}" if typed else way_out.capitalize(),
+    )
 
 
 def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str) -> str:
@@ -147,14 +148,6 @@ def _micro_batch(config: RunConfig, model: ModelFacts, per_device: int) -> Decid
     may_split = memory.on_oom is OnOom.retry and config.trainer.strategy is not Strategy.fsdp
     rest = "unsplit until memory runs out" if may_split and not model.has_batch_norm else "unsplit"
     return by_rule(per_device, f"{share}, {rest}")
-
-
-def _accumulate(asked: int | None, per_device: int, micro: int) -> Decided[int]:
-    num_micro = math.ceil(per_device / micro)
-    sums = f"{per_device} samples a device in micro-batches of {micro}"
-    if asked is None or asked == num_micro:
-        return by_rule(num_micro, sums, is_set=asked is not None)
-    return by_rule(num_micro, f"{sums}: memory.accumulate={asked} has no equal parts here")
 
 
 def _on_oom(asked: OnOom, strategy: str, model: ModelFacts) -> Decided[str]:

@@ -54,6 +54,7 @@ class Candidate:
     peak: Prediction
     reserved_bytes: int
     """What the allocator will reserve within the budget; where it does not fit, what it would need."""
+    fits: bool = True
 
     @property
     def peak_gib(self) -> float:
@@ -63,14 +64,18 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Found:
-    """What a search has found: a candidate, or none that fits, or no estimate to tell."""
+    """What a search has found: a candidate, or no estimate to tell."""
 
     candidate: Candidate | None
     """The cheapest that fits; where none does, the one among those allowed that needs the least."""
-    fits: bool
     passed_over: tuple[Candidate, ...] = ()
     """Cheaper ones that do not fit, each at the micro-batch that it would need the least with."""
     no_estimate: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Nothing is known not to."""
+        return self.candidate is None or self.candidate.fits
 
 
 def limit_bytes(budget_gib: float) -> int:
@@ -84,12 +89,12 @@ def cheapest(space: SearchSpace, estimate: Estimate, budget_gib: float | None) -
     for features, checkpointed in product(space.features, space.checkpointed):
         footprint = estimate(features, checkpointed)
         if isinstance(footprint, NoEstimate):
-            return Found(None, True, no_estimate=footprint.reason)
-        candidate, fits = _largest(space, features, checkpointed, footprint, budget_gib)
-        if fits:
-            return Found(candidate, True, tuple(passed))
+            return Found(None, no_estimate=footprint.reason)
+        candidate = _largest(space, features, checkpointed, footprint, budget_gib)
+        if candidate.fits:
+            return Found(candidate, tuple(passed))
         passed.append(candidate)
-    return Found(min(passed, key=lambda each: each.reserved_bytes), False, tuple(passed))
+    return Found(min(passed, key=lambda each: each.reserved_bytes), tuple(passed))
 
 
 def remedies(
@@ -107,51 +112,36 @@ def remedies(
         features = FEATURE_MODES if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) :]
     checkpointed = (False, True) if has_blocks else space.checkpointed
     micro = None if may_split else space.micro_batch or space.step.samples
-    found: list[Candidate] = []
     wider = SearchSpace(features, checkpointed, micro, space.step.samples, space.step)
-    for mode, is_checkpointed in product(wider.features, wider.checkpointed):
+    found: list[Candidate] = []
+    for mode, is_checkpointed in product(features, checkpointed):
         footprint = estimate(mode, is_checkpointed)
-        if isinstance(footprint, NoEstimate):
-            continue
-        candidate, fits = _largest(wider, mode, is_checkpointed, footprint, budget_gib)
-        if fits:
-            found.append(candidate)
-    return found
+        if not isinstance(footprint, NoEstimate):
+            found.append(_largest(wider, mode, is_checkpointed, footprint, budget_gib))
+    return [candidate for candidate in found if candidate.fits]
 
 
 def _largest(
     space: SearchSpace, features: str | None, checkpointed: bool, footprint: Footprint, budget_gib: float | None
-) -> tuple[Candidate, bool]:
+) -> Candidate:
     """The candidate with the largest micro-batch that fits, or with the one that needs the least, which does not."""
-    if budget_gib is None:
-        micro = _reachable(footprint, space.micro_batch or space.at_most)
-        peak = predicted_peak(footprint, micro, space.step)
-        return Candidate(features, checkpointed, micro, peak, peak.reserved_bytes), True
-    limit = limit_bytes(budget_gib)
-    if space.micro_batch is None:
-        largest = min(largest_micro_batch(footprint, limit, space.step), space.at_most)
-        micro = largest or 1
-    else:
-        micro = _reachable(footprint, space.micro_batch)
+    limit = None if budget_gib is None else limit_bytes(budget_gib)
+    micro = space.micro_batch or space.at_most
+    if limit is not None and space.micro_batch is None:
+        micro = min(largest_micro_batch(footprint, limit, space.step), space.at_most) or 1
+    elif footprint.reach is not None:
+        micro = min(micro, footprint.reach)
     peak = predicted_peak(footprint, micro, space.step)
-    fits = fits_within(footprint, micro, space.step, limit)
-    reserved = min(peak.reserved_bytes, limit) if fits else needed_bytes(footprint, micro, space.step)
-    return Candidate(features, checkpointed, micro, peak, reserved), fits
-
-
-def _reachable(footprint: Footprint, micro_batch: int) -> int:
-    return micro_batch if footprint.reach is None else min(micro_batch, footprint.reach)
+    reserved, fits = peak.reserved_bytes, limit is None or fits_within(footprint, micro, space.step, limit)
+    if limit is not None:
+        reserved = min(reserved, limit) if fits else needed_bytes(footprint, micro, space.step)
+    return Candidate(features, checkpointed, micro, peak, reserved, fits)
 
 
 def show_parts(candidate: Candidate, most: int = 4) -> str:
     """The largest parts of a peak, for messages; with what is beside them they add up."""
     parts: list[tuple[str, int]] = sorted(candidate.peak.parts.items(), key=lambda part: -part[1])
     parts[most:] = [("other parts", sum(size for _, size in parts[most:]))]
-    parts += [
-        (
-            "the allocator's unused blocks",
-            max(0, candidate.reserved_bytes - candidate.peak.tensor_bytes - candidate.peak.workspaces),
-        ),
-        ("cuBLAS's workspaces", candidate.peak.workspaces),
-    ]
+    unused = max(0, candidate.reserved_bytes - candidate.peak.tensor_bytes - candidate.peak.workspaces)
+    parts += [("the allocator's unused blocks", unused), ("cuBLAS's workspaces", candidate.peak.workspaces)]
     return ", ".join(f"{name} {show_bytes(size)}" for name, size in parts if size)

@@ -168,6 +168,11 @@ class RunPlan(DevicePlan):
     """With a misfit: overrides, each of which makes it fit, cheapest first."""
 
     @property
+    def fits(self) -> bool | None:
+        """Whether it keeps to its budget; None where nothing could be predicted."""
+        return None if self.predicted_peak_gib is None else self.misfit is None
+
+    @property
     def knobs(self) -> dict[str, Decided[Any]]:
         """Every decision by its dotted knob, in the order in which they are shown."""
         sections: tuple[Section, ...] = (self.trainer, self.device, self.workload, self.memory, self.loader)
@@ -179,6 +184,53 @@ class RunPlan(DevicePlan):
         """``{dotted knob: {value, because, source}}``, as run.json has it."""
         return {
             knob: {"value": one.value, "because": one.because, "source": one.source} for knob, one in self.knobs.items()
+        }
+
+
+@dataclass(frozen=True)
+class DryPlan:
+    """The plan of a run that is not run, by prediction alone."""
+
+    plan: RunPlan
+    by_devices: tuple[RunPlan, ...]
+    """For each number of GPUs up to the one asked for; empty for one device."""
+    imagined: str | None
+    """What is not in this machine."""
+    workload: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``python -m wellfed plan --json`` prints."""
+        plan = self.plan
+        peak = {"budget_gib": plan.device.memory_gib, "predicted_peak_gib": plan.predicted_peak_gib}
+        finding = {
+            "id": "does_not_fit",
+            "severity": "error",
+            "evidence": peak,
+            "message": str(plan.misfit),
+            "change": list(plan.remedies),
+            "changes_learning": False,
+        }
+        return {
+            "fits": plan.fits,
+            "workload": self.workload,
+            "device": plan.device.name,
+            "imagined": self.imagined,
+            **peak,
+            "peak_moment": plan.peak_moment,
+            "parts": dict(plan.parts),
+            "plan": plan.to_dict(),
+            "findings": [] if plan.misfit is None else [finding],
+            "warnings": list(plan.warnings),
+            "by_devices": [
+                {
+                    "devices": each.trainer.devices,
+                    "micro_batch": each.memory.micro_batch,
+                    "accumulate": each.memory.accumulate,
+                    "predicted_peak_gib": each.predicted_peak_gib,
+                    "fits": each.fits,
+                }
+                for each in self.by_devices
+            ],
         }
 
 

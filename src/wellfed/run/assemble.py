@@ -8,7 +8,8 @@ import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import chain
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,22 +61,16 @@ def make_parts(config: RunConfig) -> Parts:
     workload = config.workload
     data = build(workload.data, "workload.data")
     if not isinstance(data, Datasets):
-        target = workload.data.get("_target_")
-        raise ConfigError.of(
-            "workload.data",
-            f"{target} returned {type(data).__name__}, and a workload's data is a wellfed.contract.Datasets.",
-            "Return Datasets(train, val, test).",
-        )
+        returned = f"{workload.data.get('_target_')} returned {type(data).__name__}"
+        problem = f"{returned}, and a workload's data is a wellfed.contract.Datasets."
+        raise ConfigError.of("workload.data", problem, "Return Datasets(train, val, test).")
     model = build(workload.model, "workload.model", **data.model_args)
     if is_lightning_module(model):
         return Parts(data, model, None, is_lightning_module=True)
     _check_model(model, workload.model.get("_target_"))
     if workload.optimizer is None:
-        raise ConfigError.of(
-            "workload.optimizer",
-            "null leaves nothing to train with; only a LightningModule brings its own.",
-            "Set workload.optimizer._target_=torch.optim.AdamW.",
-        )
+        problem = "null leaves nothing to train with; only a LightningModule brings its own."
+        raise ConfigError.of("workload.optimizer", problem, "Set workload.optimizer._target_=torch.optim.AdamW.")
     offered = getattr(model, "features", None)
     features = offered() if callable(offered) else None
     return Parts(data, model, features, has_sparse_gradients=_has_sparse_gradients(model))
@@ -96,55 +91,46 @@ def _has_sparse_gradients(model: nn.Module) -> bool:
 
 def _check_model(model: Any, target: str) -> None:
     if not isinstance(model, nn.Module):
-        raise ConfigError.of(
-            "workload.model", f"{target} is a {type(model).__name__}, not an nn.Module.", "Name an nn.Module."
-        )
-    if not callable(getattr(model, "loss", None)):
-        raise ConfigError.of(
-            "workload.model",
-            f"{target} has no loss(batch).",
-            "Add: def loss(self, batch) -> LossOutput (docs/workloads.md).",
-        )
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError.of("workload.model", f"{target} has no trainable parameter.", "Unfreeze some.")
+        problem, way_out = f"is a {type(model).__name__}, not an nn.Module.", "Name an nn.Module."
+    elif not callable(getattr(model, "loss", None)):
+        problem, way_out = "has no loss(batch).", "Add: def loss(self, batch) -> LossOutput (docs/workloads.md)."
+    elif not any(parameter.requires_grad for parameter in model.parameters()):
+        problem, way_out = "has no trainable parameter.", "Unfreeze some."
+    else:
+        return
+    raise ConfigError.of("workload.model", f"{target} {problem}", way_out)
 
 
 def data_facts(parts: Parts) -> DataFacts:
     """What the plan needs to know of the data."""
-    train = parts.data.train
-    is_iterable = not hasattr(train, "__getitem__")
+    data, features = parts.data, parts.features
+    splits: list[Any] = [data.train, data.val, data.test]
+    train, *others = (len(each) if hasattr(each, "__len__") else 0 for each in splits)
     return DataFacts(
-        num_train=_length(train),
-        has_fetch=callable(getattr(train, "fetch", None)),
-        is_iterable=is_iterable,
-        num_eval=max(_length(parts.data.val), _length(parts.data.test)),
-        feature_rows=parts.features.num_rows if parts.features else 0,
-        feature_bytes=parts.features.bytes if parts.features else 0,
-        features_trainable=parts.features.trainable if parts.features else False,
+        num_train=train,
+        has_fetch=callable(getattr(data.train, "fetch", None)),
+        is_iterable=not hasattr(data.train, "__getitem__"),
+        num_eval=max(others),
+        feature_rows=features.num_rows if features else 0,
+        feature_bytes=features.bytes if features else 0,
+        features_trainable=features.trainable if features else False,
     )
-
-
-def _length(dataset: Any) -> int:
-    return len(dataset) if hasattr(dataset, "__len__") else 0
 
 
 def model_facts(parts: Parts, config: RunConfig) -> ModelFacts:
     """What the plan needs to know of the model."""
-    trainable = [parameter for parameter in parts.model.parameters() if parameter.requires_grad]
-    batch_norm = (nn.modules.batchnorm._BatchNorm,)
+    model, optimizer = parts.model, config.workload.optimizer
+    trainable_bytes = sum(weight.nbytes for weight in model.parameters() if weight.requires_grad)
     return ModelFacts(
-        parameter_bytes=sum(p.numel() * p.element_size() for p in parts.model.parameters())
-        + sum(b.numel() * b.element_size() for b in parts.model.buffers()),
-        trainable_bytes=sum(p.numel() * p.element_size() for p in trainable),
-        optimizer_state_bytes=0
-        if config.workload.optimizer is None
-        else _states_per_parameter(config.workload.optimizer) * sum(p.numel() * p.element_size() for p in trainable),
-        gathered_bytes=gathered_bytes(parts.model),
-        has_batch_norm=any(isinstance(module, batch_norm) for module in parts.model.modules()),
+        parameter_bytes=sum(tensor.nbytes for tensor in chain(model.parameters(), model.buffers())),
+        trainable_bytes=trainable_bytes,
+        optimizer_state_bytes=0 if optimizer is None else _states_per_parameter(optimizer) * trainable_bytes,
+        gathered_bytes=gathered_bytes(model),
+        has_batch_norm=any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()),
         is_lightning_module=parts.is_lightning_module,
-        steps_by_hand=parts.is_lightning_module and not parts.model.automatic_optimization,
+        steps_by_hand=parts.is_lightning_module and not model.automatic_optimization,
         has_sparse_gradients=parts.has_sparse_gradients,
-        has_blocks=next(blocks(parts.model), None) is not None,
+        has_blocks=next(blocks(model), None) is not None,
     )
 
 
@@ -176,25 +162,27 @@ def make_optimizer(
         sparse: a parameter has sparse gradients, which fused optimizers refuse in their first step.
     """
     node = dict(config.workload.optimizer)
-    made: torch.optim.Optimizer = build(node, "workload.optimizer", [dict(group) for group in groups])
-    if "fused" not in made.defaults or "fused" in node or node.get("foreach") or node.get("capturable"):
-        return made
+
+    def made(**more: Any) -> torch.optim.Optimizer:
+        return build({**node, **more}, "workload.optimizer", [dict(group) for group in groups])  # type: ignore[no-any-return]
+
+    plain = made()
+    is_decided = "fused" not in plain.defaults or "fused" in node or node.get("foreach") or node.get("capturable")
     is_dense_real = not sparse and all(weight.is_floating_point() for group in groups for weight in group["params"])
-    if not is_dense_real:
-        return made
     # Lightning refuses a fused optimizer where it must unscale gradients itself to clip them.
-    if plan.device.precision == "16-mixed" and config.trainer.gradient_clip is not None:
-        return made
+    unscales = plan.device.precision == "16-mixed" and config.trainer.gradient_clip is not None
+    if is_decided or unscales or not is_dense_real:
+        return plain
     try:
-        return build({**node, "fused": True}, "workload.optimizer", [dict(group) for group in groups])  # type: ignore[no-any-return]
+        return made(fused=True)
     except (ConfigError, RuntimeError):  # not for this dtype or device
-        return made
+        return plain
 
 
 def loader_settings(config: RunConfig, planned: LoaderSection) -> LoaderSettings:
     """How training data is loaded: what was planned, and what is not planned but set."""
     return replace(
-        _inline(config),
+        inline_settings(config),
         backend=planned.backend,
         num_workers=planned.num_workers,
         prefetch_factor=planned.prefetch_factor,
@@ -205,43 +193,20 @@ def loader_settings(config: RunConfig, planned: LoaderSection) -> LoaderSettings
     )
 
 
-def make_train_loader(
-    config: RunConfig,
-    plan: RunPlan,
-    data: Datasets,
-    *,
-    rank: int = 0,
-    on_event: OnEvent = ignore_event,
-) -> TrainLoader | IterableLoader:
-    """The steps of training for one rank; ``on_event`` gets the samples that fail and are left out."""
-    return _train_loader(config, loader_settings(config, plan.loader), data, rank, on_event)
-
-
-def make_one_off_loader(
-    config: RunConfig, plan: RunPlan, data: Datasets, *, batch_size: int | None = None
-) -> TrainLoader | IterableLoader:
-    """The same for a look at a few batches: one worker where the plan has processes or a timeout, else none.
-
-    Args:
-        batch_size: for one device, instead of that of a step.
-    """
-    asked = loader_settings(config, plan.loader)
-    is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
-    settings = _one_worker(asked) if is_watched else _inline(config)
-    return _train_loader(config, settings, data, rank=0, batch_size=batch_size)
-
-
-def make_inline_loader(config: RunConfig, data: Datasets) -> TrainLoader | IterableLoader:
-    """The same batches for a look at a few, built in this process; shares no file that is opened on first use."""
-    return _train_loader(config, _inline(config), replace(data, train=copied(data.train)), rank=0)
-
-
-def _inline(config: RunConfig) -> LoaderSettings:
+def inline_settings(config: RunConfig) -> LoaderSettings:
+    """The same batches, built in this process."""
     return LoaderSettings(skip_ids=tuple(config.loader.skip_ids), max_skipped=config.loader.max_skipped)
 
 
+def one_off_settings(config: RunConfig, plan: RunPlan) -> LoaderSettings:
+    """For a look at a few batches: one worker where the plan has processes or a timeout, else none."""
+    asked = loader_settings(config, plan.loader)
+    is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
+    return _one_worker(asked) if is_watched else inline_settings(config)
+
+
 def _one_worker(settings: LoaderSettings) -> LoaderSettings:
-    """For a look at a few batches. Training names the sample that hangs; here it is only left out, if it may be."""
+    """Training names the sample that hangs; a look at a few batches only leaves it out, if it may be."""
     return replace(
         settings,
         num_workers=1,
@@ -252,14 +217,21 @@ def _one_worker(settings: LoaderSettings) -> LoaderSettings:
     )
 
 
-def _train_loader(
+def make_train_loader(
     config: RunConfig,
     settings: LoaderSettings,
     data: Datasets,
-    rank: int,
-    on_event: OnEvent = ignore_event,
+    *,
+    rank: int = 0,
     batch_size: int | None = None,
+    on_event: OnEvent = ignore_event,
 ) -> TrainLoader | IterableLoader:
+    """The steps of training for one rank.
+
+    Args:
+        batch_size: for one device, instead of that of a step.
+        on_event: gets the samples that fail and are left out.
+    """
     trainer, effective = config.trainer, config.workload.effective_batch_size
     limit = trainer.limit_batches if trainer.overfit_batches is None else trainer.overfit_batches
     if limit is not None and batch_size is not None and hasattr(data.train, "__getitem__"):
@@ -315,7 +287,7 @@ def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
         return None
     # Workers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
     asked = loader_settings(config, plan.loader)
-    return _inline(config) if "inline" in names and not asked.timeout_s else _one_worker(asked)
+    return inline_settings(config) if "inline" in names and not asked.timeout_s else _one_worker(asked)
 
 
 def look_at_first_batches(config: RunConfig, first: LoaderSettings, parts: Parts) -> FirstBatches | None:
@@ -325,13 +297,7 @@ def look_at_first_batches(config: RunConfig, first: LoaderSettings, parts: Parts
 
 def _loaders_of_a_trial(config: RunConfig, parts: Parts, rank: int = 0) -> Callable[[LoaderSettings], TrainLoader]:
     data = replace(parts.data, train=copied(parts.data.train))
-
-    def make(settings: LoaderSettings) -> TrainLoader:
-        made = _train_loader(config, settings, data, rank)
-        assert isinstance(made, TrainLoader)
-        return made
-
-    return make
+    return lambda settings: cast(TrainLoader, make_train_loader(config, settings, data, rank=rank))
 
 
 def make_eval_loader(

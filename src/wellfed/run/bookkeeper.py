@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import RunRecord
-from wellfed.run import record_figures
-from wellfed.run.gpu_monitor import MachineWatch
+from wellfed.run.gpu_monitor import MachineWatch, Usage
 from wellfed.run.outcome import Outcome
 from wellfed.run.resume import CHECKPOINTS
 from wellfed.telemetry.run_progress import Progress
@@ -47,13 +47,25 @@ class Bookkeeper:
         self.record, self.folder, self._config = record, folder, config
         self.journal = Journal(record, folder, earlier_s=earlier_s)
         self.progress = Progress(time_s=self.journal.time_s)
-        self.usage = record_figures.Usage()
-        self._plan: RunPlan | None = None
+        self._usage: Usage | None = None
         self._watch: MachineWatch | None = None
+
+    def machine(self, facts: MachineFacts) -> None:
+        """Where it is going to be done."""
+        self.record.machine = {
+            "cpu": facts.cpu,
+            "cpu_quota_cores": facts.cpu_quota_cores,
+            "ram_gib": facts.ram_gib,
+            "shm_gib": facts.shm_gib,
+            "gpus": [asdict(gpu) for gpu in facts.gpus],
+            "versions": dict(facts.versions),
+            "os": facts.os,
+            "nvml_problem": facts.nvml_problem,
+            "torch_problem": facts.torch_problem,
+        }
 
     def planned(self, plan: RunPlan) -> None:
         """What is going to be done."""
-        self._plan = plan
         self.record.plan = plan.to_dict()
         self.journal.save()
 
@@ -99,10 +111,20 @@ class Bookkeeper:
         self._watch = MachineWatch(self._config.telemetry, facts, plan, self.journal, self.progress)
         return self._watch
 
+    def training(self, plan: RunPlan, ballast_bytes: int) -> Usage:
+        """What training takes is measured from now on, until it is told to stop."""
+        self._usage = Usage(plan, ballast_bytes)
+        return self._usage
+
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Training has come so far; ``samples`` are those of this step."""
         self.record.steps, self.record.epochs = steps, epochs
         self.record.samples += samples
+
+    def ceiling(self, samples_per_s: float | None) -> None:
+        """The rate without loading, where it could be told."""
+        if samples_per_s is not None:
+            self.record.ceiling = {"samples_per_s": samples_per_s}
 
     def saved(self, step: int, name: str, metrics: Mapping[str, float]) -> None:
         """A checkpoint was written."""
@@ -136,10 +158,27 @@ class Bookkeeper:
     def _fill_in(self, metrics: Mapping[str, float]) -> None:
         """Bring the record's figures up to date."""
         record = self.record
-        record_figures.fill_in(record, self.journal.summary(), self._config)
+        summary = self.journal.summary()
+        if summary is not None:  # rates count all ranks
+            record.throughput = {
+                "samples_per_s": summary.samples_per_s,
+                "ci95": list(summary.ci95) if summary.ci95 else None,
+                "steps": summary.steps,
+                "warmup_steps": summary.warmup_steps,
+                "sample_unit": self._config.workload.sample_unit,
+            }
+            record.time = {
+                "wait_frac": summary.wait_frac,
+                "copy_frac": summary.copy_frac,
+                "compute_frac": summary.compute_frac,
+                "host_frac": summary.host_frac,
+                "step_ms_p50": summary.step_ms_p50,
+                "step_ms_p95": summary.step_ms_p95,
+            }
+            record.readiness_frac = summary.readiness_frac
         record.metrics = {**record.metrics, **metrics}
-        record.memory = self.usage.memory(self._plan) or record.memory
-        record.host = self.usage.host() or record.host
+        if self._usage is not None:
+            record.memory, record.host = self._usage.entries()
         if self._watch is not None:
             record.gpus = self._watch.gpus()
             record.telemetry = self._watch.cost()

@@ -48,15 +48,15 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
         first, *rest = str(error).splitlines()
         if not first.startswith("Error(s) in loading state_dict"):
             raise
-        raise _no_fit(checkpoint, config.workload.name, [line.strip() for line in rest]) from error
+        more = f" (and {len(rest) - 1} more)" if len(rest) > 1 else ""
+        shown = (rest or ["they differ"])[0].strip()[:200].rstrip(". ")
+        weights = f"its weights don't fit the model of workload {config.workload.name} that run.json describes"
+        way_out = "Put it back beside its own run.json, or check out the git commit that is named there."
+        raise ConfigError.of(f"checkpoint={checkpoint}", f"{weights}: {shown}{more}.", way_out) from error
 
 
 def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
-    """The configuration of the run that wrote a checkpoint.
-
-    Raises:
-        ConfigError: no such checkpoint, or none that can be read, or no record beside it.
-    """
+    """The configuration of the run that wrote a checkpoint, from the record beside it."""
     where, folder = f"checkpoint={checkpoint}", checkpoint.parent.parent
     if not checkpoint.is_file():
         raise ConfigError.of(where, "there is no such file.", "Name a file of a run's checkpoints folder.")
@@ -78,17 +78,6 @@ def _on_what_is_here(config: RunConfig, *, has_gpu: bool) -> RunConfig:
     is_on_gpu = has_gpu and config.trainer.accelerator is not Accelerator.cpu
     if is_on_gpu or config.gpu.precision is not Precision["16-mixed"]:
         return config
-    print(
-        "Warning: trained with gpu.precision=16-mixed, which the CPU does not have; evaluated in 32-true.",
-        file=sys.stderr,
-    )
+    warning = "trained with gpu.precision=16-mixed, which the CPU does not have; evaluated in 32-true."
+    print(f"Warning: {warning}", file=sys.stderr)
     return replace(config, gpu=replace(config.gpu, precision=Precision.auto))
-
-
-def _no_fit(checkpoint: Path, workload: str, differences: list[str]) -> ConfigError:
-    """``differences``: load_state_dict's own, one a line."""
-    more = f" (and {len(differences) - 1} more)" if len(differences) > 1 else ""
-    shown = (differences or ["they differ"])[0][:200].rstrip(". ")
-    problem = f"its weights don't fit the model of workload {workload} that run.json describes: {shown}{more}."
-    way_out = "Put it back beside its own run.json, or check out the git commit that is named there."
-    return ConfigError.of(f"checkpoint={checkpoint}", problem, way_out)

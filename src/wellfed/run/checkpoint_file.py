@@ -14,6 +14,8 @@ from wellfed.errors import ConfigError, first_line
 WAY_OUT = "Name another, e.g. last-1.ckpt."
 _NEEDED = ("data.pkl", "version")
 """torch.load takes a zip archive without them for something else."""
+_NO_CHECKPOINT = (RuntimeError, pickle.UnpicklingError, EOFError, LookupError, ValueError, TypeError, AttributeError)
+"""What torch.load raises for other content."""
 _KEYS = ("state_dict", "global_step")
 
 
@@ -42,15 +44,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise _fault(path, f"can't be read: {error.strerror or error}.") from error
-    except (
-        RuntimeError,
-        pickle.UnpicklingError,
-        EOFError,
-        LookupError,
-        ValueError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except _NO_CHECKPOINT as error:
         # torch's advice after the first sentence is to load the file without weights_only: not ours
         why = first_line(error).partition(". ")[0][:200].rstrip(". ")
         raise _fault(path, f"is no checkpoint that can be loaded ({why}).") from error

@@ -17,13 +17,14 @@ from wellfed.footprint.footprint import NoEstimate
 from wellfed.footprint.size_fit import CudaMeter, TensorMeter, find_micro_batch
 from wellfed.footprint.size_search import Fit, Probe
 from wellfed.hardware.detect import machine
-from wellfed.hardware.facts import GpuFacts, MachineFacts
+from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.memory.cap import cap_cuda
 from wellfed.nvml.session import NvmlError, NvmlSession
 from wellfed.planning.run_plan import RunPlan
+from wellfed.run.measured_fit import ConfiguredStep
 from wellfed.run.planner import Planner
-from wellfed.run.training_step import ConfiguredStep
+from wellfed.units import GIB
 
 HOST_FRAC = 0.9
 """Of the free host memory, where training runs on the CPU and no card was named."""
@@ -53,13 +54,13 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
     for warning in planner.device.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     plan, is_whole = planner.rough(), planner.model_facts().has_batch_norm
-    make_batch = planner.estimate(plan).batches()
+    make_batch = planner.estimate(plan).batches
     if isinstance(make_batch, NoEstimate):
         raise DataError(f"{make_batch.reason.rstrip('.')}.")
     budget_gib = plan.device.memory_gib or HOST_FRAC * facts.ram_available_gib
     if plan.on_gpu and plan.device.enforce:
-        ballast = cap_cuda(int(budget_gib * 2**30), ballast=config.gpu.ballast)  # noqa: F841  held while steps run
-    step = ConfiguredStep(config, plan, planner.parts, torch.device("cuda", 0) if plan.on_gpu else torch.device("cpu"))
+        ballast = cap_cuda(int(budget_gib * GIB), ballast=config.gpu.ballast)  # noqa: F841  held while steps run
+    step = ConfiguredStep(config, plan, planner.parts, torch.device("cuda:0" if plan.on_gpu else "cpu"))
     with _utilisation(facts, plan) as utilisation:
         found = find_micro_batch(
             step,
@@ -78,11 +79,10 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
 @contextlib.contextmanager
 def _utilisation(facts: MachineFacts, plan: RunPlan) -> Iterator[Callable[[], float | None] | None]:
     """A reader of the training card's utilisation, percent; None where NVML does not know it."""
-    cards = facts.training_gpus
-    if not plan.on_gpu or not cards or cards[0].uuid is None or cards[0].nvml_index is None:
+    card = next(iter(facts.training_gpus), None) if plan.on_gpu else None
+    if card is None or card.uuid is None or card.nvml_index is None:
         yield None
         return
-    card: GpuFacts = cards[0]
     try:
         with NvmlSession(tries=3) as nvml:
             handle = nvml.ask("nvmlDeviceGetHandleByUUID", card.uuid)

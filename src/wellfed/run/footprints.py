@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from wellfed.footprint.forked_estimate import in_fork
 from wellfed.footprint.rehearsal import Task
 from wellfed.loading.backend_benchmark import copied, without_side_effects
 from wellfed.loading.longest_batch import Longest, longest_batch
+from wellfed.loading.train_loader import IterableLoader, TrainLoader
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.step.micro_batches import Preparation
@@ -42,13 +44,7 @@ class Footprints:
     """
 
     def __init__(
-        self,
-        config: RunConfig,
-        plan: RunPlan,
-        parts: assemble.Parts,
-        *,
-        samples: int,
-        host_bytes: int,
+        self, config: RunConfig, plan: RunPlan, parts: assemble.Parts, *, samples: int, host_bytes: int
     ) -> None:
         self._config, self._plan, self._parts = config, plan, parts
         self._samples, self._host_bytes = samples, host_bytes
@@ -56,7 +52,6 @@ class Footprints:
         """What it keeps of a rehearsal (a tensor made once) must not reach training."""
         before = parts.footprints or KnownFootprints({})
         self._known, self._looked_at_before = dict(before.found), before.looked_at
-        self._make_batch: Callable[[int], Batch] | NoEstimate | None = None
         self._longest: Longest | None = None
 
     def __call__(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
@@ -69,12 +64,17 @@ class Footprints:
     def _measure(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
         if self._parts.is_lightning_module:
             return NoEstimate("a LightningModule runs its own step")
-        make_batch = self.batches()
+        make_batch = self.batches
         if isinstance(make_batch, NoEstimate):
             return make_batch
+
+        def make_optimizer(model: nn.Module) -> optim.Optimizer:
+            groups, sparse = parameter_groups(model), self._parts.has_sparse_gradients
+            return assemble.make_optimizer(self._config, self._plan, groups, sparse=sparse)
+
         task = Task(
             make_batch=make_batch,
-            make_optimizer=self._optimizer,
+            make_optimizer=make_optimizer,
             prepare=Preparation(self._train, self._config.seed),
             precision=self._plan.device.precision,
             checkpointed=checkpointed,
@@ -85,10 +85,6 @@ class Footprints:
         )
         cache_dir, host_bytes = Path(self._config.paths.cache_dir), self._host_bytes
         return in_fork(lambda: cached_measure(self._parts.model, task, self._samples, cache_dir, host_bytes=host_bytes))
-
-    def _optimizer(self, model: nn.Module) -> optim.Optimizer:
-        groups, sparse = parameter_groups(model), self._parts.has_sparse_gradients
-        return assemble.make_optimizer(self._config, self._plan, groups, sparse=sparse)
 
     @property
     def looked_at(self) -> str:
@@ -106,16 +102,12 @@ class Footprints:
         """All that was asked for, to be handed to who asks for the same."""
         return KnownFootprints(dict(self._known), self.looked_at)
 
+    @cached_property
     def batches(self) -> Callable[[int], Batch] | NoEstimate:
         """Makes batches of any size on the CPU, out of the longest of the first samples of the training data."""
-        if self._make_batch is None:
-            self._make_batch = self._batches()
-        return self._make_batch
-
-    def _batches(self) -> Callable[[int], Batch] | NoEstimate:
         try:
             with without_side_effects():  # too little data is told in the user's sizes, not in those of a look at a few
-                assemble.make_one_off_loader(self._config, self._plan, replace(self._parts.data, train=self._train))
+                self._loader(None)
             if callable(getattr(self._train, "split", None)):  # its parts need not share the first dimension
                 return self._first_batch
             with self._deliveries(min(SAMPLES, self._samples)) as deliveries:
@@ -134,7 +126,13 @@ class Footprints:
     def _deliveries(self, size: int) -> Iterator[Iterator[Delivery]]:
         """Batches of ``size`` samples, built by whoever is to build batches in training: a sample may end the process
         that loads it."""
-        data = replace(self._parts.data, train=self._train)
-        deliveries: Any = iter(assemble.make_one_off_loader(self._config, self._plan, data, batch_size=size))
+        deliveries: Any = iter(self._loader(size))
         with without_side_effects(), closing(deliveries):
             yield deliveries
+
+    def _loader(self, batch_size: int | None) -> TrainLoader | IterableLoader:
+        data, settings = (
+            replace(self._parts.data, train=self._train),
+            assemble.one_off_settings(self._config, self._plan),
+        )
+        return assemble.make_train_loader(self._config, settings, data, batch_size=batch_size)

@@ -1,15 +1,21 @@
-"""Watches the machine while a run lasts, as the configuration asks, and sums up what was seen."""
+"""Watches the machine while a run lasts, and measures what the run takes of memory and host."""
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Sequence
-from types import TracebackType
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any, Self
+
+import psutil
+import torch
 
 from wellfed.config.schema import TelemetryConfig
 from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import EventKind, TelemetryEntry
+from wellfed.record import EventKind, HostEntry, MemoryEntry, TelemetryEntry
 from wellfed.telemetry.gpu import GpuSource, WatchedGpu
 from wellfed.telemetry.host import HostSource
 from wellfed.telemetry.outlet import Outlet
@@ -18,16 +24,17 @@ from wellfed.telemetry.sampler import Sampler, Source
 from wellfed.telemetry.series import Sample
 from wellfed.telemetry.summary import Summary
 from wellfed.tracking.journal import Journal
+from wellfed.units import gib
 
 
-class MachineWatch:
+class MachineWatch(ExitStack):
     """Rows of telemetry.csv and curves for the sink while the ``with`` block lasts; figures at any time."""
 
     def __init__(
         self, config: TelemetryConfig, facts: MachineFacts, plan: RunPlan, journal: Journal, progress: Progress
     ) -> None:
-        self._config, self._journal, self._progress = config, journal, progress
-        self._facts = facts
+        super().__init__()
+        self._config, self._facts, self._journal, self._progress = config, facts, journal, progress
         self._summary = Summary(progress.trained_s)
         self._samples_before = journal.record.samples
         outlet = Outlet(self._take, self._event, journal.publish)
@@ -41,13 +48,8 @@ class MachineWatch:
         refusals = [f"NVML: {self._facts.nvml_problem}. GPU figures are absent."] if self._facts.nvml_failed else []
         for message in [*refusals, *self._facts.cards_left_out]:
             self._event("telemetry_trouble", trouble="refused", message=message)
-        self._sampler.__enter__()
+        self.enter_context(self._sampler)
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._sampler.__exit__(kind, error, traceback)
 
     def gpus(self) -> dict[str, Any]:
         """``gpus`` of the record."""
@@ -72,3 +74,63 @@ def gpus_to_watch(facts: MachineFacts, plan: RunPlan) -> list[WatchedGpu]:
     if plan.on_gpu:
         known = [gpu for gpu in known if gpu.index < plan.trainer.devices]
     return [WatchedGpu(gpu.index, str(gpu.uuid), gpu.is_mig) for gpu in known]
+
+
+class Usage:
+    """Memory and CPU time of training, from now on.
+
+    Args:
+        ballast_bytes: held to make a card smaller; no part of what the run needs.
+    """
+
+    def __init__(self, plan: RunPlan, ballast_bytes: int) -> None:
+        self._plan, self._ballast_bytes, self._process = plan, ballast_bytes, psutil.Process()
+        self._rss_before = self._process.memory_info().rss
+        self._cpu_before_s, self._began_s = _cpu_s(self._process), time.monotonic()
+        self._at_the_end: tuple[MemoryEntry, HostEntry] | None = None
+
+    def stop(self) -> None:
+        """Training is over: what comes after is not to be counted."""
+        self._at_the_end = self.entries()
+
+    def entries(self) -> tuple[MemoryEntry, HostEntry]:
+        """``memory`` and ``host`` of the record.
+
+        On CUDA the peak is what the allocator reserved, else the growth of peak RSS. cpu_pct counts 100 for each core
+        kept busy by this process and its workers.
+        """
+        if self._at_the_end is not None:
+            return self._at_the_end
+        if self._plan.on_gpu:
+            peak = float(torch.cuda.max_memory_reserved() - self._ballast_bytes)
+        else:
+            peak = max(0.0, _peak_rss() - self._rss_before)
+        memory: MemoryEntry = {
+            "device": self._plan.device.name,
+            "budget_gib": self._plan.device.memory_gib,
+            "predicted_peak_gib": self._plan.predicted_peak_gib,
+            "measured_peak_gib": gib(peak),
+        }
+        shm = Path("/dev/shm")
+        host: HostEntry = {
+            "cpu_pct": 100 * (_cpu_s(self._process) - self._cpu_before_s) / max(1e-9, time.monotonic() - self._began_s),
+            "rss_gib": gib(self._process.memory_info().rss),
+            "shm_gib": gib(psutil.disk_usage(str(shm)).used) if shm.is_dir() else None,
+        }
+        return memory, host
+
+
+def _peak_rss() -> float:
+    """Bytes; Linux counts in KiB, macOS in bytes. Where there is no such counter, what is resident now."""
+    if sys.platform == "win32":
+        return float(psutil.Process().memory_info().rss)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else peak * 1024)
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    """CPU seconds of the process and its finished children."""
+    times = process.cpu_times()
+    return float(times.user + times.system + times.children_user + times.children_system)

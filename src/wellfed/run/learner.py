@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +15,7 @@ from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import Checkpoints
 from wellfed.lit.callbacks.clock import BareBatches
 from wellfed.lit.callbacks.figures import Figures
+from wellfed.lit.ceiling import steps_alone
 from wellfed.lit.evaluating import SHARING_STRATEGIES, MeanLoss, can_be_shared
 from wellfed.lit.guest import GuestCheckpoints, NonFinite
 from wellfed.lit.module import StepModule, StepOptions
@@ -27,34 +30,66 @@ Best = tuple[str, Any]
 """Name and direction of the metric that picks the best checkpoint."""
 
 
-class ModelLearner:
-    """A plain model, in a `StepModule`.
+@dataclass
+class Learner:
+    """What both have in common: the configured model, and Trainers for its passes."""
 
-    Args:
-        steps_per_epoch: which a learning-rate schedule goes by.
-        may_adapt: where the plan says so; False = out of memory ends the run, as a result of its own.
-    """
-
-    is_guest: ClassVar[bool] = False
     checkpoints: ClassVar[type[Checkpoints]] = Checkpoints
 
-    def __init__(
-        self,
-        config: RunConfig,
-        parts: assemble.Parts,
-        plan: RunPlan,
-        books: Bookkeeper,
-        options: lit.TrainerOptions,
-        *,
-        steps_per_epoch: int,
-        may_adapt: bool,
-    ) -> None:
-        self._config, self._parts, self._plan, self._books = config, parts, plan, books
-        self._options, self._steps_per_epoch, self._may_adapt = options, steps_per_epoch, may_adapt
-        is_shareable = options.devices > 1 and options.strategy in SHARING_STRATEGIES
-        self.shares_evaluation = is_shareable and can_be_shared(parts.data.evaluation or MeanLoss())
-        self._whole = KeepWeights() if plan.trainer.strategy == "fsdp" else None
-        self.module: Any = self._step_module()
+    config: RunConfig
+    parts: assemble.Parts
+    plan: RunPlan
+    books: Bookkeeper
+    options: lit.TrainerOptions
+    module: Any = field(init=False)
+    shares_evaluation: bool = field(default=False, init=False)
+    """Among the ranks; what a LightningModule logs may be of its own rank alone: there each sees the whole split."""
+    own_best: Best = field(default=("loss", "min"), init=False)
+
+    def begin_pass(self) -> None:
+        """Before each pass over a split."""
+
+    def measuring(self) -> AbstractContextManager[Any]:
+        """Around a training that is only timed."""
+        return nullcontext()
+
+    def evaluates(self, split: str) -> bool:
+        """Whether the workload has such a split, and something to do with it."""
+        return getattr(self.parts.data, split) is not None
+
+    def batches(self, deliveries: Any) -> Any:
+        """What the Trainer is given of a split."""
+        return deliveries
+
+    def artifacts(self) -> dict[str, Path]:
+        """The files that the evaluation writes."""
+        return {}
+
+    def misfits(self, weights: Mapping[str, Any]) -> list[str]:
+        """Weights that don't go into this model, the first few."""
+        return lit.misfits(self.module, weights)
+
+    def best_metric(self) -> Best:
+        """As the workload's evaluation says, unless the configuration does."""
+        name, mode = self.config.trainer.best_metric, self.config.trainer.best_mode
+        return name or self.own_best[0], self.own_best[1] if mode is None else mode.value
+
+
+@dataclass
+class ModelLearner(Learner):
+    """A plain model, in a `StepModule`."""
+
+    total_steps: int | None
+    """Which a learning-rate schedule goes by."""
+    may_adapt: bool
+    """Where the plan says so; False = out of memory ends the run, as a result of its own."""
+
+    def __post_init__(self) -> None:
+        is_shareable = self.options.devices > 1 and self.options.strategy in SHARING_STRATEGIES
+        self.shares_evaluation = is_shareable and can_be_shared(self.parts.data.evaluation or MeanLoss())
+        self._whole = KeepWeights() if self.plan.trainer.strategy == "fsdp" else None
+        self.module = self._step_module()
+        self.own_best = self.module.evaluation.best_metric, self.module.evaluation.best_mode
 
     def begin_pass(self) -> None:
         """A model that was sharded for an earlier pass gives way to another with its weights."""
@@ -66,19 +101,11 @@ class ModelLearner:
     def training(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
         """A Trainer to train with; ``last`` are the callbacks that must stand behind all others."""
         whole = [] if self._whole is None else [self._whole]
-        return lit.make_trainer(options, [*callbacks, *last, *whole], self._books.folder)
+        return lit.make_trainer(options, [*callbacks, *last, *whole], self.books.folder)
 
     def evaluating(self, callbacks: Sequence[Any]) -> Any:
         """A Trainer for a pass over validation or test data."""
-        return lit.make_trainer(self._options, list(callbacks), self._books.folder)
-
-    def evaluates(self, split: str) -> bool:
-        """Whether the workload has such a split, and something to do with it."""
-        return getattr(self._parts.data, split) is not None
-
-    def batches(self, deliveries: Any) -> Any:
-        """What the Trainer is given of a split."""
-        return deliveries
+        return lit.make_trainer(self.options, list(callbacks), self.books.folder)
 
     def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
         """A pass over the test split, with a checkpoint's weights or those at hand."""
@@ -87,20 +114,11 @@ class ModelLearner:
         trainer.test(self.module, batches, verbose=False)
 
     def artifacts(self) -> dict[str, Path]:
-        """The files that the evaluation writes."""
-        return dict(self.module.evaluation.artifacts(self._books.folder))
-
-    def misfits(self, weights: Mapping[str, Any]) -> list[str]:
-        """Weights that don't go into this model, the first few."""
-        return lit.misfits(self.module, weights)
-
-    def best_metric(self) -> Best:
-        """As the workload's evaluation says, unless the configuration does."""
-        own = self.module.evaluation
-        return _best(self._config, (own.best_metric, own.best_mode))
+        """Those of the workload's evaluation."""
+        return dict(self.module.evaluation.artifacts(self.books.folder))
 
     def _step_module(self) -> StepModule:
-        config, parts, plan = self._config, self._parts, self._plan
+        config, parts, plan = self.config, self.parts, self.plan
         data, schedule = parts.data, config.workload.schedule
         model, features = parts.model, parts.features
         if self._whole is not None:
@@ -121,7 +139,7 @@ class ModelLearner:
                 retry_on_oom=plan.memory.on_oom == "retry",
                 # Of a sharded model every batch is a collective: ranks must do equally many.
                 halve_evaluation_on_oom=config.memory.on_oom is OnOom.retry and plan.trainer.strategy != "fsdp",
-                may_adapt=self._may_adapt,
+                may_adapt=self.may_adapt,
                 batches_ahead=plan.loader.device_prefetch,
                 on_nan=config.trainer.on_nan.value,
                 shares_evaluation=self.shares_evaluation,
@@ -129,58 +147,44 @@ class ModelLearner:
             make_optimizer=lambda model: assemble.make_optimizer(
                 config, plan, parameter_groups(model), sparse=parts.has_sparse_gradients
             ),
-            lr_factor=lit.Schedule(
-                schedule.name.value,
-                schedule.warmup_steps,
-                schedule.min_lr_frac,
-                lit.total_steps(self._options, self._steps_per_epoch),
-            ),
-            on_event=self._books.journal.event,
+            lr_factor=lit.Schedule(schedule.name.value, schedule.warmup_steps, schedule.min_lr_frac, self.total_steps),
+            on_event=self.books.journal.event,
         )
 
 
-class GuestLearner:
-    """The same for a LightningModule of the user's own, which runs its own step."""
+@dataclass
+class GuestLearner(Learner):
+    """A LightningModule of the user's own, which runs its own step."""
 
-    is_guest: ClassVar[bool] = True
     checkpoints: ClassVar[type[Checkpoints]] = GuestCheckpoints
 
-    def __init__(
-        self,
-        config: RunConfig,
-        parts: assemble.Parts,
-        plan: RunPlan,
-        books: Bookkeeper,
-        options: lit.TrainerOptions,
-        figures: Figures,
-    ) -> None:
-        self._config, self._parts, self._books, self._figures, self._options = config, parts, books, figures, options
-        self.shares_evaluation = False  # what it logs may be of its own rank alone: each sees the whole split
-        self.module: Any = parts.model
-        mode = plan.device.compile
-        if mode != "none":
-            guest.compile_step(
-                self.module, mode, lambda message: books.journal.event("compile_failed", message=message)
-            )
+    figures: Figures
 
-    def begin_pass(self) -> None:
-        """Nothing to do."""
+    def __post_init__(self) -> None:
+        self.module = self.parts.model
+        event, mode = self.books.journal.event, self.plan.device.compile
+        if mode != "none":
+            guest.compile_step(self.module, mode, lambda message: event("compile_failed", message=message))
 
     def training(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
         """As for a model; with what a guest's hooks need."""
-        trainer = self._config.trainer
+        trainer = self.config.trainer
         checkpoints = next((one for one in last if isinstance(one, GuestCheckpoints)), None)
-        non_finite = NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=self._books.journal.event)
+        non_finite = NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=self.books.journal.event)
         more = guest.training_callbacks(checkpoints, options.devices, non_finite)
         return self._trainer(options, [*callbacks, *more], last)
 
     def evaluating(self, callbacks: Sequence[Any]) -> Any:
         """As for a model."""
-        return self._trainer(self._options, callbacks, [])
+        return self._trainer(self.options, callbacks, [])
+
+    def measuring(self) -> AbstractContextManager[Any]:
+        """Its hooks may ask for figures of a validation: it does its steps alone."""
+        return steps_alone(self.module, is_set_up=False, moves=True)
 
     def evaluates(self, split: str) -> bool:
-        """Whether the workload has such a split, and the module a step for it."""
-        return getattr(self._parts.data, split) is not None and lit.has_step(self.module, split)
+        """The module must have a step for it, too."""
+        return super().evaluates(split) and lit.has_step(self.module, split)
 
     def batches(self, deliveries: Any) -> Any:
         """Batches alone."""
@@ -191,25 +195,12 @@ class GuestLearner:
         weights_only = None if checkpoint is None else True
         trainer.test(self.module, batches, verbose=False, ckpt_path=checkpoint, weights_only=weights_only)
 
-    def artifacts(self) -> dict[str, Path]:
-        """None."""
-        return {}
-
     def misfits(self, weights: Mapping[str, Any]) -> list[str]:
         """None are known of a module that makes layers later."""
-        return [] if guest.builds_itself_later(self.module) else lit.misfits(self.module, weights)
-
-    def best_metric(self) -> Best:
-        """The loss, unless the configuration says otherwise."""
-        return _best(self._config, ("loss", "min"))
+        return [] if guest.builds_itself_later(self.module) else super().misfits(weights)
 
     def _trainer(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
-        every, log = self._config.trainer.log_every_steps, self._figures.logged
+        every, log = self.config.trainer.log_every_steps, self.figures.logged
         return guest.make_guest_trainer(
-            options, list(callbacks), self._books.folder, last=list(last), log=log, log_every=every
+            options, list(callbacks), self.books.folder, last=list(last), log=log, log_every=every
         )
-
-
-def _best(config: RunConfig, own: Best) -> Best:
-    name, mode = config.trainer.best_metric, config.trainer.best_mode
-    return name or own[0], own[1] if mode is None else mode.value

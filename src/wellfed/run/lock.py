@@ -28,9 +28,13 @@ def only_one(folder: Path) -> Iterator[None]:
         yield
         return
     try:
-        if not _lock(descriptor):
+        try:
+            _lock(descriptor)
+        except (BlockingIOError, PermissionError) as error:  # EAGAIN or EACCES, as the system likes
             problem = "another process is writing to it."
-            raise ConfigError.of(str(folder), problem, "Wait for its end, or stop it.")
+            raise ConfigError.of(str(folder), problem, "Wait for its end, or stop it.") from error
+        except OSError:  # no locks here
+            pass
         yield
     finally:
         os.close(descriptor)  # and with it the lock
@@ -39,26 +43,12 @@ def only_one(folder: Path) -> Iterator[None]:
 if sys.platform == "win32":
     import msvcrt
 
-    def _lock(descriptor: int) -> bool:
-        """False if another process holds it."""
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except PermissionError:
-            return False
-        except OSError:
-            return True
-        return True
+    def _lock(descriptor: int) -> None:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
 
 else:
     import fcntl
 
-    def _lock(descriptor: int) -> bool:
-        """False if another process holds it."""
+    def _lock(descriptor: int) -> None:
         # lockf, not flock: forked loader workers would inherit a flock and keep it for seconds after a kill.
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES, as the system likes
-            return False
-        except OSError:
-            return True
-        return True
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 import time
 from collections.abc import Sequence
@@ -19,13 +20,13 @@ from typing import Self
 import torch.distributed as dist
 
 from wellfed.config.entry import where_flags
-from wellfed.planning.run_plan import LoaderSection, Reason, RunPlan
+from wellfed.planning.run_plan import LoaderSection, RunPlan
 from wellfed.record import write_atomically
 from wellfed.run.outcome import Outcome
 from wellfed.run.planner import Planner
 
 _TOLD = "WELLFED_RANK_0"
-"""Environment variable: `RankZero` as JSON."""
+"""Environment variable: `RankZero`, pickled, in hexadecimal digits."""
 WAIT_S = 5.0
 """A rank's connections may break before it has said why."""
 
@@ -44,22 +45,12 @@ class RankZero:
     @classmethod
     def told(cls) -> Self | None:
         """On another rank; None where Lightning has not started it."""
-        if _TOLD not in os.environ:
-            return None
-        told = json.loads(os.environ[_TOLD])
-        loader = told["loader"]
-        loader["reasons"] = {knob: Reason(**reason) for knob, reason in loader["reasons"].items()}
-        loader["candidates"] = tuple(loader["candidates"])
-        return cls(Path(told["folder"]), told["budget_gib"], LoaderSection(**loader))
+        told = os.environ.get(_TOLD)
+        return None if told is None else pickle.loads(bytes.fromhex(told))
 
     def tell(self, overrides: Sequence[str]) -> None:
-        """On rank 0, before the others are started.
-
-        Args:
-            overrides: of this run: ``resume=auto`` must mean the same one there.
-        """
-        told = {"folder": str(self.folder.resolve()), "budget_gib": self.budget_gib, "loader": asdict(self.loader)}
-        os.environ[_TOLD] = json.dumps(told)
+        """On rank 0, before the others are started; ``overrides``: ``resume=auto`` must mean the same run there."""
+        os.environ[_TOLD] = pickle.dumps(self).hex()
         sys.argv[1:] = [*where_flags(sys.argv[1:]), *overrides]
 
 
@@ -79,18 +70,14 @@ class OtherRanks:
         """How this rank has ended."""
 
     def plan(self, planner: Planner, overrides: Sequence[str]) -> RunPlan:
-        """The plan of training, with what is rank 0's to decide as it has decided.
-
-        Raises:
-            ConfigError: what is asked for can't be done here, or does not fit the card.
-        """
+        """The plan of training, with what is rank 0's to decide as it has decided."""
         if self._rank_0 is not None:
             device = replace(planner.device.device, memory_gib=self._rank_0.budget_gib)
             planner = replace(planner, device=replace(planner.device, device=device))
             return replace(planner.for_training(self._rank), loader=self._rank_0.loader)
         plan = planner.for_training(self._rank)
         if self._rank == 0 and plan.trainer.devices > 1:
-            RankZero(self._folder, plan.device.memory_gib, plan.loader).tell(overrides)
+            RankZero(self._folder.resolve(), plan.device.memory_gib, plan.loader).tell(overrides)
         return plan
 
     def meet(self) -> None:

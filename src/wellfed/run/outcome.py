@@ -46,6 +46,10 @@ _WORKER_DIED = re.compile(
     r"^.*(DataLoader worker \(pid|unable to (mmap .* from|write to) file </torch_|unable to open shared memory).*$",
     re.MULTILINE,
 )
+_WORKER_ADVICE = (
+    "A worker was killed, mostly for want of host memory or /dev/shm: fewer loader.num_workers, a smaller "
+    "loader.prefetch_factor, or loader.backend=inline to see its error."
+)
 
 # Of a card that no longer answers. An illegal address or an assert is the code's, and its traceback helps.
 _CARD_FAILED = re.compile(
@@ -84,27 +88,16 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
         return Outcome("oom", EXIT_OUT_OF_MEMORY, error.kind, str(error))
     memory = oom.classify(error)
     if memory is not None:
-        return Outcome(
-            "oom",
-            EXIT_OUT_OF_MEMORY,
-            memory.kind,
-            memory.message,
-            way_on or "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model.",
-        )
+        less = way_on or "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model."
+        return Outcome("oom", EXIT_OUT_OF_MEMORY, memory.kind, memory.message, less)
     if isinstance(error, NonFiniteLoss):
         return Outcome("failed", EXIT_FAILED, "code", str(error), " ".join(getattr(error, "__notes__", ())))
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # which sample or batch it was
     if isinstance(error, WellfedError):
-        return Outcome("failed", failed, error.kind, _with_notes(str(error), error))
+        return Outcome("failed", failed, error.kind, f"{error}{notes}")
     died = _WORKER_DIED.search(str(error)) if isinstance(error, RuntimeError) else None
     if died is not None:
-        return Outcome(
-            "failed",
-            failed,
-            "worker",
-            died.group().strip(),
-            "A worker was killed, mostly for want of host memory or /dev/shm: fewer loader.num_workers, a smaller "
-            "loader.prefetch_factor, or loader.backend=inline to see its error.",
-        )
+        return Outcome("failed", failed, "worker", died.group().strip(), _WORKER_ADVICE)
     card = _CARD_FAILED.search(str(error)) if isinstance(error, RuntimeError) else None
     if card is not None:
         if way_on is None:
@@ -116,8 +109,7 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
         return Outcome("failed", failed, "code", message, "What that rank has said comes first.", is_of_other_rank=True)
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return Outcome("failed", failed, "disk", str(error), "Free space, or set paths.log_dir and paths.cache_dir.")
-    text = _with_notes(f"{type(error).__name__}: {error}", error)
-    return Outcome("failed", failed, "code", text, is_expected=False)
+    return Outcome("failed", failed, "code", f"{type(error).__name__}: {error}{notes}", is_expected=False)
 
 
 def lost_rank(error: BaseException) -> str | None:
@@ -126,8 +118,3 @@ def lost_rank(error: BaseException) -> str | None:
         return None
     gone = _RANK_GONE.search(str(error))
     return None if gone is None else gone.group().strip()
-
-
-def _with_notes(text: str, error: BaseException) -> str:
-    """The notes say which sample or batch it was."""
-    return " ".join([text, *(f"({note})" for note in getattr(error, "__notes__", ()))])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from rich.console import Console
 
 from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
-from wellfed.errors import ConfigError
+from wellfed.errors import ConfigError, reason_of
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, StopWhenMeasured, TimedLoader
@@ -21,17 +23,22 @@ from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.profile import Profile
 from wellfed.lit.callbacks.progress import Counts, ProgressBar, Watch
 from wellfed.lit.callbacks.stop import StopAtStepEnd
-from wellfed.lit.ceiling import steps_alone
+from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
 from wellfed.lit.prefetch import prefetched
+from wellfed.loading.backend_benchmark import copied
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.learner import GuestLearner, ModelLearner
-from wellfed.run.rate_without_data import few_without_workers, first_batches, rate_without_data
+from wellfed.run.outcome import lost_rank
 from wellfed.run.resume import CHECKPOINTS
 from wellfed.stop_request import StopRequest
 from wellfed.timing.step_clock import StepClock
+
+_LOG = logging.getLogger(__name__)
+_LITTLE_MS = 500
+"""By so much longer a few batches may take without worker processes, which must be started and ended for them."""
 
 
 @dataclass(frozen=True)
@@ -50,23 +57,31 @@ class Passes:
     def __init__(
         self, config: RunConfig, parts: Parts, plan: RunPlan, books: Bookkeeper, *, rank: int, may_adapt: bool = True
     ) -> None:
-        """
-        Args:
-            may_adapt: where the plan says so; False = out of memory ends it, as a result of its own.
-        """
+        """``may_adapt``: where the plan says so; False = out of memory ends it, as a result of its own."""
         self._config, self._parts, self._plan, self._books, self._rank = config, parts, plan, books, rank
-        self._journal, self._progress, self._folder = books.journal, books.progress, books.folder
-        self.options = options = _trainer_options(config, plan)
-        lit.set_backend_flags(options)
-        self._loader = assemble.make_train_loader(
-            config,
-            plan,
-            parts.data,
-            rank=rank,
-            on_event=books.journal.event,
-        )
+        self._journal, self._progress = books.journal, books.progress
         is_guest, trainer = parts.is_lightning_module, config.trainer
-        self._figures = figures = Figures(
+        self._options = options = lit.TrainerOptions(
+            accelerator=plan.trainer.accelerator,
+            devices=plan.trainer.devices,
+            strategy=plan.trainer.strategy,
+            precision=plan.device.precision,
+            max_epochs=trainer.max_epochs,
+            max_steps=trainer.max_steps,
+            max_time_s=trainer.max_time_s,
+            gradient_clip=trainer.gradient_clip,
+            validate_every_steps=trainer.validate_every_steps,
+            deterministic=trainer.deterministic,
+            tf32=plan.device.tf32,
+            cudnn_benchmark=config.gpu.cudnn_benchmark,
+        )
+        lit.set_backend_flags(options)
+        settings, on_event = assemble.loader_settings(config, plan.loader), books.journal.event
+        self._loader = assemble.make_train_loader(config, settings, parts.data, rank=rank, on_event=on_event)
+        self.steps_per_epoch = len(self._loader)
+        """Optimizer steps of one pass over the training data."""
+        self._ceiling_steps = config.telemetry.ceiling_steps if config.telemetry.enabled else 0
+        self.figures = figures = Figures(
             books.journal.metrics,
             every=trainer.log_every_steps,
             stop_on_nan=trainer.on_nan.value == "raise" and not is_guest,
@@ -76,10 +91,8 @@ class Passes:
         if is_guest:
             self._learner = GuestLearner(config, parts, plan, books, options, figures)
         else:
-            per_epoch = len(self._loader)
-            self._learner = ModelLearner(
-                config, parts, plan, books, options, steps_per_epoch=per_epoch, may_adapt=may_adapt
-            )
+            total_steps = lit.total_steps(options, self.steps_per_epoch)
+            self._learner = ModelLearner(config, parts, plan, books, options, total_steps, may_adapt)
         best_metric, best_mode = self._learner.best_metric()
         self._checkpoints = self._learner.checkpoints(
             books.folder / CHECKPOINTS,
@@ -95,52 +108,33 @@ class Passes:
             on_saved=lambda step, name: books.saved(step, name, figures.latest),
         )
 
-    @property
-    def latest(self) -> Mapping[str, float]:
-        """The latest figure of each name, ``<split>/<metric>``."""
-        return self._figures.latest
-
     def check_fits(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
-        """Whether a checkpoint's weights go into this model.
-
-        Raises:
-            ConfigError: they don't; names the first that differ.
-        """
+        """A ConfigError that names the first weights that don't go into this model, where some don't."""
         found = self._learner.misfits(state["state_dict"])
         if found:
             problem = f"does not fit workload.model: {'; '.join(found)}."
             way_out = "Set workload.* as it was when the checkpoint was written."
             raise ConfigError.of(f"resume={checkpoint}", problem, way_out)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Optimizer steps of one pass over the training data."""
-        return len(self._loader)
-
-    @property
-    def first(self) -> Mapping[str, float]:
-        """The first figure of each name in this process: what learning started from."""
-        return self._figures.first
-
     def fit(self, console: Console, stop: StopRequest, checkpoint: Path | None, on_start: Callable[[], None]) -> None:
         """Train, with the validations in between; goes on from a checkpoint if there is one."""
         config, clock = self._config, self._clock()
         bar = ProgressBar(
             console,
-            total_steps=lit.total_steps(self.options, len(self._loader)),
-            latest=self.latest,
+            total_steps=lit.total_steps(self._options, self.steps_per_epoch),
+            latest=self.figures.latest,
             rate=self._journal.recent_rate,
             unit=config.workload.sample_unit,
         )
         callbacks = [*self._callbacks(Clock(clock, self._journal.steps), on_start), bar]
         if config.trainer.profile_steps:
-            callbacks.insert(1, Profile(self._folder / "profile.json", config.trainer.profile_steps))
+            callbacks.insert(1, Profile(self._books.folder / "profile.json", config.trainer.profile_steps))
         keep = [self._checkpoints, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
-        trainer = self._learner.training(self.options, callbacks, keep)
+        trainer = self._learner.training(self._options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:
             self._fit(trainer, clock, val_batches, checkpoint)
-        if self._figures.step == 0:  # nothing was left to train
-            self._figures.step, self._figures.epoch = trainer.global_step, trainer.current_epoch
+        if self.figures.step == 0:  # nothing was left to train
+            self.figures.step, self.figures.epoch = trainer.global_step, trainer.current_epoch
         self._validate_last_step(trainer.global_step)
 
     def measure(self, measure: Measure, stop: StopRequest, on_start: Callable[[], None]) -> None:
@@ -155,30 +149,23 @@ class Passes:
             StopWhenMeasured(self._journal.summary, measure.within),
         ]
         keep = [StopAtStepEnd(stop, lambda trainer: None)]
-        options = replace(
-            self.options,
-            max_epochs=None,
-            max_steps=warmup + measure.steps,
-            max_time_s=None,
-            validate_every_steps=None,
-        )
-        # A guest's hooks may ask for figures of a validation.
-        learner = self._learner
-        with steps_alone(learner.module, is_set_up=False, moves=True) if learner.is_guest else nullcontext():
-            self._fit(learner.training(options, callbacks, keep), clock, None, None)
+        steps = warmup + measure.steps
+        options = replace(self._options, max_epochs=None, max_steps=steps, max_time_s=None, validate_every_steps=None)
+        with self._learner.measuring():
+            self._fit(self._learner.training(options, callbacks, keep), clock, None, None)
 
     def _clock(self) -> StepClock:
-        device = torch.device("cuda" if self.options.accelerator == "gpu" else "cpu")
+        device = torch.device("cuda" if self._options.accelerator == "gpu" else "cpu")
         return StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
 
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
-        return [clock, Watch(self._progress), Counts(on_start, self._books.stepped), self._figures]
+        return [clock, Watch(self._progress), Counts(on_start, self._books.stepped), self.figures]
 
     def _fit(self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None) -> None:
         device, learner = trainer.strategy.root_device, self._learner  # this rank's own
         learner.begin_pass()
         with prefetched(self._loader, learner.module, device, self._plan.loader.device_prefetch) as batches:
-            loader = TimedLoader(batches, clock, unwrap=learner.is_guest)
+            loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
             lit.fit(trainer, learner.module, loader, val_batches, checkpoint)
         self._loader.close()
 
@@ -192,27 +179,24 @@ class Passes:
         return {} if self._rank > 0 else self._learner.artifacts()
 
     def evaluate(self, checkpoint: Path | None) -> dict[str, float]:
-        """Metrics on the test split, with a checkpoint's weights or those at hand.
-
-        Raises:
-            ConfigError: the workload has no test split.
-        """
+        """Metrics on the test split, which must be there, with a checkpoint's weights or those at hand."""
         if not self._learner.evaluates("test"):
             raise ConfigError.of("workload.data", "has no test split.", "Return Datasets(..., test=...).")
         self._learner.begin_pass()
-        trainer = self._learner.evaluating([self._figures])
+        trainer = self._learner.evaluating([self.figures])
         with self._eval_batches("test", trainer) as batches:
             self._learner.test(trainer, batches, checkpoint)
-        return {name.removeprefix("test/"): value for name, value in self.latest.items() if name.startswith("test/")}
+        return {
+            name.removeprefix("test/"): value for name, value in self.figures.latest.items() if name.startswith("test/")
+        }
 
     def warm_up(self) -> float | None:
         """Do a few steps on batches that are on the device already; their rate as by `ceiling`.
 
         Training goes on after these batches: those it begins with are as new to it as all others.
         """
-        steps = self._ceiling_steps
-        few = few_without_workers(self._config, self._plan, self._parts, self._loader)
-        rate = self._rate_without_data(lambda: first_batches(self._loader) if few is None else few, max(1, steps))
+        few, steps = self._few_without_workers(), self._ceiling_steps
+        rate = self._rate_without_data(self._first_batches if few is None else lambda: few, max(1, steps))
         return rate if steps else None
 
     def ceiling(self) -> float | None:
@@ -220,30 +204,69 @@ class Passes:
 
         Whatever goes wrong in it is an event, and changes nothing else of a run that is done.
         """
-        steps = self._ceiling_steps
-        return self._rate_without_data(lambda: first_batches(self._loader), steps) if steps else None
-
-    @property
-    def _ceiling_steps(self) -> int:
-        return self._config.telemetry.ceiling_steps if self._config.telemetry.enabled else 0
+        return self._rate_without_data(self._first_batches, self._ceiling_steps) if self._ceiling_steps else None
 
     def _rate_without_data(self, few: Callable[[], list[Delivery]], steps: int) -> float | None:
         self._learner.begin_pass()
         self._progress.enter("ceiling")
-        return rate_without_data(
-            self._learner.module, few, self.options, steps, self._folder, self._books.journal.event
-        )
+        deliveries: list[Delivery] = []
+        failure, summary = None, None
+        try:
+            deliveries = whole(few())
+        except Exception as error:  # noqa: BLE001  it costs a figure; other ranks are told below
+            failure = error
+        try:
+            summary = run_ceiling(self._learner.module, deliveries, self._options, steps, self._books.folder)
+        except Exception as error:  # noqa: BLE001  a user's step in another place than training
+            failure = error
+        if failure is not None:
+            message = "another rank failed in it" if lost_rank(failure) else reason_of(failure)
+            _LOG.warning("The ceiling could not be measured: %s", message)
+            _LOG.info("it ended by", exc_info=failure)
+            self._journal.event("ceiling_failed", message=message)
+        return None if summary is None else summary.samples_per_s
+
+    def _first_batches(self) -> list[Delivery]:
+        """Of an epoch, by the loader of training, which is closed and goes on after them."""
+        loader = self._loader
+        loader.load_state_dict({**loader.state_dict(), "epoch": loader.epoch, "batch": 0})
+        try:
+            return list(islice(loader, CEILING_BATCHES))
+        finally:
+            loader.close()
+
+    def _few_without_workers(self) -> list[Delivery] | None:
+        """The same, built in this process where that is sooner than starting workers twice.
+
+        None where it is not, or where it can't be done.
+        """
+        config, data, known, planned = self._config, self._parts.data, self._parts.first_batches, self._plan.loader
+        if known is None or not planned.has_processes:
+            return None
+        later_ms = CEILING_BATCHES * known.build_ms * (1 - 1 / planned.num_workers)
+        if later_ms > _LITTLE_MS or config.loader.max_skipped:  # a sample may be expected to kill who loads it
+            return None
+        data = replace(data, train=copied(data.train))  # shares no file that is opened on first use
+        inline = assemble.make_train_loader(config, assemble.inline_settings(config), data)
+        try:
+            with closing(inline):
+                few = list(islice(inline, CEILING_BATCHES))
+        except Exception as error:  # noqa: BLE001  data that loads in workers alone; else training tells
+            _LOG.info("the first batches could not be built without workers: %r", error)
+            return None
+        self._loader.load_state_dict(inline.state_dict())
+        return few
 
     def _validate_last_step(self, step: int) -> None:
         """The run may have ended between two validations."""
         learner = self._learner
-        if not learner.evaluates("val") or self._figures.validated_step == step:
+        if not learner.evaluates("val") or self.figures.validated_step == step:
             return
         learner.begin_pass()
-        trainer = learner.evaluating([Watch(self._progress), self._figures])
+        trainer = learner.evaluating([Watch(self._progress), self.figures])
         with self._eval_batches("val", trainer) as batches:
             trainer.validate(learner.module, batches, verbose=False)
-        value = self.latest.get(f"val/{learner.best_metric()[0]}")
+        value = self.figures.latest.get(f"val/{learner.best_metric()[0]}")
         if value is not None and self._rank == 0:
             self._checkpoints.validated_at_end(value, step)
 
@@ -254,27 +277,9 @@ class Passes:
         if not learner.evaluates(split):
             yield None
             return
-        share = {"rank": self._rank, "world_size": self.options.devices} if learner.shares_evaluation else {}
+        share = {"rank": self._rank, "world_size": self._options.devices} if learner.shares_evaluation else {}
         loader = assemble.make_eval_loader(self._config, plan, data, split, **share)
         ahead = assemble.eval_device_prefetch(plan, getattr(data, split))
         device = trainer.strategy.root_device
         with closing(loader), prefetched(loader, learner.module, device, ahead, what=split) as deliveries:
             yield learner.batches(deliveries)
-
-
-def _trainer_options(config: RunConfig, plan: RunPlan) -> lit.TrainerOptions:
-    trainer = config.trainer
-    return lit.TrainerOptions(
-        accelerator=plan.trainer.accelerator,
-        devices=plan.trainer.devices,
-        strategy=plan.trainer.strategy,
-        precision=plan.device.precision,
-        max_epochs=trainer.max_epochs,
-        max_steps=trainer.max_steps,
-        max_time_s=trainer.max_time_s,
-        gradient_clip=trainer.gradient_clip,
-        validate_every_steps=trainer.validate_every_steps,
-        deterministic=trainer.deterministic,
-        tf32=plan.device.tf32,
-        cudnn_benchmark=config.gpu.cudnn_benchmark,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, Self
@@ -17,18 +18,17 @@ from wellfed.errors import ConfigError, Fault
 from wellfed.generators import seed_everything
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
-from wellfed.hardware.imagined import with_cards
+from wellfed.hardware.profiles import with_cards
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
-from wellfed.planning.dry_plan import DryPlan
 from wellfed.planning.loader import LoaderPlanner
-from wellfed.planning.memory_candidates import Estimate
-from wellfed.planning.run_plan import DevicePlan, LoaderSection, ModelFacts, RunPlan
+from wellfed.planning.run_plan import DevicePlan, DryPlan, ModelFacts, RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
 from wellfed.run.measured_fit import probed, with_plateau
+from wellfed.units import GIB
 
 HOST_SHARE = 0.5
 """Of the free host memory that an estimate may take where a model must be run for real."""
@@ -72,8 +72,12 @@ class Planner:
             ConfigError: what is asked for can't be done here, or does not fit the card.
         """
         rough = self.rough()
-        estimate = None if self.device.device.memory_gib is None else self.estimate(rough)
-        first = assemble.try_loader(self.config, self._to_time, rough, self.parts, rank=rank)
+        estimate = None if rough.device.memory_gib is None else self.estimate(rough)
+        data, on_gpu = assemble.data_facts(self.parts), self.device.on_gpu
+        loading = LoaderPlanner(self.config, self.choices, self.facts, data, on_gpu)
+        first = assemble.try_loader(
+            self.config, lambda built: replace(loading, first=built).to_time(), rough, self.parts, rank=rank
+        )
         plan = self._plan(first=first) if estimate is None else self.estimated(estimate, first)
         if plan.misfit is None:
             return self._measured(plan, estimate)
@@ -83,7 +87,8 @@ class Planner:
 
     def _measured(self, plan: RunPlan, estimate: Footprints | None) -> RunPlan:
         """The plan with what real steps show of its micro-batch, where that is a prediction."""
-        may_run_out, seeks_plateau = self._is_open(plan), self._seeks_plateau(plan)
+        by_rates = self.config.memory.plateau_frac is not None and _is_predicted(plan)
+        may_run_out, seeks_plateau = self._is_open(plan), by_rates and self.model_facts().may_split
         if not (may_run_out or seeks_plateau):
             return plan
         if untried := self._untried(plan):
@@ -95,20 +100,9 @@ class Planner:
             plan = with_plateau(self.config, plan, self.parts, estimate, device)
         return probed(self.config, plan, self.parts, estimate, card) if may_run_out else plan
 
-    def _seeks_plateau(self, plan: RunPlan) -> bool:
-        """Whether the micro-batch is to be chosen by rates, and was not typed."""
-        is_predicted = plan.memory.reasons["micro_batch"].source == "predicted"
-        return self.config.memory.plateau_frac is not None and is_predicted and self.model_facts().may_split
-
-    def _to_time(self, built: FirstBatches) -> list[LoaderSection]:
-        """Loaders whose times decide the backend, now that building one batch has been timed."""
-        data, on_gpu = assemble.data_facts(self.parts), self.device.on_gpu
-        return LoaderPlanner(self.config, self.choices, self.facts, data, on_gpu, built).to_time()
-
     def _is_open(self, plan: RunPlan) -> bool:
         """Whether a GPU's micro-batch is a prediction."""
-        is_predicted = plan.memory.reasons["micro_batch"].source == "predicted"
-        return plan.on_gpu and is_predicted and plan.predicted_peak_gib is not None
+        return plan.on_gpu and _is_predicted(plan) and plan.predicted_peak_gib is not None
 
     def _untried(self, plan: RunPlan) -> str:
         """Why no step is run before training to measure what it takes; empty where one is."""
@@ -122,19 +116,11 @@ class Planner:
         return ""
 
     def rough(self) -> RunPlan:
-        """The plan by rules of thumb.
-
-        Raises:
-            ConfigError: what is asked for can't be done.
-        """
+        """The plan by rules of thumb. Like all plans it raises a ConfigError for what can't be done."""
         return self._plan()
 
     def model_facts(self) -> ModelFacts:
-        """What a plan knows of the model.
-
-        Raises:
-            ConfigError: its sizes are not known yet.
-        """
+        """What a plan knows of the model; a ConfigError where its sizes are not known yet."""
         model = self.parts.model
         lazy = [name for name, each in chain(model.named_parameters(), model.named_buffers()) if is_lazy(each)]
         if lazy:
@@ -143,33 +129,13 @@ class Planner:
             raise ConfigError.of("workload.model", problem, way_out)
         return assemble.model_facts(self.parts, self.config)
 
-    def by_devices(self, estimate: Estimate) -> list[RunPlan]:
-        """The plan for each number of devices up to the one asked for; none where that is one."""
-        plans, most = [], self.config.trainer.devices
-        for devices in range(1, most + 1) if most > 1 else ():
-            config = replace(self.config, trainer=replace(self.config.trainer, devices=devices))
-            try:
-                fewer = replace(self, config=config, device=plan_device(config, self.choices, self.facts))
-                plans.append(fewer._plan(estimate=estimate))
-            except ConfigError:
-                continue
-        return plans
-
     def for_evaluation(self) -> RunPlan:
-        """The plan of a pass over the test data alone.
-
-        Raises:
-            ConfigError: what is asked for can't be done.
-        """
+        """The plan of a pass over the test data alone."""
         # Nothing is trained: there are no gradients, and no optimizer.
         return self._plan(model=replace(self.model_facts(), trainable_bytes=0, optimizer_state_bytes=0))
 
     def estimated(self, estimate: Footprints, first: FirstBatches | None = None) -> RunPlan:
-        """The plan by an estimate of memory, and by what the first batches have shown.
-
-        Raises:
-            ConfigError: what is asked for can't be done.
-        """
+        """The plan by an estimate of memory, and by what the first batches have shown."""
         plan = self._plan(first=first, estimate=estimate)
         if plan.predicted_peak_gib is None or not estimate.looked_at:
             return plan
@@ -177,13 +143,8 @@ class Planner:
 
     def estimate(self, plan: RunPlan) -> Footprints:
         """Footprints for the precision and loader of a plan, for as many samples as one device could be given."""
-        return Footprints(
-            self.config,
-            plan,
-            self.parts,
-            samples=self.config.workload.effective_batch_size,
-            host_bytes=int(HOST_SHARE * self.facts.ram_available_gib * 2**30),
-        )
+        samples, host_bytes = self.config.workload.effective_batch_size, HOST_SHARE * self.facts.ram_available_gib * GIB
+        return Footprints(self.config, plan, self.parts, samples=samples, host_bytes=int(host_bytes))
 
     def _plan(self, model: ModelFacts | None = None, **known: Any) -> RunPlan:
         data, model = assemble.data_facts(self.parts), model or self.model_facts()
@@ -204,8 +165,17 @@ def plan_without_running(composed: Composed[RunConfig]) -> DryPlan:
         facts, imagined = with_cards(facts, profile, config.gpu.memory_gib, config.trainer.devices)
     planner = Planner.start(composed, facts)
     estimate = planner.estimate(planner.rough())
-    by_devices = tuple(planner.by_devices(estimate))
-    return DryPlan(planner.estimated(estimate), by_devices, imagined, config.workload.name)
+    by_devices: list[RunPlan] = []
+    for devices in range(1, config.trainer.devices + 1) if config.trainer.devices > 1 else ():
+        fewer = replace(config, trainer=replace(config.trainer, devices=devices))
+        with suppress(ConfigError):
+            on_fewer = replace(planner, config=fewer, device=plan_device(fewer, composed.choices, facts))
+            by_devices.append(on_fewer._plan(estimate=estimate))
+    return DryPlan(planner.estimated(estimate), tuple(by_devices), imagined, config.workload.name)
+
+
+def _is_predicted(plan: RunPlan) -> bool:
+    return plan.memory.reasons["micro_batch"].source == "predicted"
 
 
 def _with_reason(plan: RunPlan, more: str) -> RunPlan:

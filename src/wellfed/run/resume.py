@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,14 +38,11 @@ def expand(overrides: Sequence[str]) -> list[str]:
         ConfigError: there is no such run.
     """
     typed = [quoted(text) for text in overrides]
-    given = {key: unquoted(value) for key, value in (key_value(text) for text in typed)}
-    resume, rerun = given.get("resume"), given.get("rerun")
-    if is_null(resume) and is_null(rerun):
+    given = {key: unquoted(value) for key, value in map(key_value, typed)}
+    resume, rerun = (None if is_null(given.get(key)) else given[key] for key in ("resume", "rerun"))
+    if (resume is None) == (rerun is None):  # the rules refuse both together, with the other faults
         return typed
-    if not is_null(resume) and not is_null(rerun):
-        return typed  # the rules refuse both together, with the other faults
-    if not is_null(rerun):
-        assert rerun is not None
+    if rerun is not None:
         earlier = _read(Path(rerun), f"rerun={rerun}")
         # Of a trial of a sweep: the run that it was measured for.
         return _merged([text for text in earlier.overrides if not text.startswith("sweep")], typed)
@@ -80,9 +77,8 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
         return Target(path, False, earlier)
     assert earlier is not None
     if earlier.status == "running" and not may_run:
-        raise ConfigError.of(
-            where, f"is still running (process {earlier.pid} on {earlier.host_name}).", "Wait, or stop it."
-        )
+        problem = f"is still running (process {earlier.pid} on {earlier.host_name})."
+        raise ConfigError.of(where, problem, "Wait, or stop it.")
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:
         raise ConfigError.of(where, "has no checkpoint that can be read.", f"Start it again: rerun={path}")
@@ -102,15 +98,14 @@ def _named_run(path: Path) -> tuple[bool, RunRecord | None]:
 
 def latest_checkpoint(folder: Path) -> Path | None:
     """The newest ``last*.ckpt`` of a run folder that is whole."""
-    before = sorted((folder / CHECKPOINTS).glob("last-*.ckpt"), key=_age)
+
+    def age(checkpoint: Path) -> int:  # last-10.ckpt is older than last-2.ckpt
+        number = checkpoint.stem.removeprefix("last-")
+        return int(number) if number.isdecimal() else sys.maxsize
+
+    before = sorted((folder / CHECKPOINTS).glob("last-*.ckpt"), key=age)
     places = [folder / CHECKPOINTS / "last.ckpt", *before]
     return next((place for place in places if place.is_file() and is_readable(place)), None)
-
-
-def _age(checkpoint: Path) -> int:
-    """``last-10.ckpt`` is older than ``last-2.ckpt``."""
-    number = checkpoint.stem.removeprefix("last-")
-    return int(number) if number.isdecimal() else sys.maxsize
 
 
 def find_latest(overrides: Sequence[str]) -> Path | None:
@@ -134,19 +129,14 @@ def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> None:
         ConfigError: another ``workload.*`` or ``seed``; lists both values of each.
     """
     now, then = plain(composed.resolved), earlier.config  # as the record writes it: inf is null there
-    faults = [
-        Fault(
-            name,
-            f"is {_show(new)} now and was {_show(old)} in the run to resume.",
-            "Type it again (secrets are not written down)."
-            if old == SECRET_SHOWN
-            else f"Leave it at {_show(old)}, or start a new run without resume.",
-        )
-        for name, old, new in differences(
-            {"seed": then.get("seed"), "workload": then.get("workload")},
-            {"seed": now.get("seed"), "workload": now.get("workload")},
-        )
-    ]
+    then, now = ({key: each.get(key) for key in ("seed", "workload")} for each in (then, now))
+    faults = []
+    for name, *values in differences(then, now):
+        old, new = ("null" if value is None else value for value in values)
+        way_out = f"Leave it at {old}, or start a new run without resume."
+        if old == SECRET_SHOWN:
+            way_out = "Type it again (secrets are not written down)."
+        faults.append(Fault(name, f"is {new} now and was {old} in the run to resume.", way_out))
     if faults:
         raise ConfigError(faults)
 
@@ -177,27 +167,21 @@ def _size_found_by_rates(earlier: RunRecord, later: Sequence[str]) -> list[str]:
 
 
 def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
-    """Earlier overrides that no later one replaces, then the later ones."""
+    """Earlier overrides that no later one replaces, then the later ones.
+
+    A secret was not written down, so it can't be replayed.
+    """
     replaced = {key_value(text)[0] for text in later} | {"resume", "rerun"}
-    return [quoted(text) for text in earlier if not _is_replaced(text, replaced)] + list(later)
-
-
-def _is_replaced(text: str, replaced: Container[str]) -> bool:
-    """A secret was not written down, so it can't be replayed: type it again."""
-    key, value = key_value(text)
-    return key in replaced or unquoted(value) == SECRET_SHOWN
+    pairs = ((text, *key_value(text)) for text in earlier)
+    kept = [quoted(text) for text, key, value in pairs if key not in replaced and unquoted(value) != SECRET_SHOWN]
+    return [*kept, *later]
 
 
 def _read(folder: Path, where: str) -> RunRecord:
     try:
         return RunRecord.read(folder)
     except OSError as error:
-        raise ConfigError.of(
-            where, f"is no run folder: {error.strerror or error}.", "Name one with a run.json."
-        ) from error
+        problem = f"is no run folder: {error.strerror or error}."
+        raise ConfigError.of(where, problem, "Name one with a run.json.") from error
     except ValueError as error:
         raise ConfigError.of(where, str(error), "Name another run.") from error
-
-
-def _show(value: Any) -> str:
-    return "null" if value is None else str(value)

@@ -53,21 +53,17 @@ def create(log_dir: Path, workload: str) -> RunFolder:
     try:
         return RunFolder(_create_in(runs), is_new=True)
     except OSError as error:
-        fallback = Path(tempfile.gettempdir()) / f"wellfed-{_user()}" / workload / "runs"
+        # Users are kept apart in a shared temporary directory.
+        user = str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")
+        fallback = Path(tempfile.gettempdir()) / f"wellfed-{user}" / workload / "runs"
+        where, problem = f"paths.log_dir={log_dir}", f"can't be written ({error.strerror or error})"
+        way_out = "Set paths.log_dir to a folder that can be written."
         try:
             path = _create_in(fallback)
         except OSError as second:
-            raise ConfigError.of(
-                f"paths.log_dir={log_dir}",
-                f"can't be written ({error.strerror or error}), nor can {fallback} ({second.strerror or second}).",
-                "Set paths.log_dir to a folder that can be written.",
-            ) from second
-        return RunFolder(
-            path,
-            is_new=True,
-            warning=f"paths.log_dir={log_dir} can't be written ({error.strerror or error}); this run goes to {path}. "
-            "Set paths.log_dir to a folder that can be written.",
-        )
+            problem += f", nor can {fallback} ({second.strerror or second})."
+            raise ConfigError.of(where, problem, way_out) from second
+        return RunFolder(path, is_new=True, warning=f"{where} {problem}; this run goes to {path}. {way_out}")
 
 
 def open_given(path: Path, *, resume: bool) -> RunFolder:
@@ -79,27 +75,22 @@ def open_given(path: Path, *, resume: bool) -> RunFolder:
     if resume:
         return _existing(path)
     if (path / record.FILE_NAME).exists():
-        raise ConfigError.of(
-            f"hydra.run.dir={path}",
-            "holds a run already.",
-            f"Name another folder, or go on with that run: resume={path}",
-        )
+        way_out = f"Name another folder, or go on with that run: resume={path}"
+        raise ConfigError.of(f"hydra.run.dir={path}", "holds a run already.", way_out)
     is_new = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigError.of(
-            f"hydra.run.dir={path}", f"can't be created: {error.strerror}.", "Name another folder."
-        ) from error
+        problem = f"can't be created: {error.strerror}."
+        raise ConfigError.of(f"hydra.run.dir={path}", problem, "Name another folder.") from error
     return RunFolder(path, is_new=True) if is_new else _existing(path)
 
 
 def _existing(path: Path) -> RunFolder:
     file = path / record.FILE_NAME
+    before = file.read_bytes() if file.exists() else None
     entries = frozenset(entry.name for entry in path.iterdir())
-    return RunFolder(
-        path, is_new=False, entries_before=entries, record_before=file.read_bytes() if file.exists() else None
-    )
+    return RunFolder(path, is_new=False, entries_before=entries, record_before=before)
 
 
 def _create_in(runs: Path) -> Path:
@@ -111,8 +102,3 @@ def _create_in(runs: Path) -> Path:
         except FileExistsError:
             continue
         return path
-
-
-def _user() -> str:
-    """Keeps users apart in a shared temporary directory."""
-    return str(os.getuid()) if hasattr(os, "getuid") else os.environ.get("USERNAME", "user")

@@ -48,11 +48,11 @@ class Terminal(Console):
 def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Table:
     """Every number with its reason."""
     table = Table(title=f"Plan: {workload} on {plan.device.name}", title_justify="left", box=None, pad_edge=False)
-    for name in ("knob", "value", "because", *(["source"] if with_source else [])):
+    columns = 4 if with_source else 3
+    for name in ("knob", "value", "because", "source")[:columns]:
         table.add_column(name, overflow="fold")
     for knob, decided in plan.knobs.items():
-        source = [decided.source] if with_source else []
-        table.add_row(knob, report.show_value(decided.value), decided.because, *source)
+        table.add_row(*(knob, report.show_value(decided.value), decided.because, decided.source)[:columns])
     return table
 
 

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from contextlib import nullcontext
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 
 import torch
@@ -17,13 +18,12 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN
 from wellfed.hardware.detect import machine
-from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import RunRecord
-from wellfed.run import assemble, record_figures, screen
+from wellfed.run import assemble, screen
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.checkpoint_file import load_checkpoint
 from wellfed.run.other_ranks import OtherRanks
@@ -36,36 +36,31 @@ from wellfed.stop_request import StopRequest
 _LOG = logging.getLogger(__name__)
 
 
+@dataclass
 class Run:
-    """One run in its folder. ``go`` never raises: whatever ended the run is in the record and in the exit code.
+    """One run in its folder. ``go`` never raises: whatever ended the run is in the record and in the exit code."""
 
-    Args:
-        began_s: when the command started, by the monotonic clock.
-        parts: data and model, where they are there already; trained as they are.
-        measure: only time the training: no validation, no checkpoint, no test, no wandb.
-    """
+    composed: Composed[RunConfig]
+    folder: Path
+    record: InitVar[RunRecord]
+    target: Target | None
+    rank: int
+    stop: StopRequest
+    began_s: InitVar[float]
+    """When the command started, by the monotonic clock."""
+    parts: assemble.Parts | None = None
+    """Data and model, where they are there already; trained as they are."""
+    measure: Measure | None = None
+    """Only time the training: no validation, no checkpoint, no test, no wandb."""
+    has_trained: bool = field(default=False, init=False)
+    """The first batch was asked for: from here on the folder stays."""
 
-    def __init__(
-        self,
-        composed: Composed[RunConfig],
-        folder: Path,
-        record: RunRecord,
-        target: Target | None,
-        *,
-        rank: int,
-        stop: StopRequest,
-        began_s: float,
-        parts: assemble.Parts | None = None,
-        measure: Measure | None = None,
-    ) -> None:
-        self._composed, self._config, self._parts, self._measure = composed, composed.config, parts, measure
-        self._folder, self._target, self._rank, self._stop = folder, target, rank, stop
+    def __post_init__(self, record: RunRecord, began_s: float) -> None:
+        self._config = self.composed.config
         earlier_s = record.duration_s + time.monotonic() - began_s
-        self._books = Bookkeeper(record, folder, composed.config, earlier_s=earlier_s)
-        self._others = OtherRanks(rank, folder)
-        self._console = screen.Terminal(quiet=rank > 0, highlight=False, emoji=False)
-        self.has_trained = False
-        """The first batch was asked for: from here on the folder stays."""
+        self._books = Bookkeeper(record, self.folder, self._config, earlier_s=earlier_s)
+        self._others = OtherRanks(self.rank, self.folder)
+        self._console = screen.Terminal(quiet=self.rank > 0, highlight=False, emoji=False)
         self._passes: Passes | None = None
 
     def go(self) -> int:
@@ -73,100 +68,77 @@ class Run:
         try:
             self._stages()
             outcome = OK
-            self._stop.is_finishing = True  # a signal must not cut the record short
+            self.stop.is_finishing = True  # a signal must not cut the record short
         except BaseException as error:  # noqa: BLE001  every end of a run is a result
-            self._stop.is_finishing = True
-            is_trial = self._measure is not None  # it keeps nothing to go on from
+            self.stop.is_finishing = True
+            is_trial = self.measure is not None  # it keeps nothing to go on from
             outcome = outcome_of(error, has_trained=self.has_trained, way_on="" if is_trial else None)
             if self._config.trainer.devices > 1:
                 outcome = self._others.reason(outcome)
             self._tell(outcome, error)
         books = self._books
-        if outcome.exit_code == EXIT_NOTHING_RUN and self._measure is None:
+        if outcome.exit_code == EXIT_NOTHING_RUN and self.measure is None:
             books.journal.sink.finish({}, outcome.exit_code)
             return outcome.exit_code
-        books.finish(outcome, self._passes.latest if self._passes else {})
-        if self._rank == 0:
-            first = self._passes.first if self._passes else {}
-            screen.show_end(self._console, books.record, first, self._folder)
+        books.finish(outcome, self._passes.figures.latest if self._passes else {})
+        if self.rank == 0:
+            first = self._passes.figures.first if self._passes else {}
+            screen.show_end(self._console, books.record, first, self.folder)
         return outcome.exit_code
 
     def _stages(self) -> None:
-        facts = self._look_at_machine()
-        # torch counts the host's cores; more threads than the quota only take turns, and wait for one another.
-        torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
-        planner = Planner.start(self._composed, facts, self._parts)
-        parts, plan, books = planner.parts, self._make_plan(planner), self._books
-        ballast = _prepare_device(self._config, plan, parts)  # held while the run lasts
-        books.usage.ballast_bytes = 0 if ballast is None else ballast.nbytes
-        self._passes = passes = Passes(
-            self._config,
-            parts,
-            plan,
-            books,
-            rank=self._rank,
-            may_adapt=self._measure is None,  # a smaller step is another setting than the one to be measured
-        )
-        checkpoint = None if self._target is None else self._go_on_from(self._target, passes)
-        if self._rank == 0 and self._measure is None:  # a sweep publishes its trials itself
-            books.open_wandb(self._composed)
-        with books.watching(facts, plan) if self._rank == 0 else nullcontext():
-            books.usage.start(plan)
-            if self._measure is not None:
-                self._started()
-                self._note_ceiling(passes.warm_up())
-                passes.measure(self._measure, self._stop, self._started)
-                books.usage.stop()
-                return
-            passes.fit(self._console, self._stop, checkpoint, self._started)
-            if not self.has_trained:
-                _LOG.warning("Nothing was left to train. Raise trainer.max_epochs or trainer.max_steps to go on.")
-            books.usage.stop()
-            written = {name: str(path.relative_to(self._folder)) for name, path in passes.test().items()}
-            books.record.artifacts.update(written)
-            self._note_ceiling(passes.ceiling())
-
-    def _note_ceiling(self, samples_per_s: float | None) -> None:
-        if samples_per_s is not None:
-            self._books.record.ceiling = {"samples_per_s": samples_per_s}
-
-    def _look_at_machine(self) -> MachineFacts:
         facts = machine(torch_cuda())
-        self._books.record.machine = record_figures.machine_entry(facts)
+        self._books.machine(facts)
         for gpu in facts.gpus:
             free = "free memory unknown" if gpu.free_gib is None else f"{gpu.free_gib:.1f} GiB free"
             by = f"; held by {gpu.held_by()}" if gpu.holders else ""
             _LOG.info("gpu %d: %s, %s%s", gpu.index, gpu.describe(), free, by)
-        return facts
+        # torch counts the host's cores; more threads than the quota only take turns, and wait for one another.
+        torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
+        planner = Planner.start(self.composed, facts, self.parts)
+        parts, plan, books = planner.parts, self._make_plan(planner), self._books
+        ballast = _prepare_device(self._config, plan, parts)  # held while the run lasts
+        may_adapt = self.measure is None  # a smaller step is another setting than the one to be measured
+        self._passes = passes = Passes(self._config, parts, plan, books, rank=self.rank, may_adapt=may_adapt)
+        checkpoint = None if self.target is None else self._go_on_from(self.target, passes)
+        if self.rank == 0 and self.measure is None:  # a sweep publishes its trials itself
+            books.open_wandb(self.composed)
+        with books.watching(facts, plan) if self.rank == 0 else nullcontext():
+            usage = books.training(plan, 0 if ballast is None else ballast.nbytes)
+            if self.measure is not None:
+                self._started()
+                books.ceiling(passes.warm_up())
+                passes.measure(self.measure, self.stop, self._started)
+                usage.stop()
+                return
+            passes.fit(self._console, self.stop, checkpoint, self._started)
+            if not self.has_trained:
+                _LOG.warning("Nothing was left to train. Raise trainer.max_epochs or trainer.max_steps to go on.")
+            usage.stop()
+            written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
+            books.record.artifacts.update(written)
+            books.ceiling(passes.ceiling())
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes
-        plan = self._others.plan(planner, self._composed.overrides)
+        plan = self._others.plan(planner, self.composed.overrides)
         self._books.planned(plan)
         for note in notes:
             _LOG.info(note)
-        if self._rank == 0:
-            screen.show_plan(self._console, config.workload.name, plan, notes, self._folder)
+        if self.rank == 0:
+            screen.show_plan(self._console, config.workload.name, plan, notes, self.folder)
             for warning in plan.warnings:
                 _LOG.warning(warning)
-            if config.rerun:
-                self._show_differences(Path(config.rerun))
+            if config.rerun:  # what is not as it was in the run that is run again
+                earlier, record = RunRecord.read(Path(config.rerun)), self._books.record
+                found = differences(earlier.config, {**self.composed.resolved, "rerun": earlier.config.get("rerun")})
+                found += differences(earlier.machine.get("versions"), record.machine["versions"], "versions")
+                found += differences(earlier.git, record.git, "git") if record.git else []
+                screen.show_differences(self._console, str(Path(config.rerun)), found)
         return plan
 
-    def _show_differences(self, rerun: Path) -> None:
-        """What is not as it was in the run that is run again."""
-        earlier, record = RunRecord.read(rerun), self._books.record
-        found = differences(earlier.config, {**self._composed.resolved, "rerun": earlier.config.get("rerun")})
-        found += differences(earlier.machine.get("versions"), record.machine["versions"], "versions")
-        found += differences(earlier.git, record.git, "git") if record.git else []
-        screen.show_differences(self._console, str(rerun), found)
-
     def _go_on_from(self, target: Target, passes: Passes) -> Path:
-        """The checkpoint; record and tables are put back to where it was written.
-
-        Raises:
-            ConfigError: it can't be loaded or does not fit; nothing has been changed then.
-        """
+        """The checkpoint, once it is known to fit; record and tables are put back to where it was written."""
         state = load_checkpoint(target.checkpoint)
         passes.check_fits(target.checkpoint, state)
         step, position = int(state["global_step"]), state.get("position", {})
@@ -182,7 +154,7 @@ class Run:
     def _tell(self, outcome: Outcome, error: BaseException) -> None:
         """What ended the run, on the terminal and in the log; the traceback only where it helps."""
         _LOG.info("ended by %s", "".join(traceback.format_exception(error)))
-        if self._rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.rank_0_tells)):
+        if self.rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.rank_0_tells)):
             return
         if os.environ.get("HYDRA_FULL_ERROR") == "1" or not outcome.is_expected:
             traceback.print_exception(error)

@@ -31,21 +31,8 @@ SPIN_COUNT = "10000"
 """Turns that torch's CPU threads (GNU OpenMP) wait for work before they sleep. Its own 300,000 stall a run when another
 process wants the cores: record 2026-11-21_omp_spin_cpu."""
 _KEPT_BY_RESUME = (
-    "started_at",
-    "duration_s",
-    "wandb",
-    "events",
-    "steps",
-    "epochs",
-    "samples",
-    "throughput",
-    "ceiling",
-    "readiness_frac",
-    "time",
-    "memory",
-    "host",
-    "metrics",
-    "artifacts",
+    *("started_at", "duration_s", "wandb", "events", "steps", "epochs", "samples", "metrics", "artifacts"),
+    *("throughput", "ceiling", "readiness_frac", "time", "memory", "host"),
 )
 """What a run that goes on in its folder knows of itself already, until it has something newer."""
 
@@ -68,9 +55,9 @@ def train(composed: Composed[RunConfig], parts: Parts | None = None) -> int:
 
 
 def _train(composed: Composed[RunConfig], stop: StopRequest, parts: Parts | None) -> int:
-    began_s = time.monotonic()
-    config = composed.config
-    rank = launched_rank()
+    """If nothing was run, the folder is as it was."""
+    began_s, config, rank = time.monotonic(), composed.config, launched_rank()
+    is_trial = "sweep" in composed.choices  # of a sweep: it has a record whatever becomes of it
     target = resume.locate(Path(config.resume), may_run=rank > 0) if config.resume else None
     if target and target.earlier:
         resume.check_unchanged(composed, target.earlier)
@@ -79,8 +66,30 @@ def _train(composed: Composed[RunConfig], stop: StopRequest, parts: Parts | None
     with only_one(folder.path):
         if target is not None and target.in_place:  # another resume may have ended since
             target = resume.locate(Path(str(config.resume)), may_run=rank > 0)
-        run_record = begin_record(composed, folder, target)
-        return _run(composed, folder, run_record, target=target, stop=stop, began_s=began_s, parts=parts)
+        run, run_record = None, begin_record(composed, folder, target)
+        try:
+            if rank == 0:
+                _write_first(composed, folder.path, run_record)
+            with log_file(folder.path / "train.log"):
+                if folder.warning:
+                    _LOG.warning(folder.warning)
+                from wellfed.run.passes import Measure  # torch and Lightning from here on
+                from wellfed.run.stages import Run
+
+                measure = Measure(config.sweep.trial_steps) if is_trial else None
+                run = Run(composed, folder.path, run_record, target, rank, stop, began_s, parts, measure)
+                exit_code = run.go()
+        except Stopped as stopped:  # while torch was imported
+            run_record.status = "interrupted"
+            run_record.exit_code = exit_code = EXIT_TERMINATED if stopped.signum == signal.SIGTERM else EXIT_INTERRUPTED
+            run_record.write(folder.path)
+        except BaseException:
+            if run is None or not run.has_trained:
+                folder.undo()
+            raise
+        if (exit_code == EXIT_NOTHING_RUN and not is_trial) or rank > 0:
+            folder.undo()
+        return exit_code
 
 
 def set_environment(environ: MutableMapping[str, str], config: RunConfig) -> None:
@@ -100,59 +109,8 @@ def _open_folder(composed: Composed[RunConfig], target: resume.Target | None, ra
     return run_folder.create(Path(config.paths.log_dir), config.workload.name)
 
 
-def _run(
-    composed: Composed[RunConfig],
-    folder: run_folder.RunFolder,
-    run_record: RunRecord,
-    *,
-    target: resume.Target | None,
-    stop: StopRequest,
-    began_s: float,
-    parts: Parts | None,
-) -> int:
-    """The run in its folder; if nothing was run, the folder is as it was."""
-    rank, run = launched_rank(), None
-    is_trial = "sweep" in composed.choices  # of a sweep: it has a record whatever becomes of it
-    try:
-        if rank == 0:
-            _write_first(composed, folder.path, run_record)
-        with log_file(folder.path / "train.log"):
-            if folder.warning:
-                _LOG.warning(folder.warning)
-            from wellfed.run.passes import Measure  # torch and Lightning from here on
-            from wellfed.run.stages import Run
-
-            run = Run(
-                composed,
-                folder.path,
-                run_record,
-                target,
-                rank=rank,
-                stop=stop,
-                began_s=began_s,
-                parts=parts,
-                measure=Measure(composed.config.sweep.trial_steps) if is_trial else None,
-            )
-            exit_code = run.go()
-    except Stopped as stopped:  # while torch was imported
-        run_record.status = "interrupted"
-        run_record.exit_code = exit_code = EXIT_TERMINATED if stopped.signum == signal.SIGTERM else EXIT_INTERRUPTED
-        run_record.write(folder.path)
-    except BaseException:
-        if run is None or not run.has_trained:
-            folder.undo()
-        raise
-    if (exit_code == EXIT_NOTHING_RUN and not is_trial) or rank > 0:
-        folder.undo()
-    return exit_code
-
-
 def _write_first(composed: Composed[RunConfig], folder: Path, run_record: RunRecord) -> None:
-    """From here on the run has a record.
-
-    Raises:
-        ConfigError: not even that fits on the disk.
-    """
+    """From here on the run has a record, if so much fits on the disk."""
     try:
         composed.write_hydra_files(folder)
         run_record.write(folder)
@@ -197,18 +155,18 @@ def own_git_state() -> GitState | None:
 def log_file(path: Path) -> Iterator[None]:
     """Everything logged, and Python's warnings, go to the file; warnings of ours to the terminal too."""
     root, package = logging.getLogger(), logging.getLogger("wellfed")
-    handlers: list[logging.Handler] = []
-    try:
-        handlers.append(logging.FileHandler(path, encoding="utf-8", errors="backslashreplace"))
-    except OSError as error:
-        print(f"{path} can't be written ({error.strerror}); the log goes to the terminal alone.", file=sys.stderr)
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
-        root.addHandler(handler)
     terminal = logging.StreamHandler(sys.stderr)
     terminal.setLevel(logging.WARNING)
     terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-    package.addHandler(terminal)
+    handlers: list[tuple[logging.Logger, logging.Handler]] = [(package, terminal)]
+    try:
+        file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
+        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handlers.append((root, file))
+    except OSError as error:
+        print(f"{path} can't be written ({error.strerror}); the log goes to the terminal alone.", file=sys.stderr)
+    for logger, handler in handlers:
+        logger.addHandler(handler)
     level, root.level = root.level, logging.INFO
     logging.captureWarnings(True)
     try:
@@ -216,7 +174,6 @@ def log_file(path: Path) -> Iterator[None]:
     finally:
         logging.captureWarnings(False)
         root.setLevel(level)
-        package.removeHandler(terminal)
-        for handler in handlers:
-            root.removeHandler(handler)
+        for logger, handler in handlers:
+            logger.removeHandler(handler)
             handler.close()

@@ -8,16 +8,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from wellfed.nvml.gpm import Gpm
-from wellfed.nvml.readings import CONFIRMING_TRIES, Offer, OpenDevice, Power, Utilisation
-from wellfed.nvml.session import (
-    GpuLostError,
-    NoDataError,
-    NotSupportedError,
-    NvmlAbsentError,
-    NvmlError,
-    NvmlSession,
-)
+from wellfed.nvml.readings import CONFIRMING_TRIES, Offer
+from wellfed.nvml.session import GpuLostError, NoDataError, NotSupportedError, NvmlAbsentError, NvmlError, NvmlSession
 from wellfed.record import EventKind, OnEvent
 from wellfed.telemetry.metrics import Ask, GpuReaders, Rate, gpm, gpu_questions, power
 from wellfed.telemetry.series import Reading
@@ -119,14 +111,8 @@ class _Gpu:
     def __init__(self, gpu: WatchedGpu, on_event: OnEvent, now_s: Callable[[], float]) -> None:
         self.index, self._on_event = gpu.index, on_event
         self.is_lost = False
-        self._device = device = OpenDevice(gpu.uuid)
-        self._readers = GpuReaders(
-            device,
-            utilisation=Utilisation(device, "gpu", now_s=now_s),
-            memory_utilisation=Utilisation(device, "memory", now_s=now_s),
-            gpm=Gpm(device, is_mig=gpu.is_mig, now_s=now_s),
-            power=Power(device, now_s=now_s),
-        )
+        self._readers = GpuReaders(gpu.uuid, is_mig=gpu.is_mig, now_s=now_s)
+        self._device = self._readers.device
         self._questions = [
             _Question(tuple(metric.name for metric in metrics), metrics[0].rate, ask)
             for ask, metrics in gpu_questions().items()

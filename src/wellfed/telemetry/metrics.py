@@ -21,15 +21,15 @@ HOST = -1
 """Stands for the host where a GPU's number is expected."""
 
 
-@dataclass(frozen=True)
 class GpuReaders:
     """What one GPU is read through, and what must be remembered of it from reading to reading."""
 
-    device: readings.OpenDevice
-    utilisation: readings.Utilisation
-    memory_utilisation: readings.Utilisation
-    gpm: Gpm
-    power: readings.Power
+    def __init__(self, uuid: str, *, is_mig: bool, now_s: Callable[[], float]) -> None:
+        self.device = readings.OpenDevice(uuid)
+        self.utilisation = readings.Utilisation(self.device, "gpu", now_s=now_s)
+        self.memory_utilisation = readings.Utilisation(self.device, "memory", now_s=now_s)
+        self.gpm = Gpm(self.device, is_mig=is_mig, now_s=now_s)
+        self.power = readings.Power(self.device, now_s=now_s)
 
 
 Ask = Callable[[GpuReaders], float | Mapping[str, float]]

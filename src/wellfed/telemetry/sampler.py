@@ -157,10 +157,9 @@ class _Watch:
             took_s = self._now_s() - began_at_s
             self._late_rounds = self._late_rounds + 1 if took_s > self._interval_s else 0
             if self._late_rounds == LATE_ROUNDS:
-                message = (
-                    f"a reading of the {self._source.name} takes {took_s:.2f} s, longer than telemetry.interval_s="
-                )
-                self._trouble("slow", f"{message}{self._interval_s:g}: there are fewer rows.")
+                takes = f"a reading of the {self._source.name} takes {took_s:.2f} s"
+                longer = f"longer than telemetry.interval_s={self._interval_s:g}"
+                self._trouble("slow", f"{takes}, {longer}: there are fewer rows.")
             if self._edges:
                 self.ticker.nudge()
 

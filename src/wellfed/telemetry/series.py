@@ -9,8 +9,6 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from wellfed.telemetry.metrics import HOST
-
 Phase = Literal["start", "train", "validate", "test", "checkpoint", "ceiling"]
 TRAINING: tuple[Phase, ...] = ("train", "validate", "checkpoint")
 """Phases that figures of a run are over: from the first batch to the last, with what comes in between."""
@@ -39,11 +37,6 @@ class Sample:
     gpu: int
     """CUDA-visible number; `HOST` for the host."""
     values: Mapping[str, float]
-
-    @property
-    def is_host(self) -> bool:
-        """A reading of the host."""
-        return self.gpu == HOST
 
 
 class Series:

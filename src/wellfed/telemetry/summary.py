@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from wellfed.telemetry.metrics import HOST
 from wellfed.telemetry.series import TRAINING, Sample, Series
 
 ENERGY = "energy_j"
@@ -33,7 +34,7 @@ class Summary:
         """A round of samples."""
         with self._lock:
             for sample in samples:
-                if sample.is_host:
+                if sample.gpu == HOST:
                     continue
                 if ENERGY in sample.values:
                     self._energies[sample.gpu].add(sample.time_s, sample.values[ENERGY], self._trained_s)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from wellfed.timing.interval import half_width
-from wellfed.timing.step_row import StepRow
+from wellfed.timing.step_clock import StepRow
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from wellfed.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
 from wellfed.telemetry.metrics import TIME_AXIS, prefix
 from wellfed.telemetry.series import Sample
 from wellfed.timing.readiness import StepSummary, summarise
-from wellfed.timing.step_row import StepRow
+from wellfed.timing.step_clock import StepRow
 from wellfed.tracking.csv_table import CsvTable, column
 from wellfed.tracking.sink import Sink
 
@@ -52,10 +52,10 @@ class Journal:
         self.record, self.folder, self.sink = record, folder, sink or Sink()
         self.origin_s = time.monotonic() - earlier_s
         self.rows: deque[StepRow] = deque(maxlen=KEPT_STEPS)
-        self._steps = CsvTable(folder / "steps.csv", STEP_COLUMNS, self._disk_trouble, cells=attrgetter(*STEP_COLUMNS))
-        self._metrics = CsvTable(folder / "metrics.csv", METRIC_COLUMNS, self._disk_trouble)
+        self._steps = CsvTable(folder / "steps.csv", STEP_COLUMNS, self.disk_full, cells=attrgetter(*STEP_COLUMNS))
+        self._metrics = CsvTable(folder / "metrics.csv", METRIC_COLUMNS, self.disk_full)
         # Written at once: a curve's last seconds are what tells how a run died.
-        self._telemetry = CsvTable(folder / "telemetry.csv", TELEMETRY_COLUMNS, self._disk_trouble, flush_s=0)
+        self._telemetry = CsvTable(folder / "telemetry.csv", TELEMETRY_COLUMNS, self.disk_full, flush_s=0)
         # Guards the record's events. Held while it is written; a table's lock is never asked for within it.
         self._lock = threading.RLock()
 
@@ -119,8 +119,12 @@ class Journal:
 
     def telemetry(self, samples: Sequence[Sample]) -> None:
         """What was read in one round: a row each in telemetry.csv, on disk on return."""
-        rows = ({"time_s": s.time_s, "step": s.step, "phase": s.phase, "gpu": s.gpu, **s.values} for s in samples)
-        self._telemetry.append(*rows)
+        self._telemetry.append(
+            *(
+                {"time_s": one.time_s, "step": one.step, "phase": one.phase, "gpu": one.gpu, **one.values}
+                for one in samples
+            )
+        )
 
     def publish(self, samples: Sequence[Sample]) -> None:
         """The same as one row for the sink, of one sample at least. May block for as long as the sink does."""
@@ -150,12 +154,9 @@ class Journal:
             with self._lock:
                 self.record.write(self.folder)
         except OSError as error:
-            self._disk_trouble(error)
+            self.disk_full(error)
 
-    def _disk_trouble(self, error: OSError) -> None:
-        self.disk_full(error, self.record.steps)
-
-    def disk_full(self, error: BaseException, step: int) -> None:
+    def disk_full(self, error: BaseException, step: int | None = None) -> None:
         """A file of the run could not be written; noted once."""
         with self._lock:
             if any(event["kind"] == "disk_full" for event in self.record.events):

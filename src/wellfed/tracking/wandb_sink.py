@@ -20,10 +20,7 @@ _FLUSH_S = 0.1
 """How long wandb may hold rows back from its file; its own 15 s are lost by a kill (wandb PR 12742)."""
 _PATIENCE_S = 10.0
 """How long a thread waits for another's call to wandb, which takes well under a millisecond."""
-_AXES = {
-    "step": ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"),
-    TIME_AXIS: ("gpu*", "host/*"),
-}
+_AXES = {"step": ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"), TIME_AXIS: ("gpu*", "host/*")}
 """What is drawn against what; wandb takes ``*`` at the end only."""
 # wandb 0.31 takes these for one deployment, and `wandb login` may have written either (its sdk/lib/urls.py).
 _CLOUD_HOSTS = frozenset({"api.wandb.ai", "api.forge.coreweave.com", "forge.coreweave.com"})

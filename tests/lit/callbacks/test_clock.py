@@ -16,8 +16,7 @@ from tests.lit import tiny
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, BareBatches, Clock, StopWhenMeasured, TimedLoader
 from wellfed.sample_rng import SampleRng
 from wellfed.timing.readiness import StepSummary, summarise
-from wellfed.timing.step_clock import StepClock
-from wellfed.timing.step_row import StepRow
+from wellfed.timing.step_clock import StepClock, StepRow
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 PAUSE_S = 0.02

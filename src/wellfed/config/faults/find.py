@@ -97,7 +97,7 @@ class _Search:
     def _check_choices(self) -> None:
         required = {name for name, entry in self.knobs.items() if entry.is_group} & self.declared
         for index, parsed in self._usable(choices=True):
-            fault = choice_fault(self.typed[index], self.repo, required, self.declared)
+            fault = choice_fault(parsed, self.repo, required, self.declared)
             if fault:
                 self.told.append((index, fault))
                 self._doubt(parsed.key_or_group)

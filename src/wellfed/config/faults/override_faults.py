@@ -101,30 +101,28 @@ def is_choice(parsed: Override, repo: IConfigRepository) -> bool:
 
 
 def choice_fault(
-    typed: Typed, repo: IConfigRepository, required: Collection[str], declared: Collection[str]
+    parsed: Override, repo: IConfigRepository, required: Collection[str] = (), declared: Collection[str] = ()
 ) -> Fault | None:
     """What is wrong with one choice of an option; None where the files have it.
 
     Args:
-        typed: an override for which ``is_choice`` holds.
+        parsed: for which ``is_choice`` holds.
         repo: the search path.
         required: groups without which no run is complete.
         declared: groups in the defaults list of the primary config.
     """
-    parsed = typed.parsed
-    assert parsed is not None
-    group = parsed.key_or_group
+    text, group = parsed.input_line or "", parsed.key_or_group
     options = in_order(repo.get_group_options(group, ObjectType.CONFIG))
     listed = f"{group} has {', '.join(options)}." if options else f"No file defines an option of {group}."
     if parsed.is_delete() or (None in (values := _values(parsed)) and not parsed.is_sweep_override()):
-        return Fault(typed.text, f"every run needs an option of {group}.", listed) if group in required else None
+        return Fault(text, f"every run needs an option of {group}.", listed) if group in required else None
     if parsed.is_add() and group in declared:
-        return Fault(typed.text, f"{group} is in the defaults list already.", f"Write {typed.text.lstrip('+')}.")
+        return Fault(text, f"{group} is in the defaults list already.", f"Write {text.lstrip('+')}.")
     for value in values:
         if value is not None and not (isinstance(value, str) and repo.config_exists(f"{group}/{value}")):
             near = nearest(str(value), options)
             way_out = f"{listed} Did you mean {group}={near}?" if near else listed
-            return Fault(typed.text, f"there is no option {value}." if str(value) else "no option is named.", way_out)
+            return Fault(text, f"there is no option {value}." if str(value) else "no option is named.", way_out)
     return None
 
 

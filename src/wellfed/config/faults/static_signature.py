@@ -163,57 +163,54 @@ def _module_named(dotted: str) -> _Module:
 
 def _find(start: _Module, parts: Sequence[str], allowed: Sequence[str] | None) -> _Definition:
     """The class or function ``parts[-1]`` that the other parts lead to; ``allowed`` None = through any module."""
+
+    def checked(dotted: str) -> str:
+        if allowed is not None and not any(f"{dotted}.".startswith(f"{package}.") for package in allowed):
+            raise PermissionError(dotted)
+        return dotted
+
+    def member(module: _Module, name: str) -> _Module | _Definition:
+        """What ``module.name`` is in the end."""
+        source = module.source()
+        match source.bound.get(name):
+            case None:
+                return module.submodule(name) or of_stars(module, source, name)
+            case [(ast.FunctionDef() | ast.ClassDef() as node, _)]:
+                return _Definition(module, node)
+            case [(ast.Import(), ast.alias() as alias)]:
+                return _module_named(checked(alias.name if alias.asname else name))
+            case [(ast.ImportFrom() as statement, ast.alias() as alias)]:
+                named = module.named_in(statement)
+                return named.submodule(alias.name) or member(named, alias.name)
+            case [(ast.Assign(value=ast.Name(id=other)), _)]:
+                return member(module, other)
+        raise Unread(f"{module.name}.{name} is computed, or bound more than once")  # try: import x; version switches
+
+    def of_stars(module: _Module, source: _Source, name: str) -> _Module | _Definition:
+        names = [*source.bound]
+        for statement, _ in source.bound.get("*", []):
+            assert isinstance(statement, ast.ImportFrom)
+            try:
+                return member(module.named_in(statement), name)
+            except NotThere as missing:
+                names += missing.names
+        if source.computes_names():
+            raise Unread(f"{module.name} makes its names as it runs")
+        inside = pkgutil.iter_modules(module.spec.submodule_search_locations or [])
+        raise NotThere(module.name, name, [*names, *(found.name for found in inside)])
+
     found: _Module | _Definition = start
     for number, part in enumerate(parts, start=1):
         if isinstance(found, _Definition):
             raise Unread(f"{found.node.name} is not a module")
         # All but the last part must be modules: a module comes before what the package binds to the same name.
         inner = found.submodule(part) if number < len(parts) else None
-        found = inner or _member(found, part, allowed)
+        found = inner or member(found, part)
         if isinstance(found, _Module):
-            _require_allowed(found.name, allowed)
+            checked(found.name)
     if isinstance(found, _Module):
         raise NotThere(found.name, "class or function named after it: it is a module")
     return found
-
-
-def _require_allowed(module: str, allowed: Sequence[str] | None) -> None:
-    if allowed is not None and not any(f"{module}.".startswith(f"{package}.") for package in allowed):
-        raise PermissionError(module)
-
-
-def _member(module: _Module, name: str, allowed: Sequence[str] | None) -> _Module | _Definition:
-    """What ``module.name`` is in the end."""
-    source = module.source()
-    match source.bound.get(name, []):
-        case []:
-            return module.submodule(name) or _from_stars(module, source, name, allowed)
-        case [(ast.FunctionDef() | ast.ClassDef() as node, _)]:
-            return _Definition(module, node)
-        case [(ast.Import(), ast.alias() as alias)]:
-            dotted = alias.name if alias.asname else name
-            _require_allowed(dotted, allowed)
-            return _module_named(dotted)
-        case [(ast.ImportFrom() as statement, ast.alias() as alias)]:
-            named = module.named_in(statement)
-            return named.submodule(alias.name) or _member(named, alias.name, allowed)
-        case [(ast.Assign(value=ast.Name(id=other)), _)]:
-            return _member(module, other, allowed)
-    raise Unread(f"{module.name}.{name} is computed, or bound more than once")  # try: import x; version switches
-
-
-def _from_stars(module: _Module, source: _Source, name: str, allowed: Sequence[str] | None) -> _Module | _Definition:
-    names = [*source.bound]
-    for statement, _ in source.bound.get("*", []):
-        assert isinstance(statement, ast.ImportFrom)
-        try:
-            return _member(module.named_in(statement), name, allowed)
-        except NotThere as missing:
-            names += missing.names
-    if source.computes_names():
-        raise Unread(f"{module.name} makes its names as it runs")
-    inside = pkgutil.iter_modules(module.spec.submodule_search_locations or [])
-    raise NotThere(module.name, name, [*names, *(found.name for found in inside)])
 
 
 def _stub(definition: _Definition, made: dict[ast.stmt, Any]) -> Any:
