@@ -16,8 +16,7 @@ import torch
 from tests.lit import tiny
 from wellfed.errors import DataError
 from wellfed.lit import trainer as lit
-from wellfed.lit.evaluating import can_be_shared
-from wellfed.lit.mean_loss import MeanLoss
+from wellfed.lit.evaluating import MeanLoss, can_be_shared
 from wellfed.loading.eval_loader import EvalLoader
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="forks")

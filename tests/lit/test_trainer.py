@@ -2,13 +2,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import lightning.pytorch as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.lit import tiny
 from wellfed.lit import trainer as lit
-from wellfed.lit.trainer import Schedule, total_steps
+from wellfed.lit.trainer import Schedule, Together, total_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -51,3 +52,49 @@ def test_weights_come_back_from_a_checkpoint(tmp_path: Path) -> None:
     assert not (tiny.weights(fresh) == tiny.weights(trained)).all()
     lit.load_weights(fresh, tmp_path / "last.ckpt")
     assert (tiny.weights(fresh) == tiny.weights(trained)).all()
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+HOOKS = ["setup", "on_fit_start", "on_train_start", "on_train_batch_start", "on_before_optimizer_step"]
+HOOKS += ["on_train_batch_end", "on_train_epoch_end", "on_save_checkpoint", "on_train_end", "teardown"]
+
+
+class Hears(pl.Callback):
+    def __init__(self, name: str, heard: list[tuple[str, str]]) -> None:
+        self.name, self.heard = name, heard
+
+    def on_exception(self, trainer, module, exception):
+        self.heard.append((self.name, str(exception)))
+
+
+for hook in HOOKS:
+    setattr(Hears, hook, lambda self, *_, hook=hook, **__: self.heard.append((self.name, hook)))
+
+
+def test_each_hook_reaches_each_callback_in_order(tmp_path: Path) -> None:
+    alone: list[tuple[str, str]] = []
+    together: list[tuple[str, str]] = []
+    for heard, make in ((alone, list), (together, lambda callbacks: [Together(callbacks)])):
+        callbacks = [Hears(name, heard) for name in ("first", "second")]
+        trainer = pl.Trainer(
+            accelerator="cpu",
+            max_steps=2,
+            callbacks=make([callbacks[0], pl.Callback(), callbacks[1]]),
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=tmp_path,
+        )
+        trainer.fit(tiny.Lightnings(tiny.module()), tiny.loader())
+        trainer.save_checkpoint(tmp_path / "any.ckpt")
+    assert together == alone
+    assert {hook for _, hook in together} == set(HOOKS)
+
+
+def test_an_error_within_a_step_is_told_to_all(tmp_path: Path) -> None:
+    heard: list[tuple[str, str]] = []
+    broken = tiny.module(fail=lambda size, call: ValueError("broken"))
+    with pytest.raises(ValueError, match="broken"):
+        tiny.fit(broken, tmp_path, [Hears("first", heard), Hears("second", heard)])
+    assert heard[-2:] == [("first", "broken"), ("second", "broken")]

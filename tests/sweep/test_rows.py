@@ -39,7 +39,7 @@ def left(sweep: Path, *, stderr: str = "", **entries: Any) -> Path:
 
 
 def ended(sweep: Path, exit_code: int, *, seconds: float = 2.0, timed_out: bool = False) -> Row:
-    return ended_row(BEGUN, sweep, exit_code=exit_code, seconds=seconds, timed_out=timed_out)
+    return ended_row(BEGUN, sweep, exit_code, seconds, timed_out=timed_out)
 
 
 def test_what_an_ok_trial_has_measured(tmp_path: Path) -> None:

@@ -24,9 +24,11 @@ from wellfed.run import assemble, footprints
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.passes import Passes
 from wellfed.run.planner import Planner
-from wellfed.trials import trial
+from wellfed.sweep.grid import GridPoint
+from wellfed.trials import tasks, trial
 
 NUM_ROWS = 5
+POINT = GridPoint("p", {}, ())
 asked: list[int] = []
 """Rows that were computed, and pids of those who loaded a sample."""
 
@@ -116,12 +118,12 @@ def test_rows_are_computed_as_a_trial_does_and_reach_it(
 ) -> None:
     shared = trial.SharedParts(parts_of(), torch.get_num_threads())
     file = tmp_path / "rows.pt"
-    assert trial.work(shared, trial.ComputeRows(file)) == 0
+    assert trial.work(shared, tasks.ComputeRows(file)) == 0
     assert asked == [NUM_ROWS]
     assert list(tmp_path.iterdir()) == [file]
     trained: list[assemble.Parts] = []
     monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
-    trial.work(shared, trial.RunPoint(composed("memory.features=cache"), feature_rows=file))
+    trial.work(shared, tasks.RunPoint(POINT, composed("memory.features=cache"), feature_rows=file))
     shared.parts.model.eval()
     assert trained[0].feature_rows is not None
     assert shared.parts.features is not None
@@ -130,7 +132,7 @@ def test_rows_are_computed_as_a_trial_does_and_reach_it(
 
 def test_rows_that_can_not_be_computed_leave_no_file(tmp_path: Path, start_method: None) -> None:
     with pytest.raises(RuntimeError, match="no rows"):
-        trial.work(trial.SharedParts(parts_of(rows="broken"), 1), trial.ComputeRows(tmp_path / "rows.pt"))
+        trial.work(trial.SharedParts(parts_of(rows="broken"), 1), tasks.ComputeRows(tmp_path / "rows.pt"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -156,12 +158,12 @@ def planner(point: Composed[RunConfig], parts: assemble.Parts) -> Planner:
 # -- plans ---------------------------------------------------------------------------------------------------------
 
 
-def planned(points: Sequence[Composed[RunConfig]], parts: assemble.Parts) -> list[trial.PointPlan]:
+def planned(points: Sequence[Composed[RunConfig]], parts: assemble.Parts) -> list[tasks.PointPlan]:
     """The plans as the sweep gets them."""
-    task = trial.PlanPoints([(str(number), each) for number, each in enumerate(points)])
+    task = tasks.PlanPoints([(str(number), each) for number, each in enumerate(points)])
     seen, *plans = pickle.loads(pickle.dumps(list(trial.plan_points(parts, task))))
-    assert isinstance(seen, trial.MachineSeen)
-    assert all(isinstance(plan, trial.PointPlan) for plan in plans)
+    assert isinstance(seen, tasks.MachineSeen)
+    assert all(isinstance(plan, tasks.PointPlan) for plan in plans)
     assert [plan.point for plan in plans] == [str(number) for number in range(len(points))]
     return plans
 
@@ -217,7 +219,7 @@ def test_memory_that_the_plan_has_estimated_is_not_estimated_again(
     assert plan.predicted_peak_gib > 0
     trained: list[assemble.Parts] = []
     monkeypatch.setattr(trial, "train", lambda composed, parts: trained.append(parts) or 0)
-    trial.work(trial.SharedParts(parts, torch.get_num_threads()), trial.RunPoint(point, plan))
+    trial.work(trial.SharedParts(parts, torch.get_num_threads()), tasks.RunPoint(POINT, point, plan))
     monkeypatch.setattr(footprints, "cached_measure", None)
     again = planner(point, trained[0]).for_training(0)
     assert again.predicted_peak_gib == plan.predicted_peak_gib

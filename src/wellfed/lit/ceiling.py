@@ -8,7 +8,7 @@ training, and would be called for an epoch that is none.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -25,10 +25,9 @@ from torch.nn.parameter import is_lazy
 
 from wellfed import batches, generators
 from wellfed.batches import Delivery
-from wellfed.lit.callbacks.callback_list import Together
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
 from wellfed.lit.module import StepModule
-from wellfed.lit.trainer import TrainerOptions, make_trainer, new_event_factory
+from wellfed.lit.trainer import Together, TrainerOptions, make_trainer, new_event_factory
 from wellfed.timing.readiness import StepSummary, summarise
 from wellfed.timing.step_clock import StepClock, StepRow
 
@@ -72,9 +71,6 @@ def run_ceiling(
     Whatever it raises, the module is as it was and on the CPU: weights, buffers, generators. Gradients are gone, and
     what the code of a user's module keeps elsewhere is not known here. One that a strategy shards stays sharded, and is
     of no further use.
-
-    Args:
-        deliveries: on the host.
     """
     if not _on_all_ranks(bool(deliveries), options):
         return None
@@ -88,8 +84,13 @@ def run_ceiling(
     trainer.callbacks.append(Together([Clock(clock, rows.extend)]))
     with put_back(module):
         module.trainer = trainer
-        move = batches.to_device if is_ours else _as_moved_by(module)
-        ready = [replace(delivery, batch=move(delivery.batch, device), is_on_device=True) for delivery in deliveries]
+
+        def moved(batch: Any) -> Any:
+            if is_ours:
+                return batches.to_device(batch, device)
+            return module.transfer_batch_to_device(module.on_before_batch_transfer(batch, 0), device, 0)
+
+        ready = [replace(delivery, batch=moved(delivery.batch), is_on_device=True) for delivery in deliveries]
         if device.type == "cuda":
             torch.cuda.synchronize(device)  # the loader may use its host buffers again
         if not is_ours:
@@ -112,10 +113,7 @@ def _on_all_ranks(is_so: bool, options: TrainerOptions) -> bool:
 
 @contextmanager
 def put_back(module: pl.LightningModule) -> Iterator[None]:
-    """On the way out parameters, buffers, modes and Trainer of the module are what they were, and all generators.
-
-    Gradients are gone.
-    """
+    """On the way out parameters, buffers, modes and Trainer of the module are what they were, and all generators."""
     before = {name: value.detach().to("cpu", copy=True) for name, value in _tensors(module)}
     modes = [(part, part.training) for part in module.modules()]
     trainer, drawn = module._trainer, generators.state()
@@ -142,12 +140,8 @@ def _tensors(module: pl.LightningModule) -> Iterator[tuple[str, Tensor]]:
 
 @contextmanager
 def steps_alone(module: pl.LightningModule, *, is_set_up: bool, moves: bool = False) -> Iterator[None]:
-    """Within, nothing of a user's LightningModule is called but what makes a step.
-
-    Args:
-        is_set_up: it has been through ``setup`` and the like.
-        moves: it moves its batches to the device, in its own way; else they are there already.
-    """
+    """Within, nothing of a user's LightningModule is called but what makes a step, ``setup`` if it is not set up, and
+    what ``moves`` its batches to the device; else they are there already."""
     kept = (_KEPT_HOOK, "on_before_batch_transfer") if moves else (_KEPT_HOOK,)
     names = [name for name in _HOOKS if name not in kept]
     names += ["configure_callbacks", *(_DONE_BEFORE if is_set_up else ())]
@@ -176,9 +170,3 @@ def _optimizers_of(configured: Any) -> Any:
     if len(configured) == 2 and isinstance(configured[0], (list, tuple)):
         return configured[0]
     return [_optimizers_of(one) for one in configured]
-
-
-def _as_moved_by(module: pl.LightningModule) -> Callable[[Any, torch.device], Any]:
-    """How a user's LightningModule has its batches moved to the device."""
-    before, move = module.on_before_batch_transfer, module.transfer_batch_to_device
-    return lambda batch, device: move(before(batch, 0), device, 0)

@@ -2,41 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from wellfed import batches
 from wellfed.batches import Delivery
-from wellfed.contract import Evaluation, FeatureSource
+from wellfed.contract import Batch, Evaluation, FeatureSource
 from wellfed.errors import DataError, OutOfMemoryExhausted
-from wellfed.lit.mean_loss import MeanLoss
 from wellfed.memory import oom
 from wellfed.memory.snapshot import Snapshot
 from wellfed.record import OnEvent
 from wellfed.step.micro_batches import Preparation
 
+
+class MeanLoss:
+    """Each batch counts by its weight, so the size of batches changes nothing."""
+
+    best_metric = "loss"
+    best_mode: Literal["max", "min"] = "min"
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self._sum: Tensor | None = None
+        self._weight = 0
+
+    def update(self, model: nn.Module, batch: Batch, /, *features: FeatureSource) -> None:
+        """Add a batch's loss, weighted by its size."""
+        self.add(model, batch, batches.batch_size(batch))
+
+    def add(self, model: nn.Module, batch: Batch, weight: int) -> None:
+        """Add a batch's loss, which is a mean over this weight."""
+        loss = model.loss(batch).loss.detach().double() * weight  # type: ignore[operator]
+        self._sum = loss if self._sum is None else self._sum + loss
+        self._weight += weight
+
+    def compute(self) -> dict[str, float]:
+        return {} if self._sum is None else {"loss": float(self._sum) / max(1, self._weight)}
+
+    def state(self) -> tuple[Tensor | None, int]:
+        """Sum of losses and of weights."""
+        return self._sum, self._weight
+
+    def merge(self, states: Sequence[tuple[Tensor | None, int]]) -> None:
+        sums = [own for own, _ in states if own is not None]
+        self._sum = torch.stack(sums).sum() if sums else None
+        self._weight = sum(weight for _, weight in states)
+
+    def artifacts(self, folder: Any) -> dict[str, Any]:
+        return {}
+
+
 SHARING_STRATEGIES = ("auto", "ddp")
 """Where a rank can evaluate a batch by itself: each has the whole model."""
 
 
+@dataclass
 class Evaluating:
     """Hands batches to an evaluation; of one that does not fit the halves, and all later ones in that size."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        evaluation: Evaluation,
-        splits: Mapping[str, Preparation],
-        *,
-        may_halve: bool,
-        on_event: OnEvent,
-    ) -> None:
-        self._model, self._evaluation, self._splits = model, evaluation, splits
-        self._may_halve, self._on_event = may_halve, on_event
-        self._at_most: int | None = None
+    model: nn.Module
+    evaluation: Evaluation
+    splits: Mapping[str, Preparation]
+    may_halve: bool
+    on_event: OnEvent
+    _at_most: int | None = None
 
     def take(
         self, split: str, delivery: Delivery, features: FeatureSource | None, device: torch.device, step: int
@@ -47,7 +82,7 @@ class Evaluating:
             OutOfMemoryExhausted: a single sample does not fit, or memory ran out when the evaluation had already taken
                 a part of the batch into a large tensor.
         """
-        prepare, evaluation = self._splits[split], self._evaluation
+        prepare, evaluation = self.splits[split], self.evaluation
         sizes, done = self._sizes(delivery.size), 0
         parts = prepare.split(delivery.batch, sizes)
 
@@ -55,14 +90,18 @@ class Evaluating:
             weight = prepare.weight(parts[done], sizes[done]) if isinstance(evaluation, MeanLoss) else 0
             batch = prepare(batches.to_device(parts[done], device), delivery, done, features)
             if isinstance(evaluation, MeanLoss):
-                evaluation.add(self._model, batch, weight)
+                evaluation.add(self.model, batch, weight)
             else:
-                evaluation.update(self._model, batch, *(() if features is None else (features,)))
+                evaluation.update(self.model, batch, *(() if features is None else (features,)))
 
         while done < len(sizes):
-            before = Snapshot(evaluation, device, leave_out=self._model) if self._may_halve else None
-            failure = _failure_of(update, is_known=before is not None)
-            if failure is None or before is None:
+            if not self.may_halve:
+                update()
+                done += 1
+                continue
+            before = Snapshot(evaluation, device, leave_out=self.model)
+            _, failure = oom.attempted(update)
+            if failure is None:
                 done += 1
                 continue
             size = sizes[done]
@@ -73,14 +112,14 @@ class Evaluating:
                     f"Next: memory.micro_batch={max(1, size // 2)}, which is the size of evaluation batches too."
                 )
             oom.release()
-            self._on_event("oom", step=step, message=failure.message)
+            self.on_event("oom", step=step, message=failure.message)
             if size == 1:
                 raise OutOfMemoryExhausted(
                     f"Out of memory in the {split} split with one sample: {failure.message} "
                     "Next: a smaller workload.model, memory.features=dynamic, or a card with more memory (gpu=...)."
                 )
             self._at_most = size // 2
-            self._on_event("step_down", step=step, evaluation_batch=self._at_most, before=size)
+            self.on_event("step_down", step=step, evaluation_batch=self._at_most, before=size)
             sizes = sizes[:done] + self._sizes(sum(sizes[done:]))
             parts = prepare.split(delivery.batch, sizes)
 
@@ -88,18 +127,6 @@ class Evaluating:
         most = self._at_most or num_samples
         full, rest = divmod(num_samples, most)
         return [most] * full + ([rest] if rest else [])
-
-
-def _failure_of(update: Callable[[], None], *, is_known: bool) -> oom.MemoryFailure | None:
-    """The failure of memory with nothing left of it: its traceback would keep the failed batch's tensors alive."""
-    try:
-        update()
-    except Exception as error:
-        failure = oom.classify(error)
-        if failure is None or not is_known:
-            raise
-        return failure
-    return None
 
 
 def can_be_shared(evaluation: Evaluation) -> bool:
@@ -110,11 +137,9 @@ def can_be_shared(evaluation: Evaluation) -> bool:
 def merge_over_ranks(evaluation: Any, failure: Exception | None = None) -> None:
     """Give the evaluation of each rank what those of all have taken in. Waits for the other ranks, and the device.
 
-    Args:
-        failure: why this rank has not evaluated all that it should have.
-
     Raises:
-        Exception: ``failure``; on the other ranks an error of data that says the same.
+        Exception: ``failure``, why this rank has not evaluated all that it should have; on the other ranks an error of
+            data that says the same.
     """
     told = None if failure is None else str(failure) or type(failure).__name__
     # Tensors would arrive on the device that they were sent from, which is another rank's.

@@ -1,21 +1,26 @@
-"""What a user's own LightningModule gets around it: a logger, checkpoints to go on from, and the knobs that apply."""
+"""Gives a user's own LightningModule a logger, exact checkpoints, ``trainer.on_nan`` and ``gpu.compile``."""
 
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
+import torch
+from lightning.pytorch.loggers.logger import Logger
+from torch import Tensor
 
-from wellfed.lit.callbacks.guest_state import AtEpochStart, GuestCheckpoints, Last
-from wellfed.lit.callbacks.non_finite import NonFinite
+from wellfed.lit.callbacks.checkpoints import Checkpoints
 from wellfed.lit.callbacks.rank_shares import RankShares
-from wellfed.lit.logger import FiguresLogger
 from wellfed.lit.plain_checkpoint import PlainCheckpointIO
-from wellfed.lit.trainer import TrainerOptions, make_trainer
+from wellfed.lit.trainer import Together, TrainerOptions, make_trainer, overrides
+from wellfed.record import OnEvent
 from wellfed.step.compiled import Compiled
+from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss, OnNan, halve_rate
 
 
 def make_guest_trainer(
@@ -27,13 +32,7 @@ def make_guest_trainer(
     log: Callable[[Mapping[str, float]], None],
     log_every: int = 50,
 ) -> pl.Trainer:
-    """As `make_trainer`, for a LightningModule that brings callbacks and logs by itself.
-
-    Args:
-        last: callbacks that stand behind those of the module.
-        log: takes what is given to ``self.logger``.
-        log_every: steps between two rows of what the module logs.
-    """
+    """As `make_trainer`, for a LightningModule that logs by itself and brings callbacks; ``last`` come behind them."""
     return make_trainer(
         options,
         [*callbacks, *([Last(last)] if last else [])],
@@ -49,8 +48,7 @@ def training_callbacks(
 ) -> list[pl.Callback]:
     """What a training of a guest needs beside the callbacks of every run; without ``checkpoints`` it keeps nothing."""
     shares = [RankShares()] if world_size > 1 else []
-    kept = [] if checkpoints is None else [AtEpochStart(checkpoints)]
-    return [*shares, *kept, non_finite]
+    return [*shares, *([] if checkpoints is None else [AtEpochStart(checkpoints)]), non_finite]
 
 
 def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> None:
@@ -73,6 +71,180 @@ def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> N
 
 def builds_itself_later(module: pl.LightningModule) -> bool:
     """Whether the module may make layers when a Trainer has it: its weights can't be compared or loaded before."""
-    return any(
-        getattr(type(module), hook) is not getattr(pl.LightningModule, hook) for hook in ("setup", "configure_model")
-    )
+    return overrides(module, "setup") or overrides(module, "configure_model")
+
+
+class GuestCheckpoints(Checkpoints):
+    """Writes what is due at an epoch's last step when the epoch is over.
+
+    Only then have the validation, the callbacks that monitor it and the schedulers that go by it done their part; a
+    checkpoint from before would go on without it. Must stand behind the user's callbacks, see `Last`.
+    """
+
+    _step, _is_due = 0, False
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
+        every = self._every_steps
+        is_due = (every is not None and self._step // every > before // every) or self._is_time(trainer)
+        if trainer.is_last_batch:
+            self._is_due = self._is_due or is_due
+        elif is_due:
+            self.save_last(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._is_due = self._is_due or self._every_steps is None
+
+    def save_if_due(self, trainer: pl.Trainer) -> None:
+        """To be called at the start of an epoch, before the user's callbacks."""
+        if self._is_due:
+            self._is_due = False
+            self.save_last(trainer)
+
+
+class AtEpochStart(pl.Callback):
+    """`GuestCheckpoints.save_if_due`, before the user's callbacks begin the next epoch."""
+
+    def __init__(self, checkpoints: GuestCheckpoints) -> None:
+        self._checkpoints = checkpoints
+        self._has_trained = False
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        self._has_trained = True
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
+        # Else ReduceLROnPlateau goes without this epoch: Lightning takes its validation for one before the resume.
+        if self._has_trained:
+            trainer.fit_loop.restarting = False
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._checkpoints.save_if_due(trainer)
+
+
+class Last(pl.Callback):
+    """Puts callbacks behind those that a LightningModule brings, which Lightning puts behind ours."""
+
+    def __init__(self, callbacks: Sequence[pl.Callback]) -> None:
+        self._callbacks = callbacks
+
+    def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
+        trainer.callbacks.append(Together(self._callbacks))
+
+
+class NonFinite(pl.Callback):
+    """Ends training at a loss that is no finite number, or leaves out the optimizer steps of its batch.
+
+    With ``raise`` the device is asked every ``every`` steps and before each checkpoint, which so never holds what came
+    of such a loss; with ``skip`` and ``halve_lr`` at every optimizer step.
+    """
+
+    def __init__(self, action: OnNan, *, every: int, on_event: OnEvent) -> None:
+        self._action, self._every, self._on_event = action, every, on_event
+        self._is_finite: Tensor | None = None
+        self._looked_at_step = 0
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._looked_at_step = trainer.global_step
+
+    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        if self._action != "raise":
+            self._is_finite = None
+
+    def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
+        is_finite = torch.isfinite(loss.detach()).all()
+        self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
+
+    def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: torch.optim.Optimizer) -> None:
+        if self._action == "raise" or self._is_all_finite(trainer):
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None  # an optimizer leaves out what has no gradient
+        if self._action == "halve_lr":
+            halve_rate(optimizer, [config.scheduler for config in trainer.lr_scheduler_configs])
+        self._on_event("nan", step=trainer.global_step + 1, action=self._action)
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+        if trainer.global_step // self._every > self._looked_at_step // self._every:
+            self._look(trainer)
+
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        self._look(trainer)
+
+    def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._look(trainer)
+
+    def _look(self, trainer: pl.Trainer) -> None:
+        if self._action != "raise":
+            return
+        first, self._looked_at_step = self._looked_at_step + 1, trainer.global_step
+        is_finite, self._is_finite = self._is_all_finite(trainer), None
+        if not is_finite:
+            raise NonFiniteLoss(
+                f"The training loss was not a finite number within the steps {first} to {trainer.global_step}. "
+                f"{USUAL_CAUSES} trainer.on_nan=skip or halve_lr leave such steps out."
+            )
+
+    def _is_all_finite(self, trainer: pl.Trainer) -> bool:
+        """Of all ranks since the last question; waits for the device."""
+        decision = self._is_finite is None or bool(self._is_finite)
+        if trainer.world_size > 1:
+            decision = trainer.strategy.reduce_boolean_decision(decision, all=True)
+        return decision
+
+
+_LOG = logging.getLogger(__name__)
+
+
+class FiguresLogger(Logger):
+    """Hands numbers on; keeps no hyper-parameters (the record has the configuration), no pictures, no text."""
+
+    def __init__(self, take: Callable[[Mapping[str, float]], None], folder: Path) -> None:
+        """Lightning puts files of the user's callbacks below the ``folder`` of the run."""
+        super().__init__()
+        self._take, self._folder = take, folder
+        self._experiment = _Nothing()
+
+    name = "lightning"
+    """The folder of what the user's callbacks write: their checkpoints don't lie among the run's."""
+    version = ""
+
+    @property
+    def save_dir(self) -> str:
+        return str(self._folder)
+
+    @property
+    def experiment(self) -> Any:
+        return self._experiment
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Numbers and tensors of one number; ``step`` is ours, optimizer steps so far."""
+
+        def is_number(value: Any) -> bool:
+            return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (int, float, np.number))
+
+        self._take({name: float(value) for name, value in metrics.items() if is_number(value)})
+
+    def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
+        pass
+
+
+class _Nothing:
+    """Any method may be called; the first warns."""
+
+    _has_warned = False
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if not self._has_warned:
+            self._has_warned = True
+            _LOG.warning(
+                "self.logger.experiment.%s keeps nothing here: pictures and texts are dropped. Numbers given to "
+                "self.log and self.logger.log_metrics are kept.",
+                name,
+            )
+        return lambda *arguments, **named: None

@@ -8,6 +8,7 @@ Lightning does. No public hook lies further out than those that cost the time, s
 
 from __future__ import annotations
 
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -49,8 +50,11 @@ class StepLoop(_TrainingEpochLoop):
     def on_run_start(self, data_fetcher: Any) -> None:
         super().on_run_start(data_fetcher)
         is_alone = type(self.trainer.strategy) is SingleDeviceStrategy
-        is_ours = type(self.trainer.lightning_module) is StepModule
-        self._is_direct = is_alone and is_ours and _has_insides(self)
+        self._is_direct = False
+        if is_alone and type(self.trainer.lightning_module) is StepModule:
+            with suppress(AttributeError):
+                _INSIDES(self)
+                self._is_direct = True
         self._may_validate = not self._is_direct or self._should_check_val_epoch()
 
     @property
@@ -118,11 +122,3 @@ class StepLoop(_TrainingEpochLoop):
             self._batches_that_stepped += 1
         else:
             super().on_advance_end(data_fetcher)
-
-
-def _has_insides(loop: StepLoop) -> bool:
-    try:
-        _INSIDES(loop)
-    except AttributeError:
-        return False
-    return True

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Features, FeatureSource
-from wellfed.lit.evaluating import Evaluating, merge_over_ranks
-from wellfed.lit.mean_loss import MeanLoss
+from wellfed.lit.evaluating import Evaluating, MeanLoss, merge_over_ranks
 from wellfed.lit.sharding import all_weights
 from wellfed.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.memory.ladder import Ladder, MicroBatches, Rung

@@ -43,12 +43,11 @@ class PlainCheckpointIO(TorchCheckpointIO):
 def plain(content: Any, left_out: dict[str, str], name: str = "") -> Any:
     """The same tree of what a weights-only load accepts: plain values, tensors, dicts, lists, tuples, sets.
 
-    Paths become text, mappings dicts, numpy's numbers Python's.
-
-    Args:
-        left_out: gets the dotted name and the type's name of what is not in the result. A list that has such an entry
-            is left out as a whole, as its other entries would change their places.
+    Paths become text, mappings dicts, numpy's numbers Python's. ``left_out`` gets dotted name and type of what is left
+    out. A list with such an entry is left out as a whole, as its other entries would change their places.
     """
+    if type(content) is Counter:
+        return content
     if isinstance(content, Mapping):
         return _plain_mapping(content, left_out, name)
     if type(content) in (list, tuple, set):
@@ -58,19 +57,14 @@ def plain(content: Any, left_out: dict[str, str], name: str = "") -> Any:
         return content.item()
     if isinstance(content, PurePath):
         return str(content)
-    if content is None or isinstance(content, torch.Tensor) or _is_plain(content):
+    is_plain = type(content) in _PLAIN or type(content) in torch.serialization.get_safe_globals()
+    if content is None or isinstance(content, torch.Tensor) or is_plain:
         return content
     left_out[name] = type(content).__qualname__
     return _LEFT_OUT
 
 
-def _is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN or type(value) in torch.serialization.get_safe_globals()
-
-
 def _plain_mapping(content: Mapping[Any, Any], left_out: dict[str, str], name: str) -> Any:
-    if type(content) is Counter:
-        return content
     kept = {}
     for key, value in content.items():
         inner = f"{name}.{key}" if name else str(key)

@@ -12,6 +12,7 @@ import torch
 
 from wellfed import batches
 from wellfed.lit.module import StepModule
+from wellfed.lit.trainer import overrides
 from wellfed.loading.device_prefetch import DevicePrefetcher
 
 _LOG = logging.getLogger(__name__)
@@ -29,7 +30,7 @@ def prefetched(
     if ahead == 0:
         yield loader
         return
-    if _overrides(module, "on_before_batch_transfer"):
+    if overrides(module, "on_before_batch_transfer"):
         _LOG.warning(
             "loader.device_prefetch=%d is not used for %s: %s changes batches in on_before_batch_transfer. Do that in "
             "the data set, or in on_after_batch_transfer.",
@@ -39,9 +40,11 @@ def prefetched(
         )
         yield loader
         return
-    own = None if isinstance(module, StepModule) else _own_transfer(module)
-    move = batches.to_device if own is None else lambda batch, where: own(batch, where, 0)
     ours = module if isinstance(module, StepModule) else None
+    own: Callable[[Any, torch.device, int], Any] | None = None
+    if ours is None and overrides(module, "transfer_batch_to_device"):
+        own = module.transfer_batch_to_device
+    move = batches.to_device if own is None else lambda batch, where: own(batch, where, 0)
     prefetcher = DevicePrefetcher(
         loader,
         device,
@@ -68,11 +71,3 @@ def prefetched(
 
 def _warn_of_fewer(ahead: int, message: str) -> None:
     _LOG.warning("No room on the device for another batch: %d ahead of the step from here on. %s", ahead, message)
-
-
-def _own_transfer(module: pl.LightningModule) -> Callable[[Any, torch.device, int], Any] | None:
-    return module.transfer_batch_to_device if _overrides(module, "transfer_batch_to_device") else None
-
-
-def _overrides(module: pl.LightningModule, hook: str) -> bool:
-    return getattr(type(module), hook) is not getattr(pl.LightningModule, hook)

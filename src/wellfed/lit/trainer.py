@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +17,6 @@ import lightning.pytorch as pl
 import torch
 from lightning.pytorch.profilers import PassThroughProfiler
 
-from wellfed.lit.callbacks.callback_list import Together
 from wellfed.lit.callbacks.resume_position import ExactResume, GoOn
 
 
@@ -49,11 +49,7 @@ def set_backend_flags(options: TrainerOptions) -> None:
 
 
 def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], folder: Path, **more: Any) -> pl.Trainer:
-    """A Trainer that logs nothing, saves nothing and shows nothing by itself: the callbacks do.
-
-    Args:
-        more: further arguments of ``pl.Trainer``; a logger is one.
-    """
+    """A Trainer that logs nothing, saves nothing and shows nothing by itself: the callbacks do."""
     quiet_lightning()
     strategy: Any = options.strategy
     if strategy == "fsdp":
@@ -169,17 +165,21 @@ def fit(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, val_loader
     trainer.fit(module, loader, val_loader, ckpt_path=checkpoint, weights_only=True if checkpoint else None)
 
 
+def overrides(module: pl.LightningModule, hook: str) -> bool:
+    """Whether a user's LightningModule has a hook of its own."""
+    return getattr(type(module), hook) is not getattr(pl.LightningModule, hook)
+
+
 def has_step(module: pl.LightningModule, split: str) -> bool:
     """Whether a user's LightningModule evaluates this split."""
-    name = {"val": "validation_step", "test": "test_step"}[split]
-    return getattr(type(module), name) is not getattr(pl.LightningModule, name)
+    return overrides(module, {"val": "validation_step", "test": "test_step"}[split])
 
 
 def misfits(module: pl.LightningModule, state_dict: Mapping[str, Any]) -> list[str]:
     """Names in which a checkpoint's weights and the module's differ, with both shapes; a few at most."""
     own = {name: tuple(value.shape) for name, value in module.state_dict().items()}
     other = {name: tuple(value.shape) for name, value in state_dict.items()}
-    names = [name for name in [*own, *(name for name in other if name not in own)] if own.get(name) != other.get(name)]
+    names = [name for name in own | other if own.get(name) != other.get(name)]
     return [f"{name}: {other.get(name, 'absent')} there, {own.get(name, 'absent')} here" for name in names[:3]]
 
 
@@ -187,3 +187,25 @@ def load_weights(module: pl.LightningModule, checkpoint: Path) -> None:
     """Put a checkpoint's weights into the module. Loads weights-only."""
     state: Mapping[str, Any] = torch.load(checkpoint, map_location="cpu", weights_only=True)
     module.load_state_dict(state["state_dict"])
+
+
+_HOOKS = [name for name in vars(pl.Callback) if name.startswith("on_") or name in ("setup", "teardown")]
+
+
+class Together(pl.Callback):
+    """Hands each hook on to the callbacks that have it, in their order. None of them has a state of its own.
+
+    Lightning calls all six hooks of a step on every callback, most of which have one or two.
+    """
+
+    def __init__(self, callbacks: Sequence[pl.Callback]) -> None:
+        for name in _HOOKS:
+            nothing = getattr(pl.Callback, name)
+            calls = [getattr(one, name) for one in callbacks if getattr(type(one), name) is not nothing]
+            if calls:
+                setattr(self, name, partial(self._call, calls))
+
+    @staticmethod
+    def _call(calls: Sequence[Callable[..., None]], *arguments: Any, **named: Any) -> None:
+        for call in calls:
+            call(*arguments, **named)

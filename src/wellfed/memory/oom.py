@@ -5,14 +5,16 @@ from __future__ import annotations
 import errno
 import gc
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
 from wellfed.errors import first_line
 
 Kind = Literal["device_oom", "host_oom"]
+Result = TypeVar("Result")
 
 _DEVICE_TEXTS = (
     "CUDA out of memory",
@@ -51,6 +53,17 @@ def classify(error: BaseException) -> MemoryFailure | None:
         elif any(part in text for part in _HOST_TEXTS):
             kind = "host_oom"
     return None if kind is None else MemoryFailure(kind, first_line(error))
+
+
+def attempted(work: Callable[[], Result]) -> tuple[Result | None, MemoryFailure | None]:
+    """The result, or the memory failure in its place; other errors are raised."""
+    try:
+        return work(), None
+    except Exception as error:
+        failure = classify(error)
+        if failure is None:
+            raise
+    return None, failure
 
 
 def release() -> None:

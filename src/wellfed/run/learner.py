@@ -15,11 +15,9 @@ from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import Checkpoints
 from wellfed.lit.callbacks.clock import BareBatches
 from wellfed.lit.callbacks.figures import Figures
-from wellfed.lit.callbacks.guest_state import GuestCheckpoints
-from wellfed.lit.callbacks.non_finite import NonFinite
 from wellfed.lit.ceiling import steps_alone
-from wellfed.lit.evaluating import SHARING_STRATEGIES, can_be_shared
-from wellfed.lit.mean_loss import MeanLoss
+from wellfed.lit.evaluating import SHARING_STRATEGIES, MeanLoss, can_be_shared
+from wellfed.lit.guest import GuestCheckpoints, NonFinite
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.sharding import KeepWeights
 from wellfed.memory.ladder import MicroBatches

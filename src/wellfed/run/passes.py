@@ -18,13 +18,11 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, reason_of
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST
-from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
+from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, StopWhenMeasured, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
-from wellfed.lit.callbacks.measured import StopWhenMeasured
 from wellfed.lit.callbacks.profile import Profile
-from wellfed.lit.callbacks.progress import Counts, ProgressBar
+from wellfed.lit.callbacks.progress import Counts, ProgressBar, Watch
 from wellfed.lit.callbacks.stop import StopAtStepEnd
-from wellfed.lit.callbacks.training_position import Watch
 from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
 from wellfed.lit.prefetch import prefetched
 from wellfed.loading.backend_benchmark import copied

@@ -25,11 +25,7 @@ class Compiled:
     """
 
     def __init__(self, function: Callable[..., Any], mode: str, on_failure: Callable[[str], None]) -> None:
-        """
-        Args:
-            mode: ``gpu.compile``; ``none`` = as it is.
-            on_failure: told why.
-        """
+        """``mode`` is that of ``gpu.compile``; ``none`` leaves the function as it is."""
         self._function, self._on_failure = function, on_failure
         self._compiled: Callable[..., Any] | None = None
         if mode != "none":

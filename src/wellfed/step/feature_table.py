@@ -18,11 +18,8 @@ class FeatureTable:
     """
 
     def __init__(self, features: Features, mode: FeatureModeName, rows: Tensor | None, *, may_change: bool) -> None:
-        """
-        Args:
-            rows: all of them, where they have been computed on the CPU already.
-            may_change: take a slower mode where there is no room for the table.
-        """
+        """``rows`` are all of them, where they have been computed on the CPU already. Where there is no room for the
+        table and the mode ``may_change``, a slower one is taken."""
         self._features, self.mode, self._rows, self._may_change = features, mode, rows, may_change
         self.source: FeatureSource = _NotHeld()
 
@@ -30,27 +27,24 @@ class FeatureTable:
         """Fill the table, unless it is there."""
         if not isinstance(self.source, _NotHeld):
             return
+
+        def fill() -> None:
+            known = self._rows if device.type == "cpu" else None
+            self.source = feature_room.hold(self._features, self.mode, device, known)
+
         was_training = model.training
         model.eval()
-        while (failure := self._try_to_hold(device)) is not None:
-            slower = feature_room.slower(self.mode)
+        while self._may_change and (slower := feature_room.slower(self.mode)) is not None:
+            _, failure = oom.attempted(fill)
+            if failure is None:
+                break
             on_event("oom", message=failure.message)
             torch.cuda.empty_cache()
-            assert slower is not None
             self.mode = slower
             on_event("ladder", change=f"memory.features={slower}")
+        else:
+            fill()
         model.train(was_training)
-
-    def _try_to_hold(self, device: torch.device) -> oom.MemoryFailure | None:
-        known = self._rows if device.type == "cpu" else None
-        try:
-            self.source = feature_room.hold(self._features, self.mode, device, known)
-        except Exception as error:
-            failure = oom.classify(error)
-            if failure is None or not self._may_change or feature_room.slower(self.mode) is None:
-                raise
-            return failure
-        return None
 
     def move_to(self, mode: FeatureModeName, device: torch.device) -> bool:
         """Go on with a slower mode; False where it is in use, or one that is slower still."""

@@ -61,8 +61,7 @@ class Preparation:
 
     def weigh(self, delivery: Delivery, sizes: list[int]) -> None:
         """Note what each part will count, while the batch is on the host and nothing need be waited for."""
-        parts = self.split(delivery.batch, sizes)
-        delivery.weights = sizes, [self.weight(part, size) for part, size in zip(parts, sizes, strict=True)]
+        delivery.weights = sizes, self.weights(delivery, self.split(delivery.batch, sizes), sizes)
 
     def __call__(self, batch: Batch, delivery: Delivery, part: int, features: FeatureSource | None) -> Batch:
         """The batch as the workload prepares it on the device."""

@@ -12,20 +12,15 @@ from torch import Tensor, nn
 from wellfed.memory import oom
 
 _AUTOCAST = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
-_TRUE = {"bf16-true": torch.bfloat16}
 _NOTHING = nullcontext()
 
 
 class Precision:
-    """What ``gpu.precision`` means within a step.
-
-    Args:
-        scaler: of gradients, which fp16 loses where they are small; see `for_training`.
-    """
+    """What ``gpu.precision`` means within a step; the scaler is of gradients, which fp16 loses where they are small."""
 
     def __init__(self, name: str, device_type: str, scaler: torch.amp.GradScaler | None = None) -> None:
         self.name, self.scaler = name, scaler
-        self.dtype = _TRUE.get(name)
+        self.dtype = torch.bfloat16 if name == "bf16-true" else None
         """Of weights and inputs; None = each has its own."""
         # Without the cache, cast weights are gone after each use: a cached one would live to the end of the forward.
         autocast = _AUTOCAST.get(name)
@@ -34,8 +29,7 @@ class Precision:
     @classmethod
     def for_training(cls, name: str, device_type: str) -> Precision:
         """With a scaler of its own where gradients are fp16."""
-        is_half = _AUTOCAST.get(name) is torch.float16
-        return cls(name, device_type, torch.amp.GradScaler(device_type) if is_half else None)
+        return cls(name, device_type, torch.amp.GradScaler(device_type) if name == "16-mixed" else None)
 
     def dtype_of(self, tensor: Tensor) -> torch.dtype:
         """The type that a weight or an input has in a step."""
@@ -73,11 +67,7 @@ class Precision:
             )
 
     def step(self, optimizer: torch.optim.Optimizer, gradients: Callable[[], Tensor]) -> None:
-        """The optimizer's step.
-
-        Args:
-            gradients: computes them; an optimizer may ask more than once.
-        """
+        """The optimizer's step, which may ask for gradients more than once."""
         if self.scaler is None:
             optimizer.step(gradients)  # type: ignore[arg-type]
             return

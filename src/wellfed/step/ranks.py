@@ -11,7 +11,29 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from wellfed.step.clip import ClipByNorm
+
+class ClipByNorm:
+    """`torch.nn.utils.clip_grad_norm_` for what an optimizer trains, bit for bit; does not wait for the device.
+
+    torch sorts the gradients by device and type twice a call, in Python, and each of its three functions enters a mode.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, max_norm: float) -> None:
+        self._optimizer, self._max_norm = optimizer, max_norm
+        kinds = {(type(one), one.device, one.dtype) for group in optimizer.param_groups for one in group["params"]}
+        self.is_of_one_kind = len(kinds) == 1 and next(iter(kinds))[0] is nn.Parameter
+
+    @torch.no_grad()
+    def __call__(self) -> None:
+        """Limit the norm of the gradients."""
+        groups = self._optimizer.param_groups
+        gradients = [one.grad for group in groups for one in group["params"] if one.grad is not None]
+        if self.is_of_one_kind and gradients:
+            norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+            torch._foreach_mul_(gradients, norm.add_(1e-6).reciprocal_().mul_(self._max_norm).clamp_(max=1.0))
+        elif gradients:
+            nn.utils.clip_grad_norm_([one for group in groups for one in group["params"]], self._max_norm)
+
 
 BUCKET_BYTES = 25 * 2**20
 """Gradients that are summed in one call; as DDP's ``bucket_cap_mb``."""
@@ -57,10 +79,7 @@ class Ranks:
 
 class _Wrapped(Ranks):
     def __init__(self, wrapper: nn.Module, device: torch.device) -> None:
-        """
-        Args:
-            wrapper: DDP or FSDP, around a module whose forward calls its first argument with the others.
-        """
+        """``wrapper`` is DDP or FSDP, around a module whose forward calls its first argument with the others."""
         self._wrapper: Any = wrapper
         self._device = device
         self.size, self.number = dist.get_world_size(), dist.get_rank()
@@ -109,10 +128,7 @@ class RetryingReplicas(Replicas):
     retries_together = True
 
     def __init__(self, wrapper: nn.Module, device: torch.device, weights: Sequence[nn.Parameter]) -> None:
-        """
-        Args:
-            weights: those that are trained, the same on all ranks, in the same order.
-        """
+        """``weights`` are those that are trained, the same on all ranks, in the same order."""
         super().__init__(wrapper, device)
         self._weights = list(weights)
         # On the host: to agree must not make it wait for the device.

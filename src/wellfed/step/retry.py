@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -25,7 +26,7 @@ class StepRetry:
         ladder: None = errors of memory pass as they are.
         start: None = nothing is done again, a failure ends the run.
         forget: lets go of what a failed step has left: gradients, sums.
-        way_out: what is said at the end of an error: what holds the memory, and what else can be done.
+        way_out: ends an error: what holds the memory, and what else can be done.
         may_adapt: False = the first failure ends the run, whatever is left of the ladder.
     """
 
@@ -42,6 +43,9 @@ class StepRetry:
     ) -> None:
         self._ladder, self._start, self._may_adapt = ladder, start, may_adapt
         self._ranks = ranks if ranks is not None and ranks.retries_together else None
+        self._tried: Callable[[Callable[[], Any]], tuple[Any, oom.MemoryFailure | None]] = oom.attempted
+        if self._ranks is not None:
+            self._tried = partial(self._tried_by_all, self._ranks)
         self._forget, self._way_out, self._on_event = forget, way_out, on_event
         self.step = 0
         """Number of the one that is done, for events."""
@@ -61,8 +65,8 @@ class StepRetry:
         while True:
             result, failure = self._tried(attempt)
             if failure is None:
-                return result  # type: ignore[return-value]
-            del result  # outside the handler, whose traceback would keep the failed step's tensors alive
+                return result  # type: ignore[no-any-return]
+            del result
             self._go_down(failure)
 
     def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], Any]) -> None:
@@ -101,16 +105,10 @@ class StepRetry:
             oom.release()
             self._tell(changed)
 
-    def _tried(self, attempt: Callable[[], Result]) -> tuple[Result | None, oom.MemoryFailure | None]:
-        """The result, or the memory failure in its place, of this rank or another; other errors are raised."""
-        result, failure = None, None
-        try:
-            result = attempt()
-        except Exception as error:
-            failure = oom.classify(error)
-            if failure is None:
-                raise
-        if self._ranks is not None and self._ranks.any(failure is not None) and failure is None:
+    @staticmethod
+    def _tried_by_all(ranks: Ranks, attempt: Callable[[], Any]) -> tuple[Any, oom.MemoryFailure | None]:
+        result, failure = oom.attempted(attempt)
+        if ranks.any(failure is not None) and failure is None:
             failure = oom.MemoryFailure("device_oom", "another rank ran out of memory.")
         return result, failure
 

@@ -22,11 +22,7 @@ class Totals:
         self.count = 0
 
     def add(self, name: str, value: Tensor, share: float, *, is_overwritten: bool = False) -> None:
-        """A micro-batch's mean with its share of the step, 0..1.
-
-        Args:
-            is_overwritten: the memory of ``value`` is written to again before the sums are taken.
-        """
+        """A micro-batch's mean with its share of the step, 0..1; copied if its memory is overwritten by the next."""
         value = value.detach().float()
         if share != 1:
             value = value * share
@@ -65,11 +61,7 @@ class Totals:
         self._sums, self.count = {}, 0
 
     def take(self, reduce: Callable[[Tensor], Tensor] | None = None) -> dict[str, float]:
-        """Means over the steps since the last call; waits for the device once.
-
-        Args:
-            reduce: the mean of a tensor over all ranks, where there are several.
-        """
+        """Means over the steps since the last call, by ``reduce`` over all ranks; waits for the device once."""
         if not self._sums or not self.count:
             return {}
         stacked = torch.stack([value.reshape(()) for value in self._sums.values()]) / self.count

@@ -31,15 +31,12 @@ class TrainStep:
     """Call it with a delivery; the weights change.
 
     Args:
-        loss: of the model.
-        prepare: what the data does to a micro-batch on the device.
         micro: sizes of micro-batches; they may change from step to step.
         features: asked for the source of feature rows at each micro-batch.
         ladder: ways of needing less memory; None = a failure of memory is nothing that is known here.
         retry_on_oom: False = the first failure ends the run, and nothing is kept for doing a step again.
         may_adapt: False = the same, though all is prepared for doing a step again.
         batches_ahead: copied to the device ahead of the step, for what is said of memory.
-        schedulers: of the learning rate, which on_nan=halve_lr halves.
         number: of the step before the first, for events.
     """
 
@@ -107,7 +104,8 @@ class TrainStep:
             with torch.enable_grad():  # its step may run without
                 losses.append(self._retry.gradients(lambda: self.forward_backward(delivery, self.split(delivery))))
             self._ranks.average_gradients()
-            if not self._is_finite_on_all_ranks():
+            # Not asked with on_nan=raise.
+            if self._is_finite is not None and self._ranks.any(not bool(self._is_finite)):
                 self._leave_out()
             self._precision.unscale(self._optimizer, clips=self._clip is not None)
             if self._clip is not None:
@@ -194,10 +192,6 @@ class TrainStep:
         self.totals.drop()
         for weight in self._trained:
             weight.grad = None
-
-    def _is_finite_on_all_ranks(self) -> bool:
-        """Whether all losses of the step are finite numbers; not asked with on_nan=raise."""
-        return self._is_finite is None or not self._ranks.any(not bool(self._is_finite))
 
     def _leave_out(self) -> None:
         """A step with a non-finite loss changes nothing; with halve_lr the rate goes down from here on."""

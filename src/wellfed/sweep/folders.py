@@ -35,7 +35,17 @@ def find(asked: str, log_dir: Path) -> Path:
         problem = f"is a folder without {grid.FILE_NAME}, so no sweep's."
     else:
         problem = f"is neither a folder nor the name of a sweep in {log_dir}/*/sweeps."
-    raise ConfigError([Fault(asked or "''", problem, _way_out(asked, known, log_dir))])
+    if not known:
+        way_out = (
+            f"There is no sweep in {log_dir} yet: python src/train.py -m sweep=quick makes one. "
+            "Sweeps elsewhere: write the folder, or --log-dir."
+        )
+    else:
+        close = difflib.get_close_matches(asked, [path.name for path in known], n=1)
+        meant = f"Did you mean {close[0]}? " if close else ""
+        more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+        way_out = f"{meant}There are: {', '.join(map(str, known[:_LISTED]))}{more}."
+    raise ConfigError([Fault(asked or "''", problem, way_out)])
 
 
 def load(folder: Path) -> tuple[SweepFile, Read]:
@@ -57,15 +67,3 @@ def _is(kind: Callable[[Path], bool], path: Path) -> bool:
         return kind(path)
     except (OSError, ValueError):
         return False
-
-
-def _way_out(asked: str, known: list[Path], log_dir: Path) -> str:
-    if not known:
-        return (
-            f"There is no sweep in {log_dir} yet: python src/train.py -m sweep=quick makes one. "
-            "Sweeps elsewhere: write the folder, or --log-dir."
-        )
-    close = difflib.get_close_matches(asked, [path.name for path in known], n=1)
-    meant = f"Did you mean {close[0]}? " if close else ""
-    more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
-    return f"{meant}There are: {', '.join(map(str, known[:_LISTED]))}{more}."

@@ -98,11 +98,7 @@ class SweepFile:
         return [replace(point, id=id_) for point, id_ in zip(made, self.ids, strict=True)]
 
     def write(self, folder: Path) -> None:
-        """Replace the file as a whole.
-
-        Raises:
-            OSError: it can't be written.
-        """
+        """Replace the file as a whole."""
         write_atomically(folder / FILE_NAME, json.dumps(self.to_dict(), indent=1) + "\n")
 
     def to_dict(self) -> dict[str, Any]:

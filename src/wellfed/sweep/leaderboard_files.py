@@ -8,13 +8,9 @@ import re
 import shlex
 from pathlib import Path
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
 from wellfed.record import write_atomically
-from wellfed.sweep.leaderboard_columns import columns
-from wellfed.sweep.leaderboard_html import to_html
+from wellfed.sweep.leaderboard_html import page, to_html
 from wellfed.sweep.ranking import Leaderboard
-from wellfed.units import counted, show_percent
 
 CSV_COLUMNS = (
     *("rank", "point", "status", "tie", "attempt", "samples_per_s", "score", "ci95_low", "ci95_high", "runs"),
@@ -67,12 +63,7 @@ class _Lines:
 
 def to_markdown(board: Leaderboard) -> str:
     """The same for a page in a repository: ranks, what failed, which knob mattered, notes."""
-    pages = Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    pages.filters.update(code=_code, plain=_plain, shell=shlex.join, counted=counted, percent=show_percent)
-    page = pages.get_template("leaderboard.md.j2")
-    text = page.render(board=board, sweep=board.sweep, objective=board.objective, columns=columns(board))
+    text = page("leaderboard.md.j2", board, autoescape=False, filters={"code": _code, "plain": _plain})
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 

@@ -6,11 +6,12 @@ import io
 import re
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -63,33 +64,46 @@ class HeatMap:
 
 def to_html(board: Leaderboard) -> str:
     """The page. Every text of the user's is escaped."""
-    pages = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    pages.filters.update(shell=shlex.join, counted=counted, percent=show_percent, gib=show_gib)
     ranked, front = board.ranked, [entry for entry in board.ranked if entry.on_front]
     front.sort(key=lambda entry: entry.peak_memory_gib or 0)
-    page: str = pages.get_template("leaderboard.html.j2").render(
-        board=board,
-        objective=board.objective,
+    return page(
+        "leaderboard.html.j2",
+        board,
+        autoescape=True,
         upright=board.objective.beside_memory,
         ranked=ranked,
         tied=sum(entry.rank == 1 for entry in ranked) - 1,
         top=max((figure for entry in ranked for figure in (entry.score or 0, *(entry.ci95 or ()))), default=0),
         pending=[entry for entry in board.entries if entry.status == "pending"],
-        columns=columns(board),
         interval=interval,
         effects=board.effects,
         maps=_heat_maps(board),
         most_maps=MOST_MAPS,
-        picture=_picture(board, front),
+        picture=_memory_picture(board),
         front=front,
     )
-    return page
+
+
+def page(
+    template: str,
+    board: Leaderboard,
+    *,
+    autoescape: bool,
+    filters: Mapping[str, Callable[[str], str]] = MappingProxyType({}),
+    **more: Any,
+) -> str:
+    """A leaderboard by a template of this folder."""
+    pages = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=autoescape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.filters.update(shell=shlex.join, counted=counted, percent=show_percent, gib=show_gib, **filters)
+    return pages.get_template(template).render(
+        board=board, sweep=board.sweep, objective=board.objective, columns=columns(board), **more
+    )
 
 
 def _heat_maps(board: Leaderboard) -> list[HeatMap]:
@@ -120,25 +134,11 @@ def _cell(entries: Sequence[Entry], lowest: float) -> HeatCell:
     return HeatCell(mean, 1.0 if mean is None or lowest == 1 else (mean - lowest) / (1 - lowest), told)
 
 
-def _picture(board: Leaderboard, front: Sequence[Entry]) -> Markup | None:
-    """The drawing, which holds no text of the user's, with its figures in words."""
-    picture, upright = memory_picture(board), board.objective.beside_memory
-    if picture is None:
-        return None
-    told = "; ".join(
-        f"rank {entry.label}, {show_gib(entry.peak_memory_gib or 0)}, "
-        f"{upright.number(upright(entry) or 0)}{upright.unit.format('')}"
-        for entry in front
-    )
-    label = escape(f"{upright.noun.capitalize()} against peak memory. On the front: {told}.")
-    return Markup(picture.replace("<svg", f'<svg role="img" aria-label="{label}"', 1))
-
-
-def memory_picture(board: Leaderboard) -> str | None:
+def _memory_picture(board: Leaderboard) -> Markup | None:
     """An ``<svg>`` element with every point that has both figures, intervals as bars, the Pareto front joined and
     labelled with ranks; None if no point has both.
 
-    It holds no text of the user's, and is coloured by ``currentColor`` and ``var(--accent)``.
+    It holds no text of the user's, is coloured by ``currentColor`` and ``var(--accent)``, and tells the front in words.
     """
     upright = board.objective.beside_memory
     shown = [
@@ -185,4 +185,10 @@ def memory_picture(board: Leaderboard) -> str | None:
         figure.savefig(drawn, format="svg", transparent=True, metadata=none)
     svg = drawn.getvalue()
     svg = svg[svg.index("<svg") :].replace(_INK, "currentColor").replace(_ACCENT, "var(--accent)")
-    return re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", re.sub(r' height="[^"]*pt"', "", svg, count=1), count=1)
+    svg = re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", re.sub(r' height="[^"]*pt"', "", svg, count=1), count=1)
+    told = "; ".join(
+        f"rank {entry.label}, {show_gib(peak)}, {upright.number(height)}{upright.unit.format('')}"
+        for peak, height, entry in front
+    )
+    label = escape(f"{upright.noun.capitalize()} against peak memory. On the front: {told}.")
+    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1))

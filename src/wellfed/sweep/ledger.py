@@ -148,21 +148,14 @@ def append(folder: Path, rows: Iterable[Row]) -> None:
     text = "".join(f"{row.to_line()}\n" for row in rows)
     if not text:
         return
-    path = folder / FILE_NAME
-    with path.open("ab") as stream:  # O_APPEND: one write, one place
-        if _is_cut(path):
-            text = "\n" + text
+    with (folder / FILE_NAME).open("ab+") as stream:  # O_APPEND: one write, one place
+        if stream.seek(0, os.SEEK_END) > 0:
+            stream.seek(-1, os.SEEK_END)
+            if stream.read(1) != b"\n":
+                text = "\n" + text
         stream.write(text.encode())
         stream.flush()
         os.fsync(stream.fileno())
-
-
-def _is_cut(path: Path) -> bool:
-    with path.open("rb") as stream:
-        if stream.seek(0, os.SEEK_END) == 0:
-            return False
-        stream.seek(-1, os.SEEK_END)
-        return stream.read(1) != b"\n"
 
 
 def missing(points: Sequence[str], found: Read, retry: Sequence[str] = ()) -> list[str]:

@@ -9,25 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from wellfed.units import show_count, show_gib
 
-
-class Measured(Protocol):
-    """What a row of the ledger has measured; None where it has not."""
-
-    @property
-    def samples_per_s(self) -> float | None:
-        """While training, after the warm-up."""
-
-    @property
-    def energy_per_sample_j(self) -> float | None:
-        """Of all GPUs together."""
-
-    @property
-    def peak_memory_gib(self) -> float | None:
-        """Of the device."""
+if TYPE_CHECKING:
+    from wellfed.sweep.ledger import Row
+    from wellfed.sweep.ranking import Entry
 
 
 @dataclass(frozen=True)
@@ -35,7 +23,7 @@ class Objective:
     """What ranks the points of a sweep."""
 
     name: str
-    figure: Callable[[Measured], float | None]
+    figure: Callable[[Row | Entry], float | None]
     higher_is_better: bool
     title: str
     """For it in a heading: Throughput."""
@@ -52,7 +40,7 @@ class Objective:
     is_interval_known: bool = False
     """``ci95`` of a row is an interval of this figure: one run tells how sure it is."""
 
-    def __call__(self, row: Measured) -> float | None:
+    def __call__(self, row: Row | Entry) -> float | None:
         """The figure of a row, finite and above 0, or None."""
         figure = self.figure(row)
         return figure if figure is not None and math.isfinite(figure) and figure > 0 else None
@@ -86,10 +74,6 @@ class Objective:
         return f"{self.number(figure)} {self.unit.format(sample_unit)}".rstrip()
 
 
-def _samples_per_joule(row: Measured) -> float | None:
-    return 1 / row.energy_per_sample_j if row.energy_per_sample_j else None
-
-
 SAMPLES_PER_S = Objective(
     name="samples_per_s",
     figure=lambda row: row.samples_per_s,
@@ -104,7 +88,7 @@ SAMPLES_PER_S = Objective(
 )
 SAMPLES_PER_JOULE = Objective(
     name="samples_per_joule",
-    figure=_samples_per_joule,
+    figure=lambda row: 1 / row.energy_per_sample_j if row.energy_per_sample_j else None,
     higher_is_better=True,
     title="Samples per joule",
     noun="efficiency",

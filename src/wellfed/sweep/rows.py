@@ -28,7 +28,7 @@ _KILLED = (
 )
 
 
-def ended_row(row: Row, sweep: Path, *, exit_code: int, seconds: float, timed_out: bool) -> Row:
+def ended_row(row: Row, sweep: Path, exit_code: int, seconds: float, *, timed_out: bool) -> Row:
     """The row of a trial whose process has ended, made of what was known before; what its record lacks of its end is
     written there too."""
     folder = sweep / row.folder
@@ -128,13 +128,13 @@ def _verdict(
     if found is not None and found.status not in ("running", "killed"):
         return _as_told(found)
     if exit_code == EXIT_NOTHING_RUN:
-        return "invalid", _error("config", "", "")
+        return "invalid", _error("config")
     if exit_code == EXIT_OUT_OF_MEMORY:
-        return "oom", _error("device_oom", "", "")
-    return "failed", _error("code", "", "")
+        return "oom", _error("device_oom")
+    return "failed", _error("code")
 
 
-def _error(kind: ErrorKind, message: str, advice: str) -> ErrorEntry:
+def _error(kind: ErrorKind, message: str = "", advice: str = "") -> ErrorEntry:
     return {"kind": kind, "message": message, "advice": advice}
 
 
@@ -142,7 +142,7 @@ def refused_row(row: Row, status: Status, message: str) -> Row:
     """The row of a point that was not started."""
     kind: ErrorKind = "data" if status == "failed" else "config"
     now = datetime.now(UTC).isoformat(timespec="seconds")
-    return replace(row, status=status, error=_error(kind, message, ""), started_at=now)
+    return replace(row, status=status, error=_error(kind, message), started_at=now)
 
 
 def last_lines(path: Path, number: int) -> list[str]:

@@ -45,10 +45,7 @@ _NAME = re.compile(r"\w[\w.-]*")
 
 
 def run_sweep(multirun: Multirun, launch: Launch | None = None) -> int:
-    """All of it; 0 if any trial is ok.
-
-    Args:
-        launch: None = processes of our own, one a GPU at a time.
+    """All of it, by ``launch`` or in processes of our own, one a GPU at a time; 0 if any trial is ok.
 
     Raises:
         ConfigError: no sweep can be made of this; nothing was run.

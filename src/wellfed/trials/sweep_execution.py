@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Literal
 
@@ -15,7 +16,7 @@ from wellfed.trials.fork_server import JobEnd
 from wellfed.trials.sweep_ledger import SweepLedger
 from wellfed.trials.sweep_screen import SweepScreen
 from wellfed.trials.sweep_setup import SweepSetup
-from wellfed.trials.trial import RunPoint, shared_key
+from wellfed.trials.tasks import shared_key
 from wellfed.trials.trial_pool import ForkServers, QueuedTrial, Slots, TrialPool
 
 Launch = Callable[[list[list[str]]], object]
@@ -48,19 +49,18 @@ class SweepExecution:
 
     def launch_missing(self, launch: Launch) -> None:
         """The same trials by Hydra's own means, told when all have ended."""
-        missing = self._ledger.missing(self._ready)
+        missing, folder = self._ledger.missing(self._ready), self._ledger.folder
         self._screen.begin(len(missing), self._ledger.best())
         jobs = []
         for point in missing:
-            open_trial_folder(self._ledger.folder / point)
-            where = [assigned("hydra.sweep.dir", str(self._ledger.folder.absolute())), f"hydra.sweep.subdir={point}"]
+            open_trial_folder(folder / point)
+            where = [assigned("hydra.sweep.dir", str(folder.absolute())), f"hydra.sweep.subdir={point}"]
             jobs.append([*self._ready[point].point.overrides, *where])
         if jobs:
             launch(jobs)
         for point in missing:
             row = self._ledger.begin(self._ready[point].point, "trial")
-            recorded = recorded_row(row, self._ledger.folder)
-            self._ledger.add(recorded or refused_row(row, "failed", "left no complete record"))
+            self._ledger.add(recorded_row(row, folder) or refused_row(row, "failed", "left no complete record"))
 
     def _run(self, points: Sequence[str], kind: Literal["trial", "confirm"]) -> bool:
         """False: stopped at the first that did not end well."""
@@ -69,21 +69,19 @@ class SweepExecution:
             ready = self._ready[point]
             row = self._ledger.begin(ready.point, kind)
             folder = self._ledger.folder / row.folder
-            composed = replace(ready.composed, run_dir=folder)
-            task = RunPoint(composed, ready.plan, ready.feature_rows)
+            task = replace(ready, composed=replace(ready.composed, run_dir=folder))
             num_gpus = 0
             if ready.plan is not None:
                 row = replace(row, predicted_peak_gib=ready.plan.predicted_peak_gib)
                 num_gpus = ready.plan.num_gpus
             begun[row.folder] = row
-            shared = shared_key(composed.config)
-            queue.append(QueuedTrial(row.folder, shared, composed.config, task, folder, num_gpus))
+            config = ready.composed.config
+            queue.append(QueuedTrial(row.folder, shared_key(config), config, task, folder, num_gpus))
         all_well = True
         for finished in self._pool.run(queue):
             row, end = begun[finished.trial.key], finished.end
             if isinstance(end, JobEnd):
-                folder, timed_out = self._ledger.folder, finished.timed_out
-                row = ended_row(row, folder, exit_code=end.code, seconds=end.seconds, timed_out=timed_out)
+                row = ended_row(row, self._ledger.folder, end.code, end.seconds, timed_out=finished.timed_out)
             else:
                 row = refused_row(row, end.status, str(end))
             self._ledger.add(row)
@@ -96,8 +94,6 @@ class SweepExecution:
 def open_trial_folder(folder: Path) -> None:
     """Make it; an earlier attempt's is kept beside."""
     if folder.exists():
-        number = 1
-        while (aside := folder.with_name(f"{folder.name}.attempt{number}")).exists():
-            number += 1
-        folder.rename(aside)
+        asides = (folder.with_name(f"{folder.name}.attempt{number}") for number in count(1))
+        folder.rename(next(aside for aside in asides if not aside.exists()))
     folder.mkdir()

@@ -29,11 +29,8 @@ _MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
 
 
 class SweepLedger:
-    """The rows of a sweep in its folder, which nobody else writes to.
-
-    Args:
-        file: which sweep it is; its machine is the one before until `note_machine`.
-    """
+    """The rows of a sweep in its folder, which nobody else writes to; its machine is the one before until
+    `note_machine`."""
 
     def __init__(self, folder: Path, file: SweepFile, config: SweepConfig, screen: SweepScreen) -> None:
         self.folder, self.file, self._screen = folder, file, screen
@@ -46,43 +43,37 @@ class SweepLedger:
 
     def say_what_changed(self) -> None:
         """A ledger that is there already is gone on with; what makes its rows another matter is said."""
+        say = self._screen.say
         for number in self._found.damaged:
             text = "is cut or no row; its trial runs again unless its own record is whole."
-            self._screen.say(f"{ledger.FILE_NAME}: line {number} {text}")
+            say(f"{ledger.FILE_NAME}: line {number} {text}")
         try:
             earlier = SweepFile.read(self.folder)
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
-            self._screen.say(f"{error} It is written anew.")
+            say(f"{error} It is written anew.")
             return
         self.file = replace(self.file, machine=earlier.machine)
-        now, before, latest = set(self.file.ids), set(earlier.ids), self._found.latest()
-        known = latest.keys()
+        now, before, rows = set(self.file.ids), set(earlier.ids), self._latest()
         if now == before:
-            self._screen.say(f"Going on in {self.folder}: {len(now & known)} of {len(now)} points have a row.")
+            say(f"Going on in {self.folder}: {len(rows)} of {len(now)} points have a row.")
         else:
-            self._screen.say(
-                f"{self.folder} was made with another grid: {len(now - before)} points are new, {len(now & known)} "
-                f"have a row, {len(before - now)} that this grid lacks stay in {ledger.FILE_NAME}."
+            say(
+                f"{self.folder} was made with another grid: {len(now - before)} points are new, {len(rows)} have a "
+                f"row, {len(before - now)} that this grid lacks stay in {ledger.FILE_NAME}."
             )
+        kept = "rows measured before are kept"
         again = "To measure them again: sweep.retry=[ok], or another sweep.name."
-        measured = [row for point, row in latest.items() if point in now and row.status == "ok"]
-        codes = sorted({row.code for row in measured} - {self.file.code})
-        if codes:
-            self._screen.say(
-                f"The code has changed since ({', '.join(codes)} -> {self.file.code}): rows measured before are kept "
-                f"and marked. {again}"
-            )
-        if measured and earlier.trial_steps not in (0, self._trial_steps):
-            self._screen.say(
-                f"sweep.trial_steps was {earlier.trial_steps} and is {self._trial_steps}: rows measured before are "
-                f"kept. {again}"
-            )
-        bad = Counter(row.status for point, row in latest.items() if point in now and row.status in _MAY_BE_RETRIED)
-        if left := {status: number for status, number in bad.items() if status not in self._retry}:
+        codes = {row.code for row in rows if row.status == "ok"}
+        if changed := sorted(codes - {self.file.code}):
+            say(f"The code has changed since ({', '.join(changed)} -> {self.file.code}): {kept} and marked. {again}")
+        if codes and earlier.trial_steps not in (0, self._trial_steps):
+            say(f"sweep.trial_steps was {earlier.trial_steps} and is {self._trial_steps}: {kept}. {again}")
+        left = Counter(row.status for row in rows if row.status in _MAY_BE_RETRIED and row.status not in self._retry)
+        if left:
             told = ", ".join(f"{number} {status}" for status, number in left.items())
-            self._screen.say(f"Kept as they are: {told}; sweep.retry=[{','.join(left)}] runs them again.")
+            say(f"Kept as they are: {told}; sweep.retry=[{','.join(left)}] runs them again.")
 
     def adopt(self, points: Sequence[GridPoint]) -> None:
         """Rows of trials that ended just when the sweep was killed."""
@@ -127,9 +118,9 @@ class SweepLedger:
 
     def _best_first(self) -> list[Row]:
         """The latest rows that rank, by their trial alone."""
-        good = {row.point: self._objective(row) for row in self._latest() if row.status == "ok"}
-        rows = [row for row in self._latest() if good.get(row.point) is not None]
-        return sorted(rows, key=lambda row: -self._objective.goodness(good[row.point] or 0))
+        found = [(self._objective(row), row) for row in self._latest() if row.status == "ok"]
+        good = [(self._objective.goodness(figure), row) for figure, row in found if figure is not None]
+        return [row for _, row in sorted(good, key=lambda each: -each[0])]
 
     # -- what comes to it -----------------------------------------------------------------------------------------
 

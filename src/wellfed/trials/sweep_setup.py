@@ -6,23 +6,18 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from wellfed.config.compose import Composed
 from wellfed.config.multirun import Multirun
-from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
 from wellfed.sweep.grid import GridPoint
 from wellfed.trials.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.trials.sweep_ledger import SweepLedger
 from wellfed.trials.sweep_screen import SweepScreen
+from wellfed.trials.tasks import ComputeRows, PlanPoints, RunPoint, shared_key
 from wellfed.trials.trial_pool import ForkServers, visible
 from wellfed.units import counted
-
-if TYPE_CHECKING:
-    from wellfed.trials.trial import PointPlan
 
 _MANY = 20
 """Points that take seconds to compose."""
@@ -30,30 +25,19 @@ _ROWS_S = 20
 """Feature rows that take longer are left to the trials."""
 
 
-@dataclass(frozen=True)
-class ReadyPoint:
-    """A point that can be run."""
-
-    point: GridPoint
-    composed: Composed[RunConfig]
-    plan: PointPlan | None = None
-    """None = not planned; it is then tried on the processor's place."""
-    feature_rows: Path | None = None
-    """Where they are, computed for all trials that share them."""
-
-
+@dataclass
 class SweepSetup:
     """What has to be there before trials can run; `scratch_folder` is for what they share."""
 
-    def __init__(
-        self, multirun: Multirun, ledger: SweepLedger, screen: SweepScreen, scratch: Path, timeout_s: float
-    ) -> None:
-        self._multirun, self._ledger, self._screen = multirun, ledger, screen
-        self._scratch, self._timeout_s = scratch, timeout_s
-        self.ready: dict[str, ReadyPoint] = {}
-        """Points that compose and, once planned, fit; by id."""
-        self.gpus: list[str] = []
-        """As CUDA_VISIBLE_DEVICES names them."""
+    multirun: Multirun
+    ledger: SweepLedger
+    screen: SweepScreen
+    scratch: Path
+    timeout_s: float
+    ready: dict[str, RunPoint] = field(default_factory=dict, init=False)
+    """Points that compose and, once planned, fit; by id."""
+    gpus: list[str] = field(default_factory=list, init=False)
+    """As CUDA_VISIBLE_DEVICES names them."""
 
     def compose(self, points: Sequence[GridPoint]) -> None:
         """Each point's configuration, or its row.
@@ -62,36 +46,34 @@ class SweepSetup:
             ConfigError: a fault that all points share: no axis can cure it.
         """
         if len(points) > _MANY:
-            self._screen.say(f"Composing {counted(len(points), 'point')}")
+            self.screen.say(f"Composing {counted(len(points), 'point')}")
         refused: list[tuple[GridPoint, ConfigError]] = []
         for point in points:
             try:
-                composed = self._multirun.compose(point.overrides, self._ledger.folder / point.id)
+                composed = self.multirun.compose(point.overrides, self.ledger.folder / point.id)
             except ConfigError as error:
                 refused.append((point, error))
             else:
-                self.ready[point.id] = ReadyPoint(point, composed)
-        if not self.ready and self._ledger.is_empty and len({refusal.faults for _, refusal in refused}) == 1:
+                self.ready[point.id] = RunPoint(point, composed)
+        if not self.ready and self.ledger.is_empty and len({refusal.faults for _, refusal in refused}) == 1:
             raise refused[0][1]
         for point, refusal in refused:
-            self._ledger.refuse(point, "invalid", " ".join(map(str, refusal.faults)))
+            self.ledger.refuse(point, "invalid", " ".join(map(str, refusal.faults)))
 
     def plan(self, servers: ForkServers, points: Collection[str]) -> None:
         """Each of these points' plan, or its row."""
-        from wellfed.trials.trial import shared_key
-
         groups: dict[str, list[str]] = {}
         for point in points:
             groups.setdefault(shared_key(self.ready[point].composed.config), []).append(point)
         if groups:
             different = f" of {len(groups)} different data or models" if len(groups) > 1 else ""
-            self._screen.say(f"Planning {counted(len(points), 'point')}{different}")
+            self.screen.say(f"Planning {counted(len(points), 'point')}{different}")
         for shared, members in groups.items():
             try:
                 server = servers.get(shared, self.ready[members[0]].composed.config)
             except ForkServerFailed as failed:
                 for point in members:
-                    self._ledger.refuse(self.ready.pop(point).point, failed.status, str(failed))
+                    self.ledger.refuse(self.ready.pop(point).point, failed.status, str(failed))
                 continue
             try:
                 self._plan_with(server, members)
@@ -101,33 +83,29 @@ class SweepSetup:
 
     def _plan_with(self, server: ForkServer, points: Sequence[str]) -> None:
         """In one process, or in several: a point that ends it is left without a plan."""
-        from wellfed.trials.trial import PlanPoints
-
         while points:
             task = PlanPoints([(point, self.ready[point].composed) for point in points])
-            seen, *plans = server.ask(Job("plan", self._scratch, task), self._timeout_s) or (None,)
+            seen, *plans = server.ask(Job("plan", self.scratch, task), self.timeout_s) or (None,)
             if seen is not None:
                 self.gpus = visible(os.environ, seen.num_gpus)
-                self._ledger.note_machine(seen.description)
+                self.ledger.note_machine(seen.description)
             for plan in plans:
                 ready = self.ready[plan.point]
                 if plan.problem is None:
                     self.ready[plan.point] = replace(ready, plan=plan)
                 else:
                     del self.ready[plan.point]
-                    self._ledger.refuse(ready.point, "infeasible", plan.problem, plan.predicted_peak_gib)
+                    self.ledger.refuse(ready.point, "infeasible", plan.problem, plan.predicted_peak_gib)
             points = points[len(plans) + 1 :]
 
     def _share_rows(self, server: ForkServer, points: Sequence[str]) -> None:
         """Feature rows, once for all trials that keep them; where they can't be had, each computes its own."""
-        from wellfed.trials.trial import ComputeRows
-
         ready = [self.ready[point] for point in points if point in self.ready]
         keep = [each for each in ready if each.plan is not None and each.plan.keeps_rows]
         if not keep:
             return
-        file = self._scratch / f"{keep[0].point.id}.pt"
-        server.ask(Job("rows", self._scratch, ComputeRows(file)), min(_ROWS_S, self._timeout_s))
+        file = self.scratch / f"{keep[0].point.id}.pt"
+        server.ask(Job("rows", self.scratch, ComputeRows(file)), min(_ROWS_S, self.timeout_s))
         if file.exists():
             self.ready.update({each.point.id: replace(each, feature_rows=file) for each in keep})
 

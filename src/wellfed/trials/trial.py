@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -15,10 +13,8 @@ import wellfed.run.stages  # noqa: F401
 from wellfed.config.compose import Composed
 from wellfed.config.schema import Backend, RunConfig
 from wellfed.errors import ConfigError, Fault, WellfedError
-from wellfed.footprint.footprint import KnownFootprints
 from wellfed.generators import seed_everything
 from wellfed.hardware.detect import machine
-from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.memory.features import all_rows
@@ -26,6 +22,7 @@ from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.planner import Planner
 from wellfed.run.train import train
+from wellfed.trials.tasks import ComputeRows, MachineSeen, PlanPoints, PointPlan, RunPoint
 
 
 @dataclass(frozen=True)
@@ -35,56 +32,6 @@ class SharedParts:
     parts: assemble.Parts
     num_threads: int
     """Of torch, before it was told to use one: threads do not survive a fork."""
-
-
-@dataclass(frozen=True)
-class PointPlan:
-    """What can be known of a point before it runs, and need not be found out once more by its trials."""
-
-    point: str
-    """Its id."""
-    problem: str | None = None
-    """Why it can't be run."""
-    num_gpus: int = 0
-    predicted_peak_gib: float | None = None
-    first_batches: FirstBatches | None = None
-    footprints: KnownFootprints | None = None
-    keeps_rows: bool = False
-    """Its trials keep the features that `ComputeRows` computes."""
-
-
-@dataclass(frozen=True)
-class MachineSeen:
-    """The machine as trials see it."""
-
-    description: str
-    num_gpus: int
-
-
-@dataclass(frozen=True)
-class RunPoint:
-    """Run one point: a trial."""
-
-    composed: Composed[RunConfig]
-    plan: PointPlan | None = None
-    feature_rows: Path | None = None
-    """Where `ComputeRows` has left them."""
-
-
-@dataclass(frozen=True)
-class PlanPoints:
-    """Plan points without running any: answered by a `MachineSeen`, then a `PointPlan` for each."""
-
-    points: Sequence[tuple[str, Composed[RunConfig]]]
-    """Id and configuration."""
-
-
-@dataclass(frozen=True)
-class ComputeRows:
-    """Compute all feature rows on the CPU, for trials that would each do so."""
-
-    file: Path
-    """Not there unless all could be computed."""
 
 
 def prepare(config: RunConfig) -> SharedParts:
@@ -102,13 +49,6 @@ def prepare(config: RunConfig) -> SharedParts:
         way_out = "Leave tensors on the CPU; the engine moves them. Or add hydra/launcher=basic: all in one process."
         raise ConfigError([Fault("workload.data or workload.model", problem, way_out)])
     return SharedParts(parts, num_threads)
-
-
-def shared_key(config: RunConfig) -> str:
-    """Equal for configurations whose data and model are the same."""
-    workload = config.workload
-    has_optimizer = workload.optimizer is not None
-    return json.dumps([workload.data, workload.model, has_optimizer, config.seed], sort_keys=True, default=str)
 
 
 def work(shared: SharedParts, task: RunPoint | PlanPoints | ComputeRows) -> int | Iterator[MachineSeen | PointPlan]:
@@ -138,54 +78,46 @@ def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen
     """The machine, then the plan of each point, as soon as it is made: one may end this process."""
     facts = machine(torch_cuda())
     seen: dict[str, FirstBatches | None] = {}
+    """First batches, built once for all points that share them."""
+
+    def first_batches(config: RunConfig, plan: RunPlan) -> FirstBatches | None:
+        """None where nothing depends on them, or they can't be built."""
+        first = assemble.first_builder(config, plan)
+        if first is None:
+            return None
+        workload, loader, trainer = config.workload, config.loader, config.trainer
+        batches = [workload.effective_batch_size, workload.drop_last, trainer.devices]
+        limits = [trainer.limit_batches, trainer.overfit_batches, loader.skip_ids, loader.max_skipped]
+        key = repr([first, batches, limits])  # data and seed are the fork server's
+        if key not in seen:
+            seen[key] = assemble.look_at_first_batches(config, first, parts)
+        return seen[key]
+
+    def planned(point: str, composed: Composed[RunConfig]) -> PointPlan:
+        planner = Planner.start(composed, facts, parts)
+        rough = planner.rough()
+        estimate, first = planner.estimate(rough), first_batches(composed.config, rough)
+        # A backend that is still to be chosen is chosen by times, in the trial.
+        plan = planner.estimated(estimate, None if composed.config.loader.backend is Backend.auto else first)
+        is_kept = parts.features is not None and plan.memory.features in ("cache", "cache_host")
+        return PointPlan(
+            point,
+            problem=None if plan.misfit is None else str(plan.misfit),
+            num_gpus=plan.trainer.devices if plan.on_gpu else 0,
+            predicted_peak_gib=plan.predicted_peak_gib,
+            first_batches=first,
+            footprints=estimate.known,
+            # On a GPU a trial computes rows there; of bf16-true Lightning makes the model bf16 as a whole, and with it
+            # the rows.
+            keeps_rows=is_kept and not plan.on_gpu and plan.device.precision != "bf16-true",
+        )
+
     cards = ", ".join(gpu.name for gpu in facts.training_gpus) or "no GPU"
     yield MachineSeen(f"{facts.cpu}, {facts.cpu_quota_cores:g} cores; {cards}", len(facts.training_gpus))
     for point, composed in task.points:
         try:
-            yield _plan(point, composed, parts, facts, seen)
+            yield planned(point, composed)
         except ConfigError as error:
             yield PointPlan(point, " ".join(map(str, error.faults)))
         except WellfedError as error:
             yield PointPlan(point, str(error))
-
-
-def _first_batches(
-    config: RunConfig, plan: RunPlan, parts: assemble.Parts, seen: dict[str, FirstBatches | None]
-) -> FirstBatches | None:
-    """Built once for all points that share them; None where nothing depends on them, or they can't be built."""
-    first = assemble.first_builder(config, plan)
-    if first is None:
-        return None
-    workload, loader, trainer = config.workload, config.loader, config.trainer
-    batches = [workload.effective_batch_size, workload.drop_last, trainer.devices]
-    limits = [trainer.limit_batches, trainer.overfit_batches, loader.skip_ids, loader.max_skipped]
-    key = repr([first, batches, limits])  # data and seed are the fork server's
-    if key not in seen:
-        seen[key] = assemble.look_at_first_batches(config, first, parts)
-    return seen[key]
-
-
-def _plan(
-    point: str,
-    composed: Composed[RunConfig],
-    parts: assemble.Parts,
-    facts: MachineFacts,
-    seen: dict[str, FirstBatches | None],
-) -> PointPlan:
-    planner = Planner.start(composed, facts, parts)
-    rough = planner.rough()
-    estimate, first_batches = planner.estimate(rough), _first_batches(composed.config, rough, parts, seen)
-    # A backend that is still to be chosen is chosen by times, in the trial.
-    plan = planner.estimated(estimate, None if composed.config.loader.backend is Backend.auto else first_batches)
-    is_kept = parts.features is not None and plan.memory.features in ("cache", "cache_host")
-    return PointPlan(
-        point,
-        problem=None if plan.misfit is None else str(plan.misfit),
-        num_gpus=plan.trainer.devices if plan.on_gpu else 0,
-        predicted_peak_gib=plan.predicted_peak_gib,
-        first_batches=first_batches,
-        footprints=estimate.known,
-        # On a GPU a trial computes rows there; of bf16-true Lightning makes the model bf16 as a whole, and with it the
-        # rows.
-        keeps_rows=is_kept and not plan.on_gpu and plan.device.precision != "bf16-true",
-    )

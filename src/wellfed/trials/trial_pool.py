@@ -9,7 +9,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
@@ -109,25 +109,23 @@ class _RunningTrial:
     trial: QueuedTrial
     server: ForkServer
     place: Place
-    ends_s: float
     began_s: float
     timed_out: bool = False
 
 
+@dataclass
 class ForkServers:
     """A fork server for each data and model, made when first asked for; the oldest goes where there are too many.
 
-    Args:
-        log: of a server, by its number.
-        timeout_s: for preparing.
+    ``log`` names that of a server by its number; preparing may take ``timeout_s``.
     """
 
-    def __init__(
-        self, prepare: Callable[[RunConfig], Any], work: Work, log: Callable[[int], Path], timeout_s: float
-    ) -> None:
-        self._prepare, self._work, self._log, self._timeout_s = prepare, work, log, timeout_s
-        self._servers: dict[str, ForkServer] = {}
-        self._numbers: dict[str, int] = {}
+    prepare: Callable[[RunConfig], Any]
+    work: Work
+    log: Callable[[int], Path]
+    timeout_s: float
+    _servers: dict[str, ForkServer] = field(default_factory=dict, init=False)
+    _numbers: dict[str, int] = field(default_factory=dict, init=False)
 
     def get(self, shared: str, config: RunConfig, busy: Iterable[ForkServer] = ()) -> ForkServer:
         """The server of what is shared; those that are ``busy`` stay.
@@ -142,10 +140,10 @@ class ForkServers:
                 self._servers.pop(old).close()
         number = self._numbers.setdefault(shared, len(self._numbers) + 1)
         siblings = self._servers.values()
-        server = ForkServer(lambda: self._prepare(config), self._work, self._log(number), siblings)
+        server = ForkServer(lambda: self.prepare(config), self.work, self.log(number), siblings)
         self._servers[shared] = server
         try:
-            server.wait_ready(self._timeout_s)
+            server.wait_ready(self.timeout_s)
         except BaseException:
             self.drop(server)
             raise
@@ -162,34 +160,25 @@ class ForkServers:
             self.drop(server)
 
 
+@dataclass
 class TrialPool:
-    """Takes trials from a queue into the places there are.
+    """Takes trials from a queue into the places there are, and calls ``tick`` a few times a second."""
 
-    Args:
-        open_folder: makes the folder of a trial that starts.
-        tick: called a few times a second.
-    """
-
-    def __init__(
-        self,
-        servers: ForkServers,
-        slots: Slots,
-        timeout_s: float,
-        open_folder: Callable[[Path], None],
-        tick: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._servers, self._slots, self._timeout_s = servers, slots, timeout_s
-        self._open_folder, self._tick = open_folder, tick
-        self._queue: deque[QueuedTrial] = deque()
-        self._running: dict[str, _RunningTrial] = {}
+    servers: ForkServers
+    slots: Slots
+    timeout_s: float
+    open_folder: Callable[[Path], None]
+    tick: Callable[[], None] = lambda: None
+    _queue: deque[QueuedTrial] = field(default_factory=deque, init=False)
+    _running: dict[str, _RunningTrial] = field(default_factory=dict, init=False)
 
     def run(self, trials: Iterable[QueuedTrial]) -> Iterator[FinishedTrial]:
         """Each trial when it has ended, until all have."""
         self._queue.extend(trials)
         while self._queue or self._running:
-            while self._queue and (place := self._slots.take(self._queue[0].num_gpus)) is not None:
+            while self._queue and (place := self.slots.take(self._queue[0].num_gpus)) is not None:
                 yield from self._start(self._queue.popleft(), place)
-            self._tick()
+            self.tick()
             if self._running:
                 yield from self._wait()
 
@@ -199,31 +188,31 @@ class TrialPool:
 
     def _start(self, trial: QueuedTrial, place: Place) -> Iterator[FinishedTrial]:
         """Yields what it finds dead, the trial itself included."""
+
+        def server_of(trial: QueuedTrial) -> ForkServer:
+            return self.servers.get(trial.shared, trial.config, [each.server for each in self._running.values()])
+
         job = Job(trial.key, trial.folder, trial.task, place.environment, place.cpus)
         try:
-            server = self._server_of(trial)
-            self._open_folder(trial.folder)
+            server = server_of(trial)
+            self.open_folder(trial.folder)
             try:
                 server.start(job)
             except ForkServerFailed:  # it has died since it was last heard of
                 yield from self._all_died(server)
-                server = self._server_of(trial)
+                server = server_of(trial)
                 server.start(job)
         except ForkServerFailed as failed:
-            self._slots.give_back(place)
+            self.slots.give_back(place)
             yield FinishedTrial(trial, failed)
             return
-        now_s = time.monotonic()
-        self._running[trial.key] = _RunningTrial(trial, server, place, now_s + self._timeout_s, now_s)
-
-    def _server_of(self, trial: QueuedTrial) -> ForkServer:
-        return self._servers.get(trial.shared, trial.config, [each.server for each in self._running.values()])
+        self._running[trial.key] = _RunningTrial(trial, server, place, time.monotonic())
 
     def _wait(self) -> Iterator[FinishedTrial]:
         """A little, for what ends."""
         now_s = time.monotonic()
         for each in self._running.values():
-            if now_s >= each.ends_s and not each.timed_out:
+            if now_s >= each.began_s + self.timeout_s and not each.timed_out:
                 each.timed_out = True
                 each.server.kill(each.trial.key)
         servers = {id(each.server.connection): each.server for each in self._running.values()}
@@ -237,12 +226,12 @@ class TrialPool:
                 yield self._ended(end)
 
     def _all_died(self, server: ForkServer) -> Iterator[FinishedTrial]:
-        self._servers.drop(server)
+        self.servers.drop(server)
         for key in [key for key, each in self._running.items() if each.server is server]:
             yield self._ended(JobEnd(key, -signal.SIGKILL, time.monotonic() - self._running[key].began_s))
 
     def _ended(self, end: JobEnd) -> FinishedTrial:
         each = self._running.pop(end.key)
-        self._slots.give_back(each.place)
+        self.slots.give_back(each.place)
         # It may have ended well just then.
         return FinishedTrial(each.trial, end, each.timed_out and end.code == -signal.SIGKILL)

@@ -49,13 +49,7 @@ class Checkpoints(pl.Callback):
         finite_step: Callable[[], int] = lambda: 0,
         on_saved: Callable[[int, str], None] = lambda step, name: None,
     ) -> None:
-        """
-        Args:
-            metrics: the latest figures, ``val/<name>`` among them; read when a validation ends.
-            progress: told when a checkpoint is being written.
-            finite_step: the last step up to which all losses are known to have been finite.
-            on_saved: told the steps done and the file's name after each checkpoint.
-        """
+        """``metrics`` are the latest, ``val/<name>`` among them; all losses up to ``finite_step()`` were finite."""
         self._progress = progress or Progress()
         self.folder, self._every_steps, self._minutes, self._keep = folder, every_steps, minutes, keep_last
         self._best_metric, self._best_mode, self._metrics = best_metric, best_mode, metrics
@@ -86,9 +80,7 @@ class Checkpoints(pl.Callback):
         is_best = value is not None and self._is_best(value)
         if trainer.world_size > 1:  # rank 0 alone knows the best so far; saving is a collective
             is_best = trainer.strategy.broadcast(is_best)
-        if value is None or not is_best:
-            return
-        if self._save(trainer, BEST) and trainer.is_global_zero:
+        if value is not None and is_best and self._save(trainer, BEST) and trainer.is_global_zero:
             self._write_best(value)
 
     def validated_at_end(self, value: float, step: int) -> None:
@@ -123,8 +115,10 @@ class Checkpoints(pl.Callback):
 
     def _step_of_last(self) -> int | None:
         """Of ``last.ckpt``; None without one."""
-        if self._saved_step >= 0 or not (self.folder / LAST).exists():
-            return self._saved_step if self._saved_step >= 0 else None
+        if self._saved_step >= 0:
+            return self._saved_step
+        if not (self.folder / LAST).exists():
+            return None
         try:  # written by the run that is resumed
             return int(torch.load(self.folder / LAST, map_location="cpu", mmap=True, weights_only=True)["global_step"])
         except (OSError, RuntimeError, ValueError, KeyError, pickle.UnpicklingError) as error:
@@ -132,10 +126,8 @@ class Checkpoints(pl.Callback):
             return None
 
     def _is_best(self, value: float) -> bool:
-        if not math.isfinite(value):
-            return False
-        if self.best_value is None:
-            return True
+        if self.best_value is None or not math.isfinite(value):
+            return math.isfinite(value)
         return value > self.best_value if self._best_mode == "max" else value < self.best_value
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
@@ -228,15 +220,9 @@ def is_disk_error(error: BaseException) -> bool:
 
 
 def is_finite(module: pl.LightningModule) -> bool:
-    """Of the weights that are trained, and of a `StepModule`'s losses since its last row; waits for the device once.
-
-    On this rank alone.
-    """
-    weights = [
-        weight.detach()
-        for weight in module.parameters()
-        if weight.requires_grad and not is_lazy(weight) and weight.numel()
-    ]
+    """Of this rank's trained weights, and of a `StepModule`'s losses since its last row; waits for the device once."""
+    trained = (weight for weight in module.parameters() if weight.requires_grad and not is_lazy(weight))
+    weights = [weight.detach() for weight in trained if weight.numel()]
     largest = [get_total_norm(weights, norm_type=math.inf)] if weights else []  # NaN where any is
     losses = [module.totals.state_dict()["sums"].get("loss")] if isinstance(module, StepModule) else []
     found = [value.reshape(()).float().to(module.device) for value in [*largest, *losses] if value is not None]

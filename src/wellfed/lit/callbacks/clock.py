@@ -7,10 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 import lightning.pytorch as pl
+import torch
 
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.lit.module import StepModule
+from wellfed.timing.interval import MIN_STEPS
+from wellfed.timing.readiness import StepSummary
 from wellfed.timing.step_clock import StepClock, StepRow
 
 WARMUP_STEPS = 3
@@ -21,10 +24,7 @@ class TimedLoader:
     """A loader that tells the clock when it is asked for a batch and when it has it."""
 
     def __init__(self, loader: Any, clock: StepClock, *, unwrap: bool = False) -> None:
-        """
-        Args:
-            unwrap: hand out the bare batch, which is what a user's own LightningModule expects.
-        """
+        """``unwrap`` hands out the bare batch, which is what a user's own LightningModule expects."""
         self._loader, self._clock, self._unwrap = loader, clock, unwrap
         self.latest: Delivery | None = None
         """What was handed out last, without its batch, where that was handed out bare."""
@@ -103,8 +103,7 @@ class Clock(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step = module.step if isinstance(module, StepModule) else None
         told: Any = step or module
-        disturbed = getattr(told, "was_disturbed", False)
-        if disturbed:
+        if disturbed := getattr(told, "was_disturbed", False):
             told.was_disturbed = False
         size = batch.size if isinstance(batch, Delivery) else batches.batch_size(batch)
         self.clock.end(
@@ -128,7 +127,28 @@ class Clock(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
         if module.device.type == "cuda":
-            import torch
-
             torch.cuda.synchronize(module.device)
         self._take(self.clock.rows(wait=True))
+
+
+class StopWhenMeasured(pl.Callback):
+    """Must stand behind `Clock`. With several ranks, which would have to agree, all the steps are run.
+
+    The rate is known when half its 95 % interval is ``within`` this part of it.
+    """
+
+    def __init__(self, summary: Callable[[], StepSummary | None], within: float) -> None:
+        self._summary, self._within = summary, within
+        self._next_look = 0
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.world_size > 1 or trainer.global_step < self._next_look:
+            return
+        found = self._summary()
+        steps = 0 if found is None else found.steps
+        # Looking takes time that counts: the further on, the rarer.
+        self._next_look = trainer.global_step + max(MIN_STEPS - steps, steps // 4, 1)
+        if found is None or found.ci95 is None or steps < MIN_STEPS:
+            return
+        low, high = found.ci95
+        trainer.should_stop |= found.samples_per_s > 0 and (high - low) / 2 <= self._within * found.samples_per_s

@@ -40,10 +40,7 @@ class Figures(pl.Callback):
         stop_on_nan: bool,
         throughput: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
-        """
-        Args:
-            throughput: asked with each training row how fast it goes.
-        """
+        """``throughput`` is asked with each training row how fast it goes."""
         self._take, self._every, self.stops_on_nan, self._throughput = take, every, stop_on_nan, throughput
         self.handed_over_step = 0
         """The last step whose figures are out; with ``stop_on_nan`` all losses up to it were finite."""

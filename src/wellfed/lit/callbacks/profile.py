@@ -54,9 +54,8 @@ def _activities(device: torch.device) -> list[ProfilerActivity]:
 
     Asked for what it can't, torch warns with a stack of frames at every operation.
     """
-    if device.type != "cuda":
-        return [ProfilerActivity.CPU]
-    if ProfilerActivity.CUDA not in supported_activities():  # type: ignore[no-untyped-call]
+    if device.type == "cuda":
+        if ProfilerActivity.CUDA in supported_activities():  # type: ignore[no-untyped-call]
+            return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
         _LOG.warning("This build of torch can't record what a card does: profile.json shows the host alone.")
-        return [ProfilerActivity.CPU]
-    return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    return [ProfilerActivity.CPU]

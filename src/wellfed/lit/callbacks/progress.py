@@ -1,4 +1,4 @@
-"""A bar on the terminal, redrawn by the clock and not by the step."""
+"""Tells how far training is: the watching threads, the books, and a bar on the terminal."""
 
 from __future__ import annotations
 
@@ -11,6 +11,29 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from wellfed.lit.callbacks.clock import step_samples
+from wellfed.telemetry import run_progress
+
+
+class Watch(pl.Callback):
+    """Keeps step and phase up to date; what a reading belongs to is looked up there, not asked here."""
+
+    def __init__(self, progress: run_progress.Progress) -> None:
+        self._progress = progress
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._progress.step = trainer.global_step
+        self._progress.enter("train")
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._progress.step_done(trainer.global_step)
+
+    def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._before = self._progress.phase
+        self._progress.enter("validate")
+
+    def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
+        self._progress.enter(self._before)
+
 
 REDRAW_S = 0.5
 """rich takes some milliseconds to draw the bar."""
@@ -20,10 +43,7 @@ class Counts(pl.Callback):
     """Tells how far training is, after every step and before anything is saved."""
 
     def __init__(self, on_start: Callable[[], None], on_step: Callable[[int, float, int], None]) -> None:
-        """
-        Args:
-            on_step: takes steps done, epochs done (a fraction), samples of this step over all ranks.
-        """
+        """``on_step`` takes steps done, epochs done (a fraction), samples of this step over all ranks."""
         self._on_start, self._on_step = on_start, on_step
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:

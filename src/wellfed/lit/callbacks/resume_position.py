@@ -50,10 +50,6 @@ class GoOn(pl.Callback):
     """Does nothing until a checkpoint is loaded."""
 
     def __init__(self, loader: Any) -> None:
-        """
-        Args:
-            loader: has ``__len__``, and ``load_state_dict`` where it can go on.
-        """
         self._loader = loader
 
     def on_load_checkpoint(self, trainer: pl.Trainer, module: pl.LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -75,22 +71,16 @@ def counters_at(
 ) -> dict[str, Any]:
     """Lightning's counters between two steps, or between two epochs, of a run that is at this position.
 
-    Args:
-        position: epochs before this one, and batches of it that have been trained on.
-        step: batches trained on so far; optimizer steps, where each takes one.
-        counters: as they were saved; what the position does not say stays.
+    ``step`` counts the batches trained on so far. What the position does not say stays as in ``counters``, the saved.
     """
     epochs, batches = position["epoch"], position["batch"]
     if batches >= steps_per_epoch:
         epochs, batches = epochs + 1, 0
     begun = epochs + (batches > 0)
     epoch = {"ready": begun, "started": begun, "processed": epochs, "completed": epochs}
+    total, current = dict.fromkeys(epoch, step), dict.fromkeys(epoch, batches)
     return {
         "epoch_progress": {"total": dict(epoch), "current": dict(epoch)},
         "epoch_loop.state_dict": {**counters["epoch_loop.state_dict"], "_batches_that_stepped": step},
-        "epoch_loop.batch_progress": {"total": _all(step), "current": _all(batches), "is_last_batch": False},
+        "epoch_loop.batch_progress": {"total": total, "current": current, "is_last_batch": False},
     }
-
-
-def _all(count: int) -> dict[str, int]:
-    return dict.fromkeys(("ready", "started", "processed", "completed"), count)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from wellfed.lit.logger import FiguresLogger
+from wellfed.lit.guest import FiguresLogger
 
 
 def test_numbers_are_handed_on_and_nothing_else(tmp_path: Path):

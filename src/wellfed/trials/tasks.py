@@ -1,0 +1,76 @@
+"""Names what the processes of a sweep can be asked to do and what they answer; without torch, as the sweep's own is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wellfed.config.compose import Composed
+from wellfed.config.schema import RunConfig
+from wellfed.sweep.grid import GridPoint
+
+if TYPE_CHECKING:
+    from wellfed.footprint.footprint import KnownFootprints
+    from wellfed.loading.first_batches import FirstBatches
+
+
+@dataclass(frozen=True)
+class RunPoint:
+    """Run one point: a trial."""
+
+    point: GridPoint
+    composed: Composed[RunConfig]
+    plan: PointPlan | None = None
+    """None = not planned; it is then tried on the processor's place."""
+    feature_rows: Path | None = None
+    """Where they are, computed for all trials that share them."""
+
+
+@dataclass(frozen=True)
+class PlanPoints:
+    """Plan points without running any: answered by a `MachineSeen`, then a `PointPlan` for each."""
+
+    points: Sequence[tuple[str, Composed[RunConfig]]]
+    """Id and configuration."""
+
+
+@dataclass(frozen=True)
+class ComputeRows:
+    """Compute all feature rows on the CPU, for trials that would each do so."""
+
+    file: Path
+    """Not there unless all could be computed."""
+
+
+@dataclass(frozen=True)
+class MachineSeen:
+    """The machine as trials see it."""
+
+    description: str
+    num_gpus: int
+
+
+@dataclass(frozen=True)
+class PointPlan:
+    """What can be known of a point before it runs, and need not be found out once more by its trials."""
+
+    point: str
+    """Its id."""
+    problem: str | None = None
+    """Why it can't be run."""
+    num_gpus: int = 0
+    predicted_peak_gib: float | None = None
+    first_batches: FirstBatches | None = None
+    footprints: KnownFootprints | None = None
+    keeps_rows: bool = False
+    """Its trials keep the features that `ComputeRows` computes."""
+
+
+def shared_key(config: RunConfig) -> str:
+    """Equal for configurations whose data and model are the same."""
+    workload = config.workload
+    has_optimizer = workload.optimizer is not None
+    return json.dumps([workload.data, workload.model, has_optimizer, config.seed], sort_keys=True, default=str)
