@@ -87,7 +87,7 @@ def axes(draw: st.DrawFn) -> str:
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(st.lists(overrides(), min_size=1, max_size=3))
 def test_every_list_composes_or_is_told(typed: list[str]) -> None:
     try:
@@ -98,7 +98,7 @@ def test_every_list_composes_or_is_told(typed: list[str]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(axes(), min_size=1, max_size=3))
 def test_the_faults_of_a_multirun_are_found_in_every_list(typed: list[str]) -> None:
     loader = open_hydra().config_loader

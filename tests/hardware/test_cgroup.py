@@ -126,7 +126,7 @@ def test_room_is_the_smallest_of_the_levels_and_never_negative(tmp_path):
     assert (limits.memory_bytes, limits.memory_room_bytes) == (4 * GIB, 0)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(quotas=st.lists(st.one_of(st.none(), st.integers(1_000, 10_000_000)), min_size=1, max_size=4))
 def test_the_quota_is_never_above_any_level(tmp_path_factory, quotas):
     root = tmp_path_factory.mktemp("cgroup")

@@ -154,7 +154,7 @@ def test_closing_ends_the_worker_processes_and_iterating_starts_them_anew(expect
     assert deliveries(made, 1) == expected[sets.Fetching][6:]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     stops=st.lists(st.integers(1, 7), max_size=4), batch_size=st.integers(1, 30), drop_last=st.booleans(),
     limit=st.none() | st.integers(1, 4), skip=st.sets(st.integers(0, sets.SIZE - 2), max_size=6),
@@ -191,7 +191,7 @@ def test_any_chain_of_resumes_gives_the_same_deliveries(stops, batch_size, drop_
 skipped = st.sets(st.integers(0, sets.SIZE - 2), max_size=6)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     runs=st.lists(st.tuples(skipped, st.integers(1, 7)), min_size=1, max_size=4), batch_size=st.integers(1, 30),
     last=skipped,

@@ -54,7 +54,7 @@ def test_a_weight_that_was_flipped_is_found_although_torch_loads_it(whole: Path)
     assert not is_readable(whole)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(place=st.floats(0, 1, exclude_max=True), by=st.integers(1, 255))
 def test_any_flipped_byte_is_found_or_harmless(tmp_path_factory: pytest.TempPathFactory, place: float, by: int) -> None:
     path = tmp_path_factory.mktemp("flip") / "last.ckpt"
@@ -72,7 +72,7 @@ def test_any_flipped_byte_is_found_or_harmless(tmp_path_factory: pytest.TempPath
     assert torch.equal(state["state_dict"]["w"], STATE["state_dict"]["w"])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(kept=st.integers(0, 4000))
 def test_a_checkpoint_cut_anywhere_is_not_readable(tmp_path_factory: pytest.TempPathFactory, kept: int) -> None:
     path = tmp_path_factory.mktemp("cut") / "last.ckpt"

@@ -33,7 +33,7 @@ OF_THE_SWEEP = st.lists(
 )
 
 
-@settings(deadline=None)
+
 @given(st.data(), OVERRIDES, OF_THE_SWEEP)
 def test_neither_the_order_nor_how_it_is_watched_makes_it_another_point(
     data: st.DataObject, overrides: list[str], others: list[str]
@@ -42,7 +42,7 @@ def test_neither_the_order_nor_how_it_is_watched_makes_it_another_point(
     assert point_id(mixed) == point_id(overrides)
 
 
-@settings(deadline=None)
+
 @given(OVERRIDES, OVERRIDES)
 def test_other_overrides_make_another_point(one: list[str], other: list[str]) -> None:
     assert (point_id(one) == point_id(other)) == (sorted(one) == sorted(other))
@@ -71,7 +71,7 @@ def test_the_group_of_an_override(override: str, group: str) -> None:
     assert group_of(override) == group
 
 
-@settings(deadline=None)
+
 @given(st.dictionaries(NAMES, VALUES, max_size=3), OVERRIDES)
 def test_the_points_are_all_combinations_each_once(axes: Mapping[str, tuple[str, ...]], fixed: list[str]) -> None:
     made = Grid(axes, tuple(fixed))
@@ -96,7 +96,7 @@ def test_points_are_counted_without_making_any(monkeypatch: pytest.MonkeyPatch) 
     assert Grid(axes).size == 10**18
 
 
-@settings(deadline=None)
+
 @given(
     st.dictionaries(NAMES, VALUES, max_size=3),
     OVERRIDES.map(tuple),

@@ -21,7 +21,7 @@ def made(a: float, b: float, both: float = 0.0) -> list[float]:
     return [1000 * math.exp(log) for log in logs]
 
 
-@settings(deadline=None)
+
 @given(st.lists(st.floats(1, 1e6), min_size=len(GRID), max_size=len(GRID)).filter(lambda r: max(r) > 1.01 * min(r)))
 def test_shares_and_rest_of_a_full_grid_add_up_to_one(rates: list[float]) -> None:
     effects = knob_effects(GRID, rates, list(AXES))

@@ -53,7 +53,7 @@ def file_of(folder: Path) -> Path:
     return folder / "ledger.jsonl"
 
 
-@settings(deadline=None)
+
 @given(st.lists(ROWS, max_size=4), st.lists(ROWS, max_size=2))
 def test_what_is_written_is_read_in_order(
     tmp_path_factory: pytest.TempPathFactory, rows: list[Row], more: list[Row]

@@ -87,7 +87,7 @@ def test_a_guess_between_two_that_tie_leaves_their_tie() -> None:
     assert [entry.label for entry in found.ranked] == ["1=", "2?", "1="]
 
 
-@settings(deadline=None)
+
 @given(st.lists(st.none() | st.floats(1, 1e6), min_size=4, max_size=4), st.none() | st.floats(0, 0.5))
 def test_ranks_follow_rates(rates: list[float | None], own: float | None) -> None:
     found = board(*rated(*rates, own=own))
@@ -127,7 +127,7 @@ def test_what_was_measured_again_on_a_slower_machine_stays_before_what_was_slowe
 
 
 @given(st.lists(st.tuples(st.floats(1, 1000), st.lists(st.floats(1, 1000), max_size=3)), min_size=4, max_size=4))
-@settings(deadline=None)
+
 def test_only_what_was_faster_from_the_start_stands_before_a_higher_rate(
     measured: list[tuple[float, list[float]]],
 ) -> None:
@@ -232,7 +232,7 @@ def test_the_front_is_what_no_other_beats_in_rate_and_memory() -> None:
     assert [entry.on_front for entry in found.ranked] == [True, True, False, False]
 
 
-@settings(deadline=None)
+
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=4, max_size=4))
 def test_each_point_off_the_front_is_beaten_by_one_on_it(figures: list[tuple[int, int]]) -> None:
     rows = rated(*(float(rate) for rate, _ in figures))

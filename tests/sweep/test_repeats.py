@@ -64,7 +64,7 @@ def test_own_intervals_of_four_runs_are_halved_unless_the_runs_agree_better() ->
     assert 30.6 < interval[1] < 33
 
 
-@settings(deadline=None)
+
 @given(RUNS, NOISES)
 def test_the_rate_is_in_its_interval_and_among_its_runs(runs: list[Run], noise: Noise | None) -> None:
     rate, interval = mean_with_interval(runs, noise)
@@ -91,7 +91,7 @@ def test_noise_of_known_runs() -> None:
     assert noise.relative_sd == pytest.approx(math.sqrt((2e-4 + 2 * 4e-4) / 3))
 
 
-@settings(deadline=None)
+
 @given(st.lists(RUNS, max_size=5), st.floats(1e-3, 1e3))
 def test_noise_is_relative_so_units_do_not_matter(points: list[list[Run]], factor: float) -> None:
     noise = pooled_noise(points)

@@ -165,7 +165,7 @@ def test_a_damaged_record_is_as_good_as_none(tmp_path: Path, text: str) -> None:
     assert (folder / "run.json").read_bytes() == text.encode("latin-1")
 
 
-@settings(deadline=None)
+
 @given(st.integers(-64, 255), st.booleans(), st.sampled_from([None, "running", "ok", "failed"]))
 def test_every_end_makes_a_row_that_can_be_written(
     tmp_path_factory: pytest.TempPathFactory, exit_code: int, timed_out: bool, status: str | None

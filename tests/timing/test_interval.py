@@ -96,7 +96,7 @@ def test_steps_all_alike_leave_no_doubt() -> None:
     assert error_of_mean([0.0] * 40) == 0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.integers(1, 4096), st.floats(1e-6, 1e3)), min_size=40, max_size=130))
 def test_it_goes_with_the_unit_of_time(steps: list[tuple[int, float]]) -> None:
     samples, times_s = [size for size, _ in steps], [time_s for _, time_s in steps]

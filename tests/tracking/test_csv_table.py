@@ -177,7 +177,7 @@ def test_rows_after_a_step_are_cut(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["t.csv"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(cut=st.integers(1, 40), last=st.integers(0, 7))
 def test_a_line_torn_anywhere_goes_and_no_other(tmp_path_factory, cut, last):
     path = tmp_path_factory.mktemp("torn") / "t.csv"

@@ -177,7 +177,7 @@ UUIDS = [f"GPU-{number}" for number in range(8)]
 CPUS = st.none() | st.sets(st.integers(0, 200), min_size=1, max_size=64).map(frozenset)
 
 
-@settings(deadline=None)
+
 @given(st.integers(0, 8), CPUS, st.lists(st.integers(-3, 4), max_size=40))
 def test_no_gpu_has_two_trials_and_all_come_back(num_gpus: int, cpus: frozenset[int] | None, wishes: list[int]) -> None:
     """A wish of n >= 0 asks for n GPUs; n < 0 gives back one of those that are out."""
@@ -215,7 +215,7 @@ def assert_shares_apart(out: list[Place]) -> None:
     assert sum(map(len, shares)) == len(frozenset().union(*shares))
 
 
-@settings(deadline=None)
+
 @given(st.integers(2, 8), st.sets(st.integers(0, 200), min_size=8, max_size=64).map(frozenset))
 def test_the_processors_are_shared_out_evenly_and_none_is_left(num_gpus: int, cpus: frozenset[int]) -> None:
     slots = Slots(UUIDS[:num_gpus], cpus)

@@ -73,7 +73,7 @@ def parameter_lists(draw):
     return ", ".join(parts)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     parameters=parameter_lists(),
     given_names=st.sets(st.sampled_from([*NAMES, "f"])),
