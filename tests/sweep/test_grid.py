@@ -8,7 +8,7 @@ from math import prod
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.sweep import grid
@@ -33,14 +33,12 @@ OF_THE_SWEEP = st.lists(
 )
 
 
-
 @given(st.data(), OVERRIDES, OF_THE_SWEEP)
 def test_neither_the_order_nor_how_it_is_watched_makes_it_another_point(
     data: st.DataObject, overrides: list[str], others: list[str]
 ) -> None:
     mixed = data.draw(st.permutations([*overrides, *others]))
     assert point_id(mixed) == point_id(overrides)
-
 
 
 @given(OVERRIDES, OVERRIDES)
@@ -71,7 +69,6 @@ def test_the_group_of_an_override(override: str, group: str) -> None:
     assert group_of(override) == group
 
 
-
 @given(st.dictionaries(NAMES, VALUES, max_size=3), OVERRIDES)
 def test_the_points_are_all_combinations_each_once(axes: Mapping[str, tuple[str, ...]], fixed: list[str]) -> None:
     made = Grid(axes, tuple(fixed))
@@ -94,7 +91,6 @@ def test_points_are_counted_without_making_any(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(grid, "product", lambda *_: pytest.fail("made points"))
     axes = {f"knob{number}": tuple(map(str, range(1000))) for number in range(6)}
     assert Grid(axes).size == 10**18
-
 
 
 @given(

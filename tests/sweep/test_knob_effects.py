@@ -6,7 +6,7 @@ import math
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.sweep.knob_effects import knob_effects
@@ -19,7 +19,6 @@ def made(a: float, b: float, both: float = 0.0) -> list[float]:
     """Rates of GRID with these effects on their logs."""
     logs = [a * int(point["a"]) + b * (point["b"] == "y") + both * (point == {"a": "2", "b": "y"}) for point in GRID]
     return [1000 * math.exp(log) for log in logs]
-
 
 
 @given(st.lists(st.floats(1, 1e6), min_size=len(GRID), max_size=len(GRID)).filter(lambda r: max(r) > 1.01 * min(r)))

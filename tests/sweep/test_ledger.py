@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.record import Status
@@ -51,7 +51,6 @@ def row(point: str = "a", status: Status = "ok", **known: object) -> Row:
 
 def file_of(folder: Path) -> Path:
     return folder / "ledger.jsonl"
-
 
 
 @given(st.lists(ROWS, max_size=4), st.lists(ROWS, max_size=2))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.sweep import made
@@ -87,7 +87,6 @@ def test_a_guess_between_two_that_tie_leaves_their_tie() -> None:
     assert [entry.label for entry in found.ranked] == ["1=", "2?", "1="]
 
 
-
 @given(st.lists(st.none() | st.floats(1, 1e6), min_size=4, max_size=4), st.none() | st.floats(0, 0.5))
 def test_ranks_follow_rates(rates: list[float | None], own: float | None) -> None:
     found = board(*rated(*rates, own=own))
@@ -127,7 +126,6 @@ def test_what_was_measured_again_on_a_slower_machine_stays_before_what_was_slowe
 
 
 @given(st.lists(st.tuples(st.floats(1, 1000), st.lists(st.floats(1, 1000), max_size=3)), min_size=4, max_size=4))
-
 def test_only_what_was_faster_from_the_start_stands_before_a_higher_rate(
     measured: list[tuple[float, list[float]]],
 ) -> None:
@@ -230,7 +228,6 @@ def test_the_front_is_what_no_other_beats_in_rate_and_memory() -> None:
     peaks = (8.0, 2.0, 4.0, None)
     found = board(*(replace(row, peak_memory_gib=peak) for row, peak in zip(rows, peaks, strict=True)))
     assert [entry.on_front for entry in found.ranked] == [True, True, False, False]
-
 
 
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=4, max_size=4))

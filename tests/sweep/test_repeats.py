@@ -6,7 +6,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.sweep.repeats import MeasuredRun as Run
@@ -64,7 +64,6 @@ def test_own_intervals_of_four_runs_are_halved_unless_the_runs_agree_better() ->
     assert 30.6 < interval[1] < 33
 
 
-
 @given(RUNS, NOISES)
 def test_the_rate_is_in_its_interval_and_among_its_runs(runs: list[Run], noise: Noise | None) -> None:
     rate, interval = mean_with_interval(runs, noise)
@@ -89,7 +88,6 @@ def test_noise_of_known_runs() -> None:
     assert noise is not None
     assert noise.degrees == 3
     assert noise.relative_sd == pytest.approx(math.sqrt((2e-4 + 2 * 4e-4) / 3))
-
 
 
 @given(st.lists(RUNS, max_size=5), st.floats(1e-3, 1e3))

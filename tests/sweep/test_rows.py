@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed import record
@@ -163,7 +163,6 @@ def test_a_damaged_record_is_as_good_as_none(tmp_path: Path, text: str) -> None:
     assert row.error is not None
     assert (row.status, row.error["message"]) == ("failed", "last words")
     assert (folder / "run.json").read_bytes() == text.encode("latin-1")
-
 
 
 @given(st.integers(-64, 255), st.booleans(), st.sampled_from([None, "running", "ok", "failed"]))

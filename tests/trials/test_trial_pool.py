@@ -12,7 +12,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.config.schema import RunConfig
@@ -177,7 +177,6 @@ UUIDS = [f"GPU-{number}" for number in range(8)]
 CPUS = st.none() | st.sets(st.integers(0, 200), min_size=1, max_size=64).map(frozenset)
 
 
-
 @given(st.integers(0, 8), CPUS, st.lists(st.integers(-3, 4), max_size=40))
 def test_no_gpu_has_two_trials_and_all_come_back(num_gpus: int, cpus: frozenset[int] | None, wishes: list[int]) -> None:
     """A wish of n >= 0 asks for n GPUs; n < 0 gives back one of those that are out."""
@@ -213,7 +212,6 @@ def test_no_gpu_has_two_trials_and_all_come_back(num_gpus: int, cpus: frozenset[
 def assert_shares_apart(out: list[Place]) -> None:
     shares = [place.cpus for place in out if place.cpus is not None]
     assert sum(map(len, shares)) == len(frozenset().union(*shares))
-
 
 
 @given(st.integers(2, 8), st.sets(st.integers(0, 200), min_size=8, max_size=64).map(frozenset))
