@@ -14,7 +14,7 @@ from tests.sweep import made
 from wellfed.commands import choose, cli
 from wellfed.config import option_file
 from wellfed.config.compose import compose
-from wellfed.config.session import default_config_dir
+from wellfed.config.hydra_session import default_config_dir
 from wellfed.sweep.ledger import Read
 from wellfed.sweep.ranking import leaderboard
 

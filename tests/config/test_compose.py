@@ -13,9 +13,9 @@ import yaml
 from hydra.core.hydra_config import HydraConfig
 
 from wellfed.config.compose import Composed, compose, masked_override
+from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import Backend, EvaluateConfig, FeatureMode, LoggerMode, RunConfig, Strategy
-from wellfed.config.session import default_config_dir
 from wellfed.errors import ConfigError
 
 CONFIGS = default_config_dir()

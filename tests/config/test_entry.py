@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from wellfed.config.entry import main
-from wellfed.config.session import default_config_dir
+from wellfed.config.hydra_session import default_config_dir
 from wellfed.errors import EXIT_OUT_OF_MEMORY, ConfigError, DataError, Fault
 
 REPO = default_config_dir().parent

@@ -6,7 +6,7 @@ import pytest
 
 from wellfed.config.compose import compose
 from wellfed.config.help_text import help_text
-from wellfed.config.session import open_hydra
+from wellfed.config.hydra_session import open_hydra
 from wellfed.errors import ConfigError
 
 HELP = help_text(open_hydra(), "train", ["loader=baseline"])

@@ -12,8 +12,8 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from wellfed.config.hydra_session import default_config_dir, open_hydra
 from wellfed.config.multirun import Multirun
-from wellfed.config.session import default_config_dir, open_hydra
 from wellfed.errors import ConfigError
 from wellfed.sweep.grid import OF_THE_SWEEP, Grid, group_of
 

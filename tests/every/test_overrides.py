@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from wellfed.config.compose import compose
 from wellfed.config.faults.find import find_faults
+from wellfed.config.hydra_session import open_hydra
 from wellfed.config.knobs import FREE_NODES, all_knobs
 from wellfed.config.schema import RunConfig
-from wellfed.config.session import open_hydra
 from wellfed.errors import ConfigError
 
 CONFIGS = Path(__file__).parents[2] / "configs"

@@ -11,9 +11,9 @@ from typing import Any
 
 from wellfed import record
 from wellfed.commands.leaderboard import add_sweep
+from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.option_file import Value, check_name, comment_lines, write_files, yaml_lines
 from wellfed.config.schema import LoaderConfig, MemoryConfig
-from wellfed.config.session import default_config_dir
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.sweep import folders
 from wellfed.sweep.ranking import Entry, Leaderboard, leaderboard

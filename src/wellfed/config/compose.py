@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from wellfed.config.examine import examine
 from wellfed.config.faults.find import find_faults
 from wellfed.config.hydra_internals import Hydra
-from wellfed.config.session import COMPOSE_ERRORS, open_hydra
+from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra
 from wellfed.config.yaml_text import to_yaml
 from wellfed.errors import ConfigError
 

@@ -19,7 +19,7 @@ from wellfed.config.compose import Composed, compose, compose_raw, composed_from
 from wellfed.config.faults.find import find_faults
 from wellfed.config.help_text import help_text
 from wellfed.config.hydra_internals import command_line_parser, show
-from wellfed.config.session import COMPOSE_ERRORS, default_config_dir, open_hydra
+from wellfed.config.hydra_session import COMPOSE_ERRORS, default_config_dir, open_hydra
 from wellfed.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.config.compose import SECRET_SHOWN, Composed, unchecked_values
+from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.option_file import Value, check_name, comment_lines, write_files, yaml_lines
-from wellfed.config.session import default_config_dir
 from wellfed.errors import ConfigError, Fault
 
 _NOT_CHOSEN = ("experiment", "debug", "sweep", "paths", "hydra", "logger")

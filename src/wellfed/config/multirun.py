@@ -15,9 +15,9 @@ from wellfed.config.examine import examine
 from wellfed.config.faults.find import find_faults
 from wellfed.config.faults.override_faults import MOST_VALUES, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import repository_of
+from wellfed.config.hydra_session import COMPOSE_ERRORS
 from wellfed.config.knobs import entries, is_free, nearest_knob
 from wellfed.config.schema import RunConfig
-from wellfed.config.session import COMPOSE_ERRORS
 from wellfed.errors import ConfigError, Fault
 
 

@@ -15,9 +15,9 @@ from typing import Any
 import yaml
 from omegaconf import MISSING
 
+from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.knobs import FREE_NODES, Knob, entries, in_order
 from wellfed.config.schema import EvaluateConfig, RunConfig
-from wellfed.config.session import default_config_dir
 
 OF_THE_PROJECT = ("workload", "experiment", "logger")
 """Groups whose options differ from project to project."""

@@ -72,7 +72,7 @@ class Fit:
 
 
 @dataclass
-class _Found:
+class _Probed:
     """What the probes so far say of the sizes."""
 
     max_size: int
@@ -161,7 +161,7 @@ def search(
         target_util_pct: stop at the first size with this mean utilisation; needs probes that read it.
         plateau_gain: 0 = look at memory alone.
     """
-    found = _Found(max_size, LIMIT_FRAC * budget_bytes)
+    found = _Probed(max_size, LIMIT_FRAC * budget_bytes)
     size: int | None = min(min_size, max_size)
     while size is not None:
         found.probes.append(probe(size))
@@ -172,7 +172,7 @@ def search(
     return _at_budget(found)
 
 
-def _stopped_early(found: _Found, target_util_pct: float | None, plateau_gain: float) -> Fit | None:
+def _stopped_early(found: _Probed, target_util_pct: float | None, plateau_gain: float) -> Fit | None:
     """What ends the search before the budget is known; None to go on."""
     fitting, probes = found.fitting, tuple(found.probes)
     if not fitting:
@@ -199,7 +199,7 @@ def _stopped_early(found: _Found, target_util_pct: float | None, plateau_gain: f
     return None
 
 
-def _next_size(found: _Found) -> int | None:
+def _next_size(found: _Probed) -> int | None:
     """The size to probe next; None when the largest that fits is known well enough, or probes are used up."""
     largest, failure = found.fitting[-1].size, found.lowest_failure
     num_left = MAX_PROBES - len(found.probes)
@@ -224,7 +224,7 @@ def _next_size(found: _Found) -> int | None:
     return min(max(upper, largest + 1), failure - 1)
 
 
-def _at_budget(found: _Found) -> Fit:
+def _at_budget(found: _Probed) -> Fit:
     largest, probes, failure = found.fitting[-1].size, tuple(found.probes), found.lowest_failure
     upper = min(failure - 1, found.estimate())
     # From below a slope is never too steep, so that no more fits than it says; from above it may be.

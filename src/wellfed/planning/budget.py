@@ -15,7 +15,7 @@ from wellfed.planning.memory_candidates import (
     PLANNED_FRAC,
     Candidate,
     Estimate,
-    Found,
+    SearchResult,
     SearchSpace,
     cheapest,
     limit_bytes,
@@ -92,7 +92,7 @@ def _decided(
     by_thumb: MemorySection,
     config: RunConfig,
     space: SearchSpace,
-    found: Found,
+    found: SearchResult,
     taken: Candidate,
     budget_gib: float | None,
 ) -> MemorySection:

@@ -63,7 +63,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search has found: a candidate, or no estimate to tell."""
 
     candidate: Candidate | None
@@ -83,18 +83,18 @@ def limit_bytes(budget_gib: float) -> int:
     return int(PLANNED_FRAC * budget_gib * 2**30)
 
 
-def cheapest(space: SearchSpace, estimate: Estimate, budget_gib: float | None) -> Found:
+def cheapest(space: SearchSpace, estimate: Estimate, budget_gib: float | None) -> SearchResult:
     """The first candidate that fits; without a budget all of them do."""
     passed: list[Candidate] = []
     for features, checkpointed in product(space.features, space.checkpointed):
         footprint = estimate(features, checkpointed)
         if isinstance(footprint, NoEstimate):
-            return Found(None, no_estimate=footprint.reason)
+            return SearchResult(None, no_estimate=footprint.reason)
         candidate = _largest(space, features, checkpointed, footprint, budget_gib)
         if candidate.fits:
-            return Found(candidate, tuple(passed))
+            return SearchResult(candidate, tuple(passed))
         passed.append(candidate)
-    return Found(min(passed, key=lambda each: each.reserved_bytes), tuple(passed))
+    return SearchResult(min(passed, key=lambda each: each.reserved_bytes), tuple(passed))
 
 
 def remedies(

@@ -20,8 +20,8 @@ from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, StopWhenMeasured, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
-from wellfed.lit.callbacks.profile import Profile
-from wellfed.lit.callbacks.progress import Counts, ProgressBar, Watch
+from wellfed.lit.callbacks.profile import ProfilerTrace
+from wellfed.lit.callbacks.progress import Counts, ProgressBar, ProgressReport
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
 from wellfed.lit.prefetch import prefetched
@@ -128,7 +128,7 @@ class Passes:
         )
         callbacks = [*self._callbacks(Clock(clock, self._journal.steps), on_start), bar]
         if config.trainer.profile_steps:
-            callbacks.insert(1, Profile(self._books.folder / "profile.json", config.trainer.profile_steps))
+            callbacks.insert(1, ProfilerTrace(self._books.folder / "profile.json", config.trainer.profile_steps))
         keep = [self._checkpoints, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:
@@ -159,7 +159,7 @@ class Passes:
         return StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
 
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
-        return [clock, Watch(self._progress), Counts(on_start, self._books.stepped), self.figures]
+        return [clock, ProgressReport(self._progress), Counts(on_start, self._books.stepped), self.figures]
 
     def _fit(self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None) -> None:
         device, learner = trainer.strategy.root_device, self._learner  # this rank's own
@@ -263,7 +263,7 @@ class Passes:
         if not learner.evaluates("val") or self.figures.validated_step == step:
             return
         learner.begin_pass()
-        trainer = learner.evaluating([Watch(self._progress), self.figures])
+        trainer = learner.evaluating([ProgressReport(self._progress), self.figures])
         with self._eval_batches("val", trainer) as batches:
             trainer.validate(learner.module, batches, verbose=False)
         value = self.figures.latest.get(f"val/{learner.best_metric()[0]}")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.config.faults.override_faults import read_overrides
-from wellfed.config.session import open_hydra
+from wellfed.config.hydra_session import open_hydra
 
 
 def read_one(text: str, *, multirun: bool = False):

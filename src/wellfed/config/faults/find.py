@@ -19,9 +19,9 @@ from wellfed.config.faults.explain import explain, explain_delete, suggestion
 from wellfed.config.faults.file_faults import ForgivingRepository, merge_files, show_file
 from wellfed.config.faults.override_faults import Typed, choice_fault, first_values, is_choice, read_overrides
 from wellfed.config.hydra_internals import chosen_files, repository_of, set_value
+from wellfed.config.hydra_session import COMPOSE_ERRORS, SCHEMAS
 from wellfed.config.knobs import all_knobs, entries, is_free
 from wellfed.config.schema import RunConfig
-from wellfed.config.session import COMPOSE_ERRORS, SCHEMAS
 from wellfed.errors import Fault
 
 

@@ -62,7 +62,7 @@ def signature_of(target: str, allowed: Sequence[str]) -> Signature:
         raise Unread(f"{target} is made of itself") from error
 
 
-class _Source:
+class _SourceFile:
     """What a file of Python binds when it is run."""
 
     def __init__(self, text: str, file: str) -> None:
@@ -82,8 +82,8 @@ class _Source:
 
 
 @cache
-def _source_of(file: str) -> _Source:
-    return _Source(Path(file).read_text(encoding="utf-8"), file)
+def _source_of(file: str) -> _SourceFile:
+    return _SourceFile(Path(file).read_text(encoding="utf-8"), file)
 
 
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
@@ -116,9 +116,9 @@ class _Module:
     name: str
     spec: ModuleSpec
 
-    def source(self) -> _Source:
+    def source(self) -> _SourceFile:
         if self.spec.origin is None:  # a namespace package: a folder without __init__.py
-            return _Source("", self.name)
+            return _SourceFile("", self.name)
         if not self.spec.origin.endswith(".py"):
             raise Unread(f"{self.name} is not written in Python")
         return _source_of(self.spec.origin)
@@ -186,7 +186,7 @@ def _find(start: _Module, parts: Sequence[str], allowed: Sequence[str] | None) -
                 return member(module, other)
         raise Unread(f"{module.name}.{name} is computed, or bound more than once")  # try: import x; version switches
 
-    def of_stars(module: _Module, source: _Source, name: str) -> _Module | _Definition:
+    def of_stars(module: _Module, source: _SourceFile, name: str) -> _Module | _Definition:
         names = [*source.bound]
         for statement, _ in source.bound.get("*", []):
             assert isinstance(statement, ast.ImportFrom)

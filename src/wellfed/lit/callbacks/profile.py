@@ -14,7 +14,7 @@ _LOG = logging.getLogger(__name__)
 SKIPPED_STEPS = 5
 
 
-class Profile(pl.Callback):
+class ProfilerTrace(pl.Callback):
     """``steps`` steps after the first 5, written when the last of them ends, or the run."""
 
     def __init__(self, path: Path, steps: int) -> None:

@@ -14,7 +14,7 @@ from wellfed.lit.callbacks.clock import step_samples
 from wellfed.telemetry import run_progress
 
 
-class Watch(pl.Callback):
+class ProgressReport(pl.Callback):
     """Keeps step and phase up to date; what a reading belongs to is looked up there, not asked here."""
 
     def __init__(self, progress: run_progress.Progress) -> None:

@@ -5,7 +5,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 
-from wellfed.config.session import COMPOSE_ERRORS, default_config_dir, open_hydra, register_schemas
+from wellfed.config.hydra_session import COMPOSE_ERRORS, default_config_dir, open_hydra, register_schemas
 from wellfed.errors import ConfigError
 
 

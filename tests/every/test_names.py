@@ -1,0 +1,49 @@
+"""Names have one meaning each: no class and no file of the engine is called as another one is."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+ENGINE = Path(__file__).parents[2] / "src" / "wellfed"
+FILES = sorted(path for path in ENGINE.rglob("*.py") if path.name != "__init__.py")
+STARTING_POINT = ENGINE / "blank"
+"""Copied into src/ of a project: its names are the user's."""
+
+
+def twice(found: Iterable[tuple[str, Path]]) -> dict[str, list[str]]:
+    places: dict[str, list[str]] = defaultdict(list)
+    for name, path in found:
+        places[name].append(path.relative_to(ENGINE).as_posix())
+    return {name: where for name, where in places.items() if len(where) > 1}
+
+
+def test_no_class_name_stands_twice():
+    classes = [
+        (node.name.lstrip("_"), path)
+        for path in FILES
+        if STARTING_POINT not in path.parents
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef)
+    ]
+    assert len(classes) > 150
+    assert twice(classes) == {}
+
+
+def test_no_file_name_stands_twice():
+    """But for a command, which is called as what it shows."""
+    files = [(path.name, path) for path in FILES if path.parent.name != "commands"]
+    assert len(files) > 150
+    assert twice(files) == {}
+
+
+def test_every_file_opens_with_a_sentence():
+    """Its first line ends one, or is the first of a paragraph that does."""
+    for path in FILES:
+        opening = ast.get_docstring(ast.parse(path.read_text()))
+        assert opening, path
+        first = " ".join(opening.partition("\n\n")[0].split())
+        assert first.endswith((".", ":")), f"{path}: {first}"
+        assert first[0].isupper() or first.startswith("`"), f"{path}: {first}"
