@@ -1,4 +1,4 @@
-"""wellfed: plan a training run with reasons, watch it, and say where each millisecond went.
+"""Plans a training run with reasons, watches it, and says where each millisecond went.
 
 Nothing is imported here, so that ``wellfed.config`` answers before torch is loaded.
 Start from ``wellfed.commands`` (what the commands do) and ``docs/architecture.md`` (which room knows what).

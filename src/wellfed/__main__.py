@@ -1,4 +1,4 @@
-"""``python -m wellfed <command>``."""
+"""Runs ``python -m wellfed <command>``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From overrides to one typed, checked configuration: what every command starts with."""
+"""Composes one typed, checked configuration from overrides: what every command starts with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one door of the entry scripts: reads the command line, composes and checks, then calls the job."""
+"""Starts the entry scripts: reads the command line, composes and checks, then calls the job."""
 
 from __future__ import annotations
 

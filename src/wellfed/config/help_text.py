@@ -1,4 +1,4 @@
-"""The text of ``--help``: the template in ``configs/hydra/default.yaml`` with the options that the files offer."""
+"""Writes the text of ``--help``: the template in ``configs/hydra/default.yaml`` with the options that the files offer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line of a multirun: what varies and what all points share, and one checked configuration a point."""
+"""Reads the command line of a multirun: what varies, what all points share, and one checked configuration a point."""
 
 from __future__ import annotations
 

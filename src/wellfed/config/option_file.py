@@ -1,4 +1,4 @@
-"""A yaml file that is an option of a group: its name, its lines with a comment a knob, and writing it or none."""
+"""Names and writes a yaml file that is an option of a group, with a comment a knob: the whole file or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page docs/configuration.md: every knob of the schema, and what the options of the engine's groups set.
+"""Writes the page docs/configuration.md: every knob of the schema, and what the options of the engine's groups set.
 
 ``python -m wellfed.config.reference > docs/configuration.md`` writes it anew; a test holds the page to it. What a
 project decides for itself (its workloads and experiments, where it logs, which options are chosen) is not in it.

@@ -1,4 +1,4 @@
-"""The machine as facts, and what follows from them: memory budget, profile and precision.
+"""Finds out what the machine is, and what follows from it: memory budget, profile and precision.
 
 Knows cards, the CPU quota (cgroup, affinity), RAM and /dev/shm. It must not know the configuration (callers pass plain
 values) and imports torch only inside ``torch_cuda.torch_cuda()``, which is called only by who wants torch's view.

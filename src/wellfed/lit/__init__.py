@@ -1,4 +1,4 @@
-"""The only door to Lightning: its loop around our training step, and what we hang on its hooks.
+"""Opens the only door to Lightning: its loop around our training step, and what we hang on its hooks.
 
 Knows models, loaders, memory and the journal; knows nothing of Hydra, wandb or the command line.
 Start from `trainer.fit` (one run) and `module.StepModule` (a plain model within it).

@@ -1,4 +1,4 @@
-"""The ceiling: how fast the same steps go on batches that are on the device already.
+"""Measures the ceiling: how fast the same steps go on batches that are on the device already.
 
 They are real steps of the run's own module by a Trainer of their own, so they change weights, buffers and generators:
 all of that is put back. A user's LightningModule does its steps alone: its hooks, callbacks and schedulers belong to

@@ -1,4 +1,4 @@
-"""A model sharded over several cards (FSDP) by Lightning: in which types, and how to have the whole of it.
+"""Has Lightning shard a model over several cards (FSDP): in which types, and how to have the whole of it.
 
 torch's part is imported where it is used: few runs shard.
 """

@@ -1,4 +1,4 @@
-"""What is done, and said, about a loss that is no finite number."""
+"""Says what is done about a loss that is no finite number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step does together with the other processes that train the same model."""
+"""Does what a step does together with the other processes that train the same model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Why the schema refuses a name or a value, in words, and what to type instead."""
+"""Says in words why the schema refuses a name or a value, and what to type instead."""
 
 from __future__ import annotations
 
