@@ -1,4 +1,4 @@
-"""Writes the text of ``--help``: the template in ``configs/hydra/default.yaml`` with the options that the files offer."""
+"""Writes the text of ``--help``: a template (``configs/hydra/default.yaml``) with the options that the files offer."""
 
 from __future__ import annotations
 
