@@ -9,6 +9,7 @@ they are. The licence of MovieLens forbids redistribution: use the folder, commi
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -50,6 +51,6 @@ def _item(row: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python benchmarks/fetch_ml100k.py FOLDER")
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="is made, with u.data, u.user and u.item")
+    main(parser.parse_args().folder)
