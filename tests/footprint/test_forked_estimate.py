@@ -53,6 +53,17 @@ def test_what_ends_the_process_is_a_reason(either):
     assert in_fork(sys.exit).reason.endswith("exit code 0")
 
 
+def test_an_error_without_a_text_is_a_reason():
+    class Wordless(Exception):
+        def __str__(self):
+            raise TypeError("it has no words")
+
+    def fail():
+        raise Wordless
+
+    assert in_fork(fail).reason == "Wordless: "
+
+
 def test_a_crash_is_a_reason():
     found = in_fork(lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert found.reason == "the rehearsal of a step ended with signal 9 (SIGKILL)"

@@ -14,6 +14,7 @@ from typing import NoReturn
 import torch
 
 from wellfed import generators
+from wellfed.errors import text_of
 from wellfed.footprint.footprint import Footprint, NoEstimate
 from wellfed.forking import MAY_FORK, exit_code, fork, held_signals, leave
 
@@ -94,7 +95,7 @@ def _found(work: Callable[[], Found]) -> Found | None:
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001  told to the other process, and gone with this one
-        return NoEstimate(f"{type(error).__name__}: {error}".splitlines()[0])
+        return NoEstimate(f"{type(error).__name__}: {text_of(error)}".splitlines()[0])
 
 
 def _ended(code: int) -> NoEstimate:
