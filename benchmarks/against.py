@@ -56,7 +56,7 @@ def _one(results: list[dict[str, Any]], **wanted: str) -> dict[str, Any]:
 BENCHMARKS: Mapping[str, tuple[list[str], Callable[[list[dict[str, Any]]], Figures]]] = {
     "loop": (["--rounds", "3", "--steps", "1000"], _of_loop),
     "startup": (["--runs", "5"], _of_startup),
-    "sweep": (["--rounds", "1", "--trials", "4"], _of_sweep),
+    "sweep": (["--rounds", "2", "--trials", "3"], _of_sweep),
     "loader": (["--rounds", "5"], _of_loader),
 }
 """Name -> arguments, and what is compared of its results; less is better."""
