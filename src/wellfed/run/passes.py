@@ -92,7 +92,7 @@ class Passes:
             self._learner = GuestLearner(config, parts, plan, books, options, figures)
         else:
             total_steps = lit.total_steps(options, self.steps_per_epoch)
-            self._learner = ModelLearner(config, parts, plan, books, options, total_steps, may_adapt)
+            self._learner = ModelLearner(config, parts, plan, books, options, figures, total_steps, may_adapt)
         best_metric, best_mode = self._learner.best_metric()
         self._checkpoints = self._learner.checkpoints(
             books.folder / CHECKPOINTS,
@@ -152,7 +152,7 @@ class Passes:
         steps = warmup + measure.steps
         options = replace(self._options, max_epochs=None, max_steps=steps, max_time_s=None, validate_every_steps=None)
         with self._learner.measuring():
-            self._fit(self._learner.training(options, callbacks, keep), clock, None, None)
+            self._fit(self._learner.training(options, callbacks, keep, is_timed=True), clock, None, None)
 
     def _clock(self) -> StepClock:
         device = torch.device("cuda" if self._options.accelerator == "gpu" else "cpu")
@@ -266,7 +266,7 @@ class Passes:
         trainer = learner.evaluating([ProgressReport(self._progress), self.figures])
         with self._eval_batches("val", trainer) as batches:
             trainer.validate(learner.module, batches, verbose=False)
-        value = self.figures.latest.get(f"val/{learner.best_metric()[0]}")
+        value = self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
         if value is not None and self._rank == 0:
             self._checkpoints.validated_at_end(value, step)
 
