@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.optim import lr_scheduler
 
 from tests.lit import tiny
-from wellfed.errors import ConfigError
+from wellfed.errors import ConfigError, WellfedError
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.late_checkpoints import BeforeUsers, LateCheckpoints
@@ -118,7 +118,7 @@ def test_a_figure_that_nobody_logs_is_named(tmp_path: Path) -> None:
     ("make", "monitor", "problem"),
     [
         (plateau, None, "monitor=null: ReduceLROnPlateau goes by a figure"),
-        (lambda it: lr_scheduler.ConstantLR(it), "val/loss", "monitor=val/loss: ConstantLR does not go by a figure"),
+        (lr_scheduler.ConstantLR, "val/loss", "monitor=val/loss: ConstantLR does not go by a figure"),
     ],
 )
 def test_a_figure_goes_with_a_plateau(make: Any, monitor: str | None, problem: str) -> None:
@@ -131,3 +131,16 @@ def test_a_cycle_goes_by_steps_unless_told() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     cycle = Scheduling(lambda it: lr_scheduler.OneCycleLR(it, 0.1, total_steps=5), None, None)
     assert cycle.of(optimizer)["interval"] == "step"
+
+
+def test_a_schedule_that_is_over_before_the_training_is_told(tmp_path: Path) -> None:
+    cycle = Scheduling(lambda it: lr_scheduler.OneCycleLR(it, 0.1, total_steps=4), None, None)
+    with pytest.raises(WellfedError, match=r"workload.schedule \(OneCycleLR\): Tried to step 5 times"):
+        trained(tmp_path, cycle, max_epochs=2)
+
+
+def test_a_training_that_is_only_timed_has_no_schedule(tmp_path: Path) -> None:
+    module = tiny.module(scheduling=Scheduling(plateau, None, "val/loss"))
+    with module.only_timed():
+        tiny.fit(module, tmp_path, max_steps=4)
+    assert module.scheduling is not None

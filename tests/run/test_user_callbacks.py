@@ -31,7 +31,7 @@ def test_several_options_go_together_and_one_may_be_left_out() -> None:
     ("override", "problem"),
     [
         ("callbacks.early_stopping.mode=least", "callbacks.early_stopping: .*refuses its arguments: .*least"),
-        ("+callbacks.mine={_target_: torch.nn.ReLU}", "callbacks.mine: torch.nn.modules.activation.ReLU is no callback"),
+        ("+callbacks.mine={_target_: torch.nn.ReLU}", "callbacks.mine: .*ReLU is no callback"),
     ],
 )
 def test_what_can_t_be_made_is_told(override: str, problem: str) -> None:
@@ -45,6 +45,9 @@ def test_a_figure_of_a_split_that_is_not_there_is_told() -> None:
 
 
 def test_who_listens_within_a_step_is_known() -> None:
-    found = made("callbacks=lr_monitor", "+callbacks.swa={_target_: lightning.pytorch.callbacks.StochasticWeightAveraging, swa_lrs: 0.1}")
+    found = made(
+        "callbacks=lr_monitor",
+        "+callbacks.swa={_target_: lightning.pytorch.callbacks.StochasticWeightAveraging, swa_lrs: 0.1}",
+    )
     model: Any = None
     assert listeners(Parts(Datasets(train=[]), model, None, callbacks=found)) == ()

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Features, FeatureSource
+from wellfed.errors import WellfedError
 from wellfed.lit.callbacks.in_step import IN_STEP, CallbacksInStep, hooks_of
 from wellfed.lit.evaluating import Evaluating, MeanLoss, merge_over_ranks
 from wellfed.lit.scheduling import Scheduling
@@ -273,9 +274,25 @@ class StepModule(pl.LightningModule):
         self.options, self.totals = replace(self.options, may_adapt=False), Totals()
         self._on_event = lambda kind, **facts: None
         try:
-            yield
+            with self.unscheduled():
+                yield
         finally:
             self.__dict__.update(kept)
+
+    @contextmanager
+    def unscheduled(self) -> Iterator[None]:
+        """A training within has no epochs and no validations that a scheduler of the user's could go by."""
+        kept, self.scheduling = self.scheduling, None
+        try:
+            yield
+        finally:
+            self.scheduling = kept
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        try:
+            super().lr_scheduler_step(scheduler, metric)
+        except ValueError as error:  # a cycle is over, and training is not
+            raise WellfedError(f"workload.schedule ({type(scheduler).__name__}): {error}") from error
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ def plan_run(
     return plan
 
 
-def _callbacks(config: RunConfig, model: ModelFacts) -> Decided[list[str]] | None:
+def _callbacks(config: RunConfig, model: ModelFacts) -> Decided[str] | None:
     names = [name for name, node in (config.callbacks or {}).items() if node is not None]
     if not names:
         return None
@@ -77,7 +77,7 @@ def _callbacks(config: RunConfig, model: ModelFacts) -> Decided[list[str]] | Non
         way = "" if model.is_lightning_module else ", so each step goes Lightning's way"
         verb = "listens" if len(model.listeners) == 1 else "listen"
         because += f"; {' and '.join(model.listeners)} {verb} within the step{way}"
-    return Decided(names, because, "set")
+    return Decided(", ".join(names), because, "set")
 
 
 def _unused_by_lightning_module(config: RunConfig) -> Iterator[str]:

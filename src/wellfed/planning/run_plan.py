@@ -157,7 +157,7 @@ class RunPlan(DevicePlan):
     workload: WorkloadSection
     memory: MemorySection
     loader: LoaderSection
-    callbacks: Decided[list[str]] | None = None
+    callbacks: Decided[str] | None = None
     """The names of the configured ones; None: there are none."""
     parts: Mapping[str, int] = field(default_factory=dict)
     """Device memory by what needs it, bytes: at the predicted peak, or without an estimate all but activations."""

@@ -199,7 +199,7 @@ def make_scheduling(config: RunConfig) -> Scheduling | None:
     schedule = config.workload.schedule
     if schedule.target is None:
         return None
-    interval = None if schedule.interval is None else schedule.interval.value
+    interval: Any = None if schedule.interval is None else schedule.interval.value
     return Scheduling(lambda optimizer: make_schedule(config, optimizer), interval, schedule.monitor)
 
 

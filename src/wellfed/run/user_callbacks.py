@@ -39,9 +39,9 @@ def make_callbacks(config: RunConfig, parts: Parts) -> dict[str, Any]:
             problem = f"{node[TARGET]} refuses its arguments: {type_and_line(error)}."
             faults.append(Fault(where, problem, f"Change {where}.*"))
             continue
-        problem = fault_of_callback(callback, config.trainer.strategy.value)
-        if problem:
-            faults.append(Fault(where, *problem))
+        wrong = fault_of_callback(callback, config.trainer.strategy.value)
+        if wrong is not None:
+            faults.append(Fault(where, *wrong))
         else:
             faults += _monitor_faults(f"{where}.monitor", getattr(callback, "monitor", None), parts.data)
             name_errors(callback, where)

@@ -43,7 +43,7 @@ class LateCheckpoints(Checkpoints):
         self._is_due = self._is_due or self._every_steps is None
 
     def save_if_due(self, trainer: pl.Trainer) -> None:
-        """To be called when a step within an epoch is over, and at the start of an epoch before the user's callbacks."""
+        """To be called when a step within an epoch is over, and before the user's callbacks begin an epoch."""
         if self._is_due:
             self._is_due = False
             self.save_last(trainer)
@@ -53,7 +53,7 @@ class LateCheckpoints(Checkpoints):
         names = sorted(name for name in self._metrics if name.startswith("val/"))
         if self.best_value is None and names and f"val/{self.best_metric}" not in names:
             _LOG.warning(
-                "There is no best.ckpt: nobody logs val/%s. Set trainer.best_metric and trainer.best_mode; there are %s.",
+                "There is no best.ckpt: nobody logs val/%s. Set trainer.best_metric and best_mode; there are %s.",
                 self.best_metric,
                 ", ".join(names),
             )

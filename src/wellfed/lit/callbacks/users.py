@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import lightning.pytorch as pl
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, WeightAveraging
@@ -83,9 +83,11 @@ class Last(pl.Callback):
         trainer.callbacks.append(Together(self._callbacks))
 
 
-def monitored(trainer: pl.Trainer) -> tuple[str, str] | None:
+def monitored(trainer: pl.Trainer) -> tuple[str, Literal["max", "min"]] | None:
     """Name, as in metrics.csv without ``val/``, and direction of the figure that callbacks or schedulers go by."""
-    found = [(one.monitor, one.mode) for one in trainer.callbacks if isinstance(one, (EarlyStopping, Checkpoint))]
+    found: list[tuple[Any, Any]] = [
+        (one.monitor, one.mode) for one in trainer.callbacks if isinstance(one, (EarlyStopping, Checkpoint))
+    ]
     found += [(one.monitor, one.scheduler.mode) for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]
     named = ((name_in_metrics(monitor, "val"), mode) for monitor, mode in found if monitor)
     return next(((name.removeprefix("val/"), mode) for name, mode in named if name.startswith("val/")), None)
