@@ -334,11 +334,6 @@ class RunConfig:
     """One run of `python src/train.py`."""
 
     seed: int = knob(1, "Seed of everything random.", at_least=0, below=2**63)
-    callbacks: Any = knob(
-        None,
-        "Callbacks of Lightning's or your own, by names that you choose: each `_target_` and its arguments. They are "
-        "called in this order, where Lightning calls them.",
-    )
     resume: Optional[str] = knob(None, "auto, a run folder or a checkpoint: go on where it stopped.")
     rerun: Optional[str] = knob(None, "A run folder whose overrides are replayed into a new one.")
     gpu: GpuConfig = field(default_factory=GpuConfig)
@@ -346,6 +341,11 @@ class RunConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    callbacks: Any = knob(
+        None,
+        "Callbacks of Lightning's or your own, by names that you choose: each `_target_` and its arguments. They are "
+        "called in this order, where Lightning calls them.",
+    )
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)

@@ -40,8 +40,8 @@ def data(**entries):
         (
             {"workload.data": {"_target_": "os.system", "command": "true"}},
             "workload.data._target_=os.system",
-            "os is not among the packages that a configuration may name (torch, wellfed, workloads).",
-            "config.allow_targets=[torch,wellfed,workloads,os]",
+            "os is not among the packages that a configuration may name (torch, lightning, wellfed, workloads).",
+            "config.allow_targets=[torch,lightning,wellfed,workloads,os]",
         ),
         ({"workload.data": {"_target_": "torch.os.system"}}, "workload.data._target_=torch.os.system", "os is not", ""),
         ({"workload.data": {"_target_": "torchx.f"}}, "workload.data._target_=torchx.f", "torchx is not among", ""),
