@@ -47,7 +47,7 @@ def tensors(batch: Batch) -> Iterator[Tensor]:
 
 
 def methods(dataset: Any) -> dict[str, Callable[..., Any]]:
-    """What a data set says itself of its batches. A ``split`` that can't be called is the name of one, as torchvision's."""
+    """What a data set does itself with its batches. A ``split`` that can't be called is a name, as torchvision's."""
     named = {name: getattr(dataset, name, None) for name in ("split", "weight", "on_device")}
     return {name: method for name, method in named.items() if callable(method)}
 
