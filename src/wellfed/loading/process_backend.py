@@ -44,6 +44,10 @@ _ALONE_S = 60
 """Longest that a process may take to start, and where loader.timeout_s sets no bound to load a sample alone."""
 _ENDING_S = 0.2
 """Its connection is closed a moment before a process has ended."""
+_FOR_WANT_OF_MEMORY = (
+    ": mostly for want of host memory or /dev/shm. Set fewer loader.num_workers, a smaller loader.prefetch_factor, or "
+    "loader.backend=inline to see its error."
+)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -116,7 +120,7 @@ class ProcessBackend:
             except (RuntimeError, OSError, EOFError) as error:
                 # Not only torch's own RuntimeError: a batch that is on its way when its worker dies can't be opened.
                 if not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker"):
-                    raise (self._death() or error) from None
+                    raise (self._death() or self._lost_between_samples(error)) from None
                 if not str(error).startswith("DataLoader timed out"):
                     raise
             if self._settings.timeout_s and time.monotonic() - asked_at_s >= self._settings.timeout_s:
@@ -133,6 +137,15 @@ class ProcessBackend:
             if not process.is_alive():
                 return _WorkerStopped(activity, _how_it_ended(process.exitcode), is_hang=False)
         return None
+
+    def _lost_between_samples(self, error: Exception) -> Exception:
+        """For a worker that ended while it was at no sample, as it handed a batch over; else the error itself."""
+        for process in self._processes:
+            process.join(_ENDING_S)
+            if not process.is_alive():
+                how = _how_it_ended(process.exitcode).removeprefix("its worker ")
+                return WorkerLost(f"A loader worker {how} while it was at no sample{_FOR_WANT_OF_MEMORY}")
+        return error
 
     def _hang(self, request: BatchRequest) -> Exception:
         """What the worker that has this request hangs at; it is killed."""
@@ -171,9 +184,7 @@ class ProcessBackend:
         at = "while it made" if index is None else f"at sample {index} of"
         raise WorkerLost(
             f"A loader worker {stopped.reason.removeprefix('its worker ')} {at} {self._builder.purpose} batch "
-            f"{request.batch} of epoch {request.epoch}, but no sample does so alone: mostly for want of host memory or "
-            "/dev/shm. Set fewer loader.num_workers, a smaller loader.prefetch_factor, or loader.backend=inline to see "
-            "its error."
+            f"{request.batch} of epoch {request.epoch}, but no sample does so alone{_FOR_WANT_OF_MEMORY}"
         )
 
     def _end_of_builder(self, request: BatchRequest) -> str | None:
