@@ -186,6 +186,9 @@ class WorkloadConfig:
         at_least=1,
     )
     drop_last: bool = knob(False, "Leave out the last, smaller batch of an epoch. Validation never does.")
+    eval_batch_size: Optional[int] = knob(
+        None, "Samples per batch of validation and test. null = as the data says, else the micro-batch.", at_least=1
+    )
     model: Any = knob(MISSING, "`_target_` of an nn.Module and its arguments.")
     data: Any = knob(
         MISSING,
