@@ -53,7 +53,7 @@ def plan_run(
     warnings = [*device.warnings, *memory_warnings(config, data, model), *loading.warnings(loader)]
     if model.is_lightning_module:
         warnings += _unused_by_lightning_module(config)
-    effective = Decided(config.workload.effective_batch_size, "the workload's; nothing else changes it", "set")
+    effective = _effective(config.workload.samples_per_step, data)
     workload = WorkloadSection.of({"effective_batch_size": effective})
     plan = RunPlan(device.trainer, device.device, tuple(warnings), workload, memory, loader, _callbacks(config, model))
     if estimate is not None:
@@ -85,6 +85,17 @@ def _unused_by_lightning_module(config: RunConfig) -> Iterator[str]:
         yield "workload.optimizer is not used: a LightningModule configures its own. Set workload.optimizer=null."
     if config.workload.schedule != ScheduleConfig() or config.workload.schedule.target is not None:
         yield "workload.schedule is not used: a LightningModule configures its own schedulers."
+
+
+def _effective(size: int, data: DataFacts) -> Decided[int]:
+    own = None if data.own_loader is None else data.own_loader.batch_size
+    if own is None:
+        because = "the workload's; nothing else changes it"
+    elif own == size:
+        because = "as the DataLoader has it; nothing else changes it"
+    else:
+        because = f"workload.effective_batch_size={size}, in place of the DataLoader's {own}"
+    return Decided(size, because, "set")
 
 
 def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:

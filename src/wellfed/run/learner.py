@@ -19,6 +19,7 @@ from wellfed.lit.callbacks.late_checkpoints import BeforeUsers, LateCheckpoints
 from wellfed.lit.callbacks.rank_shares import RankShares
 from wellfed.lit.callbacks.users import steps_only
 from wellfed.lit.ceiling import steps_alone
+from wellfed.lit.data_module import DataModuleCallback
 from wellfed.lit.evaluating import SHARING_STRATEGIES, MeanLoss, can_be_shared
 from wellfed.lit.guest import NonFinite
 from wellfed.lit.module import StepModule, StepOptions
@@ -78,7 +79,9 @@ class Learner:
     ) -> Any:
         every, log = self.config.trainer.log_every_steps, self.figures.logged
         folder = self.books.folder
-        return guest.make_guest_trainer(options, callbacks, folder, users=users, last=last, log=log, log_every=every)
+        return self.known_to_data(
+            guest.make_guest_trainer(options, callbacks, folder, users=users, last=last, log=log, log_every=every)
+        )
 
     def measuring(self) -> AbstractContextManager[Any]:
         """Around a training that is only timed."""
@@ -99,6 +102,12 @@ class Learner:
     def misfits(self, weights: Mapping[str, Any]) -> list[str]:
         """Weights that don't go into this model, the first few."""
         return lit.misfits(self.module, weights)
+
+    def known_to_data(self, trainer: Any) -> Any:
+        """A Trainer, of which a LightningDataModule of the user's is told."""
+        if self.parts.data_module is not None:
+            trainer.callbacks.append(DataModuleCallback(self.parts.data_module))
+        return trainer
 
     def best_metric(self) -> Best:
         """As the workload's evaluation says, unless the configuration does."""
@@ -141,7 +150,7 @@ class ModelLearner(Learner):
         last = [*last, *([] if self._whole is None else [self._whole])]
         if users:
             return super()._trainer(options, callbacks, last, users)
-        return lit.make_trainer(options, [*callbacks, *last], self.books.folder)
+        return self.known_to_data(lit.make_trainer(options, [*callbacks, *last], self.books.folder))
 
     def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
         """A pass over the test split, with a checkpoint's weights or those at hand."""

@@ -71,9 +71,10 @@ def check_imported(config: RunConfig) -> list[Fault]:
 def _configured(config: RunConfig) -> Iterator[tuple[str, Any]]:
     """Dotted name and value of each place that must name something to build."""
     workload = config.workload
-    yield from (("workload.model", workload.model), ("workload.data", workload.data))
-    if workload.optimizer is not None:
-        yield "workload.optimizer", workload.optimizer
+    yield "workload.model", workload.model
+    for name in ("data", "optimizer"):
+        if (node := getattr(workload, name)) is not None:
+            yield f"workload.{name}", node
     if workload.schedule.target is not None:
         yield "workload.schedule", workload.schedule.target
     for name, node in (config.callbacks if isinstance(config.callbacks, Mapping) else {}).items():
