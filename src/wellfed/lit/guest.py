@@ -38,7 +38,7 @@ def make_guest_trainer(
     """
     return make_trainer(
         options,
-        [*callbacks, Last(last)],
+        [*callbacks, Last(last, users)],
         folder,
         users=users,
         logger=FiguresLogger(log, folder),

@@ -126,6 +126,8 @@ def quiet_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*You defined a `validation_step` but have no.*")
     warnings.filterwarnings("ignore", message=".*module\\(s\\) in eval mode at the start of training.*")
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
+    # What a checkpoint holds as its weights is the average.
+    warnings.filterwarnings("ignore", message=".*WeightAveraging callback, but loading a checkpoint outside.*")
 
 
 def total_steps(options: TrainerOptions, steps_per_epoch: int) -> int | None:

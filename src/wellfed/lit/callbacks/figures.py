@@ -51,6 +51,8 @@ class Figures(pl.Callback):
         self.validated_step: int | None = None
         self.step, self.epoch = 0, 0
         """How far training is; a validation or test by another Trainer afterwards belongs there."""
+        self._handed_over: dict[str, Any] = {}
+        """By the name under which it was logged: the value itself."""
         self._added: set[str] = set()
         """Names in Lightning's ``callback_metrics`` that are ours."""
         self._told_at: dict[str, int] = {}
@@ -90,20 +92,20 @@ class Figures(pl.Callback):
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.validated_step = self.step
-        self._evaluated("val", trainer, module)
+        if isinstance(module, StepModule):
+            self._tell("val", module.evaluated(), trainer)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._evaluated("test", trainer, module)
+        if isinstance(module, StepModule):
+            self._tell("test", module.evaluated(), trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._tell("val", self._logged(trainer, "val"), trainer)  # what a module logs in its own hooks, after ours
+        if not isinstance(module, StepModule):  # what it logs in its own hook comes after ours at the epoch's end
+            self._tell("val", self._logged(trainer, "val"), trainer)
 
     def on_test_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._tell("test", self._logged(trainer, "test"), trainer)
-
-    def _evaluated(self, split: str, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        is_ours = isinstance(module, StepModule)
-        self._tell(split, module.evaluated() if is_ours else self._logged(trainer, split), trainer)
+        if not isinstance(module, StepModule):
+            self._tell("test", self._logged(trainer, "test"), trainer)
 
     def logged(self, values: Mapping[str, float]) -> None:
         """Figures that a user's LightningModule, or a user's callback, gives to its logger.
@@ -124,6 +126,8 @@ class Figures(pl.Callback):
             found.setdefault(split, {})[rest] = value
         for split, named in found.items():
             self._tell(split, named, trainer)
+        if not is_in_epoch:
+            self._handed_over.update(trainer.callback_metrics)
 
     def _tell(
         self,
@@ -150,11 +154,12 @@ class Figures(pl.Callback):
 
     def _logged(self, trainer: pl.Trainer, split: str) -> dict[str, float]:
         """What a LightningModule has logged for a split: ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``."""
-        return {
-            name[len(split) + 1 :].removesuffix("_step"): float(value)
-            for name, value in trainer.callback_metrics.items()
-            if name not in self._added and _split_of(name) == split
-        }
+        logged = trainer.callback_metrics.items()
+        own = {name: value for name, value in logged if name not in self._added and _split_of(name) == split}
+        # Lightning keeps the values of an epoch that is over.
+        new = {name: value for name, value in own.items() if value is not self._handed_over.get(name)}
+        self._handed_over.update(new)
+        return {name[len(split) + 1 :].removesuffix("_step"): float(value) for name, value in new.items()}
 
 
 def name_in_metrics(name: str, state: str) -> str:

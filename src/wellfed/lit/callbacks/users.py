@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from wellfed.lit.callbacks.in_step import HOOKS, IN_STEP, hooks_of
 from wellfed.lit.other_lightning import not_lightnings
 from wellfed.lit.trainer import Together
 
+_LOG = logging.getLogger(__name__)
 _AROUND_STEPS = ("setup", "teardown", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end")
 _OF_STEPS = (*IN_STEP, *_AROUND_STEPS, "on_train_batch_start", "on_train_batch_end")
 _STATE = ("state_dict", "load_state_dict")
@@ -70,10 +72,17 @@ def steps_only(callbacks: Sequence[pl.Callback]) -> list[pl.Callback]:
 class Last(pl.Callback):
     """Puts callbacks behind those that a LightningModule brings, which Lightning puts behind ours."""
 
-    def __init__(self, callbacks: Sequence[pl.Callback]) -> None:
-        self._callbacks = callbacks
+    def __init__(self, callbacks: Sequence[pl.Callback], users: Sequence[pl.Callback]) -> None:
+        self._callbacks, self._users = callbacks, users
 
     def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
+        for user in self._users if stage == "fit" else ():
+            if user not in trainer.callbacks:
+                _LOG.warning(
+                    "callbacks: %s gives way to the one that %s.configure_callbacks returns.",
+                    type(user).__name__,
+                    type(module).__name__,
+                )
         for callback in trainer.callbacks:
             if not type(callback).__module__.startswith("wellfed."):
                 name_errors(callback, type(callback).__name__)
