@@ -92,11 +92,12 @@ def test_wandb_gets_every_figure_and_code_for_tensorboard_runs(tmp_path: Path) -
 
 
 @pytest.mark.guests
-def test_tensorboard_and_mlflow_get_the_same_and_what_is_drawn(tmp_path: Path) -> None:
+def test_tensorboard_and_mlflow_get_the_same_and_what_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow.tracking import MlflowClient
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     done = drawn(tmp_path, "logger=[tensorboard,mlflow]")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     assert "LOGGERS ['TensorBoardLogger', 'MLFlowLogger']" in done.out
     folder = only_folder(tmp_path, "drawing")
     record = record_of(folder)

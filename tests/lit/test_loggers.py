@@ -107,8 +107,8 @@ def test_code_for_another_logger_runs_and_is_told_once(tmp_path: Path, caplog: p
     logger = open_csv(tmp_path)
     for _ in range(2):
         logger.experiment.add_image("a", torch.ones(3))
-    assert [message for message in caplog.messages if "add_image" in message] == caplog.messages
-    assert "csv" in caplog.messages[0]
+    (line,) = caplog.messages
+    assert "experiment.add_image keeps nothing with csv" in line
 
 
 def test_a_logger_that_fails_is_told_once_and_raises_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
 import io
 import os
 import re
@@ -68,15 +67,15 @@ def _words(line: str) -> list[str]:
 
 
 def _commands(words: Sequence[str]) -> Iterator[str]:
-    from wellfed.commands.cli import COMMANDS
+    from wellfed.commands import cli  # which names this file in turn
 
     name, *rest = words
     if not rest:
-        yield from (f"{command.name} " for command in COMMANDS if command.name.startswith(name))
+        yield from (f"{command.name} " for command in cli.COMMANDS if command.name.startswith(name))
     elif rest[-1].startswith("-"):
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-            importlib.import_module(f"wellfed.commands.{name}").main(["--help"])
+            cli.main([name, "--help"])
         flags = sorted(set(re.findall(r"(?<!\S)--[\w-]+", shown.getvalue())))
         yield from (f"{flag} " for flag in flags if flag.startswith(rest[-1]))
     elif name in _WITH_OVERRIDES:

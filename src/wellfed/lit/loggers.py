@@ -38,6 +38,7 @@ class _OfRun(Logger):
     """Where numbers go; None = another logger of the same Trainer hands them on."""
     tell: Callable[[str], None] = staticmethod(lambda reason: None)
     """Of a call that the logger could not do."""
+    _experiment_shown: _Lenient | None = None
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Numbers and tensors of one number go to the run, anything else to this logger."""
@@ -70,6 +71,11 @@ class _OfRun(Logger):
         """The last figures."""
         self.write(summary, step)
         super().finalize("success" if is_ok else "failed")
+
+    def _lenient(self, real: Any, name: str) -> Any:
+        if self._experiment_shown is None or self._experiment_shown.real is not real:
+            self._experiment_shown = _Lenient(real, name)
+        return self._experiment_shown
 
     def _try(self, call: Callable[..., None], *arguments: Any, **named: Any) -> None:
         try:
@@ -118,7 +124,7 @@ class _TensorBoard(_OfRun, TensorBoardLogger):
 class _Mlflow(_OfRun, MLFlowLogger):
     @property
     def experiment(self) -> Any:
-        return _Lenient(super().experiment, "mlflow")
+        return self._lenient(super().experiment, "mlflow")
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
         super().write({_NOT_FOR_MLFLOW.sub("_", name): value for name, value in figures.items()}, step)
@@ -131,13 +137,13 @@ class _Mlflow(_OfRun, MLFlowLogger):
 class _Csv(_OfRun, CSVLogger):
     @property
     def experiment(self) -> Any:
-        return _Lenient(super().experiment, "csv")
+        return self._lenient(super().experiment, "csv")
 
 
 class _Wandb(_OfRun, WandbLogger):
     @property
     def experiment(self) -> Any:
-        return _Lenient(super().experiment, "wandb")
+        return self._lenient(super().experiment, "wandb")
 
 
 class LoggerSink(GuardedSink):
@@ -203,10 +209,10 @@ class _Lenient:
     _has_warned = False
 
     def __init__(self, real: Any, name: str) -> None:
-        self._real, self._name = real, name
+        self.real, self._name = real, name
 
     def __getattr__(self, attribute: str) -> Any:
-        real = vars(self).get("_real")
+        real = vars(self).get("real")
         if attribute.startswith("_") or hasattr(real, attribute):
             return getattr(real, attribute)
         if not self._has_warned:
