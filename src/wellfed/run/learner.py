@@ -22,6 +22,7 @@ from wellfed.lit.ceiling import steps_alone
 from wellfed.lit.data_module import DataModuleCallback
 from wellfed.lit.evaluating import SHARING_STRATEGIES, MeanLoss, can_be_shared
 from wellfed.lit.guest import NonFinite
+from wellfed.lit.loggers import for_trainer
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.scheduling import Schedule
 from wellfed.lit.sharding import KeepWeights
@@ -77,10 +78,12 @@ class Learner:
     def _trainer(
         self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any], users: Sequence[Any]
     ) -> Any:
-        every, log = self.config.trainer.log_every_steps, self.figures.logged
-        folder = self.books.folder
+        books, every = self.books, self.config.trainer.log_every_steps
+        loggers = for_trainer(books.loggers, self.figures.logged, books.folder)
         return self.known_to_data(
-            guest.make_guest_trainer(options, callbacks, folder, users=users, last=last, log=log, log_every=every)
+            guest.make_guest_trainer(
+                options, callbacks, books.folder, users=users, last=last, loggers=loggers, log_every=every
+            )
         )
 
     def measuring(self) -> AbstractContextManager[Any]:

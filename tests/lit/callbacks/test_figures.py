@@ -14,6 +14,7 @@ from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.figures import Figures, name_in_metrics
 from wellfed.lit.callbacks.late_checkpoints import BeforeUsers, LateCheckpoints
 from wellfed.lit.guest import make_guest_trainer
+from wellfed.lit.loggers import for_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -82,7 +83,9 @@ def trained(module: Logs, folder: Path, **best: Any) -> tuple[pl.Trainer, Told, 
     kept.best_by_monitor = True
     options = tiny.options(max_steps=None, max_epochs=3)
     before = [figures, BeforeUsers(kept)]
-    trainer = make_guest_trainer(options, before, folder, last=[kept], log=figures.logged, log_every=2)
+    trainer = make_guest_trainer(
+        options, before, folder, last=[kept], loggers=for_trainer([], figures.logged, folder), log_every=2
+    )
     torch.manual_seed(0)
     lit.fit(trainer, module, Bare(tiny.loader()), Bare(tiny.eval_loader()), None)
     return trainer, told, kept
@@ -148,7 +151,7 @@ def test_a_test_of_averaged_weights_is_of_the_average(tmp_path: Path) -> None:
     module = Logs([EMAWeightAveraging(decay=0.5)])
     trained(module, tmp_path)
     average = tiny.weights(module).clone()
-    again = make_guest_trainer(tiny.options(), [], tmp_path, log=lambda values: None)
+    again = make_guest_trainer(tiny.options(), [], tmp_path, loggers=[])
     batches = Bare(tiny.eval_loader())
     again.test(module, batches, verbose=False, ckpt_path=tmp_path / "last.ckpt", weights_only=True)
     assert torch.equal(average, tiny.weights(module))

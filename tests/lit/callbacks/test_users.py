@@ -16,6 +16,7 @@ from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.late_checkpoints import BeforeUsers, LateCheckpoints
 from wellfed.lit.callbacks.users import fault_of_callback, name_errors, steps_only
 from wellfed.lit.guest import make_guest_trainer
+from wellfed.lit.loggers import for_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -42,7 +43,7 @@ def trained(
         folder,
         users=users,
         last=[kept],
-        log=figures.logged,
+        loggers=for_trainer([], figures.logged, folder),
     )
     lit.fit(trainer, module, tiny.loader(), tiny.eval_loader(), checkpoint)
     return trainer, module, figures.latest

@@ -100,9 +100,3 @@ def monitored(trainer: pl.Trainer) -> tuple[str, Literal["max", "min"]] | None:
     found += [(one.monitor, one.scheduler.mode) for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]
     named = ((name_in_metrics(monitor, "val"), mode) for monitor, mode in found if monitor)
     return next(((name.removeprefix("val/"), mode) for name, mode in named if name.startswith("val/")), None)
-
-
-def why_stopped(trainer: pl.Trainer) -> str | None:
-    """Why a callback has ended training early, where one says so."""
-    stopping = (one for one in trainer.callbacks if isinstance(one, EarlyStopping))
-    return next((one.stopping_reason_message for one in stopping if one.stopping_reason_message), None)
