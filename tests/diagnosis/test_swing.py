@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wellfed.diagnosis.swing import swing_in_time, swings_in_steps
+from wellfed.diagnosis.swing import find_swing, swing_in_time, swings_in_steps
+from wellfed.record import RunRecord
 
 LAGS = {
     "loader.num_workers": 4,
@@ -154,3 +155,48 @@ def test_healthy_and_evenly_starved_steps_have_no_swing(cause):
     rng = np.random.default_rng(8)
     for jitter in (0.0, 0.1, 0.4) * 5:
         assert swings_in_steps(*planted(rng, cause, jitter)) == []
+
+
+def write_steps(folder, wait_ms, rest_ms, epoch=40):
+    lines = ["step,time_s,epoch,wait_ms,copy_ms,compute_ms,host_ms"]
+    lines += [f"{i},0,{i // epoch},{w},,{r},0" for i, (w, r) in enumerate(zip(wait_ms, rest_ms, strict=True))]
+    (folder / "steps.csv").write_text("\n".join(lines) + "\n")
+
+
+def record_of(**settings):
+    plan = {"loader.num_workers": {"value": 4, "because": "", "source": "set"}}
+    trainer = {"log_every_steps": 10, "checkpoint_every_steps": 25, "validate_every_steps": None, **settings}
+    return RunRecord("run", plan=plan, config={"trainer": trainer})
+
+
+def test_a_run_s_files_tell_its_swing_with_what_implies_it(tmp_path):
+    wait_ms, rest_ms = loader(np.random.default_rng(9), workers=4, build_ms=100, step_ms=8, jitter=0.1)
+    write_steps(tmp_path, wait_ms, rest_ms)
+    found = find_swing(record_of(), tmp_path)
+    assert (found["period_steps"], found["cause"]) == (4, "loader.num_workers")
+    assert found["period_s"] == pytest.approx(0.1, rel=0.15)
+    assert found["r2"] > 0.3
+
+
+def test_the_utilisation_tells_a_swing_that_no_step_shows(tmp_path):
+    rng = np.random.default_rng(10)
+    write_steps(tmp_path, np.zeros(100), rng.normal(20, 1, 100))
+    time_s, values, _ = wave(rng, period_s=9.5, interval_s=0.5, duration_s=95)
+    rows = ["time_s,phase,gpu,util_pct", "0,start,0,1"]
+    rows += [
+        f"{at},train,{gpu},{value if gpu == 0 else 50}"
+        for at, value in zip(time_s, values, strict=True)
+        for gpu in (-1, 0, 1)
+    ]
+    (tmp_path / "telemetry.csv").write_text("\n".join(rows) + "\n")
+    found = find_swing(record_of(), tmp_path)
+    assert found.pop("period_s") == pytest.approx(9.5, rel=0.03)
+    assert found == {"period_steps": None, "cause": None, "r2": None}
+
+
+def test_without_files_or_with_few_steps_there_is_no_swing(tmp_path):
+    assert find_swing(record_of(), tmp_path) is None
+    write_steps(tmp_path, np.ones(3), np.ones(3))
+    assert find_swing(RunRecord("run"), tmp_path) is None
+    (tmp_path / "steps.csv").write_text("step,wait_ms\n1,4\n2")
+    assert find_swing(RunRecord("run"), tmp_path) is None

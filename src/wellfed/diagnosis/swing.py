@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
-Series = npt.NDArray[np.float64]
+from wellfed.diagnosis.run_tables import HOST, Series, columns, curves
+from wellfed.record import RunRecord, SwingEntry
+
 Part = Literal["wait", "step"]
 
 MIN_PERIODS, MIN_SAMPLES = 5, 40
@@ -32,6 +34,8 @@ _MOST_UNEVEN = 0.4
 """Standard deviation of the cycles over their mean; 0.23 with 40 % of jitter."""
 _TURNS = 4
 """Periods over which a curve must be like itself."""
+_LEAST_DEPTH = 20
+"""Percentage points of utilisation from the 5th percentile to the 95th."""
 _STRETCH = 10
 """Periods that are compared with each other."""
 _SURE = 0.995
@@ -42,6 +46,47 @@ _CLOSE = 0.02
 """Lags whose R2 differs by less are the same swing; the smallest is its period."""
 _MIN_R2 = 0.08
 """[m] 40 % of jitter leaves 0.25 at the true lag and less than 0.1 at others."""
+
+
+def find_swing(record: RunRecord, folder: Path) -> SwingEntry | None:
+    """The swing of a run by its files: that of its steps with what implies it, else that of its GPUs' utilisation."""
+    table = columns(folder / "steps.csv", ("epoch", "wait_ms", "copy_ms", "compute_ms", "host_ms"))
+    warmup = record.throughput["warmup_steps"] if record.throughput else 0
+    table = {name: values[warmup:] for name, values in table.items()}
+    wait_ms = np.nan_to_num(table["wait_ms"])
+    rest_ms = sum((np.nan_to_num(table[name]) for name in ("copy_ms", "compute_ms", "host_ms")), np.zeros(len(wait_ms)))
+    of_steps = swings_in_steps(wait_ms, rest_ms, lags_of(record, table["epoch"]))
+    if of_steps:
+        first = of_steps[0]
+        period_s = first.lag * float(np.mean(wait_ms + rest_ms)) / 1e3
+        return {"period_s": period_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
+    of_gpus = [
+        found
+        for gpu, curve in curves(folder, ("time_s", "util_pct")).items()
+        if gpu != HOST and (found := swing_in_time(curve["time_s"], curve["util_pct"])) is not None
+    ]
+    deep = [found for found in of_gpus if found.high - found.low >= _LEAST_DEPTH]
+    if not deep:
+        return None
+    deepest = max(deep, key=lambda found: found.high - found.low)
+    return {"period_s": deepest.period_s, "period_steps": None, "cause": None, "r2": None}
+
+
+def lags_of(record: RunRecord, epochs: Series) -> dict[str, int]:
+    """Steps after which something is due in a run, by what says so.
+
+    Args:
+        epochs: of each step.
+    """
+    trainer, loader = record.config.get("trainer", {}), record.plan.get("loader.num_workers")
+    names = ("log_every_steps", "checkpoint_every_steps", "validate_every_steps")
+    lags = {f"trainer.{name}": int(trainer[name]) for name in names if trainer.get(name)}
+    if loader and loader["value"]:
+        lags["loader.num_workers"] = int(loader["value"])
+    lengths = np.unique(epochs, return_counts=True)[1]
+    if len(lengths) > 2:  # the first and the last may be cut
+        lags["epoch"] = int(np.median(lengths[1:-1]))
+    return lags
 
 
 @dataclass(frozen=True)

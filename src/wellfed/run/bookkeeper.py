@@ -13,6 +13,7 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
 from wellfed.diagnosis.ceiling_check import contradiction
 from wellfed.diagnosis.report import to_markdown
+from wellfed.diagnosis.swing import find_swing
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
@@ -145,6 +146,7 @@ class Bookkeeper:
         if doubt is not None:
             self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self.journal.save()
+        record.swing = find_swing(record, self.folder)
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
         record.artifacts["report"] = "report.md"
         try:
