@@ -256,7 +256,9 @@ def test_subsets_of_a_data_set_are_data_sets():
 
 
 def test_collate_and_batch_size_of_an_evaluation_are_the_splits_own():
-    other = Datasets(DataLoader(Numbers(), collate_fn=negative), val=DataLoader(Numbers(), batch_size=3), test=Numbers())
+    other = Datasets(
+        DataLoader(Numbers(), collate_fn=negative), val=DataLoader(Numbers(), batch_size=3), test=Numbers()
+    )
     found = without_loaders(replace(other, eval_batch_size=7), 1)
     assert found.collate is negative
     assert found.eval_batch_size == {"val": 3, "test": 7}
