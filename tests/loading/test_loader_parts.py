@@ -253,3 +253,13 @@ def test_workers_are_begun_as_the_loader_says():
 def test_subsets_of_a_data_set_are_data_sets():
     found = take_apart(DataLoader(Subset(Numbers(), [3, 4, 5]), batch_size=2), "train", 1)
     assert steps(found) == [[[3, 4], [5]]]
+
+
+def test_collate_and_batch_size_of_an_evaluation_are_the_splits_own():
+    other = Datasets(
+        DataLoader(Numbers(), collate_fn=negative), val=DataLoader(Numbers(), batch_size=3), test=Numbers()
+    )
+    found = without_loaders(replace(other, eval_batch_size=7), 1)
+    assert found.collate is negative
+    assert found.eval_batch_size == {"val": 3, "test": 7}
+    assert found.eval_collate == {"val": torch.utils.data.default_collate, "test": None}

@@ -367,7 +367,7 @@ def make_train_loader(
         rank=rank,
         world_size=1 if batch_size is not None else trainer.devices,
         drop_last=config.workload.drop_last,
-        collate=loader.collate if loader else data.collate,
+        collate=data.collate,
         limit_batches=limit,
         shuffle=trainer.overfit_batches is None and not has_own_order,
         sampled=loader.sampled if loader else None,
@@ -443,17 +443,22 @@ def make_eval_loader(
         raise DataError(f"The {split} data ({type(dataset).__name__}) must be map-style: __len__ and __getitem__.")
     return EvalLoader(
         dataset,
-        (loader.batch_size if loader else None) or plan.memory.micro_batch,
+        config.workload.eval_batch_size or of_split(data.eval_batch_size, split) or plan.memory.micro_batch,
         seed=config.seed,
         settings=_eval_settings(config, plan, dataset),
         rank=rank,
         world_size=world_size,
-        collate=loader.collate if loader else data.collate,
+        collate=of_split(data.eval_collate, split) or data.collate,
         limit_batches=limit,
         drop_last=loader.drop_last if loader else False,
         sampled=loader.sampled if loader else None,
         worker_init=loader.worker_init if loader else None,
     )
+
+
+def of_split(given: Any, split: str) -> Any:
+    """What `Datasets` gives for all of evaluation, or by the names of the splits."""
+    return given.get(split) if isinstance(given, Mapping) else given
 
 
 def _eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSettings:
