@@ -29,5 +29,7 @@ class LoaderSettings:
     """Training samples that belong to no step."""
     max_skipped: int = 0
     """Training samples that may fail, and are left out from then on; with one rank only."""
+    shuffle_buffer: int | None = None
+    """Samples of a stream that are held for one of them to be drawn."""
     finds_stuck_sample: bool = True
     """Whether the sample that a worker hangs at is looked for, which takes several timeouts."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,18 @@ from torch import Tensor, nn
 from wellfed.config.build import build
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
-from wellfed.errors import ConfigError, DataError
+from wellfed.errors import ConfigError
 from wellfed.footprint.footprint import KnownFootprints
 from wellfed.footprint.fsdp_blocks import gathered_bytes
 from wellfed.loading.backend_benchmark import copied, time_first_batches
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.train_loader import IterableLoader, TrainLoader, train_loader
+from wellfed.loading.stream import Stream, check_items, is_stream
+from wellfed.loading.stream_loader import UNKNOWN_LENGTH, EvalStream, StreamLoader, StreamReading
+from wellfed.loading.train_loader import TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
-from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, RunPlan
+from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, RunPlan, StreamFacts
 from wellfed.record import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
@@ -64,6 +66,8 @@ def make_parts(config: RunConfig) -> Parts:
         returned = f"{workload.data.get('_target_')} returned {type(data).__name__}"
         problem = f"{returned}, and a workload's data is a wellfed.contract.Datasets."
         raise ConfigError.of("workload.data", problem, "Return Datasets(train, val, test).")
+    splits = {name: getattr(data, name) for name in ("train", "val", "test")}
+    data = replace(data, **{name: Stream.of(split) for name, split in splits.items() if is_stream(split)})
     model = build(workload.model, "workload.model", **data.model_args)
     if is_lightning_module(model):
         return Parts(data, model, None, is_lightning_module=True)
@@ -104,16 +108,32 @@ def _check_model(model: Any, target: str) -> None:
 def data_facts(parts: Parts) -> DataFacts:
     """What the plan needs to know of the data."""
     data, features = parts.data, parts.features
-    splits: list[Any] = [data.train, data.val, data.test]
-    train, *others = (len(each) if hasattr(each, "__len__") else 0 for each in splits)
+    train, *others = map(_num_samples, (data.train, data.val, data.test))
     return DataFacts(
         num_train=train,
         has_fetch=callable(getattr(data.train, "fetch", None)),
-        is_iterable=not hasattr(data.train, "__getitem__"),
+        stream=_stream_facts(data.train) if isinstance(data.train, Stream) else None,
         num_eval=max(others),
         feature_rows=features.num_rows if features else 0,
         feature_bytes=features.bytes if features else 0,
         features_trainable=features.trainable if features else False,
+    )
+
+
+def _num_samples(split: Any) -> int:
+    """Of a stream a number that there is always more of than of workers."""
+    return UNKNOWN_LENGTH if isinstance(split, Stream) else len(split) if hasattr(split, "__len__") else 0
+
+
+def _stream_facts(stream: Stream) -> StreamFacts:
+    return StreamFacts(
+        stream.name,
+        has_length=stream.length is not None,
+        gives_batches=stream.gives_batches,
+        shared_by=stream.shared_by,
+        shares_ranks_itself=stream.shares_ranks_itself,
+        num_shards=stream.num_shards,
+        has_states=stream.has_states,
     )
 
 
@@ -199,7 +219,10 @@ def loader_settings(config: RunConfig, planned: LoaderSection) -> LoaderSettings
 
 def inline_settings(config: RunConfig) -> LoaderSettings:
     """The same batches, built in this process."""
-    return LoaderSettings(skip_ids=tuple(config.loader.skip_ids), max_skipped=config.loader.max_skipped)
+    asked = config.loader
+    return LoaderSettings(
+        skip_ids=tuple(asked.skip_ids), max_skipped=asked.max_skipped, shuffle_buffer=asked.shuffle_buffer
+    )
 
 
 def one_off_settings(config: RunConfig, plan: RunPlan) -> LoaderSettings:
@@ -229,7 +252,7 @@ def make_train_loader(
     rank: int = 0,
     batch_size: int | None = None,
     on_event: OnEvent = ignore_event,
-) -> TrainLoader | IterableLoader:
+) -> TrainLoader | StreamLoader:
     """The steps of training for one rank.
 
     Args:
@@ -299,34 +322,41 @@ def look_at_first_batches(config: RunConfig, first: LoaderSettings, parts: Parts
     return time_first_batches(_loaders_of_a_trial(config, parts), lambda _: (), first, on_gpu=False)
 
 
-def _loaders_of_a_trial(config: RunConfig, parts: Parts, rank: int = 0) -> Callable[[LoaderSettings], TrainLoader]:
+def _loaders_of_a_trial(
+    config: RunConfig, parts: Parts, rank: int = 0
+) -> Callable[[LoaderSettings], TrainLoader | StreamLoader]:
     data = replace(parts.data, train=copied(parts.data.train))
-    return lambda settings: cast(TrainLoader, make_train_loader(config, settings, data, rank=rank))
+    return lambda settings: make_train_loader(config, settings, data, rank=rank)
 
 
 def make_eval_loader(
     config: RunConfig, plan: RunPlan, data: Datasets, split: str, *, rank: int = 0, world_size: int = 1
-) -> EvalLoader:
+) -> EvalLoader | EvalStream:
     """A pass over ``val`` or ``test``, which the workload has, in micro-batches.
 
     Args:
         rank: of ``world_size`` that share the batches; 0 of 1 where each has all.
 
     Raises:
-        DataError: the split is an iterable, or can't be sent to worker processes.
+        DataError: the split gives no samples, or can't be sent to worker processes.
     """
-    dataset = getattr(data, split)
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise DataError(f"The {split} data ({type(dataset).__name__}) must be map-style: __len__ and __getitem__.")
+    dataset, size, limit = getattr(data, split), plan.memory.micro_batch, config.trainer.limit_batches
+    settings = _eval_settings(config, plan, dataset)
+    if is_stream(dataset):
+        reading = StreamReading(
+            Stream.of(dataset), settings, batch_size=size, seed=config.seed, collate=data.collate, purpose="evaluation"
+        )
+        return EvalStream(reading, limit_batches=limit)
+    check_items(dataset, by_item=False)
     return EvalLoader(
         dataset,
-        plan.memory.micro_batch,
+        size,
         seed=config.seed,
-        settings=_eval_settings(config, plan, dataset),
+        settings=settings,
         rank=rank,
         world_size=world_size,
         collate=data.collate,
-        limit_batches=config.trainer.limit_batches,
+        limit_batches=limit,
     )
 
 
