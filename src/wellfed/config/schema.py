@@ -127,8 +127,8 @@ class LoaderConfig:
     )
     shuffle_buffer: Optional[int] = knob(
         None,
-        "Samples of a stream that are held, to draw the next from; costs host memory. Changes the order, and so what is "
-        "learned. null = the stream's own order.",
+        "Samples of a stream that are held, to draw the next from; costs host memory. Changes the order, and so what "
+        "is learned. null = the stream's own order.",
         at_least=2,
     )
     skip_ids: list[int] = knob([], "Indices of training samples, never asked for: known bad ones.", at_least=0)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+MOST_PARTS = 16
+"""A stream that can be read in more parts is read in so many: each has a reader, and may hold samples ready."""
 BackendName = Literal["torch", "inline", "threads", "processes"]
 
 

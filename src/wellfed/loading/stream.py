@@ -6,7 +6,7 @@ import copy
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
@@ -48,7 +48,8 @@ def check_items(dataset: Any, *, by_item: bool) -> None:
     else:
         return
     raise DataError(
-        f"{name} gives no samples: it has {lacks}. Give it __getitem__(index), beside fetch if it has that, or __iter__."
+        f"{name} gives no samples: it has {lacks}. "
+        "Give it __getitem__(index), beside fetch if it has that, or __iter__ for a stream."
     )
 
 
@@ -71,19 +72,15 @@ class Stream:
         own = getattr(dataset, "gives_batches", not isinstance(dataset, IterableDataset))
         self.gives_batches = bool(own if gives_batches is None else gives_batches)
         self._take(dataset)
-        if inspect.isgenerator(dataset) or (
-            type(dataset).__module__ in ("builtins", "itertools") and _is_used_up(dataset)
-        ):
+        if type(dataset).__module__ in ("builtins", "itertools") and hasattr(dataset, "__next__"):
             raise DataError(
                 f"A {self.name} can be read once only, and an epoch is one reading. "
                 "Give the iterable that makes it: an object whose __iter__ begins anew."
             )
         self._at_start = None
         if self.has_states:
-            try:
+            with suppress(Exception):  # it may have none before it is read
                 self._at_start = copy.deepcopy(dataset.state_dict())
-            except Exception:  # noqa: BLE001  it may have none before it is read
-                pass
 
     def _take(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -131,11 +128,9 @@ class Stream:
                 asked.add(name)
                 return super().__getattribute__(name)
 
-        with generators.kept(), _noting_calls(distributed, _DISTRIBUTED, asked), as_worker(Asked(0, 2)):
-            try:
-                next(iter(self.anew()), None)
-            except Exception:  # noqa: BLE001  training meets it again, and tells
-                pass
+        told = generators.kept(), _noting_calls(distributed, _DISTRIBUTED, asked), as_worker(Asked(0, 2))
+        with suppress(Exception), told[0], told[1], told[2]:  # what it raises training meets again, and tells
+            next(iter(self.anew()), None)
         return asked
 
     @property
@@ -182,15 +177,16 @@ class Stream:
 @contextmanager
 def as_worker(info: PartOf | None) -> Iterator[None]:
     """Within, ``torch.utils.data.get_worker_info()`` gives this."""
-    if torch_worker._worker_info is info:
+    worker: Any = torch_worker
+    if worker._worker_info is info:
         yield
         return
     with _TURN:
-        before, torch_worker._worker_info = torch_worker._worker_info, info  # type: ignore[assignment]
+        before, worker._worker_info = worker._worker_info, info
         try:
             yield
         finally:
-            torch_worker._worker_info = before
+            worker._worker_info = before
 
 
 @contextmanager
@@ -211,11 +207,6 @@ def _noting_calls(module: Any, names: tuple[str, ...], called: set[str]) -> Iter
     finally:
         for name, function in before.items():
             setattr(module, name, function)
-
-
-def _is_used_up(dataset: Any) -> bool:
-    """A built-in iterator (``map``, ``zip``, ``itertools.chain``) is its own."""
-    return hasattr(dataset, "__next__")
 
 
 def _copied(dataset: Any, how: Callable[[Any], Any]) -> Any:

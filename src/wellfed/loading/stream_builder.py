@@ -86,6 +86,7 @@ class StreamedBatch(BuiltBatch):
     """Of the data set after this batch."""
 
     def pin_memory(self) -> BuiltBatch:
+        """The same in page-locked memory."""
         if self.batch is not None:
             self.batch = batches.pin(self.batch)
         return self
@@ -230,14 +231,14 @@ class _PartReader:
         has_states = callable(getattr(data, "load_state_dict", None)) and callable(getattr(data, "state_dict", None))
         if start.state is not None and has_states:
             data.load_state_dict(start.state)
-        iterator = iter(data)
+        iterator: Any = iter(data)
         if not has_states and callable(getattr(iterator, "load_state_dict", None)):
             if start.state is not None:
-                iterator.load_state_dict(start.state)  # type: ignore[attr-defined]
+                iterator.load_state_dict(start.state)
             data, has_states = iterator, callable(getattr(iterator, "state_dict", None))
         # Samples in a buffer are in no state: a reading is done again where there is one.
         self._states = data if has_states and not start.shuffle_buffer else None
-        return iterator
+        return iterator  # type: ignore[no-any-return]
 
     def _samples(self) -> Iterator[Any]:
         assert self._iterator is not None

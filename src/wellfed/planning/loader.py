@@ -11,6 +11,7 @@ from wellfed.config.schema import Backend, RunConfig, ScheduleName
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.loading.first_batches import FirstBatches
+from wellfed.loading.settings import MOST_PARTS
 from wellfed.planning.backend import asks_for_timeout, asks_to_watch, candidates, plan_backend, show_ms, to_time
 from wellfed.planning.host_room import NEAR_FRAC, Room
 from wellfed.planning.run_plan import DataFacts, Decided, LoaderSection, StreamFacts, as_set, by_rule, unless_set

@@ -66,8 +66,8 @@ def make_parts(config: RunConfig) -> Parts:
         returned = f"{workload.data.get('_target_')} returned {type(data).__name__}"
         problem = f"{returned}, and a workload's data is a wellfed.contract.Datasets."
         raise ConfigError.of("workload.data", problem, "Return Datasets(train, val, test).")
-    splits = {name: getattr(data, name) for name in ("train", "val", "test")}
-    data = replace(data, **{name: Stream.of(split) for name, split in splits.items() if is_stream(split)})
+    train, val, test = (Stream.of(each) if is_stream(each) else each for each in (data.train, data.val, data.test))
+    data = replace(data, train=train, val=val, test=test)
     model = build(workload.model, "workload.model", **data.model_args)
     if is_lightning_module(model):
         return Parts(data, model, None, is_lightning_module=True)
