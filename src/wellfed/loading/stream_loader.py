@@ -123,8 +123,10 @@ class StreamReading:
                         continue
                     states[request.part] = built.state
                     known = any(state is not None for state in states)
-                    now = replace(mark, asked=turn + 1, states=tuple(states) if known else None)
-                    yield built.batch, self._size(built.batch), replace(now, print=0 if known else _print(built.batch))
+                    now = replace(
+                        mark, asked=turn + 1, states=tuple(states) if known else None, print=_print(built.batch)
+                    )
+                    yield built.batch, self._size(built.batch), now
                     number += 1
                     mark = now
         finally:

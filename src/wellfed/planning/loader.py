@@ -154,7 +154,8 @@ class LoaderPlanner:
                     where, problem, "Set loader.num_workers=1, which reads ahead, or give it shard(index, count)."
                 )
             else:
-                problem = f"{stream.name} can be read in {most} parts on each of {devices} devices (num_shards)."
+                on_each = "" if devices == 1 else f" on each of {devices} devices"
+                problem = f"{stream.name} can be read in {most} parts{on_each} (num_shards)."
                 yield Fault(where, problem, f"Set loader.num_workers={most}.")
         trainer, schedule = config.trainer, config.workload.schedule.name
         if schedule is ScheduleName.cosine and trainer.max_steps is None and not stream.has_length:
