@@ -46,6 +46,12 @@ def tensors(batch: Batch) -> Iterator[Tensor]:
             yield from tensors(getattr(batch, spec.name))
 
 
+def methods(dataset: Any) -> dict[str, Callable[..., Any]]:
+    """What a data set does itself with its batches. A ``split`` that can't be called is a name, as torchvision's."""
+    named = {name: getattr(dataset, name, None) for name in ("split", "weight", "on_device")}
+    return {name: method for name, method in named.items() if callable(method)}
+
+
 def batch_size(batch: Batch) -> int:
     """Length of the first dimension that the tensors share.
 

@@ -120,6 +120,11 @@ class Datasets:
     test: Any | None = None
     collate: Callable[[list[Any]], Batch] | None = None
     """For data with ``__getitem__`` only; None = torch's default collate."""
+    eval_collate: Callable[[list[Any]], Batch] | Mapping[str, Callable[[list[Any]], Batch]] | None = None
+    """As ``collate``, for ``val`` and ``test``, or one for each by its name; None = ``collate``."""
+    eval_batch_size: int | Mapping[str, int] | None = None
+    """Samples per batch of ``val`` and ``test``, or a number for each; ``workload.eval_batch_size`` goes before it.
+    None = the micro-batch."""
     evaluation: Evaluation | None = None
     """None = the mean of ``model.loss`` over the split, best = lowest."""
     model_args: Mapping[str, Any] = field(default_factory=dict)

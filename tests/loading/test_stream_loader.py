@@ -161,7 +161,7 @@ class Broken(streams.Sharded):
         raise KeyError("no such member")
 
 
-@pytest.mark.parametrize("plan", [INLINE, ONE, THREADS], ids=named)
+@pytest.mark.parametrize("plan", [INLINE, ONE, LoaderSettings("threads", 1, 2)], ids=named)
 def test_what_a_stream_raises_is_told_with_the_batch(plan):
     made = loader_of(Broken(), plan)
     with pytest.raises(DataError, match=r"^Broken: training batch 1 of epoch 0 could not be read: KeyError") as raised:

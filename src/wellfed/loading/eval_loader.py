@@ -12,7 +12,8 @@ from wellfed.loading.bad_samples import evaluation_error
 from wellfed.loading.batch_builder import BatchBuilder
 from wellfed.loading.batch_request import BatchRequest
 from wellfed.loading.batch_source import BatchSource
-from wellfed.loading.epoch_order import EpochOrder
+from wellfed.loading.epoch_order import BatchOrder, EpochOrder
+from wellfed.loading.sampled_epochs import SampledEpochs
 from wellfed.loading.settings import LoaderSettings
 
 
@@ -36,10 +37,30 @@ class EvalLoader:
         world_size: int = 1,
         collate: Callable[[list[Any]], Batch] | None = None,
         limit_batches: int | None = None,
+        drop_last: bool = False,
+        sampled: SampledEpochs | None = None,
+        worker_init: Callable[[int], None] | None = None,
     ) -> None:
-        """``settings`` say who builds; None = this process, when asked."""
-        self._order = EpochOrder(len(dataset), batch_size, seed=seed, shuffle=False, limit_batches=limit_batches)
-        self._builder = BatchBuilder(dataset, seed, collate=collate, purpose="evaluation")
+        """
+        Args:
+            settings: say who builds; None = this process, when asked.
+            sampled: the samples of the split, where a sampler chooses them; None = all.
+            worker_init: called with its number in each worker process.
+        """
+        self._order: EpochOrder | BatchOrder
+        if sampled is not None and sampled.in_batches:
+            self._order = BatchOrder(sampled, shuffle=False, limit_batches=limit_batches)
+        else:
+            self._order = EpochOrder(
+                len(dataset),
+                batch_size,
+                seed=seed,
+                shuffle=False,
+                drop_last=drop_last,
+                sampled=sampled,
+                limit_batches=limit_batches,
+            )
+        self._builder = BatchBuilder(dataset, seed, collate=collate, purpose="evaluation", worker_init=worker_init)
         self._numbers = range(rank, self._order.num_batches, world_size)
         self._length = -(-self._order.num_batches // world_size)
         self._is_alone = world_size == 1

@@ -19,11 +19,12 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.utils.data._utils.worker as torch_worker
 from threadpoolctl import ThreadpoolController
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
@@ -251,7 +252,7 @@ class ProcessBackend:
             )
 
     def _init_of(self, heartbeats: Sequence[Heartbeat]) -> Callable[[int], None]:
-        return partial(_init_worker, heartbeats, cpus.AT_START, self._settings.worker_threads or 1)
+        return partial(_init_worker, self._builder, heartbeats, cpus.AT_START, self._settings.worker_threads or 1)
 
 
 class _Requests(Sampler[BatchRequest]):
@@ -287,7 +288,11 @@ class _InWorker(Dataset[BuiltBatch]):
 
 
 def _init_worker(
-    heartbeats: Sequence[Heartbeat], cpus_given: frozenset[int] | None, num_threads: int, worker: int
+    builder: BatchBuilder,
+    heartbeats: Sequence[Heartbeat],
+    cpus_given: frozenset[int] | None,
+    num_threads: int,
+    worker: int,
 ) -> None:
     """What a worker process does first; its number is that of its heartbeat."""
     # A forked worker has the training process's handlers, which ask for an end after the step. It is the training
@@ -306,6 +311,10 @@ def _init_worker(
     ThreadpoolController().limit(limits=num_threads)  # in the BLAS that numpy uses
     torch.set_num_threads(num_threads)
     heartbeats[worker].sign()
+    if builder.worker_init is not None:
+        if (info := get_worker_info()) is not None:
+            torch_worker._worker_info = replace(info, dataset=builder.dataset)  # of the user's: it is looked for there
+        builder.worker_init(worker)
 
 
 def _build_one(

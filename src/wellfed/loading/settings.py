@@ -8,9 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+BackendName = Literal["torch", "inline", "threads", "processes", "own"]
+"""``own``: a DataLoader of the user's, left as it came, which builds by itself."""
 MOST_PARTS = 16
 """A stream that can be read in more parts is read in so many: each has a reader, and may hold samples ready."""
-BackendName = Literal["torch", "inline", "threads", "processes"]
 
 
 @dataclass(frozen=True)

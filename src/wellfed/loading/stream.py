@@ -13,9 +13,9 @@ from typing import Any, Literal
 
 import torch.utils.data._utils.worker as torch_worker
 from torch import distributed
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from wellfed import generators
+from wellfed import batches, generators
 from wellfed.errors import DataError
 from wellfed.loading.settings import MOST_PARTS
 
@@ -67,7 +67,15 @@ class Stream:
     """A data set that is iterated: torch's ``IterableDataset`` gives samples, any other iterable batches, unless its
     ``gives_batches`` says otherwise. What is asked of a batch (``on_device``, ``weight``, ``split``) it has, too."""
 
-    def __init__(self, dataset: Any, *, gives_batches: bool | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        gives_batches: bool | None = None,
+        worker_init: Callable[[int], None] | None = None,
+    ) -> None:
+        """``worker_init`` is called with the number of a part before a worker reads it, which is told what it reads."""
+        self.worker_init = worker_init
         self.name = type(dataset).__name__
         own = getattr(dataset, "gives_batches", not isinstance(dataset, IterableDataset))
         self.gives_batches = bool(own if gives_batches is None else gives_batches)
@@ -84,9 +92,7 @@ class Stream:
 
     def _take(self, dataset: Any) -> None:
         self.dataset = dataset
-        for method in ("on_device", "weight", "split"):
-            if hasattr(dataset, method):
-                setattr(self, method, getattr(dataset, method))
+        vars(self).update(batches.methods(dataset))
 
     @classmethod
     def of(cls, dataset: Any) -> Stream:
@@ -109,6 +115,8 @@ class Stream:
     @cached_property
     def shared_by(self) -> SharedBy | None:
         """How parts of it are read; None = it can't be known. Reads a sample where there is no ``shard``."""
+        if isinstance(self.dataset, DataLoader):
+            return None
         if callable(getattr(self.dataset, "shard", None)):
             return "shard"
         return "worker info" if "num_workers" in self._asked else None
@@ -116,7 +124,7 @@ class Stream:
     @property
     def shares_ranks_itself(self) -> bool:
         """It asks torch.distributed which rank it is read by."""
-        return self.shared_by != "shard" and not self._asked.isdisjoint(_DISTRIBUTED)
+        return self.shared_by == "worker info" and not self._asked.isdisjoint(_DISTRIBUTED)
 
     @cached_property
     def _asked(self) -> set[str]:
@@ -128,9 +136,12 @@ class Stream:
                 asked.add(name)
                 return super().__getattribute__(name)
 
-        told = generators.kept(), _noting_calls(distributed, _DISTRIBUTED, asked), as_worker(Asked(0, 2))
+        data = self.anew()
+        told = generators.kept(), _noting_calls(distributed, _DISTRIBUTED, asked), as_worker(Asked(0, 2, data))
         with suppress(Exception), told[0], told[1], told[2]:  # what it raises training meets again, and tells
-            next(iter(self.anew()), None)
+            if self.worker_init is not None:
+                self.worker_init(0)
+            next(iter(data), None)
         return asked
 
     @property
@@ -147,7 +158,8 @@ class Stream:
 
     def anew(self) -> Any:
         """The data set as it was before anyone read it. Shallow: what it holds in memory is not copied."""
-        dataset = self.dataset if hasattr(type(self.dataset), "__del__") else _copied(self.dataset, copy.copy)
+        is_kept = hasattr(type(self.dataset), "__del__") or isinstance(self.dataset, DataLoader)  # and its workers
+        dataset = self.dataset if is_kept else _copied(self.dataset, copy.copy)
         if self._at_start is not None:
             dataset.load_state_dict(copy.deepcopy(self._at_start))
         return dataset

@@ -12,6 +12,7 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from wellfed import batches, generators
 from wellfed.contract import Batch
@@ -19,7 +20,7 @@ from wellfed.errors import reason_of
 from wellfed.loading.batch_builder import BatchBuilder, ExitInData, is_of_the_machine
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.loading.heartbeats import Heartbeat
-from wellfed.loading.stream import Stream, as_worker
+from wellfed.loading.stream import PartOf, Stream, as_worker
 from wellfed.sample_rng import mix
 
 _UNREAD = Heartbeat()
@@ -190,6 +191,10 @@ class _PartReader:
     def __init__(self, builder: StreamBuilder, request: StreamRequest, start: PartStart) -> None:
         self._builder, self._start, self.round = builder, start, request.round
         self._data, self._told = builder.stream.part(start.index, start.count, is_alone=start.is_alone)
+        in_worker = self._told is not None or get_worker_info() is not None
+        if builder.stream.worker_init is not None and in_worker:
+            with as_worker(self._told or PartOf(0, 1, self._data)):
+                builder.stream.worker_init(start.index)
         self._iterator: Iterator[Any] | None = None
         self._states: Any = None
         self._tail: list[Any] | None = None

@@ -48,7 +48,7 @@ def check_static(config: RunConfig) -> list[Fault]:
     faults: list[Fault] = []
     for name in ("model", "data", "optimizer"):
         where, node = f"workload.{name}", getattr(config.workload, name)
-        if (not isinstance(node, Mapping) or TARGET not in node) and (node is not None or name != "optimizer"):
+        if (not isinstance(node, Mapping) or TARGET not in node) and (node is not None or name == "model"):
             way_out = f"Set {where}.{TARGET}=<package>.<module>.<name>."
             faults.append(Fault(where, f"names nothing to build: it has no {TARGET}.", way_out))
         for inner_where, inner in _targets(where, node):
