@@ -125,6 +125,12 @@ class LoaderConfig:
     pin_memory: Optional[bool] = knob(
         None, "Batches in page-locked host memory, so that copies overlap. null = on CUDA only."
     )
+    shuffle_buffer: Optional[int] = knob(
+        None,
+        "Samples of a stream that are held, to draw the next from; costs host memory. Changes the order, and so what "
+        "is learned. null = the stream's own order.",
+        at_least=2,
+    )
     skip_ids: list[int] = knob([], "Indices of training samples, never asked for: known bad ones.", at_least=0)
     max_skipped: int = knob(
         0, "Samples that may fail to load, and are then left out and named, before the run stops.", at_least=0

@@ -22,6 +22,7 @@ from wellfed.lit.guest import GuestCheckpoints, NonFinite
 from wellfed.lit.loggers import for_trainer
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.sharding import KeepWeights
+from wellfed.loading.stream import Stream
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
@@ -94,6 +95,8 @@ class ModelLearner(Learner):
 
     def __post_init__(self) -> None:
         is_shareable = self.options.devices > 1 and self.options.strategy in SHARING_STRATEGIES
+        # Of a split that is a stream each rank reads the whole.
+        is_shareable &= not any(isinstance(split, Stream) for split in (self.parts.data.val, self.parts.data.test))
         self.shares_evaluation = is_shareable and can_be_shared(self.parts.data.evaluation or MeanLoss())
         self._whole = KeepWeights() if self.plan.trainer.strategy == "fsdp" else None
         self.module = self._step_module()
