@@ -31,6 +31,7 @@ def make_guest_trainer(
     last: Sequence[pl.Callback] = (),
     log: Callable[[Mapping[str, float]], None],
     log_every: int = 50,
+    sanity_batches: int = 0,
 ) -> pl.Trainer:
     """As `make_trainer`, for a LightningModule that logs by itself and brings callbacks; ``last`` come behind them."""
     return make_trainer(
@@ -39,6 +40,7 @@ def make_guest_trainer(
         folder,
         logger=FiguresLogger(log, folder),
         log_every_n_steps=log_every,
+        num_sanity_val_steps=sanity_batches,
         plugins=[PlainCheckpointIO()],
     )
 

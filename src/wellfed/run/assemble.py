@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from wellfed.config.build import build
+from wellfed.config.build import build, built
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
 from wellfed.errors import ConfigError, DataError
@@ -66,7 +66,11 @@ def make_parts(config: RunConfig) -> Parts:
         raise ConfigError.of("workload.data", problem, "Return Datasets(train, val, test).")
     model = build(workload.model, "workload.model", **data.model_args)
     if is_lightning_module(model):
+        if workload.metrics is not None:
+            problem = f"{workload.model.get('_target_')} is a LightningModule, which logs its own metrics."
+            raise ConfigError.of("workload.metrics", problem, "Set workload.metrics=null, and log them in its steps.")
         return Parts(data, model, None, is_lightning_module=True)
+    make_metrics(config)  # their faults, before anything is planned
     _check_model(model, workload.model.get("_target_"))
     if workload.optimizer is None:
         problem = "null leaves nothing to train with; only a LightningModule brings its own."
@@ -74,6 +78,24 @@ def make_parts(config: RunConfig) -> Parts:
     offered = getattr(model, "features", None)
     features = offered() if callable(offered) else None
     return Parts(data, model, features, has_sparse_gradients=_has_sparse_gradients(model))
+
+
+def make_metrics(config: RunConfig) -> Any:
+    """The metrics of torchmetrics that the configuration names; None where it names none."""
+    node = config.workload.metrics
+    if node is None:
+        return None
+    from torchmetrics import MetricCollection
+
+    found = built(node, "workload.metrics")
+    if isinstance(found, MetricCollection):
+        return found
+    try:
+        return MetricCollection(found)
+    except (ValueError, TypeError) as error:
+        problem = f"can't be collected: {error}"
+        way_out = "Name classes of torchmetrics: one, a list of them, or a mapping {accuracy: {_target_: ...}}."
+        raise ConfigError.of("workload.metrics", problem, way_out) from error
 
 
 def is_lightning_module(model: Any) -> bool:
@@ -111,6 +133,7 @@ def data_facts(parts: Parts) -> DataFacts:
         has_fetch=callable(getattr(data.train, "fetch", None)),
         is_iterable=not hasattr(data.train, "__getitem__"),
         num_eval=max(others),
+        eval_batch_size=max(of_split(data.eval_batch_size, split) or 0 for split in ("val", "test")) or None,
         feature_rows=features.num_rows if features else 0,
         feature_bytes=features.bytes if features else 0,
         features_trainable=features.trainable if features else False,
@@ -305,12 +328,20 @@ def _loaders_of_a_trial(config: RunConfig, parts: Parts, rank: int = 0) -> Calla
 
 
 def make_eval_loader(
-    config: RunConfig, plan: RunPlan, data: Datasets, split: str, *, rank: int = 0, world_size: int = 1
+    config: RunConfig,
+    plan: RunPlan,
+    data: Datasets,
+    split: str,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    few: int | None = None,
 ) -> EvalLoader:
-    """A pass over ``val`` or ``test``, which the workload has, in micro-batches.
+    """A pass over ``val`` or ``test``, which the workload has.
 
     Args:
         rank: of ``world_size`` that share the batches; 0 of 1 where each has all.
+        few: batches of a look, at most.
 
     Raises:
         DataError: the split is an iterable, or can't be sent to worker processes.
@@ -320,14 +351,19 @@ def make_eval_loader(
         raise DataError(f"The {split} data ({type(dataset).__name__}) must be map-style: __len__ and __getitem__.")
     return EvalLoader(
         dataset,
-        plan.memory.micro_batch,
+        config.workload.eval_batch_size or of_split(data.eval_batch_size, split) or plan.memory.micro_batch,
         seed=config.seed,
         settings=_eval_settings(config, plan, dataset),
         rank=rank,
         world_size=world_size,
-        collate=data.collate,
-        limit_batches=config.trainer.limit_batches,
+        collate=of_split(data.eval_collate, split) or data.collate,
+        limit_batches=min((limit for limit in (config.trainer.limit_batches, few) if limit is not None), default=None),
     )
+
+
+def of_split(given: Any, split: str) -> Any:
+    """What `Datasets` gives for all of evaluation, or by the names of the splits."""
+    return given.get(split) if isinstance(given, Mapping) else given
 
 
 def _eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSettings:
