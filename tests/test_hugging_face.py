@@ -175,7 +175,7 @@ def test_made_from_a_folder(tmp_path: Path) -> None:
         ({"model": "Nothing", "config": {}}, "workload.model.model=Nothing.*no model class of transformers.*Auto"),
         ({"model": "GPT2LMHeadModel"}, "path .* or from config; one of them.*config="),
         ({"model": "GPT2LMHeadModel", "config": {}, "path": "x"}, "one of them must be given"),
-        ({"model": "AutoModelForCausalLM", "config": GPT2}, "without model_type.*Add model_type"),
+        ({"model": "AutoModelForCausalLM", "config": GPT2}, "AutoModelForCausalLM needs model_type.*Add model_type"),
         ({"model": "GPT2LMHeadModel", "config": GPT2, "weight": "words"}, "weight=words.*rows, tokens, next_tokens"),
     ],
 )

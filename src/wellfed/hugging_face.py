@@ -125,7 +125,9 @@ class TransformersModel(nn.Module):
 def _weight_of(model: Any) -> Weight:
     """By the loss that transformers knows the class to have."""
     name, kind = type(model).__name__, getattr(model, "loss_type", None)
-    weight = _BY_LOSS.get(kind) or ("next_tokens" if "LMHead" in name else None)
+    if kind is None and "LMHead" in name:
+        kind = model.loss_type = "ForCausalLM"  # which transformers takes for such a class, with a warning
+    weight = _BY_LOSS.get(kind)
     if weight is None:
         _LOG.warning(
             "%s: what its loss is a mean over is not known; rows are assumed. Set workload.model.weight=tokens or "
