@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 PIP = "$(BIN)/python" -m pip install --quiet --disable-pip-version-check -c constraints.txt
 RUNS := $(VENV)/.installed
 TESTS := $(VENV)/.installed-dev
+GUESTS := $(VENV)/.installed-guests
 
 chosen = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
 OVERRIDES = $(strip $(call chosen,W,workload) $(call chosen,gpu,gpu) $(call chosen,loader,loader) \
@@ -19,7 +20,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train sweep test bench-gpu test-all goldens check format doctor constraints clean new
+.PHONY: help install train sweep test test-guests bench-gpu test-all goldens check format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -39,10 +40,13 @@ sweep: $(RUNS) ## install if needed, then measure combinations: sweep= throughpu
 test: $(TESTS) ## install if needed, then run the tests, without the slow ones
 	$(PYTEST) $(ARGS)
 
+test-guests: $(GUESTS) ## run the tests of code that people bring: installs other libraries first
+	$(PYTEST) -m guests $(ARGS)
+
 bench-gpu: $(RUNS) ## on a machine with a GPU: check what only a real one can show, and leave a record to send in
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
-test-all: $(TESTS) ## run the slow tests too
+test-all: $(GUESTS) ## run the slow tests and those of guests too
 	HYPOTHESIS_PROFILE=fresh $(PYTEST) -m "slow or not slow" $(ARGS)
 
 goldens: $(TESTS) ## after a change that is meant: write docs/configuration.md and the committed plans anew
@@ -66,7 +70,7 @@ doctor: $(RUNS) ## what this machine offers, and what is missing
 constraints: ## resolve pyproject.toml afresh, all extras too, and write constraints.txt
 	@$(CHECK_PYTHON)
 	rm -rf build/constraints && $(PYTHON) -m venv build/constraints
-	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,slurm,ray]'
+	build/constraints/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev,guests,slurm,ray]'
 	{ sed -n '/^#/p' constraints.txt; build/constraints/bin/python -m pip freeze --exclude-editable \
 	  | sed 's/+[a-z0-9.]*$$//' | LC_ALL=C sort -f; } > build/constraints.txt
 	mv build/constraints.txt constraints.txt && rm -rf build/constraints
@@ -103,4 +107,9 @@ $(RUNS): pyproject.toml constraints.txt
 $(TESTS): $(RUNS)
 	@rm -f "$@"
 	$(PIP) -e '.[dev]'
+	@touch "$@"
+
+$(GUESTS): $(TESTS)
+	@rm -f "$@"
+	$(PIP) -e '.[dev,guests]'
 	@touch "$@"

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,6 +44,12 @@ def tensors(batch: Batch) -> Iterator[Tensor]:
     elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         for spec in dataclasses.fields(batch):
             yield from tensors(getattr(batch, spec.name))
+
+
+def methods(dataset: Any) -> dict[str, Callable[..., Any]]:
+    """What a data set does itself with its batches. A ``split`` that can't be called is a name, as torchvision's."""
+    named = {name: getattr(dataset, name, None) for name in ("split", "weight", "on_device")}
+    return {name: method for name, method in named.items() if callable(method)}
 
 
 def batch_size(batch: Batch) -> int:

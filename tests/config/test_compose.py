@@ -196,7 +196,7 @@ def test_another_config_dir(tmp_path):
 
 
 def test_every_gpu_loader_and_memory_go_together():
-    """Each option sets its own group only, so all 180 follow from composing each option once."""
+    """Each option sets its own group only, so all 216 follow from composing each option once."""
     base = once()
     parts = {
         group: {option: once(f"{group}={option}") for option in options(group)} for group in ("gpu", "loader", "memory")
@@ -205,7 +205,7 @@ def test_every_gpu_loader_and_memory_go_together():
         for option in composed.values():
             assert {**option.resolved, group: None} == {**base.resolved, group: None}
     combinations = list(product(*(parts[group] for group in parts)))
-    assert len(combinations) == 6 * 5 * 6
+    assert len(combinations) == 6 * 6 * 6
     for combination in combinations:
         chosen = {
             group: getattr(parts[group][one].config, group) for group, one in zip(parts, combination, strict=True)
@@ -245,6 +245,7 @@ LOADERS = {
     "balanced": (Backend.auto, None, 4, True, True, 60, 2, 1),
     "aggressive": (Backend.auto, None, 8, True, True, 60, 4, 1),
     "auto": (Backend.auto, None, None, None, None, None, None, 1),
+    "own": (Backend.own, None, None, None, None, None, None, None),
 }
 
 

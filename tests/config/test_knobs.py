@@ -26,7 +26,7 @@ def test_leaves_only():
         ("gpu.memory_gib", "a number or null"),
         ("gpu.tf32", "true or false"),
         ("resume", "a text or null"),
-        ("loader.backend", "one of auto, torch, inline, threads, processes"),
+        ("loader.backend", "one of auto, torch, inline, threads, processes, own"),
         ("memory.features", "one of cache, cache_host, dynamic or null"),
         ("loader.skip_ids", "a list [..] of whole numbers"),
         ("config.allow_targets", "a list [..] of texts"),

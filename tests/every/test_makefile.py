@@ -115,3 +115,5 @@ def test_an_interrupted_installation_is_done_again(tmp_path: Path):
         os.utime(copy / ".venv" / stamp, (0, 0))
     assert make("test") == 0
     assert calls.read_text().split()[3:] == [".", ".[dev]"]
+    assert make("test-guests") == 0
+    assert calls.read_text().split()[5:] == [".[dev,guests]"]

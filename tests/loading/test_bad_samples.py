@@ -304,20 +304,30 @@ def test_a_worker_killed_at_a_sample_that_is_sound_blames_no_sample(tmp_path):
     assert WorkerLost.kind == "worker"
 
 
-def test_a_worker_killed_between_batches_is_told_as_torch_tells_it(monkeypatch):
-    made = loader(sets.Fetching(), LoaderSettings("processes", 1, 1))
+class Counted(sets.Fetching):
+    def __init__(self):
+        self.fetched = multiprocessing.Value("i", 0)
+
+    def fetch(self, indices, rng):
+        self.fetched.value += 1
+        return super().fetch(indices, rng)
+
+
+def test_a_worker_killed_between_batches_is_told_with_the_way_out(monkeypatch):
+    data = Counted()
+    made = loader(data, LoaderSettings("processes", 1, 1))
     handler = signal.getsignal(signal.SIGCHLD)
     monkeypatch.setattr(torch.utils.data._utils.signal_handling, "_SIGCHLD_handler_set", False)
     delivered = iter(made)
     next(delivered)
     assert signal.getsignal(signal.SIGCHLD) is handler  # torch's would raise in the midst of a step
     for process in multiprocessing.active_children():
-        while made._source._processes._heartbeats[0].activity() is not None:
-            pass
+        while data.fetched.value < 2 or made._source._processes._heartbeats[0].activity() is not None:
+            pass  # the second batch was asked for with the first
         os.kill(process.pid, signal.SIGKILL)
         while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
             pass  # no error here
-    with pytest.raises(RuntimeError, match="DataLoader worker"):
+    with pytest.raises(WorkerLost, match=r"SIGKILL while it was at no sample: .* Set fewer loader.num_workers"):
         list(delivered)
     made.close()
 

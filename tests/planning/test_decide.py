@@ -34,7 +34,7 @@ from wellfed.loading.first_batches import BackendTime, FirstBatches
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
-from wellfed.planning.run_plan import DataFacts, ModelFacts, RunPlan
+from wellfed.planning.run_plan import DataFacts, ModelFacts, OwnLoader, RunPlan
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GOLDEN = Path(__file__).parent / "golden"
@@ -44,6 +44,7 @@ OPTIONS = {
 FETCH = DataFacts(100_000, has_fetch=True)
 ITEMS = DataFacts(100_000, has_fetch=False)
 ITERABLE = dataclasses.replace(ITEMS, is_iterable=True)
+OWN = OwnLoader(2048, num_workers=3, prefetch_factor=2, persistent_workers=True, pin_memory=False, timeout_s=0)
 TABLE = dataclasses.replace(FETCH, feature_rows=10_000, feature_bytes=GIB)
 MODEL = ModelFacts(200 * 2**20, 100 * 2**20, 200 * 2**20)
 TIMED = FirstBatches(
@@ -471,7 +472,7 @@ def option(name, facts, data, **more):
 
 
 def test_every_option_is_tabled():
-    assert sorted(COUNTS) == OPTIONS["loader"]
+    assert sorted([*COUNTS, "own"]) == OPTIONS["loader"]
 
 
 @pytest.mark.parametrize("place", range(len(QUOTAS)))
@@ -488,6 +489,44 @@ def test_workers_of_an_option_by_quota(name, place):
     assert plan.loader.backend == backend
     assert plan.loader.num_workers == (0 if backend == "inline" else COUNTS[name][place])
     check_reasons(plan)
+
+
+def test_a_loader_that_is_left_as_it_came_shows_its_own_numbers():
+    data = dataclasses.replace(ITEMS, own_loader=OWN)
+    plan = option("own", H200, data, effective=2048)
+    own = {name: getattr(plan.loader, name) for name in ("num_workers", "prefetch_factor", "persistent_workers")}
+    assert own == {"num_workers": 3, "prefetch_factor": 2, "persistent_workers": True}
+    assert (plan.loader.backend, plan.loader.pin_memory, plan.loader.device_prefetch) == ("own", False, 0)
+    assert plan.loader.reasons["num_workers"].because == "as the DataLoader has it"
+    check_reasons(plan)
+
+
+def own_faults(given, **data):
+    return faults_of(given, data=dataclasses.replace(ITEMS, **data))
+
+
+def test_what_a_loader_of_the_users_can_not_be():
+    own, with_own = {"backend": Backend.own}, {"own_loader": OWN}
+    assert "workload.data gives none for training. Set loader=auto" in own_faults(config(loader=own))
+    told = own_faults(config(64, loader=own), **with_own)
+    assert told == (
+        "workload.effective_batch_size=64: the DataLoader's batches have 2048, and loader.backend=own leaves them as "
+        "they are. Set workload.effective_batch_size=null, or another loader option."
+    )
+    two = config(2048, loader=own, trainer={"devices": 2, "accelerator": Accelerator.cpu})
+    assert "each of trainer.devices=2 would read the whole" in own_faults(two, **with_own)
+    told = own_faults(config(), own_loader=OWN, only_as_it_came="val: it is odd")
+    assert told == (
+        "workload.data: the DataLoader of val: it is odd: it can't be built again. "
+        "Set loader=own, which leaves it as it came."
+    )
+
+
+def test_the_plan_says_whose_batch_size_it_is():
+    data = dataclasses.replace(ITEMS, own_loader=OWN)
+    because = {size: planned(config(size), data=data).workload.reasons for size in (2048, 64)}
+    assert because[2048]["effective_batch_size"].because == "as the DataLoader has it; nothing else changes it"
+    assert because[64]["effective_batch_size"].because.endswith("in place of the DataLoader's 2048")
 
 
 @pytest.mark.parametrize(
@@ -630,7 +669,7 @@ def test_pinned_memory(asked, value, because):
 
 @pytest.mark.parametrize("facts", [LAPTOP, SMALL, H200], ids=["laptop", "8gb-card", "h200"])
 def test_all_options_plan_together(facts):
-    assert {group: len(names) for group, names in OPTIONS.items()} == {"gpu": 6, "loader": 5, "memory": 6}
+    assert {group: len(names) for group, names in OPTIONS.items()} == {"gpu": 6, "loader": 6, "memory": 6}
     base, count = composed(), 0
     for gpu, loader, memory in itertools.product(*OPTIONS.values()):
         given = dataclasses.replace(
@@ -639,12 +678,12 @@ def test_all_options_plan_together(facts):
             loader=composed(f"loader={loader}").loader,
             memory=composed(f"memory={memory}").memory,
         )
-        for data in (TABLE, ITEMS):
+        for data in (dataclasses.replace(ITEMS, own_loader=OWN),) if loader == "own" else (TABLE, ITEMS):
             plan = planned(given, facts, data=data, choices={"gpu": gpu, "loader": loader, "memory": memory})
             assert plan.workload.effective_batch_size == base.workload.effective_batch_size
             check_reasons(plan)
             count += 1
-    assert count == 2 * 6 * 5 * 6
+    assert count == 2 * 6 * 5 * 6 + 6 * 6
 
 
 def as_text(plan):

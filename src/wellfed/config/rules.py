@@ -88,12 +88,28 @@ def needs_workers(config: RunConfig) -> Iterator[Fault]:
         yield Fault("loader.persistent_workers=true", problem, f"{way_out}, or loader.persistent_workers=null.")
 
 
+def own_loader(config: RunConfig) -> Iterator[Fault]:
+    """What a DataLoader that is left as it came decides itself."""
+    loader = config.loader
+    if loader.backend is not Backend.own:
+        return
+    asked = [loader.num_workers, loader.prefetch_factor, loader.persistent_workers, loader.pin_memory, loader.timeout_s]
+    names = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout_s", "worker_threads")
+    problem = "has no effect with loader.backend=own, which leaves the DataLoader as it came."
+    for name, value in zip(names, [*asked, loader.worker_threads], strict=True):
+        if value is not None:
+            yield Fault(f"loader.{name}={_shown(value).lower()}", problem, f"Set loader.{name}=null, or loader=auto.")
+    for name, left_out in (("skip_ids", loader.skip_ids), ("max_skipped", loader.max_skipped)):
+        if left_out:
+            yield Fault(f"loader.{name}={_shown(left_out)}", problem, "Set loader=auto.")
+
+
 def batch_split(config: RunConfig) -> Iterator[Fault]:
     """effective_batch_size = micro-batches x ranks, exactly."""
     effective, world = config.workload.effective_batch_size, config.trainer.devices
     micro, accumulate = config.memory.micro_batch, config.memory.accumulate
-    if min(effective, world, 1 if micro is None else micro) < 1:
-        return  # told by the ranges
+    if effective is None or min(effective, world, 1 if micro is None else micro) < 1:
+        return  # asked again when the DataLoader has told it; told by the ranges
     if effective < world:
         yield Fault(
             f"workload.effective_batch_size={effective}",
@@ -200,6 +216,7 @@ def packages(config: RunConfig) -> Iterator[Fault]:
 RULES: tuple[Rule, ...] = (
     workers,
     needs_workers,
+    own_loader,
     batch_split,
     encoder,
     step_down,

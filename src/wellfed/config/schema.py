@@ -39,7 +39,7 @@ def knob(
 Precision = StrEnum("Precision", ["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true"])
 Compile = StrEnum("Compile", ["none", "default", "reduce_overhead", "max_autotune"])
 Allocator = StrEnum("Allocator", ["default", "expandable"])
-Backend = StrEnum("Backend", ["auto", "torch", "inline", "threads", "processes"])
+Backend = StrEnum("Backend", ["auto", "torch", "inline", "threads", "processes", "own"])
 FeatureMode = StrEnum("FeatureMode", ["cache", "cache_host", "dynamic"])
 OnOom = StrEnum("OnOom", ["retry", "fail"])
 OnNan = StrEnum("OnNan", {"raise": "raise", "skip": "skip", "halve_lr": "halve_lr"})
@@ -101,8 +101,8 @@ class LoaderConfig:
 
     backend: Backend = knob(
         Backend.auto,
-        "auto, torch (DataLoader over `__getitem__` with default collate), inline (in the training process), threads "
-        "or processes.",
+        "auto, torch (DataLoader over `__getitem__` with default collate), inline (in the training process), threads, "
+        "processes, or own (a DataLoader that workload.data returns, left as it came).",
     )
     num_workers: Optional[int] = knob(
         None, "Workers (threads or processes). null = from the CPU quota. 0 belongs to inline and torch.", at_least=0
@@ -179,15 +179,22 @@ class WorkloadConfig:
 
     name: str = knob(MISSING, "Name of the workload; also the folder under paths.log_dir.")
     sample_unit: str = knob("samples", "What one sample is called in figures (triplets, windows, patches).")
-    effective_batch_size: int = knob(
-        MISSING, "Samples per optimizer step over all ranks; kept exactly, however it is split.", at_least=1
+    effective_batch_size: Optional[int] = knob(
+        None,
+        "Samples per optimizer step over all ranks; kept exactly, however it is split. null = the batch size of the "
+        "DataLoader that workload.data returns.",
+        at_least=1,
     )
     drop_last: bool = knob(False, "Leave out the last, smaller batch of an epoch. Validation never does.")
     eval_batch_size: Optional[int] = knob(
         None, "Samples per batch of validation and test. null = as the data says, else the micro-batch.", at_least=1
     )
     model: Any = knob(MISSING, "`_target_` of an nn.Module and its arguments.")
-    data: Any = knob(MISSING, "`_target_` of a function that returns Datasets, and its arguments.")
+    data: Any = knob(
+        MISSING,
+        "`_target_` of a function that returns Datasets, DataLoaders or a LightningDataModule, and its arguments. null "
+        "for a LightningModule with loaders of its own.",
+    )
     optimizer: Any = knob(
         None, "`_target_` of a torch optimizer and its arguments. null for a LightningModule that brings its own."
     )
@@ -197,6 +204,12 @@ class WorkloadConfig:
         "They are given the predictions and targets of the model's LossOutput.",
     )
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+
+    @property
+    def samples_per_step(self) -> int:
+        """``effective_batch_size``, once a DataLoader has told it where it is null."""
+        assert self.effective_batch_size is not None
+        return self.effective_batch_size
 
 
 @dataclass

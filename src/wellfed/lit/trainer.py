@@ -166,8 +166,8 @@ def fit(trainer: pl.Trainer, module: pl.LightningModule, loader: Any, val_loader
 
 
 def overrides(module: pl.LightningModule, hook: str) -> bool:
-    """Whether a user's LightningModule has a hook of its own."""
-    return getattr(type(module), hook) is not getattr(pl.LightningModule, hook)
+    """Whether a user's LightningModule has a hook of its own, or one of its LightningDataModule's."""
+    return hook in vars(module) or getattr(type(module), hook) is not getattr(pl.LightningModule, hook)
 
 
 def has_step(module: pl.LightningModule, split: str) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from wellfed import generators
+from wellfed import batches, generators
 from wellfed.contract import Batch
 from wellfed.errors import DataError, reason_of, text_of
 from wellfed.loading.bad_samples import NoSampleAtFaultError, failing_samples
@@ -40,6 +40,7 @@ class BatchBuilder:
     Args:
         most_lost: samples of one batch that may be lost; with more it is not built to its end.
         by_item: leave ``fetch`` alone.
+        worker_init: called in each worker process with its number.
     """
 
     def __init__(
@@ -52,13 +53,14 @@ class BatchBuilder:
         purpose: str = "training",
         by_item: bool = False,
         most_lost: int = 0,
+        worker_init: Callable[[int], None] | None = None,
     ) -> None:
         self.dataset, self.most_lost, self.purpose = dataset, most_lost, purpose
-        self.seed, self._rank = seed, rank
+        self.seed, self._rank, self.worker_init = seed, rank, worker_init
         self._collate = collate or default_collate
         self._takes_rng = takes_rng(dataset)
         self.has_fetch = not by_item and callable(getattr(dataset, "fetch", None))
-        self.splits_itself = hasattr(dataset, "split")
+        self.splits_itself = "split" in batches.methods(dataset)
         """Its batches are of a layout of their own, from which samples can't be counted."""
 
     def __call__(self, request: BatchRequest, heartbeat: Heartbeat = _UNREAD) -> BuiltBatch:

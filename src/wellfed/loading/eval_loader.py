@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
+from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch
 from wellfed.loading.bad_samples import evaluation_error
 from wellfed.loading.batch_builder import BatchBuilder
 from wellfed.loading.batch_request import BatchRequest
 from wellfed.loading.batch_source import BatchSource
-from wellfed.loading.epoch_order import EpochOrder
+from wellfed.loading.epoch_order import BatchOrder, EpochOrder
+from wellfed.loading.sampled_epochs import SampledEpochs
 from wellfed.loading.settings import LoaderSettings
 
 
@@ -36,10 +39,30 @@ class EvalLoader:
         world_size: int = 1,
         collate: Callable[[list[Any]], Batch] | None = None,
         limit_batches: int | None = None,
+        drop_last: bool = False,
+        sampled: SampledEpochs | None = None,
+        worker_init: Callable[[int], None] | None = None,
     ) -> None:
-        """``settings`` say who builds; None = this process, when asked."""
-        self._order = EpochOrder(len(dataset), batch_size, seed=seed, shuffle=False, limit_batches=limit_batches)
-        self._builder = BatchBuilder(dataset, seed, collate=collate, purpose="evaluation")
+        """
+        Args:
+            settings: say who builds; None = this process, when asked.
+            sampled: the samples of the split, where a sampler chooses them; None = all.
+            worker_init: called with its number in each worker process.
+        """
+        self._order: EpochOrder | BatchOrder
+        if sampled is not None and sampled.in_batches:
+            self._order = BatchOrder(sampled, shuffle=False, limit_batches=limit_batches)
+        else:
+            self._order = EpochOrder(
+                len(dataset),
+                batch_size,
+                seed=seed,
+                shuffle=False,
+                drop_last=drop_last,
+                sampled=sampled,
+                limit_batches=limit_batches,
+            )
+        self._builder = BatchBuilder(dataset, seed, collate=collate, purpose="evaluation", worker_init=worker_init)
         self._numbers = range(rank, self._order.num_batches, world_size)
         self._length = -(-self._order.num_batches // world_size)
         self._is_alone = world_size == 1
@@ -91,3 +114,29 @@ class EvalLoader:
     def close(self) -> None:
         """End worker processes that live on from pass to pass."""
         self._source.close()
+
+
+class OwnEvalLoader:
+    """A split as a loader of the user's own gives it, whole, from its start at each ``iter()``."""
+
+    def __init__(self, loader: Any, limit_batches: int | None = None) -> None:
+        self._loader = loader
+        self._length = len(loader) if limit_batches is None else min(len(loader), limit_batches)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[Delivery]:
+        for number, batch in enumerate(islice(self._loader, self._length)):
+            size = batches.batch_size(batch)
+            yield Delivery(batch, 0, number, size, num_samples=size)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The start, where each pass begins."""
+        return {"epoch": 0, "batch": 0}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing: there is no going on in the middle of a pass."""
+
+    def close(self) -> None:
+        """Its workers are its own."""

@@ -19,11 +19,12 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.utils.data._utils.worker as torch_worker
 from threadpoolctl import ThreadpoolController
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
@@ -43,6 +44,10 @@ _ALONE_S = 60
 """Longest that a process may take to start, and where loader.timeout_s sets no bound to load a sample alone."""
 _ENDING_S = 0.2
 """Its connection is closed a moment before a process has ended."""
+_FOR_WANT_OF_MEMORY = (
+    ": mostly for want of host memory or /dev/shm. Set fewer loader.num_workers, a smaller loader.prefetch_factor, or "
+    "loader.backend=inline to see its error."
+)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -115,7 +120,7 @@ class ProcessBackend:
             except (RuntimeError, OSError, EOFError) as error:
                 # Not only torch's own RuntimeError: a batch that is on its way when its worker dies can't be opened.
                 if not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker"):
-                    raise (self._death() or error) from None
+                    raise (self._death() or self._lost_between_samples(error)) from None
                 if not str(error).startswith("DataLoader timed out"):
                     raise
             if self._settings.timeout_s and time.monotonic() - asked_at_s >= self._settings.timeout_s:
@@ -132,6 +137,15 @@ class ProcessBackend:
             if not process.is_alive():
                 return _WorkerStopped(activity, _how_it_ended(process.exitcode), is_hang=False)
         return None
+
+    def _lost_between_samples(self, error: Exception) -> Exception:
+        """For a worker that ended while it was at no sample, as it handed a batch over; else the error itself."""
+        for process in self._processes:
+            process.join(_ENDING_S)
+            if not process.is_alive():
+                how = _how_it_ended(process.exitcode).removeprefix("its worker ")
+                return WorkerLost(f"A loader worker {how} while it was at no sample{_FOR_WANT_OF_MEMORY}")
+        return error
 
     def _hang(self, request: BatchRequest) -> Exception:
         """What the worker that has this request hangs at; it is killed."""
@@ -170,9 +184,7 @@ class ProcessBackend:
         at = "while it made" if index is None else f"at sample {index} of"
         raise WorkerLost(
             f"A loader worker {stopped.reason.removeprefix('its worker ')} {at} {self._builder.purpose} batch "
-            f"{request.batch} of epoch {request.epoch}, but no sample does so alone: mostly for want of host memory or "
-            "/dev/shm. Set fewer loader.num_workers, a smaller loader.prefetch_factor, or loader.backend=inline to see "
-            "its error."
+            f"{request.batch} of epoch {request.epoch}, but no sample does so alone{_FOR_WANT_OF_MEMORY}"
         )
 
     def _end_of_builder(self, request: BatchRequest) -> str | None:
@@ -240,7 +252,7 @@ class ProcessBackend:
             )
 
     def _init_of(self, heartbeats: Sequence[Heartbeat]) -> Callable[[int], None]:
-        return partial(_init_worker, heartbeats, cpus.AT_START, self._settings.worker_threads or 1)
+        return partial(_init_worker, self._builder, heartbeats, cpus.AT_START, self._settings.worker_threads or 1)
 
 
 class _Requests(Sampler[BatchRequest]):
@@ -276,7 +288,11 @@ class _InWorker(Dataset[BuiltBatch]):
 
 
 def _init_worker(
-    heartbeats: Sequence[Heartbeat], cpus_given: frozenset[int] | None, num_threads: int, worker: int
+    builder: BatchBuilder,
+    heartbeats: Sequence[Heartbeat],
+    cpus_given: frozenset[int] | None,
+    num_threads: int,
+    worker: int,
 ) -> None:
     """What a worker process does first; its number is that of its heartbeat."""
     # A forked worker has the training process's handlers, which ask for an end after the step. It is the training
@@ -295,6 +311,10 @@ def _init_worker(
     ThreadpoolController().limit(limits=num_threads)  # in the BLAS that numpy uses
     torch.set_num_threads(num_threads)
     heartbeats[worker].sign()
+    if builder.worker_init is not None:
+        if (info := get_worker_info()) is not None:
+            torch_worker._worker_info = replace(info, dataset=builder.dataset)  # of the user's: it is looked for there
+        builder.worker_init(worker)
 
 
 def _build_one(

@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-BackendName = Literal["torch", "inline", "threads", "processes"]
+BackendName = Literal["torch", "inline", "threads", "processes", "own"]
+"""``own``: a DataLoader of the user's, left as it came, which builds by itself."""
 
 
 @dataclass(frozen=True)

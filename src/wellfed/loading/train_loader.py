@@ -14,7 +14,8 @@ from wellfed.loading.bad_samples import BadSamples
 from wellfed.loading.batch_builder import BatchBuilder
 from wellfed.loading.batch_request import BatchRequest
 from wellfed.loading.batch_source import BatchSource
-from wellfed.loading.epoch_order import EpochOrder, Share, Taken
+from wellfed.loading.epoch_order import BatchOrder, EpochOrder, Share, Taken
+from wellfed.loading.sampled_epochs import SampledEpochs
 from wellfed.loading.settings import LoaderSettings
 from wellfed.record import OnEvent, ignore_event
 
@@ -48,7 +49,9 @@ class _Epochs:
 class TrainLoader(_Epochs):
     """The steps of successive epochs; the position is that after the last delivered batch, whatever is queued ahead."""
 
-    def __init__(self, builder: BatchBuilder, order: EpochOrder, settings: LoaderSettings, bad: BadSamples) -> None:
+    def __init__(
+        self, builder: BatchBuilder, order: EpochOrder | BatchOrder, settings: LoaderSettings, bad: BadSamples
+    ) -> None:
         super().__init__(order.num_batches)
         self._builder, self._order, self._bad = builder, order, bad
         self._taken: list[Taken] = []
@@ -68,6 +71,8 @@ class TrainLoader(_Epochs):
         if self._taken:
             state["taken"] = [[list(skip_ids), num_batches] for skip_ids, num_batches in self._taken]
             state["first_batch"] = self._first_batch
+        if self._order.sampled is not None:
+            state["order"] = [self._epoch, self._order.sampled.checksum(self._epoch)]
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -77,6 +82,8 @@ class TrainLoader(_Epochs):
         """
         super().load_state_dict(state)
         self._bad.remember(state.get("skipped", ()))
+        if self._order.sampled is not None and "order" in state:
+            self._order.sampled.compare(*state["order"])
         skip_ids = tuple(state.get("skip_ids", ()))
         self._taken = [Taken(tuple(ids), number) for ids, number in state.get("taken", ())]
         num_batches = self._next_batch - state.get("first_batch", 0)
@@ -144,8 +151,10 @@ class IterableLoader(_Epochs):
         self._dataset = dataset
         self._reading: object = None
         # What parts of another layout are, only the data knows; its weight is the only count it gives.
-        own = getattr(dataset, "weight", batches.batch_size)
-        self._size: Callable[[Batch], int] = own if hasattr(dataset, "split") else batches.batch_size
+        own = batches.methods(dataset)
+        self._size: Callable[[Batch], int] = (
+            own.get("weight", batches.batch_size) if "split" in own else batches.batch_size
+        )
 
     def __iter__(self) -> Iterator[Delivery]:
         if self._next_batch >= len(self):
@@ -175,7 +184,7 @@ def train_loader(
     dataset: Any,
     settings: LoaderSettings,
     *,
-    batch_size: int,
+    batch_size: int | None,
     seed: int,
     rank: int = 0,
     world_size: int = 1,
@@ -183,9 +192,18 @@ def train_loader(
     collate: Callable[[list[Any]], Batch] | None = None,
     limit_batches: int | None = None,
     shuffle: bool = True,
+    sampled: SampledEpochs | None = None,
+    worker_init: Callable[[int], None] | None = None,
     on_event: OnEvent = ignore_event,
 ) -> TrainLoader | IterableLoader:
-    """Steps of ``batch_size`` samples over all ranks; ``on_event`` gets a ``sample_skipped`` for each one left out.
+    """Steps of ``batch_size`` samples over all ranks.
+
+    Args:
+        batch_size: None = as ``sampled`` has it, which gives batches.
+        shuffle: another order in each epoch.
+        sampled: chooses the samples of each epoch; None = all of them.
+        worker_init: called with its number in each worker process.
+        on_event: gets a ``sample_skipped`` for each sample left out.
 
     Raises:
         DataError: no samples, fewer than one whole step with ``drop_last``, an iterable without ``__len__``, data that
@@ -211,17 +229,19 @@ def train_loader(
         if len(dataset) == 0:
             raise DataError(f"{name} has no batches: its __len__ is 0. Check workload.data.")
         return IterableLoader(dataset, limit_batches)
-    order = EpochOrder(
-        len(dataset),
-        batch_size,
-        seed=seed,
-        rank=rank,
-        world_size=world_size,
-        drop_last=drop_last,
-        skip_ids=settings.skip_ids,
-        limit_batches=limit_batches,
-        shuffle=shuffle,
-    )
+    common: dict[str, Any] = {
+        "rank": rank,
+        "world_size": world_size,
+        "skip_ids": settings.skip_ids,
+        "limit_batches": limit_batches,
+        "shuffle": shuffle,
+    }
+    order: EpochOrder | BatchOrder
+    if batch_size is None:
+        assert sampled is not None
+        order = BatchOrder(sampled, **common)
+    else:
+        order = EpochOrder(len(dataset), batch_size, seed=seed, drop_last=drop_last, sampled=sampled, **common)
     if order.num_batches == 0:
         if len(dataset) == 0:
             raise DataError(f"{name} has no training samples: its __len__ is 0. Check workload.data.")
@@ -240,6 +260,12 @@ def train_loader(
         raise ValueError("max_skipped needs one rank: others would not know that a step has lost a sample")
     bad = BadSamples(name, settings, on_event=on_event, may_skip=world_size == 1)
     builder = BatchBuilder(
-        dataset, seed, rank, collate, by_item=settings.backend == "torch", most_lost=settings.max_skipped
+        dataset,
+        seed,
+        rank,
+        collate,
+        by_item=settings.backend == "torch",
+        most_lost=settings.max_skipped,
+        worker_init=worker_init,
     )
     return TrainLoader(builder, order, settings, bad)

@@ -54,7 +54,7 @@ def plan_run(
     if model.is_lightning_module and config.workload.optimizer is not None:
         unused = "workload.optimizer is not used: a LightningModule configures its own."
         warnings.append(f"{unused} Set workload.optimizer=null.")
-    effective = Decided(config.workload.effective_batch_size, "the workload's; nothing else changes it", "set")
+    effective = _effective(config.workload.samples_per_step, data)
     workload = WorkloadSection.of({"effective_batch_size": effective})
     plan = RunPlan(device.trainer, device.device, tuple(warnings), workload, memory, loader)
     if estimate is not None:
@@ -67,6 +67,17 @@ def plan_run(
     if plan.on_gpu and plan.trainer.strategy != "fsdp" and (too_much := parts_fault(plan.parts, plan)):
         raise ConfigError([too_much])
     return plan
+
+
+def _effective(size: int, data: DataFacts) -> Decided[int]:
+    own = None if data.own_loader is None else data.own_loader.batch_size
+    if own is None:
+        because = "the workload's; nothing else changes it"
+    elif own == size:
+        because = "as the DataLoader has it; nothing else changes it"
+    else:
+        because = f"workload.effective_batch_size={size}, in place of the DataLoader's {own}"
+    return Decided(size, because, "set")
 
 
 def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[Fault]:

@@ -13,7 +13,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.backend import asks_for_timeout, asks_to_watch, candidates, plan_backend, show_ms, to_time
 from wellfed.planning.host_room import NEAR_FRAC, Room
-from wellfed.planning.run_plan import DataFacts, Decided, LoaderSection, as_set, by_rule, unless_set
+from wellfed.planning.run_plan import DataFacts, Decided, LoaderSection, OwnLoader, as_set, by_rule, unless_set
 from wellfed.units import GIB, MIB, show_bytes
 
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
@@ -47,6 +47,8 @@ class LoaderPlanner:
     def section(self, backend: Decided[str] | None = None) -> LoaderSection:
         """All of ``loader.*``; ``backend`` where it is decided already."""
         asked = self.config.loader
+        if asked.backend is Backend.own and self.data.own_loader is not None:
+            return self._as_it_came(self.data.own_loader)
         names = candidates(asked, self.data, self.choices)
         backend = backend or plan_backend(asked, self.data, self.choices, names, self.first, self._without_room())
         num_workers = self._num_workers(backend.value)
@@ -75,9 +77,48 @@ class LoaderPlanner:
             unless_asked("pin_memory", True, "copies from page-locked memory run beside the host")
         return LoaderSection.of(decided, candidates=names, eval_workers=count)
 
+    def _as_it_came(self, own: OwnLoader) -> LoaderSection:
+        """Told of a DataLoader that is left alone, not decided."""
+        as_it_came = {
+            "num_workers": own.num_workers,
+            "prefetch_factor": own.prefetch_factor,
+            "persistent_workers": own.persistent_workers,
+            "pin_memory": own.pin_memory,
+            "timeout_s": own.timeout_s,
+        }
+        backend = "the DataLoader as it came; it draws its order anew where a run is resumed"
+        decided: dict[str, Decided[Any]] = {"backend": Decided("own", backend, "set")}
+        decided |= {knob: Decided(value, "as the DataLoader has it", "set") for knob, value in as_it_came.items()}
+        ahead = self.config.loader.device_prefetch if self.on_gpu else None
+        because = "as the DataLoader has it: nothing is copied ahead"
+        decided["device_prefetch"] = unless_set("loader.device_prefetch", ahead, 0, because)
+        decided["worker_threads"] = by_rule(None, "torch's default: one in a worker process")
+        return LoaderSection.of(decided, candidates=(), eval_workers=0)
+
+    def _own_faults(self) -> Iterator[Fault]:
+        """What was asked of a DataLoader of the user's, or of one that is not there."""
+        own, asked, effective = self.data.own_loader, self.config.loader, self.config.workload.effective_batch_size
+        if asked.backend is not Backend.own:
+            if problem := self.data.only_as_it_came:
+                way_out = "Set loader=own, which leaves it as it came."
+                yield Fault("workload.data", f"the DataLoader of {problem}: it can't be built again.", way_out)
+            return
+        if own is None:
+            problem = "leaves a DataLoader as it came, and workload.data gives none for training."
+            yield Fault("loader.backend=own", problem, "Set loader=auto, or let workload.data return DataLoaders.")
+            return
+        if own.batch_size not in (None, effective):
+            problem = f"the DataLoader's batches have {own.batch_size}, and loader.backend=own leaves them as they are."
+            way_out = "Set workload.effective_batch_size=null, or another loader option."
+            yield Fault(f"workload.effective_batch_size={effective}", problem, way_out)
+        if (devices := self.config.trainer.devices) > 1:
+            problem = f"each of trainer.devices={devices} would read the whole of the DataLoader."
+            yield Fault("loader.backend=own", problem, "Set another loader option, which shares each step out.")
+
     def faults(self, section: LoaderSection) -> Iterator[Fault]:
         """What was asked of the loader and can't be."""
         asked, data = self.config.loader, self.data
+        yield from self._own_faults()
         if section.backend == "threads" and not data.has_fetch:
             problem = "threads needs training data with fetch(indices, rng); this has only __getitem__."
             yield Fault("loader.backend", problem, "Set loader.backend=processes, or give the dataset fetch.")
@@ -97,7 +138,7 @@ class LoaderPlanner:
     def warnings(self, section: LoaderSection) -> Iterator[str]:
         """What was asked of the loader and is ignored, or is near a limit."""
         asked, data = self.config.loader, self.data
-        if data.is_iterable and asked.backend not in (Backend.auto, Backend.inline):
+        if data.is_iterable and asked.backend not in (Backend.auto, Backend.inline, Backend.own):
             yield (
                 f"loader.backend={asked.backend.value} is not used: the training data is an iterable, which makes its "
                 "own batches. Give it __getitem__ and __len__ for workers."
@@ -157,7 +198,7 @@ class LoaderPlanner:
         train = self._room_of(section)
         if train is None or self.first is None or not self.data.num_eval:
             return section, []
-        of_a_step = math.ceil(self.config.workload.effective_batch_size / self.config.trainer.devices)
+        of_a_step = math.ceil(self.config.workload.samples_per_step / self.config.trainer.devices)
         both = replace(
             train,
             batch_bytes=math.ceil(self.first.batch_bytes * size / of_a_step),

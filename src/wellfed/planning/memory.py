@@ -132,12 +132,12 @@ def _less_to_hold(parts: Mapping[str, int], budget_gib: float, precision: str) -
 
 def _per_device(config: RunConfig) -> int:
     """Samples of a step on each device."""
-    return math.ceil(config.workload.effective_batch_size / config.trainer.devices)
+    return math.ceil(config.workload.samples_per_step / config.trainer.devices)
 
 
 def _micro_batch(config: RunConfig, model: ModelFacts, per_device: int) -> Decided[int]:
     memory, world = config.memory, config.trainer.devices
-    share = f"{config.workload.effective_batch_size} samples a step" + (f" over {world} devices" if world > 1 else "")
+    share = f"{config.workload.samples_per_step} samples a step" + (f" over {world} devices" if world > 1 else "")
     if memory.micro_batch is not None:
         return Decided(memory.micro_batch, f"memory.micro_batch={memory.micro_batch}", "set")
     if memory.accumulate is not None:

@@ -115,7 +115,7 @@ class LoaderSection(Section):
     """How batches are built and brought to the device."""
 
     group = "loader"
-    backend: Literal["torch", "inline", "threads", "processes"]
+    backend: Literal["torch", "inline", "threads", "processes", "own"]
     num_workers: int
     prefetch_factor: int | None
     """None: nobody builds ahead."""
@@ -133,7 +133,7 @@ class LoaderSection(Section):
     @property
     def has_processes(self) -> bool:
         """Batches come from worker processes."""
-        return self.num_workers > 0 and self.backend in ("torch", "processes")
+        return self.num_workers > 0 and self.backend in ("torch", "processes", "own")
 
 
 @dataclass(frozen=True)
@@ -235,6 +235,19 @@ class DryPlan:
 
 
 @dataclass(frozen=True)
+class OwnLoader:
+    """The numbers of a DataLoader of the user's."""
+
+    batch_size: int | None
+    """None: it does not say."""
+    num_workers: int
+    prefetch_factor: int | None
+    persistent_workers: bool
+    pin_memory: bool
+    timeout_s: float
+
+
+@dataclass(frozen=True)
 class DataFacts:
     """What the plan needs to know of the data."""
 
@@ -248,6 +261,10 @@ class DataFacts:
     feature_rows: int = 0
     feature_bytes: int = 0
     features_trainable: bool = False
+    own_loader: OwnLoader | None = None
+    """The training data came in a DataLoader."""
+    only_as_it_came: str = ""
+    """Split and reason of a DataLoader that can't be built again; empty: there is none such."""
 
 
 @dataclass(frozen=True)

@@ -13,20 +13,23 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from wellfed.config.build import build, built
+from wellfed.config.rules import batch_split
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
 from wellfed.errors import ConfigError, DataError
 from wellfed.footprint.footprint import KnownFootprints
 from wellfed.footprint.fsdp_blocks import gathered_bytes
 from wellfed.loading.backend_benchmark import copied, time_first_batches
-from wellfed.loading.eval_loader import EvalLoader
+from wellfed.loading.eval_loader import EvalLoader, OwnEvalLoader
 from wellfed.loading.first_batches import FirstBatches
+from wellfed.loading.loader_parts import LoaderParts, loader_of, without_loaders
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import IterableLoader, TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
-from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, RunPlan
+from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, OwnLoader, RunPlan
 from wellfed.record import OnEvent, ignore_event
 
 _LOG = logging.getLogger(__name__)
@@ -50,6 +53,8 @@ class Parts:
     """What building them has shown, where that is known already."""
     footprints: KnownFootprints | None = None
     """Those for the way in which it is trained, where some are known already."""
+    data_module: Any = None
+    """The LightningDataModule that the data come from, set up."""
 
 
 def make_parts(config: RunConfig) -> Parts:
@@ -58,26 +63,114 @@ def make_parts(config: RunConfig) -> Parts:
     Raises:
         ConfigError, DataError: the configuration or the input is at fault.
     """
-    workload = config.workload
-    data = build(workload.data, "workload.data")
-    if not isinstance(data, Datasets):
-        returned = f"{workload.data.get('_target_')} returned {type(data).__name__}"
-        problem = f"{returned}, and a workload's data is a wellfed.contract.Datasets."
-        raise ConfigError.of("workload.data", problem, "Return Datasets(train, val, test).")
-    model = build(workload.model, "workload.model", **data.model_args)
+    workload, data_module = config.workload, None
+    if workload.data is None:
+        model = build(workload.model, "workload.model")
+        data = _of_module(model, workload.model.get("_target_"))
+    else:
+        data, data_module = _datasets(build(workload.data, "workload.data"), workload.data.get("_target_"))
+        model = build(workload.model, "workload.model", **data.model_args)
+    data = without_loaders(data, config.seed)
+    if loader := loader_of(data, "train"):
+        data = replace(data, notes=(*data.notes, f"Training data: {loader.describe()}."))
     if is_lightning_module(model):
         if workload.metrics is not None:
             problem = f"{workload.model.get('_target_')} is a LightningModule, which logs its own metrics."
             raise ConfigError.of("workload.metrics", problem, "Set workload.metrics=null, and log them in its steps.")
-        return Parts(data, model, None, is_lightning_module=True)
+        if data_module is not None:
+            from wellfed.lit.data_module import use_hooks
+
+            use_hooks(model, data_module)
+        return Parts(data, model, None, is_lightning_module=True, data_module=data_module)
     make_metrics(config)  # their faults, before anything is planned
     _check_model(model, workload.model.get("_target_"))
     if workload.optimizer is None:
         problem = "null leaves nothing to train with; only a LightningModule brings its own."
         raise ConfigError.of("workload.optimizer", problem, "Set workload.optimizer._target_=torch.optim.AdamW.")
+    if data_module is not None:
+        _check_hooks(data_module)
     offered = getattr(model, "features", None)
     features = offered() if callable(offered) else None
-    return Parts(data, model, features, has_sparse_gradients=_has_sparse_gradients(model))
+    sparse = _has_sparse_gradients(model)
+    return Parts(data, model, features, has_sparse_gradients=sparse, data_module=data_module)
+
+
+def tear_down(parts: Parts) -> None:
+    """What a LightningDataModule does when nothing is asked of it any more."""
+    if parts.data_module is not None:
+        for stage in ("fit", "test"):
+            parts.data_module.teardown(stage)
+
+
+def with_loader(config: RunConfig, data: Datasets) -> RunConfig:
+    """The configuration with what a DataLoader of the user's says of a step, where it says nothing itself.
+
+    Raises:
+        ConfigError: nobody says how many samples a step has, or two say different things.
+    """
+    workload, loader = config.workload, loader_of(data, "train")
+    asked, own = workload.effective_batch_size, None if loader is None else loader.step_size()
+    if asked is None and own is None:
+        source = "there is no DataLoader" if loader is None else "the DataLoader does not say it"
+        problem = f"is null, and {source}: how many samples has a step?"
+        raise ConfigError.of("workload.effective_batch_size", problem, "Set workload.effective_batch_size=32.")
+    if loader is not None and loader.has_own_batches and asked not in (None, own):
+        problem = f"the batch sampler of the training data decides what a step is, up to {own} samples."
+        way_out = "Set workload.effective_batch_size=null, or give the DataLoader batch_size and a sampler."
+        raise ConfigError.of(f"workload.effective_batch_size={asked}", problem, way_out)
+    drop_last = workload.drop_last or (loader is not None and loader.drop_last)
+    size = own if asked is None else asked
+    config = replace(config, workload=replace(workload, effective_batch_size=size, drop_last=drop_last))
+    if faults := list(batch_split(config)):
+        raise ConfigError(faults)
+    return config
+
+
+def _datasets(given: Any, target: str) -> tuple[Datasets, Any]:
+    """What ``workload.data`` gives in any of its forms, and the LightningDataModule that it comes from, if one does."""
+
+    def is_split(value: Any) -> bool:
+        return value is None or isinstance(value, (Dataset, DataLoader))
+
+    if isinstance(given, Datasets):
+        return given, None
+    if _is_of(given, "LightningDataModule"):
+        from wellfed.lit.data_module import datasets_of
+
+        return datasets_of(given), given
+    if isinstance(given, (Dataset, DataLoader)):
+        return Datasets(given), None
+    if isinstance(given, Mapping) and "train" in given and set(given) <= {"train", "val", "test"}:
+        return Datasets(**given), None
+    if isinstance(given, (tuple, list)) and 0 < len(given) < 4 and all(map(is_split, given)) and given[0] is not None:
+        return Datasets(*given), None
+    problem = (
+        f"{target} returned {type(given).__name__}, and a workload's data is a wellfed.contract.Datasets, a "
+        "LightningDataModule, or torch datasets or DataLoaders for train, val and test."
+    )
+    raise ConfigError.of("workload.data", problem, "Return Datasets(train, val, test).")
+
+
+def _of_module(model: Any, target: str) -> Datasets:
+    """The loaders that a LightningModule brings itself."""
+    if not is_lightning_module(model):
+        problem = f"is null, and {target} is no LightningModule with a train_dataloader of its own."
+        raise ConfigError.of("workload.data", problem, "Set workload.data._target_=<package>.<module>.<name>.")
+    from wellfed.lit.data_module import datasets_of
+
+    return datasets_of(model)
+
+
+def _check_hooks(data_module: Any) -> None:
+    """Nothing is kept silently from a model that does not know them."""
+    from wellfed.lit.data_module import transfer_hooks
+
+    if hooks := transfer_hooks(data_module):
+        problem = (
+            f"{type(data_module).__name__}.{hooks[0]} is for a LightningModule, and the model is a plain nn.Module."
+        )
+        way_out = "Do it in the data set's on_device(batch, rng), or in the model's loss."
+        raise ConfigError.of("workload.data", problem, way_out)
 
 
 def make_metrics(config: RunConfig) -> Any:
@@ -104,6 +197,12 @@ def is_lightning_module(model: Any) -> bool:
     return lightning is not None and isinstance(model, lightning.LightningModule)
 
 
+def _is_of(value: Any, name: str) -> bool:
+    """Whether it is an instance of a class of Lightning, under either of its names; imports neither."""
+    bases = (getattr(sys.modules.get(library), name, None) for library in ("lightning.pytorch", "pytorch_lightning"))
+    return any(base is not None and isinstance(value, base) for base in bases)
+
+
 def _has_sparse_gradients(model: nn.Module) -> bool:
     return any(
         getattr(module, "sparse", False) is True and any(weight.requires_grad for weight in module.parameters(False))
@@ -128,6 +227,7 @@ def data_facts(parts: Parts) -> DataFacts:
     data, features = parts.data, parts.features
     splits: list[Any] = [data.train, data.val, data.test]
     train, *others = (len(each) if hasattr(each, "__len__") else 0 for each in splits)
+    loaders = {split: loader for split in ("train", "val", "test") if (loader := loader_of(data, split))}
     return DataFacts(
         num_train=train,
         has_fetch=callable(getattr(data.train, "fetch", None)),
@@ -137,6 +237,20 @@ def data_facts(parts: Parts) -> DataFacts:
         feature_rows=features.num_rows if features else 0,
         feature_bytes=features.bytes if features else 0,
         features_trainable=features.trainable if features else False,
+        own_loader=_numbers(loaders["train"]) if "train" in loaders else None,
+        only_as_it_came=next((f"{split}: {one.problem}" for split, one in loaders.items() if one.problem), ""),
+    )
+
+
+def _numbers(parts: LoaderParts) -> OwnLoader:
+    loader = parts.loader
+    return OwnLoader(
+        batch_size=parts.step_size(),
+        num_workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        pin_memory=loader.pin_memory,
+        timeout_s=loader.timeout,
     )
 
 
@@ -227,6 +341,8 @@ def inline_settings(config: RunConfig) -> LoaderSettings:
 
 def one_off_settings(config: RunConfig, plan: RunPlan) -> LoaderSettings:
     """For a look at a few batches: one worker where the plan has processes or a timeout, else none."""
+    if plan.loader.backend == "own":
+        return inline_settings(config)
     asked = loader_settings(config, plan.loader)
     is_watched = asked.num_workers > 0 and (asked.backend != "threads" or asked.timeout_s > 0)
     return _one_worker(asked) if is_watched else inline_settings(config)
@@ -259,21 +375,26 @@ def make_train_loader(
         batch_size: for one device, instead of that of a step.
         on_event: gets the samples that fail and are left out.
     """
-    trainer, effective = config.trainer, config.workload.effective_batch_size
+    trainer, effective, loader = config.trainer, config.workload.samples_per_step, loader_of(data, "train")
     limit = trainer.limit_batches if trainer.overfit_batches is None else trainer.overfit_batches
     if limit is not None and batch_size is not None and hasattr(data.train, "__getitem__"):
         limit *= math.ceil(effective / batch_size)  # the same samples are more of smaller batches
+    if loader is not None and settings.backend == "own":
+        return IterableLoader(loader.loader, limit)
+    has_own_order = loader is not None and loader.sampled is None and not loader.shuffle
     return train_loader(
         data.train,
         settings,
-        batch_size=batch_size or effective,
+        batch_size=None if loader and loader.has_own_batches and batch_size is None else batch_size or effective,
         seed=config.seed,
         rank=rank,
         world_size=1 if batch_size is not None else trainer.devices,
         drop_last=config.workload.drop_last,
-        collate=data.collate,
+        collate=loader.collate if loader else data.collate,
         limit_batches=limit,
-        shuffle=trainer.overfit_batches is None,
+        shuffle=trainer.overfit_batches is None and not has_own_order,
+        sampled=loader.sampled if loader else None,
+        worker_init=loader.worker_init if loader else None,
         on_event=on_event,
     )
 
@@ -310,7 +431,7 @@ def try_loader(
 def first_builder(config: RunConfig, plan: RunPlan) -> LoaderSettings | None:
     """Who builds the first batches that are looked at before training; None where nothing depends on them."""
     names = plan.loader.candidates
-    if plan.loader.num_workers == 0 and len(names) < 2:
+    if (plan.loader.num_workers == 0 and len(names) < 2) or plan.loader.backend == "own":
         return None
     # Workers that were asked for build the first batch too: a sample may end the process that loads it, or hang.
     asked = loader_settings(config, plan.loader)
@@ -336,7 +457,7 @@ def make_eval_loader(
     rank: int = 0,
     world_size: int = 1,
     few: int | None = None,
-) -> EvalLoader:
+) -> EvalLoader | OwnEvalLoader:
     """A pass over ``val`` or ``test``, which the workload has.
 
     Args:
@@ -346,18 +467,25 @@ def make_eval_loader(
     Raises:
         DataError: the split is an iterable, or can't be sent to worker processes.
     """
-    dataset = getattr(data, split)
+    dataset, loader = getattr(data, split), loader_of(data, split)
+    limit = min((each for each in (config.trainer.limit_batches, few) if each is not None), default=None)
+    if loader is not None and plan.loader.backend == "own":
+        return OwnEvalLoader(loader.loader, limit)
     if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
         raise DataError(f"The {split} data ({type(dataset).__name__}) must be map-style: __len__ and __getitem__.")
+    own_size = loader.batch_size if loader else of_split(data.eval_batch_size, split)
     return EvalLoader(
         dataset,
-        config.workload.eval_batch_size or of_split(data.eval_batch_size, split) or plan.memory.micro_batch,
+        config.workload.eval_batch_size or own_size or plan.memory.micro_batch,
         seed=config.seed,
         settings=_eval_settings(config, plan, dataset),
         rank=rank,
         world_size=world_size,
-        collate=of_split(data.eval_collate, split) or data.collate,
-        limit_batches=min((limit for limit in (config.trainer.limit_batches, few) if limit is not None), default=None),
+        collate=loader.collate if loader else of_split(data.eval_collate, split) or data.collate,
+        limit_batches=limit,
+        drop_last=loader.drop_last if loader else False,
+        sampled=loader.sampled if loader else None,
+        worker_init=loader.worker_init if loader else None,
     )
 
 

@@ -43,7 +43,7 @@ def evaluate_checkpoint(checkpoint: Path, asked: EvaluateConfig) -> dict[str, fl
     try:
         with tempfile.TemporaryDirectory() as folder:
             books = Bookkeeper(record.RunRecord.start("evaluate"), Path(folder), config)
-            return Passes(config, planner.parts, plan, books, rank=0).evaluate(checkpoint)
+            return Passes(planner.config, planner.parts, plan, books, rank=0).evaluate(checkpoint)
     except RuntimeError as error:
         first, *rest = str(error).splitlines()
         if not first.startswith("Error(s) in loading state_dict"):

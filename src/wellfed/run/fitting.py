@@ -46,8 +46,9 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
     Raises:
         ConfigError, DataError: nothing can be run.
     """
-    config, facts = composed.config, machine(torch_cuda())
+    facts = machine(torch_cuda())
     planner = Planner.start(composed, facts)
+    config = planner.config
     if planner.parts.is_lightning_module:
         problem = "a LightningModule runs its own step on whole batches: there is no micro-batch to find."
         raise ConfigError.of("workload.model", problem, "Bring a plain nn.Module with loss(batch).")
@@ -66,7 +67,7 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
             step,
             lambda size: step.place(make_batch(size)),
             budget_gib=budget_gib,
-            max_size=math.ceil(config.workload.effective_batch_size / plan.trainer.devices),
+            max_size=math.ceil(plan.workload.effective_batch_size / plan.trainer.devices),
             min_size=2 if is_whole else 1,
             target_util_pct=target_util_pct,
             utilisation=utilisation,

@@ -16,6 +16,7 @@ from wellfed.lit.callbacks.checkpoints import Checkpoints
 from wellfed.lit.callbacks.clock import BareBatches
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.ceiling import steps_alone
+from wellfed.lit.data_module import DataModuleCallback
 from wellfed.lit.evaluating import SHARING_STRATEGIES
 from wellfed.lit.guest import GuestCheckpoints, NonFinite
 from wellfed.lit.module import StepModule, StepOptions
@@ -70,6 +71,12 @@ class Learner:
         """Weights that don't go into this model, the first few."""
         return lit.misfits(self.module, weights)
 
+    def known_to_data(self, trainer: Any) -> Any:
+        """A Trainer, of which a LightningDataModule of the user's is told."""
+        if self.parts.data_module is not None:
+            trainer.callbacks.append(DataModuleCallback(self.parts.data_module))
+        return trainer
+
     def best_metric(self) -> Best:
         """As the workload's evaluation says, unless the configuration does."""
         name, mode = self.config.trainer.best_metric, self.config.trainer.best_mode
@@ -102,11 +109,11 @@ class ModelLearner(Learner):
     def training(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
         """A Trainer to train with; ``last`` are the callbacks that must stand behind all others."""
         whole = [] if self._whole is None else [self._whole]
-        return lit.make_trainer(options, [*callbacks, *last, *whole], self.books.folder)
+        return self.known_to_data(lit.make_trainer(options, [*callbacks, *last, *whole], self.books.folder))
 
     def evaluating(self, callbacks: Sequence[Any]) -> Any:
         """A Trainer for a pass over validation or test data."""
-        return lit.make_trainer(self.options, list(callbacks), self.books.folder)
+        return self.known_to_data(lit.make_trainer(self.options, list(callbacks), self.books.folder))
 
     def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
         """A pass over the test split, with a checkpoint's weights or those at hand."""
@@ -203,12 +210,14 @@ class GuestLearner(Learner):
 
     def _trainer(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
         asked = self.config.trainer
-        return guest.make_guest_trainer(
-            options,
-            list(callbacks),
-            self.books.folder,
-            last=list(last),
-            log=self.figures.logged,
-            log_every=asked.log_every_steps,
-            sanity_batches=asked.sanity_batches,
+        return self.known_to_data(
+            guest.make_guest_trainer(
+                options,
+                list(callbacks),
+                self.books.folder,
+                last=list(last),
+                log=self.figures.logged,
+                log_every=asked.log_every_steps,
+                sanity_batches=asked.sanity_batches,
+            )
         )

@@ -28,6 +28,7 @@ from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
 from wellfed.lit.prefetch import prefetched
 from wellfed.loading.backend_benchmark import copied
+from wellfed.loading.loader_parts import loader_of
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
@@ -134,7 +135,9 @@ class Passes:
         if config.trainer.sanity_batches:
             splits = [split for split in ("val", "test") if self._learner.evaluates(split)]
             few = {split: partial(self._few_of, split) for split in splits}
-            callbacks.insert(0, SanityCheck(few, self._check_best_metric))
+            loaders = [loader for split in splits if (loader := loader_of(self._parts.data, split))]
+            drawn_from = [generator for loader in loaders for generator in loader.generators]
+            callbacks.insert(0, SanityCheck(few, self._check_best_metric, drawn_from))
         keep = [self._checkpoints, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:

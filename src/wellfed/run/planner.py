@@ -39,6 +39,7 @@ class Planner:
     """All that a plan is made of."""
 
     config: RunConfig
+    """As composed, with what the data say of a step where it says nothing."""
     choices: Mapping[str, str]
     facts: MachineFacts
     device: DevicePlan
@@ -63,7 +64,7 @@ class Planner:
         if parts is None:
             seed_everything(config.seed)
             parts = assemble.make_parts(config)
-        return cls(config, composed.choices, facts, device, parts)
+        return cls(assemble.with_loader(config, parts.data), composed.choices, facts, device, parts)
 
     def for_training(self, rank: int) -> RunPlan:
         """The plan of a run: the loader is timed, and memory is estimated where there is a budget to keep.
@@ -143,7 +144,7 @@ class Planner:
 
     def estimate(self, plan: RunPlan) -> Footprints:
         """Footprints for the precision and loader of a plan, for as many samples as one device could be given."""
-        samples, host_bytes = self.config.workload.effective_batch_size, HOST_SHARE * self.facts.ram_available_gib * GIB
+        samples, host_bytes = self.config.workload.samples_per_step, HOST_SHARE * self.facts.ram_available_gib * GIB
         return Footprints(self.config, plan, self.parts, samples=samples, host_bytes=int(host_bytes))
 
     def _plan(self, model: ModelFacts | None = None, **known: Any) -> RunPlan:

@@ -96,10 +96,10 @@ class Run:
         # torch counts the host's cores; more threads than the quota only take turns, and wait for one another.
         torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
         planner = Planner.start(self.composed, facts, self.parts)
-        parts, plan, books = planner.parts, self._make_plan(planner), self._books
-        ballast = _prepare_device(self._config, plan, parts)  # held while the run lasts
+        config, parts, plan, books = planner.config, planner.parts, self._make_plan(planner), self._books
+        ballast = _prepare_device(config, plan, parts)  # held while the run lasts
         may_adapt = self.measure is None  # a smaller step is another setting than the one to be measured
-        self._passes = passes = Passes(self._config, parts, plan, books, rank=self.rank, may_adapt=may_adapt)
+        self._passes = passes = Passes(config, parts, plan, books, rank=self.rank, may_adapt=may_adapt)
         checkpoint = None if self.target is None else self._go_on_from(self.target, passes)
         if self.rank == 0 and self.measure is None:  # a sweep publishes its trials itself
             books.open_wandb(self.composed)
@@ -118,6 +118,7 @@ class Run:
             written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
             books.record.artifacts.update(written)
             books.ceiling(passes.ceiling())
+            assemble.tear_down(parts)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes

@@ -28,10 +28,10 @@ class Preparation:
     def __init__(self, dataset: Any, seed: int, model: Any = None) -> None:
         """``model``: is asked what a batch counts where the data does not say (``loss_weight``)."""
         self._seed = seed
-        self._on_device: Callable[..., Batch] | None = getattr(dataset, "on_device", None)
-        own_weight = getattr(dataset, "weight", None)
-        self._weight: Callable[[Batch], int] | None = own_weight or getattr(model, "loss_weight", None)
-        self._split: Callable[[Batch, list[int]], list[Batch]] = getattr(dataset, "split", batches.split)
+        own = batches.methods(dataset)
+        self._on_device: Callable[..., Batch] | None = own.get("on_device")
+        self._weight: Callable[[Batch], int] | None = own.get("weight") or getattr(model, "loss_weight", None)
+        self._split: Callable[[Batch, list[int]], list[Batch]] = own.get("split", batches.split)
 
     def split(self, batch: Batch, sizes: list[int]) -> list[Batch]:
         """Successive parts of a batch; in place of one of no samples the batch's first, to be counted as none."""

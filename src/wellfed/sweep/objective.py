@@ -9,13 +9,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from wellfed.units import show_count, show_gib
 
-if TYPE_CHECKING:
-    from wellfed.sweep.ledger import Row
-    from wellfed.sweep.ranking import Entry
+
+class Measured(Protocol):
+    """A row of the ledger, or an entry of the leaderboard."""
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Its rate."""
+
+    @property
+    def energy_per_sample_j(self) -> float | None:
+        """Of its GPUs."""
+
+    @property
+    def peak_memory_gib(self) -> float | None:
+        """The highest."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +35,7 @@ class Objective:
     """What ranks the points of a sweep."""
 
     name: str
-    figure: Callable[[Row | Entry], float | None]
+    figure: Callable[[Measured], float | None]
     higher_is_better: bool
     title: str
     """For it in a heading: Throughput."""
@@ -40,7 +52,7 @@ class Objective:
     is_interval_known: bool = False
     """``ci95`` of a row is an interval of this figure: one run tells how sure it is."""
 
-    def __call__(self, row: Row | Entry) -> float | None:
+    def __call__(self, row: Measured) -> float | None:
         """The figure of a row, finite and above 0, or None."""
         figure = self.figure(row)
         return figure if figure is not None and math.isfinite(figure) and figure > 0 else None

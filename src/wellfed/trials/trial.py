@@ -96,7 +96,7 @@ def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen
     def planned(point: str, composed: Composed[RunConfig]) -> PointPlan:
         planner = Planner.start(composed, facts, parts)
         rough = planner.rough()
-        estimate, first = planner.estimate(rough), first_batches(composed.config, rough)
+        estimate, first = planner.estimate(rough), first_batches(planner.config, rough)
         # A backend that is still to be chosen is chosen by times, in the trial.
         plan = planner.estimated(estimate, None if composed.config.loader.backend is Backend.auto else first)
         is_kept = parts.features is not None and plan.memory.features in ("cache", "cache_host")

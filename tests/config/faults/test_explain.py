@@ -25,7 +25,7 @@ def test_wrong_types():
     assert explain(RunConfig, "gpu.tf32", ValueError("x"))[0] == "must be true or false."
     error = ValueError("Invalid value 'treads', expected one of [auto]")
     assert explain(RunConfig, "loader.backend", error) == (
-        "must be one of auto, torch, inline, threads, processes.",
+        "must be one of auto, torch, inline, threads, processes, own.",
         "Did you mean loader.backend=threads?",
     )
 

@@ -34,7 +34,7 @@ ONE_EACH = [
     ("zzz=3", "no such knob.", "There are seed, resume, rerun, gpu, loader"),
     (
         "workload.effective_batch_size=abc",
-        "must be a whole number >= 1.",
+        "must be a whole number >= 1 or null.",
         "Samples per optimizer step over all ranks; kept",
     ),
     ("seed=1.5", "must be a whole number >= 0 and < 2**63.", "seed: Seed of everything random."),

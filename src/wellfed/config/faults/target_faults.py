@@ -20,7 +20,6 @@ from wellfed.errors import Fault
 
 _NODES = ("model", "data", "optimizer", "metrics")
 """Of ``workload``, that name what is to be built."""
-_MAY_BE_NULL = ("optimizer", "metrics")
 _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
 """Which required arguments come at run time: the model's from the data (`Datasets.model_args`), the optimizer's
 parameters."""
@@ -52,7 +51,7 @@ def check_static(config: RunConfig) -> list[Fault]:
     for name in _NODES:
         where, node = f"workload.{name}", getattr(config.workload, name)
         names_something = any(True for _ in _targets(where, node)) if name == "metrics" else is_target(node)
-        if not names_something and (node is not None or name not in _MAY_BE_NULL):
+        if not names_something and (node is not None or name == "model"):
             way_out = f"Set {where}.{TARGET}=<package>.<module>.<name>."
             faults.append(Fault(where, f"names nothing to build: it has no {TARGET}.", way_out))
         for inner_where, inner in _targets(where, node):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -28,15 +28,24 @@ class SanityCheck(pl.Callback):
     no such thing of, the end is left out: there it may write its results.
     """
 
-    def __init__(self, splits: Mapping[str, Few], found: Callable[[str, Mapping[str, float]], None]) -> None:
-        """``found`` gets the metrics of a few batches of each split of a `StepModule`."""
-        self._splits, self._found = splits, found
+    def __init__(
+        self,
+        splits: Mapping[str, Few],
+        found: Callable[[str, Mapping[str, float]], None],
+        generators: Sequence[torch.Generator] = (),
+    ) -> None:
+        """
+        Args:
+            found: gets the metrics of a few batches of each split of a `StepModule`.
+            generators: of the user's own, that are drawn from when a split is read.
+        """
+        self._splits, self._found, self._generators = splits, found, generators
         self._trying: str | None = None
         self._until_end = ExitStack()
 
     def on_sanity_check_start(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._trying = "val"
-        self._until_end.enter_context(put_back(module, only_buffers=True))
+        self._until_end.enter_context(self._put_back(module))
 
     def on_sanity_check_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._until_end.close()
@@ -62,6 +71,16 @@ class SanityCheck(pl.Callback):
                 elif split == "test":
                     _try_test(trainer, module, deliveries)
         self._trying = None
+
+    @contextmanager
+    def _put_back(self, module: pl.LightningModule) -> Iterator[None]:
+        drawn = [generator.get_state() for generator in self._generators]
+        try:
+            with put_back(module, only_buffers=True):
+                yield
+        finally:
+            for generator, state in zip(self._generators, drawn, strict=True):
+                generator.set_state(state)
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
         if self._trying is not None:

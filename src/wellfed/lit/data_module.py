@@ -1,0 +1,131 @@
+"""Takes the data sets of a split from a LightningDataModule, or from a LightningModule that brings its own loaders.
+
+Both are prepared and set up here, as Lightning does and before there is a Trainer: the plan looks at the data first.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+
+from wellfed.contract import Datasets
+from wellfed.errors import ConfigError
+
+TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_LOADERS = {"train": "train_dataloader", "val": "val_dataloader", "test": "test_dataloader"}
+_STAGES = {"train": "fit", "val": "fit", "test": "test"}
+
+
+class NoTrainerYet:
+    """Stands where a Trainer will be while data are set up: one rank, which all samples of a step are for.
+
+    How many ranks share a step is planned later, and nothing that is learned depends on it.
+    """
+
+    world_size = num_devices = num_nodes = 1
+    global_rank = local_rank = node_rank = current_epoch = global_step = 0
+    is_global_zero = True
+    training = validating = testing = sanity_checking = predicting = False
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"self.trainer.{name} is not known while data are set up, before there is a Trainer. Known are world_size "
+            "(1: a step's samples are shared out to the ranks later), global_rank, local_rank and current_epoch."
+        )
+
+
+def datasets_of(owner: Any) -> Datasets:
+    """What a LightningDataModule, or a LightningModule with loaders of its own, gives for training, validation, test.
+
+    Raises:
+        ConfigError: there are no training data.
+    """
+    name = type(owner).__name__
+    if not _overrides(owner, "train_dataloader"):
+        problem = f"{name} has no train_dataloader."
+        raise ConfigError.of("workload.data", problem, "Give it train_dataloader(self) that returns a DataLoader.")
+    is_module, own_trainer = isinstance(owner, pl.LightningModule), "_trainer" in vars(owner)
+    vars(owner)["_trainer" if own_trainer else "trainer"] = NoTrainerYet()
+    try:
+        if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # other ranks are started when this one has begun to train
+            owner.prepare_data()
+        found: dict[str, Any] = {}
+        done: set[str] = set()
+        for split, loaders in _LOADERS.items():
+            if not _overrides(owner, loaders):
+                continue
+            if (stage := _STAGES[split]) not in done:
+                owner.setup(stage)
+                done.add(stage)
+            found[split] = _asked(owner, loaders)
+    finally:
+        vars(owner)["_trainer" if own_trainer else "trainer"] = None
+    if is_module:
+        _once(owner, done)
+    return Datasets(**found)
+
+
+def _asked(owner: Any, loaders: str) -> Any:
+    try:
+        return getattr(owner, loaders)()
+    except AttributeError as error:
+        if _overrides(owner, "setup"):
+            raise
+        problem = f"{type(owner).__name__}.{loaders}() failed ({error}), and it has no setup(stage)."
+        way_out = "Make the data sets in setup(self, stage), or in __init__."
+        raise ConfigError.of("workload.data", problem, way_out) from error
+
+
+def _once(module: Any, done: set[str]) -> None:
+    """Lightning would prepare and set up a LightningModule again: what is done is left out."""
+    module.prepare_data = lambda: None
+    if _overrides(module, "setup"):
+        own = module.setup
+        module.setup = lambda stage: None if stage in done else own(stage)
+
+
+def _overrides(owner: Any, name: str) -> bool:
+    """Whether it has a method of its own, in its class or as ``LightningDataModule.from_datasets`` gives it."""
+    if name in vars(owner):
+        return True
+    bases = ("LightningDataModule", "LightningModule")
+    base = next((cls for cls in type(owner).__mro__ if cls.__name__ in bases), None)
+    return base is not None and getattr(type(owner), name) is not getattr(base, name)
+
+
+def transfer_hooks(data_module: Any) -> list[str]:
+    """Those of a LightningDataModule that change how a batch comes to the device."""
+    return [name for name in TRANSFER_HOOKS if _overrides(data_module, name)]
+
+
+def use_hooks(module: pl.LightningModule, data_module: Any) -> None:
+    """Let the module's batches be moved as the data module says, whose hooks win in Lightning, too."""
+    for name in transfer_hooks(data_module):
+        vars(module)[name] = getattr(data_module, name)
+
+
+class DataModuleCallback(pl.Callback):
+    """Tells a LightningDataModule of its Trainer, and keeps its state in checkpoints."""
+
+    def __init__(self, data_module: Any) -> None:
+        self._data_module = data_module
+
+    def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
+        self._data_module.trainer = trainer
+
+    @property
+    def state_key(self) -> str:
+        return type(self._data_module).__qualname__
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self._data_module.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        self._data_module.load_state_dict(dict(state_dict))
+
+    def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
+        self._data_module.on_exception(exception)

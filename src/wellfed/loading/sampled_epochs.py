@@ -1,0 +1,147 @@
+"""Asks a DataLoader's sampler for the indices of each epoch, so that the same epoch gives the same ones again.
+
+All generators are seeded by (seed, epoch) while a sampler draws, and put back after: torch's own samplers, those with
+``set_epoch``, and those that draw from Python's, numpy's or torch's generator then give an epoch at any time. Any other
+is asked for its epochs in their order, so that one with a generator of its own gives in a resumed run what it gave
+before. What no code can promise is compared: a checkpoint holds a checksum of the epoch's indices.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellfed import generators
+from wellfed.errors import DataError
+from wellfed.sample_rng import mix
+
+_LOG = logging.getLogger(__name__)
+_ENDLESS = 100
+"""So many times its data set's length a sampler without a length of its own may give, before it counts as endless."""
+
+
+class SampledEpochs:
+    """The indices of each epoch by a sampler, or its lists of indices by a batch sampler; all epochs are as long as the
+    first.
+
+    Args:
+        sampler: gives indices; with ``in_batches`` lists of them.
+        dataset_length: of what the indices are of.
+    """
+
+    def __init__(self, sampler: Iterable[Any], seed: int, dataset_length: int, *, in_batches: bool = False) -> None:
+        self._sampler, self._seed, self._dataset_length, self.in_batches = sampler, seed, dataset_length, in_batches
+        self._is_torchs = type(sampler).__module__.startswith("torch.utils.data")
+        self._is_free = self._is_torchs or callable(getattr(sampler, "set_epoch", None))
+        """Any epoch may be asked for, whichever was asked for before."""
+        self._kept: dict[int, list[Tensor]] = {}
+        self._next = 0
+        """Epoch that a sampler with a state of its own gives next."""
+
+    @property
+    def name(self) -> str:
+        """Of the sampler's class."""
+        return type(self._sampler).__name__
+
+    def indices(self, epoch: int) -> Tensor:
+        """Long ``[n]``: those of all batches in their order."""
+        return torch.cat(self.batches(epoch))
+
+    def batches(self, epoch: int) -> list[Tensor]:
+        """The lists of a batch sampler; of a sampler all its indices as one list."""
+        if 0 not in self._kept:
+            self._kept[0], self._next = self._draw(0), 1
+        if epoch not in self._kept:
+            for number in range(epoch if self._is_free else min(self._next, epoch), epoch + 1):
+                drawn = self._draw(number)
+            self._next = epoch + 1
+            # The first epoch is looked at before training; beside it only the latest is asked for.
+            self._kept = {0: self._kept[0], epoch: self._as_long_as_first(drawn, epoch)}
+        return self._kept[epoch]
+
+    def checksum(self, epoch: int) -> int:
+        """Of an epoch's indices: tells whether they are the same again."""
+        return zlib.crc32(self.indices(epoch).numpy().tobytes())
+
+    def compare(self, epoch: int, checksum: int) -> None:
+        """Warn where a resumed epoch has other indices than before."""
+        if self.checksum(epoch) != checksum:
+            _LOG.warning(
+                "%s gives other samples for epoch %d than it gave before this run was resumed: the rest of the epoch "
+                "is the rest of its new order, so samples may come twice or not at all. Give it set_epoch(epoch), and "
+                "let it draw by that alone.",
+                self.name, epoch,
+            )  # fmt: skip
+
+    def _as_long_as_first(self, drawn: list[Tensor], epoch: int) -> list[Tensor]:
+        """Cut to the length of the first epoch, which the length of all epochs was told by."""
+        first = self._kept[0]
+        if not self.in_batches:
+            drawn, given, wanted = [drawn[0][: len(first[0])]], len(drawn[0]), len(first[0])
+        else:
+            drawn, given, wanted = drawn[: len(first)], len(drawn), len(first)
+        if given < wanted:
+            what = "batches" if self.in_batches else "indices"
+            raise DataError(
+                f"{self.name} gave {wanted} {what} for the first epoch and {given} for epoch {epoch}: epochs must be "
+                "of one length. Let it give as many in each, or set loader=own, which reads what comes."
+            )
+        return drawn
+
+    def _draw(self, epoch: int) -> list[Tensor]:
+        sampler: Any = self._sampler
+        each: tuple[Any, ...] = (sampler, getattr(sampler, "sampler", None))
+        for one in each:
+            if callable(getattr(one, "set_epoch", None)):
+                one.set_epoch(epoch)
+        seed, own = mix(self._seed, epoch), getattr(sampler, "generator", None)
+        if self._is_torchs and isinstance(own, torch.Generator):
+            own.manual_seed(seed)
+        with generators.kept():
+            generators.seed_for_sample(seed)
+            given = list(islice(sampler, self._most() + 1))
+        if len(given) > self._most() and not hasattr(sampler, "__len__"):
+            raise DataError(
+                f"{self.name} gave {len(given)} indices of {self._dataset_length} samples and did not end. "
+                "Give it __len__: the indices of an epoch."
+            )
+        del given[self._most() :]
+        if not given:
+            raise DataError(f"{self.name} gave no indices for epoch {epoch}. Check what it draws from.")
+        return [self._tensor(batch) for batch in given] if self.in_batches else [self._tensor(given)]
+
+    def _most(self) -> int:
+        sampler: Any = self._sampler
+        return len(sampler) if hasattr(sampler, "__len__") else _ENDLESS * max(1, self._dataset_length)
+
+    def _tensor(self, indices: Sequence[Any]) -> Tensor:
+        try:
+            found = torch.tensor([_whole(index) for index in indices], dtype=torch.int64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise self._no_indices(indices) from error
+        if not len(found):
+            raise DataError(f"{self.name} gave a batch without an index. Let it leave such batches out.")
+        if int(found.min()) < 0 or int(found.max()) >= self._dataset_length:
+            problem = f"{self.name} gave index {int(found.max() if found.max() > 0 else found.min())}"
+            raise DataError(f"{problem}, and there are {self._dataset_length} samples, counted from 0.")
+        return found
+
+    def _no_indices(self, given: Sequence[Any]) -> DataError:
+        sample = next(iter(given), None) if isinstance(given, (list, tuple)) else given
+        what = "lists of whole numbers" if self.in_batches else "whole numbers"
+        return DataError(
+            f"{self.name} gave {sample!r} ({type(sample).__name__}), and only {what} can be dealt out to workers. "
+            "Set loader=own, which leaves the DataLoader as it came."
+        )
+
+
+def _whole(index: Any) -> int:
+    if isinstance(index, bool) or not hasattr(index, "__index__"):
+        raise TypeError(index)
+    return int(index.__index__())

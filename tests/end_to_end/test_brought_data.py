@@ -1,0 +1,197 @@
+"""Data that come in DataLoaders or in a module of Lightning's are planned, swept and resumed as our own."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import Done, only_folder, record_of, run
+
+OPTIMIZER = "{_target_: torch.optim.AdamW, lr: 0.01}"
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    """A user's own configuration folder and module; no batch size is set."""
+    shutil.copy(Path(__file__).with_name("brought_data.py"), tmp_path)
+    folder = tmp_path / "configs" / "workload"
+    folder.mkdir(parents=True)
+
+    def workload(name: str, model: str, data: str, optimizer: str = "null") -> None:
+        text = f"name: {name}\nmodel: {{_target_: brought_data.{model}}}\ndata: {data}\noptimizer: {optimizer}\n"
+        (folder / f"{name}.yaml").write_text(text)
+
+    workload("plain", "Plain", "{_target_: brought_data.loaders}", OPTIMIZER)
+    workload("module", "Module", "{_target_: brought_data.loaders}")
+    workload("sets", "Module", "{_target_: brought_data.Sets}")
+    workload("own", "ModuleWithLoaders", "null")
+    return tmp_path
+
+
+def train(user: Path, workload: str, *arguments: str, cwd: Path | None = None) -> Done:
+    return run(
+        "train.py",
+        "--config-dir",
+        str(user / "configs"),
+        f"workload={workload}",
+        "config.allow_targets=[brought_data,torch]",
+        "logger=none",
+        "telemetry.ceiling_steps=3",
+        *arguments,
+        cwd=cwd or user,
+        PYTHONPATH=str(user),
+    )
+
+
+def steps(folder: Path) -> list[list[int]]:
+    return [list(map(int, line.split())) for line in (folder / "steps").read_text().splitlines()]
+
+
+def planned(folder: Path, *knobs: str) -> list[object]:
+    plan = record_of(folder)["plan"]
+    return [plan[knob]["value"] for knob in knobs]
+
+
+def test_a_data_module_is_set_up_once_and_planned(user: Path) -> None:
+    done = train(user, "sets", "trainer.max_epochs=2")
+    assert done.code == 0, done.text
+    folder = only_folder(user, "sets")
+    record = record_of(folder)
+    assert (record["status"], record["steps"], record["samples"]) == ("ok", 14, 200)
+    assert record["plan"]["workload.effective_batch_size"] == {
+        "value": 16,
+        "because": "as the DataLoader has it; nothing else changes it",
+        "source": "set",
+    }
+    assert {"val/loss", "test/loss"} <= set(record["metrics"])
+    assert "Training data: a DataLoader over Told, shuffled anew in each epoch." in done.out
+    hooks = (user / "hooks").read_text().splitlines()
+    assert hooks[:3] == ["prepare_data", "setup fit", "setup test"]
+    assert [line.partition(" after")[0] for line in hooks[3:]] == ["teardown fit", "teardown test"]
+    seen = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Sets"]["seen"]
+    assert seen == 14
+    epochs = steps(user)[:7], steps(user)[7:14]
+    assert [sorted(chain.from_iterable(epoch)) for epoch in epochs] == [list(range(100))] * 2
+    assert epochs[0] != epochs[1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["shuffled", "own", "weighted", "batches"])
+@pytest.mark.parametrize("workload", ["plain", "sets"])
+def test_a_resumed_run_sees_the_samples_that_the_unbroken_one_does(user: Path, workload: str, kind: str) -> None:
+    arguments = ("trainer.max_epochs=3", f"+workload.data.kind={kind}")
+    done = train(user, workload, *arguments, "trainer.checkpoint_every_steps=1", "trainer.keep_last=100")
+    assert done.code == 0, done.text
+    whole = only_folder(user, workload)
+    (num_steps,) = [record_of(whole)["steps"]]
+    at = num_steps // 2 + 1
+    (user / "elsewhere").mkdir()
+    checkpoint = whole / "checkpoints" / f"last-{num_steps - at}.ckpt"
+    done = train(user, workload, f"resume={checkpoint}", *arguments, cwd=user / "elsewhere")
+    assert done.code == 0, done.text
+    assert "gives other samples" not in done.text
+    resumed = only_folder(user / "elsewhere", workload)
+    states = [
+        torch.load(each / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for each in (whole, resumed)
+    ]
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+    if workload == "sets":
+        assert steps(user / "elsewhere")[: num_steps - at] == steps(user)[at:num_steps]
+
+
+@pytest.mark.slow
+def test_a_batch_samplers_lists_are_the_steps(user: Path) -> None:
+    done = train(user, "module", "trainer.max_epochs=1", "+workload.data.kind=batches")
+    assert done.code == 0, done.text
+    assert [len(step) for step in steps(user)[:24]] == [6, 2] * 12
+    assert planned(only_folder(user, "module"), "workload.effective_batch_size") == [6]
+
+
+@pytest.mark.slow
+def test_another_size_than_the_loaders_is_trained_and_told(user: Path) -> None:
+    done = train(user, "plain", "trainer.max_steps=3", "workload.effective_batch_size=50")
+    assert done.code == 0, done.text
+    folder = only_folder(user, "plain")
+    record = record_of(folder)
+    because = record["plan"]["workload.effective_batch_size"]["because"]
+    assert because == "workload.effective_batch_size=50, in place of the DataLoader's 16"
+    assert record["samples"] == 150
+
+
+@pytest.mark.slow
+def test_a_loader_is_left_as_it_came(user: Path) -> None:
+    arguments = ("loader=own", "trainer.max_epochs=2", "+workload.data.num_workers=1")
+    done = train(user, "plain", *arguments)
+    assert done.code == 0, done.text
+    folder = only_folder(user, "plain")
+    knobs = ("backend", "num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "timeout_s")
+    assert planned(folder, *(f"loader.{knob}" for knob in knobs)) == ["own", 1, 2, False, False, 0]
+    assert record_of(folder)["plan"]["loader.num_workers"]["because"] == "as the DataLoader has it"
+    assert record_of(folder)["samples"] == 200
+    done = train(user, "plain", "loader=own", "trainer.max_steps=2", "+workload.data.kind=whole")
+    assert done.code == 0, done.text
+
+
+@pytest.mark.slow
+def test_a_module_with_loaders_of_its_own(user: Path) -> None:
+    done = train(user, "own", "trainer.max_epochs=1")
+    assert done.code == 0, done.text
+    assert record_of(only_folder(user, "own"))["steps"] == 5
+    assert (user / "hooks").read_text().splitlines() == ["prepare_data", "setup fit"]
+    assert steps(user)[:5] == [list(range(low, low + 8)) for low in range(0, 40, 8)]
+
+
+@pytest.mark.slow
+def test_loader_options_are_swept_over_a_loader(user: Path) -> None:
+    arguments = ("-m", "sweep=quick", "loader=own,baseline,balanced", "sweep.trial_steps=20")
+    done = train(user, "plain", *arguments)
+    assert done.code == 0, done.text
+    (ledger,) = (user / "logs").rglob("ledger.jsonl")
+    rows = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert {row["status"] for row in rows} == {"ok"}
+    assert {text for row in rows for text in row["overrides"] if text.startswith("loader=")} == {
+        "loader=own",
+        "loader=baseline",
+        "loader=balanced",
+    }
+
+
+REFUSED = [
+    ("plain", ["data=several"], "gives 2 loaders for val, and a split is one"),
+    ("plain", ["data.kind=whole"], "train: WholeBatches has an __iter__ of its own: it can't be built again."),
+    ("plain", ["data.kind=unbatched", "effective_batch_size=4"], "train: batch_size=None leaves the batches to"),
+    ("plain", ["data.kind=batches", "effective_batch_size=4"], "the batch sampler of the training data decides"),
+    ("plain", ["loader=own", "effective_batch_size=4"], "the DataLoader's batches have 16, and loader.backend=own"),
+    ("plain", ["loader=own", "loader.num_workers=2"], "loader.num_workers=2: has no effect with loader.backend=own"),
+    ("plain", ["data=Told"], "is null, and there is no DataLoader: how many samples has a step?"),
+    ("plain", ["data=Told", "effective_batch_size=4", "loader=own"], "workload.data gives none for training"),
+    ("plain", ["data=Plain"], "brought_data.Plain returned Plain, and a workload's data is a wellfed.contract"),
+    ("plain", ["data=WithoutTraining"], "WithoutTraining has no train_dataloader. Give it train_dataloader"),
+    ("plain", ["data=WithoutSetup"], "WithoutSetup.train_dataloader() failed ("),
+    ("plain", ["data=Sets"], "Sets.on_after_batch_transfer is for a LightningModule, and the model is a plain"),
+    ("plain", ["data=null"], "is null, and brought_data.Plain is no LightningModule with a train_dataloader"),
+    ("module", ["data=null"], "Module has no train_dataloader"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("workload", "typed", "told"), REFUSED)
+def test_what_can_not_be_is_told_before_training(user: Path, workload: str, typed: list[str], told: str) -> None:
+    def override(text: str) -> str:
+        knob, _, value = text.partition("=")
+        if knob == "data":
+            return "workload.data=null" if value == "null" else f"workload.data._target_=brought_data.{value}"
+        if knob.startswith("data."):
+            return f"+workload.{text}"
+        return text if knob.startswith("loader") else f"workload.{text}"
+
+    done = train(user, workload, *map(override, typed), "trainer.max_steps=2")
+    assert done.code == 2, done.text
+    assert told in done.err
+    assert "Traceback" not in done.text
