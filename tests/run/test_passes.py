@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import default_collate
+from torch.utils.data import DataLoader, default_collate
 
 from wellfed.config.compose import compose
 from wellfed.contract import Datasets, LossOutput
@@ -182,6 +182,24 @@ def test_a_batch_of_each_split_is_tried_before_training(tmp_path: Path) -> None:
     fit(passes)
     assert model.sizes == [11, 2, 4, 11, 11]
     assert set(passes.figures.latest) >= {"val/loss", "val/mean"}
+
+
+def by_loaders() -> Datasets:
+    """Training and validation draw their order from one generator."""
+    drawn = torch.Generator().manual_seed(5)
+    loaders = [DataLoader(Numbers(), batch_size=4, shuffle=True, generator=drawn) for _ in range(2)]
+    return Datasets(*loaders)
+
+
+@pytest.mark.parametrize("loader", ["baseline", "own"])
+def test_a_generator_of_the_users_own_is_left_as_it_was(tmp_path: Path, loader: str) -> None:
+    weights = []
+    for batches in (0, 1):
+        overrides = (*ONE_STEP, f"trainer.sanity_batches={batches}", f"loader={loader}")
+        passes, _, model = passes_of(tmp_path, *overrides, data="by_loaders")
+        fit(passes)
+        weights.append(torch.cat([each.detach().flatten() for each in model.parameters()]))
+    assert torch.equal(*weights)
 
 
 def test_a_broken_validation_ends_a_run_before_its_first_step(tmp_path: Path) -> None:

@@ -55,14 +55,8 @@ class SanityCheck(pl.Callback):
         if trainer.global_step > 0:
             return
         for split, few in self._splits.items():
-            self._trying = split
-            precision = trainer.precision_plugin
-            with (
-                put_back(module, only_buffers=True),
-                few() as deliveries,
-                torch.no_grad(),
-                precision.val_step_context(),
-            ):
+            self._trying, autocast = split, trainer.precision_plugin.val_step_context()
+            with self._put_back(module), few() as deliveries, torch.no_grad(), autocast:
                 module.eval()
                 if isinstance(module, StepModule):
                     metrics = module.try_split(split, deliveries)
