@@ -73,7 +73,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         profiler=NoProfiler(),
         default_root_dir=str(folder),
         use_distributed_sampler=False,
-        num_sanity_val_steps=0,
+        num_sanity_val_steps=more.pop("num_sanity_val_steps", 0),
         logger=more.pop("logger", False),
         enable_checkpointing=False,
         enable_progress_bar=False,

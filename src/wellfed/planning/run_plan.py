@@ -282,6 +282,8 @@ class DataFacts:
     """None = samples are asked for by their index."""
     num_eval: int = 0
     """Samples of the larger of validation and test."""
+    eval_batch_size: int | None = None
+    """Samples of the larger of their batches, where the data says it."""
     feature_rows: int = 0
     feature_bytes: int = 0
     features_trainable: bool = False
