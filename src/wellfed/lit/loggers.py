@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from wellfed.tracking.sink import GuardedSink
@@ -215,7 +216,7 @@ class _Lenient:
         real = vars(self).get("real")
         if attribute.startswith("_") or hasattr(real, attribute):
             return getattr(real, attribute)
-        if not self._has_warned:
+        if not self._has_warned and rank_zero_only.rank == 0:
             self._has_warned = True
             _LOG.warning(
                 "self.logger.experiment.%s keeps nothing with %s: pictures and texts that are handed to it are "
