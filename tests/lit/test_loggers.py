@@ -65,7 +65,7 @@ def sink_of(logger: Any, *, name: str = "csv", steps: int = 20, is_new: bool = T
     """One that has taken all rows."""
     lost: list[str] = []
     logger.begin(CONFIG, is_new=is_new)
-    sink = LoggerSink(name, logger, CONFIG, lambda: steps, lost.append)
+    sink = LoggerSink(name, logger, lambda: steps, lost.append)
     for row in ROWS:
         sink.log(row)
     return sink, lost
@@ -160,7 +160,7 @@ def test_a_resumed_run_takes_back_what_lies_beyond_in_tensorboard(tmp_path: Path
     sink_of(open_tensorboard(tmp_path, resumed_at=None), name="tensorboard")[0].finish({}, 1)
     logger = open_tensorboard(tmp_path, resumed_at=15)
     logger.begin(CONFIG, is_new=False)
-    sink = LoggerSink("tensorboard", logger, CONFIG, lambda: 20, lambda reason: None)
+    sink = LoggerSink("tensorboard", logger, lambda: 20, lambda reason: None)
     sink.log({"step": 20, "train/loss": 0.125})
     sink.finish({}, 0)
     found = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -182,13 +182,14 @@ def test_mlflow_reads_all_that_was_logged_and_a_resumed_run_goes_on(
     logger = open_mlflow(uri, experiment="wellfed", name="first", run_id=None)
     sink, lost = sink_of(logger, name="mlflow")
     logger.finalize("success")  # of a Trainer
-    logger.log_hyperparams({"seed": 7})  # a module's own, of the same name
-    assert len(lost) == 1
+    logger.log_hyperparams({"seed": 7, "width": 3})  # a module's own, one of a name that is taken
     sink.finish(SUMMARY, 1)
     client = MlflowClient(uri)
     run = client.get_run(logger.run_id)
     assert (run.info.run_name, run.info.status) == ("first", "FAILED")
-    assert run.data.params["loader/num_workers"] == "3"
+    params = run.data.params
+    assert [params[name] for name in ("loader/num_workers", "seed", "hparams/seed", "width")] == ["3", "1", "7", "3"]
+    assert lost == []
     assert run.data.metrics["ceiling/samples_per_s"] == 1000
     assert run.data.metrics["val/ndcg_10"] == 0.125
     assert [(one.step, one.value) for one in client.get_metric_history(logger.run_id, "train/loss")][:2] == [
