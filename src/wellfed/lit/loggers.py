@@ -49,7 +49,7 @@ class _OfRun(Logger):
         if self.hand_on is not None:
             self.hand_on(numbers)
         if rest := {name: value for name, value in metrics.items() if name not in numbers}:
-            super().log_metrics(rest, step)
+            self._try(super().log_metrics, rest, step)
 
     def log_hyperparams(self, params: Any, *arguments: Any, **named: Any) -> None:
         """Of a user's module: beside the configuration, or in ``hparams`` where that has another of the name."""
@@ -110,6 +110,10 @@ class Quiet(_OfRun):
     def experiment(self) -> Any:
         return self._experiment
 
+    def __getattr__(self, name: str) -> Any:
+        """What another logger has (``log_image``), or may be asked for."""
+        return getattr(vars(self).get("_experiment"), name)
+
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Numbers and tensors of one number; ``step`` is ours, optimizer steps so far."""
         if self.hand_on is not None:
@@ -124,7 +128,7 @@ class _TensorBoard(_OfRun, TensorBoardLogger):
         self.write(summary, step)
         self.hand_on = None
         # Its table of hyper-parameters holds runs with the figures to compare them by.
-        TensorBoardLogger.log_hyperparams(self, dict(self._config), dict(summary), step)
+        TensorBoardLogger.log_hyperparams(self, dict(self.hparams), dict(summary), step)
         super().close({}, step, is_ok=is_ok)
 
 
@@ -227,7 +231,7 @@ class _Lenient:
         if not self._has_warned and rank_zero_only.rank == 0:
             self._has_warned = True
             _LOG.warning(
-                "self.logger.experiment.%s keeps nothing %s: pictures and texts that are handed to it are "
+                "%s of self.logger keeps nothing %s: pictures and texts that are handed to it are "
                 "dropped. Numbers given to self.log and self.logger.log_metrics are kept.",
                 attribute,
                 self._name,
