@@ -121,7 +121,7 @@ class Bookkeeper:
             is_new, record.mlflow = run_id is None, {"run_id": logger.run_id, "uri": uri}
         logger.begin(config, is_new=is_new)
         self.loggers.append(logger)
-        return loggers.LoggerSink(name, logger, config, lambda: record.steps, on_lost)
+        return loggers.LoggerSink(name, logger, lambda: record.steps, on_lost)
 
     def _open_wandb(self, config: dict[str, Any], on_lost: Callable[[str], None]) -> Sink:
         logger, earlier = self._config.logger, self.record.wandb
@@ -138,7 +138,7 @@ class Bookkeeper:
         )
         parts = [*(earlier["parts"] if earlier else []), str(sink.folder)]
         self.record.wandb = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": parts}
-        self.loggers.append(loggers.of_wandb(sink.run, self.folder))
+        self.loggers.append(loggers.of_wandb(sink.run, config, self.folder))
         return sink
 
     def watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
