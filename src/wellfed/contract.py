@@ -115,7 +115,8 @@ class Datasets:
     """What ``datasets(...)`` returns."""
 
     train: Any
-    """Map-style (see `TrainData`), or an iterable with ``__len__`` (number of batches)."""
+    """Map-style (see `TrainData`), an iterable with ``__len__`` (number of batches), or torch's DataLoader of either; so
+    may ``val`` and ``test`` be."""
     val: Any | None = None
     test: Any | None = None
     collate: Callable[[list[Any]], Batch] | None = None
