@@ -115,8 +115,7 @@ class Datasets:
     """What ``datasets(...)`` returns."""
 
     train: Any
-    """Map-style (see `TrainData`), an iterable with ``__len__`` (number of batches), or torch's DataLoader of either; so
-    may ``val`` and ``test`` be."""
+    """Map-style (see `TrainData`), an iterable with ``__len__`` (number of batches), or a DataLoader; the others, too."""
     val: Any | None = None
     test: Any | None = None
     collate: Callable[[list[Any]], Batch] | None = None
