@@ -276,8 +276,16 @@ class TelemetryConfig:
 class LoggerConfig:
     """Where figures go beside the files, which are always written."""
 
-    mode: LoggerMode = knob(LoggerMode.auto, "auto (online when logged in, else offline), online, offline or disabled.")
-    project: str = knob("wellfed", "wandb project.")
+    mode: LoggerMode = knob(
+        LoggerMode.disabled, "wandb: auto (online when logged in, else offline), online, offline or disabled."
+    )
+    tensorboard: bool = knob(False, "TensorBoard: event files in the folder tensorboard/ of the run. Needs the extra.")
+    mlflow: bool = knob(False, "mlflow: a run of the experiment logger.project at logger.mlflow_uri. Needs the extra.")
+    csv: bool = knob(False, "Lightning's CSVLogger: csv/version_0/metrics.csv of the run, a column a figure.")
+    mlflow_uri: Optional[str] = knob(
+        None, "Where mlflow keeps runs. null = MLFLOW_TRACKING_URI, or else the folder <log_dir>/mlruns."
+    )
+    project: str = knob("wellfed", "wandb project; mlflow experiment.")
     entity: Optional[str] = knob(None, "wandb user or team. null = wandb's default.")
     group: Optional[str] = knob(None, "wandb group of this run.")
 

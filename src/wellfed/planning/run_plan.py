@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -179,6 +180,14 @@ class RunPlan(DevicePlan):
         knobs = {f"{each.group}.{knob}": each.decided(knob) for each in sections for knob in each.reasons}
         knobs["memory.on_oom"] = knobs.pop("memory.on_oom")  # last: it is for when the others were wrong
         return knobs
+
+    def filled_in(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration with what was decided in the place of what it left open."""
+        filled = copy.deepcopy(dict(config))
+        for dotted, decided in self.knobs.items():
+            group, _, knob = dotted.partition(".")
+            filled.setdefault(group, {})[knob] = decided.value
+        return filled
 
     def to_dict(self) -> dict[str, PlanEntry]:
         """``{dotted knob: {value, because, source}}``, as run.json has it."""

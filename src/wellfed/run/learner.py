@@ -19,6 +19,7 @@ from wellfed.lit.ceiling import steps_alone
 from wellfed.lit.data_module import DataModuleCallback
 from wellfed.lit.evaluating import SHARING_STRATEGIES, MeanLoss, can_be_shared
 from wellfed.lit.guest import GuestCheckpoints, NonFinite
+from wellfed.lit.loggers import for_trainer
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.sharding import KeepWeights
 from wellfed.memory.ladder import MicroBatches
@@ -207,9 +208,10 @@ class GuestLearner(Learner):
         return [] if guest.builds_itself_later(self.module) else super().misfits(weights)
 
     def _trainer(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
-        every, log = self.config.trainer.log_every_steps, self.figures.logged
+        books, every = self.books, self.config.trainer.log_every_steps
+        loggers = for_trainer(books.loggers, self.figures.logged, books.folder)
         return self.known_to_data(
             guest.make_guest_trainer(
-                options, list(callbacks), self.books.folder, last=list(last), log=log, log_every=every
+                options, list(callbacks), books.folder, last=list(last), loggers=loggers, log_every=every
             )
         )

@@ -133,6 +133,7 @@ class Passes:
         trainer = self._learner.training(self._options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:
             self._fit(trainer, clock, val_batches, checkpoint)
+        self._books.record.ended_by = lit.ended_by(trainer, self._options)
         if self.figures.step == 0:  # nothing was left to train
             self.figures.step, self.figures.epoch = trainer.global_step, trainer.current_epoch
         self._validate_last_step(trainer.global_step)
