@@ -35,6 +35,7 @@ EventKind = Literal[
     "ladder",
     "nan",
     "sample_skipped",
+    "stream_length",
     "compile_failed",
     "ceiling_failed",
     "ceiling_doubtful",

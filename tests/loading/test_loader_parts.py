@@ -20,9 +20,11 @@ from torch.utils.data import (
 
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
-from wellfed.loading.eval_loader import EvalLoader, OwnEvalLoader
+from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.loader_parts import LoadedDatasets, loader_of, take_apart, without_loaders
 from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.stream import Stream
+from wellfed.loading.stream_loader import EvalStream, StreamReading
 from wellfed.loading.train_loader import train_loader
 
 
@@ -40,7 +42,7 @@ class Numbers(Dataset):
         return torch.tensor(index)
 
 
-class Stream(IterableDataset):
+class Five(IterableDataset):
     def __iter__(self):
         return iter(range(5))
 
@@ -173,9 +175,9 @@ def test_going_on_with_a_sampler_that_gives_an_index_twice():
 
 
 def test_an_iterable_data_set_keeps_what_makes_its_batches():
-    found = take_apart(DataLoader(Stream(), batch_size=2, drop_last=True, collate_fn=negative), "train", 1)
+    found = take_apart(DataLoader(Five(), batch_size=2, drop_last=True, collate_fn=negative), "train", 1)
     assert (found.batch_size, found.drop_last, found.collate, found.sampled) == (2, True, negative, None)
-    assert take_apart(DataLoader(Stream(), batch_size=None), "train", 1).gives_batches
+    assert take_apart(DataLoader(Five(), batch_size=None), "train", 1).gives_batches
 
 
 def test_what_can_not_be_built_again_says_why():
@@ -224,7 +226,8 @@ def test_an_evaluation_sees_what_the_sampler_chooses_once():
 
 
 def test_an_evaluation_as_the_loader_has_it():
-    loader = OwnEvalLoader(DataLoader(Numbers(), batch_size=8), limit_batches=2)
+    own = Stream(DataLoader(Numbers(), batch_size=8))
+    loader = EvalStream(StreamReading(own, LoaderSettings(), batch_size=99, seed=1), limit_batches=2)
     assert len(loader) == 2
     assert [(one.batch.tolist(), one.total, one.index) for one in loader] == [
         (list(range(8)), 8, 0),

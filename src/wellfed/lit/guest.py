@@ -28,6 +28,7 @@ def make_guest_trainer(
     last: Sequence[pl.Callback] = (),
     loggers: Sequence[Any],
     log_every: int = 50,
+    sanity_batches: int = 0,
 ) -> pl.Trainer:
     """As `make_trainer`, for a LightningModule that logs by itself and brings callbacks; ``last`` come behind them."""
     return make_trainer(
@@ -36,6 +37,7 @@ def make_guest_trainer(
         folder,
         logger=loggers,
         log_every_n_steps=log_every,
+        num_sanity_val_steps=sanity_batches,
         plugins=[PlainCheckpointIO()],
     )
 

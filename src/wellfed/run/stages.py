@@ -143,7 +143,9 @@ class Run:
         state = load_checkpoint(target.checkpoint)
         passes.check_fits(target.checkpoint, state)
         step, position = int(state["global_step"]), state.get("position", {})
-        epochs = position.get("epoch", 0) + position.get("batch", 0) / passes.steps_per_epoch
+        stream = position.get("stream")
+        part = float(stream["is_over"]) if stream else position.get("batch", 0) / passes.steps_per_epoch
+        epochs = position.get("epoch", 0) + part
         self._books.go_on_after(step, epochs, in_place=target.in_place)
         self._books.journal.event("resume", step=step, checkpoint=str(target.checkpoint))
         screen.show_resume(self._console, target.checkpoint, step)
