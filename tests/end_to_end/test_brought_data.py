@@ -57,6 +57,7 @@ def planned(folder: Path, *knobs: str) -> list[object]:
     return [plan[knob]["value"] for knob in knobs]
 
 
+@pytest.mark.slow
 def test_a_data_module_is_set_up_once_and_planned(user: Path) -> None:
     done = train(user, "sets", "trainer.max_epochs=2")
     assert done.code == 0, done.text
