@@ -76,7 +76,7 @@ class Learner:
     def known_to_data(self, trainer: Any) -> Any:
         """A Trainer, of which a LightningDataModule of the user's is told."""
         if self.parts.data_module is not None:
-            trainer.callbacks.append(DataModuleCallback(self.parts.data_module))
+            trainer.callbacks.insert(0, DataModuleCallback(self.parts.data_module))
         return trainer
 
     def best_metric(self) -> Best:

@@ -232,7 +232,10 @@ class Passes:
         except Exception as error:  # noqa: BLE001  it costs a figure; other ranks are told below
             failure = error
         try:
-            summary = run_ceiling(self._learner.module, deliveries, self._options, steps, self._books.folder)
+            data_module = self._parts.data_module
+            summary = run_ceiling(
+                self._learner.module, deliveries, self._options, steps, self._books.folder, data_module
+            )
         except Exception as error:  # noqa: BLE001  a user's step in another place than training
             failure = error
         if failure is not None:
