@@ -70,8 +70,10 @@ class StreamReading:
         drop_last: bool = False,
         collate: Callable[[list[Any]], Batch] | None = None,
         purpose: str = "training",
+        on_event: OnEvent = ignore_event,
     ) -> None:
         """``batch_size`` is that of one rank."""
+        self.on_event = on_event
         self.stream, self._rank, self._world_size, self._drop_last = stream, rank, world_size, drop_last
         if settings.num_workers > 1 and stream.shared_by is None:
             settings = replace(settings, num_workers=1)
@@ -207,6 +209,7 @@ class StreamReading:
                 name,
                 epoch,
             )
+            self.on_event("resume_inexact", epoch=epoch)
 
     def stop(self) -> None:
         """End the pass."""
@@ -230,7 +233,6 @@ class StreamLoader:
         limit_batches: int | None = None,
         shuffle: bool = True,
         shuffle_buffer: int = 0,
-        on_event: OnEvent = ignore_event,
     ) -> None:
         """
         Args:
@@ -238,7 +240,7 @@ class StreamLoader:
             shuffle: False = all epochs are of one order, that of the stream.
         """
         self._reading, self._limit, self._shuffle = reading, limit_batches, shuffle
-        self._expected, self._buffer, self._on_event = steps_per_epoch, shuffle_buffer if shuffle else 0, on_event
+        self._expected, self._buffer = steps_per_epoch, shuffle_buffer if shuffle else 0
         self._epoch = self._next_batch = self._total = 0
         self._mark, self._is_over = self._fresh(), False
         self._has_told_length = self._has_looked_at_states = False
@@ -286,6 +288,7 @@ class StreamLoader:
                 "%s was read by %d ranks before, and is by %d now: what is left of epoch %d is not what was left then.",
                 self._reading.stream.name, found["ranks"], self._mark.ranks, self._epoch,
             )  # fmt: skip
+            self._reading.on_event("resume_inexact", epoch=self._epoch)
             found = {**found, "ranks": self._mark.ranks, "states": None, "print": 0}
         self._mark = Mark(**found)
 
@@ -361,7 +364,7 @@ class StreamLoader:
             "progress bar and a schedule over the whole run go by __len__; let it return what a pass gives.",
             self._reading.stream.name, expected, found, self._epoch,
         )  # fmt: skip
-        self._on_event("stream_length", expected=expected, found=found, epoch=self._epoch)
+        self._reading.on_event("stream_length", expected=expected, found=found, epoch=self._epoch)
 
     def _fresh(self) -> Mark:
         return self._reading.start_of_epoch(self._buffer)
