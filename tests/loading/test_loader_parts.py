@@ -42,7 +42,7 @@ class Numbers(Dataset):
         return torch.tensor(index)
 
 
-class Stream(IterableDataset):
+class Five(IterableDataset):
     def __iter__(self):
         return iter(range(5))
 
@@ -175,9 +175,9 @@ def test_going_on_with_a_sampler_that_gives_an_index_twice():
 
 
 def test_an_iterable_data_set_keeps_what_makes_its_batches():
-    found = take_apart(DataLoader(Stream(), batch_size=2, drop_last=True, collate_fn=negative), "train", 1)
+    found = take_apart(DataLoader(Five(), batch_size=2, drop_last=True, collate_fn=negative), "train", 1)
     assert (found.batch_size, found.drop_last, found.collate, found.sampled) == (2, True, negative, None)
-    assert take_apart(DataLoader(Stream(), batch_size=None), "train", 1).gives_batches
+    assert take_apart(DataLoader(Five(), batch_size=None), "train", 1).gives_batches
 
 
 def test_what_can_not_be_built_again_says_why():
@@ -256,3 +256,13 @@ def test_workers_are_begun_as_the_loader_says():
 def test_subsets_of_a_data_set_are_data_sets():
     found = take_apart(DataLoader(Subset(Numbers(), [3, 4, 5]), batch_size=2), "train", 1)
     assert steps(found) == [[[3, 4], [5]]]
+
+
+def test_collate_and_batch_size_of_an_evaluation_are_the_splits_own():
+    other = Datasets(
+        DataLoader(Numbers(), collate_fn=negative), val=DataLoader(Numbers(), batch_size=3), test=Numbers()
+    )
+    found = without_loaders(replace(other, eval_batch_size=7), 1)
+    assert found.collate is negative
+    assert found.eval_batch_size == {"val": 3, "test": 7}
+    assert found.eval_collate == {"val": torch.utils.data.default_collate, "test": None}

@@ -15,7 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from wellfed.config.ranges import Range
 
-FREE_NODES = ("workload.model", "workload.data", "workload.optimizer")
+FREE_NODES = ("workload.model", "workload.data", "workload.optimizer", "workload.metrics")
 """Where any argument may be written; ``faults.target_faults`` holds these against the signature of their `_target_`."""
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

@@ -204,6 +204,11 @@ class WorkloadConfig:
     optimizer: Any = knob(
         None, "`_target_` of a torch optimizer and its arguments. null for a LightningModule that brings its own."
     )
+    metrics: Any = knob(
+        None,
+        "Metrics of torchmetrics for validation and test: a `_target_`, a list of them, or a mapping of names to them. "
+        "They are given the predictions and targets of the model's LossOutput.",
+    )
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
     @property
@@ -247,6 +252,12 @@ class TrainerConfig:
     limit_batches: Optional[int] = knob(
         None, "At most so many batches per epoch and per evaluation: a quick look, not a result.", at_least=1
     )
+    sanity_batches: int = knob(
+        1,
+        "Batches of validation and of test run before the first step, so that what is broken there shows at once; they "
+        "leave nothing behind. 0 = none.",
+        at_least=0,
+    )
     overfit_batches: Optional[int] = knob(
         None,
         "Train on the first so many batches of the first epoch again and again, unshuffled: can the model learn?",
@@ -282,8 +293,16 @@ class TelemetryConfig:
 class LoggerConfig:
     """Where figures go beside the files, which are always written."""
 
-    mode: LoggerMode = knob(LoggerMode.auto, "auto (online when logged in, else offline), online, offline or disabled.")
-    project: str = knob("wellfed", "wandb project.")
+    mode: LoggerMode = knob(
+        LoggerMode.disabled, "wandb: auto (online when logged in, else offline), online, offline or disabled."
+    )
+    tensorboard: bool = knob(False, "TensorBoard: event files in the folder tensorboard/ of the run. Needs the extra.")
+    mlflow: bool = knob(False, "mlflow: a run of the experiment logger.project at logger.mlflow_uri. Needs the extra.")
+    csv: bool = knob(False, "Lightning's CSVLogger: csv/version_0/metrics.csv of the run, a column a figure.")
+    mlflow_uri: Optional[str] = knob(
+        None, "Where mlflow keeps runs. null = MLFLOW_TRACKING_URI, or else the folder <log_dir>/mlruns."
+    )
+    project: str = knob("wellfed", "wandb project; mlflow experiment.")
     entity: Optional[str] = knob(None, "wandb user or team. null = wandb's default.")
     group: Optional[str] = knob(None, "wandb group of this run.")
 
@@ -333,7 +352,8 @@ class GuardConfig:
     """What a configuration may name."""
 
     allow_targets: list[str] = knob(
-        ["torch", "wellfed", "workloads"], "Packages that a `_target_` may come from. Add your own package here."
+        ["torch", "torchmetrics", "wellfed", "workloads"],
+        "Packages that a `_target_` may come from. Add your own package here.",
     )
 
 

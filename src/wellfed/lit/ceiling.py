@@ -112,9 +112,10 @@ def _on_all_ranks(is_so: bool, options: TrainerOptions) -> bool:
 
 
 @contextmanager
-def put_back(module: pl.LightningModule) -> Iterator[None]:
+def put_back(module: pl.LightningModule, *, only_buffers: bool = False) -> Iterator[None]:
     """On the way out parameters, buffers, modes and Trainer of the module are what they were, and all generators."""
-    before = {name: value.detach().to("cpu", copy=True) for name, value in _tensors(module)}
+    named = module.named_buffers() if only_buffers else _tensors(module)
+    before = {name: value.detach().to("cpu", copy=True) for name, value in named}
     modes = [(part, part.training) for part in module.modules()]
     trainer, drawn = module._trainer, generators.state()
     module.zero_grad()

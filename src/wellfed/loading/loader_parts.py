@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Generator
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -49,6 +50,13 @@ class LoaderParts:
     def has_own_batches(self) -> bool:
         """A batch sampler decides which samples are a step."""
         return self.sampled is not None and self.sampled.in_batches
+
+    @property
+    def generators(self) -> list[Generator]:
+        """Of its own, from which an order is drawn whenever it is read."""
+        places = [self.loader, *(getattr(self.loader, name, None) for name in ("sampler", "batch_sampler"))]
+        found = [getattr(place, "generator", None) for place in places]
+        return [one for one in found if isinstance(one, Generator)]
 
     def step_size(self) -> int | None:
         """Samples of a step: those of a batch; of batches that differ, of the largest."""
@@ -102,7 +110,15 @@ def without_loaders(data: Datasets, seed: int) -> Datasets:
     if not found:
         return data
     values = {name: getattr(data, name) for name in Datasets.__dataclass_fields__}
-    return LoadedDatasets(**{**values, **{split: one.dataset for split, one in found.items()}}, loaders=found)
+    values |= {split: one.dataset for split, one in found.items()}
+    if "train" in found:
+        values["collate"] = found["train"].collate
+    for name in ("collate", "batch_size"):
+        given = values[f"eval_{name}"]
+        by_split = dict(given) if isinstance(given, Mapping) else dict.fromkeys(("val", "test"), given)
+        own = {split: getattr(one, name) for split, one in found.items() if split != "train"}
+        values[f"eval_{name}"] = {**by_split, **own}
+    return LoadedDatasets(**values, loaders=found)
 
 
 def take_apart(loader: DataLoader[Any], split: str, seed: int) -> LoaderParts:

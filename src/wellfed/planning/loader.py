@@ -259,16 +259,17 @@ class LoaderPlanner:
         """With as many workers for an evaluation as there is room for, and a warning where they are fewer.
 
         A validation comes in the midst of an epoch, when the batches of training are ready too. Its own have
-        ``memory.micro_batch`` samples, taken to be as large as those of training.
+        ``workload.eval_batch_size`` samples, else ``micro_batch``, taken to be as large as those of training.
         """
+        size = self.config.workload.eval_batch_size or self.data.eval_batch_size or micro_batch
         train = self._room_of(section)
         if train is None or self.first is None or not self.data.num_eval:
             return section, []
         of_a_step = math.ceil(self.config.workload.samples_per_step / self.config.trainer.devices)
         both = replace(
             train,
-            batch_bytes=math.ceil(self.first.batch_bytes * micro_batch / of_a_step),
-            num_batches=math.ceil(self.data.num_eval / micro_batch),
+            batch_bytes=math.ceil(self.first.batch_bytes * size / of_a_step),
+            num_batches=math.ceil(self.data.num_eval / size),
             free_bytes=train.free_bytes - train.needed_bytes,
         )
         most = both.most_workers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -180,6 +181,14 @@ class RunPlan(DevicePlan):
         knobs["memory.on_oom"] = knobs.pop("memory.on_oom")  # last: it is for when the others were wrong
         return knobs
 
+    def filled_in(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration with what was decided in the place of what it left open."""
+        filled = copy.deepcopy(dict(config))
+        for dotted, decided in self.knobs.items():
+            group, _, knob = dotted.partition(".")
+            filled.setdefault(group, {})[knob] = decided.value
+        return filled
+
     def to_dict(self) -> dict[str, PlanEntry]:
         """``{dotted knob: {value, because, source}}``, as run.json has it."""
         return {
@@ -273,6 +282,8 @@ class DataFacts:
     """None = samples are asked for by their index."""
     num_eval: int = 0
     """Samples of the larger of validation and test."""
+    eval_batch_size: int | None = None
+    """Samples of the larger of their batches, where the data says it."""
     feature_rows: int = 0
     feature_bytes: int = 0
     features_trainable: bool = False

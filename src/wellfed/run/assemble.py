@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from wellfed.config.build import build
+from wellfed.config.build import build, built
 from wellfed.config.rules import batch_split
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
@@ -76,11 +76,15 @@ def make_parts(config: RunConfig) -> Parts:
     if loader := loader_of(data, "train"):
         data = replace(data, notes=(*data.notes, f"Training data: {loader.describe()}."))
     if is_lightning_module(model):
+        if workload.metrics is not None:
+            problem = f"{workload.model.get('_target_')} is a LightningModule, which logs its own metrics."
+            raise ConfigError.of("workload.metrics", problem, "Set workload.metrics=null, and log them in its steps.")
         if data_module is not None:
             from wellfed.lit.data_module import use_hooks
 
             use_hooks(model, data_module)
         return Parts(data, model, None, is_lightning_module=True, data_module=data_module)
+    make_metrics(config)  # their faults, before anything is planned
     _check_model(model, workload.model.get("_target_"))
     if workload.optimizer is None:
         problem = "null leaves nothing to train with; only a LightningModule brings its own."
@@ -185,6 +189,24 @@ def _check_hooks(data_module: Any) -> None:
         raise ConfigError.of("workload.data", problem, way_out)
 
 
+def make_metrics(config: RunConfig) -> Any:
+    """The metrics of torchmetrics that the configuration names; None where it names none."""
+    node = config.workload.metrics
+    if node is None:
+        return None
+    from torchmetrics import MetricCollection
+
+    found = built(node, "workload.metrics")
+    if isinstance(found, MetricCollection):
+        return found
+    try:
+        return MetricCollection(found)
+    except (ValueError, TypeError) as error:
+        problem = f"can't be collected: {error}"
+        way_out = "Name classes of torchmetrics: one, a list of them, or a mapping {accuracy: {_target_: ...}}."
+        raise ConfigError.of("workload.metrics", problem, way_out) from error
+
+
 def is_lightning_module(model: Any) -> bool:
     """Whether the user brings a finished LightningModule, which runs its own step; Lightning is not imported for it."""
     lightning = sys.modules.get("lightning.pytorch")  # who has made one has imported it
@@ -226,6 +248,7 @@ def data_facts(parts: Parts) -> DataFacts:
         has_fetch=callable(getattr(data.train, "fetch", None)),
         stream=_stream_facts(data.train) if isinstance(data.train, Stream) else None,
         num_eval=max(others),
+        eval_batch_size=max(of_split(data.eval_batch_size, split) or 0 for split in ("val", "test")) or None,
         feature_rows=features.num_rows if features else 0,
         feature_bytes=features.bytes if features else 0,
         features_trainable=features.trainable if features else False,
@@ -404,7 +427,7 @@ def make_train_loader(
         rank=rank,
         world_size=1 if batch_size is not None else trainer.devices,
         drop_last=config.workload.drop_last,
-        collate=loader.collate if loader else data.collate,
+        collate=data.collate,
         limit_batches=limit,
         shuffle=trainer.overfit_batches is None and not has_own_order,
         sampled=loader.sampled if loader else None,
@@ -465,21 +488,30 @@ def _loaders_of_a_trial(
 
 
 def make_eval_loader(
-    config: RunConfig, plan: RunPlan, data: Datasets, split: str, *, rank: int = 0, world_size: int = 1
+    config: RunConfig,
+    plan: RunPlan,
+    data: Datasets,
+    split: str,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    few: int | None = None,
 ) -> EvalLoader | EvalStream:
     """A pass over ``val`` or ``test``, which the workload has, in micro-batches, or in those of its DataLoader.
 
     Args:
         rank: of ``world_size`` that share the batches; 0 of 1 where each has all.
+        few: batches of a look, at most.
 
     Raises:
         DataError: the split gives no samples, or can't be sent to worker processes.
     """
-    dataset, loader, limit = getattr(data, split), loader_of(data, split), config.trainer.limit_batches
-    size = (loader.batch_size if loader else None) or plan.memory.micro_batch
+    dataset, loader = getattr(data, split), loader_of(data, split)
+    limit = min((each for each in (config.trainer.limit_batches, few) if each is not None), default=None)
+    size = config.workload.eval_batch_size or of_split(data.eval_batch_size, split) or plan.memory.micro_batch
     more: dict[str, Any] = {
         "seed": config.seed,
-        "collate": loader.collate if loader else data.collate,
+        "collate": of_split(data.eval_collate, split) or data.collate,
         "drop_last": loader.drop_last if loader else False,
     }
     if loader is not None and plan.loader.backend == "own":
@@ -501,6 +533,11 @@ def make_eval_loader(
         worker_init=loader.worker_init if loader else None,
         **more,
     )
+
+
+def of_split(given: Any, split: str) -> Any:
+    """What `Datasets` gives for all of evaluation, or by the names of the splits."""
+    return given.get(split) if isinstance(given, Mapping) else given
 
 
 def _eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSettings:

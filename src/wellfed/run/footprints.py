@@ -77,7 +77,7 @@ class Footprints:
         task = Task(
             make_batch=make_batch,
             make_optimizer=make_optimizer,
-            prepare=Preparation(self._train, self._config.seed),
+            prepare=Preparation(self._train, self._config.seed, self._parts.model),
             precision=self._plan.device.precision,
             checkpointed=checkpointed,
             feature_mode=features,  # type: ignore[arg-type]

@@ -17,10 +17,12 @@ from wellfed.lit.callbacks.clock import BareBatches
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.ceiling import steps_alone
 from wellfed.lit.data_module import DataModuleCallback
-from wellfed.lit.evaluating import SHARING_STRATEGIES, MeanLoss, can_be_shared
+from wellfed.lit.evaluating import SHARING_STRATEGIES
 from wellfed.lit.guest import GuestCheckpoints, NonFinite
+from wellfed.lit.loggers import for_trainer
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.sharding import KeepWeights
+from wellfed.lit.split_metrics import can_be_shared
 from wellfed.loading.stream import Stream
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
@@ -96,7 +98,7 @@ class ModelLearner(Learner):
         is_shareable = self.options.devices > 1 and self.options.strategy in SHARING_STRATEGIES
         # Of a split that is a stream each rank reads the whole.
         is_shareable &= not any(isinstance(split, Stream) for split in (self.parts.data.val, self.parts.data.test))
-        self.shares_evaluation = is_shareable and can_be_shared(self.parts.data.evaluation or MeanLoss())
+        self.shares_evaluation = is_shareable and can_be_shared(self.parts.data.evaluation)
         self._whole = KeepWeights() if self.plan.trainer.strategy == "fsdp" else None
         self.module = self._step_module()
         self.own_best = self.module.evaluation.best_metric, self.module.evaluation.best_mode
@@ -138,6 +140,7 @@ class ModelLearner(Learner):
             model,
             train_data=data.train,
             evaluation=data.evaluation,
+            metrics=assemble.make_metrics(config),
             eval_data={"val": data.val, "test": data.test},
             features=features,
             feature_rows=parts.feature_rows,
@@ -210,9 +213,15 @@ class GuestLearner(Learner):
         return [] if guest.builds_itself_later(self.module) else super().misfits(weights)
 
     def _trainer(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
-        every, log = self.config.trainer.log_every_steps, self.figures.logged
+        asked, books = self.config.trainer, self.books
         return self.known_to_data(
             guest.make_guest_trainer(
-                options, list(callbacks), self.books.folder, last=list(last), log=log, log_every=every
+                options,
+                list(callbacks),
+                books.folder,
+                last=list(last),
+                loggers=for_trainer(books.loggers, self.figures.logged, books.folder),
+                log_every=asked.log_every_steps,
+                sanity_batches=asked.sanity_batches,
             )
         )

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, StopWhenMeasured, T
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.profile import ProfilerTrace
 from wellfed.lit.callbacks.progress import Counts, ProgressBar, ProgressReport
+from wellfed.lit.callbacks.sanity import SanityCheck
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
 from wellfed.lit.prefetch import prefetched
 from wellfed.loading.backend_benchmark import copied
+from wellfed.loading.loader_parts import loader_of
 from wellfed.loading.stream import Stream
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
@@ -130,10 +133,17 @@ class Passes:
         callbacks = [*self._callbacks(Clock(clock, self._journal.steps), on_start), bar]
         if config.trainer.profile_steps:
             callbacks.insert(1, ProfilerTrace(self._books.folder / "profile.json", config.trainer.profile_steps))
+        if config.trainer.sanity_batches:
+            splits = [split for split in ("val", "test") if self._learner.evaluates(split)]
+            few = {split: partial(self._few_of, split) for split in splits}
+            loaders = [loader for split in splits if (loader := loader_of(self._parts.data, split))]
+            drawn_from = [generator for loader in loaders for generator in loader.generators]
+            callbacks.insert(0, SanityCheck(few, self._check_best_metric, drawn_from))
         keep = [self._checkpoints, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:
             self._fit(trainer, clock, val_batches, checkpoint)
+        self._books.record.ended_by = lit.ended_by(trainer, self._options)
         if self.figures.step == 0:  # nothing was left to train
             self.figures.step, self.figures.epoch = trainer.global_step, trainer.current_epoch
         self._validate_last_step(trainer.global_step)
@@ -275,6 +285,19 @@ class Passes:
         value = self.figures.latest.get(f"val/{learner.best_metric()[0]}")
         if value is not None and self._rank == 0:
             self._checkpoints.validated_at_end(value, step)
+
+    @contextmanager
+    def _few_of(self, split: str) -> Iterator[Any]:
+        """The first batches of a split that is evaluated."""
+        few = self._config.trainer.sanity_batches
+        with closing(assemble.make_eval_loader(self._config, self._plan, self._parts.data, split, few=few)) as loader:
+            yield loader
+
+    def _check_best_metric(self, split: str, metrics: Mapping[str, float]) -> None:
+        name = self._config.trainer.best_metric
+        if split == "val" and name is not None and name not in metrics:
+            way_out = f"Set trainer.best_metric to one of {', '.join(metrics)}; null leaves it to the workload."
+            raise ConfigError.of(f"trainer.best_metric={name}", "validation gives no such metric.", way_out)
 
     @contextmanager
     def _eval_batches(self, split: str, trainer: Any) -> Iterator[Any]:

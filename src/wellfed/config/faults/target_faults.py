@@ -18,6 +18,8 @@ from wellfed.config.knobs import nearest
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
 
+_NODES = ("model", "data", "optimizer", "metrics")
+"""Of ``workload``, that name what is to be built."""
 _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
 """Which required arguments come at run time: the model's from the data (`Datasets.model_args`), the optimizer's
 parameters."""
@@ -46,9 +48,10 @@ Kind = type | tuple[Any, ...]
 def check_static(config: RunConfig) -> list[Fault]:
     """Faults of all targets that the source files show; imports nothing, a few ms a target."""
     faults: list[Fault] = []
-    for name in ("model", "data", "optimizer"):
+    for name in _NODES:
         where, node = f"workload.{name}", getattr(config.workload, name)
-        if (not isinstance(node, Mapping) or TARGET not in node) and (node is not None or name == "model"):
+        names_something = any(True for _ in _targets(where, node)) if name == "metrics" else is_target(node)
+        if not names_something and (node is not None or name == "model"):
             way_out = f"Set {where}.{TARGET}=<package>.<module>.<name>."
             faults.append(Fault(where, f"names nothing to build: it has no {TARGET}.", way_out))
         for inner_where, inner in _targets(where, node):
@@ -60,7 +63,7 @@ def check_imported(config: RunConfig) -> list[Fault]:
     """Faults of the targets that stage 1 could not read; imports those (torch included)."""
     allowed = config.config.allow_targets
     faults: list[Fault] = []
-    for name in ("model", "data", "optimizer"):
+    for name in _NODES:
         for where, node in _targets(f"workload.{name}", getattr(config.workload, name)):
             if not list(_judge(where, node, allowed, _signature_in_source)):  # those were told
                 faults += _judge(where, node, allowed, _signature_of_imported)
@@ -83,10 +86,15 @@ def _signature_of_imported(target: str, allowed: Sequence[str]) -> Signature | N
         return None
 
 
+def is_target(node: Any) -> bool:
+    """Whether a node says itself what is to be built."""
+    return isinstance(node, Mapping) and TARGET in node
+
+
 def _targets(where: str, node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every node with a `_target_` and its dotted name, outer ones first."""
     if isinstance(node, Mapping):
-        if TARGET in node:
+        if is_target(node):
             yield where, node
         for key, value in node.items():
             yield from _targets(f"{where}.{key}", value)

@@ -84,6 +84,8 @@ class Figures(pl.Callback):
         self._tell("train", values, trainer, self._throughput)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
         self.validated_step = self.step
         self._tell("val", module.evaluated() if isinstance(module, StepModule) else _logged(trainer, "val"), trainer)
 
@@ -96,7 +98,7 @@ class Figures(pl.Callback):
         Those that Lightning keeps under the name of a split are handed over by the hooks above, with ours.
         """
         trainer = self._trainer
-        if trainer is None:
+        if trainer is None or trainer.sanity_checking:
             return
         found: dict[str, dict[str, float]] = {}
         for name, value in values.items():
