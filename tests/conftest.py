@@ -69,6 +69,12 @@ def fake_cuda() -> FakeCuda:
 
 
 @pytest.fixture
+def all_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if every extra were installed."""
+    monkeypatch.setattr("wellfed.config.faults.absent_packages.find_spec", lambda package: True)
+
+
+@pytest.fixture
 def at_once() -> Iterator[Callable[..., None]]:
     """``at_once(num, *calls)`` calls each with 0 ... num-1, all in threads of their own that change turns often."""
     interval_s = sys.getswitchinterval()

@@ -1,9 +1,12 @@
+import importlib.util
+import traceback
 import typing
+from pathlib import Path
 
 import pytest
 
 from wellfed import errors
-from wellfed.errors import ConfigError, DataError, Fault, OutOfMemoryExhausted, WellfedError
+from wellfed.errors import ConfigError, DataError, Fault, OutOfMemoryExhausted, WellfedError, shortened
 
 
 def test_every_fault_is_in_the_message():
@@ -32,3 +35,92 @@ def test_each_error_has_its_kind_of_the_record(kind, error):
 def test_exit_codes_are_those_of_the_commands():
     assert (errors.EXIT_OK, errors.EXIT_FAILED, errors.EXIT_NOTHING_RUN, errors.EXIT_OUT_OF_MEMORY) == (0, 1, 2, 3)
     assert (errors.EXIT_INTERRUPTED, errors.EXIT_TERMINATED) == (128 + 2, 128 + 15)
+
+
+THEIRS = """
+import json, torch
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return json.loads(x) if isinstance(x, str) else deeper(lambda: self.also(x), 3)
+
+    def also(self, x):
+        try:
+            return torch.nn.functional.linear(x, torch.ones(3, 7))
+        except RuntimeError as error:
+            raise ValueError("mine") from error
+
+def deeper(call, times):
+    return call() if times == 0 else deeper(call, times - 1)
+"""
+
+
+def caught(folder: Path, given: typing.Any) -> BaseException:
+    """The error of a user's module that is called from deep within installed code."""
+    (folder / "theirs.py").write_text(THEIRS)
+    spec = importlib.util.spec_from_file_location("theirs", folder / "theirs.py")
+    assert spec is not None
+    assert spec.loader is not None
+    theirs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(theirs)
+    try:
+        theirs.torch.nn.Sequential(theirs.torch.nn.Sequential(theirs.Net()))(given)
+    except Exception as error:  # noqa: BLE001
+        return error.with_traceback(error.__traceback__.tb_next)  # without this test's own frame
+    raise AssertionError
+
+
+def files(text: str) -> list[str]:
+    return [Path(line.split('"')[1]).name for line in text.splitlines() if line.startswith('  File "')]
+
+
+def test_a_shown_traceback_begins_with_the_users_frames(tmp_path):
+    import torch
+
+    error = caught(tmp_path, torch.ones(2, 5))
+    assert files("".join(traceback.format_exception(error)))[1] == "module.py"
+    text = shortened(error, "all are in train.log")
+    assert text.startswith("Traceback (most recent call last):\n")
+    cause, own = text.split("The above exception was the direct cause")
+    assert set(files(own)) == {"theirs.py"}
+    assert files(cause)[0] == "theirs.py"
+    assert "return torch.nn.functional.linear(x, torch.ones(3, 7))" in cause
+    assert "ValueError: mine\n(" in own
+    assert text.endswith("frames of libraries are left out: all are in train.log)\n")
+
+
+def test_below_the_users_frames_the_last_five_of_others_are_shown(tmp_path):
+    found = files(shortened(caught(tmp_path, "{no json"), "x"))
+    assert found[0] == "theirs.py"
+    assert len(found) <= 1 + errors.MOST_FRAMES
+    assert found[-1] == "decoder.py"
+
+
+def test_an_error_without_any_frame_of_the_users_shows_the_last_five():
+    try:
+        typing.get_type_hints(type("X", (), {"__annotations__": {"a": "no such thing"}}))
+    except SyntaxError as error:
+        text = shortened(error.with_traceback(error.__traceback__.tb_next), "x")
+    assert 0 < len(files(text)) <= errors.MOST_FRAMES + 1  # and the line that is no Python
+
+
+def test_a_short_traceback_is_shown_as_it_is():
+    error = ValueError("alone")
+    assert shortened(error, "x") == "ValueError: alone\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "is_theirs"),
+    [
+        (errors.__file__, False),
+        (pytest.__file__, False),
+        (typing.__file__, False),
+        ("<frozen importlib._bootstrap>", False),
+        (str(Path(errors.__file__).parents[1] / "train.py"), False),
+        (str(Path(errors.__file__).parents[1] / "workloads" / "recsys" / "model.py"), True),
+        (str(Path(errors.__file__).parents[1] / "wellfed_mine" / "model.py"), True),
+        ("model.py", True),
+    ],
+)
+def test_whose_a_file_is(file, is_theirs):
+    assert errors.is_the_users(file) is is_theirs

@@ -6,8 +6,9 @@ Entry points print the message alone; a traceback appears only under HYDRA_FULL_
 
 from __future__ import annotations
 
+import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -100,3 +101,55 @@ def reason_of(error: BaseException) -> str:
     reason = type_and_line(error)
     frames = traceback.extract_tb(error.__traceback__)
     return f"{reason} ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else reason
+
+
+MOST_FRAMES = 5
+"""Of code that is not the user's, in a traceback that is shown."""
+_OURS = Path(__file__).resolve().parent
+_NOT_THE_USERS = (
+    _OURS,
+    *(_OURS.with_name(name) for name in ("hydra_plugins", "train.py", "evaluate.py")),
+    *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")),
+)
+
+
+def shortened(error: BaseException, where_whole: str) -> str:
+    """The traceback of an error with the user's own frames first, and at most `MOST_FRAMES` of other code after them.
+
+    Args:
+        where_whole: names the place of all frames.
+    """
+    shown = traceback.TracebackException.from_exception(error)
+    left_out = sum(map(_cut, _chain(shown)))
+    if not left_out:
+        return "".join(shown.format())
+    note = f"({left_out} frames of libraries are left out: {where_whole})"
+    return f"{''.join(shown.format())}{note}\n"
+
+
+def _chain(shown: traceback.TracebackException) -> Iterator[traceback.TracebackException]:
+    """It, what it came of, and what it holds."""
+    yield shown
+    for other in (
+        shown.__cause__,
+        None if shown.__suppress_context__ else shown.__context__,
+        *(shown.exceptions or ()),
+    ):
+        if other is not None:
+            yield from _chain(other)
+
+
+def _cut(shown: traceback.TracebackException) -> int:
+    """Take frames out; their number."""
+    frames = list(shown.stack)
+    own = [number for number, frame in enumerate(frames) if is_the_users(frame.filename)]
+    others = set(range(own[0] if own else 0, len(frames))) - set(own)
+    kept = {*own, *sorted(others)[-MOST_FRAMES:]}
+    shown.stack[:] = [frame for number, frame in enumerate(frames) if number in kept]
+    return len(frames) - len(kept)
+
+
+def is_the_users(filename: str) -> bool:
+    """Whether code is of the user's own project: not ours, not installed, not Python's."""
+    path = Path(filename).resolve()
+    return not (filename.startswith("<") or any(path.is_relative_to(place) for place in _NOT_THE_USERS))

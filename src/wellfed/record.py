@@ -35,6 +35,7 @@ EventKind = Literal[
     "ladder",
     "nan",
     "sample_skipped",
+    "stream_length",
     "compile_failed",
     "ceiling_failed",
     "ceiling_doubtful",
@@ -85,6 +86,13 @@ class WandbEntry(TypedDict):
     path: str
     parts: list[str]
     """One folder a part of a resumed run."""
+
+
+class MlflowEntry(TypedDict):
+    """Where mlflow has the run."""
+
+    run_id: str
+    uri: str
 
 
 class MachineEntry(TypedDict, total=False):
@@ -170,6 +178,8 @@ class RunRecord:
     status: Status = "running"
     error: ErrorEntry | None = None
     exit_code: int | None = None
+    ended_by: str | None = None
+    """What ended a training that ended well."""
     started_at: str = ""
     duration_s: float = 0.0
     seed: int | None = None
@@ -179,6 +189,7 @@ class RunRecord:
     boot_id: str = ""
     git: GitState | None = None
     wandb: WandbEntry | None = None
+    mlflow: MlflowEntry | None = None
     workload: str = ""
     overrides: list[str] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)

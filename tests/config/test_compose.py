@@ -223,7 +223,7 @@ def test_some_of_them_composed_in_full(index):
 
 
 @pytest.mark.parametrize("group", ["workload", "trainer", "telemetry", "logger", "experiment", "debug", "paths"])
-def test_every_other_option_composes(group):
+def test_every_other_option_composes(group, all_installed):
     found = options(group)
     assert found
     for option in found:
@@ -275,6 +275,24 @@ def test_trainer_telemetry_and_logger_options():
     assert once("telemetry=dense").config.telemetry.interval_s == 0.1
     assert not once("telemetry=none").config.telemetry.enabled
     assert once("logger=none").config.logger.mode is LoggerMode.disabled
+
+
+def test_each_logger_is_turned_on_by_its_option_and_several_by_a_list(all_installed):
+    def on(*overrides):
+        logger = compose(overrides).config.logger
+        return [*(["wandb"] if logger.mode is LoggerMode.auto else []), *(n for n in others if getattr(logger, n))]
+
+    others = ("tensorboard", "mlflow", "csv")
+    assert on() == on("logger=wandb") == ["wandb"]
+    assert on("logger=csv") == ["csv"]
+    assert on("logger=[csv,wandb]") == ["wandb", "csv"]
+    assert compose(["logger=[csv,wandb]"]).choices["logger"] == "[csv,wandb]"
+
+
+def test_an_option_of_a_list_that_is_none_is_told():
+    with pytest.raises(ConfigError, match=r"logger=\[csv,tensorbord\]: there is no option tensorbord") as caught:
+        compose(["logger=[csv,tensorbord]"])
+    assert "Did you mean logger=tensorboard?" in str(caught.value)
 
 
 @pytest.mark.parametrize("group", ["gpu", "loader", "memory"])

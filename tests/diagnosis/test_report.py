@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from wellfed.diagnosis.report import memory_lines, show_value, speed_lines, time_lines, to_markdown
+from wellfed.diagnosis.report import event_rows, memory_lines, show_value, speed_lines, time_lines, to_markdown
 from wellfed.record import RunRecord
 
 
@@ -121,3 +121,19 @@ def test_figures_of_a_simulated_card_are_marked():
     assert "Simulated" not in to_markdown(record)
     record.machine["gpus"][0].update(name="Simulated GPU 24 GiB", is_simulated=True)
     assert "Simulated: Simulated GPU 24 GiB." in to_markdown(record)
+
+
+def test_events_that_repeat_are_one_row():
+    saved = [{"kind": "checkpoint", "step": step, "time_s": step / 2, "file": "last.ckpt"} for step in range(10, 63)]
+    odd = [{"kind": "oom", "step": 20, "time_s": 1.0}] * 3
+    rows = event_rows([saved[0], *odd, *saved[1:]])
+    assert rows == [
+        ("10 to 62", "checkpoint, 53 times", "the last: time_s=31.0, file=last.ckpt"),
+        *[("20", "oom", "time_s=1.0")] * 3,
+    ]
+
+
+def test_the_report_says_what_ended_the_run():
+    record = full()
+    record.ended_by = "trainer.max_time_s=60"
+    assert "2,457,600 samples, 1 min 15 s; ended by trainer.max_time_s=60." in to_markdown(record)

@@ -1,15 +1,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from lightning.pytorch.callbacks import EarlyStopping
 
 from tests.lit import tiny
 from wellfed.lit import trainer as lit
-from wellfed.lit.trainer import Schedule, Together, total_steps
+from wellfed.lit.trainer import Schedule, Together, ended_by, make_trainer, total_steps
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -98,3 +100,29 @@ def test_an_error_within_a_step_is_told_to_all(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="broken"):
         tiny.fit(broken, tmp_path, [Hears("first", heard), Hears("second", heard)])
     assert heard[-2:] == [("first", "broken"), ("second", "broken")]
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"max_steps": 2}, "trainer.max_steps=2"),
+        ({"max_steps": None, "max_epochs": 1}, "trainer.max_epochs=1"),
+        ({"max_steps": None, "max_time_s": 0.05}, "trainer.max_time_s=0.05"),
+        ({"max_steps": 100, "max_epochs": 1}, "trainer.max_epochs=1"),
+    ],
+)
+def test_what_ended_a_training(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    options = tiny.options(**changes)
+    trainer = make_trainer(options, [], tmp_path)
+    trainer.fit(tiny.module(), tiny.loader())
+    assert ended_by(trainer, options) == expected
+
+
+def test_a_callback_that_ended_a_training_is_named(tmp_path: Path) -> None:
+    options = tiny.options(max_steps=None)
+    trainer = make_trainer(options, [], tmp_path)
+    stopping = EarlyStopping("never", patience=1)
+    trainer.callbacks.append(stopping)
+    stopping.stopping_reason_message = "it did not improve."
+    trainer.should_stop = True
+    assert ended_by(trainer, options) == "EarlyStopping: it did not improve."

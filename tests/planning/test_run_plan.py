@@ -42,3 +42,11 @@ def test_a_plan_as_plain_data_names_each_knob_once_and_what_out_of_memory_does_l
     first, *_, last = plan.to_dict()
     assert (first, last) == ("trainer.accelerator", "memory.on_oom")
     assert len(plan.to_dict()) == 22
+
+
+def test_a_configuration_is_filled_in_with_what_was_decided():
+    plan, left_open = planned(config()), {"seed": 1, "loader": {"num_workers": None, "skip_ids": [3]}}
+    filled = plan.filled_in(left_open)
+    assert filled["loader"]["num_workers"] == plan.loader.num_workers
+    assert (filled["seed"], filled["loader"]["skip_ids"]) == (1, [3])
+    assert left_open["loader"]["num_workers"] is None

@@ -1,15 +1,23 @@
 """What is written down while a run lasts."""
 
+import csv
 import json
+from types import SimpleNamespace
+
+import pytest
 
 from wellfed.config.compose import compose
 from wellfed.record import RunRecord
-from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run import bookkeeper
+from wellfed.run.bookkeeper import Bookkeeper, chosen_loggers
 from wellfed.run.outcome import OK, Outcome
 
 
-def books_of(folder):
-    return Bookkeeper(RunRecord.start("r"), folder, compose(["logger=none"]).config)
+def books_of(folder, *overrides):
+    return Bookkeeper(RunRecord.start("r"), folder, compose(["logger=none", *overrides]).config)
+
+
+PLAN = SimpleNamespace(filled_in=lambda config: {**config, "seed": 7})
 
 
 def recorded(folder):
@@ -46,3 +54,53 @@ def test_the_end_is_in_record_and_report_whatever_it_was(tmp_path):
     assert (found["status"], found["exit_code"], found["events"][0]["kind"]) == ("interrupted", 130, "signal")
     books.finish(Outcome("failed", 1, "code", "ValueError: no", "Mend it."), {})
     assert recorded(tmp_path)["error"] == {"kind": "code", "message": "ValueError: no", "advice": "Mend it."}
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["logger=none"], []),
+        (["logger=csv"], ["csv"]),
+        (["logger=[tensorboard,wandb]", "logger.mode=offline"], ["tensorboard", "wandb"]),
+        (["logger=[wandb,tensorboard]", "logger.mode=offline"], ["wandb", "tensorboard"]),
+        (["logger=csv", "logger.mlflow=true"], ["csv", "mlflow"]),
+    ],
+)
+def test_loggers_come_in_the_order_in_which_they_are_named(typed, expected, all_installed):
+    made = compose(typed)
+    assert chosen_loggers(made.config.logger, made.choices["logger"]) == expected
+
+
+def test_a_logger_gets_the_figures_of_the_run_and_its_decided_configuration(tmp_path):
+    made, books = compose(["logger=csv"]), books_of(tmp_path, "logger=csv")
+    books.open_loggers(made, PLAN)
+    books.record.ceiling, books.record.steps = {"samples_per_s": 100.0}, 5
+    books.journal.metrics("val", {"loss": 0.5}, step=5, epoch=0)
+    books.finish(OK, {"val/loss": 0.5})
+    folder = tmp_path / "csv" / "version_0"
+    with (folder / "metrics.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert [(row["step"], row["val/loss"], row["ceiling/samples_per_s"]) for row in rows] == [
+        ("5", "0.5", ""),
+        ("5", "0.5", "100.0"),
+    ]
+    assert "seed: 7\n" in (folder / "hparams.yaml").read_text()
+    assert len(books.loggers) == 1
+
+
+def test_a_logger_that_cannot_be_opened_is_an_event_and_the_others_stay(tmp_path, all_installed, monkeypatch, caplog):
+    def fail(run):
+        raise OSError("no room")
+
+    monkeypatch.setattr(bookkeeper.loggers, "open_tensorboard", lambda folder, resumed_at: fail(folder))
+    typed = ["logger=[tensorboard,csv]"]
+    books = books_of(tmp_path, *typed)
+    books.open_loggers(compose(typed), PLAN)
+    (event,) = books.record.events
+    assert (event["kind"], event["logger"], event["message"]) == (
+        "logger_lost",
+        "tensorboard",
+        "tensorboard can't be started: no room",
+    )
+    assert "the files have every figure" in caplog.text
+    assert [type(one).__name__ for one in books.loggers] == ["_Csv"]

@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
+from tests.planning.test_decide import config, planned
 from wellfed.record import RunRecord
 from wellfed.run import screen
 
@@ -22,6 +24,7 @@ RECORD = RunRecord(
     status="ok",
     steps=3,
     duration_s=2.0,
+    ended_by="trainer.max_time_s=2",
     metrics={"train/loss": 0.25, "train/lr": 0.1},
     events=[{"kind": "metric_absent", "step": 1, "gpu": 0}, {"kind": "gpu_lost", "step": 2, "gpu": 1}],
     wandb={"id": "1", "mode": "offline", "path": "", "parts": ["logs/a b/wandb/offline-run-1"]},
@@ -65,3 +68,23 @@ def test_the_end_shows_where_metrics_began_and_only_files_that_are_there(tmp_pat
     assert "metric_absent" not in shown
     assert "wandb sync 'logs/a b/wandb/offline-run-1'" in shown
     assert "(run.json)" in shown
+    assert "wandb leet" in shown
+    assert "ok: 3 steps in 2.0 s, ended by trainer.max_time_s=2\n" in shown
+
+
+def shown_at(width: int, *printed: object) -> list[str]:
+    console = Console(record=True, width=width, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(*printed)
+    console.file.close()
+    return console.export_text().splitlines()
+
+
+@pytest.mark.parametrize("with_source", [False, True])
+def test_no_word_of_a_plan_is_cut_at_80_columns(with_source: bool) -> None:
+    plan = planned(config())
+    lines = shown_at(80, screen.plan_table("recsys", plan, with_source=with_source))
+    words = {word for line in lines for word in line.split()}
+    assert max(map(len, lines)) <= 80
+    assert set(plan.knobs) <= words
+    for decided in plan.knobs.values():
+        assert set(decided.because.split()) <= words, decided.because

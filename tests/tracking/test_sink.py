@@ -1,7 +1,25 @@
-from wellfed.tracking.sink import Sink
+from wellfed.tracking.sink import Sink, Sinks
 
 
 def test_no_sink_takes_everything():
     sink = Sink()
     assert sink.log({"step": 1, "train/loss": None}) is None
     assert sink.finish({"a": 1}, 0) is None
+
+
+def test_several_get_the_same():
+    class Kept(Sink):
+        def __init__(self):
+            self.got = []
+
+        def log(self, row):
+            self.got.append(dict(row))
+
+        def finish(self, summary, exit_code):
+            self.got.append((dict(summary), exit_code))
+
+    kept = [Kept(), Kept()]
+    sinks = Sinks(kept)
+    sinks.log({"step": 1})
+    sinks.finish({"a": 1}, 3)
+    assert [one.got for one in kept] == [[{"step": 1}, ({"a": 1}, 3)]] * 2

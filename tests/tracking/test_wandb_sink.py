@@ -14,6 +14,7 @@ from tests.tracking.wandb_files import stored
 from wellfed.record import RunRecord
 from wellfed.telemetry.metrics import GPU_METRICS, HOST, HOST_METRICS
 from wellfed.telemetry.series import Sample
+from wellfed.tracking import sink as guard
 from wellfed.tracking import wandb_sink as room
 from wellfed.tracking.csv_table import cut_after
 from wellfed.tracking.journal import Journal
@@ -170,7 +171,7 @@ def test_a_wandb_that_cannot_start_is_one_error(bare, tmp_path, monkeypatch, mod
 def test_a_run_that_breaks_is_told_once_and_raises_nothing(bare, tmp_path, caplog):
     lost: list[str] = []
     sink = opened(tmp_path, mode="offline", on_lost=lost.append)
-    sink._run.finish()
+    sink.run.finish()
     for step in range(3):
         sink.log({"step": step, "train/loss": 1.0})
     sink.finish({}, 0)
@@ -325,7 +326,7 @@ def thread():
 
 def test_a_row_that_comes_while_the_run_is_being_finished_is_dropped(held, thread, monkeypatch):
     """However long that takes: an upload is no hang."""
-    monkeypatch.setattr(room, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(guard, "_PATIENCE_S", 0.02)
     lost: list[str] = []
     sink = WandbSink(held, "online", lost.append)
     finishing = thread.submit(sink.finish, {"a": 1}, 3)
@@ -353,15 +354,15 @@ def test_a_run_is_finished_after_the_row_that_is_under_way(held, thread):
 
 
 def test_a_wandb_that_hangs_holds_up_neither_other_rows_nor_the_end(held, thread, monkeypatch, caplog):
-    monkeypatch.setattr(room, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(guard, "_PATIENCE_S", 0.02)
     lost: list[str] = []
     sink = WandbSink(held, "offline", lost.append)
     hanging = thread.submit(sink.log, {"step": 1})
     assert held.entered.wait(10)
     sink.log({"step": 2})
-    monkeypatch.setattr(room, "_PATIENCE_S", 60)
+    monkeypatch.setattr(guard, "_PATIENCE_S", 60)
     sink.log({"step": 3})  # does not wait again
-    monkeypatch.setattr(room, "_PATIENCE_S", 0.02)
+    monkeypatch.setattr(guard, "_PATIENCE_S", 0.02)
     sink.finish({}, 0)
     assert held.calls == [{"step": 1}]
     assert lost == ["no answer for 0.02 s"]

@@ -30,6 +30,7 @@ COMMANDS = (
     Command("leaderboard", "the ranks of a sweep, and its files anew"),
     Command("choose", "the winner of a sweep as options of loader and memory"),
     Command("fit", "the micro-batch that this device can take, by running a few sizes"),
+    Command("completion", "what turns on tab completion in your shell"),
 )
 
 

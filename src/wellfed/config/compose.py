@@ -43,7 +43,7 @@ class Composed(Generic[C]):
     resolved: dict[str, Any]
     """The same as plain values: interpolations resolved, enums as their names, secrets as ``***``."""
     choices: dict[str, str]
-    """Group -> option, e.g. ``{"gpu": "24gb"}``; groups without a choice are absent."""
+    """Group -> option, e.g. ``{"gpu": "24gb"}``, or ``[csv,wandb]`` as typed; groups without a choice are absent."""
     overrides: tuple[str, ...]
     """As typed and in order, without ``hydra.*``."""
     run_dir: Path | None
@@ -158,9 +158,12 @@ def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, ch
         raise ConfigError(faults)
     choices: Any = OmegaConf.to_container(hydra.runtime.choices)
     typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+    resolved = _masked(OmegaConf.to_container(job, resolve=True, enum_to_str=True))
+    pairs = [text.partition("=")[::2] for text in typed]
+    choices |= {key: value for key, value in pairs if value[:1] == "[" and isinstance(resolved.get(key), dict)}
     return Composed(
         config=config,
-        resolved=_masked(OmegaConf.to_container(job, resolve=True, enum_to_str=True)),
+        resolved=resolved,
         choices={str(group): option for group, option in choices.items() if option and "hydra" not in str(group)},
         overrides=tuple(typed),
         run_dir=Path(run_dir) if run_dir else None,

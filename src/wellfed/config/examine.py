@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from wellfed.config.faults.absent_packages import absent_packages
 from wellfed.config.faults.explain import explain
 from wellfed.config.faults.target_faults import check_static
 from wellfed.config.knobs import Knob, entries, without_none
@@ -52,7 +53,7 @@ def examine(job: DictConfig, uncertain: Collection[str] = ()) -> tuple[Any, list
     config: Any = OmegaConf.to_object(job)
     later = rule_faults(config)
     if isinstance(config, RunConfig):
-        later += check_static(config)
+        later += [*check_static(config), *absent_packages(config)]
     faults = [hole.fault for hole in holes if not _mentions(hole.fault, uncertain)]
     return config, faults + [fault for fault in later if not _mentions(fault, doubted)]
 

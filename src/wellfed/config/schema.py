@@ -125,6 +125,12 @@ class LoaderConfig:
     pin_memory: Optional[bool] = knob(
         None, "Batches in page-locked host memory, so that copies overlap. null = on CUDA only."
     )
+    shuffle_buffer: Optional[int] = knob(
+        None,
+        "Samples of a stream that are held, to draw the next from; costs host memory. Changes the order, and so what "
+        "is learned. null = the stream's own order.",
+        at_least=2,
+    )
     skip_ids: list[int] = knob([], "Indices of training samples, never asked for: known bad ones.", at_least=0)
     max_skipped: int = knob(
         0, "Samples that may fail to load, and are then left out and named, before the run stops.", at_least=0
@@ -287,8 +293,16 @@ class TelemetryConfig:
 class LoggerConfig:
     """Where figures go beside the files, which are always written."""
 
-    mode: LoggerMode = knob(LoggerMode.auto, "auto (online when logged in, else offline), online, offline or disabled.")
-    project: str = knob("wellfed", "wandb project.")
+    mode: LoggerMode = knob(
+        LoggerMode.disabled, "wandb: auto (online when logged in, else offline), online, offline or disabled."
+    )
+    tensorboard: bool = knob(False, "TensorBoard: event files in the folder tensorboard/ of the run. Needs the extra.")
+    mlflow: bool = knob(False, "mlflow: a run of the experiment logger.project at logger.mlflow_uri. Needs the extra.")
+    csv: bool = knob(False, "Lightning's CSVLogger: csv/version_0/metrics.csv of the run, a column a figure.")
+    mlflow_uri: Optional[str] = knob(
+        None, "Where mlflow keeps runs. null = MLFLOW_TRACKING_URI, or else the folder <log_dir>/mlruns."
+    )
+    project: str = knob("wellfed", "wandb project; mlflow experiment.")
     entity: Optional[str] = knob(None, "wandb user or team. null = wandb's default.")
     group: Optional[str] = knob(None, "wandb group of this run.")
 

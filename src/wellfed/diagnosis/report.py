@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wellfed.diagnosis.ceiling_check import ceiling_line
 from wellfed.record import RunRecord
 from wellfed.units import show_count, show_duration, show_energy, show_percent
 
+MOST_ALIKE = 3
+"""Events of a kind that the report shows one by one; run.json has them all."""
 _BUSY = {"sm_active_pct": "SMs", "tensor_active_pct": "tensor cores", "dram_active_pct": "DRAM"}
 
 
@@ -17,17 +19,14 @@ def to_markdown(record: RunRecord) -> str:
     """The report of a run record."""
     headline = (
         f"Status **{record.status}** after {record.steps} steps, {record.epochs:.2f} epochs, "
-        f"{show_count(record.samples)} samples, {show_duration(record.duration_s)}."
+        f"{show_count(record.samples)} samples, {show_duration(record.duration_s)}"
+        f"{f'; ended by {record.ended_by}' if record.ended_by else ''}."
     )
     error = record.error
     said = f"> {error['kind']}: {error['message']} {error['advice']}".replace("\n", "\n> ") if error else None
     # A record read back has null where a figure was not finite.
     metrics = [(name, "not finite" if value is None else f"{value:.5g}") for name, value in record.metrics.items()]
     plan = [(knob, show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()]
-    events = [
-        (event["step"], event["kind"], ", ".join(f"{k}={v}" for k, v in event.items() if k not in ("kind", "step")))
-        for event in record.events
-    ]
     parts = [
         f"# {record.workload}: {record.run_id}",
         headline,
@@ -43,7 +42,7 @@ def to_markdown(record: RunRecord) -> str:
         "## Plan",
         _table(("knob", "value", "source", "because"), plan),
         "## Events",
-        _table(("step", "event", "facts"), events),
+        _table(("step", "event", "facts"), event_rows(record.events)),
         "## Started with",
         f"`{' '.join(record.overrides) or '(no overrides)'}`, seed {record.seed}",
     ]
@@ -109,6 +108,26 @@ def gpu_lines(record: RunRecord) -> list[str]:
         if parts:
             lines.append(f"gpu {index} {names.get(index, '')}".rstrip() + f": {', '.join(parts)}")
     return lines
+
+
+def event_rows(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
+    """Step, kind and facts; a kind that came often is one row, at its first, with the facts of its last."""
+    by_kind: dict[str, list[Mapping[str, Any]]] = {}
+    for event in events:
+        by_kind.setdefault(event["kind"], []).append(event)
+    rows = []
+    for event in events:
+        kind, alike = event["kind"], by_kind[event["kind"]]
+        if len(alike) <= MOST_ALIKE:
+            rows.append((str(event["step"]), kind, _facts(event)))
+        elif event is alike[0]:
+            steps = f"{event['step']} to {alike[-1]['step']}"
+            rows.append((steps, f"{kind}, {len(alike)} times", f"the last: {_facts(alike[-1])}"))
+    return rows
+
+
+def _facts(event: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in event.items() if name not in ("kind", "step"))
 
 
 def memory_lines(record: RunRecord) -> list[str]:

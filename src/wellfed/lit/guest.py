@@ -1,17 +1,14 @@
-"""Gives a user's own LightningModule a logger, exact checkpoints, ``trainer.on_nan`` and ``gpu.compile``."""
+"""Gives a user's own LightningModule exact checkpoints, ``trainer.on_nan`` and ``gpu.compile``."""
 
 from __future__ import annotations
 
 import functools
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
-import numpy as np
 import torch
-from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
 
 from wellfed.lit.callbacks.checkpoints import Checkpoints
@@ -29,7 +26,7 @@ def make_guest_trainer(
     folder: Path,
     *,
     last: Sequence[pl.Callback] = (),
-    log: Callable[[Mapping[str, float]], None],
+    loggers: Sequence[Any],
     log_every: int = 50,
     sanity_batches: int = 0,
 ) -> pl.Trainer:
@@ -38,7 +35,7 @@ def make_guest_trainer(
         options,
         [*callbacks, *([Last(last)] if last else [])],
         folder,
-        logger=FiguresLogger(log, folder),
+        logger=loggers,
         log_every_n_steps=log_every,
         num_sanity_val_steps=sanity_batches,
         plugins=[PlainCheckpointIO()],
@@ -196,57 +193,3 @@ class NonFinite(pl.Callback):
         if trainer.world_size > 1:
             decision = trainer.strategy.reduce_boolean_decision(decision, all=True)
         return decision
-
-
-_LOG = logging.getLogger(__name__)
-
-
-class FiguresLogger(Logger):
-    """Hands numbers on; keeps no hyper-parameters (the record has the configuration), no pictures, no text."""
-
-    def __init__(self, take: Callable[[Mapping[str, float]], None], folder: Path) -> None:
-        """Lightning puts files of the user's callbacks below the ``folder`` of the run."""
-        super().__init__()
-        self._take, self._folder = take, folder
-        self._experiment = _Nothing()
-
-    name = "lightning"
-    """The folder of what the user's callbacks write: their checkpoints don't lie among the run's."""
-    version = ""
-
-    @property
-    def save_dir(self) -> str:
-        return str(self._folder)
-
-    @property
-    def experiment(self) -> Any:
-        return self._experiment
-
-    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Numbers and tensors of one number; ``step`` is ours, optimizer steps so far."""
-
-        def is_number(value: Any) -> bool:
-            return value.numel() == 1 if isinstance(value, Tensor) else isinstance(value, (int, float, np.number))
-
-        self._take({name: float(value) for name, value in metrics.items() if is_number(value)})
-
-    def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
-        pass
-
-
-class _Nothing:
-    """Any method may be called; the first warns."""
-
-    _has_warned = False
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        if not self._has_warned:
-            self._has_warned = True
-            _LOG.warning(
-                "self.logger.experiment.%s keeps nothing here: pictures and texts are dropped. Numbers given to "
-                "self.log and self.logger.log_metrics are kept.",
-                name,
-            )
-        return lambda *arguments, **named: None

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from wellfed.lit.callbacks.resume_position import ExactResume, GoOn
@@ -125,9 +126,10 @@ def quiet_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
 
 
-def total_steps(options: TrainerOptions, steps_per_epoch: int) -> int | None:
-    """Optimizer steps of the whole run; None if only time limits it."""
-    of_epochs = None if options.max_epochs is None else options.max_epochs * steps_per_epoch
+def total_steps(options: TrainerOptions, steps_per_epoch: int | None) -> int | None:
+    """Optimizer steps of the whole run; None if only time limits it, or nobody knows how long an epoch is."""
+    known = None not in (options.max_epochs, steps_per_epoch)
+    of_epochs = options.max_epochs * steps_per_epoch if known else None  # type: ignore[operator]
     return min((limit for limit in (of_epochs, options.max_steps) if limit is not None), default=None)
 
 
@@ -149,6 +151,21 @@ class Schedule:
         length = max(1, self.total_steps - self.warmup_steps)
         done = min(1.0, (step - self.warmup_steps) / length)
         return self.min_lr_frac + (1 - self.min_lr_frac) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def ended_by(trainer: pl.Trainer, options: TrainerOptions) -> str | None:
+    """What ended a training that ended well, as a knob with its value or as the name of a callback."""
+    if options.max_steps is not None and trainer.global_step >= options.max_steps:
+        return f"trainer.max_steps={options.max_steps}"
+    if options.max_epochs is not None and trainer.current_epoch >= options.max_epochs:
+        return f"trainer.max_epochs={options.max_epochs}"
+    stopped = [one for one in trainer.callbacks if isinstance(one, EarlyStopping) and one.stopping_reason_message]
+    if stopped:
+        return f"{type(stopped[0]).__name__}: {stopped[0].stopping_reason_message}"
+    timers = [one for one in trainer.callbacks if isinstance(one, Timer)]
+    if options.max_time_s is not None and any((one.time_remaining() or 0) <= 0 for one in timers):
+        return f"trainer.max_time_s={options.max_time_s:g}"
+    return None
 
 
 def new_event_factory(device: torch.device) -> Callable[[], Any] | None:

@@ -110,7 +110,15 @@ def without_loaders(data: Datasets, seed: int) -> Datasets:
     if not found:
         return data
     values = {name: getattr(data, name) for name in Datasets.__dataclass_fields__}
-    return LoadedDatasets(**{**values, **{split: one.dataset for split, one in found.items()}}, loaders=found)
+    values |= {split: one.dataset for split, one in found.items()}
+    if "train" in found:
+        values["collate"] = found["train"].collate
+    for name in ("collate", "batch_size"):
+        given = values[f"eval_{name}"]
+        by_split = dict(given) if isinstance(given, Mapping) else dict.fromkeys(("val", "test"), given)
+        own = {split: getattr(one, name) for split, one in found.items() if split != "train"}
+        values[f"eval_{name}"] = {**by_split, **own}
+    return LoadedDatasets(**values, loaders=found)
 
 
 def take_apart(loader: DataLoader[Any], split: str, seed: int) -> LoaderParts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
@@ -180,6 +181,14 @@ class RunPlan(DevicePlan):
         knobs["memory.on_oom"] = knobs.pop("memory.on_oom")  # last: it is for when the others were wrong
         return knobs
 
+    def filled_in(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """A configuration with what was decided in the place of what it left open."""
+        filled = copy.deepcopy(dict(config))
+        for dotted, decided in self.knobs.items():
+            group, _, knob = dotted.partition(".")
+            filled.setdefault(group, {})[knob] = decided.value
+        return filled
+
     def to_dict(self) -> dict[str, PlanEntry]:
         """``{dotted knob: {value, because, source}}``, as run.json has it."""
         return {
@@ -235,6 +244,22 @@ class DryPlan:
 
 
 @dataclass(frozen=True)
+class StreamFacts:
+    """What the plan needs to know of training data that is read in order."""
+
+    name: str
+    has_length: bool = False
+    gives_batches: bool = False
+    shared_by: Literal["shard", "worker info"] | None = None
+    """How several may read it; None = it can't be known."""
+    shares_ranks_itself: bool = False
+    """It asks torch.distributed which rank it is read by."""
+    num_shards: int | None = None
+    has_states: bool = False
+    """A resumed run goes on from its state."""
+
+
+@dataclass(frozen=True)
 class OwnLoader:
     """The numbers of a DataLoader of the user's."""
 
@@ -253,7 +278,8 @@ class DataFacts:
 
     num_train: int
     has_fetch: bool
-    is_iterable: bool = False
+    stream: StreamFacts | None = None
+    """None = samples are asked for by their index."""
     num_eval: int = 0
     """Samples of the larger of validation and test."""
     eval_batch_size: int | None = None
@@ -265,6 +291,11 @@ class DataFacts:
     """The training data came in a DataLoader."""
     only_as_it_came: str = ""
     """Split and reason of a DataLoader that can't be built again; empty: there is none such."""
+
+    @property
+    def is_iterable(self) -> bool:
+        """It is a stream."""
+        return self.stream is not None
 
 
 @dataclass(frozen=True)

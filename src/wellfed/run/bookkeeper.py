@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import os
+import re
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from wellfed.config.compose import Composed
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import LoggerConfig, RunConfig
 from wellfed.diagnosis.ceiling_check import contradiction
 from wellfed.diagnosis.report import to_markdown
+from wellfed.errors import first_line
 from wellfed.hardware.facts import MachineFacts
+from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import RunRecord
@@ -23,6 +28,7 @@ from wellfed.run.resume import CHECKPOINTS
 from wellfed.telemetry.run_progress import Progress
 from wellfed.tracking import wandb_sink
 from wellfed.tracking.journal import Journal
+from wellfed.tracking.sink import Sink, Sinks
 
 _LOG = logging.getLogger(__name__)
 _ARTIFACTS = {
@@ -47,6 +53,9 @@ class Bookkeeper:
         self.record, self.folder, self._config = record, folder, config
         self.journal = Journal(record, folder, earlier_s=earlier_s)
         self.progress = Progress(time_s=self.journal.time_s)
+        self.loggers: list[Any] = []
+        """Of Lightning, for its Trainers: those that were chosen, once they are open."""
+        self._resumed_at: int | None = None
         self._usage: Usage | None = None
         self._watch: MachineWatch | None = None
 
@@ -73,35 +82,63 @@ class Bookkeeper:
         """A checkpoint is gone on from: in its own folder the tables are put back to where it was written."""
         self.record.steps, self.record.epochs = step, epochs
         if in_place:
+            self._resumed_at = step
             self.journal.cut_after(step)
             self.record.samples = self.journal.samples_written()
 
-    def open_wandb(self, composed: Composed[RunConfig]) -> None:
-        """Hand figures to wandb too, where it is asked for; without it the files have them all."""
-        logger = self._config.logger
-        mode = wandb_sink.decide_mode(logger.mode.value)
-        if mode == "disabled":
-            return
-        earlier = self.record.wandb
-        try:
-            sink = wandb_sink.open_run(
-                self.folder,
-                mode=mode,
-                project=logger.project,
-                entity=logger.entity,
-                group=logger.group,
-                name=self.record.run_id,
-                run_id=earlier["id"] if earlier else None,
-                config=composed.resolved,
-                on_lost=lambda message: self.journal.event("logger_lost", message=message),
-            )
-        except RuntimeError as error:
-            _LOG.warning("%s; the files have every figure.", error)
-            self.journal.event("logger_lost", message=str(error))
-            return
-        self.journal.sink = sink
+    def open_loggers(self, composed: Composed[RunConfig], plan: RunPlan) -> None:
+        """Hand figures to what the group ``logger`` names too; without them the files have all."""
+        config, sinks = plan.filled_in(composed.resolved), []
+        for name in chosen_loggers(self._config.logger, composed.choices.get("logger", "")):
+            on_lost = partial(self._logger_lost, name)
+            try:
+                sinks.append(
+                    self._open_wandb(config, on_lost) if name == "wandb" else self._open(name, config, on_lost)
+                )
+            except Exception as error:  # noqa: BLE001  a dead logger must not kill a run
+                text = first_line(error)
+                message = text if text.startswith(name) else f"{name} can't be started: {text}"
+                _LOG.warning("%s; the files have every figure.", message)
+                on_lost(message)
+        self.journal.sink = Sinks(sinks)
+
+    def _logger_lost(self, name: str, message: str) -> None:
+        self.journal.event("logger_lost", logger=name, message=message)
+
+    def _open(self, name: str, config: dict[str, Any], on_lost: Callable[[str], None]) -> Sink:
+        record, folder, is_new = self.record, self.folder, self._resumed_at is None
+        if name == "tensorboard":
+            logger = loggers.open_tensorboard(folder, resumed_at=self._resumed_at)
+        elif name == "csv":
+            logger = loggers.open_csv(folder)
+        else:
+            store = Path(self._config.paths.log_dir).resolve() / "mlruns"
+            asked = self._config.logger.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"file:{store}"
+            uri, run_id = (record.mlflow["uri"], record.mlflow["run_id"]) if record.mlflow else (asked, None)
+            project = self._config.logger.project
+            logger = loggers.open_mlflow(uri, experiment=project, name=record.run_id, run_id=run_id)
+            is_new, record.mlflow = run_id is None, {"run_id": logger.run_id, "uri": uri}
+        logger.begin(config, is_new=is_new)
+        self.loggers.append(logger)
+        return loggers.LoggerSink(name, logger, config, lambda: record.steps, on_lost)
+
+    def _open_wandb(self, config: dict[str, Any], on_lost: Callable[[str], None]) -> Sink:
+        logger, earlier = self._config.logger, self.record.wandb
+        sink = wandb_sink.open_run(
+            self.folder,
+            mode=wandb_sink.decide_mode(logger.mode.value),
+            project=logger.project,
+            entity=logger.entity,
+            group=logger.group,
+            name=self.record.run_id,
+            run_id=earlier["id"] if earlier else None,
+            config=config,
+            on_lost=on_lost,
+        )
         parts = [*(earlier["parts"] if earlier else []), str(sink.folder)]
         self.record.wandb = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": parts}
+        self.loggers.append(loggers.of_wandb(sink.run, self.folder))
+        return sink
 
     def watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
         """Machine and GPUs are watched within, where telemetry is asked for."""
@@ -152,7 +189,7 @@ class Bookkeeper:
             (self.folder / "report.md").write_text(report, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             self.journal.disk_full(error, record.steps)
-        self.journal.sink.finish(record.metrics, outcome.exit_code)
+        self.journal.sink.finish({**record.metrics, **_of_the_run(record)}, outcome.exit_code)
         self.journal.save()
 
     def _fill_in(self, metrics: Mapping[str, float]) -> None:
@@ -182,3 +219,24 @@ class Bookkeeper:
         if self._watch is not None:
             record.gpus = self._watch.gpus()
             record.telemetry = self._watch.cost()
+
+
+def chosen_loggers(logger: LoggerConfig, typed: str) -> list[str]:
+    """Their names, in the order in which ``logger=[..]`` was ``typed``."""
+    names = ["wandb"] if wandb_sink.decide_mode(logger.mode.value) != "disabled" else []
+    names += [name for name in ("tensorboard", "mlflow", "csv") if getattr(logger, name)]
+    order = re.findall(r"\w+", typed)
+    return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _of_the_run(record: RunRecord) -> dict[str, float]:
+    """Figures of the whole run, for a logger's summary; what was not measured is left out."""
+    throughput, ceiling = record.throughput, record.ceiling
+    found: dict[str, Any] = {
+        "throughput/samples_per_s": throughput and throughput["samples_per_s"],
+        "throughput/readiness_frac": record.readiness_frac,
+        "ceiling/samples_per_s": ceiling and ceiling["samples_per_s"],
+        "memory/peak_gib": record.memory.get("measured_peak_gib"),
+        **{f"step/{name}": share for name, share in (record.time or {}).items()},
+    }
+    return {name: float(value) for name, value in found.items() if value is not None}

@@ -19,9 +19,11 @@ from wellfed.lit.ceiling import steps_alone
 from wellfed.lit.data_module import DataModuleCallback
 from wellfed.lit.evaluating import SHARING_STRATEGIES
 from wellfed.lit.guest import GuestCheckpoints, NonFinite
+from wellfed.lit.loggers import for_trainer
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.sharding import KeepWeights
 from wellfed.lit.split_metrics import can_be_shared
+from wellfed.loading.stream import Stream
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
@@ -94,6 +96,8 @@ class ModelLearner(Learner):
 
     def __post_init__(self) -> None:
         is_shareable = self.options.devices > 1 and self.options.strategy in SHARING_STRATEGIES
+        # Of a split that is a stream each rank reads the whole.
+        is_shareable &= not any(isinstance(split, Stream) for split in (self.parts.data.val, self.parts.data.test))
         self.shares_evaluation = is_shareable and can_be_shared(self.parts.data.evaluation)
         self._whole = KeepWeights() if self.plan.trainer.strategy == "fsdp" else None
         self.module = self._step_module()
@@ -209,14 +213,14 @@ class GuestLearner(Learner):
         return [] if guest.builds_itself_later(self.module) else super().misfits(weights)
 
     def _trainer(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
-        asked = self.config.trainer
+        books, asked = self.books, self.config.trainer
         return self.known_to_data(
             guest.make_guest_trainer(
                 options,
                 list(callbacks),
-                self.books.folder,
+                books.folder,
                 last=list(last),
-                log=self.figures.logged,
+                loggers=for_trainer(books.loggers, self.figures.logged, books.folder),
                 log_every=asked.log_every_steps,
                 sanity_batches=asked.sanity_batches,
             )

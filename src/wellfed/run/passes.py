@@ -29,6 +29,7 @@ from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
 from wellfed.lit.prefetch import prefetched
 from wellfed.loading.backend_benchmark import copied
 from wellfed.loading.loader_parts import loader_of
+from wellfed.loading.stream import Stream
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
@@ -81,8 +82,8 @@ class Passes:
         lit.set_backend_flags(options)
         settings, on_event = assemble.loader_settings(config, plan.loader), books.journal.event
         self._loader = assemble.make_train_loader(config, settings, parts.data, rank=rank, on_event=on_event)
-        self.steps_per_epoch = len(self._loader)
-        """Optimizer steps of one pass over the training data."""
+        self.steps_per_epoch = self._loader.steps_per_epoch
+        """Optimizer steps of one pass over the training data; None = a stream that does not say."""
         self._ceiling_steps = config.telemetry.ceiling_steps if config.telemetry.enabled else 0
         self.figures = figures = Figures(
             books.journal.metrics,
@@ -142,6 +143,7 @@ class Passes:
         trainer = self._learner.training(self._options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:
             self._fit(trainer, clock, val_batches, checkpoint)
+        self._books.record.ended_by = lit.ended_by(trainer, self._options)
         if self.figures.step == 0:  # nothing was left to train
             self.figures.step, self.figures.epoch = trainer.global_step, trainer.current_epoch
         self._validate_last_step(trainer.global_step)
@@ -168,7 +170,12 @@ class Passes:
         return StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
 
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
-        return [clock, ProgressReport(self._progress), Counts(on_start, self._books.stepped), self.figures]
+        return [
+            clock,
+            ProgressReport(self._progress),
+            Counts(on_start, self._books.stepped, self.steps_per_epoch),
+            self.figures,
+        ]
 
     def _fit(self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None) -> None:
         device, learner = trainer.strategy.root_device, self._learner  # this rank's own
@@ -250,7 +257,7 @@ class Passes:
         None where it is not, or where it can't be done.
         """
         config, data, known, planned = self._config, self._parts.data, self._parts.first_batches, self._plan.loader
-        if known is None or not planned.has_processes:
+        if known is None or not planned.has_processes or isinstance(data.train, Stream):  # read in other parts
             return None
         later_ms = CEILING_BATCHES * known.build_ms * (1 - 1 / planned.num_workers)
         if later_ms > _LITTLE_MS or config.loader.max_skipped:  # a sample may be expected to kill who loads it

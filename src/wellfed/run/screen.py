@@ -18,7 +18,10 @@ from wellfed.planning.run_plan import RunPlan
 from wellfed.record import RunRecord
 from wellfed.units import show_bytes, show_duration
 
-LEFT_BEHIND = ("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log")
+LEFT_BEHIND = (
+    *("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log"),
+    *("tensorboard", "csv"),
+)
 
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Nothing to worry about, or told beside the figures; the record has them."""
@@ -48,15 +51,34 @@ class Terminal(Console):
 def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Table:
     """Every number with its reason."""
     table = Table(title=f"Plan: {workload} on {plan.device.name}", title_justify="left", box=None, pad_edge=False)
-    columns = 4 if with_source else 3
-    for name in ("knob", "value", "because", "source")[:columns]:
-        table.add_column(name, overflow="fold")
+    table.add_column("knob", no_wrap=True)
+    table.add_column("value", no_wrap=True)
+    table.add_column("because", overflow="fold")  # room for the longest knob, at 80 columns too
     for knob, decided in plan.knobs.items():
-        table.add_row(*(knob, report.show_value(decided.value), decided.because, decided.source)[:columns])
+        because = f"{decided.source}: {decided.because}" if with_source else decided.because
+        table.add_row(knob, report.show_value(decided.value), because)
     return table
 
 
-def show_plan(console: Console, workload: str, plan: RunPlan, notes: Sequence[str], folder: Path) -> None:
+def show_start(console: Console, workload: str, resumed: Path | None) -> None:
+    """What is begun, long before there is anything else to show."""
+    what = f"Training {workload}" if resumed is None else f"Resuming {resumed}"
+    console.print(f"{what}: importing PyTorch, reading data, planning ...", markup=False, soft_wrap=True)
+
+
+def show_resume(console: Console, checkpoint: Path, step: int) -> None:
+    """Where training goes on."""
+    console.print(
+        f"Resuming {checkpoint.parent.parent} at step {step} ({checkpoint.name})", markup=False, soft_wrap=True
+    )
+
+
+def show_folder(console: Console, folder: Path) -> None:
+    """Where the run is written: known to stay once it trains."""
+    console.print(f"Run folder: {folder}\n", markup=False, soft_wrap=True)
+
+
+def show_plan(console: Console, workload: str, plan: RunPlan, notes: Sequence[str]) -> None:
     """Every number with its reason, and what the reader of the data noticed."""
     console.print(plan_table(workload, plan), markup=False)
     parts = ", ".join(f"{name} {show_bytes(size)}" for name, size in plan.parts.items() if size)
@@ -67,7 +89,6 @@ def show_plan(console: Console, workload: str, plan: RunPlan, notes: Sequence[st
         console.print(f"Device memory, predicted: {peak} in {plan.peak_moment} ({parts})", markup=False)
     for note in notes:
         console.print(f"Data: {note}", markup=False, soft_wrap=True)
-    console.print(f"Run folder: {folder}\n", markup=False, soft_wrap=True)
 
 
 def show_differences(console: Console, name: str, found: Sequence[tuple[str, Any, Any]]) -> None:
@@ -80,7 +101,9 @@ def show_differences(console: Console, name: str, found: Sequence[tuple[str, Any
 
 def show_end(console: Console, record: RunRecord, first: Mapping[str, float], folder: Path) -> None:
     """Throughput, where time went, GPUs, memory, metrics beside their first values, files."""
-    console.print(f"\n{record.status}: {record.steps} steps in {show_duration(record.duration_s)}", markup=False)
+    ended_by = f", ended by {record.ended_by}" if record.ended_by else ""
+    took = f"{record.steps} steps in {show_duration(record.duration_s)}"
+    console.print(f"\n{record.status}: {took}{ended_by}", markup=False)
     lines = report.simulated_lines(record) + report.time_lines(record) + report.gpu_lines(record)
     for line in lines + report.memory_lines(record):
         console.print(line, markup=False)
@@ -93,6 +116,8 @@ def show_end(console: Console, record: RunRecord, first: Mapping[str, float], fo
         console.print(f"event {event['kind']}: {facts}", markup=False)
     wandb = record.wandb
     if wandb and wandb["mode"] == "offline":
-        console.print(f"wandb (offline): wandb sync {shlex.join(wandb['parts'])}", markup=False, soft_wrap=True)
+        parts = shlex.join(wandb["parts"])
+        line = f"wandb (offline): wandb sync {parts}; to look at it here: wandb leet {shlex.quote(wandb['path'])}"
+        console.print(line, markup=False, soft_wrap=True)
     names = [name for name in LEFT_BEHIND if (folder / name).exists()]
     console.print(f"Files: {folder} ({', '.join(names)})", markup=False, soft_wrap=True)

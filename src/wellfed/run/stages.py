@@ -16,7 +16,7 @@ import torch
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import EXIT_NOTHING_RUN
+from wellfed.errors import EXIT_NOTHING_RUN, shortened
 from wellfed.hardware.detect import machine
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.memory import cap
@@ -102,7 +102,7 @@ class Run:
         self._passes = passes = Passes(config, parts, plan, books, rank=self.rank, may_adapt=may_adapt)
         checkpoint = None if self.target is None else self._go_on_from(self.target, passes)
         if self.rank == 0 and self.measure is None:  # a sweep publishes its trials itself
-            books.open_wandb(self.composed)
+            books.open_loggers(self.composed, plan)
         with books.watching(facts, plan) if self.rank == 0 else nullcontext():
             usage = books.training(plan, 0 if ballast is None else ballast.nbytes)
             if self.measure is not None:
@@ -127,7 +127,7 @@ class Run:
         for note in notes:
             _LOG.info(note)
         if self.rank == 0:
-            screen.show_plan(self._console, config.workload.name, plan, notes, self.folder)
+            screen.show_plan(self._console, config.workload.name, plan, notes)
             for warning in plan.warnings:
                 _LOG.warning(warning)
             if config.rerun:  # what is not as it was in the run that is run again
@@ -143,12 +143,17 @@ class Run:
         state = load_checkpoint(target.checkpoint)
         passes.check_fits(target.checkpoint, state)
         step, position = int(state["global_step"]), state.get("position", {})
-        epochs = position.get("epoch", 0) + position.get("batch", 0) / passes.steps_per_epoch
+        stream = position.get("stream")
+        part = float(stream["is_over"]) if stream else position.get("batch", 0) / passes.steps_per_epoch
+        epochs = position.get("epoch", 0) + part
         self._books.go_on_after(step, epochs, in_place=target.in_place)
         self._books.journal.event("resume", step=step, checkpoint=str(target.checkpoint))
+        screen.show_resume(self._console, target.checkpoint, step)
         return target.checkpoint
 
     def _started(self) -> None:
+        if not self.has_trained and self.measure is None:
+            screen.show_folder(self._console, self.folder)
         self.has_trained = True
         self._others.meet()
 
@@ -157,8 +162,12 @@ class Run:
         _LOG.info("ended by %s", "".join(traceback.format_exception(error)))
         if self.rank > 0 and (outcome.is_of_other_rank or (outcome.is_expected and self._others.rank_0_tells)):
             return
-        if os.environ.get("HYDRA_FULL_ERROR") == "1" or not outcome.is_expected:
+        if os.environ.get("HYDRA_FULL_ERROR") == "1":
             traceback.print_exception(error)
+        elif not outcome.is_expected:
+            stays = outcome.exit_code != EXIT_NOTHING_RUN or self.measure is not None
+            where = f"all are in {self.folder / 'train.log'}" if stays else "HYDRA_FULL_ERROR=1 shows all"
+            print(shortened(error, where), end="", file=sys.stderr)
         else:
             print(f"{outcome.message}\n{outcome.advice}".rstrip(), file=sys.stderr)
 

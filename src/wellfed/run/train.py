@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from wellfed.config.compose import Composed, masked_override
 from wellfed.config.schema import Allocator, RunConfig
 from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_TERMINATED, ConfigError, WellfedError
 from wellfed.record import GitState, RunRecord, git_state
-from wellfed.run import resume, run_folder
+from wellfed.run import resume, run_folder, screen
 from wellfed.run.lock import only_one
 from wellfed.stop_request import Stopped, StopRequest
 
@@ -31,7 +31,7 @@ SPIN_COUNT = "10000"
 """Turns that torch's CPU threads (GNU OpenMP) wait for work before they sleep. Its own 300,000 stall a run when another
 process wants the cores: record 2026-11-21_omp_spin_cpu."""
 _KEPT_BY_RESUME = (
-    *("started_at", "duration_s", "wandb", "events", "steps", "epochs", "samples", "metrics", "artifacts"),
+    *("started_at", "duration_s", "wandb", "mlflow", "events", "steps", "epochs", "samples", "metrics", "artifacts"),
     *("throughput", "ceiling", "readiness_frac", "time", "memory", "host"),
 )
 """What a run that goes on in its folder knows of itself already, until it has something newer."""
@@ -73,6 +73,12 @@ def _train(composed: Composed[RunConfig], stop: StopRequest, parts: Parts | None
             with log_file(folder.path / "train.log"):
                 if folder.warning:
                     _LOG.warning(folder.warning)
+                if rank == 0 and not is_trial:
+                    screen.show_start(
+                        screen.Terminal(highlight=False),
+                        config.workload.name,
+                        None if target is None else target.checkpoint.parent.parent,
+                    )
                 from wellfed.run.passes import Measure  # torch and Lightning from here on
                 from wellfed.run.stages import Run
 
@@ -151,11 +157,17 @@ def own_git_state() -> GitState | None:
     return git_state(Path(__file__).parent)
 
 
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Whatever is Python's stderr by then: a bar that is drawn puts itself there, to go on below what is said."""
+
+    stream = property(lambda self: sys.stderr, lambda self, stream: None)
+
+
 @contextmanager
 def log_file(path: Path) -> Iterator[None]:
     """Everything logged, and Python's warnings, go to the file; warnings of ours to the terminal too."""
     root, package = logging.getLogger(), logging.getLogger("wellfed")
-    terminal = logging.StreamHandler(sys.stderr)
+    terminal = _Stderr()
     terminal.setLevel(logging.WARNING)
     terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     handlers: list[tuple[logging.Logger, logging.Handler]] = [(package, terminal)]

@@ -36,6 +36,7 @@ STEP_COLUMNS = (
     "host_ms",
     "ready",
 )
+_PARTS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")
 KEPT_STEPS = 100_000
 """Figures at the end are over the last so many steps; steps.csv has them all."""
@@ -108,14 +109,16 @@ class Journal:
     ) -> None:
         """Figures of a split at a step; ``values`` without the split's name.
 
-        ``throughput`` is in the same row of the sink: a row costs wandb half a millisecond.
+        ``throughput`` is in the same row of the sink (a row costs wandb half a millisecond), and with it where the
+        time of the latest steps went, which steps.csv has of each.
         """
         at = {"step": step, "epoch": epoch}
         figures = [(split, name, value) for name, value in values.items()]
         figures += [("throughput", name, value) for name, value in (throughput or {}).items()]
         in_file = {**at, "time_s": self.time_s()}
         self._metrics.append(*({**in_file, "split": of, "name": name, "value": value} for of, name, value in figures))
-        self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}})
+        parts = self._recent_parts() if throughput else {}
+        self.sink.log({**at, **{f"{of}/{name}": value for of, name, value in figures}, **parts})
 
     def telemetry(self, samples: Sequence[Sample]) -> None:
         """What was read in one round: a row each in telemetry.csv, on disk on return."""
@@ -137,9 +140,18 @@ class Journal:
 
     def recent_throughput(self) -> dict[str, float]:
         """``samples_per_s`` and ``readiness_frac`` of the last 200 steps without warm-up; empty if there are none."""
-        rows = [row for row in islice(reversed(self.rows), 200) if not row.warmup]
+        rows = self._recent()
         rate = _rate(rows)
         return {} if rate is None else {"samples_per_s": rate, "readiness_frac": fmean(row.ready for row in rows)}
+
+    def _recent_parts(self) -> dict[str, float]:
+        """``step/wait_ms`` and so on: means over the same steps."""
+        rows = self._recent()
+        times = {name: [ms for row in rows if (ms := getattr(row, name)) is not None] for name in _PARTS}
+        return {f"step/{name}": fmean(of_steps) for name, of_steps in times.items() if of_steps}
+
+    def _recent(self) -> list[StepRow]:
+        return [row for row in islice(reversed(self.rows), 200) if not row.warmup]
 
     def recent_rate(self) -> float | None:
         """Samples/s over the last 50 steps."""

@@ -5,21 +5,18 @@ from __future__ import annotations
 import logging
 import netrc
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from wellfed.telemetry.metrics import TIME_AXIS
-from wellfed.tracking.sink import Sink
+from wellfed.tracking.sink import GuardedSink
 
 _LOG = logging.getLogger(__name__)
 _INIT_TIMEOUT_S = 30
 _FLUSH_S = 0.1
 """How long wandb may hold rows back from its file; its own 15 s are lost by a kill (wandb PR 12742)."""
-_PATIENCE_S = 10.0
-"""How long a thread waits for another's call to wandb, which takes well under a millisecond."""
 _AXES = {"step": ("train/*", "val/*", "test/*", "step/*", "throughput/*", "epoch"), TIME_AXIS: ("gpu*", "host/*")}
 """What is drawn against what; wandb takes ``*`` at the end only."""
 # wandb 0.31 takes these for one deployment, and `wandb login` may have written either (its sdk/lib/urls.py).
@@ -56,36 +53,29 @@ def decide_mode(asked: str) -> str:
     return "online" if is_logged_in() else "offline"
 
 
-class WandbSink(Sink):
+class WandbSink(GuardedSink):
     """An open wandb run. Rows carry their own axes, so that wandb's own step counter means nothing here.
 
-    For any number of threads. wandb 0.31 sends each ``run.log(row)`` as one message, which becomes one row of its own;
-    what it can't stand is a row while the run is being finished: that one is lost, or raises. So calls take turns.
-    A thread whose turn does not come within `_PATIENCE_S` takes wandb for hung: that is noted, later rows are dropped
-    without waiting, and ``finish`` returns even if the run can't be closed. Only the thread that sits in wandb itself
-    can't be helped.
+    wandb 0.31 sends each ``run.log(row)`` as one message, which becomes one row of its own; what it can't stand is a
+    row while the run is being finished: that one is lost, or raises. So calls take turns.
     """
 
     def __init__(self, run: Any, mode: str, on_lost: Callable[[str], None]) -> None:
-        self._run, self.mode, self._on_lost = run, mode, on_lost
-        self._turn = threading.Lock()
-        self._is_finished = self._is_hung = False
-        self._lost_once = threading.Lock()  # taken once, by the thread that reports the loss
+        super().__init__("wandb", on_lost)
+        self.run, self.mode = run, mode
 
     @property
     def id(self) -> str:
         """wandb's id of the run; the same over resumes."""
-        return str(self._run.id)
+        return str(self.run.id)
 
     @property
     def folder(self) -> Path:
         """Where this part of the run is stored."""
-        return Path(self._run.dir).parent
+        return Path(self.run.dir).parent
 
-    def log(self, row: Mapping[str, float | int | None]) -> None:
-        """Hand a row to wandb; what it can't take is noted once. Nothing after ``finish``."""
-        if not (self._is_hung or self._is_finished):
-            self._guard(lambda: self._run.log({key: value for key, value in row.items() if value is not None}))
+    def _take(self, row: dict[str, float | int]) -> None:
+        self.run.log(row)
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Hand over a table, as one figure of that name."""
@@ -93,44 +83,15 @@ class WandbSink(Sink):
         def log() -> None:
             import wandb
 
-            self._run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+            self.run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
 
         self._guard(log)
 
-    def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        """Write the summary and close the run."""
-
-        def close() -> None:
-            self._is_finished = True
-            try:
-                self._run.summary.update(dict(summary))
-            finally:
-                self._run.finish(exit_code=exit_code)
-
-        self._guard(close)
-
-    def _guard(self, call: Callable[[], None]) -> None:
-        """Make a call in turn, unless the run is finished."""
-        if not self._turn.acquire(timeout=_PATIENCE_S):
-            if not self._is_finished:  # or it is busy with that: an upload may take minutes
-                self._is_hung = True
-                self._lose(f"no answer for {_PATIENCE_S:g} s")
-            return
-        reason = None
+    def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         try:
-            if not self._is_finished:
-                call()
-        except Exception as error:  # noqa: BLE001  a dead logger must not kill a run
-            reason = str(error)
+            self.run.summary.update(dict(summary))
         finally:
-            self._turn.release()
-        if reason is not None:
-            self._lose(reason)
-
-    def _lose(self, reason: str) -> None:
-        if self._lost_once.acquire(blocking=False):
-            _LOG.warning("wandb can't be written (%s); training goes on, the files have every figure.", reason)
-            self._on_lost(reason)
+            self.run.finish(exit_code=exit_code)
 
 
 def open_run(

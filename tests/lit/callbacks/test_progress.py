@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -13,10 +15,13 @@ from wellfed.lit.callbacks.progress import Counts, ProgressBar
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
-def draw(tmp_path: Path, *, terminal: bool) -> str:
+MANY = {"train/loss": 0.25, "train/rmse": 0.5, "train/lr": 0.001, "val/loss": 0.75, "val/ndcg_at_10": 0.125}
+
+
+def draw(tmp_path: Path, *, terminal: bool, width: int = 160, latest: Mapping[str, float] = MANY) -> str:
     out = io.StringIO()
-    console = Console(file=out, force_terminal=terminal, width=160)
-    bar = ProgressBar(console, total_steps=20, latest={"train/loss": 0.25}, rate=lambda: 1234.0, unit="windows")
+    console = Console(file=out, force_terminal=terminal, width=width, color_system=None)
+    bar = ProgressBar(console, total_steps=20, latest=latest, rate=lambda: 1234.0, unit="windows")
     tiny.fit(tiny.module(), tmp_path, [bar])
     return out.getvalue()
 
@@ -29,6 +34,21 @@ def test_the_bar_shows_steps_rate_and_figures(tmp_path: Path, monkeypatch: pytes
     assert "train/loss 0.25" in shown
 
 
+@pytest.mark.parametrize("latest", [{}, MANY])
+def test_at_80_columns_bar_count_and_eta_stay_and_figures_are_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, latest: Mapping[str, float]
+) -> None:
+    monkeypatch.setattr(progress, "REDRAW_S", 0.0)
+    drawn = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", draw(tmp_path, terminal=True, width=80, latest=latest))
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", drawn)]
+    assert max(map(len, lines)) <= 80
+    bars = [line for line in lines if line.startswith("training") and "/20" in line]
+    assert len(bars) >= 20
+    assert all(re.fullmatch(r"training +\S+ +\d+/20 \d:\d\d:\d\d ETA (\d:\d\d:\d\d|-:--:--)", bar) for bar in bars[1:])
+    assert any(line.startswith("1,234 windows/s") for line in lines)
+    assert any("train/loss 0.25  val/loss 0.75" in line for line in lines) is bool(latest)
+
+
 def test_a_file_gets_no_bar(tmp_path: Path) -> None:
     assert draw(tmp_path, terminal=False).strip() == ""
 
@@ -36,7 +56,7 @@ def test_a_file_gets_no_bar(tmp_path: Path) -> None:
 def test_counts_tell_steps_epochs_and_samples(tmp_path: Path) -> None:
     started: list[bool] = []
     told: list[tuple[int, float, int]] = []
-    counts = Counts(lambda: started.append(True), lambda *facts: told.append(facts))
+    counts = Counts(lambda: started.append(True), lambda *facts: told.append(facts), 3)
     tiny.fit(tiny.module(), tmp_path, [counts], max_steps=4)
     assert started == [True]
     assert [(step, samples) for step, _, samples in told] == [(1, 32), (2, 32), (3, 6), (4, 32)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import lightning.pytorch as pl
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
 
 from wellfed.lit.callbacks.clock import step_samples
 from wellfed.telemetry import run_progress
@@ -37,25 +38,40 @@ class ProgressReport(pl.Callback):
 
 REDRAW_S = 0.5
 """rich takes some milliseconds to draw the bar."""
+_BAR_WIDTH = 24
+"""Leaves room at 80 columns for seven digits of steps, and for hours."""
 
 
 class Counts(pl.Callback):
     """Tells how far training is, after every step and before anything is saved."""
 
-    def __init__(self, on_start: Callable[[], None], on_step: Callable[[int, float, int], None]) -> None:
+    def __init__(
+        self, on_start: Callable[[], None], on_step: Callable[[int, float, int], None], steps_per_epoch: int | None
+    ) -> None:
         """``on_step`` takes steps done, epochs done (a fraction), samples of this step over all ranks."""
-        self._on_start, self._on_step = on_start, on_step
+        self._on_start, self._on_step, self._steps_per_epoch = on_start, on_step, steps_per_epoch
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._on_start()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        epochs = trainer.current_epoch + (batch_idx + 1) / trainer.num_training_batches
+        is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        part = 0.0 if self._steps_per_epoch is None else (batch_idx + 1) / self._steps_per_epoch
+        epochs = trainer.current_epoch + (1.0 if is_last else min(1.0, part))
         self._on_step(trainer.global_step, epochs, step_samples(trainer, module, batch))
 
 
+class _FiguresBelow(Progress):
+    """A bar whose figures are on a line of their own: they never take room from it."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            yield Text(task.fields["figures"], no_wrap=True, overflow="ellipsis")
+
+
 class ProgressBar(pl.Callback):
-    """Steps, rate, time left and the latest figures; nothing where the terminal is none."""
+    """Steps, time left, rate and the latest figures; nothing where the terminal is none."""
 
     def __init__(
         self,
@@ -67,13 +83,13 @@ class ProgressBar(pl.Callback):
         unit: str,
     ) -> None:
         self._latest, self._rate, self._unit, self._total = latest, rate, unit, total_steps
-        self._progress = Progress(
+        self._progress = _FiguresBelow(
             TextColumn("[bold]{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=_BAR_WIDTH),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
+            TextColumn("ETA"),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[figures]}"),
             console=console,
             auto_refresh=False,
             transient=True,
@@ -105,5 +121,11 @@ class ProgressBar(pl.Callback):
         self._redrawn_at_s = now_s
         rate = self._rate()
         parts = [f"{rate:,.0f} {self._unit}/s"] if rate else []
-        parts += [f"{name} {value:.4g}" for name, value in self._latest.items() if not name.startswith("test/")][:4]
+        names = sorted((name for name in self._latest if not name.startswith("test/")), key=_comes_later)
+        parts += [f"{name} {self._latest[name]:.4g}" for name in names[:4]]
         self._progress.update(self._task, description=what, completed=step, figures="  ".join(parts), refresh=True)
+
+
+def _comes_later(name: str) -> bool:
+    """Losses first: a narrow terminal cuts the line."""
+    return not name.endswith("/loss")

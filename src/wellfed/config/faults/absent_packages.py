@@ -1,0 +1,20 @@
+"""Tells of packages that a configuration needs and that are not installed; imports none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+
+from wellfed.config.schema import RunConfig
+from wellfed.errors import Fault
+
+LOGGERS = ("tensorboard", "mlflow")
+"""Knobs of the group logger that need the package, and the extra, of their name."""
+
+
+def absent_packages(config: RunConfig) -> Iterator[Fault]:
+    """A fault for each that is not there."""
+    for name in LOGGERS:
+        if getattr(config.logger, name) and find_spec(name) is None:
+            way_out = f"Install it: python -m pip install -e '.[{name}]'; or leave out logger={name}."
+            yield Fault(f"logger.{name}=true", f"needs the package {name}, which is not installed.", way_out)

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import wellfed
+from wellfed.commands import completion
+from wellfed.commands.completion import candidates
+
+
+@pytest.mark.parametrize(
+    ("line", "some"),
+    [
+        ("python src/train.py loader=", ["loader=auto ", "loader=balanced "]),
+        ("python src/train.py gpu=8gb loader=ba", ["loader=balanced ", "loader=baseline "]),
+        ("python src/train.py loader.num_w", ["loader.num_workers="]),
+        ("python src/train.py loader.backend=t", ["loader.backend=threads ", "loader.backend=torch "]),
+        ("python src/train.py loader.num_workers=n", ["loader.num_workers=null "]),
+        ("python src/train.py logger.csv=", ["logger.csv=false ", "logger.csv=true "]),
+        ("python src/train.py workload.model.", ["workload.model.encoder_layers="]),
+        ("python src/train.py tra", ["trainer=", "trainer."]),
+        ("python src/evaluate.py check", ["checkpoint="]),
+        ("python src/evaluate.py accelerator=", ["accelerator=cpu ", "accelerator=gpu "]),
+        (".venv/bin/python -m wellfed do", ["doctor "]),
+        ("python -m wellfed ", ["add ", "doctor ", "plan "]),
+        ("python -m wellfed plan --js", ["--json "]),
+        ("python -m wellfed plan --json gpu=8", ["gpu=8gb "]),
+    ],
+)
+def test_what_a_word_may_become(line: str, some: list[str]) -> None:
+    found = candidates(line)
+    assert set(some) <= set(found)
+    word = "" if line.endswith(" ") else line.split()[-1]
+    assert all(text.startswith(word) for text in found)
+
+
+@pytest.mark.parametrize("line", ["", "python", "python other.py lo", "python -m pytest ", "python src/train.py zzz"])
+def test_nothing_where_nothing_is_known(line: str) -> None:
+    assert candidates(line) == []
+
+
+@pytest.mark.parametrize(("breaks", "expected"), [(" =:", "balanced \nbaseline \n"), ("", None)])
+def test_of_a_word_that_the_shell_cuts_the_last_part_is_replaced(
+    breaks: str, expected: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "python src/train.py loader=ba and more"
+    for name, value in (("LINE", line), ("POINT", str(len(line) - 9)), ("WORDBREAKS", breaks)):
+        monkeypatch.setenv(f"COMP_{name}", value)
+    assert completion.main(["--query"]) == 0
+    assert capsys.readouterr().out == (expected or "loader=balanced \nloader=baseline \n")
+
+
+def test_bash_completes_by_it(tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash")
+    script = f"""
+python() {{ {sys.executable} "$@"; }}
+eval "$(python -m wellfed completion)"
+COMP_LINE="python src/train.py loader.backend=th" COMP_POINT=37
+COMP_WORDS=(python src/train.py loader.backend = th) COMP_CWORD=4
+_wellfed_completion
+echo "[${{COMPREPLY[@]}}]"
+COMP_LINE="python other.py x"
+_wellfed_completion
+echo "[${{COMPREPLY[@]}}]"
+complete -p python
+"""
+    environ = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
+    done = subprocess.run([bash, "-c", script], capture_output=True, text=True, env=environ)
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "[threads ]",
+        "[]",
+        "complete -o default -o nospace -F _wellfed_completion python",
+    ]
