@@ -110,6 +110,10 @@ class Delivery:
     """Why there is padding in the place of a batch: to be raised once the other ranks know."""
     num_samples: int | None = None
     """Samples of the batch where its tensors do not say: the data has a ``split`` of its own."""
+    is_last: bool = False
+    """The epoch ends with it; known of a stream, which has no length that could be counted to."""
+    position: dict[str, Any] | None = None
+    """Where a loader whose position is more than epoch and index stands after it."""
     weights: tuple[list[int], list[int]] | None = None
     """Sizes of micro-batches, and what each counts by the data's own ``weight``, asked while they were on the host."""
 

@@ -31,6 +31,10 @@ class LossOutput:
     """Scalars, means over the same weight; on the device, no ``.item()``: the engine detaches and averages them."""
     num_samples: int | None = None
     """Samples in the batch for samples/s; None = the first dimension."""
+    predictions: Any = None
+    """What metrics of torchmetrics take first, or a mapping of all that their ``update`` takes; for them alone."""
+    targets: Any = None
+    """What they take second; None = nothing."""
 
 
 class FeatureSource(Protocol):
@@ -82,7 +86,8 @@ class TrainData(Protocol):
 class Evaluation(Protocol):
     """Turns model outputs on a split into numbers. Additive: splitting a batch must not change the result.
 
-    With features, ``update`` is handed them as a third argument.
+    With features, ``update`` is handed them as a third argument. The means of ``model.loss`` and of its metrics are
+    taken beside it; ``with_loss = False`` in the class leaves them out, where a split's batches are none for the loss.
 
     Optional, both or none: with several GPUs each then evaluates some of the batches, else every one evaluates all.
 
@@ -115,7 +120,7 @@ class Datasets:
     """What ``datasets(...)`` returns."""
 
     train: Any
-    """Map-style (see `TrainData`), or an iterable with ``__len__`` (number of batches)."""
+    """Map-style (see `TrainData`), an iterable with ``__len__`` (number of batches), or a DataLoader, as the others."""
     val: Any | None = None
     test: Any | None = None
     collate: Callable[[list[Any]], Batch] | None = None
@@ -125,8 +130,9 @@ class Datasets:
     eval_batch_size: int | Mapping[str, int] | None = None
     """Samples per batch of ``val`` and ``test``, or a number for each; ``workload.eval_batch_size`` goes before it.
     None = the micro-batch."""
-    evaluation: Evaluation | None = None
-    """None = the mean of ``model.loss`` over the split, best = lowest."""
+    evaluation: Evaluation | Any | None = None
+    """Or a Metric or MetricCollection of torchmetrics. None = the means of ``model.loss`` and of its metrics over the
+    split, best = lowest loss."""
     model_args: Mapping[str, Any] = field(default_factory=dict)
     """Constructor arguments of the model that only the data knows (vocabulary sizes, tables)."""
     notes: tuple[str, ...] = ()

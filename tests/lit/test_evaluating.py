@@ -84,7 +84,7 @@ def test_what_was_done_of_a_batch_before_it_failed_is_not_done_again(tmp_path: P
 
 
 def test_a_batch_that_a_large_tensor_has_taken_in_part_is_not_counted_again(tmp_path: Path) -> None:
-    with pytest.raises(OutOfMemoryExhausted, match=r"Mae.update had taken a part.*memory.micro_batch=16"):
+    with pytest.raises(OutOfMemoryExhausted, match=r"Mae.update had taken a part.*workload.eval_batch_size=16"):
         validated(tmp_path, Mae(above=9, add_first=True, size=2**20))
 
 

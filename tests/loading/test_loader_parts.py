@@ -20,9 +20,11 @@ from torch.utils.data import (
 
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
-from wellfed.loading.eval_loader import EvalLoader, OwnEvalLoader
+from wellfed.loading import stream
+from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.loader_parts import LoadedDatasets, loader_of, take_apart, without_loaders
 from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.stream_loader import EvalStream, StreamReading
 from wellfed.loading.train_loader import train_loader
 
 
@@ -40,7 +42,7 @@ class Numbers(Dataset):
         return torch.tensor(index)
 
 
-class Stream(IterableDataset):
+class Five(IterableDataset):
     def __iter__(self):
         return iter(range(5))
 
@@ -173,9 +175,9 @@ def test_going_on_with_a_sampler_that_gives_an_index_twice():
 
 
 def test_an_iterable_data_set_keeps_what_makes_its_batches():
-    found = take_apart(DataLoader(Stream(), batch_size=2, drop_last=True, collate_fn=negative), "train", 1)
+    found = take_apart(DataLoader(Five(), batch_size=2, drop_last=True, collate_fn=negative), "train", 1)
     assert (found.batch_size, found.drop_last, found.collate, found.sampled) == (2, True, negative, None)
-    assert take_apart(DataLoader(Stream(), batch_size=None), "train", 1).gives_batches
+    assert take_apart(DataLoader(Five(), batch_size=None), "train", 1).gives_batches
 
 
 def test_what_can_not_be_built_again_says_why():
@@ -206,11 +208,39 @@ def test_each_split_is_taken_apart_by_itself():
     assert loader_of(Datasets(Numbers()), "train") is None
 
 
-@pytest.mark.parametrize("several", [list, lambda loaders: dict(zip("ab", loaders, strict=True))])
+class CombinedLoader:
+    """As Lightning's."""
+
+    def __init__(self, iterables):
+        self.iterables = iterables
+
+
+def as_mapping(loaders):
+    return dict(zip("ab", loaders, strict=True))
+
+
+@pytest.mark.parametrize("several", [list, as_mapping, lambda loaders: CombinedLoader(as_mapping(loaders))])
 def test_several_loaders_of_a_split_are_refused(several):
     two = several([DataLoader(Numbers()), DataLoader(Numbers())])
     with pytest.raises(ConfigError, match=r"gives 2 loaders for val, and a split is one.*ConcatDataset"):
         without_loaders(Datasets(Numbers(), val=two), 1)
+
+
+def test_no_loader_is_no_split():
+    assert without_loaders(Datasets(Numbers(), val=[], test=None), 1).val is None
+    with pytest.raises(ConfigError, match="gives nothing to train on"):
+        without_loaders(Datasets(None), 1)
+
+
+class Endless:
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+
+def test_what_a_loader_does_not_plan_is_told():
+    spawned = parts(num_workers=1, multiprocessing_context="spawn").describe()
+    assert spawned.endswith("in its own order; its multiprocessing_context is used with loader=own alone")
+    assert take_apart(DataLoader(Endless(), sampler=[1, 2]), "train", 1).problem == "Endless has no __len__"
 
 
 def test_an_evaluation_sees_what_the_sampler_chooses_once():
@@ -224,7 +254,8 @@ def test_an_evaluation_sees_what_the_sampler_chooses_once():
 
 
 def test_an_evaluation_as_the_loader_has_it():
-    loader = OwnEvalLoader(DataLoader(Numbers(), batch_size=8), limit_batches=2)
+    own = stream.Stream(DataLoader(Numbers(), batch_size=8))
+    loader = EvalStream(StreamReading(own, LoaderSettings(), batch_size=99, seed=1), limit_batches=2)
     assert len(loader) == 2
     assert [(one.batch.tolist(), one.total, one.index) for one in loader] == [
         (list(range(8)), 8, 0),
@@ -253,3 +284,13 @@ def test_workers_are_begun_as_the_loader_says():
 def test_subsets_of_a_data_set_are_data_sets():
     found = take_apart(DataLoader(Subset(Numbers(), [3, 4, 5]), batch_size=2), "train", 1)
     assert steps(found) == [[[3, 4], [5]]]
+
+
+def test_collate_and_batch_size_of_an_evaluation_are_the_splits_own():
+    other = Datasets(
+        DataLoader(Numbers(), collate_fn=negative), val=DataLoader(Numbers(), batch_size=3), test=Numbers()
+    )
+    found = without_loaders(replace(other, eval_batch_size=7), 1)
+    assert found.collate is negative
+    assert found.eval_batch_size == {"val": 3, "test": 7}
+    assert found.eval_collate == {"val": torch.utils.data.default_collate, "test": None}

@@ -12,6 +12,7 @@ from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, Weight
 
 from wellfed import generators
 from wellfed.errors import DataError
+from wellfed.loading import sampled_epochs
 from wellfed.loading.sampled_epochs import SampledEpochs
 
 SIZE = 20
@@ -150,3 +151,19 @@ def test_an_order_that_can_not_be_had_again_is_told(caplog):
     with caplog.at_level(logging.WARNING):
         epochs(SAMPLERS["weighted"]()).compare(2, sampled.checksum(2))
     assert "WeightedRandomSampler gives other samples for epoch 2 than" in caplog.text
+
+
+def test_epochs_that_were_looked_at_before_training_are_the_same_in_it():
+    ahead, plain = epochs(Own("own")), epochs(Own("own"))
+    for epoch in (0, 1, 2, 3, 0, 1, 2):  # loaders are timed over a few epochs, each from the first on
+        ahead.indices(epoch)
+    for epoch in range(5):
+        assert ahead.indices(epoch).tolist() == plain.indices(epoch).tolist()
+
+
+def test_few_epochs_are_kept_of_large_sets(monkeypatch):
+    monkeypatch.setattr(sampled_epochs, "_KEPT", 10)
+    sampled = epochs(Own("own"))
+    for epoch in range(9):
+        sampled.indices(epoch)
+    assert sorted(sampled._kept) == [0, 6, 7, 8]

@@ -4,12 +4,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import Dataset
 
 from tests.loading import sets
 from wellfed.errors import DataError
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.train_loader import IterableLoader
 
 INLINE = LoaderSettings()
 GRID = [(workers, prefetch) for workers in (1, 2, 3) for prefetch in (1, 2, 4)]
@@ -234,62 +234,28 @@ def test_a_users_collate_is_used(expected):
     assert [delivery.batch.shape for delivery in made][:2] == [(4,), (4,)]
 
 
-class Counted:
-    def __init__(self, length, given=None):
-        self.length, self.given = length, length if given is None else given
-
-    def __len__(self):
-        return self.length
-
-    def __iter__(self):
-        return (torch.full((2,), number) for number in range(self.given))
-
-
 class FetchOnly:
     fetch, __len__ = sets.Fetching.fetch, sets.Fetching.__len__
 
 
-def test_an_iterable_brings_its_own_batches_and_resumes():
-    whole = deliveries(loader(Counted(5)))
-    assert [(epoch, index, total) for epoch, index, total, _, _ in whole] == [
-        (e, i, 2) for e in (0, 1) for i in range(5)
-    ]
-    for stop in range(1, 10):
-        first, seen = loader(Counted(5)), []
-        while len(seen) < stop:
-            for delivery in first:
-                seen.append(flat(delivery))
-                if len(seen) == stop:
-                    break
-        second = loader(Counted(5))
-        second.load_state_dict(first.state_dict())
-        while len(seen) < 10:
-            seen += [flat(delivery) for delivery in second]
-        assert seen == whole
+class WithoutItems(Dataset):
+    __len__ = sets.Fetching.__len__
 
 
-def test_an_iterable_with_a_limit():
-    made = loader(Counted(5), limit_batches=2)
-    assert isinstance(made, IterableLoader)
-    assert len(made) == len(deliveries(made, 1)) == 2
-
-
-def test_an_iterable_that_gives_less_than_it_promised_is_no_endless_epoch():
-    with pytest.raises(
-        DataError, match=r"Counted promised 5 batches by its __len__ and gave 3 in epoch 0\. Let __len__"
-    ):
-        deliveries(loader(Counted(5, given=3)))
+class Endless(Dataset):
+    def __getitem__(self, index):
+        return index
 
 
 def test_what_makes_no_step_is_refused_with_the_way_out():
-    with pytest.raises(DataError, match="generator has no __len__: .*Give it __len__"):
+    with pytest.raises(DataError, match="A generator can be read once only.*whose __iter__ begins anew"):
         loader(x for x in range(3))
-    with pytest.raises(DataError, match=r"every one of the 2 ranks.*trainer\.devices=1"):
-        loader(Counted(5), world_size=2)
+    with pytest.raises(DataError, match=r"WithoutItems gives no samples: it has no __getitem__ of its own\. Give it"):
+        loader(WithoutItems())
     with pytest.raises(DataError, match=r"FetchOnly gives no samples: .*Give it __getitem__\(index\), beside fetch"):
         loader(FetchOnly())
-    with pytest.raises(DataError, match="Counted has no batches"):
-        loader(Counted(0))
+    with pytest.raises(DataError, match=r"Endless has no __len__, the number of its samples\. Give it one"):
+        loader(Endless())
     with pytest.raises(DataError, match=r"^list has no training samples: its __len__ is 0\. Check workload\.data"):
         loader([])
     with pytest.raises(DataError, match=r"skip_ids leaves out all 23 training samples\. Set loader\.skip_ids=\[\]"):

@@ -5,12 +5,10 @@ import dataclasses
 import pytest
 
 from tests.planning.machines import H200, LAPTOP, machine
-from tests.planning.test_decide import FETCH, ITEMS, check_reasons, config, planned
+from tests.planning.test_decide import FETCH, ITEMS, ITERABLE, check_reasons, config, planned
 from wellfed.config.schema import Backend, LoaderConfig
 from wellfed.loading.first_batches import BackendTime, FirstBatches
 from wellfed.planning.backend import candidates, show_ms, to_time
-
-ITERABLE = dataclasses.replace(ITEMS, is_iterable=True)
 
 
 def trial(build_ms=2.0, noise_ms=0.0, failed=(), batch_bytes=1000, **lost_ms):
@@ -40,7 +38,11 @@ def backend(found, loader=None, *, data=FETCH, facts=H200):
         ({"max_skipped": 1}, FETCH, ()),
         ({"max_skipped": 1}, ITEMS, ()),
         ({"timeout_s": 1}, FETCH, ()),
-        ({}, ITERABLE, ()),
+        ({}, ITERABLE, ("inline", "processes")),
+        ({"num_workers": 0}, ITERABLE, ("inline",)),
+        ({"num_workers": 2}, ITERABLE, ("processes",)),
+        ({"prefetch_factor": 2}, ITERABLE, ("processes", "inline")),
+        ({"timeout_s": 1}, ITERABLE, ()),
     ],
 )
 def test_what_auto_may_take_and_who_wins_a_tie(loader, data, expected):
@@ -120,7 +122,7 @@ def test_what_was_set_or_has_no_choice_is_not_a_measurement():
         ({"num_workers": 0}, FETCH, "inline", "predicted"),
         ({"max_skipped": 1}, ITEMS, "processes", "predicted"),
         ({"num_workers": 2}, ITEMS, "processes", "predicted"),
-        ({}, ITERABLE, "inline", "predicted"),
+        ({"num_workers": 0}, ITERABLE, "inline", "predicted"),
     ):
         chosen = backend(found, loader, data=data)
         assert (chosen.value, chosen.source) == (value, source)
@@ -153,7 +155,7 @@ def test_the_timeout_of_a_loader_option_asks_for_nobody():
         ({"backend": Backend.inline}, ITEMS, "inline has no worker to wait for. Set loader.backend=processes."),
         ({"num_workers": 0}, FETCH, "inline has no worker to wait for. Set loader.num_workers=1."),
         ({"num_workers": 0}, ITEMS, "torch has no worker to wait for. Set loader.num_workers=1."),
-        ({}, ITERABLE, "the training data is an iterable."),
+        ({"num_workers": 0}, ITERABLE, "inline has no worker to wait for. Set loader.num_workers=1."),
     ],
 )
 def test_a_timeout_without_workers_is_warned_of(loader, data, way_out):

@@ -25,6 +25,7 @@ from wellfed.config.schema import (
     OnOom,
     Precision,
     RunConfig,
+    ScheduleName,
     Strategy,
     TrainerConfig,
     WorkloadConfig,
@@ -34,7 +35,7 @@ from wellfed.loading.first_batches import BackendTime, FirstBatches
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
-from wellfed.planning.run_plan import DataFacts, ModelFacts, OwnLoader, RunPlan
+from wellfed.planning.run_plan import DataFacts, ModelFacts, OwnLoader, RunPlan, StreamFacts
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 GOLDEN = Path(__file__).parent / "golden"
@@ -43,7 +44,8 @@ OPTIONS = {
 }
 FETCH = DataFacts(100_000, has_fetch=True)
 ITEMS = DataFacts(100_000, has_fetch=False)
-ITERABLE = dataclasses.replace(ITEMS, is_iterable=True)
+STREAM = StreamFacts("Tars", has_length=True, shared_by="shard")
+ITERABLE = dataclasses.replace(ITEMS, stream=STREAM)
 OWN = OwnLoader(2048, num_workers=3, prefetch_factor=2, persistent_workers=True, pin_memory=False, timeout_s=0)
 TABLE = dataclasses.replace(FETCH, feature_rows=10_000, feature_bytes=GIB)
 MODEL = ModelFacts(200 * 2**20, 100 * 2**20, 200 * 2**20)
@@ -592,7 +594,8 @@ def test_processes_share_the_quota():
         ({"backend": Backend.torch, "num_workers": 0}, FETCH, "torch", 0),
         ({"backend": Backend.processes, "num_workers": 2}, FETCH, "processes", 2),
         ({"backend": Backend.inline}, ITEMS, "inline", 0),
-        ({}, ITERABLE, "inline", 0),
+        ({}, ITERABLE, "processes", 7),
+        ({"num_workers": 0}, ITERABLE, "inline", 0),
     ],
 )
 def test_backend_and_workers(loader, data, backend, num_workers):
@@ -610,13 +613,76 @@ def test_threads_need_fetch():
     )
 
 
-def test_an_iterable_ignores_workers_and_says_so():
-    data = ITERABLE
-    plan = planned(config(loader={"backend": Backend.threads, "num_workers": 2}), data=data)
-    assert (plan.loader.backend, plan.loader.num_workers) == ("inline", 0)
-    assert [warning.partition(" is not used")[0] for warning in plan.warnings] == [
-        "loader.backend=threads", "loader.num_workers=2",
-    ]  # fmt: skip
+def stream(**facts):
+    return dataclasses.replace(ITERABLE, stream=dataclasses.replace(STREAM, **facts))
+
+
+def workers_of(data, loader, **more):
+    return planned(config(loader=loader, **more), data=data).knobs["loader.num_workers"]
+
+
+def test_a_stream_has_as_many_workers_as_can_share_it():
+    two = workers_of(ITERABLE, {"num_workers": 2})
+    assert two.value == 2
+    assert two.because.endswith("read in 2 parts in turn: the order of samples goes by the number of workers")
+    alone = workers_of(stream(shared_by=None), {})
+    assert alone.value == 1
+    assert "at most 1; Tars has no shard(index, count), and does not ask" in alone.because
+    sharded = workers_of(stream(num_shards=3), {"num_workers": 2})
+    assert sharded.because.endswith("; read in 3 parts in turn, whoever reads them")
+    assert workers_of(stream(num_shards=3), {}).value == 3
+
+
+def test_more_workers_than_can_share_a_stream_are_refused():
+    assert faults_of(config(loader={"num_workers": 2}), data=stream(shared_by=None)) == (
+        "loader.num_workers=2: Tars has no shard(index, count), and does not ask torch's get_worker_info() for its "
+        "part: each worker would give every sample. Set loader.num_workers=1, which reads ahead, or give it "
+        "shard(index, count)."
+    )
+    assert faults_of(config(loader={"num_workers": 4}), data=stream(num_shards=3)) == (
+        "loader.num_workers=4: Tars can be read in 3 parts (num_shards). Set loader.num_workers=3."
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ({"shared_by": None}, "has no shard(index, count), and does not ask torch's get_worker_info() for its part"),
+        (
+            {"shared_by": "worker info", "shares_ranks_itself": True},
+            "asks torch.distributed for its rank, which a worker process does not have",
+        ),
+    ],
+)
+def test_devices_that_may_not_share_a_stream_are_refused(facts, why):
+    assert faults_of(config(trainer={"devices": 2}), TWO, data=stream(**facts)) == (
+        f"trainer.devices: 2 with Tars, which {why}: each rank might train on every sample. "
+        "Give it shard(index, count), or set trainer.devices=1."
+    )
+
+
+def test_cosine_needs_to_know_where_a_stream_ends():
+    def cosine(**groups):
+        made = config(**groups)
+        made.workload.schedule.name = ScheduleName.cosine
+        return made
+
+    assert faults_of(cosine(), data=stream(has_length=False)) == (
+        "workload.schedule.name=cosine: needs the number of the last step, and Tars has no __len__ to tell it. "
+        "Set trainer.max_steps=1000, or give it __len__."
+    )
+    planned(cosine(), data=ITERABLE)
+    planned(cosine(trainer={"max_steps": 5}), data=stream(has_length=False))
+
+
+def test_what_is_of_no_use_with_a_stream_is_named():
+    plan = planned(config(loader={"backend": Backend.threads, "num_workers": 2, "skip_ids": [3, 5]}), data=ITERABLE)
+    assert (plan.loader.backend, plan.loader.num_workers) == ("threads", 2)
+    drawn, skipped = plan.warnings
+    assert drawn.startswith("loader.backend=threads: what Tars draws from the generators of Python, numpy and torch")
+    assert skipped == "loader.skip_ids=[3,5] is not used: a stream's samples have no index to be left out by."
+    (warning,) = planned(config(loader={"shuffle_buffer": 9}), data=ITEMS).warnings
+    assert warning == "loader.shuffle_buffer=9 is not used: samples that have an index are shuffled all together."
 
 
 def test_more_workers_than_cores_is_a_warning():
@@ -638,10 +704,11 @@ def test_batches_are_copied_ahead_where_that_is_of_use():
     assert (on_a_cpu.loader.device_prefetch, on_a_cpu.warnings) == (0, ())
 
 
-def test_an_iterable_is_copied_ahead_only_where_asked_for():
-    assert planned(config(), data=ITERABLE).loader.device_prefetch == 0
-    asked = planned(config(loader={"device_prefetch": 2}), data=ITERABLE)
-    assert (asked.loader.device_prefetch, asked.warnings) == (2, ())
+def test_a_stream_is_copied_ahead_where_a_worker_reads_it():
+    assert planned(config(), data=ITERABLE).loader.device_prefetch == 2
+    asked = planned(config(loader={"device_prefetch": 2, "num_workers": 0}), data=ITERABLE)
+    assert asked.loader.device_prefetch == 0
+    assert asked.warnings[0].startswith("loader.device_prefetch=2 is not used: samples are built one by one")
 
 
 def test_samples_built_in_the_training_process_are_not_copied_ahead():
@@ -725,7 +792,7 @@ def test_skipping_bad_samples_is_for_one_device_and_for_data_with_indices():
     assert planned(config(loader={"max_skipped": 3}), data=ITEMS).warnings == ()
     data = ITERABLE
     (warning,) = planned(config(loader={"max_skipped": 3}), data=data).warnings
-    assert warning.startswith("loader.max_skipped=3 is not used: the training data is an iterable")
+    assert warning == "loader.max_skipped=3 is not used: a stream's samples have no index to be left out by."
     assert faults_of(config(loader={"max_skipped": 3}, trainer={"devices": 2}), TWO, data=ITEMS) == (
         "loader.max_skipped: 3 with trainer.devices=2: a rank does not know that another left out a sample of the "
         "step. Set loader.max_skipped=0 and loader.skip_ids=[...], or one device."

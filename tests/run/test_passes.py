@@ -1,4 +1,4 @@
-"""The ceiling within a run: whole batches wherever training ended, and nothing that it does ends a run."""
+"""The passes of a run: evaluation as it is asked for, and a ceiling that never ends a run."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, default_collate
 
 from wellfed.config.compose import compose
 from wellfed.contract import Datasets, LossOutput
+from wellfed.errors import ConfigError
 from wellfed.hardware.detect import machine
 from wellfed.record import RunRecord
 from wellfed.run.bookkeeper import Bookkeeper
@@ -38,7 +40,8 @@ class Line(nn.Module):
         if self.fails_with is not None:
             raise self.fails_with
         self.sizes.append(len(batch["x"]))
-        return LossOutput(self.out(batch["x"]).square().mean())
+        values = self.out(batch["x"])
+        return LossOutput(values.square().mean(), {"mean": values.mean()}, predictions=values, targets=batch["x"])
 
 
 class Numbers:
@@ -59,7 +62,18 @@ def datasets() -> Datasets:
     return Datasets(train=Numbers())
 
 
-def passes_of(tmp_path: Path, *overrides: str) -> tuple[Passes, Journal, Any]:
+def in_pairs(samples: list[Any]) -> Any:
+    """Every second sample."""
+    return default_collate(samples[::2])
+
+
+def three_splits() -> Datasets:
+    return Datasets(Numbers(), Numbers(), Numbers(), eval_collate={"test": in_pairs}, eval_batch_size={"val": 11})
+
+
+def passes_of(
+    tmp_path: Path, *overrides: str, data: str = "datasets", **more_workload: Any
+) -> tuple[Passes, Journal, Any]:
     more = ["logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.ceiling_steps=5", *overrides]
     made = compose([*more, "config.allow_targets=[torch,wellfed,workloads,tests]"])
     workload = replace(
@@ -67,8 +81,9 @@ def passes_of(tmp_path: Path, *overrides: str) -> tuple[Passes, Journal, Any]:
         name="w",
         effective_batch_size=4,
         model={"_target_": f"{__name__}.Line"},
-        data={"_target_": f"{__name__}.datasets"},
-        optimizer={"_target_": "torch.optim.SGD", "lr": 0.01},
+        data={"_target_": f"{__name__}.{data}"},
+        optimizer={"_target_": "torch.optim.SGD", "lr": 0.001},
+        **more_workload,
     )
     config = replace(made.config, workload=workload)
     planner = Planner.start(replace(made, config=config), machine())
@@ -143,3 +158,81 @@ def test_a_ceiling_that_was_not_asked_for_takes_no_step(tmp_path: Path, more: Se
     assert model.sizes == []
     assert passes.warm_up() is None
     assert model.sizes == [4] * 4
+
+
+ONE_STEP = ("trainer.max_steps=1", "trainer.max_epochs=null")
+
+
+def test_each_split_has_its_batches(tmp_path: Path) -> None:
+    passes, _, model = passes_of(tmp_path, *ONE_STEP, "trainer.sanity_batches=0", data="three_splits")
+    fit(passes)
+    passes.test()
+    assert model.sizes == [4, 11, 11, *[2] * 5, 1]
+
+
+def test_the_knob_goes_before_the_data(tmp_path: Path) -> None:
+    overrides = (*ONE_STEP, "trainer.sanity_batches=0")
+    passes, _, model = passes_of(tmp_path, *overrides, data="three_splits", eval_batch_size=22)
+    fit(passes)
+    assert model.sizes == [4, 22]
+
+
+def test_a_batch_of_each_split_is_tried_before_training(tmp_path: Path) -> None:
+    passes, _, model = passes_of(tmp_path, *ONE_STEP, data="three_splits")
+    fit(passes)
+    assert model.sizes == [11, 2, 4, 11, 11]
+    assert set(passes.figures.latest) >= {"val/loss", "val/mean"}
+
+
+def by_loaders() -> Datasets:
+    """Training and validation draw their order from one generator."""
+    drawn = torch.Generator().manual_seed(5)
+    loaders = [DataLoader(Numbers(), batch_size=4, shuffle=True, generator=drawn) for _ in range(2)]
+    return Datasets(*loaders)
+
+
+@pytest.mark.parametrize("loader", ["baseline", "own"])
+def test_a_generator_of_the_users_own_is_left_as_it_was(tmp_path: Path, loader: str) -> None:
+    weights = []
+    for batches in (0, 1):
+        overrides = (*ONE_STEP, f"trainer.sanity_batches={batches}", f"loader={loader}")
+        passes, _, model = passes_of(tmp_path, *overrides, data="by_loaders")
+        fit(passes)
+        weights.append(torch.cat([each.detach().flatten() for each in model.parameters()]))
+    assert torch.equal(*weights)
+
+
+def test_a_broken_validation_ends_a_run_before_its_first_step(tmp_path: Path) -> None:
+    passes, _, model = passes_of(tmp_path, *ONE_STEP, data="three_splits")
+    model.fails_with, started = KeyError("entry"), []
+    with pytest.raises(KeyError) as caught:
+        passes.fit(Terminal(quiet=True), StopRequest(), None, lambda: started.append(True))
+    assert (started, model.sizes) == ([], [])
+    assert "in a batch of val before training; trainer.sanity_batches=0" in caught.value.__notes__[0]
+
+
+MAX_ACCURACY = ("trainer.best_metric=accuracy", "trainer.best_mode=max")
+
+
+def test_a_best_metric_that_validation_does_not_give_is_a_fault(tmp_path: Path) -> None:
+    passes, _, model = passes_of(tmp_path, *ONE_STEP, *MAX_ACCURACY, data="three_splits")
+    with pytest.raises(ConfigError, match=r"trainer.best_metric=accuracy.*one of mean, loss; null"):
+        fit(passes)
+    assert model.sizes == [11]
+
+
+MAE = {"_target_": "torchmetrics.MeanAbsoluteError"}
+COLLECTED = {"_target_": "torchmetrics.MetricCollection", "metrics": [MAE]}
+
+
+@pytest.mark.parametrize("metrics", [MAE, [MAE], {"MeanAbsoluteError": MAE}, COLLECTED])
+def test_metrics_of_torchmetrics_from_the_configuration(tmp_path: Path, metrics: Any) -> None:
+    passes, _, _ = passes_of(tmp_path, *ONE_STEP, data="three_splits", metrics=metrics)
+    fit(passes)
+    passes.test()
+    assert {"val/MeanAbsoluteError", "val/loss", "test/MeanAbsoluteError"} < set(passes.figures.latest)
+
+
+def test_metrics_that_are_none_are_a_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"workload.metrics.*can't be collected.*Name classes of torchmetrics"):
+        passes_of(tmp_path, metrics={"_target_": f"{__name__}.datasets"})

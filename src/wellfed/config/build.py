@@ -49,9 +49,9 @@ def build(node: Mapping[str, Any], where: str, /, *args: Any, **runtime: Any) ->
     target = node.get(TARGET)
     if not isinstance(target, str):
         raise ConfigError([Fault(where, "names nothing to build.", f"Set {where}.{TARGET}=<module>.<name>.")])
-    positional = [*args, *_value(node.get(POSITIONAL, []), f"{where}.{POSITIONAL}")]
+    positional = [*args, *built(node.get(POSITIONAL, []), f"{where}.{POSITIONAL}")]
     given = {key: value for key, value in node.items() if key not in (TARGET, POSITIONAL, PARTIAL, *runtime)}
-    named = _value(given, where) | runtime
+    named = built(given, where) | runtime
     try:
         make = locate(target)
     except ImportError as error:
@@ -72,11 +72,12 @@ def import_fault(where: str, target: str, error: ImportError) -> Fault:
     return Fault(f"{where}.{TARGET}={target}", f"can't be imported: {error}.", way_out)
 
 
-def _value(value: Any, where: str) -> Any:
+def built(value: Any, where: str) -> Any:
+    """A value of the configuration, in which each node that names a `_target_` is built; raises as `build`."""
     if isinstance(value, Mapping):
         if TARGET in value:
             return build(value, where)
-        return {key: _value(item, f"{where}.{key}") for key, item in value.items()}
+        return {key: built(item, f"{where}.{key}") for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_value(item, f"{where}[{i}]") for i, item in enumerate(value)]
+        return [built(item, f"{where}[{i}]") for i, item in enumerate(value)]
     return value

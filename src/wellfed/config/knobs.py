@@ -15,7 +15,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from wellfed.config.ranges import Range
 
-FREE_NODES = ("workload.model", "workload.data", "workload.optimizer", "callbacks")
+FREE_NODES = ("workload.model", "workload.data", "workload.optimizer", "workload.metrics", "callbacks")
 """Where any argument may be written; ``faults.target_faults`` holds these against the signature of their `_target_`."""
 OPEN_NODES = ("workload.schedule",)
 """Groups of knobs in which a `_target_` with any argument may stand as well."""

@@ -126,6 +126,12 @@ class LoaderConfig:
     pin_memory: Optional[bool] = knob(
         None, "Batches in page-locked host memory, so that copies overlap. null = on CUDA only."
     )
+    shuffle_buffer: Optional[int] = knob(
+        None,
+        "Samples of a stream that are held, to draw the next from; costs host memory. Changes the order, and so what "
+        "is learned. null = the stream's own order.",
+        at_least=2,
+    )
     skip_ids: list[int] = knob([], "Indices of training samples, never asked for: known bad ones.", at_least=0)
     max_skipped: int = knob(
         0, "Samples that may fail to load, and are then left out and named, before the run stops.", at_least=0
@@ -211,6 +217,11 @@ class WorkloadConfig:
     optimizer: Any = knob(
         None, "`_target_` of a torch optimizer and its arguments. null for a LightningModule that brings its own."
     )
+    metrics: Any = knob(
+        None,
+        "Metrics of torchmetrics for validation and test: a `_target_`, a list of them, or a mapping of names to them. "
+        "They are given the predictions and targets of the model's LossOutput.",
+    )
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
 
     @property
@@ -253,6 +264,12 @@ class TrainerConfig:
     deterministic: bool = knob(False, "Only deterministic kernels; slower on a GPU.")
     limit_batches: Optional[int] = knob(
         None, "At most so many batches per epoch and per evaluation: a quick look, not a result.", at_least=1
+    )
+    sanity_batches: int = knob(
+        1,
+        "Batches of validation and of test run before the first step, so that what is broken there shows at once; they "
+        "leave nothing behind. 0 = none.",
+        at_least=0,
     )
     overfit_batches: Optional[int] = knob(
         None,
@@ -348,7 +365,7 @@ class GuardConfig:
     """What a configuration may name."""
 
     allow_targets: list[str] = knob(
-        ["torch", "lightning", "wellfed", "workloads"],
+        ["torch", "lightning", "torchmetrics", "wellfed", "workloads"],
         "Packages that a `_target_` may come from. Add your own package here.",
     )
 

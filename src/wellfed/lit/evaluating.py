@@ -2,61 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from wellfed import batches
 from wellfed.batches import Delivery
-from wellfed.contract import Batch, Evaluation, FeatureSource
+from wellfed.contract import FeatureSource
 from wellfed.errors import DataError, OutOfMemoryExhausted
+from wellfed.lit.split_metrics import SplitMetrics
 from wellfed.memory import oom
 from wellfed.memory.snapshot import Snapshot
 from wellfed.record import OnEvent
 from wellfed.step.micro_batches import Preparation
-
-
-class MeanLoss:
-    """Each batch counts by its weight, so the size of batches changes nothing."""
-
-    best_metric = "loss"
-    best_mode: Literal["max", "min"] = "min"
-
-    def __init__(self) -> None:
-        self.reset()
-
-    def reset(self) -> None:
-        self._sum: Tensor | None = None
-        self._weight = 0
-
-    def update(self, model: nn.Module, batch: Batch, /, *features: FeatureSource) -> None:
-        """Add a batch's loss, weighted by its size."""
-        self.add(model, batch, batches.batch_size(batch))
-
-    def add(self, model: nn.Module, batch: Batch, weight: int) -> None:
-        """Add a batch's loss, which is a mean over this weight."""
-        loss = model.loss(batch).loss.detach().double() * weight  # type: ignore[operator]
-        self._sum = loss if self._sum is None else self._sum + loss
-        self._weight += weight
-
-    def compute(self) -> dict[str, float]:
-        return {} if self._sum is None else {"loss": float(self._sum) / max(1, self._weight)}
-
-    def state(self) -> tuple[Tensor | None, int]:
-        """Sum of losses and of weights."""
-        return self._sum, self._weight
-
-    def merge(self, states: Sequence[tuple[Tensor | None, int]]) -> None:
-        sums = [own for own, _ in states if own is not None]
-        self._sum = torch.stack(sums).sum() if sums else None
-        self._weight = sum(weight for _, weight in states)
-
-    def artifacts(self, folder: Any) -> dict[str, Any]:
-        return {}
-
 
 SHARING_STRATEGIES = ("auto", "ddp")
 """Where a rank can evaluate a batch by itself: each has the whole model."""
@@ -67,7 +28,7 @@ class Evaluating:
     """Hands batches to an evaluation; of one that does not fit the halves, and all later ones in that size."""
 
     model: nn.Module
-    evaluation: Evaluation
+    evaluation: SplitMetrics
     splits: Mapping[str, Preparation]
     may_halve: bool
     on_event: OnEvent
@@ -87,29 +48,27 @@ class Evaluating:
         parts = prepare.split(delivery.batch, sizes)
 
         def update() -> None:
-            weight = prepare.weight(parts[done], sizes[done]) if isinstance(evaluation, MeanLoss) else 0
+            weight = prepare.weight(parts[done], sizes[done]) if evaluation.takes_loss else 0
             batch = prepare(batches.to_device(parts[done], device), delivery, done, features)
-            if isinstance(evaluation, MeanLoss):
-                evaluation.add(self.model, batch, weight)
-            else:
-                evaluation.update(self.model, batch, *(() if features is None else (features,)))
+            evaluation.update(batch, weight, features)
 
         while done < len(sizes):
             if not self.may_halve:
                 update()
                 done += 1
                 continue
-            before = Snapshot(evaluation, device, leave_out=self.model)
+            before = [Snapshot(part, device, leave_out=self.model) for part in evaluation.parts]
             _, failure = oom.attempted(update)
             if failure is None:
                 done += 1
                 continue
             size = sizes[done]
-            if not before.restore():
+            restored = [each.restore() for each in before]
+            if not all(restored):
+                name = type(evaluation.parts[-1]).__name__
                 raise OutOfMemoryExhausted(
-                    f"Out of memory when {type(evaluation).__name__}.update had taken a part of the batch into a large "
-                    f"tensor: {failure.message} "
-                    f"Next: memory.micro_batch={max(1, size // 2)}, which is the size of evaluation batches too."
+                    f"Out of memory when {name}.update had taken a part of the batch into a large tensor: "
+                    f"{failure.message} Next: workload.eval_batch_size={max(1, size // 2)}."
                 )
             oom.release()
             self.on_event("oom", step=step, message=failure.message)
@@ -127,11 +86,6 @@ class Evaluating:
         most = self._at_most or num_samples
         full, rest = divmod(num_samples, most)
         return [most] * full + ([rest] if rest else [])
-
-
-def can_be_shared(evaluation: Evaluation) -> bool:
-    """Whether it says how what several ranks have taken in goes together."""
-    return callable(getattr(evaluation, "state", None)) and callable(getattr(evaluation, "merge", None))
 
 
 def merge_over_ranks(evaluation: Any, failure: Exception | None = None) -> None:

@@ -28,6 +28,7 @@ def make_guest_trainer(
     last: Sequence[pl.Callback] = (),
     loggers: Sequence[Any],
     log_every: int = 50,
+    sanity_batches: int = 0,
 ) -> pl.Trainer:
     """As `make_trainer`, where a LightningModule or callbacks of the user's log by themselves.
 
@@ -40,6 +41,7 @@ def make_guest_trainer(
         users=users,
         logger=loggers,
         log_every_n_steps=log_every,
+        num_sanity_val_steps=sanity_batches,
         plugins=[PlainCheckpointIO()],
     )
 

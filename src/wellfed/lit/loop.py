@@ -18,6 +18,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 
 from wellfed.lit.callbacks.users import nobody_logs
 from wellfed.lit.module import StepModule
+from wellfed.loading.stream_loader import UNKNOWN_LENGTH
 
 _INSIDES = attrgetter(
     "_restarting",
@@ -54,6 +55,11 @@ class StepLoop(_TrainingEpochLoop):
 
     def on_run_start(self, data_fetcher: Any) -> None:
         super().on_run_start(data_fetcher)
+        if self.trainer.num_training_batches == UNKNOWN_LENGTH:
+            # Of a loader that tells its last batch: Lightning reads one without a length a batch ahead.
+            self.trainer.val_check_batch = self.trainer.val_check_batch if self._counts_steps() else float("inf")
+            loader = self.trainer.train_dataloader
+            loader.on_last = lambda: setattr(data_fetcher, "length", data_fetcher.fetched + 1)
         is_alone = type(self.trainer.strategy) is SingleDeviceStrategy
         self._is_direct = False
         module = self.trainer.lightning_module
@@ -62,6 +68,10 @@ class StepLoop(_TrainingEpochLoop):
                 _INSIDES(self)
                 self._is_direct = True
         self._may_validate = not self._is_direct or self._should_check_val_epoch()
+
+    def _counts_steps(self) -> bool:
+        """A validation comes after so many steps, not at the end of an epoch."""
+        return self.trainer.check_val_every_n_epoch is None
 
     @property
     def global_step(self) -> int:

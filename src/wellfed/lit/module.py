@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,9 +20,10 @@ from wellfed.batches import Delivery
 from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Features, FeatureSource
 from wellfed.errors import WellfedError
 from wellfed.lit.callbacks.in_step import IN_STEP, CallbacksInStep, hooks_of
-from wellfed.lit.evaluating import Evaluating, MeanLoss, merge_over_ranks
+from wellfed.lit.evaluating import Evaluating, merge_over_ranks
 from wellfed.lit.scheduling import Scheduling
 from wellfed.lit.sharding import all_weights
+from wellfed.lit.split_metrics import SplitMetrics
 from wellfed.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.memory.ladder import Ladder, MicroBatches, Rung
 from wellfed.record import OnEvent
@@ -70,7 +71,8 @@ class StepModule(pl.LightningModule):
         model: nn.Module,
         *,
         train_data: Any,
-        evaluation: Evaluation | None,
+        evaluation: Evaluation | Any | None,
+        metrics: Any = None,
         eval_data: Mapping[str, Any],
         features: Features | None,
         feature_rows: Tensor | None = None,
@@ -87,13 +89,13 @@ class StepModule(pl.LightningModule):
         self.model = model
         self.micro, self.options, self.totals = micro, options, Totals()
         self._ladder = Ladder(micro, self._rungs())
-        self._prepare = Preparation(train_data, options.seed)
-        self.evaluation = evaluation or MeanLoss()
+        self._prepare = Preparation(train_data, options.seed, model)
+        self.evaluation = SplitMetrics(model, evaluation, metrics)
         self._eval_failure: Exception | None = None
         self._evaluating = Evaluating(
             model,
             self.evaluation,
-            {split: Preparation(data, options.seed) for split, data in eval_data.items()},
+            {split: Preparation(data, options.seed, model) for split, data in eval_data.items()},
             may_halve=options.halve_evaluation_on_oom and options.may_adapt,
             on_event=on_event,
         )
@@ -318,7 +320,17 @@ class StepModule(pl.LightningModule):
         """The metrics of the pass that has just ended."""
         if self.options.shares_evaluation:
             merge_over_ranks(self.evaluation, self._eval_failure)
-        return {name: float(value) for name, value in self.evaluation.compute().items()}
+        return self.evaluation.compute()
+
+    def try_split(self, split: str, deliveries: Iterable[Delivery]) -> dict[str, float]:
+        """The metrics of a few batches, of which nothing is kept."""
+        self.evaluation.reset()
+        try:
+            for delivery in deliveries:
+                self._evaluating.take(split, delivery, self._source(), self.device, self.trainer.global_step)
+            return self.evaluation.compute()
+        finally:
+            self.evaluation.reset()
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 

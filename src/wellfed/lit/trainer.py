@@ -76,7 +76,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         profiler=NoProfiler(),
         default_root_dir=str(folder),
         use_distributed_sampler=False,
-        num_sanity_val_steps=0,
+        num_sanity_val_steps=more.pop("num_sanity_val_steps", 0),
         logger=more.pop("logger", False),
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -131,9 +131,10 @@ def quiet_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*WeightAveraging callback, but loading a checkpoint outside.*")
 
 
-def total_steps(options: TrainerOptions, steps_per_epoch: int) -> int | None:
-    """Optimizer steps of the whole run; None if only time limits it."""
-    of_epochs = None if options.max_epochs is None else options.max_epochs * steps_per_epoch
+def total_steps(options: TrainerOptions, steps_per_epoch: int | None) -> int | None:
+    """Optimizer steps of the whole run; None if only time limits it, or nobody knows how long an epoch is."""
+    known = None not in (options.max_epochs, steps_per_epoch)
+    of_epochs = options.max_epochs * steps_per_epoch if known else None  # type: ignore[operator]
     return min((limit for limit in (of_epochs, options.max_steps) if limit is not None), default=None)
 
 

@@ -30,6 +30,8 @@ from wellfed.batches import Delivery
 from wellfed.loading import bad_samples
 from wellfed.loading.first_batches import SHORTEST_STEP_MS, BackendTime, FirstBatches
 from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.stream import Stream
+from wellfed.loading.stream_loader import StreamLoader
 from wellfed.loading.train_loader import TrainLoader
 
 _LOG = logging.getLogger(__name__)
@@ -42,7 +44,7 @@ _FEWEST = 2
 
 
 def time_first_batches(
-    make: Callable[[LoaderSettings], TrainLoader],
+    make: Callable[[LoaderSettings], TrainLoader | StreamLoader],
     candidates: Callable[[FirstBatches], Sequence[LoaderSettings]],
     first: LoaderSettings,
     *,
@@ -87,6 +89,8 @@ def copied(dataset: Any) -> Any:
 
     The dataset itself where its class has ``__del__``, which might close what the copy shares, or can't be copied.
     """
+    if isinstance(dataset, Stream):
+        return dataset.on_a_copy()
     if hasattr(type(dataset), "__del__"):
         return dataset
     try:
@@ -95,7 +99,7 @@ def copied(dataset: Any) -> Any:
         return dataset
 
 
-def _build(loader: TrainLoader) -> FirstBatches:
+def _build(loader: TrainLoader | StreamLoader) -> FirstBatches:
     """Time to build a batch, and its size."""
     with closing(loader):
         deliveries = _endless(loader)
@@ -104,7 +108,7 @@ def _build(loader: TrainLoader) -> FirstBatches:
     return FirstBatches(build_ms, size, len(loader), max(SHORTEST_STEP_MS, build_ms))
 
 
-def _loop(loader: TrainLoader, step: Callable[[], None]) -> BackendTime:
+def _loop(loader: TrainLoader | StreamLoader, step: Callable[[], None]) -> BackendTime:
     """What a step and its batch take; the first batch, with the start of the workers, is dropped."""
     with closing(loader):
         deliveries = _endless(loader)
@@ -115,7 +119,7 @@ def _loop(loader: TrainLoader, step: Callable[[], None]) -> BackendTime:
     return BackendTime(statistics.fmean(periods_ms), noise_ms)
 
 
-def _endless(loader: TrainLoader) -> Iterator[Delivery]:
+def _endless(loader: TrainLoader | StreamLoader) -> Iterator[Delivery]:
     """Epoch after epoch, as training asks for them."""
     return chain.from_iterable(repeat(loader))
 

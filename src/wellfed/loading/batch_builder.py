@@ -141,10 +141,18 @@ class BatchBuilder:
             return BuiltBatch(None, tuple(lost))
         heartbeat.begin(request.epoch, request.batch)
         try:
-            return BuiltBatch(self._collate(samples), tuple(lost))
+            return BuiltBatch(self._collated(samples, request), tuple(lost))
         except Exception as error:
             error.add_note(f"while collating {self.purpose} batch {request.batch} of epoch {request.epoch}")
             raise
+
+    def _collated(self, samples: list[Any], request: BatchRequest) -> Batch:
+        """With randomness of this batch, as masking draws it; torch's own collate draws nothing."""
+        if self._collate is default_collate:
+            return default_collate(samples)
+        with generators.kept():
+            generators.seed_for_sample(mix(self.seed, request.epoch, request.batch, self._rank))
+            return self._collate(samples)
 
     def item(self, epoch: int, index: int) -> Any:
         """``dataset[index]`` with the randomness of this epoch."""

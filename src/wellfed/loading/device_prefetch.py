@@ -146,7 +146,7 @@ class DevicePrefetcher:
         return None
 
     def _hand_out(self, delivery: Delivery) -> None:
-        self._position = {"epoch": delivery.epoch, "batch": delivery.index + 1}
+        self._position = delivery.position or {"epoch": delivery.epoch, "batch": delivery.index + 1}
         self._is_in_use = True
         if not delivery.is_on_device:
             return
@@ -187,8 +187,8 @@ class DevicePrefetcher:
             running.stop()
 
 
-def _position(state: dict[str, Any]) -> dict[str, int]:
-    return {"epoch": int(state["epoch"]), "batch": int(state["batch"])}
+def _position(state: dict[str, Any]) -> dict[str, Any]:
+    return {name: state[name] for name in ("epoch", "batch", "stream") if name in state}
 
 
 def _event() -> torch.cuda.Event:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
-from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch
 from wellfed.loading.bad_samples import evaluation_error
@@ -114,29 +112,3 @@ class EvalLoader:
     def close(self) -> None:
         """End worker processes that live on from pass to pass."""
         self._source.close()
-
-
-class OwnEvalLoader:
-    """A split as a loader of the user's own gives it, whole, from its start at each ``iter()``."""
-
-    def __init__(self, loader: Any, limit_batches: int | None = None) -> None:
-        self._loader = loader
-        self._length = len(loader) if limit_batches is None else min(len(loader), limit_batches)
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __iter__(self) -> Iterator[Delivery]:
-        for number, batch in enumerate(islice(self._loader, self._length)):
-            size = batches.batch_size(batch)
-            yield Delivery(batch, 0, number, size, num_samples=size)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The start, where each pass begins."""
-        return {"epoch": 0, "batch": 0}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Nothing: there is no going on in the middle of a pass."""
-
-    def close(self) -> None:
-        """Its workers are its own."""

@@ -22,6 +22,8 @@ from wellfed.errors import DataError
 from wellfed.sample_rng import mix
 
 _LOG = logging.getLogger(__name__)
+_KEPT, _FEWEST_KEPT = 2**22, 4
+"""Indices that are kept of epochs before the latest, and the fewest epochs."""
 _ENDLESS = 100
 """So many times its data set's length a sampler without a length of its own may give, before it counts as endless."""
 
@@ -59,10 +61,9 @@ class SampledEpochs:
             self._kept[0], self._next = self._draw(0), 1
         if epoch not in self._kept:
             for number in range(epoch if self._is_free else min(self._next, epoch), epoch + 1):
-                drawn = self._draw(number)
-            self._next = epoch + 1
-            # The first epoch is looked at before training; beside it only the latest is asked for.
-            self._kept = {0: self._kept[0], epoch: self._as_long_as_first(drawn, epoch)}
+                self._kept[number] = self._as_long_as_first(self._draw(number), number)
+            self._next = max(self._next, epoch + 1)
+            self._forget(epoch)
         return self._kept[epoch]
 
     def checksum(self, epoch: int) -> int:
@@ -78,6 +79,13 @@ class SampledEpochs:
                 "let it draw by that alone.",
                 self.name, epoch,
             )  # fmt: skip
+
+    def _forget(self, latest: int) -> None:
+        """Early epochs, once there are many; the first is looked at by many, and timing loaders runs ahead a little."""
+        length = sum(map(len, self._kept[0]))
+        most = max(_FEWEST_KEPT, _KEPT // length)
+        for number in sorted(self._kept.keys() - {0, latest})[: max(0, len(self._kept) - most)]:
+            del self._kept[number]
 
     def _as_long_as_first(self, drawn: list[Tensor], epoch: int) -> list[Tensor]:
         """Cut to the length of the first epoch, which the length of all epochs was told by."""

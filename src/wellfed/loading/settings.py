@@ -10,6 +10,8 @@ from typing import Literal
 
 BackendName = Literal["torch", "inline", "threads", "processes", "own"]
 """``own``: a DataLoader of the user's, left as it came, which builds by itself."""
+MOST_PARTS = 16
+"""A stream that can be read in more parts is read in so many: each has a reader, and may hold samples ready."""
 
 
 @dataclass(frozen=True)
@@ -30,5 +32,7 @@ class LoaderSettings:
     """Training samples that belong to no step."""
     max_skipped: int = 0
     """Training samples that may fail, and are left out from then on; with one rank only."""
+    shuffle_buffer: int | None = None
+    """Samples of a stream that are held for one of them to be drawn."""
     finds_stuck_sample: bool = True
     """Whether the sample that a worker hangs at is looked for, which takes several timeouts."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import Batch
 from wellfed.errors import DataError
@@ -17,6 +16,8 @@ from wellfed.loading.batch_source import BatchSource
 from wellfed.loading.epoch_order import BatchOrder, EpochOrder, Share, Taken
 from wellfed.loading.sampled_epochs import SampledEpochs
 from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.stream import Stream, check_items, is_stream
+from wellfed.loading.stream_loader import StreamLoader, StreamReading
 from wellfed.record import OnEvent, ignore_event
 
 
@@ -30,6 +31,11 @@ class _Epochs:
         self._num_batches, self._epoch, self._next_batch = num_batches, 0, 0
 
     def __len__(self) -> int:
+        return self._num_batches
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Those of all ranks together."""
         return self._num_batches
 
     @property
@@ -139,47 +145,6 @@ class TrainLoader(_Epochs):
         self._source.close()
 
 
-class IterableLoader(_Epochs):
-    """Training data that brings its own batches: an iterable with ``__len__``; its order is its own.
-
-    To go on within an epoch is to read the batches before it and to drop them.
-    """
-
-    def __init__(self, dataset: Iterable[Batch], limit_batches: int | None = None) -> None:
-        length: int = len(dataset)  # type: ignore[arg-type]
-        super().__init__(length if limit_batches is None else min(length, limit_batches))
-        self._dataset = dataset
-        self._reading: object = None
-        # What parts of another layout are, only the data knows; its weight is the only count it gives.
-        own = batches.methods(dataset)
-        self._size: Callable[[Batch], int] = (
-            own.get("weight", batches.batch_size) if "split" in own else batches.batch_size
-        )
-
-    def __iter__(self) -> Iterator[Delivery]:
-        if self._next_batch >= len(self):
-            self._epoch, self._next_batch = self._epoch + 1, 0
-        reading = self._reading = object()
-        number = -1
-        for number, batch in zip(range(len(self)), self._dataset, strict=False):
-            if self._reading is not reading:
-                return  # a thread that was left behind with a batch that came too late
-            if number < self._next_batch:
-                continue
-            self._next_batch = number + 1
-            size = self._size(batch)
-            yield Delivery(batch, self._epoch, number, size, num_samples=size)
-        if number + 1 < len(self):
-            raise DataError(
-                f"{type(self._dataset).__name__} promised {len(self)} batches by its __len__ and gave {number + 1} in "
-                f"epoch {self._epoch}. Let __len__ return the number of batches that every pass gives."
-            )
-
-    def close(self) -> None:
-        """Nothing runs ahead here; who is waiting for a batch stops when it has it."""
-        self._reading = None
-
-
 def train_loader(
     dataset: Any,
     settings: LoaderSettings,
@@ -195,7 +160,7 @@ def train_loader(
     sampled: SampledEpochs | None = None,
     worker_init: Callable[[int], None] | None = None,
     on_event: OnEvent = ignore_event,
-) -> TrainLoader | IterableLoader:
+) -> TrainLoader | StreamLoader:
     """Steps of ``batch_size`` samples over all ranks.
 
     Args:
@@ -206,29 +171,25 @@ def train_loader(
         on_event: gets a ``sample_skipped`` for each sample left out.
 
     Raises:
-        DataError: no samples, fewer than one whole step with ``drop_last``, an iterable without ``__len__``, data that
-            gives no samples, or data that can't be sent to worker processes.
+        DataError: no samples, fewer than one whole step with ``drop_last``, data that gives no samples, or that can't
+            be sent to worker processes.
     """
-    name = type(dataset).__name__
-    if not hasattr(dataset, "__len__"):
-        raise DataError(
-            f"{name} has no __len__: without one the last batch is lost at a checkpoint. "
-            "Give it __len__ (number of batches), or make it map-style with __getitem__."
+    if is_stream(dataset):
+        return _stream_loader(
+            Stream.of(dataset),
+            settings,
+            batch_size=batch_size or 1,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            drop_last=drop_last,
+            collate=collate,
+            limit_batches=limit_batches,
+            shuffle=shuffle,
+            on_event=on_event,
         )
-    if not hasattr(dataset, "__getitem__"):
-        if not hasattr(dataset, "__iter__"):
-            raise DataError(
-                f"{name} gives no samples: it has neither __getitem__ nor __iter__. "
-                "Give it __getitem__(index), beside fetch if it has that."
-            )
-        if world_size > 1:
-            raise DataError(
-                f"{name} is an iterable, which every one of the {world_size} ranks would read whole. "
-                "Make it map-style with __getitem__, or set trainer.devices=1."
-            )
-        if len(dataset) == 0:
-            raise DataError(f"{name} has no batches: its __len__ is 0. Check workload.data.")
-        return IterableLoader(dataset, limit_batches)
+    name = type(dataset).__name__
+    check_items(dataset, by_item=settings.backend == "torch")
     common: dict[str, Any] = {
         "rank": rank,
         "world_size": world_size,
@@ -269,3 +230,37 @@ def train_loader(
         worker_init=worker_init,
     )
     return TrainLoader(builder, order, settings, bad)
+
+
+def _stream_loader(
+    stream: Stream,
+    settings: LoaderSettings,
+    *,
+    batch_size: int,
+    rank: int,
+    world_size: int,
+    drop_last: bool,
+    limit_batches: int | None,
+    shuffle: bool,
+    **more: Any,
+) -> StreamLoader:
+    share = batch_size * (rank + 1) // world_size - batch_size * rank // world_size
+    reading = StreamReading(
+        stream, settings, batch_size=share, rank=rank, world_size=world_size, drop_last=drop_last, **more
+    )
+    steps = stream.length
+    if steps is not None:
+        steps, left = divmod(steps, world_size if stream.gives_batches else batch_size)
+        steps += bool(left) and (stream.gives_batches or not drop_last)
+        if steps == 0:
+            raise DataError(
+                f"{stream.name} makes no step: its __len__ is {stream.length}. Check workload.data, and with samples "
+                f"workload.effective_batch_size={batch_size} and workload.drop_last."
+            )
+    return StreamLoader(
+        reading,
+        steps_per_epoch=steps,
+        limit_batches=limit_batches,
+        shuffle=shuffle,
+        shuffle_buffer=settings.shuffle_buffer or 0,
+    )

@@ -38,11 +38,11 @@ def candidates(loader: LoaderConfig, data: DataFacts, choices: Mapping[str, str]
     """Backends that ``loader.backend=auto`` may take, the one that wins a tie first; fewer than two: no choice."""
     if loader.backend is not Backend.auto:
         return ()
-    if data.is_iterable or asks_to_watch(loader, choices):
+    if asks_to_watch(loader, choices):
         # The latter's samples may raise, hang or kill: not to be tried in the training process, nor time after time.
         return ()
     if loader.num_workers == 0:
-        return ("inline",) if data.has_fetch else ("inline", "torch")
+        return ("inline",) if data.has_fetch or data.is_iterable else ("inline", "torch")
     if not data.has_fetch:
         if loader.num_workers:  # so many workers are never given up
             return ("processes",)
@@ -75,8 +75,6 @@ def plan_backend(
         names: the `candidates`.
         no_room: backends whose batches this machine can't hold.
     """
-    if data.is_iterable:
-        return by_rule("inline", "the training data is an iterable with its own batches")
     if loader.backend is not Backend.auto:
         return Decided(loader.backend.value, f"loader.backend={loader.backend.value}", "set")
     thumb = _rule_of_thumb(loader, data, asks_to_watch(loader, choices))
@@ -90,7 +88,10 @@ def plan_backend(
 
 def _rule_of_thumb(loader: LoaderConfig, data: DataFacts, watch: str) -> Decided[str]:
     if loader.num_workers == 0:
-        return by_rule("inline" if data.has_fetch else "torch", "loader.num_workers=0: built in the training process")
+        name = "inline" if data.has_fetch or data.is_iterable else "torch"
+        return by_rule(name, "loader.num_workers=0: built in the training process")
+    if data.is_iterable:
+        return by_rule("processes", "a stream is read in Python, whose lock would let threads take turns")
     if not data.has_fetch:
         return by_rule("processes", "only __getitem__: Python's lock would let threads take turns")
     ahead = as_set("loader.num_workers", loader.num_workers) or as_set("loader.prefetch_factor", loader.prefetch_factor)

@@ -7,19 +7,30 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wellfed.config.schema import Backend, RunConfig
+from wellfed.config.schema import Backend, RunConfig, ScheduleName
 from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.loading.first_batches import FirstBatches
+from wellfed.loading.settings import MOST_PARTS
 from wellfed.planning.backend import asks_for_timeout, asks_to_watch, candidates, plan_backend, show_ms, to_time
 from wellfed.planning.host_room import NEAR_FRAC, Room
-from wellfed.planning.run_plan import DataFacts, Decided, LoaderSection, OwnLoader, as_set, by_rule, unless_set
+from wellfed.planning.run_plan import (
+    DataFacts,
+    Decided,
+    LoaderSection,
+    OwnLoader,
+    StreamFacts,
+    as_set,
+    by_rule,
+    unless_set,
+)
 from wellfed.units import GIB, MIB, show_bytes
 
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
 """Most workers of a loader option."""
 _MOST_WORKERS = 8
 """Most workers of the others."""
+_UNSHARED = "has no shard(index, count), and does not ask torch's get_worker_info() for its part"
 _LISTED = 5
 """Most samples that a warning names."""
 PREFETCH_FACTOR = 2
@@ -52,6 +63,7 @@ class LoaderPlanner:
         names = candidates(asked, self.data, self.choices)
         backend = backend or plan_backend(asked, self.data, self.choices, names, self.first, self._without_room())
         num_workers = self._num_workers(backend.value)
+        num_workers = replace(num_workers, because=num_workers.because + self._in_parts(num_workers.value))
         count, builds_ahead = num_workers.value, num_workers.value > 0
         decided: dict[str, Decided[Any]] = {
             "backend": backend,
@@ -86,7 +98,7 @@ class LoaderPlanner:
             "pin_memory": own.pin_memory,
             "timeout_s": own.timeout_s,
         }
-        backend = "the DataLoader as it came; it draws its order anew where a run is resumed"
+        backend = "the DataLoader as it came; a resumed run reads its epoch again up to where it was left"
         decided: dict[str, Decided[Any]] = {"backend": Decided("own", backend, "set")}
         decided |= {knob: Decided(value, "as the DataLoader has it", "set") for knob, value in as_it_came.items()}
         ahead = self.config.loader.device_prefetch if self.on_gpu else None
@@ -119,7 +131,9 @@ class LoaderPlanner:
         """What was asked of the loader and can't be."""
         asked, data = self.config.loader, self.data
         yield from self._own_faults()
-        if section.backend == "threads" and not data.has_fetch:
+        if data.stream is not None:
+            yield from self._stream_faults(data.stream, section)
+        elif section.backend == "threads" and not data.has_fetch:
             problem = "threads needs training data with fetch(indices, rng); this has only __getitem__."
             yield Fault("loader.backend", problem, "Set loader.backend=processes, or give the dataset fetch.")
         room = self._room_of(section)
@@ -138,13 +152,11 @@ class LoaderPlanner:
     def warnings(self, section: LoaderSection) -> Iterator[str]:
         """What was asked of the loader and is ignored, or is near a limit."""
         asked, data = self.config.loader, self.data
-        if data.is_iterable and asked.backend not in (Backend.auto, Backend.inline, Backend.own):
-            yield (
-                f"loader.backend={asked.backend.value} is not used: the training data is an iterable, which makes its "
-                "own batches. Give it __getitem__ and __len__ for workers."
-            )
-        if data.is_iterable and asked.num_workers:
-            yield f"loader.num_workers={asked.num_workers} is not used: the training data is an iterable."
+        if data.stream is not None:
+            yield from self._stream_warnings(data.stream, section)
+        elif asked.shuffle_buffer is not None:
+            unused = f"loader.shuffle_buffer={asked.shuffle_buffer} is not used"
+            yield f"{unused}: samples that have an index are shuffled all together."
         devices, cores, own = self.config.trainer.devices, self.facts.cpu_quota_cores, self._cores_of_a_device()
         if section.num_workers * devices > cores and section.num_workers > own and asked.num_workers is not None:
             on_each = "" if devices == 1 else f" on each of {devices} devices"
@@ -154,13 +166,10 @@ class LoaderPlanner:
             )
         if section.num_workers == 0 and asks_for_timeout(asked, self.choices):
             unused = f"loader.timeout_s={asked.timeout_s} is not used"
-            if data.is_iterable:
-                yield f"{unused}: the training data is an iterable."
-            else:
-                workers = f"loader.backend={'threads' if data.has_fetch else 'processes'}"
-                way_out = workers if asked.backend is Backend.inline else "loader.num_workers=1"
-                yield f"{unused}: {section.backend} has no worker to wait for. Set {way_out}."
-        beyond = [] if data.is_iterable else [index for index in asked.skip_ids if not 0 <= index < data.num_train]
+            workers = f"loader.backend={'threads' if data.has_fetch else 'processes'}"
+            way_out = workers if asked.backend is Backend.inline else "loader.num_workers=1"
+            yield f"{unused}: {section.backend} has no worker to wait for. Set {way_out}."
+        beyond = [] if data.stream else [index for index in asked.skip_ids if not 0 <= index < data.num_train]
         if beyond:
             ids = ",".join(map(str, beyond[:_LISTED]))
             more = f" and {len(beyond) - _LISTED} more" if len(beyond) > _LISTED else ""
@@ -177,9 +186,67 @@ class LoaderPlanner:
                 f"loader.device_prefetch={asked.device_prefetch} is not used: samples are built one by one in the "
                 "training process. Set loader.num_workers=1, or give the dataset fetch."
             )
-        if asked.max_skipped and data.is_iterable:
-            unused = f"loader.max_skipped={asked.max_skipped} is not used"
-            yield f"{unused}: the training data is an iterable, with its own errors."
+
+    def _stream_faults(self, stream: StreamFacts, section: LoaderSection) -> Iterator[Fault]:
+        config, asked = self.config, self.config.loader.num_workers
+        devices, most = config.trainer.devices, self._most_readers
+        if devices > 1 and (stream.shared_by is None or stream.shares_ranks_itself):
+            own = "asks torch.distributed for its rank, which a worker process does not have"
+            why = own if stream.shares_ranks_itself else _UNSHARED
+            way_out = "Give it shard(index, count), or set trainer.devices=1."
+            problem = f"{devices} with {stream.name}, which {why}: each rank might train on every sample."
+            yield Fault("trainer.devices", problem, way_out)
+        elif asked is not None and most is not None and asked > most:
+            where = f"loader.num_workers={asked}"
+            if stream.shared_by is None:
+                problem = f"{stream.name} {_UNSHARED}: each worker would give every sample."
+                yield Fault(
+                    where, problem, "Set loader.num_workers=1, which reads ahead, or give it shard(index, count)."
+                )
+            else:
+                on_each = "" if devices == 1 else f" on each of {devices} devices"
+                problem = f"{stream.name} can be read in {most} parts{on_each} (num_shards)."
+                yield Fault(where, problem, f"Set loader.num_workers={most}.")
+        trainer, schedule = config.trainer, config.workload.schedule.name
+        if schedule is ScheduleName.cosine and trainer.max_steps is None and not stream.has_length:
+            problem = f"needs the number of the last step, and {stream.name} has no __len__ to tell it."
+            yield Fault("workload.schedule.name=cosine", problem, "Set trainer.max_steps=1000, or give it __len__.")
+
+    def _stream_warnings(self, stream: StreamFacts, section: LoaderSection) -> Iterator[str]:
+        asked = self.config.loader
+        if section.backend == "threads":
+            yield (
+                f"loader.backend=threads: what {stream.name} draws from the generators of Python, numpy and torch is "
+                "drawn beside the step, and can't be repeated. Let it have a generator of its own, or set "
+                "loader.backend=processes."
+            )
+        for knob, value in (("max_skipped", asked.max_skipped), ("skip_ids", list(asked.skip_ids))):
+            if value:
+                shown = str(value).replace(" ", "")
+                yield f"loader.{knob}={shown} is not used: a stream's samples have no index to be left out by."
+
+    @property
+    def _most_readers(self) -> int | None:
+        """Workers on a device that can read a stream; None = as many as one likes."""
+        stream = self.data.stream
+        if stream is None or (stream.shared_by and stream.num_shards is None):
+            return None
+        if stream.shared_by is None:
+            return 1
+        return max(1, min(MOST_PARTS, (stream.num_shards or 1) // self.config.trainer.devices))
+
+    def _in_parts(self, num_workers: int) -> str:
+        """How a stream's order comes about, for the reason of ``num_workers``; empty for other data."""
+        stream, devices = self.data.stream, self.config.trainer.devices
+        if stream is None:
+            return ""
+        if stream.shared_by is None:
+            return f"; {stream.name} {_UNSHARED}: one reads it"
+        if stream.num_shards is not None:
+            return f"; read in {self._most_readers} parts in turn, whoever reads them"
+        if num_workers * devices < 2:
+            return ""
+        return f"; read in {num_workers} parts in turn: the order of samples goes by the number of workers"
 
     def to_time(self) -> list[LoaderSection]:
         """What would be planned with each backend that is worth timing, now that building one batch has been timed."""
@@ -192,16 +259,17 @@ class LoaderPlanner:
         """With as many workers for an evaluation as there is room for, and a warning where they are fewer.
 
         A validation comes in the midst of an epoch, when the batches of training are ready too. Its own have
-        ``memory.micro_batch`` samples, taken to be as large as those of training.
+        ``workload.eval_batch_size`` samples, else ``micro_batch``, taken to be as large as those of training.
         """
+        size = self.config.workload.eval_batch_size or self.data.eval_batch_size or micro_batch
         train = self._room_of(section)
         if train is None or self.first is None or not self.data.num_eval:
             return section, []
         of_a_step = math.ceil(self.config.workload.samples_per_step / self.config.trainer.devices)
         both = replace(
             train,
-            batch_bytes=math.ceil(self.first.batch_bytes * micro_batch / of_a_step),
-            num_batches=math.ceil(self.data.num_eval / micro_batch),
+            batch_bytes=math.ceil(self.first.batch_bytes * size / of_a_step),
+            num_batches=math.ceil(self.data.num_eval / size),
             free_bytes=train.free_bytes - train.needed_bytes,
         )
         most = both.most_workers
@@ -228,6 +296,7 @@ class LoaderPlanner:
         if watch and backend == "threads" and asked.backend is Backend.auto and asked.prefetch_factor is None:
             return by_rule(1, f"one worker, so that it can be watched: {watch}")
         limit = _WORKER_LIMIT.get(self.choices.get("loader", ""), _MOST_WORKERS)
+        limit = min(limit, self._most_readers or limit)
         most = min(limit, self._cores_of_a_device())
         each = f"{cores:g} cores" if devices == 1 else f"{cores:g} cores / {devices} devices"
         because = f"{each} less one for training, at least 1, at most {limit}"
@@ -284,9 +353,7 @@ class LoaderPlanner:
         asked, data = self.config.loader.device_prefetch, self.data
         if not self.on_gpu:
             return by_rule(0, "no device to copy to")
-        if data.is_iterable and not asked:
-            return by_rule(0, "an iterable is read where it is asked: its randomness may be the process's")
-        if not (builds_ahead or data.has_fetch or data.is_iterable):
+        if not (builds_ahead or data.has_fetch):
             return by_rule(0, "samples are built in the training process: nothing is there to be copied ahead")
         because = "copies run beside the step, on a stream of their own"
         return unless_set("loader.device_prefetch", asked, DEVICE_PREFETCH, because)

@@ -248,6 +248,22 @@ class DryPlan:
 
 
 @dataclass(frozen=True)
+class StreamFacts:
+    """What the plan needs to know of training data that is read in order."""
+
+    name: str
+    has_length: bool = False
+    gives_batches: bool = False
+    shared_by: Literal["shard", "worker info"] | None = None
+    """How several may read it; None = it can't be known."""
+    shares_ranks_itself: bool = False
+    """It asks torch.distributed which rank it is read by."""
+    num_shards: int | None = None
+    has_states: bool = False
+    """A resumed run goes on from its state."""
+
+
+@dataclass(frozen=True)
 class OwnLoader:
     """The numbers of a DataLoader of the user's."""
 
@@ -266,9 +282,12 @@ class DataFacts:
 
     num_train: int
     has_fetch: bool
-    is_iterable: bool = False
+    stream: StreamFacts | None = None
+    """None = samples are asked for by their index."""
     num_eval: int = 0
     """Samples of the larger of validation and test."""
+    eval_batch_size: int | None = None
+    """Samples of the larger of their batches, where the data says it."""
     feature_rows: int = 0
     feature_bytes: int = 0
     features_trainable: bool = False
@@ -276,6 +295,11 @@ class DataFacts:
     """The training data came in a DataLoader."""
     only_as_it_came: str = ""
     """Split and reason of a DataLoader that can't be built again; empty: there is none such."""
+
+    @property
+    def is_iterable(self) -> bool:
+        """It is a stream."""
+        return self.stream is not None
 
 
 @dataclass(frozen=True)

@@ -9,29 +9,31 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from wellfed.config.build import build
+from wellfed.config.build import build, built
 from wellfed.config.rules import batch_split
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
-from wellfed.errors import ConfigError, DataError
+from wellfed.errors import ConfigError
 from wellfed.footprint.footprint import KnownFootprints
 from wellfed.footprint.fsdp_blocks import gathered_bytes
 from wellfed.lit.other_lightning import not_lightnings
 from wellfed.lit.scheduling import Scheduling
 from wellfed.loading.backend_benchmark import copied, time_first_batches
-from wellfed.loading.eval_loader import EvalLoader, OwnEvalLoader
+from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.loading.loader_parts import LoaderParts, loader_of, without_loaders
 from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.train_loader import IterableLoader, TrainLoader, train_loader
+from wellfed.loading.stream import Stream, check_items, is_stream
+from wellfed.loading.stream_loader import UNKNOWN_LENGTH, EvalStream, StreamLoader, StreamReading
+from wellfed.loading.train_loader import TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
-from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, OwnLoader, RunPlan
+from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, OwnLoader, RunPlan, StreamFacts
 from wellfed.record import OnEvent, ignore_event
 from wellfed.step.train_step import parameter_groups
 
@@ -75,15 +77,19 @@ def make_parts(config: RunConfig) -> Parts:
     else:
         data, data_module = _datasets(build(workload.data, "workload.data"), workload.data.get("_target_"))
         model = build(workload.model, "workload.model", **data.model_args)
-    data = without_loaders(data, config.seed)
+    data = _described(without_loaders(data, config.seed))
     if loader := loader_of(data, "train"):
         data = replace(data, notes=(*data.notes, f"Training data: {loader.describe()}."))
     if is_lightning_module(model):
+        if workload.metrics is not None:
+            problem = f"{workload.model.get('_target_')} is a LightningModule, which logs its own metrics."
+            raise ConfigError.of("workload.metrics", problem, "Set workload.metrics=null, and log them in its steps.")
         if data_module is not None:
             from wellfed.lit.data_module import use_hooks
 
             use_hooks(model, data_module)
         return Parts(data, model, None, is_lightning_module=True, data_module=data_module)
+    make_metrics(config)  # their faults, before anything is planned
     _check_model(model, workload.model.get("_target_"))
     if workload.optimizer is None:
         problem = "null leaves nothing to train with; only a LightningModule brings its own."
@@ -96,11 +102,26 @@ def make_parts(config: RunConfig) -> Parts:
     return Parts(data, model, features, has_sparse_gradients=sparse, data_module=data_module)
 
 
-def tear_down(parts: Parts) -> None:
-    """What a LightningDataModule does when nothing is asked of it any more."""
+def _described(data: Datasets) -> Datasets:
+    """With its streams told from data that have an index."""
+
+    def described(split: str) -> Any:
+        dataset, loader = getattr(data, split), loader_of(data, split)
+        if not is_stream(dataset):
+            return dataset
+        if loader is None:
+            return Stream.of(dataset)
+        return Stream(dataset, gives_batches=loader.gives_batches or None, worker_init=loader.worker_init)
+
+    return replace(data, train=described("train"), val=described("val"), test=described("test"))
+
+
+def end(parts: Parts) -> None:
+    """To be called when nothing is asked of the data any more."""
     if parts.data_module is not None:
-        for stage in ("fit", "test"):
-            parts.data_module.teardown(stage)
+        from wellfed.lit.data_module import tear_down
+
+        tear_down(parts.data_module)
 
 
 def with_loader(config: RunConfig, data: Datasets) -> RunConfig:
@@ -174,6 +195,24 @@ def _check_hooks(data_module: Any) -> None:
         raise ConfigError.of("workload.data", problem, way_out)
 
 
+def make_metrics(config: RunConfig) -> Any:
+    """The metrics of torchmetrics that the configuration names; None where it names none."""
+    node = config.workload.metrics
+    if node is None:
+        return None
+    from torchmetrics import MetricCollection
+
+    found = built(node, "workload.metrics")
+    if isinstance(found, MetricCollection):
+        return found
+    try:
+        return MetricCollection(found)
+    except (ValueError, TypeError) as error:
+        problem = f"can't be collected: {error}"
+        way_out = "Name classes of torchmetrics: one, a list of them, or a mapping {accuracy: {_target_: ...}}."
+        raise ConfigError.of("workload.metrics", problem, way_out) from error
+
+
 def is_lightning_module(model: Any) -> bool:
     """Whether the user brings a finished LightningModule, which runs its own step; Lightning is not imported for it."""
     lightning = sys.modules.get("lightning.pytorch")  # who has made one has imported it
@@ -210,14 +249,14 @@ def _check_model(model: Any, target: str) -> None:
 def data_facts(parts: Parts) -> DataFacts:
     """What the plan needs to know of the data."""
     data, features = parts.data, parts.features
-    splits: list[Any] = [data.train, data.val, data.test]
-    train, *others = (len(each) if hasattr(each, "__len__") else 0 for each in splits)
+    train, *others = map(_num_samples, (data.train, data.val, data.test))
     loaders = {split: loader for split in ("train", "val", "test") if (loader := loader_of(data, split))}
     return DataFacts(
         num_train=train,
         has_fetch=callable(getattr(data.train, "fetch", None)),
-        is_iterable=not hasattr(data.train, "__getitem__"),
+        stream=_stream_facts(data.train) if isinstance(data.train, Stream) else None,
         num_eval=max(others),
+        eval_batch_size=max(of_split(data.eval_batch_size, split) or 0 for split in ("val", "test")) or None,
         feature_rows=features.num_rows if features else 0,
         feature_bytes=features.bytes if features else 0,
         features_trainable=features.trainable if features else False,
@@ -235,6 +274,23 @@ def _numbers(parts: LoaderParts) -> OwnLoader:
         persistent_workers=loader.persistent_workers,
         pin_memory=loader.pin_memory,
         timeout_s=loader.timeout,
+    )
+
+
+def _num_samples(split: Any) -> int:
+    """Of a stream a number that there is always more of than of workers."""
+    return UNKNOWN_LENGTH if isinstance(split, Stream) else len(split) if hasattr(split, "__len__") else 0
+
+
+def _stream_facts(stream: Stream) -> StreamFacts:
+    return StreamFacts(
+        stream.name,
+        has_length=stream.length is not None,
+        gives_batches=stream.gives_batches,
+        shared_by=stream.shared_by,
+        shares_ranks_itself=stream.shares_ranks_itself,
+        num_shards=stream.num_shards,
+        has_states=stream.has_states,
     )
 
 
@@ -360,7 +416,10 @@ def loader_settings(config: RunConfig, planned: LoaderSection) -> LoaderSettings
 
 def inline_settings(config: RunConfig) -> LoaderSettings:
     """The same batches, built in this process."""
-    return LoaderSettings(skip_ids=tuple(config.loader.skip_ids), max_skipped=config.loader.max_skipped)
+    asked = config.loader
+    return LoaderSettings(
+        skip_ids=tuple(asked.skip_ids), max_skipped=asked.max_skipped, shuffle_buffer=asked.shuffle_buffer
+    )
 
 
 def one_off_settings(config: RunConfig, plan: RunPlan) -> LoaderSettings:
@@ -392,7 +451,7 @@ def make_train_loader(
     rank: int = 0,
     batch_size: int | None = None,
     on_event: OnEvent = ignore_event,
-) -> TrainLoader | IterableLoader:
+) -> TrainLoader | StreamLoader:
     """The steps of training for one rank.
 
     Args:
@@ -401,11 +460,13 @@ def make_train_loader(
     """
     trainer, effective, loader = config.trainer, config.workload.samples_per_step, loader_of(data, "train")
     limit = trainer.limit_batches if trainer.overfit_batches is None else trainer.overfit_batches
-    if limit is not None and batch_size is not None and hasattr(data.train, "__getitem__"):
+    if limit is not None and batch_size is not None and not getattr(data.train, "gives_batches", False):
         limit *= math.ceil(effective / batch_size)  # the same samples are more of smaller batches
     if loader is not None and settings.backend == "own":
-        return IterableLoader(loader.loader, limit)
-    has_own_order = loader is not None and loader.sampled is None and not loader.shuffle
+        own = Stream(loader.loader)
+        return train_loader(own, LoaderSettings(), batch_size=effective, seed=config.seed, limit_batches=limit)
+    is_read_in_order = isinstance(data.train, Stream)
+    has_own_order = loader is not None and loader.sampled is None and not (loader.shuffle or is_read_in_order)
     return train_loader(
         data.train,
         settings,
@@ -414,7 +475,7 @@ def make_train_loader(
         rank=rank,
         world_size=1 if batch_size is not None else trainer.devices,
         drop_last=config.workload.drop_last,
-        collate=loader.collate if loader else data.collate,
+        collate=data.collate,
         limit_batches=limit,
         shuffle=trainer.overfit_batches is None and not has_own_order,
         sampled=loader.sampled if loader else None,
@@ -467,40 +528,64 @@ def look_at_first_batches(config: RunConfig, first: LoaderSettings, parts: Parts
     return time_first_batches(_loaders_of_a_trial(config, parts), lambda _: (), first, on_gpu=False)
 
 
-def _loaders_of_a_trial(config: RunConfig, parts: Parts, rank: int = 0) -> Callable[[LoaderSettings], TrainLoader]:
+def _loaders_of_a_trial(
+    config: RunConfig, parts: Parts, rank: int = 0
+) -> Callable[[LoaderSettings], TrainLoader | StreamLoader]:
     data = replace(parts.data, train=copied(parts.data.train))
-    return lambda settings: cast(TrainLoader, make_train_loader(config, settings, data, rank=rank))
+    return lambda settings: make_train_loader(config, settings, data, rank=rank)
 
 
 def make_eval_loader(
-    config: RunConfig, plan: RunPlan, data: Datasets, split: str, *, rank: int = 0, world_size: int = 1
-) -> EvalLoader | OwnEvalLoader:
+    config: RunConfig,
+    plan: RunPlan,
+    data: Datasets,
+    split: str,
+    *,
+    rank: int = 0,
+    world_size: int = 1,
+    few: int | None = None,
+) -> EvalLoader | EvalStream:
     """A pass over ``val`` or ``test``, which the workload has, in micro-batches, or in those of its DataLoader.
 
     Args:
         rank: of ``world_size`` that share the batches; 0 of 1 where each has all.
+        few: batches of a look, at most.
 
     Raises:
-        DataError: the split is an iterable, or can't be sent to worker processes.
+        DataError: the split gives no samples, or can't be sent to worker processes.
     """
-    dataset, loader, limit = getattr(data, split), loader_of(data, split), config.trainer.limit_batches
+    dataset, loader = getattr(data, split), loader_of(data, split)
+    limit = min((each for each in (config.trainer.limit_batches, few) if each is not None), default=None)
+    size = config.workload.eval_batch_size or of_split(data.eval_batch_size, split) or plan.memory.micro_batch
+    more: dict[str, Any] = {
+        "seed": config.seed,
+        "collate": of_split(data.eval_collate, split) or data.collate,
+        "drop_last": loader.drop_last if loader else False,
+    }
     if loader is not None and plan.loader.backend == "own":
-        return OwnEvalLoader(loader.loader, limit)
-    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
-        raise DataError(f"The {split} data ({type(dataset).__name__}) must be map-style: __len__ and __getitem__.")
+        dataset, settings = Stream(loader.loader), LoaderSettings()
+    else:
+        settings = _eval_settings(config, plan, dataset)
+    if is_stream(dataset):
+        reading = StreamReading(Stream.of(dataset), settings, batch_size=size, purpose="evaluation", **more)
+        return EvalStream(reading, limit_batches=limit)
+    check_items(dataset, by_item=False)
     return EvalLoader(
         dataset,
-        (loader.batch_size if loader else None) or plan.memory.micro_batch,
-        seed=config.seed,
-        settings=_eval_settings(config, plan, dataset),
+        size,
+        settings=settings,
         rank=rank,
         world_size=world_size,
-        collate=loader.collate if loader else data.collate,
         limit_batches=limit,
-        drop_last=loader.drop_last if loader else False,
         sampled=loader.sampled if loader else None,
         worker_init=loader.worker_init if loader else None,
+        **more,
     )
+
+
+def of_split(given: Any, split: str) -> Any:
+    """What `Datasets` gives for all of evaluation, or by the names of the splits."""
+    return given.get(split) if isinstance(given, Mapping) else given
 
 
 def _eval_settings(config: RunConfig, plan: RunPlan, dataset: Any) -> LoaderSettings:

@@ -23,7 +23,9 @@ from wellfed.footprint.forked_estimate import in_fork
 from wellfed.footprint.rehearsal import Task
 from wellfed.loading.backend_benchmark import copied, without_side_effects
 from wellfed.loading.longest_batch import Longest, longest_batch
-from wellfed.loading.train_loader import IterableLoader, TrainLoader
+from wellfed.loading.stream import Stream
+from wellfed.loading.stream_loader import StreamLoader
+from wellfed.loading.train_loader import TrainLoader
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.step.micro_batches import Preparation
@@ -75,7 +77,7 @@ class Footprints:
         task = Task(
             make_batch=make_batch,
             make_optimizer=make_optimizer,
-            prepare=Preparation(self._train, self._config.seed),
+            prepare=Preparation(self._train, self._config.seed, self._parts.model),
             precision=self._plan.device.precision,
             checkpointed=checkpointed,
             feature_mode=features,  # type: ignore[arg-type]
@@ -111,9 +113,9 @@ class Footprints:
             if callable(getattr(self._train, "split", None)):  # its parts need not share the first dimension
                 return self._first_batch
             with self._deliveries(min(SAMPLES, self._samples)) as deliveries:
-                # A copy of an iterable may share its source with the one that trains: no more than must be is taken.
-                is_map_style = hasattr(self._train, "__getitem__")
-                self._longest = longest_batch(deliveries if is_map_style else islice(deliveries, 1))
+                # A stream's own batches are as large as they are: no more of them is read than must be.
+                is_one = isinstance(self._train, Stream) and self._train.gives_batches
+                self._longest = longest_batch(islice(deliveries, 1) if is_one else deliveries)
             return estimate.repeated(self._longest.batch)
         except Exception as error:  # noqa: BLE001  training asks for the same samples and tells
             return NoEstimate(f"no batch could be built: {first_line(error)}")
@@ -130,7 +132,7 @@ class Footprints:
         with without_side_effects(), closing(deliveries):
             yield deliveries
 
-    def _loader(self, batch_size: int | None) -> TrainLoader | IterableLoader:
+    def _loader(self, batch_size: int | None) -> TrainLoader | StreamLoader:
         data, settings = (
             replace(self._parts.data, train=self._train),
             assemble.one_off_settings(self._config, self._plan),

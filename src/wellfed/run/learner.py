@@ -20,12 +20,14 @@ from wellfed.lit.callbacks.rank_shares import RankShares
 from wellfed.lit.callbacks.users import steps_only
 from wellfed.lit.ceiling import steps_alone
 from wellfed.lit.data_module import DataModuleCallback
-from wellfed.lit.evaluating import SHARING_STRATEGIES, MeanLoss, can_be_shared
+from wellfed.lit.evaluating import SHARING_STRATEGIES
 from wellfed.lit.guest import NonFinite
 from wellfed.lit.loggers import for_trainer
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.lit.scheduling import Schedule
 from wellfed.lit.sharding import KeepWeights
+from wellfed.lit.split_metrics import can_be_shared
+from wellfed.loading.stream import Stream
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
@@ -78,11 +80,17 @@ class Learner:
     def _trainer(
         self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any], users: Sequence[Any]
     ) -> Any:
-        books, every = self.books, self.config.trainer.log_every_steps
-        loggers = for_trainer(books.loggers, self.figures.logged, books.folder)
+        asked, books = self.config.trainer, self.books
         return self.known_to_data(
             guest.make_guest_trainer(
-                options, callbacks, books.folder, users=users, last=last, loggers=loggers, log_every=every
+                options,
+                callbacks,
+                books.folder,
+                users=users,
+                last=last,
+                loggers=for_trainer(books.loggers, self.figures.logged, books.folder),
+                log_every=asked.log_every_steps,
+                sanity_batches=asked.sanity_batches if self.parts.is_lightning_module else 0,
             )
         )
 
@@ -109,7 +117,7 @@ class Learner:
     def known_to_data(self, trainer: Any) -> Any:
         """A Trainer, of which a LightningDataModule of the user's is told."""
         if self.parts.data_module is not None:
-            trainer.callbacks.append(DataModuleCallback(self.parts.data_module))
+            trainer.callbacks.insert(0, DataModuleCallback(self.parts.data_module))
         return trainer
 
     def best_metric(self) -> Best:
@@ -129,7 +137,9 @@ class ModelLearner(Learner):
 
     def __post_init__(self) -> None:
         is_shareable = self.options.devices > 1 and self.options.strategy in SHARING_STRATEGIES
-        self.shares_evaluation = is_shareable and can_be_shared(self.parts.data.evaluation or MeanLoss())
+        # Of a split that is a stream each rank reads the whole.
+        is_shareable &= not any(isinstance(split, Stream) for split in (self.parts.data.val, self.parts.data.test))
+        self.shares_evaluation = is_shareable and can_be_shared(self.parts.data.evaluation)
         self._whole = KeepWeights() if self.plan.trainer.strategy == "fsdp" else None
         self.module = self._step_module()
         self.own_best = self.module.evaluation.best_metric, self.module.evaluation.best_mode
@@ -180,6 +190,7 @@ class ModelLearner(Learner):
             model,
             train_data=data.train,
             evaluation=data.evaluation,
+            metrics=assemble.make_metrics(config),
             eval_data={"val": data.val, "test": data.test},
             features=features,
             feature_rows=parts.feature_rows,

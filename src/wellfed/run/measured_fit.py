@@ -73,7 +73,7 @@ class ConfiguredStep:
             model,
             self._optimizer,
             loss=Loss(model, plan.device.compile, lambda message: None),
-            prepare=Preparation(parts.data.train, config.seed),
+            prepare=Preparation(parts.data.train, config.seed, model),
             micro=self._micro,
             precision=self._precision,
             device=device,

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,15 @@ from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, StopWhenMeasured, T
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.profile import ProfilerTrace
 from wellfed.lit.callbacks.progress import Counts, ProgressBar, ProgressReport
+from wellfed.lit.callbacks.sanity import SanityCheck
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
 from wellfed.lit.prefetch import prefetched
+from wellfed.lit.stream_ranks import StepsOfRanks
 from wellfed.loading.backend_benchmark import copied
+from wellfed.loading.loader_parts import loader_of
+from wellfed.loading.stream import Stream
+from wellfed.loading.stream_loader import StreamLoader
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
@@ -33,6 +39,7 @@ from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.learner import GuestLearner, ModelLearner
 from wellfed.run.outcome import lost_rank
 from wellfed.run.resume import CHECKPOINTS
+from wellfed.run.user_callbacks import check_monitors
 from wellfed.stop_request import StopRequest
 from wellfed.timing.step_clock import StepClock
 
@@ -78,8 +85,8 @@ class Passes:
         lit.set_backend_flags(options)
         settings, on_event = assemble.loader_settings(config, plan.loader), books.journal.event
         self._loader = assemble.make_train_loader(config, settings, parts.data, rank=rank, on_event=on_event)
-        self.steps_per_epoch = len(self._loader)
-        """Optimizer steps of one pass over the training data."""
+        self.steps_per_epoch = self._loader.steps_per_epoch
+        """Optimizer steps of one pass over the training data; None = a stream that does not say."""
         self._ceiling_steps = config.telemetry.ceiling_steps if config.telemetry.enabled else 0
         self.figures = figures = Figures(
             books.journal.metrics,
@@ -129,6 +136,12 @@ class Passes:
         callbacks = [*self._callbacks(Clock(clock, self._journal.steps), on_start), bar]
         if config.trainer.profile_steps:
             callbacks.insert(1, ProfilerTrace(self._books.folder / "profile.json", config.trainer.profile_steps))
+        if config.trainer.sanity_batches:
+            splits = [split for split in ("val", "test") if self._learner.evaluates(split)]
+            few = {split: partial(self._few_of, split) for split in splits}
+            loaders = [loader for split in splits if (loader := loader_of(self._parts.data, split))]
+            drawn_from = [generator for loader in loaders for generator in loader.generators]
+            callbacks.insert(0, SanityCheck(few, self._check_names, drawn_from))
         keep = [self._checkpoints, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:
@@ -160,12 +173,19 @@ class Passes:
         return StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
 
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
-        return [clock, ProgressReport(self._progress), Counts(on_start, self._books.stepped), self.figures]
+        return [
+            clock,
+            ProgressReport(self._progress),
+            Counts(on_start, self._books.stepped, self.steps_per_epoch),
+            self.figures,
+        ]
 
     def _fit(self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None) -> None:
         device, learner = trainer.strategy.root_device, self._learner  # this rank's own
         learner.begin_pass()
-        with prefetched(self._loader, learner.module, device, self._plan.loader.device_prefetch) as batches:
+        with prefetched(self._loader, learner.module, device, self._plan.loader.device_prefetch) as own:
+            has_ranks = isinstance(self._loader, StreamLoader) and self._options.devices > 1
+            batches = StepsOfRanks(own, drop_last=self._config.workload.drop_last) if has_ranks else own
             loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
             lit.fit(trainer, learner.module, loader, val_batches, checkpoint)
         self._loader.close()
@@ -217,7 +237,10 @@ class Passes:
         except Exception as error:  # noqa: BLE001  it costs a figure; other ranks are told below
             failure = error
         try:
-            summary = run_ceiling(self._learner.module, deliveries, self._options, steps, self._books.folder)
+            data_module = self._parts.data_module
+            summary = run_ceiling(
+                self._learner.module, deliveries, self._options, steps, self._books.folder, data_module
+            )
         except Exception as error:  # noqa: BLE001  a user's step in another place than training
             failure = error
         if failure is not None:
@@ -242,7 +265,7 @@ class Passes:
         None where it is not, or where it can't be done.
         """
         config, data, known, planned = self._config, self._parts.data, self._parts.first_batches, self._plan.loader
-        if known is None or not planned.has_processes:
+        if known is None or not planned.has_processes or isinstance(data.train, Stream):  # read in other parts
             return None
         later_ms = CEILING_BATCHES * known.build_ms * (1 - 1 / planned.num_workers)
         if later_ms > _LITTLE_MS or config.loader.max_skipped:  # a sample may be expected to kill who loads it
@@ -270,6 +293,21 @@ class Passes:
         value = self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
         if value is not None and self._rank == 0:
             self._checkpoints.validated_at_end(value, step)
+
+    @contextmanager
+    def _few_of(self, split: str) -> Iterator[Any]:
+        """The first batches of a split that is evaluated."""
+        few = self._config.trainer.sanity_batches
+        with closing(assemble.make_eval_loader(self._config, self._plan, self._parts.data, split, few=few)) as loader:
+            yield loader
+
+    def _check_names(self, split: str, metrics: Mapping[str, float]) -> None:
+        if split == "val":
+            check_monitors(self._config, self._parts, {f"val/{name}" for name in metrics})
+        name = self._config.trainer.best_metric
+        if split == "val" and name is not None and name not in metrics:
+            way_out = f"Set trainer.best_metric to one of {', '.join(metrics)}; null leaves it to the workload."
+            raise ConfigError.of(f"trainer.best_metric={name}", "validation gives no such metric.", way_out)
 
     @contextmanager
     def _eval_batches(self, split: str, trainer: Any) -> Iterator[Any]:

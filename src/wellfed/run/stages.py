@@ -118,7 +118,7 @@ class Run:
             written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
             books.record.artifacts.update(written)
             books.ceiling(passes.ceiling())
-            assemble.tear_down(parts)
+            assemble.end(parts)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes
@@ -143,7 +143,9 @@ class Run:
         state = load_checkpoint(target.checkpoint)
         passes.check_fits(target.checkpoint, state)
         step, position = int(state["global_step"]), state.get("position", {})
-        epochs = position.get("epoch", 0) + position.get("batch", 0) / passes.steps_per_epoch
+        stream = position.get("stream")
+        part = float(stream["is_over"]) if stream else position.get("batch", 0) / passes.steps_per_epoch
+        epochs = position.get("epoch", 0) + part
         self._books.go_on_after(step, epochs, in_place=target.in_place)
         self._books.journal.event("resume", step=step, checkpoint=str(target.checkpoint))
         screen.show_resume(self._console, target.checkpoint, step)

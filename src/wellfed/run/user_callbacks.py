@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from wellfed.config.build import TARGET, build
@@ -48,6 +48,19 @@ def make_callbacks(config: RunConfig, parts: Parts) -> dict[str, Any]:
     if faults:
         raise ConfigError(faults)
     return made
+
+
+def check_monitors(config: RunConfig, parts: Parts, names: Collection[str]) -> None:
+    """Raise a ConfigError for each figure of validation that is waited for and is not among these."""
+    waited = {f"callbacks.{name}.monitor": getattr(one, "monitor", None) for name, one in parts.callbacks.items()}
+    waited["workload.schedule.monitor"] = config.workload.schedule.monitor
+    faults = [
+        Fault(f"{where}={monitor}", "validation gives no such figure.", f"Set it to one of {', '.join(sorted(names))}.")
+        for where, monitor in waited.items()
+        if isinstance(monitor, str) and monitor.startswith("val/") and monitor not in names
+    ]
+    if faults:
+        raise ConfigError(faults)
 
 
 def _monitor_faults(where: str, monitor: Any, data: Datasets) -> Iterator[Fault]:

@@ -25,11 +25,12 @@ class MicroBatch(NamedTuple):
 class Preparation:
     """What happens to a micro-batch on the device before the model sees it: the data's ``on_device``, if it has one."""
 
-    def __init__(self, dataset: Any, seed: int) -> None:
+    def __init__(self, dataset: Any, seed: int, model: Any = None) -> None:
+        """``model``: is asked what a batch counts where the data does not say (``loss_weight``)."""
         self._seed = seed
         own = batches.methods(dataset)
         self._on_device: Callable[..., Batch] | None = own.get("on_device")
-        self._weight: Callable[[Batch], int] | None = own.get("weight")
+        self._weight: Callable[[Batch], int] | None = own.get("weight") or getattr(model, "loss_weight", None)
         self._split: Callable[[Batch, list[int]], list[Batch]] = own.get("split", batches.split)
 
     def split(self, batch: Batch, sizes: list[int]) -> list[Batch]:

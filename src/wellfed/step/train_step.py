@@ -190,8 +190,10 @@ class TrainStep:
             total: float = delivery.total
         else:
             total = max(1.0, self._ranks.total(sum(weights)))
-        found = zip(parts, sizes, weights, strict=True)
-        return [MicroBatch(part, number, size, weight / total) for number, (part, size, weight) in enumerate(found)]
+        found = enumerate(zip(parts, sizes, weights, strict=True))
+        made = [MicroBatch(part, number, size, weight / total) for number, (part, size, weight) in found]
+        # A mean over nothing is no number, not even where it counts nothing; ranks must do equally many.
+        return [part for part in made if part.share] if self._ranks.size == 1 and any(weights) else made
 
     def weigh(self, delivery: Delivery) -> None:
         """Note what the micro-batches of a delivery will count, unless that is known; to be asked on the host."""

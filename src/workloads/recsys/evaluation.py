@@ -119,6 +119,8 @@ class Ranking:
 
     best_metric = "ndcg_at_10"
     best_mode: Literal["max", "min"] = "max"
+    with_loss = False
+    """Its batches have no negatives."""
 
     def __init__(self, num_users: int, num_items: int) -> None:
         self.num_users = num_users

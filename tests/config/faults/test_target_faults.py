@@ -41,8 +41,8 @@ def data(**entries):
         (
             {"workload.data": {"_target_": "os.system", "command": "true"}},
             "workload.data._target_=os.system",
-            "os is not among the packages that a configuration may name (torch, lightning, wellfed, workloads).",
-            "config.allow_targets=[torch,lightning,wellfed,workloads,os]",
+            "os is not among the packages that a configuration may name (torch, lightning, torchmetrics, wellfed,",
+            "config.allow_targets=[torch,lightning,torchmetrics,wellfed,workloads,os]",
         ),
         ({"workload.data": {"_target_": "torch.os.system"}}, "workload.data._target_=torch.os.system", "os is not", ""),
         ({"workload.data": {"_target_": "torchx.f"}}, "workload.data._target_=torchx.f", "torchx is not among", ""),
@@ -99,9 +99,9 @@ def data(**entries):
             "Change workload.model.in_features.",
         ),
         (
-            {"workload.data": {"_target_": DATACLASS, "_args_": list(range(9))}},
+            {"workload.data": {"_target_": DATACLASS, "_args_": list(range(11))}},
             "workload.data._args_",
-            f"{DATACLASS} takes 7, not 9.",
+            f"{DATACLASS} takes 9, not 11.",
             "Leave some out.",
         ),
     ],

@@ -56,7 +56,7 @@ def test_a_file_gets_no_bar(tmp_path: Path) -> None:
 def test_counts_tell_steps_epochs_and_samples(tmp_path: Path) -> None:
     started: list[bool] = []
     told: list[tuple[int, float, int]] = []
-    counts = Counts(lambda: started.append(True), lambda *facts: told.append(facts))
+    counts = Counts(lambda: started.append(True), lambda *facts: told.append(facts), 3)
     tiny.fit(tiny.module(), tmp_path, [counts], max_steps=4)
     assert started == [True]
     assert [(step, samples) for step, _, samples in told] == [(1, 32), (2, 32), (3, 6), (4, 32)]

@@ -49,7 +49,8 @@ def check_static(config: RunConfig) -> list[Fault]:
     """Faults of all targets that the source files show; imports nothing, a few ms a target."""
     faults: list[Fault] = []
     for where, node in _configured(config):
-        if not isinstance(node, Mapping) or TARGET not in node:
+        names_something = any(True for _ in _targets(where, node)) if where == "workload.metrics" else is_target(node)
+        if not names_something:
             way_out = f"Set {where}.{TARGET}=<package>.<module>.<name>."
             faults.append(Fault(where, f"names nothing to build: it has no {TARGET}.", way_out))
         for inner_where, inner in _targets(where, node):
@@ -72,7 +73,7 @@ def _configured(config: RunConfig) -> Iterator[tuple[str, Any]]:
     """Dotted name and value of each place that must name something to build."""
     workload = config.workload
     yield "workload.model", workload.model
-    for name in ("data", "optimizer"):
+    for name in ("data", "optimizer", "metrics"):
         if (node := getattr(workload, name)) is not None:
             yield f"workload.{name}", node
     if workload.schedule.target is not None:
@@ -98,10 +99,15 @@ def _signature_of_imported(target: str, allowed: Sequence[str]) -> Signature | N
         return None
 
 
+def is_target(node: Any) -> bool:
+    """Whether a node says itself what is to be built."""
+    return isinstance(node, Mapping) and TARGET in node
+
+
 def _targets(where: str, node: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Every node with a `_target_` and its dotted name, outer ones first."""
     if isinstance(node, Mapping):
-        if TARGET in node:
+        if is_target(node):
             yield where, node
         for key, value in node.items():
             yield from _targets(f"{where}.{key}", value)

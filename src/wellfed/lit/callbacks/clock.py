@@ -28,6 +28,8 @@ class TimedLoader:
         self._loader, self._clock, self._unwrap = loader, clock, unwrap
         self.latest: Delivery | None = None
         """What was handed out last, without its batch, where that was handed out bare."""
+        self.on_last: Callable[[], None] = lambda: None
+        """Told that the next batch is the last of its epoch, where only the loader can know that."""
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -54,6 +56,8 @@ class TimedLoader:
             self._clock.copy_begins(batch.epoch)
             if self._unwrap:
                 self.latest = replace(batch, batch=None, num_samples=batch.size)
+            if batch.is_last:
+                self.on_last()
             handed = [batch.batch if self._unwrap else batch]
             del batch  # what stands still here would keep it on the device
             yield handed.pop()

@@ -91,6 +91,8 @@ class Figures(pl.Callback):
         self._tell("train", values, trainer, self._throughput)
 
     def on_validation_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
         self.validated_step = self.step
         if isinstance(module, StepModule):
             self._tell("val", module.evaluated(), trainer)
@@ -100,7 +102,8 @@ class Figures(pl.Callback):
             self._tell("test", module.evaluated(), trainer)
 
     def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        if not isinstance(module, StepModule):  # what it logs in its own hook comes after ours at the epoch's end
+        # What it logs in its own hook at the epoch's end comes after ours.
+        if not (isinstance(module, StepModule) or trainer.sanity_checking):
             self._tell("val", self._logged(trainer, "val"), trainer)
 
     def on_test_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -114,7 +117,7 @@ class Figures(pl.Callback):
         module logs when an epoch has ended comes after them.
         """
         trainer = self._trainer
-        if trainer is None:
+        if trainer is None or trainer.sanity_checking:
             return
         state = "test" if trainer.testing else "val" if trainer.validating else "train"
         is_in_epoch = trainer._logger_connector._first_loop_iter is not None

@@ -45,15 +45,19 @@ _BAR_WIDTH = 24
 class Counts(pl.Callback):
     """Tells how far training is, after every step and before anything is saved."""
 
-    def __init__(self, on_start: Callable[[], None], on_step: Callable[[int, float, int], None]) -> None:
+    def __init__(
+        self, on_start: Callable[[], None], on_step: Callable[[int, float, int], None], steps_per_epoch: int | None
+    ) -> None:
         """``on_step`` takes steps done, epochs done (a fraction), samples of this step over all ranks."""
-        self._on_start, self._on_step = on_start, on_step
+        self._on_start, self._on_step, self._steps_per_epoch = on_start, on_step, steps_per_epoch
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._on_start()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        epochs = trainer.current_epoch + (batch_idx + 1) / trainer.num_training_batches
+        is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
+        part = 0.0 if self._steps_per_epoch is None else (batch_idx + 1) / self._steps_per_epoch
+        epochs = trainer.current_epoch + (1.0 if is_last else min(1.0, part))
         self._on_step(trainer.global_step, epochs, step_samples(trainer, module, batch))
 
 

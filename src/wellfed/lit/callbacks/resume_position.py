@@ -59,10 +59,16 @@ class GoOn(pl.Callback):
             return  # not one of our loaders wrote it
         self._loader.load_state_dict(positions[0])
         position, length = self._loader.state_dict(), len(self._loader)
+        stream = position.get("stream")
+        if stream and stream["is_over"]:
+            length = position["batch"]
         # Other loader.skip_ids give the rest of an epoch other numbers; manual optimization may step several times a
         # batch: Lightning's batches are not our steps then.
         step = int(checkpoint["global_step"])
-        trained = step if module.automatic_optimization else position["epoch"] * length + position["batch"]
+        if module.automatic_optimization:
+            trained = step
+        else:
+            trained = stream["total"] if stream else position["epoch"] * length + position["batch"]
         counters.update(counters_at(position, length, trained, counters))
 
 

@@ -1,0 +1,140 @@
+"""Makes a workload's model of a Hugging Face one, whose batches weigh as much as the tokens in them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import transformers
+from torch import Tensor, nn
+
+from wellfed import batches
+from wellfed.contract import Batch, LossOutput
+from wellfed.errors import ConfigError, DataError
+
+Weight = Literal["rows", "tokens", "next_tokens"]
+_LOG = logging.getLogger(__name__)
+_BY_LOSS: Mapping[str | None, Weight] = {
+    **dict.fromkeys(("ForCausalLM", "ForConditionalGeneration"), "next_tokens"),
+    **dict.fromkeys(("ForMaskedLM", "ForTokenClassification", "ForSemanticSegmentation"), "tokens"),
+    **{f"For{kind}Classification": "rows" for kind in ("Sequence", "Image", "Video", "Audio")},
+    "ForQuestionAnswering": "rows",
+}
+"""``PreTrainedModel.loss_type`` -> what the loss is a mean over."""
+IGNORED = -100
+"""The label of what is no target, in all of transformers but segmentation."""
+
+
+def from_transformers(
+    model: Any,
+    *,
+    path: str | None = None,
+    config: Mapping[str, Any] | None = None,
+    weight: Weight | None = None,
+    **options: Any,
+) -> TransformersModel:
+    """A model whose ``loss(batch)`` calls it with the batch's entries and takes the loss that it returns.
+
+    Args:
+        model: one that is made, also by peft; or the name of a class of transformers (``AutoModelForCausalLM``).
+        path: folder of weights and configuration for that class; a name on the hub is downloaded.
+        config: makes it anew in place of ``path``; an Auto class needs ``model_type`` in it.
+        weight: what its loss is a mean over: rows, the tokens with a label, or those but the first of each row. None =
+            as transformers says of its class.
+        options: for ``from_pretrained``.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
+    if weight is not None and weight not in get_args(Weight):
+        way_out = f"Write one of {', '.join(get_args(Weight))}, or null."
+        raise ConfigError.of(f"workload.model.weight={weight}", "is nothing that a loss can be a mean over.", way_out)
+    if isinstance(model, str):
+        model = _made(model, path, config, options)
+    return TransformersModel(model, weight)
+
+
+def _made(name: str, path: str | None, config: Mapping[str, Any] | None, options: Mapping[str, Any]) -> nn.Module:
+    made: Any = getattr(transformers, name, None)
+    if not hasattr(made, "from_pretrained"):
+        way_out = "Name a class such as AutoModelForCausalLM or BertForSequenceClassification."
+        raise ConfigError.of(f"workload.model.model={name}", "is no model class of transformers.", way_out)
+    if (path is None) == (config is None):
+        problem = f"{name} is made from path (a folder with weights) or from config; one of them must be given."
+        raise ConfigError.of("workload.model", problem, "Set workload.model.config={model_type: gpt2}, say.")
+    if path is not None:
+        try:
+            return made.from_pretrained(path, local_files_only=Path(path).is_dir(), **options)  # type: ignore[no-any-return]
+        except (OSError, ValueError) as error:
+            first = str(error).strip().splitlines()[0]
+            way_out = "Name a folder with config.json and weights, as save_pretrained writes it."
+            raise ConfigError.of(f"workload.model.path={path}", f"{first}", way_out) from error
+    given = {**(config or {}), **options}
+    if not hasattr(made, "config_class") or made.config_class is None:  # an Auto class
+        kind = given.pop("model_type", None)
+        if kind is None:
+            problem = f"{name} needs model_type."
+            raise ConfigError.of(
+                "workload.model.config", problem, "Add model_type: gpt2, say, or name the class itself."
+            )
+        return made.from_config(transformers.AutoConfig.for_model(kind, **given))  # type: ignore[no-any-return]
+    given.pop("model_type", None)
+    return made(made.config_class(**given))  # type: ignore[no-any-return]
+
+
+class TransformersModel(nn.Module):
+    """A model of transformers, or of peft around one, with ``loss`` and ``loss_weight``."""
+
+    def __init__(self, model: nn.Module, weight: Weight | None = None) -> None:
+        super().__init__()
+        self.model = model
+        base: Any = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+        self._weight: Weight = weight or _weight_of(base)
+        is_segmentation = getattr(base, "loss_type", None) == "ForSemanticSegmentation"
+        self._ignored: int = getattr(base.config, "semantic_loss_ignore_index", 255) if is_segmentation else IGNORED
+
+    def forward(self, batch: Batch) -> Any:
+        """The model's output for a batch: a mapping of its arguments."""
+        return self.model(**batch)
+
+    def loss(self, batch: Batch) -> LossOutput:
+        """The model's own loss; logits and labels are for metrics, as far as each logit has its label."""
+        output = self(batch)
+        if getattr(output, "loss", None) is None:
+            found = ", ".join(batch)
+            raise DataError(
+                f"{type(self.model).__name__} gives no loss for a batch of {found}. Add labels to the samples, or let "
+                "the collator make them (DataCollatorForLanguageModeling)."
+            )
+        predictions, targets = getattr(output, "logits", None), batch.get("labels")
+        if self._weight == "next_tokens" and isinstance(predictions, Tensor) and targets is not None:
+            predictions, targets = predictions[:, :-1], targets[:, 1:]
+        return LossOutput(output.loss, predictions=predictions, targets=targets)
+
+    def loss_weight(self, batch: Batch) -> int:
+        """What the loss of a batch is a mean over."""
+        labels = batch.get("labels")
+        if self._weight == "rows" or labels is None:
+            return batches.batch_size(batch)
+        counted = labels[:, 1:] if self._weight == "next_tokens" else labels
+        return int((counted != self._ignored).sum())
+
+
+def _weight_of(model: Any) -> Weight:
+    """By the loss that transformers knows the class to have."""
+    name, kind = type(model).__name__, getattr(model, "loss_type", None)
+    if kind is None and "LMHead" in name:
+        kind = model.loss_type = "ForCausalLM"  # which transformers takes for such a class, with a warning
+    weight = _BY_LOSS.get(kind)
+    if weight is None:
+        _LOG.warning(
+            "%s: what its loss is a mean over is not known; rows are assumed. Set workload.model.weight=tokens or "
+            "next_tokens where it is a mean over tokens, else split batches are not weighed as the whole.",
+            name,
+        )
+        return "rows"
+    # An encoder-decoder shifts its inputs, not its labels.
+    is_whole = weight == "next_tokens" and getattr(model.config, "is_encoder_decoder", False)
+    return "tokens" if is_whole else weight

@@ -1,0 +1,276 @@
+"""A stream gives each sample once an epoch, whoever reads it, and goes on from wherever it was left."""
+
+import io
+import os
+import random
+import signal
+import time
+from itertools import chain
+
+import pytest
+import torch
+from torch.utils.data import IterableDataset
+
+from tests.loading import streams
+from tests.loading.streams import SIZE, loader_of
+from wellfed.errors import DataError
+from wellfed.loading.bad_samples import WorkerLost
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.stream import Stream
+from wellfed.loading.stream_loader import EvalStream, StreamReading
+
+INLINE = LoaderSettings()
+ONE = LoaderSettings("processes", 1, 2)
+TWO = LoaderSettings("processes", 2, 2, persistent_workers=True)
+THREE = LoaderSettings("torch", 3, 1)
+THREADS = LoaderSettings("threads", 3, 2)
+ALL = [INLINE, ONE, TWO, THREE, THREADS]
+
+
+def named(plan):
+    return f"{plan.backend}-{plan.num_workers}"
+
+
+def ids(delivery):
+    batch = delivery.batch
+    return [int(row) for row in (batch[:, 0] if batch.dim() > 1 else batch)]
+
+
+def epochs(made, number=2):
+    try:
+        return [[ids(delivery) for delivery in made] for _ in range(number)]
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("plan", ALL, ids=named)
+@pytest.mark.parametrize("kind", [streams.Plain, streams.Sharded, streams.InShards, streams.ByWorker, streams.Stateful])
+def test_each_sample_comes_once_an_epoch_in_batches_of_the_asked_size(kind, plan):
+    made = loader_of(kind(), plan)
+    found = epochs(made)
+    for epoch in found:
+        assert sorted(number for batch in epoch for number in batch) == list(range(SIZE))
+        assert [len(batch) for batch in epoch] == [4, 4, 4, 4, 4, 3]
+
+
+@pytest.mark.parametrize("kind", [streams.Plain, streams.InShards])
+def test_the_order_is_the_same_for_any_number_of_workers_where_the_parts_are(kind):
+    expected = epochs(loader_of(kind()))
+    assert all(epochs(loader_of(kind(), plan)) == expected for plan in ALL[1:])
+
+
+def test_drop_last_drops_less_than_a_batch_however_many_read():
+    for plan in ALL:
+        assert [len(batch) for batch in epochs(loader_of(streams.Sharded(), plan, drop_last=True), 1)[0]] == [4] * 5
+
+
+def test_the_last_batch_of_an_epoch_says_so():
+    for size in (SIZE, 1, 24):
+        found = [delivery.is_last for delivery in loader_of(streams.Sharded(range(size)))]
+        assert found == [False] * (len(found) - 1) + [True]
+
+
+def saved(state):
+    """As a checkpoint has it."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("plan", [INLINE, TWO, THREADS], ids=named)
+@pytest.mark.parametrize("kind", [streams.Sharded, streams.InShards, streams.Stateful, streams.Drawing])
+@pytest.mark.parametrize("buffer", [None, 5])
+def test_it_goes_on_from_any_batch_as_if_it_had_not_been_left(kind, plan, buffer):
+    if plan is THREADS and kind is streams.Drawing:
+        pytest.skip("what it draws there can't be repeated")
+    settings = LoaderSettings(**{**vars(plan), "shuffle_buffer": buffer})
+    whole = loader_of(kind(), settings)
+    expected = [delivery.batch.tolist() for _ in range(2) for delivery in whole]
+    whole.close()
+    assert len(expected) == 12
+    for stop in range(1, 12) if plan is INLINE else (4, 6, 11):
+        first, seen = loader_of(kind(), settings), []
+        while len(seen) < stop:
+            for delivery in first:
+                seen.append(delivery.batch.tolist())
+                if len(seen) == stop:
+                    break
+        state = saved(first.state_dict())
+        first.close()
+        assert state == saved({**delivery.position})
+        second = loader_of(kind(), settings)
+        second.load_state_dict(state)
+        while len(seen) < 12:
+            seen += [delivery.batch.tolist() for delivery in second]
+        second.close()
+        assert seen == expected, stop
+
+
+@pytest.mark.parametrize("plan", ALL, ids=named)
+def test_batches_of_the_streams_own_are_handed_on_as_they_are(plan):
+    made = loader_of(streams.Batches(5), plan)
+    assert [(d.epoch, d.index, d.total, ids(d)) for _ in range(2) for d in made] == [
+        (epoch, number, 2, [number, number]) for epoch in (0, 1) for number in range(5)
+    ]
+    made.load_state_dict({"epoch": 1, "batch": 3, "stream": {**made.state_dict()["stream"], "asked": 3, "print": 0}})
+    made.close()
+    assert made.steps_per_epoch == 5
+
+
+def test_a_limit_ends_each_epoch():
+    made = loader_of(streams.Batches(5), limit_batches=2)
+    assert [[(d.epoch, d.index, d.is_last) for d in made] for _ in range(2)] == [
+        [(epoch, 0, False), (epoch, 1, True)] for epoch in (0, 1)
+    ]
+    assert made.steps_per_epoch == 2
+
+
+@pytest.mark.parametrize(("said", "given"), [(5, 3), (3, 5)])
+def test_an_epoch_ends_where_the_stream_does_and_a_wrong_length_is_told_once(said, given, caplog):
+    events = []
+    made = loader_of(streams.Batches(said, given), on_event=lambda kind, **facts: events.append((kind, facts)))
+    assert [[d.is_last for d in made] for _ in range(2)] == 2 * [[False] * (given - 1) + [True]]
+    (message,) = caplog.messages
+    assert message.startswith(
+        f"Batches promised {said} batches by its __len__ and gave {given} in epoch 0: the epoch ends"
+    )
+    assert events == [("stream_length", {"expected": said, "found": given, "epoch": 0})]
+
+
+def test_a_stream_that_gives_nothing_is_told():
+    with pytest.raises(DataError, match=r"^Sharded gave no batch in epoch 0\. Check workload\.data, and with"):
+        epochs(loader_of(streams.Sharded([])))
+    with pytest.raises(DataError, match=r"^Batches makes no step: its __len__ is 0\. Check workload\.data"):
+        loader_of(streams.Batches(0))
+    with pytest.raises(DataError, match=r"^Once gave no batch in epoch 1\. An epoch is one reading: let each iter"):
+        epochs(loader_of(Once()))
+
+
+class Once(IterableDataset):
+    def __init__(self):
+        self.numbers = iter(range(SIZE))
+
+    def __iter__(self):
+        return map(torch.tensor, self.numbers)
+
+
+class Broken(streams.Sharded):
+    def __iter__(self):
+        yield from (torch.tensor(number) for number in range(6))
+        raise KeyError("no such member")
+
+
+@pytest.mark.parametrize("plan", [INLINE, ONE, LoaderSettings("threads", 1, 2)], ids=named)
+def test_what_a_stream_raises_is_told_with_the_batch(plan):
+    made = loader_of(Broken(), plan)
+    with pytest.raises(DataError, match=r"^Broken: training batch 1 of epoch 0 could not be read: KeyError") as raised:
+        epochs(made)
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
+class Changing(streams.Plain):
+    """In another order whenever it is read."""
+
+    reads = 0
+
+    def __iter__(self):
+        Changing.reads += 1
+        return (torch.tensor(100 * Changing.reads + number) for number in range(SIZE))
+
+
+def test_a_stream_that_gives_others_on_the_second_reading_makes_the_resume_inexact_and_that_is_said(caplog):
+    for kind, told in ((Changing, 1), (streams.Plain, 0)):
+        made = going_on_with(kind())
+        caplog.clear()
+        assert [delivery.index for delivery in made] == [3, 4, 5]
+        assert len(caplog.messages) == told
+
+
+def going_on_with(dataset):
+    first, second = loader_of(dataset), loader_of(dataset)
+    for delivery in first:
+        if delivery.index == 2:
+            break
+    second.load_state_dict(first.state_dict())
+    return second
+
+
+class Odd(streams.Stateful):
+    def state_dict(self):
+        return {**super().state_dict(), "rng": random.Random(3)}
+
+
+def test_a_state_that_no_checkpoint_can_hold_is_left_out_and_that_is_said(caplog):
+    made = going_on_with(Odd())
+    assert [delivery.index for delivery in made] == [3, 4, 5]
+    message, _ = caplog.messages  # of the first run and of the second
+    assert message.startswith("Odd.state_dict() holds more than numbers, texts, tensors")
+
+
+def test_the_trainings_own_generators_are_left_alone():
+    torch.manual_seed(5)
+    before = torch.rand(3)
+    torch.manual_seed(5)
+    epochs(loader_of(streams.Drawing()))
+    assert torch.rand(3).equal(before)
+
+
+def test_noise_is_the_same_for_any_number_of_workers_and_order_by_the_epoch():
+    class Numbered(streams.Drawing):
+        num_shards = 3
+
+    def values(plan):
+        made = loader_of(Numbered(), plan)
+        found = [[delivery.batch.tolist() for delivery in made] for _ in range(2)]
+        made.close()
+        return found
+
+    first, second = values(INLINE)
+    assert sorted(row[0] for batch in first for row in batch) == list(range(SIZE))
+    assert first != second
+    assert values(TWO) == values(THREE) == [first, second]
+
+
+def test_a_buffer_shuffles_anew_each_epoch():
+    settings = LoaderSettings(shuffle_buffer=8)
+    first, second = epochs(loader_of(streams.Plain(), settings))
+    assert first != second != epochs(loader_of(streams.Plain()), 1)[0]
+    assert [sorted(chain(*epoch)) for epoch in (first, second)] == 2 * [list(range(SIZE))]
+    assert max(first[0]) < 8 + 4
+    assert epochs(loader_of(streams.Plain(), settings, shuffle=False)) == epochs(loader_of(streams.Plain()))
+
+
+class Hanging(streams.Plain):
+    def __iter__(self):
+        yield torch.tensor(0)
+        time.sleep(60)
+
+
+class Dying(streams.Plain):
+    def __iter__(self):
+        yield torch.tensor(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_hangs_or_dies_is_told():
+    late = loader_of(Hanging(), LoaderSettings("processes", 1, 2, timeout_s=1))
+    with pytest.raises(DataError, match=r"No batch came within loader\.timeout_s=1 s"):
+        epochs(late)
+    dead = loader_of(Dying(), ONE)
+    with pytest.raises(WorkerLost, match="killed by SIGKILL while it made training batch 0 of epoch 0"):
+        epochs(dead)
+
+
+@pytest.mark.parametrize("plan", [INLINE, TWO], ids=named)
+def test_an_evaluation_is_every_sample_once_in_any_pass(plan):
+    for kind in (streams.Sharded, streams.ByWorker, streams.Plain):
+        reading = StreamReading(Stream.of(kind()), plan, batch_size=4, seed=1, purpose="evaluation")
+        made = EvalStream(reading)
+        for _ in range(2):
+            found = [ids(delivery) for delivery in made]
+            assert sorted(chain(*found)) == list(range(SIZE))
+            assert [len(batch) for batch in found] == [4, 4, 4, 4, 4, 3]
+        made.close()
+        assert len(EvalStream(reading, limit_batches=2)) == 2
+        made.close()
