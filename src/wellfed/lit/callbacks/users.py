@@ -36,6 +36,11 @@ def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
     return None
 
 
+def is_average_beside_model(callback: pl.Callback) -> bool:
+    """Whether it keeps another copy of the weights where they are."""
+    return isinstance(callback, WeightAveraging) and callback._device is None
+
+
 def name_errors(callback: pl.Callback, name: str) -> None:
     """Whatever it raises from now on says so."""
     for hook in hooks_of(callback, (*HOOKS, *_STATE)):
