@@ -6,7 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, TQDMProgressBar
 
 from tests.lit import tiny
 from wellfed.errors import WellfedError
@@ -110,6 +110,13 @@ def test_an_average_is_validated_kept_and_left_in_the_module(tmp_path: Path) -> 
     assert latest["val/loss"] == pytest.approx(sum(losses) / tiny.NUM_SAMPLES)
 
 
+def test_lightnings_own_checkpoints_and_bars_may_be_among_them(tmp_path: Path) -> None:
+    own = ModelCheckpoint(tmp_path / "own", monitor="val/loss", filename="{step}", save_top_k=1)
+    bar = TQDMProgressBar(refresh_rate=0)
+    trained(tmp_path, [own, bar], max_epochs=2)
+    assert [path.name for path in (tmp_path / "own").glob("*.ckpt")] == ["step=6.ckpt"]
+
+
 def test_of_a_timed_training_a_callback_hears_the_steps_alone(tmp_path: Path) -> None:
     average, stopping = EMAWeightAveraging(decay=0.5), EarlyStopping("val/loss")
     timed = steps_only([average, stopping])
@@ -126,6 +133,7 @@ def test_what_is_no_callback_is_told() -> None:
     assert fault_of_callback(EMAWeightAveraging(), "ddp") is None
 
 
+@pytest.mark.guests
 def test_a_callback_of_the_other_distribution_is_told() -> None:
     other = pytest.importorskip("pytorch_lightning")
     problem, way_out = fault_of_callback(other.Callback(), "auto") or ("", "")

@@ -97,11 +97,11 @@ class Last(pl.Callback):
         trainer.callbacks.append(Together(self._callbacks))
 
 
-def monitored(trainer: pl.Trainer) -> tuple[str, Literal["max", "min"]] | None:
-    """Name, as in metrics.csv without ``val/``, and direction of the figure that callbacks or schedulers go by."""
+def monitored(trainer: pl.Trainer) -> list[tuple[str, Literal["max", "min"]]]:
+    """Name, as in metrics.csv without ``val/``, and direction of the figures that callbacks and schedulers go by."""
     found: list[tuple[Any, Any]] = [
         (one.monitor, one.mode) for one in trainer.callbacks if isinstance(one, (EarlyStopping, Checkpoint))
     ]
     found += [(one.monitor, one.scheduler.mode) for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]
     named = ((name_in_metrics(monitor, "val"), mode) for monitor, mode in found if monitor)
-    return next(((name.removeprefix("val/"), mode) for name, mode in named if name.startswith("val/")), None)
+    return [(name.removeprefix("val/"), mode) for name, mode in named if name.startswith("val/")]
