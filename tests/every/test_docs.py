@@ -16,6 +16,7 @@ import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from tests.every.test_pages import PAGES as FOLLOWED
 from wellfed import contract, errors, record
 from wellfed.commands.cli import COMMANDS
 from wellfed.config.compose import compose
@@ -246,7 +247,9 @@ def hold(words: list[str]) -> None:
         compose(point)
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name != "README.md"])  # whose blocks are run
+@pytest.mark.parametrize(
+    "name", [name for name in PAGES if name not in ("README.md", *FOLLOWED)]
+)  # whose blocks are run
 def test_commands_of_a_page_can_be_typed(name: str):
     for words in typed_commands(page(name)):
         hold(words)

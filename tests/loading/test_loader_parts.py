@@ -20,10 +20,10 @@ from torch.utils.data import (
 
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
+from wellfed.loading import stream
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.loader_parts import LoadedDatasets, loader_of, take_apart, without_loaders
 from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.stream import Stream
 from wellfed.loading.stream_loader import EvalStream, StreamReading
 from wellfed.loading.train_loader import train_loader
 
@@ -254,7 +254,7 @@ def test_an_evaluation_sees_what_the_sampler_chooses_once():
 
 
 def test_an_evaluation_as_the_loader_has_it():
-    own = Stream(DataLoader(Numbers(), batch_size=8))
+    own = stream.Stream(DataLoader(Numbers(), batch_size=8))
     loader = EvalStream(StreamReading(own, LoaderSettings(), batch_size=99, seed=1), limit_batches=2)
     assert len(loader) == 2
     assert [(one.batch.tolist(), one.total, one.index) for one in loader] == [
