@@ -104,12 +104,13 @@ def main() -> None:
     chosen = parser.parse_args()
 
     found: dict[str, list[tuple[float, float]]] = {}
+    commits = {"before": git("rev-parse", chosen.commit), "after": git("rev-parse", "HEAD")}
     with tempfile.TemporaryDirectory() as scratch:
         trees = {}
-        for which, commit in (("before", chosen.commit), ("after", "HEAD")):
+        for which, commit in commits.items():
             trees[which] = Path(scratch) / which
             git("clone", "-q", str(REPO), str(trees[which]))
-            git("-C", str(trees[which]), "checkout", "-q", git("rev-parse", commit))
+            git("-C", str(trees[which]), "checkout", "-q", commit)
         for number in range(chosen.rounds):
             for name in chosen.only:
                 order = random.Random(number).sample(list(trees), 2)
@@ -126,7 +127,7 @@ def main() -> None:
         "theme": "against",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "command": " ".join(["python benchmarks/against.py", *sys.argv[1:]]),
-        "git": git("rev-parse", "HEAD"),
+        "git": commits["after"],
         "machine": {"python": sys.version.split()[0], "cores": len(os.sched_getaffinity(0))},
         "config": {name: BENCHMARKS[name][0] for name in chosen.only},
         "results": results,

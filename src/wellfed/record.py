@@ -36,6 +36,7 @@ EventKind = Literal[
     "nan",
     "sample_skipped",
     "stream_length",
+    "resume_inexact",
     "compile_failed",
     "ceiling_failed",
     "ceiling_doubtful",
@@ -162,6 +163,18 @@ class MemoryEntry(TypedDict, total=False):
     measured_peak_gib: float
 
 
+class SwingEntry(TypedDict):
+    """What comes and goes with a period while a run trains."""
+
+    period_s: float
+    period_steps: int | None
+    """None: seen in the utilisation of a GPU, and in no step."""
+    cause: str | None
+    """The setting that implies the period; ``epoch`` = the end of each."""
+    r2: float | None
+    """Share of the variance of waiting, or of the rest of the step, that it explains."""
+
+
 class TelemetryEntry(TypedDict):
     """What watching took."""
 
@@ -207,7 +220,7 @@ class RunRecord:
     gpus: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Figures of each GPU, whose names `telemetry.metrics` has."""
     telemetry: TelemetryEntry | None = None
-    swing: dict[str, Any] | None = None
+    swing: SwingEntry | None = None
     findings: list[dict[str, Any]] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     """Each with its ``kind`` (`EventKind`), ``step``, ``time_s`` and facts of that kind."""

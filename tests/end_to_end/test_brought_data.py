@@ -57,6 +57,7 @@ def planned(folder: Path, *knobs: str) -> list[object]:
     return [plan[knob]["value"] for knob in knobs]
 
 
+@pytest.mark.slow
 def test_a_data_module_is_set_up_once_and_planned(user: Path) -> None:
     done = train(user, "sets", "trainer.max_epochs=2")
     assert done.code == 0, done.text
@@ -73,7 +74,7 @@ def test_a_data_module_is_set_up_once_and_planned(user: Path) -> None:
     hooks = (user / "hooks").read_text().splitlines()
     assert hooks[:3] == ["prepare_data", "setup fit", "setup test"]
     assert [line.partition(" after")[0] for line in hooks[3:]] == ["teardown fit", "teardown test"]
-    seen = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Sets"]["seen"]
+    seen = torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["Sets"]["seen"]
     assert seen == 14
     epochs = steps(user)[:7], steps(user)[7:14]
     assert [sorted(chain.from_iterable(epoch)) for epoch in epochs] == [list(range(100))] * 2

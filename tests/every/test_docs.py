@@ -20,6 +20,7 @@ from tests.every.test_pages import PAGES as FOLLOWED
 from wellfed import contract, errors, record
 from wellfed.commands.cli import COMMANDS
 from wellfed.config.compose import compose
+from wellfed.loading.loader_parts import loader_of, without_loaders
 from wellfed.sample_rng import SampleRng
 from wellfed.step.train_step import parameter_groups
 from wellfed.telemetry import metrics
@@ -152,7 +153,7 @@ def test_every_part_of_the_contract_is_described():
 def examples() -> dict[str, Any]:
     """What the code blocks of docs/workloads.md define."""
     blocks = re.findall(r"^```python\n(.*?)^```$", page("docs/workloads.md"), flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     space: dict[str, Any] = {}
     for block in blocks:
         exec(block, space)
@@ -175,6 +176,13 @@ def test_the_dataset_of_the_page_is_right(examples: dict[str, Any]):
     part = data.on_device(data.fetch(torch.tensor([3]), SampleRng(1, 0, 7)), SampleRng(1, 0, 7))["values"]
     assert torch.equal(whole[1:], part)  # the draw belongs to the index, not to the batch
     assert not torch.equal(whole[0], whole[1])
+
+
+def test_the_loaders_of_the_page_are_taken_apart(examples: dict[str, Any]):
+    data = without_loaders(contract.Datasets(**examples["loaders"](batch_size=8)), seed=1)
+    train = loader_of(data, "train")
+    assert train is not None
+    assert (train.batch_size, train.problem, train.sampled is not None) == (8, "", True)
 
 
 def test_the_evaluation_of_the_page_is_additive(examples: dict[str, Any]):

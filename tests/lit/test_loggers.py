@@ -47,11 +47,13 @@ def test_numbers_are_handed_on_and_nothing_else(tmp_path: Path) -> None:
 def test_what_the_quiet_experiment_is_given_is_said_to_be_dropped(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    experiment = Quiet(tmp_path).experiment
+    logger = Quiet(tmp_path)
+    experiment = logger.experiment
     assert not caplog.messages  # Lightning asks for it, too
     with caplog.at_level(logging.WARNING):
         experiment.add_image("a", torch.ones(3))
         experiment.add_text("a", "b")
+        logger.log_image("a", [torch.ones(3)])  # wandb's
     (line,) = caplog.messages
     assert "add_image" in line
 
@@ -65,7 +67,7 @@ def sink_of(logger: Any, *, name: str = "csv", steps: int = 20, is_new: bool = T
     """One that has taken all rows."""
     lost: list[str] = []
     logger.begin(CONFIG, is_new=is_new)
-    sink = LoggerSink(name, logger, CONFIG, lambda: steps, lost.append)
+    sink = LoggerSink(name, logger, lambda: steps, lost.append)
     for row in ROWS:
         sink.log(row)
     return sink, lost
@@ -108,7 +110,7 @@ def test_code_for_another_logger_runs_and_is_told_once(tmp_path: Path, caplog: p
     for _ in range(2):
         logger.experiment.add_image("a", torch.ones(3))
     (line,) = caplog.messages
-    assert "experiment.add_image keeps nothing with csv" in line
+    assert "add_image of self.logger keeps nothing with csv" in line
 
 
 def test_a_logger_that_fails_is_told_once_and_raises_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -160,7 +162,7 @@ def test_a_resumed_run_takes_back_what_lies_beyond_in_tensorboard(tmp_path: Path
     sink_of(open_tensorboard(tmp_path, resumed_at=None), name="tensorboard")[0].finish({}, 1)
     logger = open_tensorboard(tmp_path, resumed_at=15)
     logger.begin(CONFIG, is_new=False)
-    sink = LoggerSink("tensorboard", logger, CONFIG, lambda: 20, lambda reason: None)
+    sink = LoggerSink("tensorboard", logger, lambda: 20, lambda reason: None)
     sink.log({"step": 20, "train/loss": 0.125})
     sink.finish({}, 0)
     found = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -182,13 +184,14 @@ def test_mlflow_reads_all_that_was_logged_and_a_resumed_run_goes_on(
     logger = open_mlflow(uri, experiment="wellfed", name="first", run_id=None)
     sink, lost = sink_of(logger, name="mlflow")
     logger.finalize("success")  # of a Trainer
-    logger.log_hyperparams({"seed": 7})  # a module's own, of the same name
-    assert len(lost) == 1
+    logger.log_hyperparams({"seed": 7, "width": 3})  # a module's own, one of a name that is taken
     sink.finish(SUMMARY, 1)
     client = MlflowClient(uri)
     run = client.get_run(logger.run_id)
     assert (run.info.run_name, run.info.status) == ("first", "FAILED")
-    assert run.data.params["loader/num_workers"] == "3"
+    params = run.data.params
+    assert [params[name] for name in ("loader/num_workers", "seed", "hparams/seed", "width")] == ["3", "1", "7", "3"]
+    assert lost == []
     assert run.data.metrics["ceiling/samples_per_s"] == 1000
     assert run.data.metrics["val/ndcg_10"] == 0.125
     assert [(one.step, one.value) for one in client.get_metric_history(logger.run_id, "train/loss")][:2] == [

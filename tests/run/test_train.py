@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import io
+import logging
+import sys
+
 import pytest
 
 from wellfed.config.compose import compose
-from wellfed.run.train import SPIN_COUNT, launched_rank, set_environment
+from wellfed.run.train import SPIN_COUNT, launched_rank, log_file, set_environment
 
 
 @pytest.mark.parametrize(
@@ -34,3 +38,12 @@ def test_the_rank_that_a_launcher_gave(monkeypatch, variables, rank):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert launched_rank() == rank
+
+
+def test_a_warning_goes_to_whatever_is_stderr_by_then(tmp_path, monkeypatch):
+    """A bar that is drawn puts itself there: what was written beside it would tear it."""
+    with log_file(tmp_path / "train.log"):
+        monkeypatch.setattr(sys, "stderr", bar := io.StringIO())
+        logging.getLogger("wellfed").warning("look")
+    assert bar.getvalue() == "WARNING: look\n"
+    assert "look" in (tmp_path / "train.log").read_text()

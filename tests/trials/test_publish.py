@@ -10,7 +10,7 @@ import pytest
 from tests.sweep import made
 from tests.tracking.wandb_files import Stored, stored
 from wellfed import record
-from wellfed.config.schema import LoggerConfig
+from wellfed.config.schema import LoggerConfig, LoggerMode
 from wellfed.sweep import leaderboard_files
 from wellfed.sweep.ledger import Read, Row
 from wellfed.sweep.ranking import leaderboard
@@ -49,7 +49,7 @@ def written(folder: Path, rows: Sequence[Row] = ROWS) -> Path:
 
 
 def put(folder: Path, rows: Sequence[Row] = ROWS, **logger: str) -> None:
-    publish(folder, SWEEP, rows, LoggerConfig(**logger), number_of_rows=len(rows))
+    publish(folder, SWEEP, rows, LoggerConfig(**{"mode": LoggerMode.auto, **logger}), number_of_rows=len(rows))
 
 
 def runs_in(folder: Path) -> list[Path]:

@@ -12,6 +12,7 @@ from wellfed.config.schema import EvaluateConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from wellfed.record import write_atomically
 from wellfed.run.checkpoint_evaluation import evaluate_checkpoint
+from wellfed.run.screen import announce
 
 RESULT = "evaluation.json"
 
@@ -20,6 +21,7 @@ def evaluate(composed: Composed[EvaluateConfig]) -> int:
     """Print the metrics, and leave them as ``evaluation.json`` in the run's folder; the exit code."""
     try:
         checkpoint = Path(composed.config.checkpoint)
+        announce(f"Evaluating {checkpoint}: importing PyTorch, reading data, building the model")
         metrics = evaluate_checkpoint(checkpoint, composed.config)
     except Exception as error:  # noqa: BLE001  raised again where a traceback helps
         return tell(error, way_on="accelerator=cpu evaluates without the card.")

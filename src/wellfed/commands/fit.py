@@ -15,6 +15,7 @@ from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
 from wellfed.footprint.size_search import Probe
+from wellfed.run.screen import announce
 from wellfed.units import show_gib
 
 _TARGET = "target_util_pct="
@@ -35,6 +36,7 @@ def main(argv: Sequence[str]) -> int:
     composed: Composed[RunConfig] = compose([text for text in asked.overrides if not text.startswith(_TARGET)])
     # What the workload's code prints is no part of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
+        announce("Fitting: importing PyTorch, reading data, building the model")
         from wellfed.run.fitting import fit  # torch from here on: --help and a typo need none
 
         fitting = fit(composed, target, (lambda probe: None) if asked.json else _Rows())

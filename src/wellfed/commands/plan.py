@@ -22,7 +22,7 @@ from wellfed.diagnosis.report import show_value
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.hardware.profiles import PROFILES
 from wellfed.planning.run_plan import DryPlan, RunPlan
-from wellfed.run.screen import plan_table
+from wellfed.run.screen import announce, plan_table
 from wellfed.units import show_bytes, show_gib
 
 _HELP = "as for python src/train.py, e.g. gpu=8gb memory=cache trainer.devices=8"
@@ -45,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
     composed: Composed[RunConfig] = compose(asked.overrides)
     # What the workload's code prints is no part of the JSON.
     with contextlib.redirect_stdout(sys.stderr) if asked.json else contextlib.nullcontext():
+        announce("Planning: importing PyTorch, reading data, building the model")
         from wellfed.run.planner import plan_without_running  # torch from here on: --help and a typo need none
 
         found = plan_without_running(composed)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from wellfed.diagnosis.ceiling_check import ceiling_line
-from wellfed.record import RunRecord
+from wellfed.record import RunRecord, SwingEntry
 from wellfed.units import show_count, show_duration, show_energy, show_percent
 
 MOST_ALIKE = 3
@@ -85,7 +85,17 @@ def time_lines(record: RunRecord) -> list[str]:
         shares = {name: time[f"{name}_frac"] for name in ("wait", "copy", "compute", "host")}  # type: ignore[literal-required]
         shown = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
         lines.append(f"- a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {shown}")
+    if record.swing:
+        lines.append(f"- {swing_line(record.swing)}")
     return ["\n".join(lines)] if lines else ["No step was timed."]
+
+
+def swing_line(swing: SwingEntry) -> str:
+    """What comes and goes, and how often."""
+    if swing["period_steps"] is None:
+        return f"utilisation swings with a period of {swing['period_s']:.3g} s, which no step shows"
+    every = f"every {swing['period_steps']} steps ({show_duration(swing['period_s'])})"
+    return f"{every} steps take longer, which is the period of {swing['cause']}"
 
 
 def gpu_lines(record: RunRecord) -> list[str]:

@@ -12,11 +12,13 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from wellfed.tracking.sink import GuardedSink
@@ -38,6 +40,7 @@ class _OfRun(Logger):
     """Where numbers go; None = another logger of the same Trainer hands them on."""
     tell: Callable[[str], None] = staticmethod(lambda reason: None)
     """Of a call that the logger could not do."""
+    _config: Mapping[str, Any] = MappingProxyType({})
     _experiment_shown: _Lenient | None = None
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
@@ -46,11 +49,14 @@ class _OfRun(Logger):
         if self.hand_on is not None:
             self.hand_on(numbers)
         if rest := {name: value for name, value in metrics.items() if name not in numbers}:
-            super().log_metrics(rest, step)
+            self._try(super().log_metrics, rest, step)
 
-    def log_hyperparams(self, *arguments: Any, **named: Any) -> None:
-        """Of a user's module; mlflow refuses those that the configuration has with another value."""
-        self._try(super().log_hyperparams, *arguments, **named)
+    def log_hyperparams(self, params: Any, *arguments: Any, **named: Any) -> None:
+        """Of a user's module: beside the configuration, or in ``hparams`` where that has another of the name."""
+        own = dict(params if isinstance(params, Mapping) else vars(params))
+        taken = {name: own.pop(name) for name in self._config if name in own}
+        params = {**own, "hparams": taken} if taken else own
+        self._try(super().log_hyperparams, params, *arguments, **named)
 
     def save(self) -> None:
         self._try(super().save)
@@ -64,10 +70,11 @@ class _OfRun(Logger):
 
     def begin(self, config: dict[str, Any], *, is_new: bool) -> None:
         """The configuration of a run that begins, or goes on."""
+        self._config = config
         super().log_hyperparams(config)
         super().save()
 
-    def close(self, config: dict[str, Any], summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
+    def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
         """The last figures."""
         self.write(summary, step)
         super().finalize("success" if is_ok else "failed")
@@ -93,7 +100,7 @@ class Quiet(_OfRun):
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._folder, self._experiment = folder, _Lenient(None, "logger=none")
+        self._folder, self._experiment = folder, _Lenient(None, "without a logger")
 
     @property
     def save_dir(self) -> str:
@@ -102,6 +109,10 @@ class Quiet(_OfRun):
     @property
     def experiment(self) -> Any:
         return self._experiment
+
+    def __getattr__(self, name: str) -> Any:
+        """What another logger has (``log_image``), or may be asked for."""
+        return getattr(vars(self).get("_experiment"), name)
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Numbers and tensors of one number; ``step`` is ours, optimizer steps so far."""
@@ -113,23 +124,24 @@ class Quiet(_OfRun):
 
 
 class _TensorBoard(_OfRun, TensorBoardLogger):
-    def close(self, config: dict[str, Any], summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
+    def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
         self.write(summary, step)
         self.hand_on = None
         # Its table of hyper-parameters holds runs with the figures to compare them by.
-        TensorBoardLogger.log_hyperparams(self, config, dict(summary), step)
-        super().close(config, {}, step, is_ok=is_ok)
+        TensorBoardLogger.log_hyperparams(self, dict(self.hparams), dict(summary), step)
+        super().close({}, step, is_ok=is_ok)
 
 
 class _Mlflow(_OfRun, MLFlowLogger):
     @property
     def experiment(self) -> Any:
-        return self._lenient(super().experiment, "mlflow")
+        return self._lenient(super().experiment, "with mlflow")
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
         super().write({_NOT_FOR_MLFLOW.sub("_", name): value for name, value in figures.items()}, step)
 
     def begin(self, config: dict[str, Any], *, is_new: bool) -> None:
+        self._config = config
         if is_new:  # a parameter that is there can't be changed
             super().begin(config, is_new=True)
 
@@ -137,24 +149,22 @@ class _Mlflow(_OfRun, MLFlowLogger):
 class _Csv(_OfRun, CSVLogger):
     @property
     def experiment(self) -> Any:
-        return self._lenient(super().experiment, "csv")
+        return self._lenient(super().experiment, "with csv")
 
 
 class _Wandb(_OfRun, WandbLogger):
     @property
     def experiment(self) -> Any:
-        return self._lenient(super().experiment, "wandb")
+        return self._lenient(super().experiment, "with wandb")
 
 
 class LoggerSink(GuardedSink):
     """One of Lightning's loggers as a sink. Its axis is the optimizer step, also of what is read between two."""
 
-    def __init__(
-        self, name: str, logger: Any, config: dict[str, Any], step: Callable[[], int], on_lost: Callable[[str], None]
-    ) -> None:
+    def __init__(self, name: str, logger: Any, step: Callable[[], int], on_lost: Callable[[str], None]) -> None:
         """``step`` is asked how far the run is."""
         super().__init__(name, on_lost)
-        self.logger, self._config, self._step = logger, config, step
+        self.logger, self._step = logger, step
         logger.tell = self.lose
 
     def _take(self, row: dict[str, float | int]) -> None:
@@ -164,7 +174,7 @@ class LoggerSink(GuardedSink):
             self.logger.save()
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
-        self.logger.close(self._config, summary, self._step(), is_ok=exit_code == 0)
+        self.logger.close(summary, self._step(), is_ok=exit_code == 0)
 
 
 def open_tensorboard(folder: Path, *, resumed_at: int | None) -> Any:
@@ -184,12 +194,15 @@ def open_mlflow(uri: str, *, experiment: str, name: str, run_id: str | None) -> 
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", _TIMEOUT_S)
     if uri.startswith("file:"):  # mlflow 3 would have a database, which the small package of it can't write
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    logging.getLogger("lightning.pytorch.loggers.mlflow").setLevel(logging.ERROR)  # that it makes the experiment
     return _Mlflow(experiment, name, uri, run_id=run_id)
 
 
-def of_wandb(run: Any, folder: Path) -> Any:
-    """For a Trainer: an open wandb run, which has a sink of its own."""
-    return _Wandb(experiment=run, save_dir=folder, project=Quiet.name)
+def of_wandb(run: Any, config: Mapping[str, Any], folder: Path) -> Any:
+    """For a Trainer: an open wandb run of this configuration, which has a sink of its own."""
+    logger = _Wandb(experiment=run, save_dir=folder, project=Quiet.name)
+    logger._config = config
+    return logger
 
 
 def for_trainer(loggers: list[Any], hand_on: Take, folder: Path) -> list[Any]:
@@ -215,10 +228,10 @@ class _Lenient:
         real = vars(self).get("real")
         if attribute.startswith("_") or hasattr(real, attribute):
             return getattr(real, attribute)
-        if not self._has_warned:
+        if not self._has_warned and rank_zero_only.rank == 0:
             self._has_warned = True
             _LOG.warning(
-                "self.logger.experiment.%s keeps nothing with %s: pictures and texts that are handed to it are "
+                "%s of self.logger keeps nothing %s: pictures and texts that are handed to it are "
                 "dropped. Numbers given to self.log and self.logger.log_metrics are kept.",
                 attribute,
                 self._name,

@@ -111,11 +111,12 @@ def _described(data: Datasets) -> Datasets:
     return replace(data, train=described("train"), val=described("val"), test=described("test"))
 
 
-def tear_down(parts: Parts) -> None:
-    """What a LightningDataModule does when nothing is asked of it any more."""
+def end(parts: Parts) -> None:
+    """To be called when nothing is asked of the data any more."""
     if parts.data_module is not None:
-        for stage in ("fit", "test"):
-            parts.data_module.teardown(stage)
+        from wellfed.lit.data_module import tear_down
+
+        tear_down(parts.data_module)
 
 
 def with_loader(config: RunConfig, data: Datasets) -> RunConfig:

@@ -16,6 +16,7 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import LoggerConfig, RunConfig
 from wellfed.diagnosis.ceiling_check import contradiction
 from wellfed.diagnosis.report import to_markdown
+from wellfed.diagnosis.swing import find_swing
 from wellfed.errors import first_line
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
@@ -120,7 +121,7 @@ class Bookkeeper:
             is_new, record.mlflow = run_id is None, {"run_id": logger.run_id, "uri": uri}
         logger.begin(config, is_new=is_new)
         self.loggers.append(logger)
-        return loggers.LoggerSink(name, logger, config, lambda: record.steps, on_lost)
+        return loggers.LoggerSink(name, logger, lambda: record.steps, on_lost)
 
     def _open_wandb(self, config: dict[str, Any], on_lost: Callable[[str], None]) -> Sink:
         logger, earlier = self._config.logger, self.record.wandb
@@ -137,7 +138,7 @@ class Bookkeeper:
         )
         parts = [*(earlier["parts"] if earlier else []), str(sink.folder)]
         self.record.wandb = {"id": sink.id, "mode": sink.mode, "path": str(sink.folder), "parts": parts}
-        self.loggers.append(loggers.of_wandb(sink.run, self.folder))
+        self.loggers.append(loggers.of_wandb(sink.run, config, self.folder))
         return sink
 
     def watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
@@ -182,6 +183,7 @@ class Bookkeeper:
         if doubt is not None:
             self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self.journal.save()
+        record.swing = find_swing(record, self.folder)
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
         record.artifacts["report"] = "report.md"
         try:

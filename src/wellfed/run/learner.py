@@ -76,7 +76,7 @@ class Learner:
     def known_to_data(self, trainer: Any) -> Any:
         """A Trainer, of which a LightningDataModule of the user's is told."""
         if self.parts.data_module is not None:
-            trainer.callbacks.append(DataModuleCallback(self.parts.data_module))
+            trainer.callbacks.insert(0, DataModuleCallback(self.parts.data_module))
         return trainer
 
     def best_metric(self) -> Best:
@@ -213,7 +213,7 @@ class GuestLearner(Learner):
         return [] if guest.builds_itself_later(self.module) else super().misfits(weights)
 
     def _trainer(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
-        books, asked = self.books, self.config.trainer
+        asked, books = self.config.trainer, self.books
         return self.known_to_data(
             guest.make_guest_trainer(
                 options,

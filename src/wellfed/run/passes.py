@@ -27,9 +27,11 @@ from wellfed.lit.callbacks.sanity import SanityCheck
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
 from wellfed.lit.prefetch import prefetched
+from wellfed.lit.stream_ranks import StepsOfRanks
 from wellfed.loading.backend_benchmark import copied
 from wellfed.loading.loader_parts import loader_of
 from wellfed.loading.stream import Stream
+from wellfed.loading.stream_loader import StreamLoader
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
@@ -180,7 +182,9 @@ class Passes:
     def _fit(self, trainer: Any, clock: StepClock, val_batches: Any, checkpoint: Path | None) -> None:
         device, learner = trainer.strategy.root_device, self._learner  # this rank's own
         learner.begin_pass()
-        with prefetched(self._loader, learner.module, device, self._plan.loader.device_prefetch) as batches:
+        with prefetched(self._loader, learner.module, device, self._plan.loader.device_prefetch) as own:
+            has_ranks = isinstance(self._loader, StreamLoader) and self._options.devices > 1
+            batches = StepsOfRanks(own, drop_last=self._config.workload.drop_last) if has_ranks else own
             loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
             lit.fit(trainer, learner.module, loader, val_batches, checkpoint)
         self._loader.close()
@@ -232,7 +236,10 @@ class Passes:
         except Exception as error:  # noqa: BLE001  it costs a figure; other ranks are told below
             failure = error
         try:
-            summary = run_ceiling(self._learner.module, deliveries, self._options, steps, self._books.folder)
+            data_module = self._parts.data_module
+            summary = run_ceiling(
+                self._learner.module, deliveries, self._options, steps, self._books.folder, data_module
+            )
         except Exception as error:  # noqa: BLE001  a user's step in another place than training
             failure = error
         if failure is not None:

@@ -1,0 +1,275 @@
+"""Finds periodic swings: of a curve in seconds, and of step times at the lags that a run's settings imply.
+
+A curve that jumps between two levels is a swing if its cycles are about equally long. Anything else must be more like
+itself a period later than chance could make it: the same figure is computed of noise that is as slow and as spiky as
+the series (an AR(1) process fed with its shuffled residuals), and only what none of that reaches counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from wellfed.diagnosis.run_tables import HOST, Series, columns, curves
+from wellfed.record import RunRecord, SwingEntry
+
+Part = Literal["wait", "step"]
+
+MIN_PERIODS, MIN_SAMPLES = 5, 40
+"""Below either nothing can be told from chance."""
+_MOST_SAMPLES = 4096
+"""The latest of a longer series: a swing goes on to the end."""
+_NOISES = 400
+_MARGIN = 1.2
+"""By so much more than all of the noises."""
+_LEAST_LIKENESS = 0.2
+"""Of 2; less is no swing that a person would see."""
+_MOST_BETWEEN = 0.15
+"""Share of readings in the middle third of a curve with two levels; noise has a fifth and more there."""
+_MOST_UNEVEN = 0.4
+"""Standard deviation of the cycles over their mean; 0.23 with 40 % of jitter."""
+_TURNS = 4
+"""Periods over which a curve must be like itself."""
+_LEAST_DEPTH = 20
+"""Percentage points of utilisation from the 5th percentile to the 95th."""
+_STRETCH = 10
+"""Periods that are compared with each other."""
+_SURE = 0.995
+"""Share of the noises that step times must be more regular than."""
+_LEAST_FRAC = 0.05
+"""Standard deviation that a swing makes, over the mean step: less costs nothing worth telling."""
+_CLOSE = 0.02
+"""Lags whose R2 differs by less are the same swing; the smallest is its period."""
+_MIN_R2 = 0.08
+"""[m] 40 % of jitter leaves 0.25 at the true lag and less than 0.1 at others."""
+
+
+def find_swing(record: RunRecord, folder: Path) -> SwingEntry | None:
+    """The swing of a run by its files: that of its steps with what implies it, else that of its GPUs' utilisation."""
+    table = columns(folder / "steps.csv", ("epoch", "wait_ms", "copy_ms", "compute_ms", "host_ms"))
+    warmup = record.throughput["warmup_steps"] if record.throughput else 0
+    table = {name: values[warmup:] for name, values in table.items()}
+    wait_ms = np.nan_to_num(table["wait_ms"])
+    rest_ms = sum((np.nan_to_num(table[name]) for name in ("copy_ms", "compute_ms", "host_ms")), np.zeros(len(wait_ms)))
+    of_steps = swings_in_steps(wait_ms, rest_ms, lags_of(record, table["epoch"]))
+    if of_steps:
+        first = of_steps[0]
+        period_s = first.lag * float(np.mean(wait_ms + rest_ms)) / 1e3
+        return {"period_s": period_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
+    of_gpus = [
+        found
+        for gpu, curve in curves(folder, ("time_s", "util_pct")).items()
+        if gpu != HOST and (found := swing_in_time(curve["time_s"], curve["util_pct"])) is not None
+    ]
+    deep = [found for found in of_gpus if found.high - found.low >= _LEAST_DEPTH]
+    if not deep:
+        return None
+    deepest = max(deep, key=lambda found: found.high - found.low)
+    return {"period_s": deepest.period_s, "period_steps": None, "cause": None, "r2": None}
+
+
+def lags_of(record: RunRecord, epochs: Series) -> dict[str, int]:
+    """Steps after which something is due in a run, by what says so.
+
+    Args:
+        epochs: of each step.
+    """
+    trainer, loader = record.config.get("trainer", {}), record.plan.get("loader.num_workers")
+    names = ("log_every_steps", "checkpoint_every_steps", "validate_every_steps")
+    lags = {f"trainer.{name}": int(trainer[name]) for name in names if trainer.get(name)}
+    if loader and loader["value"]:
+        lags["loader.num_workers"] = int(loader["value"])
+    lengths = np.unique(epochs, return_counts=True)[1]
+    if len(lengths) > 2:  # the first and the last may be cut
+        lags["epoch"] = int(np.median(lengths[1:-1]))
+    return lags
+
+
+@dataclass(frozen=True)
+class Swing:
+    """A curve that rises and falls with a period."""
+
+    period_s: float
+    low: float
+    """5th percentile of the curve."""
+    high: float
+    """95th percentile."""
+
+
+def swing_in_time(time_s: Series, values: Series) -> Swing | None:
+    """The swing of a curve that was read at ``time_s``; None if there is none, or too little to tell.
+
+    Readings may be missing or late. The period is at least three readings and at most a fifth of the time.
+    """
+    there = np.isfinite(values) & np.isfinite(time_s)
+    time_s, values = time_s[there][-_MOST_SAMPLES:], values[there][-_MOST_SAMPLES:]
+    if len(values) < MIN_SAMPLES:
+        return None
+    low, high = (float(level) for level in np.percentile(values, (5, 95)))
+    period_s = _by_cycles(time_s, values, low, high) or _by_likeness(time_s, values)
+    return None if period_s is None else Swing(period_s, low, high)
+
+
+def _by_cycles(time_s: Series, values: Series, low: float, high: float) -> float | None:
+    """The mean cycle of a curve with two levels, from rise to rise; None for any other, or uneven cycles."""
+    third = (high - low) / 3
+    state = np.where(values >= high - third, 1, np.where(values <= low + third, -1, 0))
+    known = np.flatnonzero(state)
+    if third == 0 or 1 - len(known) / len(state) > _MOST_BETWEEN:
+        return None
+    rises = known[1:][(state[known[1:]] == 1) & (state[known[:-1]] == -1)]
+    cycles_s = np.diff(time_s[rises])
+    if len(cycles_s):
+        gaps = np.cumsum(np.diff(time_s, prepend=time_s[0]) > np.median(cycles_s) / 2)
+        cycles_s = cycles_s[np.diff(gaps[rises]) == 0]  # nobody knows what was in a gap
+    if len(cycles_s) < MIN_PERIODS or np.std(cycles_s) > _MOST_UNEVEN * np.mean(cycles_s):
+        return None
+    return float(np.mean(cycles_s))
+
+
+def _by_likeness(time_s: Series, values: Series) -> float | None:
+    """The period after which a curve is most like itself, by its autocorrelation; None where chance might do it."""
+    interval_s = float(np.median(np.diff(time_s)))
+    number = int((time_s[-1] - time_s[0]) / interval_s) + 1 if interval_s > 0 else 0
+    if not MIN_SAMPLES <= number <= 4 * len(values):
+        return None
+    even = np.interp(time_s[0] + interval_s * np.arange(number), time_s, values)
+    if np.ptp(even) == 0:
+        return None
+    longest = number / MIN_PERIODS
+    periods = np.geomspace(3, longest, 2 + int(np.log(longest / 3) / 0.01))
+    found = _likeness(even[None], periods)[0]
+    if found.max() <= max(_LEAST_LIKENESS, _MARGIN * _likeness(_noise_like(even), periods).max()):
+        return None
+    # Three periods later it is as much like itself, and as little half that before.
+    nearly = np.flatnonzero(found >= 0.8 * found.max())
+    first = nearly[: 1 + int(np.argmax(np.append(np.diff(nearly) > 1, True)))]
+    return interval_s * _peak(periods, found, int(first[found[first].argmax()]))
+
+
+def _peak(periods: Series, found: Series, best: int) -> float:
+    """Between the grid's periods: the middle of all that is nearly as good around the best."""
+    first = last = best
+    enough = 0.95 * found[best]
+    while first > 0 and found[first - 1] >= enough:
+        first -= 1
+    while last + 1 < len(found) and found[last + 1] >= enough:
+        last += 1
+    weights = found[first : last + 1] - enough + 1e-12
+    return float(np.average(periods[first : last + 1], weights=weights))
+
+
+def _likeness(series: Series, periods: Series) -> Series:
+    """``[n, periods]`` of ``series`` ``[n, samples]``: by how much the autocorrelation is higher at a whole number of
+    periods than half a period before, the mean over the turns."""
+    number = series.shape[1]
+    centred = series - series.mean(axis=1, keepdims=True)
+    spectrum = np.fft.rfft(centred, 2 * number, axis=1)
+    covariance = np.fft.irfft(np.abs(spectrum) ** 2, 2 * number, axis=1)[:, :number]
+    correlation = covariance / np.maximum(covariance[:, :1], 1e-30) * (number / (number - np.arange(number)))
+    total = np.zeros((len(series), len(periods)))
+    for turn in range(1, _TURNS + 1):
+        total += _between(correlation, turn * periods) - _between(correlation, (turn - 0.5) * periods)
+    return total / _TURNS
+
+
+def _between(rows: Series, places: Series) -> Series:
+    below = np.minimum(places.astype(int), rows.shape[1] - 2)
+    part = places - below
+    return np.asarray(rows[:, below] * (1 - part) + rows[:, below + 1] * part)
+
+
+def _noise_like(values: Series) -> Series:
+    """``[_NOISES, samples - 1]`` of noise that remembers and jumps as the series does, and has no period."""
+    centred = values - values.mean()
+    memory = float(np.clip(np.dot(centred[1:], centred[:-1]) / max(np.dot(centred, centred), 1e-30), 0, 0.99))
+    residuals = centred[1:] - memory * centred[:-1]
+    noise = np.random.default_rng(0).permuted(np.tile(residuals, (_NOISES, 1)), axis=1)
+    for place in range(1, noise.shape[1]):
+        noise[:, place] += memory * noise[:, place - 1]
+    return noise
+
+
+@dataclass(frozen=True)
+class StepSwing:
+    """Step times that repeat every so many steps."""
+
+    lag: int
+    """Steps."""
+    settings: tuple[str, ...]
+    """What implies that lag."""
+    where: Part
+    """Which part of a step it shows in."""
+    r2: float
+    """Share of that part's variance that the place within the period explains."""
+    amplitude_ms: float
+    """From the shortest mean of a place to the longest."""
+
+
+def swings_in_steps(wait_ms: Series, rest_ms: Series, lags: Mapping[str, int]) -> list[StepSwing]:
+    """The swings at some of these lags, the strongest first.
+
+    Args:
+        wait_ms: what each step waited for its batch, in order, without the warm-up.
+        rest_ms: the rest of each step.
+        lags: steps after which something is due, by the setting that says so.
+    """
+    if len(wait_ms) < MIN_SAMPLES:
+        return []
+    least_ms = _LEAST_FRAC * float(np.mean(wait_ms + rest_ms))
+    parts: tuple[tuple[Part, Series], ...] = (("wait", wait_ms), ("step", rest_ms))
+    found = [swing for where, series in parts for swing in _swings(where, series, lags, least_ms)]
+    by_lag: dict[int, StepSwing] = {}
+    for each in sorted(found, key=lambda one: -one.r2 * one.amplitude_ms):
+        by_lag.setdefault(each.lag, each)
+    return list(by_lag.values())
+
+
+def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: float) -> Iterator[StepSwing]:
+    left = series[-_MOST_SAMPLES:].astype(float)
+    candidates = sorted({lag for lag in lags.values() if 2 <= lag <= len(left) / MIN_PERIODS})
+    total = float(np.var(series))
+    while candidates and total > 0 and np.var(left) > 1e-9 * total:
+        r2 = np.array([_folded(left[None], lag)[0] for lag in candidates])
+        chance = _noise_like(left)
+        by_chance = np.max([_folded(chance, lag) for lag in candidates], axis=0)
+        threshold = max(_MIN_R2, float(np.quantile(by_chance, _SURE)))
+        if r2.max() <= threshold or r2.max() * np.var(left) < least_ms**2:
+            return
+        place = int(np.flatnonzero(r2 >= r2.max() - _CLOSE)[0])
+        lag = candidates.pop(place)
+        cut = _stretches(left[None], lag)
+        means = cut.mean(axis=2)
+        yield StepSwing(
+            lag,
+            tuple(name for name, steps in lags.items() if steps == lag),
+            where,
+            float(r2[place] * np.var(left) / total),
+            float(np.ptp(means, axis=-1).mean()),
+        )
+        left = (cut - means[:, :, None]).ravel()
+        candidates = [other for other in candidates if other % lag]
+
+
+def _stretches(series: Series, lag: int) -> Series:
+    """``[n, stretches, periods, lag]`` of ``series`` ``[n, steps]``, whose first steps may be left out.
+
+    Where times vary, the workers of a loader drift apart over a hundred steps: only a few periods are compared.
+    """
+    periods = min(max(MIN_SAMPLES // lag, _STRETCH), series.shape[1] // lag)
+    number = series.shape[1] // (periods * lag)
+    return series[:, -number * periods * lag :].reshape(len(series), number, periods, lag)
+
+
+def _folded(series: Series, lag: int) -> Series:
+    """R2 of each of ``series`` ``[n, steps]`` by the place within ``lag``, adjusted for as many means as it takes."""
+    cut = _stretches(series, lag)
+    total = ((cut - cut.mean(axis=(2, 3), keepdims=True)) ** 2).sum(axis=(1, 2, 3))
+    left = ((cut - cut.mean(axis=2, keepdims=True)) ** 2).sum(axis=(1, 2, 3))
+    _, number, periods, _ = cut.shape
+    free = number * (periods * lag - 1) / (number * (periods - 1) * lag)
+    return np.asarray(1 - left / np.maximum(total, 1e-30) * free)
