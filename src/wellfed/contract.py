@@ -120,7 +120,7 @@ class Datasets:
     """What ``datasets(...)`` returns."""
 
     train: Any
-    """Map-style (see `TrainData`), or an iterable with ``__len__`` (number of batches)."""
+    """Map-style (see `TrainData`), an iterable with ``__len__`` (number of batches), or a DataLoader, as the others."""
     val: Any | None = None
     test: Any | None = None
     collate: Callable[[list[Any]], Batch] | None = None

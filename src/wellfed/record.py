@@ -36,6 +36,7 @@ EventKind = Literal[
     "nan",
     "sample_skipped",
     "stream_length",
+    "resume_inexact",
     "compile_failed",
     "ceiling_failed",
     "ceiling_doubtful",

@@ -110,6 +110,8 @@ class Module(pl.LightningModule):
 
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
         write("steps", " ".join(map(str, batch["index"].tolist())))
+        if self.trainer.datamodule is not None:
+            assert len(self.trainer.datamodule.train_set) == NUM_TRAIN
         return self._loss(batch)
 
     def validation_step(self, batch: dict[str, Tensor], batch_idx: int) -> None:

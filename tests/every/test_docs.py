@@ -16,10 +16,13 @@ import pytest
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from tests.every.test_pages import PAGES as FOLLOWED
 from wellfed import contract, errors, record
 from wellfed.commands.cli import COMMANDS
 from wellfed.config.compose import compose
+from wellfed.loading.loader_parts import loader_of, without_loaders
 from wellfed.sample_rng import SampleRng
+from wellfed.step.train_step import parameter_groups
 from wellfed.telemetry import metrics
 from wellfed.tracking import journal
 
@@ -150,11 +153,18 @@ def test_every_part_of_the_contract_is_described():
 def examples() -> dict[str, Any]:
     """What the code blocks of docs/workloads.md define."""
     blocks = re.findall(r"^```python\n(.*?)^```$", page("docs/workloads.md"), flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 4
     space: dict[str, Any] = {}
     for block in blocks:
         exec(block, space)
     return space
+
+
+def test_the_parameter_groups_of_the_page_are_all_parameters(examples: dict[str, Any]):
+    model = examples["Regressor"]()
+    groups = parameter_groups(model)
+    assert {id(each) for group in groups for each in group["params"]} == {id(each) for each in model.parameters()}
+    assert [group["lr"] for group in torch.optim.AdamW(groups, lr=0.1).param_groups] == [1e-4, 0.1, 0.1]
 
 
 def test_the_dataset_of_the_page_is_right(examples: dict[str, Any]):
@@ -166,6 +176,13 @@ def test_the_dataset_of_the_page_is_right(examples: dict[str, Any]):
     part = data.on_device(data.fetch(torch.tensor([3]), SampleRng(1, 0, 7)), SampleRng(1, 0, 7))["values"]
     assert torch.equal(whole[1:], part)  # the draw belongs to the index, not to the batch
     assert not torch.equal(whole[0], whole[1])
+
+
+def test_the_loaders_of_the_page_are_taken_apart(examples: dict[str, Any]):
+    data = without_loaders(contract.Datasets(**examples["loaders"](batch_size=8)), seed=1)
+    train = loader_of(data, "train")
+    assert train is not None
+    assert (train.batch_size, train.problem, train.sampled is not None) == (8, "", True)
 
 
 def test_the_evaluation_of_the_page_is_additive(examples: dict[str, Any]):
@@ -238,7 +255,9 @@ def hold(words: list[str]) -> None:
         compose(point)
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name != "README.md"])  # whose blocks are run
+@pytest.mark.parametrize(
+    "name", [name for name in PAGES if name not in ("README.md", *FOLLOWED)]
+)  # whose blocks are run
 def test_commands_of_a_page_can_be_typed(name: str):
     for words in typed_commands(page(name)):
         hold(words)

@@ -20,10 +20,10 @@ from torch.utils.data import (
 
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
+from wellfed.loading import stream
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.loader_parts import LoadedDatasets, loader_of, take_apart, without_loaders
 from wellfed.loading.settings import LoaderSettings
-from wellfed.loading.stream import Stream
 from wellfed.loading.stream_loader import EvalStream, StreamReading
 from wellfed.loading.train_loader import train_loader
 
@@ -208,11 +208,39 @@ def test_each_split_is_taken_apart_by_itself():
     assert loader_of(Datasets(Numbers()), "train") is None
 
 
-@pytest.mark.parametrize("several", [list, lambda loaders: dict(zip("ab", loaders, strict=True))])
+class CombinedLoader:
+    """As Lightning's."""
+
+    def __init__(self, iterables):
+        self.iterables = iterables
+
+
+def as_mapping(loaders):
+    return dict(zip("ab", loaders, strict=True))
+
+
+@pytest.mark.parametrize("several", [list, as_mapping, lambda loaders: CombinedLoader(as_mapping(loaders))])
 def test_several_loaders_of_a_split_are_refused(several):
     two = several([DataLoader(Numbers()), DataLoader(Numbers())])
     with pytest.raises(ConfigError, match=r"gives 2 loaders for val, and a split is one.*ConcatDataset"):
         without_loaders(Datasets(Numbers(), val=two), 1)
+
+
+def test_no_loader_is_no_split():
+    assert without_loaders(Datasets(Numbers(), val=[], test=None), 1).val is None
+    with pytest.raises(ConfigError, match="gives nothing to train on"):
+        without_loaders(Datasets(None), 1)
+
+
+class Endless:
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+
+def test_what_a_loader_does_not_plan_is_told():
+    spawned = parts(num_workers=1, multiprocessing_context="spawn").describe()
+    assert spawned.endswith("in its own order; its multiprocessing_context is used with loader=own alone")
+    assert take_apart(DataLoader(Endless(), sampler=[1, 2]), "train", 1).problem == "Endless has no __len__"
 
 
 def test_an_evaluation_sees_what_the_sampler_chooses_once():
@@ -226,7 +254,7 @@ def test_an_evaluation_sees_what_the_sampler_chooses_once():
 
 
 def test_an_evaluation_as_the_loader_has_it():
-    own = Stream(DataLoader(Numbers(), batch_size=8))
+    own = stream.Stream(DataLoader(Numbers(), batch_size=8))
     loader = EvalStream(StreamReading(own, LoaderSettings(), batch_size=99, seed=1), limit_batches=2)
     assert len(loader) == 2
     assert [(one.batch.tolist(), one.total, one.index) for one in loader] == [

@@ -10,6 +10,7 @@ import lightning.pytorch as pl
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from tests.loading import sets
 from tests.planning.machines import H200, LAPTOP
@@ -17,9 +18,11 @@ from tests.planning.test_decide import config as make_config
 from tests.planning.test_decide import planned
 from wellfed.config.schema import Backend
 from wellfed.contract import Datasets, LossOutput
-from wellfed.errors import DataError
+from wellfed.errors import ConfigError, DataError
 from wellfed.loading import thread_backend
-from wellfed.planning.run_plan import DataFacts
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.stream_loader import StreamLoader
+from wellfed.planning.run_plan import DataFacts, OwnLoader
 from wellfed.run import assemble
 
 ADAM = {"_target_": "torch.optim.AdamW", "lr": 0.1}
@@ -95,6 +98,83 @@ def test_a_look_without_a_timeout_starts_no_thread():
     before = set(threading.enumerate())
     next(iter(assemble.make_train_loader(given, assemble.one_off_settings(given, plan), datasets())))
     assert set(threading.enumerate()) <= before  # one of another test may have ended
+
+
+# -- data that people bring --------------------------------------------------------------------------------------------
+
+
+class Rows(Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return {"index": torch.tensor(index)}
+
+
+class Sets(pl.LightningDataModule):
+    """``torn_down`` is where its data are no longer there."""
+
+    torn_down: tuple[str, ...] = ()
+
+    def setup(self, stage=None):
+        self.rows = Rows()
+
+    def train_dataloader(self):
+        return DataLoader(self.rows, 5, shuffle=True, drop_last=True)
+
+    def test_dataloader(self):
+        return DataLoader(self.rows, 3)
+
+    def teardown(self, stage=None):
+        self.torn_down = (*self.torn_down, stage)
+
+
+def loaders(kind="dict"):
+    train, val = DataLoader(Rows(), 5), DataLoader(Rows(), 3)
+    given = {"dict": {"train": train, "val": val}, "tuple": (train, val), "one": train, "sets": (Rows(), None)}
+    return given.get(kind) or {"number": 3, "tensors": (torch.ones(2), torch.ones(2)), "odd": {"fit": train}}[kind]
+
+
+def brought(target, effective=None, model="Model", **arguments):
+    made = config()
+    made.workload.effective_batch_size = effective
+    made.workload.model = {"_target_": f"{__name__}.{model}"}
+    made.workload.data = {"_target_": f"{__name__}.{target}", **arguments} if target else None
+    parts = assemble.make_parts(made)
+    return parts, assemble.with_loader(made, parts.data)
+
+
+@pytest.mark.parametrize(("kind", "has_val"), [("dict", True), ("tuple", True), ("one", False)])
+def test_loaders_in_any_form_are_taken_apart(kind, has_val):
+    parts, given = brought("loaders", kind=kind)
+    assert (given.workload.effective_batch_size, given.workload.drop_last) == (5, False)
+    assert (type(parts.data.train), parts.data.val is not None) == (Rows, has_val)
+    assert "Training data: a DataLoader over Rows, in its own order." in parts.data.notes
+    facts = assemble.data_facts(parts)
+    assert facts.own_loader == OwnLoader(5, 0, None, persistent_workers=False, pin_memory=False, timeout_s=0)
+    loader = assemble.make_train_loader(given, LoaderSettings(), parts.data)
+    assert next(iter(loader)).batch["index"].tolist() == [0, 1, 2, 3, 4]
+    assert isinstance(assemble.make_train_loader(given, LoaderSettings(backend="own"), parts.data), StreamLoader)
+
+
+def test_a_data_module_gives_its_data():
+    parts, given = brought("Sets", effective=4)
+    assert (given.workload.effective_batch_size, given.workload.drop_last) == (4, True)
+    assert (len(parts.data.train), parts.data.val, parts.data.eval_batch_size["test"]) == (12, None, 3)
+    assemble.end(parts)
+    assert parts.data_module.torn_down == ("fit", "test")
+
+
+@pytest.mark.parametrize("kind", ["number", "tensors", "odd"])
+def test_what_is_no_data_is_told(kind):
+    with pytest.raises(ConfigError, match=r"returned (int|tuple|dict), and a workload's data is a .*Return Datasets"):
+        brought("loaders", kind=kind)
+
+
+def test_without_a_loader_the_batch_size_must_be_set():
+    with pytest.raises(ConfigError, match=r"workload\.effective_batch_size: is null, and there is no DataLoader"):
+        brought("loaders", kind="sets")
+    assert brought("loaders", kind="sets", effective=4)[1].workload.effective_batch_size == 4
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------
@@ -179,3 +259,39 @@ def test_only_a_lightning_module_is_one():
 def test_without_lightning_there_is_none(monkeypatch):
     monkeypatch.delitem(sys.modules, "lightning.pytorch")
     assert not assemble.is_lightning_module(nn.Linear(1, 1))
+
+
+# -- schedules ---------------------------------------------------------------------------------------------------------
+
+
+def scheduled(**entries):
+    given = config({"_target_": "torch.optim.SGD", "lr": 0.1})
+    vars(given.workload.schedule).update(entries)
+    return given
+
+
+def test_a_scheduler_within_another_steps_the_same_optimizer():
+    kinds = "torch.optim.lr_scheduler"
+    given = scheduled(
+        _target_=f"{kinds}.SequentialLR",
+        milestones=[2],
+        schedulers=[
+            {"_target_": f"{kinds}.ConstantLR", "factor": 0.5, "total_iters": 9},
+            {"_target_": f"{kinds}.StepLR", "step_size": 1},
+        ],
+    )
+    sgd = torch.optim.SGD(Model().parameters(), lr=0.1)
+    scheduler = assemble.make_schedule(given, sgd)
+    rates = []
+    for _ in range(4):
+        rates.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.05, 0.05, 0.1, 0.01])
+
+
+def test_a_scheduler_that_refuses_its_arguments_is_told_before_training():
+    given = scheduled(_target_="torch.optim.lr_scheduler.OneCycleLR", max_lr=0.1)
+    with pytest.raises(ConfigError, match="workload.schedule: .*OneCycleLR refuses its arguments: You must define"):
+        assemble.try_schedule(given, assemble.make_parts(given))
+    assemble.try_schedule(config(), assemble.make_parts(config()))

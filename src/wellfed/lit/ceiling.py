@@ -26,6 +26,7 @@ from torch.nn.parameter import is_lazy
 from wellfed import batches, generators
 from wellfed.batches import Delivery
 from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
+from wellfed.lit.data_module import DataModuleCallback
 from wellfed.lit.module import StepModule
 from wellfed.lit.trainer import Together, TrainerOptions, make_trainer, new_event_factory
 from wellfed.timing.readiness import StepSummary, summarise
@@ -64,7 +65,12 @@ def whole(deliveries: Sequence[Delivery]) -> list[Delivery]:
 
 
 def run_ceiling(
-    module: pl.LightningModule, deliveries: Sequence[Delivery], options: TrainerOptions, steps: int, folder: Path
+    module: pl.LightningModule,
+    deliveries: Sequence[Delivery],
+    options: TrainerOptions,
+    steps: int,
+    folder: Path,
+    data_module: Any = None,
 ) -> StepSummary | None:
     """Time the same steps on these batches, which are copied to the device first; None if any rank is without.
 
@@ -82,6 +88,8 @@ def run_ceiling(
     device = trainer.strategy.root_device  # the module's own is the CPU, before a fit and after one
     clock = StepClock(new_event=new_event_factory(device))
     trainer.callbacks.append(Together([Clock(clock, rows.extend)]))
+    if data_module is not None:  # a step may ask it
+        trainer.callbacks.insert(0, DataModuleCallback(data_module))
     with put_back(module):
         module.trainer = trainer
 

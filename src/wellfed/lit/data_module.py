@@ -6,7 +6,6 @@ Both are prepared and set up here, as Lightning does and before there is a Train
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
@@ -47,8 +46,8 @@ def datasets_of(owner: Any) -> Datasets:
     if not _overrides(owner, "train_dataloader"):
         problem = f"{name} has no train_dataloader."
         raise ConfigError.of("workload.data", problem, "Give it train_dataloader(self) that returns a DataLoader.")
-    is_module, own_trainer = isinstance(owner, pl.LightningModule), "_trainer" in vars(owner)
-    vars(owner)["_trainer" if own_trainer else "trainer"] = NoTrainerYet()
+    attribute = "_trainer" if isinstance(owner, pl.LightningModule) else "trainer"
+    vars(owner)[attribute] = NoTrainerYet()
     try:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:  # other ranks are started when this one has begun to train
             owner.prepare_data()
@@ -62,9 +61,8 @@ def datasets_of(owner: Any) -> Datasets:
                 done.add(stage)
             found[split] = _asked(owner, loaders)
     finally:
-        vars(owner)["_trainer" if own_trainer else "trainer"] = None
-    if is_module:
-        _once(owner, done)
+        vars(owner)[attribute] = None
+    _leave_out(owner, done)
     return Datasets(**found)
 
 
@@ -79,12 +77,15 @@ def _asked(owner: Any, loaders: str) -> Any:
         raise ConfigError.of("workload.data", problem, way_out) from error
 
 
-def _once(module: Any, done: set[str]) -> None:
-    """Lightning would prepare and set up a LightningModule again: what is done is left out."""
-    module.prepare_data = lambda: None
-    if _overrides(module, "setup"):
-        own = module.setup
-        module.setup = lambda stage: None if stage in done else own(stage)
+def _leave_out(owner: Any, done: set[str]) -> None:
+    """What is done already, where Lightning would do it again; data are torn down when the run has ended."""
+    own, is_module = owner.setup, isinstance(owner, pl.LightningModule)
+    done = {*done, "validate"}
+    vars(owner)["prepare_data"] = lambda: None
+    if _overrides(owner, "setup"):
+        vars(owner)["setup"] = lambda stage=None: None if stage in done else own(stage)
+    if not is_module:
+        vars(owner)["teardown"] = lambda stage=None: None
 
 
 def _overrides(owner: Any, name: str) -> bool:
@@ -108,24 +109,19 @@ def use_hooks(module: pl.LightningModule, data_module: Any) -> None:
 
 
 class DataModuleCallback(pl.Callback):
-    """Tells a LightningDataModule of its Trainer, and keeps its state in checkpoints."""
+    """Makes a Trainer and a LightningDataModule known to each other, as where Lightning was given the latter.
+
+    Lightning then keeps its state in checkpoints and tells it of an exception.
+    """
 
     def __init__(self, data_module: Any) -> None:
         self._data_module = data_module
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
-        self._data_module.trainer = trainer
+        trainer.datamodule, self._data_module.trainer = self._data_module, trainer
 
-    @property
-    def state_key(self) -> str:
-        return type(self._data_module).__qualname__
 
-    def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = self._data_module.state_dict()
-        return state
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        self._data_module.load_state_dict(dict(state_dict))
-
-    def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
-        self._data_module.on_exception(exception)
+def tear_down(data_module: Any) -> None:
+    """When nothing is asked of it any more."""
+    for stage in ("fit", "test"):
+        type(data_module).teardown(data_module, stage)

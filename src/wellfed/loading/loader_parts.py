@@ -8,7 +8,7 @@ samplers only what they choose is kept: all samples in a random order or in thei
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Generator
@@ -70,10 +70,14 @@ class LoaderParts:
         if self.problem:
             return f"{what}, read as it came: {self.problem}"
         if isinstance(self.dataset, IterableDataset):
-            return f"{what}, which is read in its own order"
-        if self.sampled is not None:
-            return f"{what}, its {self.sampled.name} kept"
-        return f"{what}, {'shuffled anew in each epoch' if self.shuffle else 'in its own order'}"
+            order = "which is read in its own order"
+        elif self.sampled is not None:
+            order = f"its {self.sampled.name} kept"
+        else:
+            order = "shuffled anew in each epoch" if self.shuffle else "in its own order"
+        context = self.loader.multiprocessing_context
+        unused = "" if context is None else "; its multiprocessing_context is used with loader=own alone"
+        return f"{what}, {order}{unused}"
 
 
 @dataclass(frozen=True)
@@ -95,22 +99,14 @@ def without_loaders(data: Datasets, seed: int) -> Datasets:
     Raises:
         ConfigError: several loaders for one split, or a sampler that shares samples out by a rule of its own.
     """
-    found: dict[str, LoaderParts] = {}
-    for split in ("train", "val", "test"):
-        given = getattr(data, split)
-        several = list(given.values()) if isinstance(given, Mapping) else given
-        if isinstance(several, (list, tuple)) and any(isinstance(one, DataLoader) for one in several):
-            if len(several) > 1:
-                problem = f"gives {len(several)} loaders for {split}, and a split is one."
-                way_out = "Return one, e.g. a DataLoader over torch.utils.data.ConcatDataset([...])."
-                raise ConfigError.of("workload.data", problem, way_out)
-            (given,) = several
-        if isinstance(given, DataLoader):
-            found[split] = take_apart(given, split, seed)
+    splits = {split: _alone(getattr(data, split), split) for split in ("train", "val", "test")}
+    if splits["train"] is None:
+        raise ConfigError.of("workload.data", "gives nothing to train on.", "Return a data set or a DataLoader.")
+    found = {split: take_apart(one, split, seed) for split, one in splits.items() if isinstance(one, DataLoader)}
     if not found:
-        return data
+        return replace(data, **splits)
     values = {name: getattr(data, name) for name in Datasets.__dataclass_fields__}
-    values |= {split: one.dataset for split, one in found.items()}
+    values |= splits | {split: one.dataset for split, one in found.items()}
     if "train" in found:
         values["collate"] = found["train"].collate
     for name in ("collate", "batch_size"):
@@ -119,6 +115,20 @@ def without_loaders(data: Datasets, seed: int) -> Datasets:
         own = {split: getattr(one, name) for split, one in found.items() if split != "train"}
         values[f"eval_{name}"] = {**by_split, **own}
     return LoadedDatasets(**values, loaders=found)
+
+
+def _alone(given: Any, split: str) -> Any:
+    """The one loader of a split, out of a list or a mapping of them; None for none."""
+    if type(given).__name__ == "CombinedLoader":  # Lightning's
+        given = given.iterables
+    several = list(given.values()) if isinstance(given, Mapping) else given
+    if not isinstance(several, (list, tuple)) or not all(isinstance(one, DataLoader) for one in several):
+        return given
+    if len(several) > 1:
+        problem = f"gives {len(several)} loaders for {split}, and a split is one."
+        way_out = "Return one, e.g. a DataLoader over torch.utils.data.ConcatDataset([...])."
+        raise ConfigError.of("workload.data", problem, way_out)
+    return several[0] if several else None
 
 
 def take_apart(loader: DataLoader[Any], split: str, seed: int) -> LoaderParts:
@@ -144,15 +154,17 @@ def take_apart(loader: DataLoader[Any], split: str, seed: int) -> LoaderParts:
         return LoaderParts(loader, loader, None, problem=problem)
     sampler: Any = loader.sampler
     batch_size, drop_last = loader.batch_size, loader.drop_last
+    if not hasattr(dataset, "__len__"):
+        return LoaderParts(loader, loader, batch_size, problem=f"{type(dataset).__name__} has no __len__")
+    length = len(dataset)
     if batch_size is None:  # a batch sampler was given
         given: Any = loader.batch_sampler
         if type(given) is not BatchSampler:
             _refuse_shares(given, split)
-            sampled = SampledEpochs(given, seed, len(dataset), in_batches=True)  # type: ignore[arg-type]
+            sampled = SampledEpochs(given, seed, length, in_batches=True)
             return LoaderParts(loader, dataset, None, sampled=sampled, **common)
         sampler, batch_size, drop_last = given.sampler, given.batch_size, given.drop_last
     common["drop_last"] = drop_last
-    length = len(dataset)  # type: ignore[arg-type]
     if type(sampler) is DistributedSampler:  # our own order deals each step out to the ranks
         return LoaderParts(loader, dataset, batch_size, shuffle=sampler.shuffle, **common)
     _refuse_shares(sampler, split)

@@ -12,9 +12,9 @@ import math
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,8 +36,7 @@ _LOOKED_AT = 64
 """Elements of each tensor that tell a batch from another."""
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """Where an epoch of a stream stands."""
 
     parts: int
@@ -46,10 +45,10 @@ class Mark:
     buffer: int
     """`loader.shuffle_buffer` of this epoch."""
     asked: int = 0
-    """How often a part was asked for a batch, up to the last that was delivered."""
+    """Turns of parts up to the last batch that was delivered; of use with ``states``."""
     left: int = 0
-    """Batches delivered that were put together of what the parts had left."""
-    states: Sequence[Any] | None = None
+    """Batches delivered that were put together of what the parts had left; likewise."""
+    states: list[Any] | None = None
     """Of the data set, for each part; None = it has none."""
     print: int = 0
     """Of the last batch that was delivered."""
@@ -70,8 +69,10 @@ class StreamReading:
         drop_last: bool = False,
         collate: Callable[[list[Any]], Batch] | None = None,
         purpose: str = "training",
+        on_event: OnEvent = ignore_event,
     ) -> None:
         """``batch_size`` is that of one rank."""
+        self.on_event, self.batch_size = on_event, batch_size
         self.stream, self._rank, self._world_size, self._drop_last = stream, rank, world_size, drop_last
         if settings.num_workers > 1 and stream.shared_by is None:
             settings = replace(settings, num_workers=1)
@@ -91,13 +92,15 @@ class StreamReading:
 
         Args:
             order_of: the epoch whose order it has.
-            number: of the first batch, for messages.
+            number: of batches that were delivered before.
         """
         tails: dict[int, list[Any]] = {}
         asked: deque[StreamRequest] = deque()
         states = list(mark.states or [None] * mark.parts)
+        to_drop = 0 if mark.states is not None else number
+        """Batches that are read again, up to the mark."""
         reading = next(self._numbers)
-        requests = self._requests(reading, epoch, mark, order_of, tails, asked)
+        requests = self._requests(reading, epoch, mark, order_of, tails, asked, to_drop)
         running = self._source.start(requests, UNKNOWN_LENGTH)
         try:
             for built in running:
@@ -116,37 +119,36 @@ class StreamReading:
                     tails[request.part] = built.tail
                     if len(tails) == mark.parts:
                         break
+                elif to_drop:
+                    to_drop -= 1
+                    if to_drop == 0:
+                        self._compare(built.batch, mark, epoch)
                 elif built.batch is not None:
                     turn = request.round * mark.parts + request.part
-                    if turn < mark.asked:
-                        self._compare(built.batch, mark, epoch)
-                        continue
                     states[request.part] = built.state
-                    known = any(state is not None for state in states)
-                    now = replace(
-                        mark, asked=turn + 1, states=tuple(states) if known else None, print=_print(built.batch)
-                    )
-                    yield built.batch, self._size(built.batch), now
+                    known = list(states) if any(state is not None for state in states) else None
+                    mark = mark._replace(asked=turn + 1, states=known, print=_print(built.batch))
+                    yield built.batch, self._size(built.batch), mark
                     number += 1
-                    mark = now
         finally:
             self._builder.end_reading(reading)
             running.close()
-        yield from self._of_tails([sample for _, tail in sorted(tails.items()) for sample in tail], epoch, mark)
+        left = [sample for _, tail in sorted(tails.items()) for sample in tail]
+        yield from self._of_tails(left, epoch, mark, to_drop if mark.states is None else mark.left)
 
-    def _of_tails(self, left: list[Any], epoch: int, mark: Mark) -> Iterator[tuple[Batch, int, Mark]]:
+    def _of_tails(self, left: list[Any], epoch: int, mark: Mark, num_done: int) -> Iterator[tuple[Batch, int, Mark]]:
         """What no part alone could make a batch of."""
         builder, size = self._builder, self._builder.batch_size
         asked = max(mark.asked, 1)
         for number, start in enumerate(range(0, len(left), size)):
             samples = left[start : start + size]
-            if number < mark.left or (self._drop_last and len(samples) < size):
+            if number < num_done or (self._drop_last and len(samples) < size):
                 continue
             with builder.drawing(epoch, mark.parts * self._world_size + self._rank, number):
                 built = StreamedBatch(builder.collated(samples, epoch, asked + number))
             if self._settings.pin_memory:
                 built.pin_memory()
-            yield built.batch, len(samples), replace(mark, left=number + 1)
+            yield built.batch, len(samples), mark._replace(left=number + 1)
 
     def _requests(
         self,
@@ -156,6 +158,7 @@ class StreamReading:
         order_of: int,
         ended: dict[int, list[Any]],
         asked: deque[StreamRequest],
+        to_drop: int,
     ) -> Iterator[StreamRequest]:
         """Round after round, until all parts have ended. Workers take the requests in turn: those of a part are all for
         one of them. Threads read this themselves, one at a time."""
@@ -170,9 +173,10 @@ class StreamReading:
                 turn = round_ * mark.parts + part
                 request = request_of(epoch, turn)
                 if part < mark.parts and not (mark.states is not None and turn < mark.asked):
-                    # The last before the mark tells whether it is as it was.
+                    # The last before the mark tells whether it is as it was. Parts may have ended before it, so that it
+                    # came in a later turn.
                     request = request_of(
-                        epoch, turn, part=part, round=round_, reading=reading, is_dropped=turn + 1 < mark.asked
+                        epoch, turn, part=part, round=round_, reading=reading, is_dropped=turn + 1 < to_drop
                     )
                     if part not in begun:
                         begun.add(part)
@@ -207,6 +211,7 @@ class StreamReading:
                 name,
                 epoch,
             )
+            self.on_event("resume_inexact", epoch=epoch)
 
     def stop(self) -> None:
         """End the pass."""
@@ -230,7 +235,6 @@ class StreamLoader:
         limit_batches: int | None = None,
         shuffle: bool = True,
         shuffle_buffer: int = 0,
-        on_event: OnEvent = ignore_event,
     ) -> None:
         """
         Args:
@@ -238,10 +242,11 @@ class StreamLoader:
             shuffle: False = all epochs are of one order, that of the stream.
         """
         self._reading, self._limit, self._shuffle = reading, limit_batches, shuffle
-        self._expected, self._buffer, self._on_event = steps_per_epoch, shuffle_buffer if shuffle else 0, on_event
+        self._expected, self._buffer = steps_per_epoch, shuffle_buffer if shuffle else 0
         self._epoch = self._next_batch = self._total = 0
         self._mark, self._is_over = self._fresh(), False
         self._has_told_length = self._has_looked_at_states = False
+        self._has_told_size = not reading.stream.gives_batches or reading.stream.splits_itself
         self._keeps_states = True
         self._running: Generator[tuple[Batch, int, Mark]] | None = None
 
@@ -261,13 +266,8 @@ class StreamLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the next batch."""
-        return {"epoch": self._epoch, "batch": self._next_batch, "stream": self._in_stream()}
-
-    def _in_stream(self) -> dict[str, Any]:
-        mark = {**asdict(replace(self._mark, states=None)), "states": self._mark.states}
-        if mark["states"] is not None:
-            mark["states"] = list(mark["states"])
-        return {"total": self._total, "is_over": self._is_over, **mark}
+        stream = {"total": self._total, "is_over": self._is_over, **self._mark._asdict()}
+        return {"epoch": self._epoch, "batch": self._next_batch, "stream": stream}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on at a position: by the states of the data set where it has given any, else what comes before is read
@@ -280,12 +280,13 @@ class StreamLoader:
         if self._next_batch == 0:
             return
         if not found:
-            found = {**asdict(self._mark), "asked": self._next_batch}
-        elif found["ranks"] != self._mark.ranks:
+            return
+        if found["ranks"] != self._mark.ranks:
             _LOG.warning(
                 "%s was read by %d ranks before, and is by %d now: what is left of epoch %d is not what was left then.",
                 self._reading.stream.name, found["ranks"], self._mark.ranks, self._epoch,
             )  # fmt: skip
+            self._reading.on_event("resume_inexact", epoch=self._epoch)
             found = {**found, "ranks": self._mark.ranks, "states": None, "print": 0}
         self._mark = Mark(**found)
 
@@ -303,7 +304,7 @@ class StreamLoader:
                     return  # a thread that was left behind with a batch that came too late
                 if held is not None:
                     yield self._given(*held)
-                held = Delivery(batch, self._epoch, number, size, num_samples=size), mark
+                held = Delivery(batch, self._epoch, number, size * mark.ranks, num_samples=size), mark
                 if number + 1 == self._limit:
                     break
         finally:
@@ -312,7 +313,8 @@ class StreamLoader:
             return
         if held is None:
             self._nothing_came()
-            yield from self
+            if self._mark.ranks == 1:  # else they begin the next epoch together
+                yield from self
             return
         held[0].is_last = True
         yield self._given(*held)
@@ -322,13 +324,26 @@ class StreamLoader:
         self._mark = self._with_plain_states(mark)
         self._next_batch, self._is_over = delivery.index + 1, delivery.is_last
         self._total += 1
+        if not (self._has_told_size or delivery.is_last):
+            self._compare_size(delivery.size)
         delivery.position = self.state_dict()
         return delivery
 
+    def _compare_size(self, size: int) -> None:
+        """A step is what the stream gives, whatever was asked for."""
+        self._has_told_size, asked = True, self._reading.batch_size
+        if size != asked:
+            _LOG.warning(
+                "%s gives batches of its own, and each is a step: this one has %d samples, and "
+                "workload.effective_batch_size asks for %d. Set it to what they have, or let %s give samples "
+                "(gives_batches=False).",
+                self._reading.stream.name, size, asked, self._reading.stream.name,
+            )  # fmt: skip
+
     def _with_plain_states(self, mark: Mark) -> Mark:
         """Without states that a checkpoint can't hold."""
-        if mark.states is None:
-            return mark
+        if mark.states is None or mark.ranks > 1:  # a checkpoint is written by one rank
+            return mark._replace(states=None)
         if not self._has_looked_at_states:
             self._has_looked_at_states, self._keeps_states = True, _can_be_saved(mark.states)
             if not self._keeps_states:
@@ -337,7 +352,7 @@ class StreamLoader:
                     "checkpoint can't: a resumed run will read the epoch again up to where it was left.",
                     self._reading.stream.name,
                 )
-        return mark if self._keeps_states else replace(mark, states=None)
+        return mark if self._keeps_states else mark._replace(states=None)
 
     def _nothing_came(self) -> None:
         """The next epoch is begun, where that is not the one that gave nothing."""
@@ -353,7 +368,7 @@ class StreamLoader:
     def _compare_length(self) -> None:
         expected, found = self._expected, self._next_batch
         is_cut = self._limit is not None and found >= self._limit
-        if expected is None or found == expected or is_cut or self._has_told_length:
+        if expected is None or found == expected or is_cut or self._has_told_length or self._mark.ranks > 1:
             return
         self._has_told_length = True
         _LOG.warning(
@@ -361,7 +376,7 @@ class StreamLoader:
             "progress bar and a schedule over the whole run go by __len__; let it return what a pass gives.",
             self._reading.stream.name, expected, found, self._epoch,
         )  # fmt: skip
-        self._on_event("stream_length", expected=expected, found=found, epoch=self._epoch)
+        self._reading.on_event("stream_length", expected=expected, found=found, epoch=self._epoch)
 
     def _fresh(self) -> Mark:
         return self._reading.start_of_epoch(self._buffer)
@@ -421,7 +436,8 @@ def _print(batch: Batch) -> int:
     """A number that another batch hardly has; of a few elements of each tensor. Never 0."""
     found = 1
     for tensor in batches.tensors(batch):
-        if tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.numel():
-            few = tensor[:1].reshape(-1)[:_LOOKED_AT] if tensor.dim() else tensor.reshape(1)
-            found = zlib.crc32(few.detach().contiguous().view(torch.uint8).numpy().tobytes(), found)
+        if tensor.is_contiguous() and tensor.device.type == "cpu":
+            few = tensor.detach().view(-1)[:_LOOKED_AT]
+            few = few.view(torch.uint8) if tensor.dtype is torch.bfloat16 else few  # which numpy lacks
+            found = zlib.crc32(few.numpy().tobytes(), found)
     return found or 1

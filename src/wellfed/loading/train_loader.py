@@ -242,7 +242,6 @@ def _stream_loader(
     drop_last: bool,
     limit_batches: int | None,
     shuffle: bool,
-    on_event: OnEvent,
     **more: Any,
 ) -> StreamLoader:
     share = batch_size * (rank + 1) // world_size - batch_size * rank // world_size
@@ -264,5 +263,4 @@ def _stream_loader(
         limit_batches=limit_batches,
         shuffle=shuffle,
         shuffle_buffer=settings.shuffle_buffer or 0,
-        on_event=on_event,
     )

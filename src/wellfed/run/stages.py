@@ -118,7 +118,7 @@ class Run:
             written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
             books.record.artifacts.update(written)
             books.ceiling(passes.ceiling())
-            assemble.tear_down(parts)
+            assemble.end(parts)
 
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes

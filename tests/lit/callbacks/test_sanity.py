@@ -21,6 +21,7 @@ from wellfed.lit.callbacks.clock import BareBatches
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.sanity import SanityCheck
 from wellfed.lit.guest import make_guest_trainer
+from wellfed.lit.loggers import for_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
@@ -132,8 +133,9 @@ def guest_trained(tmp_path: Path, sanity_batches: int, breaks_in: str = "") -> t
     callbacks = [figures]
     if sanity_batches:
         callbacks = [SanityCheck({"val": few, "test": few}, lambda *_: None), figures]
+    loggers = for_trainer([], figures.logged, tmp_path)
     trainer = make_guest_trainer(
-        tiny.options(max_steps=6), callbacks, tmp_path, log=figures.logged, sanity_batches=sanity_batches
+        tiny.options(max_steps=6), callbacks, tmp_path, loggers=loggers, sanity_batches=sanity_batches
     )
     lit.fit(trainer, module, BareBatches(tiny.loader()), BareBatches(tiny.eval_loader()), None)
     return module, rows

@@ -1,0 +1,89 @@
+"""Gives several ranks that share a stream as many steps each, and tells each what all of them have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from wellfed.batches import Delivery
+from wellfed.errors import DataError
+
+
+class StepsOfRanks:
+    """The deliveries of a rank's own loader. Nobody knows before how many that are: at each step the ranks tell one
+    another what they have, and one that has nothing left gets padding until all have nothing left.
+
+    The position counts the steps: after it each rank has what comes after so many of its own.
+    """
+
+    def __init__(self, loader: Any, *, drop_last: bool) -> None:
+        """``drop_last``: the epoch ends with the first rank that has nothing left."""
+        self._loader, self._drop_last = loader, drop_last
+        self._state: dict[str, Any] = loader.state_dict()
+        self._group: Any = None
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position of the next step."""
+        return self._state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at a position."""
+        self._loader.load_state_dict(state)
+        self._state = self._loader.state_dict()
+
+    def keep_pace(self) -> None:
+        """As the loader does it, where it does."""
+        getattr(self._loader, "keep_pace", lambda: None)()
+
+    def __iter__(self) -> Iterator[Delivery]:
+        state = self._loader.state_dict()
+        is_over, total_steps = state["stream"]["is_over"], state["stream"]["total"]
+        epoch, step = (state["epoch"] + 1, 0) if is_over else (state["epoch"], state["batch"])
+        own, latest, is_over = iter(self._loader), None, False
+        while not is_over:
+            delivery: Delivery | None = next(own, None)
+            size, goes_on = (0, False) if delivery is None else (delivery.size, not delivery.is_last)
+            total, num_going_on = self._summed(size, goes_on)
+            if total == 0:
+                break  # nothing was left when the run was resumed
+            is_over = num_going_on < dist.get_world_size() if self._drop_last else num_going_on == 0
+            latest = delivery or latest
+            if latest is None and step > 0:  # resumed when this rank had nothing left: any batch does for the shapes
+                self._loader.load_state_dict({"epoch": epoch, "batch": 0})
+                latest = next(iter(self._loader))
+            if latest is None:
+                raise DataError(
+                    f"Rank {dist.get_rank()} has no sample of epoch {epoch}: the stream has fewer parts with samples "
+                    "than there are ranks. Set fewer trainer.devices."
+                )
+            step, total_steps = step + 1, total_steps + 1
+            stream = {**self._loader.state_dict()["stream"], "asked": 0, "left": 0, "states": None, "print": 0}
+            stream |= {"is_over": is_over, "total": total_steps}
+            self._state = {"epoch": epoch, "batch": step, "stream": stream}
+            yield replace(
+                latest,
+                epoch=epoch,
+                index=step - 1,
+                total=total,
+                is_padding=delivery is None,
+                is_last=is_over,
+                position=self._state,
+            )
+        self.load_state_dict({**self._state, "stream": {**self._state["stream"], "is_over": True}})
+
+    def _summed(self, size: int, goes_on: bool) -> tuple[int, int]:
+        """Samples of the step, and ranks that have another one. On the host, so that no device is waited for."""
+        if self._group is None:
+            is_of_hosts = dist.get_backend() == "gloo"
+            self._group = dist.group.WORLD if is_of_hosts else dist.new_group(backend="gloo")
+        told = torch.tensor([size, int(goes_on)])
+        dist.all_reduce(told, group=self._group)
+        total, num_going_on = told.tolist()
+        return total, num_going_on

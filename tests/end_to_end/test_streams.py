@@ -1,0 +1,118 @@
+"""Data that is read in order is planned, read by workers, evaluated and gone on with as any other."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import Done, only_folder, record_of, run
+
+YAML = """
+name: {name}
+effective_batch_size: 16
+model: {{_target_: brought_streams.Net}}
+data: {{_target_: brought_streams.{name}}}
+optimizer: {{_target_: torch.optim.AdamW, lr: 0.01}}
+"""
+ALL = list(range(100))
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    """A user's own configuration folder and module."""
+    shutil.copy(Path(__file__).with_name("brought_streams.py"), tmp_path)
+    folder = tmp_path / "configs" / "workload"
+    folder.mkdir(parents=True)
+    for name in ("tars", "places", "loader"):
+        (folder / f"{name}.yaml").write_text(YAML.format(name=name))
+    return tmp_path
+
+
+def train(user: Path, workload: str, *arguments: str, cwd: Path | None = None) -> Done:
+    (cwd or user).mkdir(exist_ok=True)
+    return run(
+        "train.py",
+        "--config-dir",
+        str(user / "configs"),
+        f"workload={workload}",
+        "config.allow_targets=[brought_streams,torch]",
+        "logger=none",
+        "telemetry.ceiling_steps=0",
+        *arguments,
+        cwd=cwd or user,
+        PYTHONPATH=str(user),
+    )
+
+
+def steps(folder: Path) -> list[list[int]]:
+    return [list(map(int, line.split())) for line in (folder / "steps").read_text().splitlines()]
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def test_samples_make_steps_of_the_asked_size_and_an_epoch_ends_with_the_stream(user: Path) -> None:
+    done = train(user, "tars", "trainer.max_epochs=1", "loader.num_workers=0")
+    assert done.code == 0, done.err
+    seen = steps(user)
+    assert [len(batch) for batch in seen] == [16, 16, 16, 16, 16, 16, 4]
+    assert sum(seen, []) == ALL  # noqa: RUF017
+    found = record_of(only_folder(user, "tars"))
+    assert (found["status"], found["steps"], found["epochs"]) == ("ok", 7, 1.0)
+    assert set(found["metrics"]) >= {"val/loss", "test/loss"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", ["tars", "places"])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_that_is_resumed_goes_on_as_if_it_had_not_been_left(user: Path, workload: str, num_workers: int) -> None:
+    workers = f"loader.num_workers={num_workers}"
+    for name, limits in {"whole": [12], "parted": [4, 9, 12]}.items():
+        first, *later = limits
+        where = user / name
+        done = train(user, workload, workers, "trainer.max_epochs=null", f"trainer.max_steps={first}", cwd=where)
+        assert done.code == 0, done.err
+        folder = only_folder(where, workload)
+        for limit in later:
+            done = train(user, workload, f"resume={folder}", f"trainer.max_steps={limit}", cwd=where)
+            assert done.code == 0, done.err
+            assert "other samples" not in done.err
+    whole, parted = (steps(user / name) for name in ("whole", "parted"))
+    assert whole == parted
+    assert sorted(index for batch in whole[:7] for index in batch) == ALL
+    one, other = (weights(only_folder(user / name, workload)) for name in ("whole", "parted"))
+    assert all(one[name].equal(other[name]) for name in one)
+
+
+@pytest.mark.slow
+def test_the_order_of_a_stream_with_a_number_of_parts_is_the_same_for_any_number_of_workers(user: Path) -> None:
+    for name, *words in (
+        ("none", "loader.num_workers=0"),
+        ("two", "loader.num_workers=2"),
+        ("three", "loader=balanced"),
+    ):
+        done = train(user, "places", "trainer.max_epochs=2", *words, cwd=user / name)
+        assert done.code == 0, done.err
+    assert steps(user / "none") == steps(user / "two") == steps(user / "three")
+
+
+@pytest.mark.slow
+def test_what_can_not_be_known_is_refused_before_training(user: Path) -> None:
+    done = train(user, "tars", "workload.schedule.name=cosine")
+    assert done.code == 2
+    assert "needs the number of the last step, and Tars has no __len__ to tell it" in done.err
+    done = train(user, "places", "loader.num_workers=5")
+    assert done.code == 2
+    assert "Places can be read in 4 parts (num_shards). Set loader.num_workers=4." in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("option", ["baseline", "balanced", "own"])
+def test_a_data_loader_over_a_stream(user: Path, option: str) -> None:
+    done = train(user, "loader", f"loader={option}", "trainer.max_epochs=1")
+    assert done.code == 0, done.err
+    assert sorted(sum(steps(user), [])) == ALL  # noqa: RUF017
