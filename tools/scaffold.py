@@ -276,7 +276,7 @@ def _edited(path: str, file: File, edits: Iterable[Edit]) -> File:
 def _edits(source: Files, answers: Answers) -> dict[str, list[Edit]]:
     """Path -> what is changed in it, in this order."""
     package, keep = str(answers["package_name"]), bool(answers["keep_examples"])
-    targets = ", ".join(["torch", "wellfed", *_rooms(answers)])
+    targets = ", ".join(["torch", "torchmetrics", "wellfed", *_rooms(answers)])
     entity = json.dumps(answers["wandb_entity"]) if answers["wandb_entity"] else "null"
     wandb = f"mode: {answers['wandb_mode']}\nproject: {json.dumps(answers['project_slug'])}\nentity: {entity}\n"
 
@@ -311,6 +311,7 @@ def _edits(source: Files, answers: Answers) -> dict[str, list[Edit]]:
         "docs/architecture.md": [replacing(*_of_architecture(answers))],
         "docs/8gb.md": [speak_of_the_package],
         "docs/faq.md": [speak_of_the_package],
+        "docs/hugging_face.md": [lambda text: re.sub(r"\bworkloads([./]chatter)", rf"{package}\1", text)],
         "docs/memory.md": [speak_of_the_package],
         "docs/sweep.md": [speak_of_the_package],
         "docs/workloads.md": [

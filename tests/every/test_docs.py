@@ -22,6 +22,7 @@ from wellfed.commands.cli import COMMANDS
 from wellfed.config.compose import compose
 from wellfed.loading.loader_parts import loader_of, without_loaders
 from wellfed.sample_rng import SampleRng
+from wellfed.step.train_step import parameter_groups
 from wellfed.telemetry import metrics
 from wellfed.tracking import journal
 
@@ -152,11 +153,18 @@ def test_every_part_of_the_contract_is_described():
 def examples() -> dict[str, Any]:
     """What the code blocks of docs/workloads.md define."""
     blocks = re.findall(r"^```python\n(.*?)^```$", page("docs/workloads.md"), flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     space: dict[str, Any] = {}
     for block in blocks:
         exec(block, space)
     return space
+
+
+def test_the_parameter_groups_of_the_page_are_all_parameters(examples: dict[str, Any]):
+    model = examples["Regressor"]()
+    groups = parameter_groups(model)
+    assert {id(each) for group in groups for each in group["params"]} == {id(each) for each in model.parameters()}
+    assert [group["lr"] for group in torch.optim.AdamW(groups, lr=0.1).param_groups] == [1e-4, 0.1, 0.1]
 
 
 def test_the_dataset_of_the_page_is_right(examples: dict[str, Any]):
