@@ -120,7 +120,7 @@ class Datasets:
     """What ``datasets(...)`` returns."""
 
     train: Any
-    """Map-style (see `TrainData`), a stream (torch's IterableDataset, or an iterable of batches), or a DataLoader; as the
+    """Map-style (see `TrainData`), a stream (torch's IterableDataset, or an iterable of batches) or a DataLoader, as the
     others."""
     val: Any | None = None
     test: Any | None = None

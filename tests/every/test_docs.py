@@ -175,7 +175,7 @@ def test_the_stream_of_the_page_is_shared_and_gone_on_with(examples: dict[str, A
         torch.save(torch.arange(10 * number, 10 * number + 5), path)
     for settings in (LoaderSettings(), LoaderSettings("processes", 2, 2)):
         first, second = (train_loader(examples["Files"](paths), settings, batch_size=4, seed=1) for _ in range(2))
-        seen = [delivery.batch for delivery, _ in zip(first, range(2), strict=False)]
+        seen = [delivery.batch for _, delivery in zip(range(2), first, strict=False)]
         second.load_state_dict(first.state_dict())
         seen += [delivery.batch for delivery in second]
         first.close()
