@@ -120,8 +120,7 @@ class Datasets:
     """What ``datasets(...)`` returns."""
 
     train: Any
-    """Map-style (see `TrainData`), a stream (torch's IterableDataset, or an iterable of batches) or a DataLoader, as the
-    others."""
+    """Map-style (see `TrainData`), a stream (torch's IterableDataset, or an iterable of batches), or a DataLoader."""
     val: Any | None = None
     test: Any | None = None
     collate: Callable[[list[Any]], Batch] | None = None
