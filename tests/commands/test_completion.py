@@ -17,14 +17,18 @@ from wellfed.commands.completion import candidates
     ("line", "some"),
     [
         ("python src/train.py loader=", ["loader=auto ", "loader=balanced "]),
-        ("python src/train.py gpu=8gb loader=ba", ["loader=balanced ", "loader=baseline "]),
-        ("python src/train.py loader.num_w", ["loader.num_workers="]),
+        pytest.param(
+            "python src/train.py gpu=8gb loader=ba", ["loader=balanced ", "loader=baseline "], marks=pytest.mark.slow
+        ),
+        pytest.param("python src/train.py loader.num_w", ["loader.num_workers="], marks=pytest.mark.slow),
         ("python src/train.py loader.backend=t", ["loader.backend=threads ", "loader.backend=torch "]),
-        ("python src/train.py loader.num_workers=n", ["loader.num_workers=null "]),
-        ("python src/train.py logger.csv=", ["logger.csv=false ", "logger.csv=true "]),
-        ("python src/train.py workload.model.", ["workload.model.encoder_layers="]),
-        ("python src/train.py tra", ["trainer=", "trainer."]),
-        ("python src/evaluate.py check", ["checkpoint="]),
+        pytest.param("python src/train.py loader.num_workers=n", ["loader.num_workers=null "], marks=pytest.mark.slow),
+        pytest.param(
+            "python src/train.py logger.csv=", ["logger.csv=false ", "logger.csv=true "], marks=pytest.mark.slow
+        ),
+        pytest.param("python src/train.py workload.model.", ["workload.model.encoder_layers="], marks=pytest.mark.slow),
+        pytest.param("python src/train.py tra", ["trainer=", "trainer."], marks=pytest.mark.slow),
+        pytest.param("python src/evaluate.py check", ["checkpoint="], marks=pytest.mark.slow),
         ("python src/evaluate.py accelerator=", ["accelerator=cpu ", "accelerator=gpu "]),
         (".venv/bin/python -m wellfed do", ["doctor "]),
         ("python -m wellfed ", ["add ", "doctor ", "plan "]),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from wellfed.commands.ended import tell
-from wellfed.errors import ConfigError, DataError, Fault, OutOfMemoryExhausted
+from wellfed.errors import MOST_FRAMES, ConfigError, DataError, Fault, OutOfMemoryExhausted
 
 LOST = torch.AcceleratorError(
     "CUDA error: unspecified launch failure\nSearch for `cudaErrorLaunchFailure' in https://..."
@@ -37,6 +37,16 @@ def test_a_bug_is_raised():
     with pytest.raises(KeyError) as raised:
         tell(error)
     assert raised.value is error
+
+
+def test_a_users_own_error_shows_their_frames(capsys):
+    with pytest.raises(RuntimeError) as raised:
+        torch.nn.Sequential(torch.nn.Linear(2, 2))(torch.ones(3, 5))
+    assert tell(raised.value) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f'Traceback (most recent call last):\n  File "{__file__}"')
+    assert "RuntimeError: mat1 and mat2 shapes cannot be multiplied" in err
+    assert err.count('  File "') <= 1 + MOST_FRAMES
 
 
 def test_all_are_raised_with_full_errors(monkeypatch):

@@ -68,6 +68,10 @@ def test_what_is_typed_replaces_the_options_axis(typed: str, axes: object, fixed
     assert multirun(typed, params={"loader": "auto,baseline"}).axes() == (axes, fixed)
 
 
+def test_several_options_of_a_list_are_one_choice() -> None:
+    assert multirun("gpu=cpu,8gb", "logger=[wandb,csv]").axes() == ({"gpu": ("cpu", "8gb")}, ("logger=[wandb,csv]",))
+
+
 def test_what_is_typed_last_holds() -> None:
     assert multirun("seed=1,2", "seed=5").axes() == ({}, ("seed=5",))
 

@@ -19,6 +19,14 @@ from wellfed.config.schema import (
 )
 
 # (rule, knobs, where, words of the problem, words of the way out)
+
+
+def scheduler(name: str, **knobs: Any) -> ScheduleConfig:
+    schedule = ScheduleConfig(**knobs)
+    schedule._target_ = f"torch.optim.lr_scheduler.{name}"
+    return schedule
+
+
 BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
     (
         "workers",
@@ -138,6 +146,34 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
         "Set trainer.max_steps=1000 or trainer.max_epochs=10, or workload.schedule.name=constant.",
     ),
     (
+        "schedule",
+        {"workload.schedule": ScheduleConfig(monitor="val/loss")},
+        "workload.schedule.monitor=val/loss",
+        "is about a scheduler that workload.schedule._target_ names, and it names none.",
+        "Set workload.schedule.monitor=null.",
+    ),
+    (
+        "schedule",
+        {"workload.schedule": scheduler("StepLR", warmup_steps=3)},
+        "workload.schedule.warmup_steps=3",
+        "has no effect beside workload.schedule._target_=torch.optim.lr_scheduler.StepLR.",
+        "Set workload.schedule.warmup_steps=0.",
+    ),
+    (
+        "schedule",
+        {"workload.schedule": scheduler("ReduceLROnPlateau")},
+        "workload.schedule.monitor=null",
+        "goes by a figure, and none is named.",
+        "Set workload.schedule.monitor=val/loss.",
+    ),
+    (
+        "callback_names",
+        {"callbacks": ["ema"]},
+        "callbacks=['ema']",
+        "gives its callbacks no names.",
+        "Write callbacks: {my_name: {_target_: my_package.MyCallback}}.",
+    ),
+    (
         "strategy",
         {"trainer.strategy": Strategy.fsdp, "trainer.accelerator": Accelerator.cpu},
         "trainer.strategy=fsdp",
@@ -185,7 +221,7 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
         {"config.allow_targets": ["torch", "a-b"]},
         "config.allow_targets=a-b",
         "is not the name of a package.",
-        "Set config.allow_targets=[torch,torchmetrics,wellfed,workloads,my_package].",
+        "Set config.allow_targets=[torch,lightning,torchmetrics,wellfed,workloads,my_package].",
     ),
 ]
 
@@ -207,6 +243,8 @@ FINE: list[dict[str, Any]] = [
     {"resume": "auto"},
     {"workload.name": "my-model_2.1"},
     {"config.allow_targets": ["my_package.models"]},
+    {"workload.schedule": scheduler("ReduceLROnPlateau", monitor="val/loss")},
+    {"callbacks": {"ema": None}},
 ]
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.end_to_end.commands import Done, only_folder, record_of, run
+from tests.fake_cuda.machine import FakeCuda
 
 OPTIMIZER = "{_target_: torch.optim.AdamW, lr: 0.01}"
 
@@ -33,7 +34,7 @@ def user(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def train(user: Path, workload: str, *arguments: str, cwd: Path | None = None) -> Done:
+def train(user: Path, workload: str, *arguments: str, cwd: Path | None = None, **more: str) -> Done:
     return run(
         "train.py",
         "--config-dir",
@@ -44,7 +45,7 @@ def train(user: Path, workload: str, *arguments: str, cwd: Path | None = None) -
         "telemetry.ceiling_steps=3",
         *arguments,
         cwd=cwd or user,
-        PYTHONPATH=str(user),
+        **{**more, "PYTHONPATH": ":".join([str(user), *filter(None, [more.get("PYTHONPATH")])])},
     )
 
 
@@ -161,6 +162,47 @@ def test_loader_options_are_swept_over_a_loader(user: Path) -> None:
         "loader=baseline",
         "loader=balanced",
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["shuffled", "own", "weighted", "batches"])
+def test_two_ranks_see_together_what_one_sees(user: Path, kind: str) -> None:
+    seen = []
+    for devices in (1, 2):
+        cwd = user / f"{devices}"
+        cwd.mkdir()
+        more = ("trainer.accelerator=cpu", f"trainer.devices={devices}", f"+workload.data.kind={kind}")
+        done = train(user, "sets", *more, "trainer.max_epochs=2", "telemetry.ceiling_steps=0", cwd=cwd)
+        assert done.code == 0, done.text
+        seen.append(sorted(chain.from_iterable(steps(cwd))))
+        assert record_of(only_folder(cwd, "sets"))["samples"] == len(seen[0])
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.slow
+def test_on_a_card_its_hooks_are_called_once_a_batch(user: Path, fake_cuda: FakeCuda, tmp_path: Path) -> None:
+    report = tmp_path / "report"
+    cards = fake_cuda.environment(cards=1, mib=8192, slowdown=2, report=report)
+    more = ("loader.num_workers=1", "loader.device_prefetch=2")
+    done = train(user, "sets", "trainer.max_epochs=2", *more, **cards)
+    assert done.code == 0, done.text
+    folder = only_folder(user, "sets")
+    assert planned(folder, "trainer.accelerator", "loader.device_prefetch") == ["gpu", 2]
+    state = torch.load(folder / "checkpoints" / "last.ckpt", map_location="cpu", weights_only=True)
+    assert state["Sets"]["seen"] == 14
+    (process,) = [entry for line in report.read_text().splitlines() if (entry := json.loads(line))["contexts"]]
+    assert process["violations"] == []
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_evaluated_on_the_data_modules_test_split(user: Path) -> None:
+    done = train(user, "sets", "trainer.max_epochs=1")
+    assert done.code == 0, done.text
+    folder = only_folder(user, "sets")
+    checkpoint = f"checkpoint={folder / 'checkpoints' / 'best.ckpt'}"
+    done = run("evaluate.py", "--config-dir", str(user / "configs"), checkpoint, cwd=user, PYTHONPATH=str(user))
+    assert done.code == 0, done.text
+    assert f"test/loss {record_of(folder)['metrics']['test/loss']:.6g}" in done.out
 
 
 REFUSED = [

@@ -346,7 +346,7 @@ def test_a_micro_batch_that_is_no_number_leaves_the_whole_step_out(tmp_path: Pat
 
 
 def test_a_resumed_run_that_is_given_more_steps_goes_on_by_the_longer_schedule(tmp_path: Path) -> None:
-    from wellfed.lit.trainer import Schedule
+    from wellfed.lit.scheduling import Schedule
 
     def with_total(total: int) -> StepModule:
         module = tiny.module()

@@ -16,6 +16,7 @@ from wellfed.contract import LossOutput
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import Checkpoints
 from wellfed.lit.module import StepModule, StepOptions
+from wellfed.lit.scheduling import Schedule
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import train_loader
@@ -94,6 +95,8 @@ def module(
     steps: Sequence[int] | None = None,
     model: nn.Module | None = None,
     evaluation: Any = None,
+    scheduling: Any = None,
+    users: Sequence[pl.Callback] = (),
     **step: Any,
 ) -> StepModule:
     """A seeded module over `TinyData`."""
@@ -107,7 +110,9 @@ def module(
         micro=MicroBatches(micro, steps),
         options=StepOptions(seed=1, **step),
         make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=lr),
-        lr_factor=lit.Schedule("cosine", 3, 0.1, 20),
+        lr_factor=Schedule("cosine", 3, 0.1, 20),
+        scheduling=scheduling,
+        users=users,
         on_event=on_event or (lambda kind, **facts: None),
     )
 
@@ -142,10 +147,11 @@ def fit(
     callbacks: Sequence[pl.Callback] = (),
     checkpoint: Path | None = None,
     batches: Any = None,
+    users: Sequence[pl.Callback] = (),
     **changes: Any,
 ) -> pl.Trainer:
     """Train it; the trainer afterwards."""
-    trainer = lit.make_trainer(options(**changes), list(callbacks), tmp_path)
+    trainer = lit.make_trainer(options(**changes), list(callbacks), tmp_path, users=users)
     lit.fit(trainer, module, batches or loader(), None, checkpoint)
     return trainer
 

@@ -9,12 +9,13 @@ from itertools import chain
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, get_worker_info
 
 from tests.loading import streams
 from tests.loading.streams import SIZE, loader_of
 from wellfed.errors import DataError
 from wellfed.loading.bad_samples import WorkerLost
+from wellfed.loading.device_prefetch import DevicePrefetcher
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.stream import Stream
 from wellfed.loading.stream_loader import EvalStream, StreamReading
@@ -129,7 +130,8 @@ def test_a_limit_ends_each_epoch():
 @pytest.mark.parametrize(("said", "given"), [(5, 3), (3, 5)])
 def test_an_epoch_ends_where_the_stream_does_and_a_wrong_length_is_told_once(said, given, caplog):
     events = []
-    made = loader_of(streams.Batches(said, given), on_event=lambda kind, **facts: events.append((kind, facts)))
+    told = {"on_event": lambda kind, **facts: events.append((kind, facts))}
+    made = loader_of(streams.Batches(said, given), batch_size=2, **told)
     assert [[d.is_last for d in made] for _ in range(2)] == 2 * [[False] * (given - 1) + [True]]
     (message,) = caplog.messages
     assert message.startswith(
@@ -274,3 +276,88 @@ def test_an_evaluation_is_every_sample_once_in_any_pass(plan):
         made.close()
         assert len(EvalStream(reading, limit_batches=2)) == 2
         made.close()
+
+
+def test_batches_of_another_size_than_was_asked_for_are_told_once(caplog):
+    epochs(loader_of(streams.Batches(3)))
+    (message,) = caplog.messages
+    assert message.startswith(
+        "Batches gives batches of its own, and each is a step: this one has 2 samples, and workload"
+    )
+    caplog.clear()
+    epochs(loader_of(streams.Batches(3), batch_size=2))
+    assert caplog.messages == []
+
+
+def test_what_is_copied_ahead_is_not_in_the_position():
+    expected = list(chain(*epochs(loader_of(streams.Stateful()))))
+    for stop in (1, 4, 6, 7):
+        made = DevicePrefetcher(loader_of(streams.Stateful()), torch.device("cpu"), 2)
+        seen = []
+        while len(seen) < stop:
+            for delivery in made:
+                seen.append(ids(delivery))
+                if len(seen) == stop:
+                    break
+        state = saved(made.state_dict())
+        made.close()
+        again = DevicePrefetcher(loader_of(streams.Stateful()), torch.device("cpu"), 2)
+        again.load_state_dict(state)
+        assert again.state_dict() == state
+        while len(seen) < 12:
+            seen += [ids(delivery) for delivery in again]
+        again.close()
+        assert seen == expected
+
+
+class Itself(IterableDataset):
+    """Is its own iterator."""
+
+    def __init__(self):
+        self.state = 0
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self.state == SIZE:
+            raise StopIteration
+        self.state += 1
+        return torch.tensor(self.state - 1)
+
+    def state_dict(self):
+        return {"state": self.state}
+
+    def load_state_dict(self, state):
+        self.state = state["state"]
+
+
+def test_data_that_is_its_own_iterator_begins_anew_by_its_state():
+    made = loader_of(Itself())
+    next(iter(made))
+    made.load_state_dict({"epoch": 0, "batch": 0})
+    assert epochs(made) == epochs(loader_of(streams.Plain()))
+
+
+def initialised(part):
+    told = get_worker_info()
+    told.dataset.numbers = list(range(SIZE))[part :: told.num_workers]
+
+
+class Whole(streams.Plain):
+    """Is told its part by ``worker_init_fn``, as in torch's documentation."""
+
+    def __init__(self):
+        self.numbers = list(range(SIZE))
+
+    def __iter__(self):
+        return map(torch.tensor, self.numbers)
+
+
+@pytest.mark.parametrize("plan", ALL, ids=named)
+def test_a_worker_init_of_the_users_may_share_it(plan):
+    stream = Stream(Whole(), worker_init=initialised)
+    assert stream.shared_by == "worker info"
+    (found,) = epochs(loader_of(stream, plan), 1)
+    assert sorted(chain(*found)) == list(range(SIZE))
+    assert stream.dataset.numbers == list(range(SIZE))

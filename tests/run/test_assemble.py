@@ -259,3 +259,39 @@ def test_only_a_lightning_module_is_one():
 def test_without_lightning_there_is_none(monkeypatch):
     monkeypatch.delitem(sys.modules, "lightning.pytorch")
     assert not assemble.is_lightning_module(nn.Linear(1, 1))
+
+
+# -- schedules ---------------------------------------------------------------------------------------------------------
+
+
+def scheduled(**entries):
+    given = config({"_target_": "torch.optim.SGD", "lr": 0.1})
+    vars(given.workload.schedule).update(entries)
+    return given
+
+
+def test_a_scheduler_within_another_steps_the_same_optimizer():
+    kinds = "torch.optim.lr_scheduler"
+    given = scheduled(
+        _target_=f"{kinds}.SequentialLR",
+        milestones=[2],
+        schedulers=[
+            {"_target_": f"{kinds}.ConstantLR", "factor": 0.5, "total_iters": 9},
+            {"_target_": f"{kinds}.StepLR", "step_size": 1},
+        ],
+    )
+    sgd = torch.optim.SGD(Model().parameters(), lr=0.1)
+    scheduler = assemble.make_schedule(given, sgd)
+    rates = []
+    for _ in range(4):
+        rates.append(sgd.param_groups[0]["lr"])
+        sgd.step()
+        scheduler.step()
+    assert rates == pytest.approx([0.05, 0.05, 0.1, 0.01])
+
+
+def test_a_scheduler_that_refuses_its_arguments_is_told_before_training():
+    given = scheduled(_target_="torch.optim.lr_scheduler.OneCycleLR", max_lr=0.1)
+    with pytest.raises(ConfigError, match="workload.schedule: .*OneCycleLR refuses its arguments: You must define"):
+        assemble.try_schedule(given, assemble.make_parts(given))
+    assemble.try_schedule(config(), assemble.make_parts(config()))

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple, get_args, get_origin
 from omegaconf import MISSING, DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from wellfed.config.build import TARGET
 from wellfed.config.faults.absent_packages import absent_packages
 from wellfed.config.faults.explain import explain
 from wellfed.config.faults.target_faults import check_static
-from wellfed.config.knobs import Knob, entries, without_none
+from wellfed.config.knobs import OPEN_NODES, Knob, entries, without_none
 from wellfed.config.rules import rule_faults
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
@@ -86,7 +87,8 @@ def _holes(node: DictConfig | ListConfig, schema_type: type, prefix: str = "") -
         child: Any = node._get_node(key)
         # Entries of a list have a class of their own, which refuses strangers itself.
         closed = not is_list and "[" not in prefix and OmegaConf.get_type(node) is not dict
-        if closed and dotted not in entries(schema_type):
+        is_argument = prefix in OPEN_NODES and TARGET in node
+        if closed and not is_argument and dotted not in entries(schema_type):
             problem, way_out = explain(schema_type, dotted)
             yield _Hole(dotted, Fault(f"{dotted}={child._value()}", problem, way_out), known=False)
             continue

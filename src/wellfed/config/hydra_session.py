@@ -9,9 +9,11 @@ import yaml
 from hydra import version
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from wellfed.config.hydra_internals import Hydra, hydra_over
+from wellfed.config.knobs import OPEN_NODES
 from wellfed.config.schema import EvaluateConfig, RunConfig
 from wellfed.errors import ConfigError, Fault
 
@@ -45,7 +47,15 @@ def register_schemas() -> None:
     store = ConfigStore.instance()
     for name, schema_type in SCHEMAS.items():
         if f"{name}.yaml" not in store.repo:  # storing takes 10 ms, and compose may be called often
-            store.store(name=name, node=schema_type, provider="wellfed")
+            store.store(name=name, node=_schema(schema_type), provider="wellfed")
+
+
+def _schema(schema_type: type) -> DictConfig:
+    schema: DictConfig = OmegaConf.structured(schema_type)
+    for name in OPEN_NODES:
+        if (node := OmegaConf.select(schema, name)) is not None:
+            OmegaConf.set_struct(node, False)  # `examine` tells of strangers there
+    return schema
 
 
 def open_hydra(config_dir: Path | None = None, extra_dirs: Sequence[str | Path] = (), job_name: str = "train") -> Hydra:

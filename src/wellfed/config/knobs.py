@@ -15,15 +15,17 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from wellfed.config.ranges import Range
 
-FREE_NODES = ("workload.model", "workload.data", "workload.optimizer", "workload.metrics")
+FREE_NODES = ("workload.model", "workload.data", "workload.optimizer", "workload.metrics", "callbacks")
 """Where any argument may be written; ``faults.target_faults`` holds these against the signature of their `_target_`."""
+OPEN_NODES = ("workload.schedule",)
+"""Groups of knobs in which a `_target_` with any argument may stand as well."""
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 
 def is_free(name: str) -> bool:
-    """Whether it lies within one of the `FREE_NODES`."""
-    return name.startswith(tuple(f"{node}." for node in FREE_NODES))
+    """Whether it lies within one of the `FREE_NODES` or `OPEN_NODES`, where any name may stand."""
+    return name.startswith(tuple(f"{node}." for node in (*FREE_NODES, *OPEN_NODES)))
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ are chosen where nothing is typed; `--cfg job` shows the value of every knob. A 
 option changes stands below its group. The options of `workload`, `experiment` and `logger` are the project's own: see
 `--help`.
 """
+_CALLBACKS = "Several go together: `callbacks=[early_stopping,ema]`; see [workloads.md](workloads.md#callbacks)."
 _DEBUG = "A quick look: sets knobs of other groups."
 
 
@@ -47,6 +48,7 @@ def page(config_dir: Path | None = None) -> str:
         parts += [f"## {group}", _prose(entries(RunConfig)[group].text), _table(own)]
         if group not in OF_THE_PROJECT and (folder / group).is_dir():
             parts.append(_options(folder / group))
+    parts += ["## callbacks", _CALLBACKS, _options(folder / "callbacks")]
     parts += ["## debug", _DEBUG, _options(folder / "debug"), "## python src/evaluate.py"]
     parts.append(_table(entry for entry in entries(EvaluateConfig).values() if not entry.is_group))
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

@@ -15,7 +15,15 @@ from typing import Any
 from omegaconf import MISSING
 
 from wellfed.config.knobs import entries
-from wellfed.config.schema import Accelerator, Backend, FeatureMode, RunConfig, ScheduleName, Strategy
+from wellfed.config.schema import (
+    Accelerator,
+    Backend,
+    FeatureMode,
+    RunConfig,
+    ScheduleConfig,
+    ScheduleName,
+    Strategy,
+)
 from wellfed.errors import Fault
 
 Rule = Callable[[RunConfig], Iterator[Fault]]
@@ -166,6 +174,34 @@ def length(config: RunConfig) -> Iterator[Fault]:
         )
 
 
+def schedule(config: RunConfig) -> Iterator[Fault]:
+    """A schedule by its name, or a scheduler by its `_target_`: not half of each."""
+    chosen = config.workload.schedule
+    target = (chosen.target or {}).get("_target_")
+    if target is None:
+        for knob in ("interval", "monitor"):
+            if (value := getattr(chosen, knob)) is not None:
+                problem = "is about a scheduler that workload.schedule._target_ names, and it names none."
+                yield Fault(f"workload.schedule.{knob}={value}", problem, f"Set workload.schedule.{knob}=null.")
+        return
+    with_name = ScheduleConfig()
+    for knob in ("name", "warmup_steps", "min_lr_frac"):
+        value, without = getattr(chosen, knob), getattr(with_name, knob)
+        if value != without:
+            problem = f"has no effect beside workload.schedule._target_={target}."
+            yield Fault(f"workload.schedule.{knob}={value}", problem, f"Set workload.schedule.{knob}={without}.")
+    if str(target).endswith("ReduceLROnPlateau") and chosen.monitor is None:
+        problem = f"{target} goes by a figure, and none is named."
+        yield Fault("workload.schedule.monitor=null", problem, "Set workload.schedule.monitor=val/loss.")
+
+
+def callback_names(config: RunConfig) -> Iterator[Fault]:
+    """callbacks is a mapping: a name for each."""
+    if config.callbacks is not None and not isinstance(config.callbacks, dict):
+        way_out = "Write callbacks: {my_name: {_target_: my_package.MyCallback}}."
+        yield Fault(f"callbacks={config.callbacks}", "gives its callbacks no names.", way_out)
+
+
 def strategy(config: RunConfig) -> Iterator[Fault]:
     """Ways of sharing the work against devices."""
     trainer = config.trainer
@@ -209,7 +245,7 @@ def packages(config: RunConfig) -> Iterator[Fault]:
     """config.allow_targets holds names of packages."""
     for entry in config.config.allow_targets:
         if not _PACKAGE.fullmatch(entry):
-            way_out = "Set config.allow_targets=[torch,torchmetrics,wellfed,workloads,my_package]."
+            way_out = "Set config.allow_targets=[torch,lightning,torchmetrics,wellfed,workloads,my_package]."
             yield Fault(f"config.allow_targets={entry}", "is not the name of a package.", way_out)
 
 
@@ -221,6 +257,8 @@ RULES: tuple[Rule, ...] = (
     encoder,
     step_down,
     length,
+    schedule,
+    callback_names,
     strategy,
     best,
     continuing,

@@ -6,7 +6,7 @@ numeric knob means that the plan decides and says why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Optional
 
@@ -48,6 +48,7 @@ Strategy = StrEnum("Strategy", ["auto", "ddp", "fsdp"])
 BestMode = StrEnum("BestMode", ["max", "min"])
 LoggerMode = StrEnum("LoggerMode", ["auto", "online", "offline", "disabled"])
 ScheduleName = StrEnum("ScheduleName", {"constant": "constant", "cosine": "cosine"})
+ScheduleInterval = StrEnum("ScheduleInterval", {"step": "step", "epoch": "epoch"})
 SweepObjective = StrEnum("SweepObjective", ["samples_per_s", "samples_per_joule", "peak_memory"])
 SweepStatus = StrEnum("SweepStatus", ["ok", "oom", "failed", "killed", "timeout"])
 
@@ -172,11 +173,23 @@ class MemoryConfig:
 
 @dataclass
 class ScheduleConfig:
-    """Learning rate over the run."""
+    """Learning rate over the run; or `_target_` of a scheduler of torch.optim.lr_scheduler, and its arguments."""
 
     name: ScheduleName = knob(ScheduleName.constant, "constant, or cosine down to min_lr_frac at the last step.")
     warmup_steps: int = knob(0, "Steps of linear warm-up from 0.", at_least=0)
     min_lr_frac: float = knob(0.0, "Final learning rate of cosine as a fraction of the first.", at_least=0, at_most=1)
+    interval: Optional[ScheduleInterval] = knob(
+        None,
+        "When a scheduler that `_target_` names takes its next step: after each optimizer step, or each epoch; of "
+        "ReduceLROnPlateau step = after each validation. null = step for OneCycleLR and CyclicLR, else epoch.",
+    )
+    monitor: Optional[str] = knob(None, "The figure that ReduceLROnPlateau goes by, as in metrics.csv: val/loss.")
+
+    @property
+    def target(self) -> dict[str, Any] | None:
+        """`_target_` and its arguments, which stand beside the knobs; None = the schedule is one of ``name``."""
+        known = {each.name for each in fields(self)}
+        return {key: value for key, value in vars(self).items() if key not in known} or None
 
 
 @dataclass
@@ -352,7 +365,7 @@ class GuardConfig:
     """What a configuration may name."""
 
     allow_targets: list[str] = knob(
-        ["torch", "torchmetrics", "wellfed", "workloads"],
+        ["torch", "lightning", "torchmetrics", "wellfed", "workloads"],
         "Packages that a `_target_` may come from. Add your own package here.",
     )
 
@@ -369,6 +382,11 @@ class RunConfig:
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     workload: WorkloadConfig = field(default_factory=WorkloadConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    callbacks: Any = knob(
+        None,
+        "Callbacks of Lightning's or your own, by names that you choose: each `_target_` and its arguments. They are "
+        "called in this order, where Lightning calls them.",
+    )
     telemetry: TelemetryConfig = field(default_factory=TelemetryConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     sweep: SweepConfig = field(default_factory=SweepConfig)

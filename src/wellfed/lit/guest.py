@@ -1,4 +1,4 @@
-"""Gives a user's own LightningModule exact checkpoints, ``trainer.on_nan`` and ``gpu.compile``."""
+"""Gives a user's own LightningModule ``trainer.on_nan`` and ``gpu.compile``, and a Trainer for its callbacks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from wellfed.lit.callbacks.checkpoints import Checkpoints
-from wellfed.lit.callbacks.rank_shares import RankShares
+from wellfed.lit.callbacks.users import Last
 from wellfed.lit.plain_checkpoint import PlainCheckpointIO
-from wellfed.lit.trainer import Together, TrainerOptions, make_trainer, overrides
+from wellfed.lit.trainer import TrainerOptions, make_trainer, overrides
 from wellfed.record import OnEvent
 from wellfed.step.compiled import Compiled
 from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss, OnNan, halve_rate
@@ -25,29 +24,26 @@ def make_guest_trainer(
     callbacks: Sequence[pl.Callback],
     folder: Path,
     *,
+    users: Sequence[pl.Callback] = (),
     last: Sequence[pl.Callback] = (),
     loggers: Sequence[Any],
     log_every: int = 50,
     sanity_batches: int = 0,
 ) -> pl.Trainer:
-    """As `make_trainer`, for a LightningModule that logs by itself and brings callbacks; ``last`` come behind them."""
+    """As `make_trainer`, where a LightningModule or callbacks of the user's log by themselves.
+
+    ``last`` come behind ``users`` and behind the callbacks that a LightningModule brings.
+    """
     return make_trainer(
         options,
-        [*callbacks, *([Last(last)] if last else [])],
+        [*callbacks, Last(last, users)],
         folder,
+        users=users,
         logger=loggers,
         log_every_n_steps=log_every,
         num_sanity_val_steps=sanity_batches,
         plugins=[PlainCheckpointIO()],
     )
-
-
-def training_callbacks(
-    checkpoints: GuestCheckpoints | None, world_size: int, non_finite: NonFinite
-) -> list[pl.Callback]:
-    """What a training of a guest needs beside the callbacks of every run; without ``checkpoints`` it keeps nothing."""
-    shares = [RankShares()] if world_size > 1 else []
-    return [*shares, *([] if checkpoints is None else [AtEpochStart(checkpoints)]), non_finite]
 
 
 def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> None:
@@ -71,66 +67,6 @@ def compile_step(module: Any, mode: str, on_failure: Callable[[str], None]) -> N
 def builds_itself_later(module: pl.LightningModule) -> bool:
     """Whether the module may make layers when a Trainer has it: its weights can't be compared or loaded before."""
     return overrides(module, "setup") or overrides(module, "configure_model")
-
-
-class GuestCheckpoints(Checkpoints):
-    """Writes what is due at an epoch's last step when the epoch is over.
-
-    Only then have the validation, the callbacks that monitor it and the schedulers that go by it done their part; a
-    checkpoint from before would go on without it. Must stand behind the user's callbacks, see `Last`.
-    """
-
-    _step, _is_due = 0, False
-
-    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._step = trainer.global_step
-
-    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps
-        every = self._every_steps
-        is_due = (every is not None and self._step // every > before // every) or self._is_time(trainer)
-        if trainer.is_last_batch:
-            self._is_due = self._is_due or is_due
-        elif is_due:
-            self.save_last(trainer)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self._is_due = self._is_due or self._every_steps is None
-
-    def save_if_due(self, trainer: pl.Trainer) -> None:
-        """To be called at the start of an epoch, before the user's callbacks."""
-        if self._is_due:
-            self._is_due = False
-            self.save_last(trainer)
-
-
-class AtEpochStart(pl.Callback):
-    """`GuestCheckpoints.save_if_due`, before the user's callbacks begin the next epoch."""
-
-    def __init__(self, checkpoints: GuestCheckpoints) -> None:
-        self._checkpoints = checkpoints
-        self._has_trained = False
-
-    def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        self._has_trained = True
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
-        # Else ReduceLROnPlateau goes without this epoch: Lightning takes its validation for one before the resume.
-        if self._has_trained:
-            trainer.fit_loop.restarting = False
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
-        self._checkpoints.save_if_due(trainer)
-
-
-class Last(pl.Callback):
-    """Puts callbacks behind those that a LightningModule brings, which Lightning puts behind ours."""
-
-    def __init__(self, callbacks: Sequence[pl.Callback]) -> None:
-        self._callbacks = callbacks
-
-    def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
-        trainer.callbacks.append(Together(self._callbacks))
 
 
 class NonFinite(pl.Callback):

@@ -8,6 +8,7 @@ Lightning does. No public hook lies further out than those that cost the time, s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from operator import attrgetter
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from wellfed.lit.callbacks.users import nobody_logs
 from wellfed.lit.module import StepModule
 from wellfed.loading.stream_loader import UNKNOWN_LENGTH
 
@@ -47,6 +49,9 @@ class StepLoop(_TrainingEpochLoop):
 
     _is_direct = False
     _may_validate = True
+    _validates = False
+    when_over: Callable[[Any], None] | None = None
+    """Called with the Trainer when all that belongs to a step within an epoch is done, its validation too."""
 
     def on_run_start(self, data_fetcher: Any) -> None:
         super().on_run_start(data_fetcher)
@@ -57,7 +62,8 @@ class StepLoop(_TrainingEpochLoop):
             loader.on_last = lambda: setattr(data_fetcher, "length", data_fetcher.fetched + 1)
         is_alone = type(self.trainer.strategy) is SingleDeviceStrategy
         self._is_direct = False
-        if is_alone and type(self.trainer.lightning_module) is StepModule:
+        module = self.trainer.lightning_module
+        if is_alone and type(module) is StepModule and module.listener is None:
             with suppress(AttributeError):
                 _INSIDES(self)
                 self._is_direct = True
@@ -96,7 +102,11 @@ class StepLoop(_TrainingEpochLoop):
         counts.zero_grad.current.increment_by(1)
         counts.step.increment_completed()
         progress.increment_processed()
-        for config in trainer.lr_scheduler_configs:  # of `StepModule.configure_optimizers`: once a step
+        if module.scheduling is not None:
+            self.update_lr_schedulers("step", update_plateau_schedulers=False)
+            if self._num_ready_batches_reached():
+                self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        for config in trainer.lr_scheduler_configs if module.scheduling is None else ():  # a factor, once a step
             self.scheduler_progress.increment_ready()
             config.scheduler.step()
             self.scheduler_progress.increment_completed()
@@ -117,12 +127,13 @@ class StepLoop(_TrainingEpochLoop):
         attributes["_current_fx_name"] = None
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
-        """Also after the run's last step, for a user's own module: its schedulers and callbacks may wait for that."""
+        """Also after the run's last step, where the user's schedulers and callbacks may wait for that."""
         if super()._should_check_val_fx(data_fetcher):
             return True
         is_over = 0 <= self.max_steps <= self.global_step
-        is_own = not isinstance(self.trainer.lightning_module, StepModule)
-        return is_over and is_own and bool(self._should_check_val_epoch())
+        module = self.trainer.lightning_module
+        is_waited_for = not isinstance(module, StepModule) or module.is_monitored
+        return is_over and is_waited_for and bool(self._should_check_val_epoch())
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         """Between two steps: all but a count is about validation, plateaus, accumulation and the end."""
@@ -131,4 +142,21 @@ class StepLoop(_TrainingEpochLoop):
         if is_plain and not (self._may_validate and (self._skip_next_val or self._should_check_val_fx(data_fetcher))):
             self._batches_that_stepped += 1
         else:
+            self._validates = not self._skip_next_val and self._should_check_val_fx(data_fetcher)
             super().on_advance_end(data_fetcher)
+        if self.when_over is not None and not self.batch_progress.is_last_batch:
+            self.when_over(trainer)
+
+    def update_lr_schedulers(self, interval: str, update_plateau_schedulers: bool) -> None:
+        """A plateau of a plain model's that goes by steps is looked at after each validation."""
+        is_plateau_of_step = interval == "step" and update_plateau_schedulers
+        if not is_plateau_of_step or self._validates or not isinstance(self.trainer.lightning_module, StepModule):
+            super().update_lr_schedulers(interval, update_plateau_schedulers)
+
+    def _get_monitor_value(self, key: str) -> Any:
+        value, trainer = super()._get_monitor_value(key), self.trainer
+        if value is None and any(one.strict and one.monitor == key for one in trainer.lr_scheduler_configs):
+            is_ours = isinstance(trainer.lightning_module, StepModule)
+            where = "workload.schedule.monitor" if is_ours else "ReduceLROnPlateau: monitor"
+            raise nobody_logs(where, key, trainer.callback_metrics)
+        return value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +18,10 @@ from torch import Tensor, nn
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FEATURE_MODES, Evaluation, FeatureModeName, Features, FeatureSource
+from wellfed.errors import WellfedError
+from wellfed.lit.callbacks.in_step import IN_STEP, CallbacksInStep, hooks_of
 from wellfed.lit.evaluating import Evaluating, merge_over_ranks
+from wellfed.lit.scheduling import Scheduling
 from wellfed.lit.sharding import all_weights
 from wellfed.lit.split_metrics import SplitMetrics
 from wellfed.memory.checkpointing import checkpoint_blocks, is_checkpointed
@@ -30,7 +34,7 @@ from wellfed.step.non_finite import OnNan
 from wellfed.step.precision import Precision
 from wellfed.step.ranks import Ranks, Replicas, RetryingReplicas, Shards
 from wellfed.step.totals import Totals
-from wellfed.step.train_step import TrainStep
+from wellfed.step.train_step import StepListener, TrainStep
 
 
 @dataclass(frozen=True)
@@ -76,8 +80,11 @@ class StepModule(pl.LightningModule):
         options: StepOptions,
         make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
         lr_factor: Callable[[int], float],
+        scheduling: Scheduling | None = None,
+        users: Sequence[pl.Callback] = (),
         on_event: OnEvent,
     ) -> None:
+        """``scheduling`` stands in the place of ``lr_factor``; ``users`` are callbacks that train with it."""
         super().__init__()
         self.model = model
         self.micro, self.options, self.totals = micro, options, Totals()
@@ -98,9 +105,20 @@ class StepModule(pl.LightningModule):
             self._features = FeatureTable(features, mode, feature_rows, may_change=options.adapts)
         self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
         self._make_optimizer, self._lr_factor, self._on_event = make_optimizer, lr_factor, on_event
+        self.scheduling, self._users = scheduling, users
+        self.is_monitored = bool(users) or scheduling is not None
+        """Someone may go by the figures of its validations."""
+        self.listener: StepListener | None = None
+        """Callbacks that hear what goes on within a step of the training that goes on."""
         self.step: TrainStep | None = None
         """Of the training that goes on."""
         self._delivery: Delivery | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> pl.LightningModule:
+        """The weights, under their names: what is kept of a model as an average. Data and journal are not copied."""
+        weights = pl.LightningModule()
+        weights.model = copy.deepcopy(self.model, memo)
+        return weights
 
     def _rungs(self) -> list[Rung]:
         """What is left with micro-batches of one sample; all of it learns the same."""
@@ -123,6 +141,8 @@ class StepModule(pl.LightningModule):
     def configure_optimizers(self) -> dict[str, Any]:
         """The workload's optimizer, with its schedule counted in optimizer steps."""
         optimizer = self._make_optimizer(self.model)
+        if self.scheduling is not None:
+            return {"optimizer": optimizer, "lr_scheduler": self.scheduling.of(optimizer)}
         # A plain function is not saved with the scheduler; an object's attributes are, and a resumed run that was
         # given more steps would get the old end of its schedule back: a rate of 0.
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self._lr_factor(step))  # noqa: PLW0108
@@ -132,6 +152,7 @@ class StepModule(pl.LightningModule):
         self._hold_features()
         trainer, options = self.trainer, self.options
         scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self.listener = CallbacksInStep(trainer, self) if any(hooks_of(one, IN_STEP) for one in self._users) else None
         self.step = TrainStep(
             self.model,
             trainer.optimizers[0],
@@ -150,6 +171,7 @@ class StepModule(pl.LightningModule):
             may_adapt=options.may_adapt,
             batches_ahead=options.batches_ahead,
             schedulers=[config.scheduler for config in trainer.lr_scheduler_configs],
+            listener=self.listener,
             on_event=self._on_event,
         )
 
@@ -171,7 +193,7 @@ class StepModule(pl.LightningModule):
     def on_train_start(self) -> None:
         """The rate of the next step by this run's schedule; a checkpoint holds that of the run that wrote it."""
         assert self.step is not None
-        for config in self.trainer.lr_scheduler_configs:
+        for config in self.trainer.lr_scheduler_configs if self.scheduling is None else ():
             scheduler = config.scheduler
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
                 group["lr"] = rate * self._lr_factor(scheduler.last_epoch)
@@ -179,7 +201,7 @@ class StepModule(pl.LightningModule):
         self.step.allocate_state()
 
     def on_fit_end(self) -> None:
-        self.step = None  # and with it the optimizer's state
+        self.step = self.listener = None  # and with it the optimizer's state
 
     def on_validation_start(self) -> None:
         self._hold_features()
@@ -237,9 +259,9 @@ class StepModule(pl.LightningModule):
         delivery, self._delivery = self._delivery, None
         assert delivery is not None
         assert self.step is not None
-        # What a call of it would leave: a result, and a count of zeroed gradients.
-        optimizer_closure._result = ClosureResult(self.step(delivery))
+        # What a call of it would leave: a count of zeroed gradients, of which callbacks hear, and a result.
         optimizer_closure._zero_grad_fn()
+        optimizer_closure._result = ClosureResult(self.step(delivery))
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Any) -> None:
         """Nothing: it is a part of the step."""
@@ -254,9 +276,25 @@ class StepModule(pl.LightningModule):
         self.options, self.totals = replace(self.options, may_adapt=False), Totals()
         self._on_event = lambda kind, **facts: None
         try:
-            yield
+            with self.unscheduled():
+                yield
         finally:
             self.__dict__.update(kept)
+
+    @contextmanager
+    def unscheduled(self) -> Iterator[None]:
+        """A training within has no epochs and no validations that a scheduler of the user's could go by."""
+        kept, self.scheduling = self.scheduling, None
+        try:
+            yield
+        finally:
+            self.scheduling = kept
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        try:
+            super().lr_scheduler_step(scheduler, metric)
+        except ValueError as error:  # a cycle is over, and training is not
+            raise WellfedError(f"workload.schedule ({type(scheduler).__name__}): {error}") from error
 
     # -- evaluation -----------------------------------------------------------------------------------------------
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +17,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, Timer
 from lightning.pytorch.profilers import PassThroughProfiler
 
+from wellfed.lit.callbacks.in_step import HOOKS
 from wellfed.lit.callbacks.resume_position import ExactResume, GoOn
 
 
@@ -50,7 +50,10 @@ def set_backend_flags(options: TrainerOptions) -> None:
 
 
 def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], folder: Path, **more: Any) -> pl.Trainer:
-    """A Trainer that logs nothing, saves nothing and shows nothing by itself: the callbacks do."""
+    """A Trainer that logs nothing, saves nothing and shows nothing by itself: the callbacks do.
+
+    ``more`` are Lightning's arguments, and ``users``: callbacks that stand behind ours, each on its own.
+    """
     quiet_lightning()
     strategy: Any = options.strategy
     if strategy == "fsdp":
@@ -69,7 +72,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         check_val_every_n_epoch=None if options.validate_every_steps else 1,
         val_check_interval=options.validate_every_steps,
         deterministic=options.deterministic or None,
-        callbacks=[Together([Settled(), ExactResume(), *callbacks])],
+        callbacks=[Together([Settled(), ExactResume(), *callbacks]), *more.pop("users", ())],
         profiler=NoProfiler(),
         default_root_dir=str(folder),
         use_distributed_sampler=False,
@@ -124,6 +127,8 @@ def quiet_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*You defined a `validation_step` but have no.*")
     warnings.filterwarnings("ignore", message=".*module\\(s\\) in eval mode at the start of training.*")
     warnings.filterwarnings("ignore", message=".*isinstance\\(treespec, LeafSpec\\).*")
+    # What a checkpoint holds as its weights is the average.
+    warnings.filterwarnings("ignore", message=".*WeightAveraging callback, but loading a checkpoint outside.*")
 
 
 def total_steps(options: TrainerOptions, steps_per_epoch: int | None) -> int | None:
@@ -131,26 +136,6 @@ def total_steps(options: TrainerOptions, steps_per_epoch: int | None) -> int | N
     known = None not in (options.max_epochs, steps_per_epoch)
     of_epochs = options.max_epochs * steps_per_epoch if known else None  # type: ignore[operator]
     return min((limit for limit in (of_epochs, options.max_steps) if limit is not None), default=None)
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """Factor on the learning rate by step; picklable, unlike a closure."""
-
-    name: Literal["constant", "cosine"]
-    warmup_steps: int
-    min_lr_frac: float
-    total_steps: int | None
-
-    def __call__(self, step: int) -> float:
-        """The factor for the step after ``step`` finished ones."""
-        if step < self.warmup_steps:
-            return (step + 1) / (self.warmup_steps + 1)
-        if self.name == "constant" or self.total_steps is None:
-            return 1.0
-        length = max(1, self.total_steps - self.warmup_steps)
-        done = min(1.0, (step - self.warmup_steps) / length)
-        return self.min_lr_frac + (1 - self.min_lr_frac) * 0.5 * (1 + math.cos(math.pi * done))
 
 
 def ended_by(trainer: pl.Trainer, options: TrainerOptions) -> str | None:
@@ -206,17 +191,14 @@ def load_weights(module: pl.LightningModule, checkpoint: Path) -> None:
     module.load_state_dict(state["state_dict"])
 
 
-_HOOKS = [name for name in vars(pl.Callback) if name.startswith("on_") or name in ("setup", "teardown")]
-
-
 class Together(pl.Callback):
     """Hands each hook on to the callbacks that have it, in their order. None of them has a state of its own.
 
     Lightning calls all six hooks of a step on every callback, most of which have one or two.
     """
 
-    def __init__(self, callbacks: Sequence[pl.Callback]) -> None:
-        for name in _HOOKS:
+    def __init__(self, callbacks: Sequence[pl.Callback], only: Collection[str] = HOOKS) -> None:
+        for name in only:
             nothing = getattr(pl.Callback, name)
             calls = [getattr(one, name) for one in callbacks if getattr(type(one), name) is not nothing]
             if calls:

@@ -100,6 +100,11 @@ class Stream:
         return dataset if isinstance(dataset, cls) else cls(dataset)
 
     @property
+    def splits_itself(self) -> bool:
+        """Its batches are of a layout of their own, from which samples can't be counted."""
+        return hasattr(self, "split")
+
+    @property
     def length(self) -> int | None:
         """What it says by ``__len__``: samples, or batches; None where it says nothing."""
         try:

@@ -167,7 +167,13 @@ class StreamBuilder(BatchBuilder):
 
     def drawing(self, *place: int) -> AbstractContextManager[None]:
         """Within, the process's generators are those of a place, and are put back after."""
-        return nullcontext() if self.in_threads else _drawing(mix(self.seed, *place))
+        if self.in_threads:
+            return nullcontext()
+        seed = mix(self.seed, *place)
+        if get_worker_info() is None:
+            return _drawing(seed)
+        generators.seed_for_sample(seed)  # a worker process has nobody else who draws
+        return nullcontext()
 
     def collated(self, samples: list[Any], epoch: int, batch: int) -> Batch:
         """The batch of these samples."""

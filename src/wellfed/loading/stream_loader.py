@@ -12,9 +12,9 @@ import math
 import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,8 +36,7 @@ _LOOKED_AT = 64
 """Elements of each tensor that tell a batch from another."""
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """Where an epoch of a stream stands."""
 
     parts: int
@@ -49,7 +48,7 @@ class Mark:
     """Turns of parts up to the last batch that was delivered; of use with ``states``."""
     left: int = 0
     """Batches delivered that were put together of what the parts had left; likewise."""
-    states: Sequence[Any] | None = None
+    states: list[Any] | None = None
     """Of the data set, for each part; None = it has none."""
     print: int = 0
     """Of the last batch that was delivered."""
@@ -73,7 +72,7 @@ class StreamReading:
         on_event: OnEvent = ignore_event,
     ) -> None:
         """``batch_size`` is that of one rank."""
-        self.on_event = on_event
+        self.on_event, self.batch_size = on_event, batch_size
         self.stream, self._rank, self._world_size, self._drop_last = stream, rank, world_size, drop_last
         if settings.num_workers > 1 and stream.shared_by is None:
             settings = replace(settings, num_workers=1)
@@ -127,13 +126,10 @@ class StreamReading:
                 elif built.batch is not None:
                     turn = request.round * mark.parts + request.part
                     states[request.part] = built.state
-                    known = any(state is not None for state in states)
-                    now = replace(
-                        mark, asked=turn + 1, states=tuple(states) if known else None, print=_print(built.batch)
-                    )
-                    yield built.batch, self._size(built.batch), now
+                    known = list(states) if any(state is not None for state in states) else None
+                    mark = mark._replace(asked=turn + 1, states=known, print=_print(built.batch))
+                    yield built.batch, self._size(built.batch), mark
                     number += 1
-                    mark = now
         finally:
             self._builder.end_reading(reading)
             running.close()
@@ -152,7 +148,7 @@ class StreamReading:
                 built = StreamedBatch(builder.collated(samples, epoch, asked + number))
             if self._settings.pin_memory:
                 built.pin_memory()
-            yield built.batch, len(samples), replace(mark, left=number + 1)
+            yield built.batch, len(samples), mark._replace(left=number + 1)
 
     def _requests(
         self,
@@ -250,6 +246,7 @@ class StreamLoader:
         self._epoch = self._next_batch = self._total = 0
         self._mark, self._is_over = self._fresh(), False
         self._has_told_length = self._has_looked_at_states = False
+        self._has_told_size = not reading.stream.gives_batches or reading.stream.splits_itself
         self._keeps_states = True
         self._running: Generator[tuple[Batch, int, Mark]] | None = None
 
@@ -269,13 +266,8 @@ class StreamLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position of the next batch."""
-        return {"epoch": self._epoch, "batch": self._next_batch, "stream": self._in_stream()}
-
-    def _in_stream(self) -> dict[str, Any]:
-        mark = {**asdict(replace(self._mark, states=None)), "states": self._mark.states}
-        if mark["states"] is not None:
-            mark["states"] = list(mark["states"])
-        return {"total": self._total, "is_over": self._is_over, **mark}
+        stream = {"total": self._total, "is_over": self._is_over, **self._mark._asdict()}
+        return {"epoch": self._epoch, "batch": self._next_batch, "stream": stream}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on at a position: by the states of the data set where it has given any, else what comes before is read
@@ -332,13 +324,26 @@ class StreamLoader:
         self._mark = self._with_plain_states(mark)
         self._next_batch, self._is_over = delivery.index + 1, delivery.is_last
         self._total += 1
+        if not (self._has_told_size or delivery.is_last):
+            self._compare_size(delivery.size)
         delivery.position = self.state_dict()
         return delivery
+
+    def _compare_size(self, size: int) -> None:
+        """A step is what the stream gives, whatever was asked for."""
+        self._has_told_size, asked = True, self._reading.batch_size
+        if size != asked:
+            _LOG.warning(
+                "%s gives batches of its own, and each is a step: this one has %d samples, and "
+                "workload.effective_batch_size asks for %d. Set it to what they have, or let %s give samples "
+                "(gives_batches=False).",
+                self._reading.stream.name, size, asked, self._reading.stream.name,
+            )  # fmt: skip
 
     def _with_plain_states(self, mark: Mark) -> Mark:
         """Without states that a checkpoint can't hold."""
         if mark.states is None or mark.ranks > 1:  # a checkpoint is written by one rank
-            return replace(mark, states=None)
+            return mark._replace(states=None)
         if not self._has_looked_at_states:
             self._has_looked_at_states, self._keeps_states = True, _can_be_saved(mark.states)
             if not self._keeps_states:
@@ -347,7 +352,7 @@ class StreamLoader:
                     "checkpoint can't: a resumed run will read the epoch again up to where it was left.",
                     self._reading.stream.name,
                 )
-        return mark if self._keeps_states else replace(mark, states=None)
+        return mark if self._keeps_states else mark._replace(states=None)
 
     def _nothing_came(self) -> None:
         """The next epoch is begun, where that is not the one that gave nothing."""
@@ -431,7 +436,8 @@ def _print(batch: Batch) -> int:
     """A number that another batch hardly has; of a few elements of each tensor. Never 0."""
     found = 1
     for tensor in batches.tensors(batch):
-        if tensor.layout is torch.strided and tensor.device.type == "cpu" and tensor.numel():
-            few = tensor[:1].reshape(-1)[:_LOOKED_AT] if tensor.dim() else tensor.reshape(1)
-            found = zlib.crc32(few.detach().contiguous().view(torch.uint8).numpy().tobytes(), found)
+        if tensor.is_contiguous() and tensor.device.type == "cpu":
+            few = tensor.detach().view(-1)[:_LOOKED_AT]
+            few = few.view(torch.uint8) if tensor.dtype is torch.bfloat16 else few  # which numpy lacks
+            found = zlib.crc32(few.numpy().tobytes(), found)
     return found or 1

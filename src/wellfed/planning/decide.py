@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from wellfed.config.schema import Compile, RunConfig
+from wellfed.config.schema import Compile, RunConfig, ScheduleConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.loading.first_batches import FirstBatches
@@ -51,12 +51,11 @@ def plan_run(
     if faults:
         raise ConfigError(faults)
     warnings = [*device.warnings, *memory_warnings(config, data, model), *loading.warnings(loader)]
-    if model.is_lightning_module and config.workload.optimizer is not None:
-        unused = "workload.optimizer is not used: a LightningModule configures its own."
-        warnings.append(f"{unused} Set workload.optimizer=null.")
+    if model.is_lightning_module:
+        warnings += _unused_by_lightning_module(config)
     effective = _effective(config.workload.samples_per_step, data)
     workload = WorkloadSection.of({"effective_batch_size": effective})
-    plan = RunPlan(device.trainer, device.device, tuple(warnings), workload, memory, loader)
+    plan = RunPlan(device.trainer, device.device, tuple(warnings), workload, memory, loader, _callbacks(config, model))
     if estimate is not None:
         plan = within_budget(plan, config, choices.get("gpu", "auto"), data, model, estimate)
     loader, more = loading.for_evaluation(loader, plan.memory.micro_batch)
@@ -67,6 +66,25 @@ def plan_run(
     if plan.on_gpu and plan.trainer.strategy != "fsdp" and (too_much := parts_fault(plan.parts, plan)):
         raise ConfigError([too_much])
     return plan
+
+
+def _callbacks(config: RunConfig, model: ModelFacts) -> Decided[str] | None:
+    names = [name for name, node in (config.callbacks or {}).items() if node is not None]
+    if not names:
+        return None
+    because = "called where Lightning calls them"
+    if model.listeners:
+        way = "" if model.is_lightning_module else ", so each step goes Lightning's way"
+        verb = "listens" if len(model.listeners) == 1 else "listen"
+        because += f"; {' and '.join(model.listeners)} {verb} within the step{way}"
+    return Decided(", ".join(names), because, "set")
+
+
+def _unused_by_lightning_module(config: RunConfig) -> Iterator[str]:
+    if config.workload.optimizer is not None:
+        yield "workload.optimizer is not used: a LightningModule configures its own. Set workload.optimizer=null."
+    if config.workload.schedule != ScheduleConfig() or config.workload.schedule.target is not None:
+        yield "workload.schedule is not used: a LightningModule configures its own schedulers."
 
 
 def _effective(size: int, data: DataFacts) -> Decided[int]:

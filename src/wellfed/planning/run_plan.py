@@ -158,6 +158,8 @@ class RunPlan(DevicePlan):
     workload: WorkloadSection
     memory: MemorySection
     loader: LoaderSection
+    callbacks: Decided[str] | None = None
+    """The names of the configured ones; None: there are none."""
     parts: Mapping[str, int] = field(default_factory=dict)
     """Device memory by what needs it, bytes: at the predicted peak, or without an estimate all but activations."""
     predicted_peak_gib: float | None = None
@@ -179,6 +181,8 @@ class RunPlan(DevicePlan):
         sections: tuple[Section, ...] = (self.trainer, self.device, self.workload, self.memory, self.loader)
         knobs = {f"{each.group}.{knob}": each.decided(knob) for each in sections for knob in each.reasons}
         knobs["memory.on_oom"] = knobs.pop("memory.on_oom")  # last: it is for when the others were wrong
+        if self.callbacks is not None:
+            knobs["callbacks"] = self.callbacks
         return knobs
 
     def filled_in(self, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -315,6 +319,8 @@ class ModelFacts:
     """A LightningModule with manual optimization."""
     has_sparse_gradients: bool = False
     """As ``nn.Embedding(sparse=True)`` gives its weight."""
+    listeners: tuple[str, ...] = ()
+    """Callbacks that hear what goes on within a step, each with its hooks."""
 
     @property
     def may_split(self) -> bool:

@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -22,6 +22,8 @@ from wellfed.contract import Datasets, Features
 from wellfed.errors import ConfigError
 from wellfed.footprint.footprint import KnownFootprints
 from wellfed.footprint.fsdp_blocks import gathered_bytes
+from wellfed.lit.other_lightning import not_lightnings
+from wellfed.lit.scheduling import Scheduling
 from wellfed.loading.backend_benchmark import copied, time_first_batches
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.first_batches import FirstBatches
@@ -33,6 +35,7 @@ from wellfed.loading.train_loader import TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
 from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, OwnLoader, RunPlan, StreamFacts
 from wellfed.record import OnEvent, ignore_event
+from wellfed.step.train_step import parameter_groups
 
 _LOG = logging.getLogger(__name__)
 _USUAL_STATES = 2
@@ -53,6 +56,8 @@ class Parts:
     """All rows of ``features``, where they have been computed on the CPU already, for training there."""
     first_batches: FirstBatches | None = None
     """What building them has shown, where that is known already."""
+    callbacks: Mapping[str, Any] = field(default_factory=dict)
+    """Those that the configuration names."""
     footprints: KnownFootprints | None = None
     """Those for the way in which it is trained, where some are known already."""
     data_module: Any = None
@@ -228,6 +233,8 @@ def _has_sparse_gradients(model: nn.Module) -> bool:
 
 
 def _check_model(model: Any, target: str) -> None:
+    if found := not_lightnings(type(model), "LightningModule"):
+        raise ConfigError.of("workload.model", *found)
     if not isinstance(model, nn.Module):
         problem, way_out = f"is a {type(model).__name__}, not an nn.Module.", "Name an nn.Module."
     elif not callable(getattr(model, "loss", None)):
@@ -305,7 +312,18 @@ def model_facts(parts: Parts, config: RunConfig) -> ModelFacts:
         steps_by_hand=parts.is_lightning_module and not model.automatic_optimization,
         has_sparse_gradients=parts.has_sparse_gradients,
         has_blocks=next(blocks(model), None) is not None,
+        listeners=listeners(parts),
     )
+
+
+def listeners(parts: Parts) -> tuple[str, ...]:
+    """The callbacks that listen within a step, each with its hooks."""
+    if not parts.callbacks:
+        return ()
+    from wellfed.lit.callbacks.in_step import IN_STEP, hooks_of
+
+    heard = {name: hooks_of(callback, IN_STEP) for name, callback in parts.callbacks.items()}
+    return tuple(f"{name} ({', '.join(hooks)})" for name, hooks in heard.items() if hooks)
 
 
 def _states_per_parameter(optimizer: Mapping[str, Any]) -> int:
@@ -327,13 +345,42 @@ def _states_per_parameter(optimizer: Mapping[str, Any]) -> int:
     return sum(value.shape == probe.shape for value in state if isinstance(value, torch.Tensor))
 
 
+def make_schedule(config: RunConfig, optimizer: torch.optim.Optimizer) -> Any:
+    """The scheduler that ``workload.schedule._target_`` names; those within it step the same optimizer."""
+
+    def made(node: Mapping[str, Any], where: str) -> Any:
+        inner = node.get("schedulers")
+        inside = {} if inner is None else {"schedulers": [made(each, f"{where}.schedulers") for each in inner]}
+        return build(node, where, optimizer=optimizer, **inside)
+
+    return made(config.workload.schedule.target or {}, "workload.schedule")
+
+
+def try_schedule(config: RunConfig, parts: Parts) -> None:
+    """Raise the ConfigError that making the scheduler of a plain model would."""
+    scheduling = make_scheduling(config)
+    if scheduling is not None and not parts.is_lightning_module:
+        groups = [dict(group) for group in parameter_groups(parts.model)]
+        scheduling.of(build(config.workload.optimizer, "workload.optimizer", groups))
+
+
+def make_scheduling(config: RunConfig) -> Scheduling | None:
+    """When the scheduler that ``workload.schedule._target_`` names steps; None where it names none."""
+    schedule = config.workload.schedule
+    if schedule.target is None:
+        return None
+    interval: Any = None if schedule.interval is None else schedule.interval.value
+    return Scheduling(lambda optimizer: make_schedule(config, optimizer), interval, schedule.monitor)
+
+
 def make_optimizer(
-    config: RunConfig, plan: RunPlan, groups: list[dict[str, Any]], *, sparse: bool = False
+    config: RunConfig, plan: RunPlan, groups: list[dict[str, Any]], *, sparse: bool = False, is_heard: bool = False
 ) -> torch.optim.Optimizer:
     """The workload's optimizer; fused where torch offers it and nothing forbids it.
 
     Args:
         sparse: a parameter has sparse gradients, which fused optimizers refuse in their first step.
+        is_heard: a callback looks at the gradients before the step.
     """
     node = dict(config.workload.optimizer)
 
@@ -344,7 +391,7 @@ def make_optimizer(
     is_decided = "fused" not in plain.defaults or "fused" in node or node.get("foreach") or node.get("capturable")
     is_dense_real = not sparse and all(weight.is_floating_point() for group in groups for weight in group["params"])
     # Lightning refuses a fused optimizer where it must unscale gradients itself to clip them.
-    unscales = plan.device.precision == "16-mixed" and config.trainer.gradient_clip is not None
+    unscales = plan.device.precision == "16-mixed" and (is_heard or config.trainer.gradient_clip is not None)
     if is_decided or unscales or not is_dense_real:
         return plain
     try:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from wellfed.config.schema import OnOom, RunConfig
 from wellfed.lit import guest
@@ -15,12 +15,16 @@ from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import Checkpoints
 from wellfed.lit.callbacks.clock import BareBatches
 from wellfed.lit.callbacks.figures import Figures
+from wellfed.lit.callbacks.late_checkpoints import BeforeUsers, LateCheckpoints
+from wellfed.lit.callbacks.rank_shares import RankShares
+from wellfed.lit.callbacks.users import steps_only
 from wellfed.lit.ceiling import steps_alone
 from wellfed.lit.data_module import DataModuleCallback
 from wellfed.lit.evaluating import SHARING_STRATEGIES
-from wellfed.lit.guest import GuestCheckpoints, NonFinite
+from wellfed.lit.guest import NonFinite
 from wellfed.lit.loggers import for_trainer
 from wellfed.lit.module import StepModule, StepOptions
+from wellfed.lit.scheduling import Schedule
 from wellfed.lit.sharding import KeepWeights
 from wellfed.lit.split_metrics import can_be_shared
 from wellfed.loading.stream import Stream
@@ -38,20 +42,57 @@ Best = tuple[str, Any]
 class Learner:
     """What both have in common: the configured model, and Trainers for its passes."""
 
-    checkpoints: ClassVar[type[Checkpoints]] = Checkpoints
-
     config: RunConfig
     parts: assemble.Parts
     plan: RunPlan
     books: Bookkeeper
     options: lit.TrainerOptions
+    figures: Figures
     module: Any = field(init=False)
     shares_evaluation: bool = field(default=False, init=False)
     """Among the ranks; what a LightningModule logs may be of its own rank alone: there each sees the whole split."""
     own_best: Best = field(default=("loss", "min"), init=False)
 
+    @property
+    def checkpoints(self) -> type[Checkpoints]:
+        """What writes the checkpoints of its training."""
+        return LateCheckpoints
+
     def begin_pass(self) -> None:
         """Before each pass over a split."""
+
+    def training(
+        self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any], *, is_timed: bool = False
+    ) -> Any:
+        """A Trainer to train with; ``last`` are the callbacks that must stand behind all others.
+
+        Args:
+            is_timed: no epoch of it counts and nothing is validated: the user's callbacks hear of its steps alone.
+        """
+        before = [BeforeUsers(one) for one in last if isinstance(one, LateCheckpoints)]
+        users = list(self.parts.callbacks.values())
+        return self._trainer(options, [*callbacks, *before], last, steps_only(users) if is_timed else users)
+
+    def evaluating(self, callbacks: Sequence[Any]) -> Any:
+        """A Trainer for a pass over validation or test data."""
+        return self._trainer(self.options, callbacks, [], list(self.parts.callbacks.values()))
+
+    def _trainer(
+        self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any], users: Sequence[Any]
+    ) -> Any:
+        asked, books = self.config.trainer, self.books
+        return self.known_to_data(
+            guest.make_guest_trainer(
+                options,
+                callbacks,
+                books.folder,
+                users=users,
+                last=last,
+                loggers=for_trainer(books.loggers, self.figures.logged, books.folder),
+                log_every=asked.log_every_steps,
+                sanity_batches=asked.sanity_batches if self.parts.is_lightning_module else 0,
+            )
+        )
 
     def measuring(self) -> AbstractContextManager[Any]:
         """Around a training that is only timed."""
@@ -110,20 +151,29 @@ class ModelLearner(Learner):
             if self._whole.weights:
                 self.module.load_state_dict(self._whole.weights)
 
-    def training(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
-        """A Trainer to train with; ``last`` are the callbacks that must stand behind all others."""
-        whole = [] if self._whole is None else [self._whole]
-        return self.known_to_data(lit.make_trainer(options, [*callbacks, *last, *whole], self.books.folder))
+    @property
+    def checkpoints(self) -> type[Checkpoints]:
+        """Where nobody goes by a validation, they need not wait for it."""
+        return LateCheckpoints if self.module.is_monitored else Checkpoints
 
-    def evaluating(self, callbacks: Sequence[Any]) -> Any:
-        """A Trainer for a pass over validation or test data."""
-        return self.known_to_data(lit.make_trainer(self.options, list(callbacks), self.books.folder))
+    def _trainer(
+        self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any], users: Sequence[Any]
+    ) -> Any:
+        """With users' callbacks as a guest's; without them nothing stands between the steps."""
+        last = [*last, *([] if self._whole is None else [self._whole])]
+        if users:
+            return super()._trainer(options, callbacks, last, users)
+        return self.known_to_data(lit.make_trainer(options, [*callbacks, *last], self.books.folder))
 
     def test(self, trainer: Any, batches: Any, checkpoint: Path | None) -> None:
         """A pass over the test split, with a checkpoint's weights or those at hand."""
         if checkpoint is not None:
             lit.load_weights(self.module, checkpoint)
         trainer.test(self.module, batches, verbose=False)
+
+    def measuring(self) -> AbstractContextManager[Any]:
+        """Nothing is validated, and a schedule may be shorter than a measurement."""
+        return self.module.unscheduled()  # type: ignore[no-any-return]
 
     def artifacts(self) -> dict[str, Path]:
         """Those of the workload's evaluation."""
@@ -158,9 +208,15 @@ class ModelLearner(Learner):
                 shares_evaluation=self.shares_evaluation,
             ),
             make_optimizer=lambda model: assemble.make_optimizer(
-                config, plan, parameter_groups(model), sparse=parts.has_sparse_gradients
+                config,
+                plan,
+                parameter_groups(model),
+                sparse=parts.has_sparse_gradients,
+                is_heard=bool(assemble.listeners(parts)),
             ),
-            lr_factor=lit.Schedule(schedule.name.value, schedule.warmup_steps, schedule.min_lr_frac, self.total_steps),
+            lr_factor=Schedule(schedule.name.value, schedule.warmup_steps, schedule.min_lr_frac, self.total_steps),
+            scheduling=assemble.make_scheduling(config),
+            users=list(parts.callbacks.values()),
             on_event=self.books.journal.event,
         )
 
@@ -169,27 +225,23 @@ class ModelLearner(Learner):
 class GuestLearner(Learner):
     """A LightningModule of the user's own, which runs its own step."""
 
-    checkpoints: ClassVar[type[Checkpoints]] = GuestCheckpoints
-
-    figures: Figures
-
     def __post_init__(self) -> None:
         self.module = self.parts.model
         event, mode = self.books.journal.event, self.plan.device.compile
         if mode != "none":
             guest.compile_step(self.module, mode, lambda message: event("compile_failed", message=message))
 
-    def training(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
+    def training(
+        self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any], *, is_timed: bool = False
+    ) -> Any:
         """As for a model; with what a guest's hooks need."""
-        trainer = self.config.trainer
-        checkpoints = next((one for one in last if isinstance(one, GuestCheckpoints)), None)
-        non_finite = NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=self.books.journal.event)
-        more = guest.training_callbacks(checkpoints, options.devices, non_finite)
-        return self._trainer(options, [*callbacks, *more], last)
-
-    def evaluating(self, callbacks: Sequence[Any]) -> Any:
-        """As for a model."""
-        return self._trainer(self.options, callbacks, [])
+        trainer, event = self.config.trainer, self.books.journal.event
+        shares = [RankShares()] if options.devices > 1 else []
+        non_finite = NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=event)
+        for checkpoints in last:
+            if isinstance(checkpoints, LateCheckpoints):
+                checkpoints.best_by_monitor = trainer.best_metric is None
+        return super().training(options, [*callbacks, *shares, non_finite], last, is_timed=is_timed)
 
     def measuring(self) -> AbstractContextManager[Any]:
         """Its hooks may ask for figures of a validation: it does its steps alone."""
@@ -211,17 +263,3 @@ class GuestLearner(Learner):
     def misfits(self, weights: Mapping[str, Any]) -> list[str]:
         """None are known of a module that makes layers later."""
         return [] if guest.builds_itself_later(self.module) else super().misfits(weights)
-
-    def _trainer(self, options: lit.TrainerOptions, callbacks: Sequence[Any], last: Sequence[Any]) -> Any:
-        asked, books = self.config.trainer, self.books
-        return self.known_to_data(
-            guest.make_guest_trainer(
-                options,
-                list(callbacks),
-                books.folder,
-                last=list(last),
-                loggers=for_trainer(books.loggers, self.figures.logged, books.folder),
-                log_every=asked.log_every_steps,
-                sanity_batches=asked.sanity_batches,
-            )
-        )

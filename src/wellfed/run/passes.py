@@ -39,6 +39,7 @@ from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.learner import GuestLearner, ModelLearner
 from wellfed.run.outcome import lost_rank
 from wellfed.run.resume import CHECKPOINTS
+from wellfed.run.user_callbacks import check_monitors
 from wellfed.stop_request import StopRequest
 from wellfed.timing.step_clock import StepClock
 
@@ -98,7 +99,7 @@ class Passes:
             self._learner = GuestLearner(config, parts, plan, books, options, figures)
         else:
             total_steps = lit.total_steps(options, self.steps_per_epoch)
-            self._learner = ModelLearner(config, parts, plan, books, options, total_steps, may_adapt)
+            self._learner = ModelLearner(config, parts, plan, books, options, figures, total_steps, may_adapt)
         best_metric, best_mode = self._learner.best_metric()
         self._checkpoints = self._learner.checkpoints(
             books.folder / CHECKPOINTS,
@@ -140,7 +141,7 @@ class Passes:
             few = {split: partial(self._few_of, split) for split in splits}
             loaders = [loader for split in splits if (loader := loader_of(self._parts.data, split))]
             drawn_from = [generator for loader in loaders for generator in loader.generators]
-            callbacks.insert(0, SanityCheck(few, self._check_best_metric, drawn_from))
+            callbacks.insert(0, SanityCheck(few, self._check_names, drawn_from))
         keep = [self._checkpoints, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:
@@ -165,7 +166,7 @@ class Passes:
         steps = warmup + measure.steps
         options = replace(self._options, max_epochs=None, max_steps=steps, max_time_s=None, validate_every_steps=None)
         with self._learner.measuring():
-            self._fit(self._learner.training(options, callbacks, keep), clock, None, None)
+            self._fit(self._learner.training(options, callbacks, keep, is_timed=True), clock, None, None)
 
     def _clock(self) -> StepClock:
         device = torch.device("cuda" if self._options.accelerator == "gpu" else "cpu")
@@ -289,7 +290,7 @@ class Passes:
         trainer = learner.evaluating([ProgressReport(self._progress), self.figures])
         with self._eval_batches("val", trainer) as batches:
             trainer.validate(learner.module, batches, verbose=False)
-        value = self.figures.latest.get(f"val/{learner.best_metric()[0]}")
+        value = self.figures.latest.get(f"val/{self._checkpoints.best_metric}")
         if value is not None and self._rank == 0:
             self._checkpoints.validated_at_end(value, step)
 
@@ -300,7 +301,9 @@ class Passes:
         with closing(assemble.make_eval_loader(self._config, self._plan, self._parts.data, split, few=few)) as loader:
             yield loader
 
-    def _check_best_metric(self, split: str, metrics: Mapping[str, float]) -> None:
+    def _check_names(self, split: str, metrics: Mapping[str, float]) -> None:
+        if split == "val":
+            check_monitors(self._config, self._parts, {f"val/{name}" for name in metrics})
         name = self._config.trainer.best_metric
         if split == "val" and name is not None and name not in metrics:
             way_out = f"Set trainer.best_metric to one of {', '.join(metrics)}; null leaves it to the workload."

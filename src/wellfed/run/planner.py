@@ -28,6 +28,7 @@ from wellfed.planning.run_plan import DevicePlan, DryPlan, ModelFacts, RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
 from wellfed.run.measured_fit import probed, with_plateau
+from wellfed.run.user_callbacks import make_callbacks
 from wellfed.units import GIB
 
 HOST_SHARE = 0.5
@@ -64,6 +65,7 @@ class Planner:
         if parts is None:
             seed_everything(config.seed)
             parts = assemble.make_parts(config)
+        parts = replace(parts, callbacks=make_callbacks(config, parts))
         return cls(assemble.with_loader(config, parts.data), composed.choices, facts, device, parts)
 
     def for_training(self, rank: int) -> RunPlan:

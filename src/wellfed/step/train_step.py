@@ -27,6 +27,19 @@ from wellfed.step.retry import StepRetry
 from wellfed.step.totals import Totals
 
 
+class StepListener:
+    """Hears what goes on within a step, and may change gradients; this one does nothing."""
+
+    def before_backward(self, loss: Tensor) -> None:
+        """What a micro-batch adds to the loss of the step; its backward pass comes next."""
+
+    def after_backward(self) -> None:
+        """The backward pass of a micro-batch is done; with a scaler its gradients are scaled."""
+
+    def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """The gradients are whole, in their true size, and not clipped yet."""
+
+
 class TrainStep:
     """Call it with a delivery; the weights change.
 
@@ -37,6 +50,7 @@ class TrainStep:
         retry_on_oom: False = the first failure ends the run, and nothing is kept for doing a step again.
         may_adapt: False = the same, though all is prepared for doing a step again.
         batches_ahead: copied to the device ahead of the step, for what is said of memory.
+        listener: told what goes on, again where a step is done again.
         number: of the step before the first, for events.
     """
 
@@ -60,6 +74,7 @@ class TrainStep:
         may_adapt: bool = True,
         batches_ahead: int = 0,
         schedulers: Sequence[Any] = (),
+        listener: StepListener | None = None,
         on_event: OnEvent = ignore_event,
         number: int = 0,
     ) -> None:
@@ -74,7 +89,7 @@ class TrainStep:
         self._ranks = ranks = ranks or Ranks()
         self._clip = ranks.clipping(optimizer, gradient_clip) if gradient_clip else None
         self._on_nan, self._schedulers, self._on_event = on_nan, schedulers, on_event
-        self._batches_ahead = batches_ahead
+        self._batches_ahead, self._listener = batches_ahead, listener
         self._trained = list(model.parameters())  # to find them takes a walk through all modules
         self._is_finite: Tensor | None = None
         self._retry = StepRetry(
@@ -107,7 +122,10 @@ class TrainStep:
             # Not asked with on_nan=raise.
             if self._is_finite is not None and self._ranks.any(not bool(self._is_finite)):
                 self._leave_out()
-            self._precision.unscale(self._optimizer, clips=self._clip is not None)
+            listener = self._listener
+            self._precision.unscale(self._optimizer, clips=self._clip is not None or listener is not None)
+            if listener is not None:
+                listener.before_optimizer_step(self._optimizer)
             if self._clip is not None:
                 self._clip()
             return losses[-1]
@@ -125,6 +143,7 @@ class TrainStep:
 
     def forward_backward(self, delivery: Delivery, parts: Sequence[MicroBatch]) -> Tensor:
         """Make the gradients of all micro-batches, in place of what is there; their loss."""
+        listener = self._listener
         self._forget()
         self.num_micro_batches, self.largest, self.samples = len(parts), 0, 0
         self._is_finite = None
@@ -133,8 +152,12 @@ class TrainStep:
             with self._ranks.micro_batch(part.number, len(parts)):
                 with self._precision.forward():
                     loss = self._ranks.forward(self._weighted_loss, delivery, part)
+                if listener is not None:
+                    listener.before_backward(loss)
                 self._ranks.backward(self._precision.scale(loss))
                 del loss  # nor what its graph has kept
+                if listener is not None:
+                    listener.after_backward()
             if len(parts) > 1 and part.number == 0 and self._loss.overwrites:
                 for weight in self._trained:  # into memory of their own, where those of later ones are added to them
                     weight.grad = None if weight.grad is None else weight.grad.clone()

@@ -16,7 +16,9 @@ def test_names_without_a_dot(name, meant):
 
 def test_unknown_knobs():
     assert explain(RunConfig, "loader.num_worker") == ("no such knob.", "Did you mean loader.num_workers?")
-    assert explain(RunConfig, "workload.schedule.zzz")[1] == ("workload.schedule has name, warmup_steps, min_lr_frac.")
+    assert explain(RunConfig, "workload.schedule.zzz")[1] == (
+        "workload.schedule has name, warmup_steps, min_lr_frac, interval, monitor."
+    )
     assert explain(RunConfig, "no.such.place")[1] == "All knobs: python src/train.py --cfg job"
     assert explain(EvaluateConfig, "zzz")[1] == "There are checkpoint, accelerator, paths."
 

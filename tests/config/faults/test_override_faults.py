@@ -7,7 +7,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.config.faults.override_faults import read_overrides
+from wellfed.config.faults.override_faults import choice_fault, read_overrides
+from wellfed.config.hydra_internals import repository_of
 from wellfed.config.hydra_session import open_hydra
 
 
@@ -72,3 +73,19 @@ def test_an_axis_may_take_all_options_of_a_group():
     assert typed.fault is None
     assert typed.parsed is not None
     assert list(typed.parsed.sweep_string_iterator()) == ["balanced", "baseline"]
+
+
+@pytest.mark.parametrize(
+    ("axis", "problem"),
+    [
+        ("callbacks=ema,[early_stopping,ema],none", None),
+        ("callbacks=ema,[early_stopping,emma]", "there is no option emma."),
+        ("callbacks=[emma]", "there is no option emma."),
+    ],
+)
+def test_options_that_go_together_are_held_against_the_files_each(axis: str, problem: str | None) -> None:
+    loader = open_hydra().config_loader
+    (typed,) = read_overrides([axis], multirun=True, loader=loader)
+    assert typed.parsed is not None
+    fault = choice_fault(typed.parsed, repository_of(loader))
+    assert (fault and fault.problem) == problem

@@ -13,6 +13,7 @@ from typing import Any, Literal, Optional, Union
 import pytest
 
 from wellfed.config.faults.target_faults import bind, check_imported, check_static, misfit
+from wellfed.config.schema import ScheduleConfig
 
 DATACLASS = "wellfed.contract.Datasets"
 
@@ -40,8 +41,8 @@ def data(**entries):
         (
             {"workload.data": {"_target_": "os.system", "command": "true"}},
             "workload.data._target_=os.system",
-            "os is not among the packages that a configuration may name (torch, torchmetrics, wellfed, workloads).",
-            "config.allow_targets=[torch,torchmetrics,wellfed,workloads,os]",
+            "os is not among the packages that a configuration may name (torch, lightning, torchmetrics, wellfed,",
+            "config.allow_targets=[torch,lightning,torchmetrics,wellfed,workloads,os]",
         ),
         ({"workload.data": {"_target_": "torch.os.system"}}, "workload.data._target_=torch.os.system", "os is not", ""),
         ({"workload.data": {"_target_": "torchx.f"}}, "workload.data._target_=torchx.f", "torchx is not among", ""),
@@ -283,3 +284,59 @@ def test_a_default_of_none_lets_null_through():
     assert misfit(None, parameter(int, default=None)) == ""
     assert misfit(None, parameter("int", default=None)) == ""
     assert misfit(None, parameter(int, default=3)) != ""
+
+
+SCHEDULERS = "torch.optim.lr_scheduler"
+HALVING = {"_target_": f"{SCHEDULERS}.ExponentialLR", "gamma": 0.5}
+WARMUP = {"_target_": f"{SCHEDULERS}.LinearLR", "total_iters": 4}
+
+
+def of_schedule(**entries: object) -> dict[str, object]:
+    schedule = ScheduleConfig()
+    vars(schedule).update(entries)
+    return {"workload.schedule": schedule}
+
+
+@pytest.mark.parametrize(
+    ("knobs", "where", "problem"),
+    [
+        (of_schedule(_target_=f"{SCHEDULERS}.StepLR"), "workload.schedule", "needs the argument step_size."),
+        (of_schedule(**HALVING, gama=1), "workload.schedule.gama=1", "has no argument gama."),
+        (of_schedule(**HALVING, optimizer=1), "workload.schedule.optimizer=1", "is handed optimizer already."),
+        (
+            of_schedule(_target_=f"{SCHEDULERS}.StpLR"),
+            f"workload.schedule._target_={SCHEDULERS}.StpLR",
+            "has no StpLR.",
+        ),
+        (
+            of_schedule(
+                _target_=f"{SCHEDULERS}.SequentialLR",
+                milestones=[4],
+                schedulers=[WARMUP, {"_target_": f"{SCHEDULERS}.ExponentialLR"}],
+            ),
+            "workload.schedule.schedulers[1]",
+            "needs the argument gamma.",
+        ),
+        (
+            {"callbacks": {"stop": {"_target_": "lightning.pytorch.callbacks.EarlyStopping"}}},
+            "callbacks.stop",
+            "needs the argument monitor.",
+        ),
+        ({"callbacks": {"stop": {"patience": 3}}}, "callbacks.stop", "has no _target_."),
+        (
+            {"callbacks": {"own": {"_target_": "own.Callback"}}},
+            "callbacks.own._target_=own.Callback",
+            "own is not among",
+        ),
+    ],
+)
+def test_schedulers_and_callbacks_are_held_against_their_code(make_config, knobs, where, problem):
+    (fault,) = check_static(make_config(knobs))
+    assert fault.where == where
+    assert problem in fault.problem
+
+
+def test_an_optimizer_is_handed_to_each_scheduler(make_config):
+    sequence = {"_target_": f"{SCHEDULERS}.SequentialLR", "milestones": [4], "schedulers": [WARMUP, HALVING]}
+    assert check_static(make_config(of_schedule(**sequence))) == []
+    assert check_static(make_config({"callbacks": {"left_out": None}})) == []

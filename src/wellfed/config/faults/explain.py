@@ -7,7 +7,7 @@ from dataclasses import fields
 
 from omegaconf.errors import GrammarParseError
 
-from wellfed.config.knobs import entries, is_free, nearest, nearest_knob
+from wellfed.config.knobs import FREE_NODES, entries, is_free, nearest, nearest_knob
 
 
 def explain(schema_type: type, dotted: str, error: Exception | None = None) -> tuple[str, str]:
@@ -17,9 +17,9 @@ def explain(schema_type: type, dotted: str, error: Exception | None = None) -> t
     reason = str(cause).splitlines()[0].rstrip(".")
     if isinstance(cause, GrammarParseError):
         return f"holds a '${{' that can't be read: {reason}.", "Write ${group.knob}, or \\${ where the signs are meant."
-    if is_free(f"{dotted}.") and error is not None:
-        return f"does not fit: {reason}.", ""
     knob = entries(schema_type).get(dotted)
+    if is_free(f"{dotted}.") and error is not None and (knob is None or dotted in FREE_NODES):
+        return f"does not fit: {reason}.", ""
     if knob is None:
         return "no such knob.", _where_instead(schema_type, dotted)
     if knob.is_enum:

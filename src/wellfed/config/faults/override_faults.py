@@ -130,6 +130,6 @@ def _values(parsed: Override) -> list[Any]:
     if parsed.is_sweep_override():
         items: list[Any] = list(parsed.sweep_iterator()) if parsed.is_discrete_sweep() else []
     else:
-        value: Any = parsed.value()
-        items = value if isinstance(value, list) else [value]
+        items = [parsed.value()]
+    items = [one for item in items for one in (item if isinstance(item, list) else [item])]  # several go together
     return [item.text if isinstance(item, QuotedString) else item for item in items]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import Parameter, Signature
 from typing import Any
@@ -18,11 +19,10 @@ from wellfed.config.knobs import nearest
 from wellfed.config.schema import RunConfig
 from wellfed.errors import Fault
 
-_NODES = ("model", "data", "optimizer", "metrics")
-"""Of ``workload``, that name what is to be built."""
 _HANDED_OVER = {"workload.model": "any", "workload.optimizer": "first"}
 """Which required arguments come at run time: the model's from the data (`Datasets.model_args`), the optimizer's
-parameters."""
+parameters; those of schedulers, their optimizer, too."""
+_SCHEDULER = re.compile(r"workload\.schedule(\.schedulers\[\d+\])*")
 
 _SIMPLE = {"int": int, "float": float, "bool": bool, "str": str, "None": type(None), "NoneType": type(None)}
 _SIMPLE |= dict.fromkeys(("list", "List", "tuple", "Tuple", "Sequence"), list)
@@ -48,10 +48,9 @@ Kind = type | tuple[Any, ...]
 def check_static(config: RunConfig) -> list[Fault]:
     """Faults of all targets that the source files show; imports nothing, a few ms a target."""
     faults: list[Fault] = []
-    for name in _NODES:
-        where, node = f"workload.{name}", getattr(config.workload, name)
-        names_something = any(True for _ in _targets(where, node)) if name == "metrics" else is_target(node)
-        if not names_something and (node is not None or name == "model"):
+    for where, node in _configured(config):
+        names_something = any(True for _ in _targets(where, node)) if where == "workload.metrics" else is_target(node)
+        if not names_something:
             way_out = f"Set {where}.{TARGET}=<package>.<module>.<name>."
             faults.append(Fault(where, f"names nothing to build: it has no {TARGET}.", way_out))
         for inner_where, inner in _targets(where, node):
@@ -63,11 +62,25 @@ def check_imported(config: RunConfig) -> list[Fault]:
     """Faults of the targets that stage 1 could not read; imports those (torch included)."""
     allowed = config.config.allow_targets
     faults: list[Fault] = []
-    for name in _NODES:
-        for where, node in _targets(f"workload.{name}", getattr(config.workload, name)):
+    for outer, configured in _configured(config):
+        for where, node in _targets(outer, configured):
             if not list(_judge(where, node, allowed, _signature_in_source)):  # those were told
                 faults += _judge(where, node, allowed, _signature_of_imported)
     return faults
+
+
+def _configured(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Dotted name and value of each place that must name something to build."""
+    workload = config.workload
+    yield "workload.model", workload.model
+    for name in ("data", "optimizer", "metrics"):
+        if (node := getattr(workload, name)) is not None:
+            yield f"workload.{name}", node
+    if workload.schedule.target is not None:
+        yield "workload.schedule", workload.schedule.target
+    for name, node in (config.callbacks if isinstance(config.callbacks, Mapping) else {}).items():
+        if node is not None:
+            yield f"callbacks.{name}", node
 
 
 def _signature_in_source(target: str, allowed: Sequence[str]) -> Signature | None:
@@ -134,6 +147,7 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
     """Unknown, missing and mistyped arguments of one node; ``signature`` as `signature_of` or inspect give it."""
     target = node[TARGET]
     given = {key: value for key, value in node.items() if key not in (TARGET, POSITIONAL, PARTIAL)}
+    is_scheduler = _SCHEDULER.fullmatch(where) is not None
     handed_over = "any" if node.get(PARTIAL) else _HANDED_OVER.get(where, "none")
     parameters = signature.parameters
 
@@ -143,7 +157,7 @@ def bind(where: str, node: Mapping[str, Any], signature: Signature) -> list[Faul
     positional = of_kind(Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     accepted = [each.name for each in of_kind(Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
     count = len(node.get(POSITIONAL, ())) + (handed_over == "first")
-    taken = {parameter.name for parameter in positional[:count]}
+    taken = {parameter.name for parameter in positional[:count]} | ({"optimizer"} if is_scheduler else set())
     faults = []
     if count > len(positional) and not of_kind(Parameter.VAR_POSITIONAL):
         problem = f"{target} takes {len(positional)}, not {count}."

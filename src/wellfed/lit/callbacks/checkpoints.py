@@ -52,7 +52,7 @@ class Checkpoints(pl.Callback):
         """``metrics`` are the latest, ``val/<name>`` among them; all losses up to ``finite_step()`` were finite."""
         self._progress = progress or Progress()
         self.folder, self._every_steps, self._minutes, self._keep = folder, every_steps, minutes, keep_last
-        self._best_metric, self._best_mode, self._metrics = best_metric, best_mode, metrics
+        self.best_metric, self.best_mode, self._metrics = best_metric, best_mode, metrics
         self._on_disk_error = on_disk_error
         self._on_saved = on_saved
         self._saved_at_s, self._saved_step = time.monotonic(), -1
@@ -76,7 +76,7 @@ class Checkpoints(pl.Callback):
         return is_time if is_alone else bool(trainer.strategy.reduce_boolean_decision(is_time, all=False))
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
-        value = self._metrics.get(f"val/{self._best_metric}")
+        value = self._metrics.get(f"val/{self.best_metric}")
         is_best = value is not None and self._is_best(value)
         if trainer.world_size > 1:  # rank 0 alone knows the best so far; saving is a collective
             is_best = trainer.strategy.broadcast(is_best)
@@ -100,7 +100,7 @@ class Checkpoints(pl.Callback):
         """Beside the file it is about: a checkpoint holds only what was known before the validation after it."""
         self.best_value = value
         try:
-            (self.folder / BEST_VALUE).write_text(json.dumps({self._best_metric: value}), encoding="utf-8")
+            (self.folder / BEST_VALUE).write_text(json.dumps({self.best_metric: value}), encoding="utf-8")
         except OSError as error:
             self._on_disk_error(error, self._saved_step)
 
@@ -109,7 +109,7 @@ class Checkpoints(pl.Callback):
         if not (self.folder / BEST).exists():
             return None
         try:
-            return float(json.loads((self.folder / BEST_VALUE).read_text(encoding="utf-8"))[self._best_metric])
+            return float(json.loads((self.folder / BEST_VALUE).read_text(encoding="utf-8"))[self.best_metric])
         except (OSError, ValueError, KeyError):
             return None
 
@@ -128,7 +128,7 @@ class Checkpoints(pl.Callback):
     def _is_best(self, value: float) -> bool:
         if self.best_value is None or not math.isfinite(value):
             return math.isfinite(value)
-        return value > self.best_value if self._best_mode == "max" else value < self.best_value
+        return value > self.best_value if self.best_mode == "max" else value < self.best_value
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         if self._every_steps is None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import lightning.pytorch as pl
+import torch
 
 from wellfed.lit.module import StepModule
 from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss
@@ -50,6 +51,12 @@ class Figures(pl.Callback):
         self.validated_step: int | None = None
         self.step, self.epoch = 0, 0
         """How far training is; a validation or test by another Trainer afterwards belongs there."""
+        self._handed_over: dict[str, Any] = {}
+        """By the name under which it was logged: the value itself."""
+        self._added: set[str] = set()
+        """Names in Lightning's ``callback_metrics`` that are ours."""
+        self._told_at: dict[str, int] = {}
+        """The step at which a figure was handed over last; each is handed over once a step."""
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         self._trainer = trainer
@@ -73,7 +80,7 @@ class Figures(pl.Callback):
         if step == self.handed_over_step:
             return
         reduce = trainer.strategy.reduce if trainer.world_size > 1 else None
-        values = module.totals.take(reduce) if isinstance(module, StepModule) else _logged(trainer, "train")
+        values = module.totals.take(reduce) if isinstance(module, StepModule) else self._logged(trainer, "train")
         if self.stops_on_nan and not math.isfinite(loss := values.get("loss", 0.0)):
             raise NonFiniteLoss(
                 f"The training loss is {loss} within the steps {self.handed_over_step + 1} to {step}. {USUAL_CAUSES} "
@@ -87,28 +94,43 @@ class Figures(pl.Callback):
         if trainer.sanity_checking:
             return
         self.validated_step = self.step
-        self._tell("val", module.evaluated() if isinstance(module, StepModule) else _logged(trainer, "val"), trainer)
+        if isinstance(module, StepModule):
+            self._tell("val", module.evaluated(), trainer)
 
     def on_test_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        self._tell("test", module.evaluated() if isinstance(module, StepModule) else _logged(trainer, "test"), trainer)
+        if isinstance(module, StepModule):
+            self._tell("test", module.evaluated(), trainer)
+
+    def on_validation_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        # What it logs in its own hook at the epoch's end comes after ours.
+        if not (isinstance(module, StepModule) or trainer.sanity_checking):
+            self._tell("val", self._logged(trainer, "val"), trainer)
+
+    def on_test_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        if not isinstance(module, StepModule):
+            self._tell("test", self._logged(trainer, "test"), trainer)
 
     def logged(self, values: Mapping[str, float]) -> None:
-        """Figures that a user's LightningModule, or a callback of its, gives to its logger.
+        """Figures that a user's LightningModule, or a user's callback, gives to its logger.
 
-        Those that Lightning keeps under the name of a split are handed over by the hooks above, with ours.
+        Those that Lightning keeps under the name of a split are handed over by the hooks above, with ours; what a
+        module logs when an epoch has ended comes after them.
         """
         trainer = self._trainer
         if trainer is None or trainer.sanity_checking:
             return
+        state = "test" if trainer.testing else "val" if trainer.validating else "train"
+        is_in_epoch = trainer._logger_connector._first_loop_iter is not None
         found: dict[str, dict[str, float]] = {}
         for name, value in values.items():
-            split = _split_of(name)
-            if name == "epoch" or (split is not None and name in trainer.callback_metrics):
+            if name == "epoch" or (is_in_epoch and _split_of(name) is not None and name in trainer.callback_metrics):
                 continue
-            where = split or ("test" if trainer.testing else "val" if trainer.validating else "train")
-            found.setdefault(where, {})[name[len(where) + 1 :] if split else name] = value
+            split, _, rest = name_in_metrics(name, state).partition("/")
+            found.setdefault(split, {})[rest] = value
         for split, named in found.items():
             self._tell(split, named, trainer)
+        if not is_in_epoch:
+            self._handed_over.update(trainer.callback_metrics)
 
     def _tell(
         self,
@@ -117,21 +139,36 @@ class Figures(pl.Callback):
         trainer: pl.Trainer,
         throughput: Callable[[], Mapping[str, float]] | None = None,
     ) -> None:
+        values = {name: value for name, value in values.items() if self._told_at.get(f"{split}/{name}") != self.step}
         named = {f"{split}/{name}": value for name, value in values.items()}
+        if not named:
+            return
+        self._told_at.update(dict.fromkeys(named, self.step))
         self.latest.update(named)
         self.first = {**named, **self.first}
+        known = trainer.callback_metrics  # what monitors of callbacks and schedulers find
+        for name, value in named.items():
+            if name in self._added or name not in known:
+                self._added.add(name)
+                known[name] = torch.tensor(value)
         if trainer.is_global_zero:
             beside = throughput() if throughput else None
             self._take(split, values, step=self.step, epoch=self.epoch, throughput=beside)
 
+    def _logged(self, trainer: pl.Trainer, split: str) -> dict[str, float]:
+        """What a LightningModule has logged for a split: ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``."""
+        logged = trainer.callback_metrics.items()
+        own = {name: value for name, value in logged if name not in self._added and _split_of(name) == split}
+        # Lightning keeps the values of an epoch that is over.
+        new = {name: value for name, value in own.items() if value is not self._handed_over.get(name)}
+        self._handed_over.update(new)
+        return {name[len(split) + 1 :].removesuffix("_step"): float(value) for name, value in new.items()}
 
-def _logged(trainer: pl.Trainer, split: str) -> dict[str, float]:
-    """What a LightningModule has logged for a split: ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``."""
-    return {
-        name[len(split) + 1 :].removesuffix("_step"): float(value)
-        for name, value in trainer.callback_metrics.items()
-        if _split_of(name) == split
-    }
+
+def name_in_metrics(name: str, state: str) -> str:
+    """How metrics.csv calls what is logged under a name while a split is passed over: ``val_loss`` is ``val/loss``."""
+    split = _split_of(name)
+    return f"{split}/{name[len(split) + 1 :]}" if split else f"{state}/{name}"
 
 
 def _split_of(name: str) -> str | None:

@@ -1,0 +1,102 @@
+"""Puts the callbacks of a user's among ours, and has their errors say whose they are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal
+
+import lightning.pytorch as pl
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, WeightAveraging
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from wellfed.errors import WellfedError
+from wellfed.lit.callbacks.figures import name_in_metrics
+from wellfed.lit.callbacks.in_step import HOOKS, IN_STEP, hooks_of
+from wellfed.lit.other_lightning import not_lightnings
+from wellfed.lit.trainer import Together
+
+_LOG = logging.getLogger(__name__)
+_AROUND_STEPS = ("setup", "teardown", "on_fit_start", "on_fit_end", "on_train_start", "on_train_end")
+_OF_STEPS = (*IN_STEP, *_AROUND_STEPS, "on_train_batch_start", "on_train_batch_end")
+_STATE = ("state_dict", "load_state_dict")
+
+
+def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
+    """Why it can't be called, and the way out; None where it can."""
+    name = f"{type(callback).__module__}.{type(callback).__qualname__}"
+    if not isinstance(callback, pl.Callback):
+        return not_lightnings(type(callback), "Callback") or (
+            f"{name} is no callback.",
+            "Name a class that inherits from lightning.pytorch.Callback.",
+        )
+    if strategy == "fsdp" and isinstance(callback, WeightAveraging):
+        return f"{name} averages whole weights, and fsdp shards them.", "Set trainer.strategy=ddp, or leave it out."
+    return None
+
+
+def name_errors(callback: pl.Callback, name: str) -> None:
+    """Whatever it raises from now on says so."""
+    for hook in hooks_of(callback, (*HOOKS, *_STATE)):
+        own = getattr(callback, hook)
+        if getattr(own, "func", None) is not _called:
+            setattr(callback, hook, partial(_called, callback, name, hook, own))
+
+
+def _called(callback: Any, name: str, hook: str, own: Any, *arguments: Any, **named: Any) -> Any:
+    try:
+        return own(*arguments, **named)
+    except WellfedError:
+        raise
+    except Exception as error:
+        logged = arguments[0].callback_metrics if arguments and isinstance(arguments[0], pl.Trainer) else {}
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(error, (RuntimeError, MisconfigurationException)) and monitor and monitor not in logged:
+            raise nobody_logs(f"{name}.monitor", monitor, logged) from error
+        error.add_note(f"In {hook} of the callback {name} ({type(callback).__name__}).")
+        raise
+
+
+def nobody_logs(where: str, monitor: str, logged: Mapping[str, Any]) -> WellfedError:
+    """What a monitor waits for is not among the figures."""
+    names = ", ".join(sorted(logged)) or "no figures so far"
+    return WellfedError(f"{where}={monitor}: nobody logs {monitor}. There are: {names}.")
+
+
+def steps_only(callbacks: Sequence[pl.Callback]) -> list[pl.Callback]:
+    """The same for a training without epochs that count, validations and checkpoints: what costs time at each step."""
+    return [Together(callbacks, only=_OF_STEPS)] if callbacks else []
+
+
+class Last(pl.Callback):
+    """Puts callbacks behind those that a LightningModule brings, which Lightning puts behind ours."""
+
+    def __init__(self, callbacks: Sequence[pl.Callback], users: Sequence[pl.Callback]) -> None:
+        self._callbacks, self._users = callbacks, users
+
+    def setup(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
+        for user in self._users if stage == "fit" else ():
+            if user not in trainer.callbacks:
+                _LOG.warning(
+                    "callbacks: %s gives way to the one that %s.configure_callbacks returns.",
+                    type(user).__name__,
+                    type(module).__name__,
+                )
+        for callback in trainer.callbacks:
+            if not type(callback).__module__.startswith("wellfed."):
+                name_errors(callback, type(callback).__name__)
+            if stage != "fit" and isinstance(callback, WeightAveraging):
+                # A checkpoint holds the averaged weights; one that has trained would put the others in their place.
+                callback._average_model = None
+        trainer.callbacks.append(Together(self._callbacks))
+
+
+def monitored(trainer: pl.Trainer) -> tuple[str, Literal["max", "min"]] | None:
+    """Name, as in metrics.csv without ``val/``, and direction of the figure that callbacks or schedulers go by."""
+    found: list[tuple[Any, Any]] = [
+        (one.monitor, one.mode) for one in trainer.callbacks if isinstance(one, (EarlyStopping, Checkpoint))
+    ]
+    found += [(one.monitor, one.scheduler.mode) for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]
+    named = ((name_in_metrics(monitor, "val"), mode) for monitor, mode in found if monitor)
+    return next(((name.removeprefix("val/"), mode) for name, mode in named if name.startswith("val/")), None)

@@ -1,0 +1,58 @@
+"""Sets the learning rate of each step: by a factor of our own, or by a scheduler of torch's or the user's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.optim.lr_scheduler import CyclicLR, OneCycleLR, ReduceLROnPlateau
+
+from wellfed.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Factor on the learning rate by step; picklable, unlike a closure."""
+
+    name: Literal["constant", "cosine"]
+    warmup_steps: int
+    min_lr_frac: float
+    total_steps: int | None
+
+    def __call__(self, step: int) -> float:
+        """The factor for the step after ``step`` finished ones."""
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        if self.name == "constant" or self.total_steps is None:
+            return 1.0
+        length = max(1, self.total_steps - self.warmup_steps)
+        done = min(1.0, (step - self.warmup_steps) / length)
+        return self.min_lr_frac + (1 - self.min_lr_frac) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+@dataclass(frozen=True)
+class Scheduling:
+    """A scheduler of torch's or the user's in the place of `Schedule`."""
+
+    make: Callable[[torch.optim.Optimizer], Any]
+    interval: Literal["step", "epoch"] | None
+    """None: as is usual for it."""
+    monitor: str | None
+
+    def of(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """What Lightning is told of it.
+
+        Raises:
+            ConfigError: it goes by a figure and none is named, or the other way round.
+        """
+        scheduler = self.make(optimizer)
+        is_plateau = isinstance(scheduler, ReduceLROnPlateau)
+        if is_plateau != (self.monitor is not None):
+            problem = f"{type(scheduler).__name__} {'goes' if is_plateau else 'does not go'} by a figure."
+            way_out = f"Set workload.schedule.monitor={'val/loss' if is_plateau else 'null'}."
+            raise ConfigError.of(f"workload.schedule.monitor={self.monitor or 'null'}", problem, way_out)
+        interval = self.interval or ("step" if isinstance(scheduler, (OneCycleLR, CyclicLR)) else "epoch")
+        return {"scheduler": scheduler, "interval": interval, "monitor": self.monitor}

@@ -1,0 +1,128 @@
+"""Callbacks and schedulers of a configuration, in runs of a plain workload."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import only_folder, record_of, run, train
+
+QUICK = ("logger=none", "loader.backend=inline", "workload.schedule.name=constant", "trainer.log_every_steps=4")
+STOPPING = (
+    "callbacks=[early_stopping,ema,lr_monitor]",
+    "callbacks.early_stopping.monitor=val/ndcg_at_10",
+    "callbacks.early_stopping.mode=max",
+    "callbacks.ema.decay=0.5",
+)
+PLATEAU = (
+    "workload.schedule._target_=torch.optim.lr_scheduler.ReduceLROnPlateau",
+    "workload.schedule.monitor=val/ndcg_at_10",
+    "workload.schedule.patience=0",
+)
+OWN = """
+import lightning.pytorch as pl
+
+class Norms(pl.Callback):
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        norm = sum(float(weight.grad.norm()) for weight in module.parameters() if weight.grad is not None)
+        module.log("gradient_norm", norm)
+
+class Raises(pl.Callback):
+    def on_validation_end(self, trainer, module):
+        raise LookupError("no such thing")
+"""
+
+
+def rates(folder: Path) -> dict[int, float]:
+    with (folder / "metrics.csv").open() as file:
+        return {int(row["step"]): float(row["value"]) for row in csv.DictReader(file) if row["name"] == "lr"}
+
+
+@pytest.mark.slow
+def test_callbacks_and_a_plateau_of_a_plain_model_and_what_is_left_of_them(tmp_path: Path) -> None:
+    limits = ("trainer.max_epochs=3", "trainer.checkpoint_every_steps=3", "trainer.keep_last=99")
+    done = train(*QUICK, *STOPPING, *PLATEAU, *limits, cwd=tmp_path)
+    assert done.code == 0, done.text
+    folder = only_folder(tmp_path)
+    record = record_of(folder)
+    assert record["plan"]["callbacks"]["value"] == "early_stopping, ema, lr_monitor"
+    assert record["ceiling"]["samples_per_s"] > 0
+    assert rates(folder)[max(rates(folder))] in (0.01, 0.001, 0.0001), "ReduceLROnPlateau goes by the mean loss"
+    done = run("evaluate.py", f"checkpoint={folder / 'checkpoints' / 'best.ckpt'}", cwd=tmp_path)
+    assert done.code == 0, done.text
+    assert f"test/ndcg_at_10 {record['metrics']['test/ndcg_at_10']:.6g}" in done.out, "the average was tested"
+    assert "Warning" not in done.err
+    checkpoint = tmp_path / "cut" / "run" / "checkpoints" / "last-3.ckpt"
+    shutil.copytree(folder, tmp_path / "cut" / "run")
+    step = torch.load(checkpoint, weights_only=True)["global_step"]
+    assert 0 < step < record["steps"]
+    (tmp_path / "elsewhere").mkdir()
+    done = train(f"resume={checkpoint}", cwd=tmp_path / "elsewhere")
+    assert done.code == 0, done.text
+    ends = [only_folder(where) / "checkpoints" / "last.ckpt" for where in (tmp_path, tmp_path / "elsewhere")]
+    whole, resumed = (torch.load(path, weights_only=True) for path in ends)
+    for part in ("callbacks", "lr_schedulers", "optimizer_states", "current_model_state", "state_dict"):
+        assert str(whole[part]) == str(resumed[part]), part
+    for name, value in whole["current_model_state"].items():
+        assert torch.equal(value, resumed["current_model_state"][name]), name
+
+
+def test_early_stopping_ends_a_run_well(tmp_path: Path) -> None:
+    impossible = ("callbacks.early_stopping.min_delta=9", "callbacks.early_stopping.patience=1")
+    done = train(*QUICK, *STOPPING, *impossible, "trainer.max_epochs=9", cwd=tmp_path)
+    assert done.code == 0, done.text
+    record = record_of(only_folder(tmp_path))
+    assert (record["status"], record["epochs"]) == ("ok", 2)
+    assert "did not improve" in record["ended_by"]
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    (tmp_path / "mine.py").write_text(OWN)
+    return tmp_path
+
+
+def own(name: str) -> tuple[str, ...]:
+    return (f"+callbacks.{name.lower()}._target_=mine.{name}", "config.allow_targets=[torch,workloads,mine]")
+
+
+def test_a_callback_of_ones_own_hears_of_the_step_and_the_plan_says_so(mine: Path) -> None:
+    done = train(*QUICK, *own("Norms"), "trainer.max_steps=5", cwd=mine, PYTHONPATH=str(mine))
+    assert done.code == 0, done.text
+    folder = only_folder(mine)
+    because = record_of(folder)["plan"]["callbacks"]["because"]
+    assert "norms (on_before_optimizer_step) listens within the step, so each step goes Lightning's way" in because
+    assert record_of(folder)["metrics"]["train/gradient_norm"] > 0
+
+
+@pytest.mark.slow
+def test_a_callback_that_raises_is_named(mine: Path) -> None:
+    done = train(*QUICK, *own("Raises"), "trainer.max_epochs=1", cwd=mine, PYTHONPATH=str(mine))
+    assert done.code == 1, done.text
+    assert "In on_validation_end of the callback callbacks.raises (Raises)." in done.err
+
+
+def test_a_monitor_that_nobody_logs_is_told_before_training(tmp_path: Path) -> None:
+    wrong = "callbacks.early_stopping.monitor=val/ndcg"
+    done = train(*QUICK, *STOPPING, wrong, "trainer.max_epochs=1", cwd=tmp_path)
+    assert done.code == 2, done.text
+    assert f"{wrong}: validation gives no such figure. Set it to one of val/ndcg_at_10, " in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.slow
+def test_callbacks_are_an_axis_of_a_sweep(tmp_path: Path) -> None:
+    axes = ("callbacks=none,[early_stopping,ema]", "loader=baseline", "memory=auto")
+    schedule = ("workload.schedule._target_=torch.optim.lr_scheduler.StepLR", "workload.schedule.step_size=1")
+    quick = (QUICK[0], *QUICK[2:], "sweep.trial_steps=10")
+    done = train("-m", "sweep=quick", *axes, *schedule, *quick, cwd=tmp_path)
+    assert done.code == 0, done.text
+    (ledger,) = (tmp_path / "logs").rglob("ledger.jsonl")
+    rows = [json.loads(line) for line in ledger.read_text().splitlines()]
+    assert {row["status"] for row in rows} == {"ok"}
+    assert {"callbacks=none", "callbacks=[early_stopping,ema]"} <= {one for row in rows for one in row["overrides"]}
