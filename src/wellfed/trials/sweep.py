@@ -24,8 +24,8 @@ from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, ConfigError, Fault
 from wellfed.forking import MAY_FORK
+from wellfed.run.announce import announce
 from wellfed.run.lock import only_one
-from wellfed.run.screen import announce
 from wellfed.run.train import own_git_state, set_environment
 from wellfed.stop_request import Stopped, StopRequest
 from wellfed.sweep import ledger
