@@ -17,10 +17,6 @@ def job(composed: Composed[EvaluateConfig]) -> int:
     return evaluate(composed)
 
 
-def quote_paths(overrides: list[str]) -> list[str]:
-    """The command line, with paths that Hydra's grammar would stumble over in quotes."""
-    return [quoted(text) for text in overrides]
-
-
 if __name__ == "__main__":
-    sys.exit(main("evaluate", job, expand=quote_paths))
+    # Paths that Hydra's grammar would stumble over are put in quotes.
+    sys.exit(main("evaluate", job, expand=lambda overrides, _: [quoted(text) for text in overrides]))

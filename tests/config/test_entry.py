@@ -111,14 +111,14 @@ def test_overrides_and_flags_may_be_mixed(capsys):
 
 def test_expand_rewrites_the_overrides():
     jobs = Jobs()
-    assert main("train", jobs, ["seed=3"], expand=lambda overrides: ["gpu=8gb", *overrides]) == 0
+    assert main("train", jobs, ["seed=3"], expand=lambda overrides, _: ["gpu=8gb", *overrides]) == 0
     assert jobs.seen[0].overrides == ("gpu=8gb", "seed=3")
 
 
 @pytest.mark.parametrize("name", ["resume", "rerun"])
 @pytest.mark.parametrize("flags", [["-m"], ["--multirun"]])
 def test_many_runs_can_not_resume_or_rerun_one(capsys, tmp_path, name, flags):
-    def expand(overrides):
+    def expand(overrides, compose):
         raise AssertionError("many runs are not expanded")
 
     jobs = Jobs()
@@ -140,12 +140,12 @@ def test_no_resume_in_many_runs():
 
 
 def test_what_is_shown_is_expanded_too(capsys):
-    assert main("train", Jobs(), ["--cfg", "job"], expand=lambda overrides: ["seed=77", *overrides]) == 0
+    assert main("train", Jobs(), ["--cfg", "job"], expand=lambda overrides, _: ["seed=77", *overrides]) == 0
     assert "seed: 77" in capsys.readouterr().out
 
 
 def test_expand_may_refuse(capsys):
-    def expand(overrides):
+    def expand(overrides, compose):
         raise ConfigError([Fault("resume=x", "is no run folder.", "Name one.")])
 
     assert main("train", Jobs(), ["resume=x"], expand=expand) == 2
@@ -350,7 +350,7 @@ def test_help_of_a_multirun_starts_nothing(capsys):
 
 
 def test_ctrl_c_while_composing_is_130_without_a_traceback(monkeypatch, capsys):
-    def interrupted(overrides):
+    def interrupted(overrides, compose):
         raise KeyboardInterrupt
 
     assert main("train", lambda composed: 0, [], expand=interrupted) == 130

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -279,3 +280,11 @@ def test_it_imports_without_torch():
     source = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=source)
     assert re.fullmatch(r"\[\]\n", done.stdout), done
+
+
+def test_the_latest_run_of_a_workload_of_another_folder_is_found(runs, tmp_path):
+    group = tmp_path / "configs" / "workload"
+    group.mkdir(parents=True)
+    (group / "mine.yaml").write_text("defaults: [recsys]\nname: mine\n")
+    words = ["resume=auto", f"paths.log_dir={runs.parents[1]}", "workload=mine"]
+    assert expand(words, partial(compose, extra_dirs=[group.parent])) == words[1:]

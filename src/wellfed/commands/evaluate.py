@@ -11,8 +11,8 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import EvaluateConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from wellfed.record import write_atomically
+from wellfed.run.announce import announce
 from wellfed.run.checkpoint_evaluation import evaluate_checkpoint
-from wellfed.run.screen import announce
 
 RESULT = "evaluation.json"
 

@@ -22,7 +22,8 @@ from wellfed.diagnosis.report import show_value
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.hardware.profiles import PROFILES
 from wellfed.planning.run_plan import DryPlan, RunPlan
-from wellfed.run.screen import announce, plan_table
+from wellfed.run.announce import announce
+from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib
 
 _HELP = "as for python src/train.py, e.g. gpu=8gb memory=cache trainer.devices=8"

@@ -7,6 +7,7 @@ import sys
 import traceback
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
@@ -32,13 +33,14 @@ from wellfed.errors import (
 )
 
 Job = Callable[[Composed[Any]], int]
+Expand = Callable[[list[str], Callable[[Sequence[str]], Composed[Any]]], list[str]]
 
 
 def main(
     config_name: str,
     job: Job,
     argv: list[str] | None = None,
-    expand: Callable[[list[str]], list[str]] | None = None,
+    expand: Expand | None = None,
 ) -> int:
     """Run ``job`` on what the command line says; the exit code for ``sys.exit``.
 
@@ -50,7 +52,8 @@ def main(
         config_name: primary config, unless ``--config-name`` says otherwise.
         job: called once, or once a point with ``-m``; imports the app itself, late.
         argv: None = ``sys.argv[1:]``.
-        expand: rewrites the overrides of a single run before they are composed (resume, rerun, paths).
+        expand: rewrites the overrides of a single run before they are composed (resume, rerun, paths); is handed what
+            composes them, from the folders that the command line names.
     """
     args = command_line_parser().parse_intermixed_args(argv)
     if args.config_name is not None:
@@ -66,7 +69,7 @@ def main(
         if args.multirun and not asks_help:
             return _multirun(args, config_name, job)
         if expand and not only_shows:
-            args.overrides = expand(args.overrides)
+            args.overrides = expand(args.overrides, partial(compose, config_name=config_name, **_places(args)))
         if only_shows or args.cfg or args.resolve:
             _show(args, config_name)
             return EXIT_OK

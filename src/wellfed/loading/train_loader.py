@@ -56,10 +56,15 @@ class TrainLoader(_Epochs):
     """The steps of successive epochs; the position is that after the last delivered batch, whatever is queued ahead."""
 
     def __init__(
-        self, builder: BatchBuilder, order: EpochOrder | BatchOrder, settings: LoaderSettings, bad: BadSamples
+        self,
+        builder: BatchBuilder,
+        order: EpochOrder | BatchOrder,
+        settings: LoaderSettings,
+        bad: BadSamples,
+        on_event: OnEvent = ignore_event,
     ) -> None:
         super().__init__(order.num_batches)
-        self._builder, self._order, self._bad = builder, order, bad
+        self._builder, self._order, self._bad, self._on_event = builder, order, bad, on_event
         self._taken: list[Taken] = []
         """Of the epoch, by runs with other loader.skip_ids."""
         self._first_batch = 0
@@ -89,7 +94,7 @@ class TrainLoader(_Epochs):
         super().load_state_dict(state)
         self._bad.remember(state.get("skipped", ()))
         if self._order.sampled is not None and "order" in state:
-            self._order.sampled.compare(*state["order"])
+            self._order.sampled.compare(*state["order"], self._on_event)
         skip_ids = tuple(state.get("skip_ids", ()))
         self._taken = [Taken(tuple(ids), number) for ids, number in state.get("taken", ())]
         num_batches = self._next_batch - state.get("first_batch", 0)
@@ -229,7 +234,7 @@ def train_loader(
         most_lost=settings.max_skipped,
         worker_init=worker_init,
     )
-    return TrainLoader(builder, order, settings, bad)
+    return TrainLoader(builder, order, settings, bad, on_event)
 
 
 def _stream_loader(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,13 @@ class Target:
     """The record of the run that wrote the checkpoint."""
 
 
-def expand(overrides: Sequence[str]) -> list[str]:
+def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]] = compose) -> list[str]:
     """The command line with the recorded overrides of the run that ``resume`` or ``rerun`` names put before it.
 
     Later overrides win. Paths with characters that Hydra's grammar would read are quoted.
+
+    Args:
+        compose: tells the workload whose latest run is wanted.
 
     Raises:
         ConfigError: there is no such run.
@@ -49,7 +52,7 @@ def expand(overrides: Sequence[str]) -> list[str]:
     assert resume is not None
     rest = [text for text in typed if key_value(text)[0] != "resume"]
     if resume == "auto":
-        found = find_latest(rest)
+        found = find_latest(compose(rest).config)
         if found is None:
             print("resume=auto: no earlier run of this workload to go on from; starting afresh.", file=sys.stderr)
             return rest
@@ -108,9 +111,8 @@ def latest_checkpoint(folder: Path) -> Path | None:
     return next((place for place in places if place.is_file() and is_readable(place)), None)
 
 
-def find_latest(overrides: Sequence[str]) -> Path | None:
-    """The newest run of the workload that these overrides mean which did not end well and has a checkpoint."""
-    config: RunConfig = compose(overrides).config
+def find_latest(config: RunConfig) -> Path | None:
+    """The newest run of the workload which did not end well and has a checkpoint."""
     runs = Path(config.paths.log_dir) / config.workload.name / "runs"
     for folder in sorted(runs.glob("*"), reverse=True):
         try:

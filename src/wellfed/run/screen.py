@@ -66,12 +66,6 @@ def show_start(console: Console, workload: str, resumed: Path | None) -> None:
     console.print(f"{what}: importing PyTorch, reading data, planning ...", markup=False, soft_wrap=True)
 
 
-def announce(what: str) -> None:
-    """What is being done, for who sits before a terminal: nobody else reads it."""
-    if sys.stderr.isatty():
-        print(f"{what} ...", file=sys.stderr, flush=True)
-
-
 def show_resume(console: Console, checkpoint: Path, step: int) -> None:
     """Where training goes on."""
     console.print(

@@ -125,7 +125,8 @@ def test_monitors_find_the_names_of_metrics_csv(tmp_path: Path) -> None:
     [
         ([], ("loss", "min"), "loss"),
         ([EarlyStopping("val_at_end", mode="max")], ("at_end", "max"), "at_end"),
-        ([EarlyStopping("score", mode="max")], ("score", "max"), "score"),
+        ([EarlyStopping("loss_g"), EarlyStopping("score", mode="max")], ("score", "max"), "score"),
+        ([EarlyStopping("loss_g")], ("loss", "min"), "loss"),
     ],
 )
 def test_best_is_by_the_figure_that_callbacks_go_by(tmp_path: Path, callbacks: Any, best: Any, file: str) -> None:
