@@ -94,7 +94,8 @@ class TrainLoader(_Epochs):
         super().load_state_dict(state)
         self._bad.remember(state.get("skipped", ()))
         if self._order.sampled is not None and "order" in state:
-            self._order.sampled.compare(*state["order"], self._on_event)
+            epoch, checksum = state["order"]
+            self._order.sampled.compare(epoch, checksum, self._on_event)
         skip_ids = tuple(state.get("skip_ids", ()))
         self._taken = [Taken(tuple(ids), number) for ids, number in state.get("taken", ())]
         num_batches = self._next_batch - state.get("first_batch", 0)
