@@ -290,7 +290,6 @@ def _stream_facts(stream: Stream) -> StreamFacts:
         shared_by=stream.shared_by,
         shares_ranks_itself=stream.shares_ranks_itself,
         num_shards=stream.num_shards,
-        has_states=stream.has_states,
     )
 
 
