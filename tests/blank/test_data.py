@@ -114,9 +114,7 @@ def test_the_evaluation_is_that_of_the_model_however_the_rows_are_cut():
         evaluation.reset()
         for part in torch.arange(10).split(cut):
             evaluation.update(model, data.val.fetch(part, SampleRng(0, 0)))
-        found = evaluation.compute()
-        assert found["accuracy"] == pytest.approx(expected.metrics["accuracy"].item())
-        assert found["loss"] == pytest.approx(expected.loss.item(), rel=1e-5)
+        assert evaluation.compute() == {"accuracy": pytest.approx(expected.metrics["accuracy"].item())}
 
 
 @pytest.mark.parametrize("num_rows", [-1, 0, 9])

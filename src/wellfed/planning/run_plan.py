@@ -259,8 +259,6 @@ class StreamFacts:
     shares_ranks_itself: bool = False
     """It asks torch.distributed which rank it is read by."""
     num_shards: int | None = None
-    has_states: bool = False
-    """A resumed run goes on from its state."""
 
 
 @dataclass(frozen=True)
