@@ -150,9 +150,10 @@ def test_a_module_with_loaders_of_its_own(user: Path) -> None:
 
 
 @pytest.mark.slow
-def test_loader_options_are_swept_over_a_loader(user: Path) -> None:
+@pytest.mark.parametrize("workload", ["plain", "sets"])
+def test_loader_options_are_swept_over_a_loader(user: Path, workload: str) -> None:
     arguments = ("-m", "sweep=quick", "loader=own,baseline,balanced", "sweep.trial_steps=20")
-    done = train(user, "plain", *arguments)
+    done = train(user, workload, *arguments)
     assert done.code == 0, done.text
     (ledger,) = (user / "logs").rglob("ledger.jsonl")
     rows = [json.loads(line) for line in ledger.read_text().splitlines()]

@@ -147,7 +147,8 @@ def ended_by(trainer: pl.Trainer, options: TrainerOptions) -> str | None:
         return f"trainer.max_epochs={options.max_epochs}"
     stopped = [one for one in trainer.callbacks if isinstance(one, EarlyStopping) and one.stopping_reason_message]
     if stopped:
-        return f"{type(stopped[0]).__name__}: {stopped[0].stopping_reason_message}"
+        reason = str(stopped[0].stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
+        return f"{type(stopped[0]).__name__}: {reason}"
     timers = [one for one in trainer.callbacks if isinstance(one, Timer)]
     if options.max_time_s is not None and any((one.time_remaining() or 0) <= 0 for one in timers):
         return f"trainer.max_time_s={options.max_time_s:g}"

@@ -111,6 +111,8 @@ class TrainLoader(_Epochs):
         if self._next_batch >= len(self):
             self._epoch, self._next_batch, self._taken = self._epoch + 1, 0, []
         epoch = self._epoch
+        if self._order.sampled is not None:
+            self._order.sampled.batches(epoch)  # not in a thread that builds: it may draw from the process's generators
         asked: deque[tuple[Share, int]] = deque()
         running = self._source.start(self._requests(epoch, asked), len(self) - self._next_batch)
         try:
