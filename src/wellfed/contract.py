@@ -120,11 +120,11 @@ class Datasets:
     """What ``datasets(...)`` returns."""
 
     train: Any
-    """Map-style (see `TrainData`), an iterable with ``__len__`` (number of batches), or a DataLoader, as the others."""
+    """Map-style (see `TrainData`), a stream (torch's IterableDataset, or an iterable of batches), or a DataLoader."""
     val: Any | None = None
     test: Any | None = None
     collate: Callable[[list[Any]], Batch] | None = None
-    """For data with ``__getitem__`` only; None = torch's default collate."""
+    """For data without ``fetch``; None = torch's default collate."""
     eval_collate: Callable[[list[Any]], Batch] | Mapping[str, Callable[[list[Any]], Batch]] | None = None
     """As ``collate``, for ``val`` and ``test``, or one for each by its name; None = ``collate``."""
     eval_batch_size: int | Mapping[str, int] | None = None

@@ -54,6 +54,12 @@ def restore(saved: dict[str, Any], device: torch.device | None = None) -> None:
     random.setstate((version, tuple(numbers), gauss_next))
 
 
+def numbers() -> tuple[Any, ...]:
+    """What differs once Python's, numpy's or torch's generator (the CPU's) has been drawn from."""
+    _, keys, *rest = np.random.get_state()
+    return random.getstate(), np.asarray(keys).tobytes(), *rest, torch.get_rng_state().numpy().tobytes()
+
+
 @contextmanager
 def kept() -> Iterator[None]:
     """Afterwards Python's, numpy's and torch's generators (the CPU's) are as they were."""

@@ -105,7 +105,9 @@ def test_a_damaged_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     assert done.err.endswith("is not a checkpoint that can be read. Name another, e.g. last-1.ckpt.\n")
 
 
-def test_another_error_of_the_pass_stays_what_it_is(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_error_of_the_pass_stays_what_it_is(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     from wellfed.run.passes import Passes
 
     def broken(*_: object) -> None:
@@ -113,5 +115,7 @@ def test_another_error_of_the_pass_stays_what_it_is(checkpoint: Path, monkeypatc
 
     monkeypatch.setattr(Passes, "evaluate", broken)
     composed = compose([f"checkpoint='{checkpoint}'", "accelerator=cpu"], "evaluate")
-    with pytest.raises(RuntimeError, match="a bug in the model"):
-        evaluate.evaluate(composed)
+    assert evaluate.evaluate(composed) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith(f'Traceback (most recent call last):\n  File "{__file__}"')
+    assert "\nRuntimeError: a bug in the model\n" in shown

@@ -71,7 +71,7 @@ def test_a_data_module_is_set_up_once_and_planned(user: Path) -> None:
         "source": "set",
     }
     assert {"val/loss", "test/loss"} <= set(record["metrics"])
-    assert "Training data: a DataLoader over Told, shuffled anew in each epoch." in done.out
+    assert "Data: a DataLoader over Told gives the training samples, shuffled anew in each epoch." in done.out
     hooks = (user / "hooks").read_text().splitlines()
     assert hooks[:3] == ["prepare_data", "setup fit", "setup test"]
     assert [line.partition(" after")[0] for line in hooks[3:]] == ["teardown fit", "teardown test"]
@@ -150,9 +150,10 @@ def test_a_module_with_loaders_of_its_own(user: Path) -> None:
 
 
 @pytest.mark.slow
-def test_loader_options_are_swept_over_a_loader(user: Path) -> None:
+@pytest.mark.parametrize("workload", ["plain", "sets"])
+def test_loader_options_are_swept_over_a_loader(user: Path, workload: str) -> None:
     arguments = ("-m", "sweep=quick", "loader=own,baseline,balanced", "sweep.trial_steps=20")
-    done = train(user, "plain", *arguments)
+    done = train(user, workload, *arguments)
     assert done.code == 0, done.text
     (ledger,) = (user / "logs").rglob("ledger.jsonl")
     rows = [json.loads(line) for line in ledger.read_text().splitlines()]

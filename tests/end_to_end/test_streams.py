@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from itertools import chain
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.end_to_end.commands import Done, only_folder, record_of, run
+from tests.end_to_end.test_loading_on_cards import check_ordered
+from tests.fake_cuda.machine import FakeCuda
 
 YAML = """
 name: {name}
@@ -31,7 +34,7 @@ def user(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def train(user: Path, workload: str, *arguments: str, cwd: Path | None = None) -> Done:
+def train(user: Path, workload: str, *arguments: str, cwd: Path | None = None, **more: str) -> Done:
     (cwd or user).mkdir(exist_ok=True)
     return run(
         "train.py",
@@ -43,7 +46,7 @@ def train(user: Path, workload: str, *arguments: str, cwd: Path | None = None) -
         "telemetry.ceiling_steps=0",
         *arguments,
         cwd=cwd or user,
-        PYTHONPATH=str(user),
+        **{"PYTHONPATH": str(user), **more},
     )
 
 
@@ -55,12 +58,13 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
 
 
+@pytest.mark.slow
 def test_samples_make_steps_of_the_asked_size_and_an_epoch_ends_with_the_stream(user: Path) -> None:
     done = train(user, "tars", "trainer.max_epochs=1", "loader.num_workers=0")
     assert done.code == 0, done.err
     seen = steps(user)
     assert [len(batch) for batch in seen] == [16, 16, 16, 16, 16, 16, 4]
-    assert sum(seen, []) == ALL  # noqa: RUF017
+    assert list(chain(*seen)) == ALL
     found = record_of(only_folder(user, "tars"))
     assert (found["status"], found["steps"], found["epochs"]) == ("ok", 7, 1.0)
     assert set(found["metrics"]) >= {"val/loss", "test/loss"}
@@ -115,4 +119,22 @@ def test_what_can_not_be_known_is_refused_before_training(user: Path) -> None:
 def test_a_data_loader_over_a_stream(user: Path, option: str) -> None:
     done = train(user, "loader", f"loader={option}", "trainer.max_epochs=1")
     assert done.code == 0, done.err
-    assert sorted(sum(steps(user), [])) == ALL  # noqa: RUF017
+    assert sorted(chain(*steps(user))) == ALL
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_cards", [1, 2])
+def test_on_cards_its_batches_are_copied_ahead_and_ordered(user: Path, fake_cuda: FakeCuda, num_cards: int) -> None:
+    cards = fake_cuda.environment(cards=num_cards, report=user / "report", mib=8192, slowdown=3.0, strict=True)
+    search = {"PYTHONPATH": f"{user}:{cards['PYTHONPATH']}"}
+    words = ["loader.num_workers=2", "trainer.max_epochs=2", "gpu.precision=32-true"]
+    words += ["trainer=ddp", "trainer.devices=2"] if num_cards == 2 else []
+    done = train(user, "places", *words, **{**cards, **search})
+    assert done.code == 0, done.text
+    found = record_of(only_folder(user, "places"))
+    assert (found["status"], found["plan"]["loader.device_prefetch"]["value"]) == ("ok", 2)
+    check_ordered(user / "report", num_cards)
+    seen = steps(user)[-14:] if num_cards == 1 else steps(user)  # behind the steps that measure memory
+    assert sorted(set(chain(*seen))) == ALL
+    if num_cards == 1:
+        assert sorted(chain(*seen)) == sorted(ALL * 2)

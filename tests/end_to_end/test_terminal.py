@@ -64,7 +64,7 @@ def test_a_run_at_80_columns(tmp_path: Path) -> None:
     shown = in_terminal("trainer.max_steps=60", "trainer.log_every_steps=5", *QUICK, cwd=tmp_path)
     assert shown.code == 0, shown.text
     assert shown.lines[0] == "Training recsys: importing PyTorch, reading data, planning ..."
-    assert shown.first_line_s < 3  # one on a machine of one's own
+    assert shown.first_line_s < 5  # one on a machine of one's own
     bars = [line for line in shown.lines if re.search(r"\d+/60", line)]
     assert bars
     assert all(re.search(r"\d+/60 \d:\d\d:\d\d ETA [\d:-]+$", bar) and len(bar) <= 80 for bar in bars), bars

@@ -21,6 +21,8 @@ from wellfed import contract, errors, record
 from wellfed.commands.cli import COMMANDS
 from wellfed.config.compose import compose
 from wellfed.loading.loader_parts import loader_of, without_loaders
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 from wellfed.sample_rng import SampleRng
 from wellfed.step.train_step import parameter_groups
 from wellfed.telemetry import metrics
@@ -153,7 +155,7 @@ def test_every_part_of_the_contract_is_described():
 def examples() -> dict[str, Any]:
     """What the code blocks of docs/workloads.md define."""
     blocks = re.findall(r"^```python\n(.*?)^```$", page("docs/workloads.md"), flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     space: dict[str, Any] = {}
     for block in blocks:
         exec(block, space)
@@ -165,6 +167,20 @@ def test_the_parameter_groups_of_the_page_are_all_parameters(examples: dict[str,
     groups = parameter_groups(model)
     assert {id(each) for group in groups for each in group["params"]} == {id(each) for each in model.parameters()}
     assert [group["lr"] for group in torch.optim.AdamW(groups, lr=0.1).param_groups] == [1e-4, 0.1, 0.1]
+
+
+def test_the_stream_of_the_page_is_shared_and_gone_on_with(examples: dict[str, Any], tmp_path: Path):
+    paths = [tmp_path / f"{number}.pt" for number in range(3)]
+    for number, path in enumerate(paths):
+        torch.save(torch.arange(10 * number, 10 * number + 5), path)
+    for settings in (LoaderSettings(), LoaderSettings("processes", 2, 2)):
+        first, second = (train_loader(examples["Files"](paths), settings, batch_size=4, seed=1) for _ in range(2))
+        seen = [delivery.batch for _, delivery in zip(range(2), first, strict=False)]
+        second.load_state_dict(first.state_dict())
+        seen += [delivery.batch for delivery in second]
+        first.close()
+        second.close()
+        assert sorted(torch.cat(seen).tolist()) == [*range(5), *range(10, 15), *range(20, 25)]
 
 
 def test_the_dataset_of_the_page_is_right(examples: dict[str, Any]):

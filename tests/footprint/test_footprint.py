@@ -57,6 +57,8 @@ def test_the_optimizer_is_the_peak_of_small_batches():
     assert found.tensor_bytes == 262
     assert found.reserved_bytes == 262
     assert at(1, 1, workspaces=WORKSPACES).reserved_bytes == 262 + WORKSPACES
+    assert at(1, 1, average=100).parts["weight average"] == 100
+    assert at(1, 1, average=100).reserved_bytes == 362
 
 
 @pytest.mark.parametrize(

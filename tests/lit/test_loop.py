@@ -12,12 +12,15 @@ import pytest
 import torch
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.plugins import MixedPrecision
+from torch.utils.data import IterableDataset
 
 from tests.lit import tiny
 from tests.lit.test_module import SometimesNan, oom_above
 from wellfed.batches import Delivery
 from wellfed.lit import loop
 from wellfed.lit import trainer as lit
+from wellfed.lit.callbacks.clock import TimedLoader
+from wellfed.timing.step_clock import StepClock
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 HOOKS = ["setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"]
@@ -232,3 +235,45 @@ def test_clipping_what_a_fused_optimizer_has_yet_to_unscale_is_refused(tmp_path:
     )
     with pytest.raises(RuntimeError, match="does not allow for gradient clipping"):
         trainer.fit(module, tiny.loader())
+
+
+class InOrder(IterableDataset[Any]):
+    """The samples of `tiny.TinyData`; nobody knows how many."""
+
+    def __iter__(self) -> Any:
+        data = tiny.TinyData()
+        return (data[index] for index in range(tiny.NUM_SAMPLES))
+
+
+class OneByOne(tiny.TinyData):
+    """The same with an index."""
+
+    fetch: Any = None
+
+
+def over_stream(folder: Path, batches: Any, *, epochs: int, checkpoint: Path | None = None) -> Any:
+    """Trained for so many epochs: weights, what was heard, a checkpoint after each step."""
+    hears, module = Hears(), tiny.module(dropout=0.2)
+    folder.mkdir()
+
+    class Saves(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+            trainer.save_checkpoint(folder / f"{trainer.global_step}.ckpt")
+
+    trainer = lit.make_trainer(tiny.options(max_epochs=epochs, max_steps=None), [hears, Saves()], folder)
+    lit.fit(trainer, module, TimedLoader(batches, StepClock()), tiny.eval_loader(8), checkpoint)
+    return tiny.weights(module), [told for told in hears.heard if told[0] != "on_save_checkpoint"]
+
+
+def test_epochs_of_a_stream_end_as_those_of_known_length_and_are_gone_on_with(tmp_path: Path) -> None:
+    """Validations come at their ends; a checkpoint of any step goes on in the step after it."""
+    known = tiny.loader(data=OneByOne(), shuffle=False)
+    expected = over_stream(tmp_path / "known", known, epochs=2)
+    found = over_stream(tmp_path / "stream", tiny.loader(data=InOrder()), epochs=2)
+    assert found[0].equal(expected[0])
+    assert found[1] == expected[1]
+    assert {told[0] for told in found[1]} >= {"on_validation_end", "on_train_epoch_end"}
+    for step in range(1, 7):
+        made = tiny.loader(data=InOrder())
+        again = over_stream(tmp_path / f"{step}", made, epochs=2, checkpoint=tmp_path / "stream" / f"{step}.ckpt")
+        assert again[0].equal(expected[0]), step

@@ -314,7 +314,7 @@ def test_a_model_may_count_its_own_samples(tmp_path: Path) -> None:
     from wellfed.lit.callbacks.progress import Counts
 
     told: list[int] = []
-    counts = Counts(lambda: None, lambda steps, epochs, samples: told.append(samples))
+    counts = Counts(lambda: None, lambda steps, epochs, samples: told.append(samples), 3)
     tiny.fit(tiny.module(model=CountsItself(), micro=8), tmp_path, [counts], max_steps=3)
     assert told == [64, 64, 12]
 

@@ -97,6 +97,6 @@ def test_a_callback_that_ended_a_training_is_named(tmp_path: Path) -> None:
     trainer = make_trainer(options, [], tmp_path)
     stopping = EarlyStopping("never", patience=1)
     trainer.callbacks.append(stopping)
-    stopping.stopping_reason_message = "it did not improve."
+    stopping.stopping_reason_message = "it did not improve. Signaling Trainer to stop."
     trainer.should_stop = True
     assert ended_by(trainer, options) == "EarlyStopping: it did not improve."

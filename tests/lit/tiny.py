@@ -96,7 +96,7 @@ def module(
     model: nn.Module | None = None,
     evaluation: Any = None,
     scheduling: Any = None,
-    users: Sequence[pl.Callback] = (),
+    is_monitored: bool = False,
     **step: Any,
 ) -> StepModule:
     """A seeded module over `TinyData`."""
@@ -112,7 +112,7 @@ def module(
         make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=lr),
         lr_factor=Schedule("cosine", 3, 0.1, 20),
         scheduling=scheduling,
-        users=users,
+        is_monitored=is_monitored,
         on_event=on_event or (lambda kind, **facts: None),
     )
 

@@ -1,11 +1,14 @@
 import errno
 import pickle
+import random
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from tests.loading import sets
+from wellfed import generators
 from wellfed.errors import first_line, reason_of
 from wellfed.loading.batch_builder import BatchBuilder, is_of_the_machine, takes_rng
 from wellfed.loading.batch_request import BatchRequest
@@ -138,3 +141,41 @@ def test_a_request_goes_through_a_pipe_without_a_tensor():
 @pytest.mark.parametrize(("error", "line"), [(ValueError("a\nb"), "a"), (StopIteration(), "StopIteration")])
 def test_an_error_without_a_text_is_told_by_its_type(error, line):
     assert first_line(error) == line
+
+
+class Sometimes:
+    """Only every 16th sample draws."""
+
+    def __init__(self):
+        self.reads = 0
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        self.reads += 1
+        drawn = [random.random(), np.random.random(), torch.rand(()).item()] if index % 16 == 9 else [0.0] * 3
+        return torch.tensor([float(index), *drawn])
+
+
+def test_a_sample_that_draws_now_and_then_draws_the_same_whatever_came_before():
+    def built(builder, *batches):
+        return [builder(BatchRequest(0, batch, torch.arange(4 * batch, 4 * batch + 4))).batch for batch in batches]
+
+    in_order = built(BatchBuilder(Sometimes(), 1), *range(8))
+    for batch in (2, 6):
+        (alone,) = built(BatchBuilder(Sometimes(), 1), batch)
+        assert torch.equal(alone, in_order[batch])
+        assert torch.equal(alone, built(BatchBuilder(Sometimes(), 1), 6, 2, batch)[-1])
+
+
+def test_samples_that_draw_nothing_are_read_once_and_the_generators_stay():
+    dataset, before = Sometimes(), generators.numbers()
+    builder = BatchBuilder(dataset, 1)
+    for batch in (0, 1):
+        builder(BatchRequest(0, batch, torch.arange(4 * batch, 4 * batch + 4)))
+    assert dataset.reads == 8
+    for _ in range(2):
+        builder(BatchRequest(0, 2, torch.arange(8, 12)))
+    assert dataset.reads == 8 + 2 * 4 + 4  # the batch that was seen to draw is read again
+    assert generators.numbers() == before

@@ -310,12 +310,12 @@ def test_the_settings_reach_the_dataloader(monkeypatch):
     assert seen["persistent_workers"]
     assert seen["pin_memory"]
     assert 0 < seen["timeout"] < 9  # looks in between
-    assert seen["worker_init_fn"].args[1:] == (cpus.AT_START, 2)
+    assert seen["worker_init_fn"].args[2:] == (cpus.AT_START, 2)
     seen = handed_over(sets.Fetching(), LoaderSettings("torch", 0, timeout_s=9, pin_memory=False), monkeypatch)
     assert "timeout" not in seen  # DataLoader refuses one without workers
     assert "prefetch_factor" not in seen
     seen = handed_over(sets.Fetching(), LoaderSettings("torch", 1), monkeypatch)
-    assert seen["worker_init_fn"].args[1:] == (cpus.AT_START, 1)
+    assert seen["worker_init_fn"].args[2:] == (cpus.AT_START, 1)
 
 
 def test_a_dataclass_is_pinned_too(monkeypatch):

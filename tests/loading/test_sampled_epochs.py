@@ -148,9 +148,13 @@ def test_an_order_that_can_not_be_had_again_is_told(caplog):
     sampled = epochs(Own("own"))
     sampled.compare(2, sampled.checksum(2))
     assert not caplog.records
+    other, events = epochs(SAMPLERS["weighted"]()), []
     with caplog.at_level(logging.WARNING):
-        epochs(SAMPLERS["weighted"]()).compare(2, sampled.checksum(2))
+        for _ in range(2):  # Lightning puts a loader back twice
+            other.compare(2, sampled.checksum(2), lambda kind, **more: events.append((kind, more)))
+    assert len(caplog.records) == 1
     assert "WeightedRandomSampler gives other samples for epoch 2 than" in caplog.text
+    assert events == [("resume_inexact", {"epoch": 2})]
 
 
 def test_epochs_that_were_looked_at_before_training_are_the_same_in_it():

@@ -149,7 +149,7 @@ def test_loaders_in_any_form_are_taken_apart(kind, has_val):
     parts, given = brought("loaders", kind=kind)
     assert (given.workload.effective_batch_size, given.workload.drop_last) == (5, False)
     assert (type(parts.data.train), parts.data.val is not None) == (Rows, has_val)
-    assert "Training data: a DataLoader over Rows, in its own order." in parts.data.notes
+    assert "a DataLoader over Rows gives the training samples, in its own order." in parts.data.notes
     facts = assemble.data_facts(parts)
     assert facts.own_loader == OwnLoader(5, 0, None, persistent_workers=False, pin_memory=False, timeout_s=0)
     loader = assemble.make_train_loader(given, LoaderSettings(), parts.data)

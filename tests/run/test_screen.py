@@ -3,12 +3,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests.planning.test_decide import config, planned
+from wellfed.diagnosis.report import show_value
 from wellfed.record import RunRecord
 from wellfed.run import screen
 
@@ -82,9 +84,11 @@ def shown_at(width: int, *printed: object) -> list[str]:
 @pytest.mark.parametrize("with_source", [False, True])
 def test_no_word_of_a_plan_is_cut_at_80_columns(with_source: bool) -> None:
     plan = planned(config())
+    plan = replace(plan, trainer=replace(plan.trainer, strategy="early_stopping, lr_monitor"))
     lines = shown_at(80, screen.plan_table("recsys", plan, with_source=with_source))
     words = {word for line in lines for word in line.split()}
     assert max(map(len, lines)) <= 80
     assert set(plan.knobs) <= words
     for decided in plan.knobs.values():
+        assert set(show_value(decided.value).split()) <= words
         assert set(decided.because.split()) <= words, decided.because

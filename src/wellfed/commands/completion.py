@@ -32,6 +32,7 @@ Prints what turns on tab completion in bash: eval "$(python -m wellfed completio
 autoload -U bashcompinit && bashcompinit first. It completes the options, knobs and values of python src/train.py and
 src/evaluate.py, and the commands and flags of python -m wellfed."""
 _WITH_OVERRIDES = ("plan", "fit")
+"""Commands that take what `python src/train.py` takes."""
 
 
 def main(argv: Sequence[str]) -> int:

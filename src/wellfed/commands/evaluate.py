@@ -6,12 +6,12 @@ import json
 import sys
 from pathlib import Path
 
-from wellfed.commands.announce import announce
 from wellfed.commands.ended import tell
 from wellfed.config.compose import Composed
 from wellfed.config.schema import EvaluateConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK
 from wellfed.record import write_atomically
+from wellfed.run.announce import announce
 from wellfed.run.checkpoint_evaluation import evaluate_checkpoint
 
 RESULT = "evaluation.json"

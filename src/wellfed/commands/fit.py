@@ -11,11 +11,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from wellfed.commands.announce import announce
 from wellfed.config.compose import Composed, compose
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ConfigError
 from wellfed.footprint.size_search import Probe
+from wellfed.run.announce import announce
 from wellfed.units import show_gib
 
 _TARGET = "target_util_pct="

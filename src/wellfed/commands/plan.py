@@ -14,7 +14,6 @@ from typing import IO
 from rich.console import Console
 from rich.table import Table
 
-from wellfed.commands.announce import announce
 from wellfed.config.compose import Composed, compose, masked_override
 from wellfed.config.experiment_file import free_path, write_experiment
 from wellfed.config.option_file import Value
@@ -23,6 +22,7 @@ from wellfed.diagnosis.report import show_value
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.hardware.profiles import PROFILES
 from wellfed.planning.run_plan import DryPlan, RunPlan
+from wellfed.run.announce import announce
 from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib
 

@@ -148,6 +148,8 @@ class StepShape:
     gradients once more."""
     gathered: int = 0
     """Bytes of a sharded model that are whole at a time (see `fsdp_blocks.gathered_bytes`)."""
+    average: int = 0
+    """Bytes of an average of the weights that a callback keeps beside them."""
 
 
 @dataclass(frozen=True)
@@ -203,6 +205,8 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape, *, w
         "inputs": sum(footprint.inputs) * step.samples * (1 + step.batches_ahead),
         "gradient buckets": gradients if step.world_size > 1 and not step.is_sharded else 0,
     }
+    if step.average:
+        always["weight average"] = step.average
     is_split = micro_batch < step.samples
     existing = footprint.gradients + sparse
     if is_split:

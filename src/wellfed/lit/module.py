@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -81,10 +81,10 @@ class StepModule(pl.LightningModule):
         make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
         lr_factor: Callable[[int], float],
         scheduling: Scheduling | None = None,
-        users: Sequence[pl.Callback] = (),
+        is_monitored: bool = False,
         on_event: OnEvent,
     ) -> None:
-        """``scheduling`` stands in the place of ``lr_factor``; ``users`` are callbacks that train with it."""
+        """``scheduling`` stands in the place of ``lr_factor``; ``is_monitored``: callbacks may go by validations."""
         super().__init__()
         self.model = model
         self.micro, self.options, self.totals = micro, options, Totals()
@@ -105,9 +105,9 @@ class StepModule(pl.LightningModule):
             self._features = FeatureTable(features, mode, feature_rows, may_change=options.adapts)
         self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
         self._make_optimizer, self._lr_factor, self._on_event = make_optimizer, lr_factor, on_event
-        self.scheduling, self._users = scheduling, users
-        self.is_monitored = bool(users) or scheduling is not None
-        """Someone may go by the figures of its validations."""
+        self.scheduling = scheduling
+        self.is_monitored = is_monitored or scheduling is not None
+        """Callbacks or a scheduler may go by the figures of its validations."""
         self.listener: StepListener | None = None
         """Callbacks that hear what goes on within a step of the training that goes on."""
         self.step: TrainStep | None = None
@@ -152,7 +152,8 @@ class StepModule(pl.LightningModule):
         self._hold_features()
         trainer, options = self.trainer, self.options
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self.listener = CallbacksInStep(trainer, self) if any(hooks_of(one, IN_STEP) for one in self._users) else None
+        is_heard = any(hooks_of(callback, IN_STEP) for callback in trainer.callbacks)
+        self.listener = CallbacksInStep(trainer, self) if is_heard else None
         self.step = TrainStep(
             self.model,
             trainer.optimizers[0],

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import lightning.pytorch as pl
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, Timer
+from lightning.pytorch.callbacks import Checkpoint, EarlyStopping, ProgressBar, Timer
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from wellfed.lit.callbacks.in_step import HOOKS
@@ -55,6 +55,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
     ``more`` are Lightning's arguments, and ``users``: callbacks that stand behind ours, each on its own.
     """
     quiet_lightning()
+    users = more.pop("users", ())
     strategy: Any = options.strategy
     if strategy == "fsdp":
         from wellfed.lit.sharding import fsdp_strategy
@@ -72,14 +73,14 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         check_val_every_n_epoch=None if options.validate_every_steps else 1,
         val_check_interval=options.validate_every_steps,
         deterministic=options.deterministic or None,
-        callbacks=[Together([Settled(), ExactResume(), *callbacks]), *more.pop("users", ())],
+        callbacks=[Together([Settled(), ExactResume(), *callbacks]), *users],
         profiler=NoProfiler(),
         default_root_dir=str(folder),
         use_distributed_sampler=False,
         num_sanity_val_steps=more.pop("num_sanity_val_steps", 0),
         logger=more.pop("logger", False),
-        enable_checkpointing=False,
-        enable_progress_bar=False,
+        enable_checkpointing=any(isinstance(user, Checkpoint) for user in users),
+        enable_progress_bar=any(isinstance(user, ProgressBar) for user in users),
         enable_model_summary=False,
         **more,
     )
@@ -146,7 +147,8 @@ def ended_by(trainer: pl.Trainer, options: TrainerOptions) -> str | None:
         return f"trainer.max_epochs={options.max_epochs}"
     stopped = [one for one in trainer.callbacks if isinstance(one, EarlyStopping) and one.stopping_reason_message]
     if stopped:
-        return f"{type(stopped[0]).__name__}: {stopped[0].stopping_reason_message}"
+        reason = str(stopped[0].stopping_reason_message).removesuffix(" Signaling Trainer to stop.")
+        return f"{type(stopped[0]).__name__}: {reason}"
     timers = [one for one in trainer.callbacks if isinstance(one, Timer)]
     if options.max_time_s is not None and any((one.time_remaining() or 0) <= 0 for one in timers):
         return f"trainer.max_time_s={options.max_time_s:g}"

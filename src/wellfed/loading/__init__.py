@@ -15,6 +15,9 @@ Start from `train_loader.train_loader`, `epoch_order.EpochOrder` and `settings.L
         | Delivery, on the device
     the step
 
+A stream has no indices: `stream_loader.StreamLoader` asks its parts for their next batch in turn, `StreamBuilder` reads
+them in the place of BatchBuilder, and `stream.Stream` says how it can be shared.
+`loader_parts` takes a DataLoader of the user's apart; `sampled_epochs` asks its sampler for the indices of an epoch.
 `heartbeats` and `bad_samples` say which sample hangs, kills or raises, and leave it out.
 `backend_benchmark` times the first batches, `longest_batch` finds the one that needs the most memory.
 """

@@ -59,6 +59,9 @@ class BatchBuilder:
         self.seed, self._rank, self.worker_init = seed, rank, worker_init
         self._collate = collate or default_collate
         self._takes_rng = takes_rng(dataset)
+        self._draws = False
+        """Reading a sample was seen to draw from the process's generators; until then none is seeded for each sample,
+        which takes ten times as long as to read one that lies in memory."""
         self.has_fetch = not by_item and callable(getattr(dataset, "fetch", None))
         self.splits_itself = "split" in batches.methods(dataset)
         """Its batches are of a layout of their own, from which samples can't be counted."""
@@ -126,18 +129,12 @@ class BatchBuilder:
             raise
 
     def _by_item(self, request: BatchRequest, heartbeat: Heartbeat) -> BuiltBatch:
-        samples, lost = [], []
-        for index in request.indices.tolist():
-            heartbeat.at(index)
-            try:
-                samples.append(self.item(request.epoch, index))
-            except Exception as error:
-                if is_of_the_machine(error):
-                    raise
-                lost.append(LostSample(index, reason_of(error), error))
-                if len(lost) > self.most_lost:
-                    return BuiltBatch(None, tuple(lost))
-        if not samples:
+        if self._takes_rng:
+            samples, lost = self._samples(request, heartbeat, seeds=False)
+        else:
+            with generators.kept():  # once a batch: it takes longer than to read a sample that lies in memory
+                samples, lost = self._samples_alike(request, heartbeat)
+        if not samples or len(lost) > self.most_lost:
             return BuiltBatch(None, tuple(lost))
         heartbeat.begin(request.epoch, request.batch)
         try:
@@ -145,6 +142,34 @@ class BatchBuilder:
         except Exception as error:
             error.add_note(f"while collating {self.purpose} batch {request.batch} of epoch {request.epoch}")
             raise
+
+    def _samples_alike(self, request: BatchRequest, heartbeat: Heartbeat) -> tuple[list[Any], list[LostSample]]:
+        """Read again where they have drawn, now with the generators seeded for each."""
+        if not self._draws:
+            before = generators.numbers()
+            found = self._samples(request, heartbeat, seeds=False)
+            self._draws = generators.numbers() != before
+            if not self._draws:
+                return found
+        return self._samples(request, heartbeat, seeds=True)
+
+    def _samples(
+        self, request: BatchRequest, heartbeat: Heartbeat, *, seeds: bool
+    ) -> tuple[list[Any], list[LostSample]]:
+        """Up to one more lost than may be."""
+        samples: list[Any] = []
+        lost: list[LostSample] = []
+        for index in request.indices.tolist():
+            heartbeat.at(index)
+            try:
+                samples.append(self.item(request.epoch, index, seeds=seeds))
+            except Exception as error:
+                if is_of_the_machine(error):
+                    raise
+                lost.append(LostSample(index, reason_of(error), error))
+                if len(lost) > self.most_lost:
+                    break
+        return samples, lost
 
     def _collated(self, samples: list[Any], request: BatchRequest) -> Batch:
         """With randomness of this batch, as masking draws it; torch's own collate draws nothing."""
@@ -154,14 +179,14 @@ class BatchBuilder:
             generators.seed_for_sample(mix(self.seed, request.epoch, request.batch, self._rank))
             return self._collate(samples)
 
-    def item(self, epoch: int, index: int) -> Any:
-        """``dataset[index]`` with the randomness of this epoch."""
+    def item(self, epoch: int, index: int, *, seeds: bool = True) -> Any:
+        """``dataset[index]`` with the randomness of this epoch, which ``seeds`` the process's generators."""
         try:
             if self._takes_rng:
                 return self.dataset.__getitem__(index, SampleRng(self.seed, epoch, index))
-            with generators.kept():
+            if seeds:
                 generators.seed_for_sample(mix(self.seed, epoch, index))
-                return self.dataset[index]
+            return self.dataset[index]
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
 

@@ -65,12 +65,12 @@ class LoaderParts:
         return self.batch_size
 
     def describe(self) -> str:
-        """One line for the screen."""
-        what = f"a DataLoader over {type(self.dataset).__name__}"
+        """A line for the screen, of training data."""
+        what = f"a DataLoader over {type(self.dataset).__name__} gives the training samples"
         if self.problem:
             return f"{what}, read as it came: {self.problem}"
         if isinstance(self.dataset, IterableDataset):
-            order = "which is read in its own order"
+            order = "read in its own order"
         elif self.sampled is not None:
             order = f"its {self.sampled.name} kept"
         else:

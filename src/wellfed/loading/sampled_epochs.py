@@ -19,6 +19,7 @@ from torch import Tensor
 
 from wellfed import generators
 from wellfed.errors import DataError
+from wellfed.record import OnEvent, ignore_event
 from wellfed.sample_rng import mix
 
 _LOG = logging.getLogger(__name__)
@@ -43,6 +44,8 @@ class SampledEpochs:
         self._is_free = self._is_torchs or callable(getattr(sampler, "set_epoch", None))
         """Any epoch may be asked for, whichever was asked for before."""
         self._kept: dict[int, list[Tensor]] = {}
+        self._inexact: set[int] = set()
+        """Epochs of which that was said."""
         self._next = 0
         """Epoch that a sampler with a state of its own gives next."""
 
@@ -70,9 +73,11 @@ class SampledEpochs:
         """Of an epoch's indices: tells whether they are the same again."""
         return zlib.crc32(self.indices(epoch).numpy().tobytes())
 
-    def compare(self, epoch: int, checksum: int) -> None:
-        """Warn where a resumed epoch has other indices than before."""
-        if self.checksum(epoch) != checksum:
+    def compare(self, epoch: int, checksum: int, on_event: OnEvent = ignore_event) -> None:
+        """Warn once where a resumed epoch has other indices than before; ``on_event`` gets a ``resume_inexact``."""
+        if self.checksum(epoch) != checksum and epoch not in self._inexact:
+            self._inexact.add(epoch)
+            on_event("resume_inexact", epoch=epoch)
             _LOG.warning(
                 "%s gives other samples for epoch %d than it gave before this run was resumed: the rest of the epoch "
                 "is the rest of its new order, so samples may come twice or not at all. Give it set_epoch(epoch), and "

@@ -32,6 +32,13 @@ def is_stream(dataset: Any) -> bool:
     return getattr(type(dataset), "__getitem__", None) in (None, Dataset.__getitem__) and hasattr(dataset, "__iter__")
 
 
+def has_states(data: Any) -> bool:
+    """Whether it can say where a reading stands, and go on from there (torchdata's protocol). A DataLoader that can
+    tells it with all that its workers know, batch by batch: it is read again."""
+    methods = (getattr(data, name, None) for name in ("state_dict", "load_state_dict"))
+    return all(map(callable, methods)) and not isinstance(data, DataLoader)
+
+
 def check_items(dataset: Any, *, by_item: bool) -> None:
     """A DataError where samples can't be asked for by their index.
 
@@ -86,7 +93,7 @@ class Stream:
                 "Give the iterable that makes it: an object whose __iter__ begins anew."
             )
         self._at_start = None
-        if self.has_states:
+        if has_states(dataset):
             with suppress(Exception):  # it may have none before it is read
                 self._at_start = copy.deepcopy(dataset.state_dict())
 
@@ -111,11 +118,6 @@ class Stream:
             return len(self.dataset)
         except (TypeError, NotImplementedError):
             return None
-
-    @property
-    def has_states(self) -> bool:
-        """It can say where a reading stands, and go on from there (torchdata's protocol)."""
-        return all(callable(getattr(self.dataset, method, None)) for method in ("state_dict", "load_state_dict"))
 
     @cached_property
     def shared_by(self) -> SharedBy | None:

@@ -20,7 +20,7 @@ from wellfed.errors import reason_of
 from wellfed.loading.batch_builder import BatchBuilder, ExitInData, is_of_the_machine
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.loading.heartbeats import Heartbeat
-from wellfed.loading.stream import PartOf, Stream, as_worker
+from wellfed.loading.stream import PartOf, Stream, as_worker, has_states
 from wellfed.sample_rng import mix
 
 _UNREAD = Heartbeat()
@@ -96,8 +96,11 @@ class StreamedBatch(BuiltBatch):
 class StreamBuilder(BatchBuilder):
     """Builds batches of ``batch_size`` samples, or hands on the stream's own.
 
-    What is drawn from the process's generators is a function of (seed, epoch, part, batch), but in threads, where they
-    can't be set for one alone.
+    What is drawn from the process's generators is a function of (seed, epoch, part, batch); not in threads beside the
+    step, which draws from them too.
+
+    Args:
+        in_threads: several call it, who wait for one another's turns.
     """
 
     def __init__(
@@ -112,7 +115,6 @@ class StreamBuilder(BatchBuilder):
     ) -> None:
         super().__init__(stream.dataset, seed, collate=collate, purpose=purpose, by_item=True)
         self.stream, self.batch_size = stream, batch_size
-        self.in_threads = in_threads
         self._turns = threading.Condition() if in_threads else None
         self._readers: dict[int, _PartReader] = {}
         self._reading = -1
@@ -167,12 +169,11 @@ class StreamBuilder(BatchBuilder):
 
     def drawing(self, *place: int) -> AbstractContextManager[None]:
         """Within, the process's generators are those of a place, and are put back after."""
-        if self.in_threads:
-            return nullcontext()
         seed = mix(self.seed, *place)
-        if get_worker_info() is None:
+        if get_worker_info() is not None:
+            generators.seed_for_sample(seed)  # a worker process has nobody else who draws
+        elif threading.current_thread() is threading.main_thread():
             return _drawing(seed)
-        generators.seed_for_sample(seed)  # a worker process has nobody else who draws
         return nullcontext()
 
     def collated(self, samples: list[Any], epoch: int, batch: int) -> Batch:
@@ -239,17 +240,15 @@ class _PartReader:
         data, start = self._data, self._start
         if callable(set_epoch := getattr(data, "set_epoch", None)):
             set_epoch(start.epoch)
-        has_states = callable(getattr(data, "load_state_dict", None)) and callable(getattr(data, "state_dict", None))
-        if start.state is not None and has_states:
+        if start.state is not None and has_states(data):
             data.load_state_dict(start.state)
-        iterator: Any = iter(data)
-        if not has_states and callable(getattr(iterator, "load_state_dict", None)):
-            if start.state is not None:
-                iterator.load_state_dict(start.state)
-            data, has_states = iterator, callable(getattr(iterator, "state_dict", None))
+        iterator: Iterator[Any] = iter(data)
+        keeper: Any = data if has_states(data) else iterator
+        if start.state is not None and not has_states(data):
+            keeper.load_state_dict(start.state)
         # Samples in a buffer are in no state: a reading is done again where there is one.
-        self._states = data if has_states and not start.shuffle_buffer else None
-        return iterator  # type: ignore[no-any-return]
+        self._states = keeper if has_states(keeper) and not start.shuffle_buffer else None
+        return iterator
 
     def _samples(self) -> Iterator[Any]:
         assert self._iterator is not None

@@ -317,8 +317,9 @@ class StreamLoader:
                 yield from self
             return
         held[0].is_last = True
-        yield self._given(*held)
-        self._compare_length()
+        last = self._given(*held)
+        self._compare_length()  # now: who knows the last does not ask for more
+        yield last
 
     def _given(self, delivery: Delivery, mark: Mark) -> Delivery:
         self._mark = self._with_plain_states(mark)
@@ -372,7 +373,7 @@ class StreamLoader:
             return
         self._has_told_length = True
         _LOG.warning(
-            "%s promised %d batches by its __len__ and gave %d in epoch %d: the epoch ends where the stream does. The "
+            "%s promised %d steps by its __len__ and gave %d in epoch %d: the epoch ends where the stream does. The "
             "progress bar and a schedule over the whole run go by __len__; let it return what a pass gives.",
             self._reading.stream.name, expected, found, self._epoch,
         )  # fmt: skip

@@ -56,10 +56,15 @@ class TrainLoader(_Epochs):
     """The steps of successive epochs; the position is that after the last delivered batch, whatever is queued ahead."""
 
     def __init__(
-        self, builder: BatchBuilder, order: EpochOrder | BatchOrder, settings: LoaderSettings, bad: BadSamples
+        self,
+        builder: BatchBuilder,
+        order: EpochOrder | BatchOrder,
+        settings: LoaderSettings,
+        bad: BadSamples,
+        on_event: OnEvent = ignore_event,
     ) -> None:
         super().__init__(order.num_batches)
-        self._builder, self._order, self._bad = builder, order, bad
+        self._builder, self._order, self._bad, self._on_event = builder, order, bad, on_event
         self._taken: list[Taken] = []
         """Of the epoch, by runs with other loader.skip_ids."""
         self._first_batch = 0
@@ -89,7 +94,8 @@ class TrainLoader(_Epochs):
         super().load_state_dict(state)
         self._bad.remember(state.get("skipped", ()))
         if self._order.sampled is not None and "order" in state:
-            self._order.sampled.compare(*state["order"])
+            epoch, checksum = state["order"]
+            self._order.sampled.compare(epoch, checksum, self._on_event)
         skip_ids = tuple(state.get("skip_ids", ()))
         self._taken = [Taken(tuple(ids), number) for ids, number in state.get("taken", ())]
         num_batches = self._next_batch - state.get("first_batch", 0)
@@ -105,6 +111,8 @@ class TrainLoader(_Epochs):
         if self._next_batch >= len(self):
             self._epoch, self._next_batch, self._taken = self._epoch + 1, 0, []
         epoch = self._epoch
+        if self._order.sampled is not None:
+            self._order.sampled.batches(epoch)  # not in a thread that builds: it may draw from the process's generators
         asked: deque[tuple[Share, int]] = deque()
         running = self._source.start(self._requests(epoch, asked), len(self) - self._next_batch)
         try:
@@ -229,7 +237,7 @@ def train_loader(
         most_lost=settings.max_skipped,
         worker_init=worker_init,
     )
-    return TrainLoader(builder, order, settings, bad)
+    return TrainLoader(builder, order, settings, bad, on_event)
 
 
 def _stream_loader(

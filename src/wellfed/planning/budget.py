@@ -71,6 +71,7 @@ def step_shape(plan: RunPlan, model: ModelFacts) -> StepShape:
         workspaces=plan.device.workspaces,
         is_sharded=plan.trainer.strategy == "fsdp",
         gathered=model.gathered_bytes // halves,
+        average=model.average_bytes // halves,
     )
 
 

@@ -94,11 +94,13 @@ def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> It
 def known_parts(plan: RunPlan, model: ModelFacts, data: DataFacts) -> dict[str, int]:
     """Bytes on the device by what needs them, activations aside."""
     halves = 2 if plan.device.precision == "bf16-true" else 1  # Lightning turns the whole model into bf16 then
+    averages = {"weight average": model.average_bytes // halves} if model.average_bytes else {}
     return {
         "parameters": model.parameter_bytes // halves,
         "gradients": model.trainable_bytes // halves,
         "optimizer state": model.optimizer_state_bytes // halves,
         "feature table": data.feature_bytes if plan.memory.features == "cache" else 0,
+        **averages,
     }
 
 

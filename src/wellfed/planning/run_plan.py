@@ -259,8 +259,6 @@ class StreamFacts:
     shares_ranks_itself: bool = False
     """It asks torch.distributed which rank it is read by."""
     num_shards: int | None = None
-    has_states: bool = False
-    """A resumed run goes on from its state."""
 
 
 @dataclass(frozen=True)
@@ -319,6 +317,8 @@ class ModelFacts:
     """A LightningModule with manual optimization."""
     has_sparse_gradients: bool = False
     """As ``nn.Embedding(sparse=True)`` gives its weight."""
+    average_bytes: int = 0
+    """Of an average of the weights that a callback keeps on the device."""
     listeners: tuple[str, ...] = ()
     """Callbacks that hear what goes on within a step, each with its hooks."""
 

@@ -79,7 +79,7 @@ def make_parts(config: RunConfig) -> Parts:
         model = build(workload.model, "workload.model", **data.model_args)
     data = _described(without_loaders(data, config.seed))
     if loader := loader_of(data, "train"):
-        data = replace(data, notes=(*data.notes, f"Training data: {loader.describe()}."))
+        data = replace(data, notes=(*data.notes, f"{loader.describe()}."))
     if is_lightning_module(model):
         if workload.metrics is not None:
             problem = f"{workload.model.get('_target_')} is a LightningModule, which logs its own metrics."
@@ -290,7 +290,6 @@ def _stream_facts(stream: Stream) -> StreamFacts:
         shared_by=stream.shared_by,
         shares_ranks_itself=stream.shares_ranks_itself,
         num_shards=stream.num_shards,
-        has_states=stream.has_states,
     )
 
 
@@ -312,8 +311,18 @@ def model_facts(parts: Parts, config: RunConfig) -> ModelFacts:
         steps_by_hand=parts.is_lightning_module and not model.automatic_optimization,
         has_sparse_gradients=parts.has_sparse_gradients,
         has_blocks=next(blocks(model), None) is not None,
+        average_bytes=_average_bytes(parts),
         listeners=listeners(parts),
     )
+
+
+def _average_bytes(parts: Parts) -> int:
+    if not parts.callbacks:
+        return 0
+    from wellfed.lit.callbacks.users import is_average_beside_model
+
+    copies = sum(map(is_average_beside_model, parts.callbacks.values()))
+    return copies * sum(each.nbytes for each in chain(parts.model.parameters(), parts.model.buffers()))
 
 
 def listeners(parts: Parts) -> tuple[str, ...]:

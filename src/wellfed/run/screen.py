@@ -23,6 +23,9 @@ LEFT_BEHIND = (
     *("tensorboard", "csv"),
 )
 
+_VALUE_WIDTH = 16
+"""Of the longest value that is one word."""
+
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Nothing to worry about, or told beside the figures; the record has them."""
 
@@ -52,7 +55,7 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Ta
     """Every number with its reason."""
     table = Table(title=f"Plan: {workload} on {plan.device.name}", title_justify="left", box=None, pad_edge=False)
     table.add_column("knob", no_wrap=True)
-    table.add_column("value", no_wrap=True)
+    table.add_column("value", overflow="fold", max_width=_VALUE_WIDTH)
     table.add_column("because", overflow="fold")  # room for the longest knob, at 80 columns too
     for knob, decided in plan.knobs.items():
         because = f"{decided.source}: {decided.because}" if with_source else decided.because

@@ -24,6 +24,7 @@ from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, ConfigError, Fault
 from wellfed.forking import MAY_FORK
+from wellfed.run.announce import announce
 from wellfed.run.lock import only_one
 from wellfed.run.train import own_git_state, set_environment
 from wellfed.stop_request import Stopped, StopRequest
@@ -168,6 +169,7 @@ def _measure(
     if not (kept.missing(setup.ready) or (launch is None and kept.to_confirm(setup.ready))):
         return
     prepare_to_fork(base.config)
+    announce(f"Sweep of {counted(grid.size, 'point')}: importing PyTorch, reading data, building the model")
     from wellfed.trials import trial
     from wellfed.trials.sweep_execution import SweepExecution
 

@@ -59,7 +59,7 @@ class Logs(pl.LightningModule):
 Told = dict[str, dict[int, float]]
 
 
-def trained(module: Logs, folder: Path, **best: Any) -> tuple[pl.Trainer, Told, LateCheckpoints]:
+def trained(module: Logs, folder: Path, *, log_every: int = 2, **best: Any) -> tuple[pl.Trainer, Told, LateCheckpoints]:
     """Three epochs of three batches: what was told, as ``{split/name: {step: value}}``, and the checkpoints."""
     told: Told = {}
 
@@ -69,7 +69,7 @@ def trained(module: Logs, folder: Path, **best: Any) -> tuple[pl.Trainer, Told, 
             assert step not in at, (split, name, step)
             at[step] = value
 
-    figures = Figures(take, every=2, stop_on_nan=False)
+    figures = Figures(take, every=log_every, stop_on_nan=False)
     best = {"best_metric": "loss", "best_mode": "min", **best}
     kept = LateCheckpoints(
         folder,
@@ -84,7 +84,7 @@ def trained(module: Logs, folder: Path, **best: Any) -> tuple[pl.Trainer, Told, 
     options = tiny.options(max_steps=None, max_epochs=3)
     before = [figures, BeforeUsers(kept)]
     trainer = make_guest_trainer(
-        options, before, folder, last=[kept], loggers=for_trainer([], figures.logged, folder), log_every=2
+        options, before, folder, last=[kept], loggers=for_trainer([], figures.logged, folder), log_every=log_every
     )
     torch.manual_seed(0)
     lit.fit(trainer, module, Bare(tiny.loader()), Bare(tiny.eval_loader()), None)
@@ -113,6 +113,12 @@ def test_each_figure_of_a_lightning_module_is_told_where_it_is_new(tmp_path: Pat
     assert {"train/loss_g", "train/my/loss"} <= set(told)
 
 
+def test_what_is_logged_by_steps_is_told_though_an_epoch_has_too_few_of_them(tmp_path: Path) -> None:
+    _, told, _ = trained(Logs(), tmp_path, log_every=50)
+    assert set(told["train/loss_g"]) == set(told["train/my/loss"]) == {3, 6, 9}
+    assert "train/score" not in told
+
+
 def test_monitors_find_the_names_of_metrics_csv(tmp_path: Path) -> None:
     trainer, told, _ = trained(Logs([EarlyStopping("val/loss", patience=1, min_delta=100.0)]), tmp_path)
     assert trainer.global_step == 6
@@ -125,7 +131,8 @@ def test_monitors_find_the_names_of_metrics_csv(tmp_path: Path) -> None:
     [
         ([], ("loss", "min"), "loss"),
         ([EarlyStopping("val_at_end", mode="max")], ("at_end", "max"), "at_end"),
-        ([EarlyStopping("score", mode="max")], ("score", "max"), "score"),
+        ([EarlyStopping("loss_g"), EarlyStopping("score", mode="max")], ("score", "max"), "score"),
+        ([EarlyStopping("loss_g")], ("loss", "min"), "loss"),
     ],
 )
 def test_best_is_by_the_figure_that_callbacks_go_by(tmp_path: Path, callbacks: Any, best: Any, file: str) -> None:

@@ -48,7 +48,7 @@ class Zeroes(pl.Callback):
 
 def test_a_callback_hears_of_a_step_at_its_places(tmp_path: Path) -> None:
     listens = Listens()
-    module = tiny.module(micro=16, users=[listens])
+    module = tiny.module(micro=16)
     trainer = tiny.fit(module, tmp_path, users=[listens], max_steps=2, gradient_clip=1e-3)
     assert listens.heard == ["zero", *["before", "after"] * 2, "step"] * 2
     assert min(listens.norms) > 1e-3, "it was clipped before"
@@ -56,17 +56,17 @@ def test_a_callback_hears_of_a_step_at_its_places(tmp_path: Path) -> None:
 
 
 def test_a_callback_that_listens_changes_nothing(tmp_path: Path) -> None:
-    heard, unheard = tiny.module(users=[Listens()]), tiny.module()
-    tiny.fit(heard, tmp_path, users=heard._users, max_steps=5)
+    heard, unheard = tiny.module(), tiny.module()
+    tiny.fit(heard, tmp_path, users=[Listens()], max_steps=5)
     tiny.fit(unheard, tmp_path, max_steps=5)
     assert torch.equal(tiny.weights(heard), tiny.weights(unheard))
 
 
 def test_a_callback_may_change_gradients(tmp_path: Path) -> None:
-    module = tiny.module(users=[Zeroes()], lr=0.1)
+    module = tiny.module(lr=0.1)
     before = tiny.weights(module)
     module._make_optimizer = lambda model: torch.optim.SGD(model.parameters(), lr=0.1)
-    tiny.fit(module, tmp_path, users=module._users, max_steps=2)
+    tiny.fit(module, tmp_path, users=[Zeroes()], max_steps=2)
     assert torch.equal(before, tiny.weights(module))
 
 

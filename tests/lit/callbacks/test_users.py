@@ -6,7 +6,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, EMAWeightAveraging, ModelCheckpoint, TQDMProgressBar
 
 from tests.lit import tiny
 from wellfed.errors import WellfedError
@@ -36,7 +36,7 @@ def trained(
     kept: Checkpoints = LateCheckpoints(
         folder, every_steps=every, **values, metrics=figures.latest, on_disk_error=lambda error, step: None
     )
-    module = tiny.module(users=users)
+    module = tiny.module(is_monitored=bool(users))
     trainer = make_guest_trainer(
         tiny.options(**{"max_steps": None, "max_epochs": 3, **changes}),
         [figures, BeforeUsers(kept)],
@@ -110,10 +110,27 @@ def test_an_average_is_validated_kept_and_left_in_the_module(tmp_path: Path) -> 
     assert latest["val/loss"] == pytest.approx(sum(losses) / tiny.NUM_SAMPLES)
 
 
+def test_training_goes_on_from_the_weights_where_they_are_averaged_no_longer(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(tmp_path / "averaged", [EMAWeightAveraging(decay=0.5)], max_epochs=2)
+    _, resumed, _ = trained(tmp_path / "cut", [], tmp_path / "averaged" / "last.ckpt")
+    _, plain, _ = trained(tmp_path / "plain", [])
+    assert torch.equal(tiny.weights(resumed), tiny.weights(plain))
+    assert "from here on they are not" in caplog.text
+
+
+def test_lightnings_own_checkpoints_and_bars_may_be_among_them(tmp_path: Path) -> None:
+    own = ModelCheckpoint(tmp_path / "own", monitor="val/loss", filename="{step}", save_top_k=1)
+    bar = TQDMProgressBar(refresh_rate=0)
+    trained(tmp_path, [own, bar], max_epochs=2)
+    assert [path.name for path in (tmp_path / "own").glob("*.ckpt")] == ["step=6.ckpt"]
+
+
 def test_of_a_timed_training_a_callback_hears_the_steps_alone(tmp_path: Path) -> None:
     average, stopping = EMAWeightAveraging(decay=0.5), EarlyStopping("val/loss")
     timed = steps_only([average, stopping])
-    tiny.fit(tiny.module(users=timed), tmp_path, users=timed, max_steps=7)
+    tiny.fit(tiny.module(), tmp_path, users=timed, max_steps=7)
     assert average._latest_update_step == 7
     assert steps_only([]) == []
 
@@ -126,6 +143,7 @@ def test_what_is_no_callback_is_told() -> None:
     assert fault_of_callback(EMAWeightAveraging(), "ddp") is None
 
 
+@pytest.mark.guests
 def test_a_callback_of_the_other_distribution_is_told() -> None:
     other = pytest.importorskip("pytorch_lightning")
     problem, way_out = fault_of_callback(other.Callback(), "auto") or ("", "")

@@ -12,6 +12,8 @@ import torch
 from wellfed.lit.module import StepModule
 from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss
 
+_SPLITS = ("train", "val", "test")
+
 
 class TakesMetrics(Protocol):
     """Where figures go."""
@@ -57,6 +59,8 @@ class Figures(pl.Callback):
         """Names in Lightning's ``callback_metrics`` that are ours."""
         self._told_at: dict[str, int] = {}
         """The step at which a figure was handed over last; each is handed over once a step."""
+        self._told_by_epochs: set[str] = set()
+        """Names of figures that no logger has been given."""
 
     def setup(self, trainer: pl.Trainer, module: pl.LightningModule, stage: str) -> None:
         self._trainer = trainer
@@ -74,6 +78,8 @@ class Figures(pl.Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._hand_over(trainer, module)
+        if not isinstance(module, StepModule):
+            self._tell("train", self._never_logged(trainer), trainer)
 
     def _hand_over(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         step = trainer.global_step
@@ -155,6 +161,16 @@ class Figures(pl.Callback):
             beside = throughput() if throughput else None
             self._take(split, values, step=self.step, epoch=self.epoch, throughput=beside)
 
+    def _never_logged(self, trainer: pl.Trainer) -> dict[str, float]:
+        """What is logged by steps and given to no logger, since an epoch has fewer of them than Lightning waits for."""
+        logged = trainer.callback_metrics
+        for name in logged:
+            is_one_of_several = f"{name}_step" in logged or f"{name}_epoch" in logged
+            is_told = any(f"{split}/{name}" in self.latest for split in _SPLITS)
+            if not (name in self._added or _split_of(name) or is_one_of_several or is_told):
+                self._told_by_epochs.add(name)
+        return {name: float(logged[name]) for name in self._told_by_epochs if name in logged}
+
     def _logged(self, trainer: pl.Trainer, split: str) -> dict[str, float]:
         """What a LightningModule has logged for a split: ``val/loss`` and ``val_loss`` are both ``loss`` of ``val``."""
         logged = trainer.callback_metrics.items()
@@ -172,4 +188,4 @@ def name_in_metrics(name: str, state: str) -> str:
 
 
 def _split_of(name: str) -> str | None:
-    return next((split for split in ("train", "val", "test") if name.startswith((f"{split}/", f"{split}_"))), None)
+    return next((split for split in _SPLITS if name.startswith((f"{split}/", f"{split}_"))), None)

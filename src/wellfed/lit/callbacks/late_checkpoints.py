@@ -21,17 +21,23 @@ class LateCheckpoints(Checkpoints):
     """
 
     best_by_monitor = False
-    """What picks ``best.ckpt`` is the figure that the module's callbacks or schedulers go by, where there is one."""
+    """What picks ``best.ckpt`` is the first figure of validation that the module's callbacks or schedulers go by."""
     _step, _is_due = 0, False
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         super().on_train_start(trainer, module)
         self._step = trainer.global_step
         trainer.fit_loop.epoch_loop.when_over = self.save_if_due
-        found = monitored(trainer) if self.best_by_monitor else None
-        if found is not None and found != (self.best_metric, self.best_mode):
-            self.best_metric, self.best_mode = found
-            self.best_value = self._read_best()
+
+    def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
+        for metric, mode in monitored(trainer) if self.best_by_monitor and not trainer.sanity_checking else ():
+            if f"val/{metric}" in self._metrics:
+                if (metric, mode) != (self.best_metric, self.best_mode):
+                    self.best_metric, self.best_mode = metric, mode
+                    self.best_value = self._read_best()
+                self.best_by_monitor = False  # it stays that one
+                break
+        super().on_validation_end(trainer, module)
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         before, self._step = self._step, trainer.global_step  # a batch may take several optimizer steps

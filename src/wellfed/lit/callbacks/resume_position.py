@@ -7,12 +7,16 @@ was. The position says it all: so many epochs are done, and so many steps of the
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.pytorch.callbacks import WeightAveraging
 
 from wellfed import generators
+
+_LOG = logging.getLogger(__name__)
 
 
 class ExactResume(pl.Callback):
@@ -31,8 +35,14 @@ class ExactResume(pl.Callback):
             checkpoint["position"] = loader.state_dict()
 
     def on_load_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
-        if trainer.state.fn == "fit":
-            self._state = checkpoint.get("rng")
+        if trainer.state.fn != "fit":
+            return
+        self._state = checkpoint.get("rng")
+        averages = any(isinstance(callback, WeightAveraging) for callback in trainer.callbacks)
+        if "current_model_state" in checkpoint and not averages:
+            # What stands in the place of the weights is the average, which training does not go on from.
+            module.load_state_dict(checkpoint["current_model_state"])
+            _LOG.warning("The weights were averaged in the run that goes on; from here on they are not.")
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._restore()  # what is drawn at the start of an epoch comes next

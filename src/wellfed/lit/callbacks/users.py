@@ -36,6 +36,11 @@ def fault_of_callback(callback: Any, strategy: str) -> tuple[str, str] | None:
     return None
 
 
+def is_average_beside_model(callback: pl.Callback) -> bool:
+    """Whether it keeps another copy of the weights where they are."""
+    return isinstance(callback, WeightAveraging) and callback._device is None
+
+
 def name_errors(callback: pl.Callback, name: str) -> None:
     """Whatever it raises from now on says so."""
     for hook in hooks_of(callback, (*HOOKS, *_STATE)):
@@ -92,11 +97,11 @@ class Last(pl.Callback):
         trainer.callbacks.append(Together(self._callbacks))
 
 
-def monitored(trainer: pl.Trainer) -> tuple[str, Literal["max", "min"]] | None:
-    """Name, as in metrics.csv without ``val/``, and direction of the figure that callbacks or schedulers go by."""
+def monitored(trainer: pl.Trainer) -> list[tuple[str, Literal["max", "min"]]]:
+    """Name, as in metrics.csv without ``val/``, and direction of the figures that callbacks and schedulers go by."""
     found: list[tuple[Any, Any]] = [
         (one.monitor, one.mode) for one in trainer.callbacks if isinstance(one, (EarlyStopping, Checkpoint))
     ]
     found += [(one.monitor, one.scheduler.mode) for one in trainer.lr_scheduler_configs if one.reduce_on_plateau]
     named = ((name_in_metrics(monitor, "val"), mode) for monitor, mode in found if monitor)
-    return next(((name.removeprefix("val/"), mode) for name, mode in named if name.startswith("val/")), None)
+    return [(name.removeprefix("val/"), mode) for name, mode in named if name.startswith("val/")]
