@@ -276,7 +276,7 @@ def _edited(path: str, file: File, edits: Iterable[Edit]) -> File:
 def _edits(source: Files, answers: Answers) -> dict[str, list[Edit]]:
     """Path -> what is changed in it, in this order."""
     package, keep = str(answers["package_name"]), bool(answers["keep_examples"])
-    targets = ", ".join(["torch", "torchmetrics", "wellfed", *_rooms(answers)])
+    targets = ", ".join(["torch", "lightning", "torchmetrics", "wellfed", *_rooms(answers)])
     entity = json.dumps(answers["wandb_entity"]) if answers["wandb_entity"] else "null"
     wandb = f"mode: {answers['wandb_mode']}\nproject: {json.dumps(answers['project_slug'])}\nentity: {entity}\n"
 

@@ -141,7 +141,7 @@ def test_awkward_answers(awkward: Path):
     expected = {"mode": "offline", "project": "reseau-4-gpu", "entity": "my-team"}
     assert options(awkward, "logger/wandb.yaml") == expected
     allowed = options(awkward, "train.yaml")["config"]["allow_targets"]
-    assert allowed == ["torch", "torchmetrics", "wellfed", "reseau_4_gpu", "workloads"]
+    assert allowed == ["torch", "lightning", "torchmetrics", "wellfed", "reseau_4_gpu", "workloads"]
 
 
 def test_an_example_is_copied_and_kept(awkward: Path, template: Path):
