@@ -8,6 +8,7 @@ from benchmarks import memory_accuracy
 from benchmarks.memory_cases import cases
 
 
+@pytest.mark.slow
 def test_rows_of_a_model():
     case = replace(next(cases()), sizes=(16, 512))
     rows = list(memory_accuracy.compare(case, "32-true"))

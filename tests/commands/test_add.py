@@ -231,6 +231,7 @@ def test_help_shows_it_and_jobs_sweep_over_it(beside: tuple[Path, dict[str, str]
     assert [record["config"]["workload"]["model"]["hidden"] for record in records] == [8, 16]
 
 
+@pytest.mark.slow
 def test_a_file_of_ones_own_and_one_that_is_damaged(beside: tuple[Path, dict[str, str], list[str]]):
     cwd, found, flags = beside
     lines = ["length,width,kind", *(f"{row % 7},{row},{'ab'[row % 2]}" for row in range(40))]

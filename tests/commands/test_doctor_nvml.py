@@ -75,6 +75,7 @@ def test_people_read_first_that_torch_can_not_use_the_card(fake_driver):
     assert "export CUDA_DEVICE_ORDER=PCI_BUS_ID" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_gpu")
 def test_a_driver_that_is_not_loaded_is_said(fake_driver):
     found = json.loads(doctor(fake_driver, Scenario([RTX], init_error=DRIVER_NOT_LOADED), "--json"))

@@ -86,6 +86,7 @@ def test_a_typo_is_told_as_training_tells_it_before_torch_is_there():
     assert "Did you mean gpu=8gb?" in done.stderr
 
 
+@pytest.mark.slow
 def test_planning_imports_no_lightning_and_what_the_model_needs_alone():
     words = [*SMALL, "gpu=8gb", "workload.model.text=none"]
     dear = {"lightning", "transformers", "torchmetrics", "matplotlib", "wandb"}

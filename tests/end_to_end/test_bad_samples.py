@@ -116,6 +116,7 @@ def test_without_max_skipped_the_run_ends_naming_the_sample(tmp_path: Path) -> N
     assert "loader.max_skipped=1 leaves out what fails." in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way_out", ["loader.max_skipped=2", "loader.skip_ids=[5,40]"])
 def test_one_more_than_allowed_is_an_error_and_resumed_as_it_says_the_run_goes_on(tmp_path: Path, way_out: str) -> None:
     done = train(tmp_path, "loader.max_skipped=1", "trainer.checkpoint_every_steps=1", "loader.backend=inline")

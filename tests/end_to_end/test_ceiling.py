@@ -91,6 +91,7 @@ def trained(mine: Path, *arguments: str, steps: int = 63, **machine: str) -> tup
     return done, record, (folder / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_machine_that_was_slower_while_training_is_no_gain_that_is_promised(mine: Path) -> None:
     done, record, report = trained(mine, "+workload.model.slow_steps=63")
     assert record["ceiling"]["samples_per_s"] > 3 * record["throughput"]["samples_per_s"]

@@ -88,9 +88,8 @@ def run_small(fake_cuda: FakeCuda, cwd: Path, *arguments: str) -> Done:
     return run(Path(__file__).with_name("smaller_card.py"), *FAST, *RUN, *arguments, cwd=cwd, ROOM_MIB="60", **cards)
 
 
-@pytest.mark.parametrize(
-    "loader", [name if name == "aggressive" else pytest.param(name, marks=pytest.mark.slow) for name in LOADERS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("loader", LOADERS)
 def test_nothing_is_used_before_it_is_there(tmp_path: Path, fake_cuda: FakeCuda, loader: str) -> None:
     done = train(*RUN, f"loader={loader}", cwd=tmp_path, **fake_cuda.environment(report=tmp_path / "report", **LAGGING))
     assert done.code == 0, done.text

@@ -31,6 +31,7 @@ def test_a_run_adds_fewer_calls_to_a_step_than_lightnings_defaults() -> None:
     assert counts["ours"] - counts["raw"] < 0.2 * (counts["lightning_default"] - counts["raw"]), counts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LOOPS)
 def test_all_loops_train_the_other_network_too(name: str) -> None:
     with prepared() as scratch:

@@ -50,6 +50,7 @@ def test_a_path_with_awkward_characters_needs_no_quotes(ml_100k: Path, tmp_path:
     assert len(run_folders(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_bad_lines_are_counted_and_named_until_there_are_too_many(ml_100k: Path, tmp_path: Path) -> None:
     with (ml_100k / "u.data").open("a") as stream:
         stream.write("1\tnonsense\n2\t999\t3\t5000\n")

@@ -145,12 +145,14 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     return sweep(cwd, f"{FAULT}={','.join(ENDS)}", "sweep.timeout_s=10")
 
 
+@pytest.mark.slow
 def test_one_trial_that_is_ok_makes_the_sweep_ok_and_nothing_is_left_running(failures: Swept) -> None:
     assert failures.done.code == 0, failures.done.text
     assert "Traceback" not in failures.done.text
     assert left_in(failures.folder.parents[3]) == []
 
 
+@pytest.mark.slow
 def test_each_trial_that_went_wrong_is_a_row(failures: Swept) -> None:
     assert Counter(row.kind for row in failures.rows) == {"trial": len(ENDS)}
     for fault, (status, exit_code, kind, words, stderr) in ENDS.items():
@@ -167,6 +169,7 @@ def test_each_trial_that_went_wrong_is_a_row(failures: Swept) -> None:
         assert any(line.startswith(status) for line in lines), failures.done.out
 
 
+@pytest.mark.slow
 def test_a_trial_has_its_figures(failures: Swept) -> None:
     row = failures.row(f"{FAULT}=none")
     record = record_of(failures.folder / row.folder)
@@ -179,6 +182,7 @@ def test_a_trial_has_its_figures(failures: Swept) -> None:
     assert not (failures.folder / row.folder / "checkpoints").exists()
 
 
+@pytest.mark.slow
 def test_no_record_of_a_dead_trial_says_that_it_runs(failures: Swept) -> None:
     for row in failures.rows:
         path = failures.folder / row.folder / "run.json"

@@ -424,6 +424,7 @@ list(train_loader(sets.HangingAlone(6, Path(sys.argv[1])), LoaderSettings("proce
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone ends a process with its parent")
 def test_what_tries_a_sample_alone_ends_with_the_training_process(tmp_path):
     told = tmp_path / "pid"

@@ -193,6 +193,7 @@ def mutations(source: str) -> Iterator[tuple[str, str]]:
             yield line.strip(), source[: found.start()] + instead + source[found.end() :]
 
 
+@pytest.mark.slow
 @slow
 def test_deleting_any_synchronisation_is_seen() -> None:
     source, seen = Path(device_prefetch.__file__).read_text(), {}

@@ -139,6 +139,7 @@ print(len(before), len(os.sched_getaffinity(0)))
 """
 
 
+@pytest.mark.slow
 @linux
 def test_a_runtime_that_binds_the_main_thread_does_not_narrow_what_was_read_before():
     binding = {**ENVIRONMENT, "OMP_PROC_BIND": "true", "OMP_PLACES": "cores"}

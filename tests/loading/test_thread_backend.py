@@ -159,6 +159,7 @@ except DataError:
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_hangs_for_ever_does_not_keep_python_from_ending():
     done = subprocess.run([sys.executable, "-c", HANG], capture_output=True, text=True, env=WITH_SOURCE, timeout=60)
     assert (done.returncode, done.stdout) == (0, "stuck, and on to the exit\n")

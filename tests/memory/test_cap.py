@@ -31,6 +31,7 @@ def test_what_goes_beyond_the_budget_fails_as_out_of_memory_and_the_rest_goes_on
     assert (code, out.split()) == (0, ["host_oom", "1"]), err
 
 
+@pytest.mark.slow
 def test_a_lower_limit_that_is_there_stays():
     code, out, err = run(
         """

@@ -16,7 +16,10 @@ CASES = [
 
 
 @pytest.mark.simulated(cards=1, mib=4096, timeout_s=200)
-@pytest.mark.parametrize(("name", "precision", "micro_batch", "samples"), CASES)
+@pytest.mark.parametrize(
+    ("name", "precision", "micro_batch", "samples"),
+    [case if case[0] == "conv" else pytest.param(*case, marks=pytest.mark.slow) for case in CASES],
+)
 def test_the_prediction_is_what_a_card_reserves(name: str, precision: str, micro_batch: int, samples: int) -> None:
     import torch
 

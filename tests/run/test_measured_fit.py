@@ -85,6 +85,7 @@ def test_a_step_is_measured_and_nothing_is_changed(planner, mode, monkeypatch):
     assert all(parameter.grad is None for parameter in made.parts.model.parameters())
 
 
+@pytest.mark.slow
 def test_a_feature_table_is_not_filled(planner):
     made = planner("memory.features=cache", "workload.effective_batch_size=64")
     asked = []

@@ -50,6 +50,7 @@ def test_a_reader_that_goes_away_does_not_end_the_process() -> None:
     assert (process.wait(timeout=60), told) == (0, "still here\n")
 
 
+@pytest.mark.slow
 def test_a_full_disk_does_not_end_the_process() -> None:
     with open("/dev/full", "w") as full:
         done = subprocess.run(

@@ -18,6 +18,7 @@ from wellfed.step.totals import Totals
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # torch's own, on its way to inductor
 def test_without_graphs_nothing_is_copied() -> None:
     totals, output = Totals(), torch.ones(())

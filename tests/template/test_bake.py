@@ -210,6 +210,7 @@ def test_files_that_git_does_not_track_stay(default: Path, own_template: Path, t
     assert tree(made(cookiecutter(own_template, "--no-input", cwd=tmp_path), tmp_path / "my-nets")) == tree(default)
 
 
+@pytest.mark.slow
 def test_again_by_replay_and_over_an_older_project(default: Path, template: Path, tmp_path: Path):
     given = answers(project_name="Other Nets", license="Apache-2.0")
     first = tree(made(cookiecutter(template, *given, cwd=tmp_path), tmp_path / "other-nets"))
@@ -281,6 +282,7 @@ def test_bad_answers_leave_nothing(given: dict[str, str], message: str, template
     assert [path.name for path in work.iterdir() if path.name not in (".cookiecutters", ".cookiecutter_replay")] == []
 
 
+@pytest.mark.slow
 def test_a_template_that_does_not_fit_its_scaffold_leaves_nothing(own_template: Path, tmp_path: Path):
     makefile = own_template / "Makefile"
     makefile.write_text(makefile.read_text().replace(" clean new\n", " clean new more\n"))

@@ -100,6 +100,7 @@ def test_update_brings_the_templates_changes_and_keeps_ours(pair: Pair):
     assert pair.cruft("check", "--checkout", "v2").code == 0
 
 
+@pytest.mark.slow
 def test_both_sides_on_one_line_are_a_git_conflict(pair: Pair):
     line = "max_epochs: 40\n"
     pair.edit(template=False, path="configs/trainer/default.yaml", old=line, new="max_epochs: 41\n")

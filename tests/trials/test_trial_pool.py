@@ -121,6 +121,7 @@ def test_a_server_that_is_killed_costs_the_trial_that_runs_alone(pool: Callable[
     assert runs.codes == {"a": 0, "b": -signal.SIGKILL, "c": 0}
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_between_two_trials_costs_none(pool: Callable[..., Pool]) -> None:
     others = set(psutil.Process().children())
 

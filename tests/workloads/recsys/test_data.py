@@ -69,6 +69,7 @@ def test_arguments_out_of_range_are_named(arguments: dict[str, float], name: str
         datasets(**arguments)
 
 
+@pytest.mark.slow
 def test_data_needs_no_transformers():
     modules = "workloads.recsys.data, workloads.recsys.model"
     code = f"import sys, {modules}; sys.exit('transformers' in sys.modules)"
