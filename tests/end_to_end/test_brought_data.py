@@ -83,10 +83,13 @@ def test_a_data_module_is_set_up_once_and_planned(user: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["shuffled", "own", "weighted", "batches"])
+@pytest.mark.parametrize("loader", ["auto", "own"])
+@pytest.mark.parametrize("kind", ["shuffled", "weighted", "batches", "own"])
 @pytest.mark.parametrize("workload", ["plain", "sets"])
-def test_a_resumed_run_sees_the_samples_that_the_unbroken_one_does(user: Path, workload: str, kind: str) -> None:
-    arguments = ("trainer.max_epochs=3", f"+workload.data.kind={kind}")
+def test_a_resumed_run_sees_the_samples_that_the_unbroken_one_does(
+    user: Path, workload: str, kind: str, loader: str
+) -> None:
+    arguments = ("trainer.max_epochs=3", f"+workload.data.kind={kind}", f"loader={loader}")
     done = train(user, workload, *arguments, "trainer.checkpoint_every_steps=1", "trainer.keep_last=100")
     assert done.code == 0, done.text
     whole = only_folder(user, workload)
@@ -96,8 +99,11 @@ def test_a_resumed_run_sees_the_samples_that_the_unbroken_one_does(user: Path, w
     checkpoint = whole / "checkpoints" / f"last-{num_steps - at}.ckpt"
     done = train(user, workload, f"resume={checkpoint}", *arguments, cwd=user / "elsewhere")
     assert done.code == 0, done.text
-    assert "gives other samples" not in done.text
     resumed = only_folder(user / "elsewhere", workload)
+    is_exact = all(event["kind"] != "resume_inexact" for event in record_of(resumed)["events"])
+    assert is_exact is ((kind, loader) != ("own", "own"))  # whose order depends on how often it was asked
+    if not is_exact:
+        return
     states = [
         torch.load(each / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"] for each in (whole, resumed)
     ]
@@ -105,6 +111,13 @@ def test_a_resumed_run_sees_the_samples_that_the_unbroken_one_does(user: Path, w
         assert torch.equal(value, states[1][name]), name
     if workload == "sets":
         assert steps(user / "elsewhere")[: num_steps - at] == steps(user)[at:num_steps]
+
+
+@pytest.mark.slow
+def test_a_module_is_trained_for_max_steps_over_several_epochs(user: Path) -> None:
+    done = train(user, "module", "trainer.max_steps=16")
+    assert done.code == 0, done.text
+    assert record_of(only_folder(user, "module"))["steps"] == 16
 
 
 @pytest.mark.slow

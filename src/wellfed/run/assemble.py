@@ -473,7 +473,9 @@ def make_train_loader(
         limit *= math.ceil(effective / batch_size)  # the same samples are more of smaller batches
     if loader is not None and settings.backend == "own":
         own = Stream(loader.loader)
-        return train_loader(own, LoaderSettings(), batch_size=effective, seed=config.seed, limit_batches=limit)
+        return train_loader(
+            own, LoaderSettings(), batch_size=effective, seed=config.seed, limit_batches=limit, on_event=on_event
+        )
     is_read_in_order = isinstance(data.train, Stream)
     has_own_order = loader is not None and loader.sampled is None and not (loader.shuffle or is_read_in_order)
     return train_loader(

@@ -81,7 +81,7 @@ class BeforeUsers(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, module: Any) -> None:
         # Else ReduceLROnPlateau goes without this epoch: Lightning takes its validation for one before the resume.
         if self._has_trained:
-            trainer.fit_loop.restarting = False
+            trainer.fit_loop._restarting = False  # its setter makes it true where there is a max_steps
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._checkpoints.save_if_due(trainer)
