@@ -41,7 +41,7 @@ CARRIED = (".github/dependabot.yml", ".github/workflows/ci.yml", "tests/every/te
 OF_EXAMPLES = ("docs/my_gpu_is_at_20_percent.md",)
 """Pages whose every figure is an example's: they stay where the examples do."""
 TEMPLATE_TOOLS = (
-    "arrow", "binaryornot", "cookiecutter", "cruft", "gitdb", "gitpython", "python-slugify", "smmap", "text-unidecode",
+    "arrow", "binaryornot", "cookiecutter", "cruft", "python-slugify", "text-unidecode",
 )  # fmt: skip
 """Pins of constraints.txt that only the template's own tests ask for."""
 SPDX = {"Proprietary": "LicenseRef-Proprietary"}
@@ -276,7 +276,7 @@ def _edited(path: str, file: File, edits: Iterable[Edit]) -> File:
 def _edits(source: Files, answers: Answers) -> dict[str, list[Edit]]:
     """Path -> what is changed in it, in this order."""
     package, keep = str(answers["package_name"]), bool(answers["keep_examples"])
-    targets = ", ".join(["torch", "torchmetrics", "wellfed", *_rooms(answers)])
+    targets = ", ".join(["torch", "lightning", "torchmetrics", "wellfed", *_rooms(answers)])
     entity = json.dumps(answers["wandb_entity"]) if answers["wandb_entity"] else "null"
     wandb = f"mode: {answers['wandb_mode']}\nproject: {json.dumps(answers['project_slug'])}\nentity: {entity}\n"
 

@@ -25,6 +25,25 @@ def test_global_draws_differ_by_seed_epoch_and_index():
         assert len(set(values)) == 4
 
 
+def test_a_collate_that_draws_depends_on_seed_epoch_and_batch_alone():
+    def masked(samples):
+        return torch.rand(len(samples))
+
+    def draw(seed, epoch, batch, rank=0):
+        request = BatchRequest(epoch, batch, torch.arange(4))
+        return BatchBuilder(sets.Global(), seed, rank, masked)(request).batch.tolist()
+
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    first = draw(1, 0, 0)
+    assert torch.equal(torch.get_rng_state(), before)  # training draws from it too
+    torch.manual_seed(8)
+    assert draw(1, 0, 0) == first
+    others = [draw(2, 0, 0), draw(1, 1, 0), draw(1, 0, 1), draw(1, 0, 0, rank=1)]
+    for values in zip(first, *others, strict=True):
+        assert len(set(values)) == 5
+
+
 def test_who_takes_an_rng():
     assert takes_rng(sets.Fetching())
     assert not takes_rng(sets.Global())

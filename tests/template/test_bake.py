@@ -103,7 +103,9 @@ def test_no_trace_of_the_template(default: Path, template: Path):
     assert found.pop("src/wellfed/planning/backend.py", b"benchmarks/") == b"benchmarks/"
     assert not found
     # The engine keeps its name: as a package, a folder, a program and what Hydra finds by it. Nothing else has it.
-    engine = re.compile(rb'wellfed[./*]|"wellfed"|-m wellfed|(?:sweeper|launcher)[:=] ?wellfed|\[torch, wellfed,')
+    engine = re.compile(
+        rb'wellfed[./*]|"wellfed"|-m wellfed|(?:sweeper|launcher)[:=] ?wellfed|\[torch, (?:\w+, )*wellfed,'
+    )
     rooms = ("src/wellfed/", "src/hydra_plugins/")
     outside = {path: content for path, (content, _) in tree(default).items() if not path.startswith(rooms)}
     del outside["docs/configuration.md"]  # generated from the engine's schema, with its defaults
@@ -139,7 +141,7 @@ def test_awkward_answers(awkward: Path):
     expected = {"mode": "offline", "project": "reseau-4-gpu", "entity": "my-team"}
     assert options(awkward, "logger/wandb.yaml") == expected
     allowed = options(awkward, "train.yaml")["config"]["allow_targets"]
-    assert allowed == ["torch", "torchmetrics", "wellfed", "reseau_4_gpu", "workloads"]
+    assert allowed == ["torch", "lightning", "torchmetrics", "wellfed", "reseau_4_gpu", "workloads"]
 
 
 def test_an_example_is_copied_and_kept(awkward: Path, template: Path):

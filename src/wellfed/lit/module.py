@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -322,16 +322,6 @@ class StepModule(pl.LightningModule):
         if self.options.shares_evaluation:
             merge_over_ranks(self.evaluation, self._eval_failure)
         return self.evaluation.compute()
-
-    def try_split(self, split: str, deliveries: Iterable[Delivery]) -> dict[str, float]:
-        """The metrics of a few batches, of which nothing is kept."""
-        self.evaluation.reset()
-        try:
-            for delivery in deliveries:
-                self._evaluating.take(split, delivery, self._source(), self.device, self.trainer.global_step)
-            return self.evaluation.compute()
-        finally:
-            self.evaluation.reset()
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
 

@@ -55,11 +55,11 @@ class SanityCheck(pl.Callback):
         if trainer.global_step > 0:
             return
         for split, few in self._splits.items():
-            self._trying, autocast = split, trainer.precision_plugin.val_step_context()
-            with self._put_back(module), few() as deliveries, torch.no_grad(), autocast:
+            self._trying = split
+            with self._put_back(module), few() as deliveries, torch.no_grad():
                 module.eval()
                 if isinstance(module, StepModule):
-                    metrics = module.try_split(split, deliveries)
+                    metrics = _metrics(trainer, module, split, deliveries)
                     self._trying = None
                     self._found(split, metrics)
                 elif split == "test":
@@ -81,6 +81,17 @@ class SanityCheck(pl.Callback):
             exception.add_note(f"in a batch of {self._trying} before training; trainer.sanity_batches=0 tries none")
 
 
+def _metrics(trainer: pl.Trainer, module: StepModule, split: str, deliveries: Iterable[Delivery]) -> dict[str, float]:
+    step = trainer.strategy.validation_step if split == "val" else trainer.strategy.test_step
+    module.evaluation.reset()
+    try:
+        for number, delivery in enumerate(deliveries):
+            step(delivery, number)
+        return module.evaluation.compute()
+    finally:
+        module.evaluation.reset()
+
+
 def _try_test(trainer: pl.Trainer, module: pl.LightningModule, deliveries: Iterable[Delivery]) -> None:
     loggers, trainer.loggers = trainer.loggers, [DummyLogger()]
     trainer.testing = True
@@ -92,7 +103,7 @@ def _try_test(trainer: pl.Trainer, module: pl.LightningModule, deliveries: Itera
                 batch = trainer.strategy.batch_to_device(getattr(delivery, "batch", delivery), module.device, 0)
                 takes_number = len(inspect.signature(module.test_step).parameters) > 1
                 module.on_test_batch_start(batch, number)
-                output = module.test_step(batch, number) if takes_number else module.test_step(batch)
+                output = trainer.strategy.test_step(batch, *([number] if takes_number else []))
                 module.on_test_batch_end(output, batch, number)
     finally:
         trainer.training, trainer.loggers = True, loggers
