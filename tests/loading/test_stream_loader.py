@@ -171,10 +171,12 @@ class Broken(streams.Sharded):
 
 @pytest.mark.parametrize("plan", [INLINE, ONE, LoaderSettings("threads", 1, 2)], ids=named)
 def test_what_a_stream_raises_is_told_with_the_batch(plan):
-    made = loader_of(Broken(), plan)
+    made, seen = loader_of(Broken(), plan), []
     with pytest.raises(DataError, match=r"^Broken: training batch 1 of epoch 0 could not be read: KeyError") as raised:
-        epochs(made)
+        seen.extend(ids(delivery) for delivery in made)
+    made.close()
     assert isinstance(raised.value.__cause__, KeyError)
+    assert seen == [[0, 1, 2, 3]]
 
 
 class Changing(streams.Plain):

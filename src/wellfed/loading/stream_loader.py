@@ -307,6 +307,10 @@ class StreamLoader:
                 held = Delivery(batch, self._epoch, number, size * mark.ranks, num_samples=size), mark
                 if number + 1 == self._limit:
                     break
+        except Exception:  # the batch before is sound
+            if held is not None and self._running is running:
+                yield self._given(*held)
+            raise
         finally:
             running.close()
         if self._running is not running:
