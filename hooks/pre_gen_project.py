@@ -42,7 +42,8 @@ EXAMPLES = {"recsys"}
 LIBRARIES = {
     "check_jsonschema", "huggingface_hub", "hydra", "hypothesis", "importlinter", "jinja2", "lightning", "markupsafe",
     "matplotlib", "mypy", "numpy", "omegaconf", "peft", "psutil", "pynvml", "pytest", "pytorch_lightning", "rich",
-    "ruff", "safetensors", "threadpoolctl", "tokenizers", "torch", "transformers", "wandb", "xdist", "yaml",
+    "ruff", "safetensors", "threadpoolctl", "tokenizers", "torch", "torchmetrics", "transformers", "wandb", "xdist",
+    "yaml",
 }  # fmt: skip
 """What the project imports or runs: a package of that name would hide it, or be hidden."""
 DISTRIBUTIONS = LIBRARIES | {

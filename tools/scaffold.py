@@ -41,7 +41,7 @@ CARRIED = (".github/dependabot.yml", ".github/workflows/ci.yml", "tests/every/te
 OF_EXAMPLES = ("docs/my_gpu_is_at_20_percent.md",)
 """Pages whose every figure is an example's: they stay where the examples do."""
 TEMPLATE_TOOLS = (
-    "arrow", "binaryornot", "cookiecutter", "cruft", "gitdb", "gitpython", "python-slugify", "smmap", "text-unidecode",
+    "arrow", "binaryornot", "cookiecutter", "cruft", "python-slugify", "text-unidecode",
 )  # fmt: skip
 """Pins of constraints.txt that only the template's own tests ask for."""
 SPDX = {"Proprietary": "LicenseRef-Proprietary"}
