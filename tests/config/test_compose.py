@@ -222,7 +222,9 @@ def test_some_of_them_composed_in_full(index):
     assert composed.config.memory == once(f"memory={memory}").config.memory
 
 
-@pytest.mark.parametrize("group", ["workload", "trainer", "telemetry", "logger", "experiment", "debug", "paths"])
+@pytest.mark.parametrize(
+    "group", ["workload", "trainer", "callbacks", "telemetry", "logger", "experiment", "debug", "paths"]
+)
 def test_every_other_option_composes(group, all_installed):
     found = options(group)
     assert found

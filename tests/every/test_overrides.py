@@ -26,6 +26,7 @@ NAMES = [
     *FREE_NODES,
     *(f"{node}._target_" for node in FREE_NODES),
     *(f"{knob}.more" for knob in KNOBS[::7]),
+    *("workload.schedule._target_", "workload.schedule.gamma", "callbacks.ema.decay", "callbacks.ema"),
     *("workload.data.scale", "workload.model.dim", "workload.optimizer.betas[0]", "memory.micro_batch_steps[0].x"),
     *("hydra.run.dir", "hydra/launcher", "hydra.job.name", "hydra", "no_such", "gpu@loader", "loader@gpu.x", ""),
 ]

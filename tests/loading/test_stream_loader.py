@@ -79,7 +79,7 @@ def saved(state):
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("plan", [INLINE, TWO, THREADS], ids=named)
+@pytest.mark.parametrize("plan", [INLINE, pytest.param(TWO, marks=pytest.mark.slow), THREADS], ids=named)
 @pytest.mark.parametrize("kind", [streams.Sharded, streams.InShards, streams.Stateful, streams.Drawing])
 @pytest.mark.parametrize("buffer", [None, 5])
 def test_it_goes_on_from_any_batch_as_if_it_had_not_been_left(kind, plan, buffer):

@@ -103,7 +103,9 @@ def test_no_trace_of_the_template(default: Path, template: Path):
     assert found.pop("src/wellfed/planning/backend.py", b"benchmarks/") == b"benchmarks/"
     assert not found
     # The engine keeps its name: as a package, a folder, a program and what Hydra finds by it. Nothing else has it.
-    engine = re.compile(rb'wellfed[./*]|"wellfed"|-m wellfed|(?:sweeper|launcher)[:=] ?wellfed|\[torch, wellfed,')
+    engine = re.compile(
+        rb'wellfed[./*]|"wellfed"|-m wellfed|(?:sweeper|launcher)[:=] ?wellfed|\[torch, (?:\w+, )*wellfed,'
+    )
     rooms = ("src/wellfed/", "src/hydra_plugins/")
     outside = {path: content for path, (content, _) in tree(default).items() if not path.startswith(rooms)}
     del outside["docs/configuration.md"]  # generated from the engine's schema, with its defaults

@@ -20,10 +20,10 @@ from wellfed.sweep.ranking import Entry, Leaderboard, leaderboard
 from wellfed.sweep.winner import chosen, in_words, overrides_of_other_groups, recorded_knobs, tie_in_words
 
 _SCHEMAS: Mapping[str, type] = {"loader": LoaderConfig, "memory": MemoryConfig}
-_OF_THE_DATA = ("skip_ids", "max_skipped")
-"""Which samples are bad is no matter of speed."""
+_OF_THE_DATA = ("skip_ids", "max_skipped", "shuffle_buffer")
+"""Which samples are bad, and in which order they come, is no matter of speed."""
 _SHIPPED = {
-    "loader": ("auto", "baseline", "conservative", "balanced", "aggressive"),
+    "loader": ("auto", "baseline", "conservative", "balanced", "aggressive", "own"),
     "memory": ("auto", "cache", "cache_host", "dynamic", "accumulate", "tight"),
 }
 
