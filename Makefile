@@ -16,9 +16,10 @@ OVERRIDES = $(strip $(call chosen,W,workload) $(call chosen,gpu,gpu) $(call chos
 # SIMULATED=24gb: on a machine with a simulated GPU; more words for tools/simulated.py may follow in quotes.
 ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py $(SIMULATED) -- )
 
-# Two test processes with one thread each: torch would otherwise start a thread a core in both. Bytecode is kept, also
-# where the environment forbids it: tests start hundreds of processes, which would all compile the same files.
-PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+# Three test processes with one thread each: torch would otherwise start a thread a core in all of them, and many tests
+# wait. Bytecode is kept, also where the environment forbids it: tests start hundreds of processes, which would all
+# compile the same files.
+PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help install train sweep test test-guests bench-gpu test-all goldens check format doctor constraints clean new

@@ -40,6 +40,7 @@ def refused(checkpoint: Path, tmp_path: Path) -> Done:
     return done
 
 
+@pytest.mark.slow
 def test_weights_that_do_not_fit(checkpoint: Path, tmp_path: Path) -> None:
     done = refused(checkpoint, tmp_path)
     assert "its weights don't fit the model of workload recsys that run.json describes: " in done.err

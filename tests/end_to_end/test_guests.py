@@ -244,6 +244,7 @@ def test_two_ranks_count_each_sample_of_a_guest_once(user: Path, num_train: int)
         assert both[name] == pytest.approx(alone[name], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_a_guest_on_a_card(user: Path, fake_cuda: FakeCuda, tmp_path: Path) -> None:
     """Its checkpoint is evaluated on the CPU, too."""
     report = tmp_path / "report"

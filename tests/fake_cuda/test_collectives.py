@@ -13,6 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+pytestmark = pytest.mark.slow
+"""Of the simulated cards by themselves; tests of what runs on them are not."""
+
 TIMEOUT_S = 100
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+"""Of the simulated cards by themselves; tests of what runs on them are not."""
+
 MIB = 1 << 20
 
 

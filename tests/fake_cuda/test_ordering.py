@@ -8,6 +8,9 @@ import pytest
 import torch
 from torch import nn
 
+pytestmark = pytest.mark.slow
+"""Of the simulated cards by themselves; tests of what runs on them are not."""
+
 
 def violations() -> list[str]:
     import fake_cuda

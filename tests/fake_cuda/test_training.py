@@ -10,6 +10,9 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+pytestmark = pytest.mark.slow
+"""Of the simulated cards by themselves; tests of what runs on them are not."""
+
 TOLERANCE = {"rel": 1e-4, "abs": 1e-6}
 
 

@@ -76,6 +76,7 @@ def test_an_error_is_a_reason():
     assert in_fork(fail) == NoEstimate("RuntimeError: no")
 
 
+@pytest.mark.slow
 def test_what_is_printed_is_not_on_stdout():
     script = """
 import os, atexit

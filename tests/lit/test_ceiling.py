@@ -111,6 +111,7 @@ def test_where_the_card_is_the_bottleneck_the_ceiling_is_the_rate(tmp_path: Path
     assert fake_cuda.driver.violations() == []
 
 
+@pytest.mark.slow
 @pytest.mark.simulated(cards=1, kernel_us=200, timeout_s=120)
 def test_a_starved_run_is_well_below_it_and_before_a_fit_it_is_the_same(tmp_path: Path) -> None:
     class Slow(tiny.TinyData):

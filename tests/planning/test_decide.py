@@ -734,6 +734,7 @@ def test_pinned_memory(asked, value, because):
 # -- everything with everything ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("facts", [LAPTOP, SMALL, H200], ids=["laptop", "8gb-card", "h200"])
 def test_all_options_plan_together(facts):
     assert {group: len(names) for group, names in OPTIONS.items()} == {"gpu": 6, "loader": 6, "memory": 6}

@@ -153,6 +153,7 @@ def test_tight_memory_takes_a_micro_batch_by_measured_rates(planner, words):
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
+@pytest.mark.slow
 def test_typed_micro_batches_and_several_devices_are_not_measured(planner):
     made = planner("memory=tight", "workload.effective_batch_size=64")
     assert (
@@ -231,6 +232,7 @@ class Normed(torch.nn.Module):
         return replace(output, loss=output.loss + 0 * self.norm(torch.ones(2, 4, device=output.loss.device)).sum())
 
 
+@pytest.mark.slow
 def test_batch_norm_is_measured_whole_and_never_goes_down(planner):
     made = planner("workload.effective_batch_size=64")
     made = replace(made, parts=replace(made.parts, model=Normed(made.parts.model)))

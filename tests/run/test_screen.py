@@ -37,6 +37,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_does_not_end_the_process() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT], env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE

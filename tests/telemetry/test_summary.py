@@ -89,6 +89,7 @@ def test_nothing_seen_is_nothing_said():
     assert summary_of(("start", {"util_pct": 1.0})) == {}
 
 
+@pytest.mark.slow
 def test_it_may_be_asked_while_it_is_added_to(at_once):
     summary, entries = Summary(always), []
     names = [f"x{number}" for number in range(300)]

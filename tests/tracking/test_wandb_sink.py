@@ -194,6 +194,7 @@ def host_round(number):
     return [Sample(number / 5, number, "train", HOST, values)]
 
 
+@pytest.mark.slow
 def test_curves_and_rows_of_three_threads_are_all_there_and_apart(bare, tmp_path, at_once):
     """Each as it was logged: exact, in order, no row lost, none merged with another thread's."""
     num = 300
@@ -244,6 +245,7 @@ for number in range(10**9):
 """
 
 
+@pytest.mark.slow
 def test_a_kill_leaves_the_rounds_so_far_in_the_table_and_those_of_a_moment_ago_in_the_file_of_wandb(bare, tmp_path):
     """Killed in full flight; wandb's file has what was logged half a second before, and no false end."""
     roots = os.pathsep.join([str(Path(wellfed.__file__).parents[1]), str(Path(__file__).parents[2])])

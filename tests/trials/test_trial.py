@@ -172,6 +172,7 @@ def parts_of(data: str = "Items", rows: str = "frozen") -> assemble.Parts:
     return assemble.make_parts(composed(data=data, rows=rows).config)
 
 
+@pytest.mark.slow
 def test_a_plan_tells_what_the_first_batches_are_and_builds_them_once(monkeypatch: pytest.MonkeyPatch) -> None:
     torch_2 = ["loader.backend=torch", "loader.num_workers=2"]
     points = [
