@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -167,6 +168,7 @@ def test_processes_share_a_cards_memory(start: Callable[..., Any], tmp_path: Pat
         assert MachineState(state).processes(card=0) == {first.pid: 600 * MIB}
     finally:
         first.send_signal(signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(first.pid) or psutil.Process(first.pid).status() == psutil.STATUS_ZOMBIE)
     _, err = start(HOLDS, "900", "0", **kind).communicate(timeout=TIMEOUT_S)  # what a killed process held is free again
     assert err == ""
     first.communicate(timeout=TIMEOUT_S)
