@@ -48,6 +48,7 @@ def test_each_number_of_gpus_has_its_row():
     assert rows[-1]["predicted_peak_gib"] == found["predicted_peak_gib"]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_names_ways_out_that_do():
     big = ["gpu.memory_gib=0.06", "memory.features=dynamic", "memory.micro_batch=2048"]
     found = plan_without_running(compose([*SMALL, "gpu=8gb", *big]))

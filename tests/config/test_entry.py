@@ -300,6 +300,7 @@ def test_multirun_fails_when_no_job_is_ok():
     assert main("train", Jobs(1, 3), sweep("seed=3,4")) == 1
 
 
+@pytest.mark.slow
 def test_one_bad_point_does_not_hide_the_rest(capsys):
     jobs = Jobs()
     assert main("train", jobs, sweep("trainer.devices=0,1")) == 0

@@ -177,6 +177,7 @@ def test_a_plain_module_needs_an_optimizer(mine: Path) -> None:
     assert "Traceback" not in done.text
 
 
+@pytest.mark.slow
 def test_evaluate_gives_the_runs_test_figures(tmp_path: Path) -> None:
     awkward = tmp_path / "with blank (x)=y"
     assert train(*QUICK, f"paths.log_dir={awkward / 'logs'}", cwd=tmp_path).code == 0

@@ -91,6 +91,7 @@ def measured(module: StepModule, loader: Any, folder: Path, steps: int) -> StepS
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.simulated(cards=1, kernel_us=500, timeout_s=120)  # a card's time, not that of a shared host
 def test_where_the_card_is_the_bottleneck_the_ceiling_is_the_rate(tmp_path: Path) -> None:
     import fake_cuda

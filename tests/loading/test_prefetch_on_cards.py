@@ -167,6 +167,7 @@ def run(source: ModuleType, ahead: int, *, late_s: float = 0.0, **more: Any) -> 
 slow = pytest.mark.simulated(cards=2, kernel_us=KERNEL_US, copy_gbps=COPY_GBPS)
 
 
+@pytest.mark.slow
 @slow
 def test_a_card_that_lags_behind_holds_what_it_may_and_is_never_idle() -> None:
     for ahead in (1, 2, 4):
@@ -205,6 +206,7 @@ def test_deleting_any_synchronisation_is_seen() -> None:
     assert all(seen.values()), seen
 
 
+@pytest.mark.slow
 @pytest.mark.simulated(cards=2, mib=64, kernel_us=KERNEL_US)
 def test_where_the_card_has_no_room_for_as_many_fewer_are_brought() -> None:
     fewer: list[int] = []

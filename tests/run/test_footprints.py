@@ -170,6 +170,7 @@ def test_a_model_without_sizes_is_refused(typed):
         plan_without_running(compose([*typed, "+workload.model.does=lazy"]))
 
 
+@pytest.mark.slow
 def test_a_later_longer_batch_is_planned_for(typed, capsys, monkeypatch):
     monkeypatch.setattr(longest_batch, "ALIKE_S", longest_batch.MOST_S * 60)  # a machine under load looks at fewer
     monkeypatch.setattr(longest_batch, "MOST_S", longest_batch.MOST_S * 60)

@@ -271,6 +271,7 @@ def test_a_kill_leaves_the_rounds_so_far_in_the_table_and_those_of_a_moment_ago_
     assert curve == [(number / 3, number + 1 / 8) for number in range(len(curve))]
 
 
+@pytest.mark.slow
 def test_runs_of_one_process_are_two_and_late_rows_reach_neither(bare, tmp_path, caplog):
     """As in a multirun, with a thread of the first that has not heard of its end."""
     lost: list[str] = []
