@@ -8,7 +8,7 @@ training, and would be called for an epoch that is none.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -160,14 +160,21 @@ def steps_alone(module: pl.LightningModule, *, is_set_up: bool, moves: bool = Fa
         instead["transfer_batch_to_device"] = lambda batch, device, number: batch
     if module.automatic_optimization:  # else schedulers are stepped by the step itself
         instead["configure_optimizers"] = lambda: _optimizers_of(own())
-    own_attributes = {name: vars(module)[name] for name in instead if name in vars(module)}
+    with replaced(module, instead):
+        yield
+
+
+@contextmanager
+def replaced(module: pl.LightningModule, instead: Mapping[str, Any]) -> Iterator[None]:
+    """Within, the module has these attributes in place of its class's, or of its own."""
+    own = {name: vars(module)[name] for name in instead if name in vars(module)}
     vars(module).update(instead)
     try:
         yield
     finally:
         for name in instead:
             del vars(module)[name]
-        vars(module).update(own_attributes)
+        vars(module).update(own)
 
 
 def _optimizers_of(configured: Any) -> Any:

@@ -21,6 +21,7 @@ from lightning.pytorch.loggers.logger import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
+from wellfed.errors import text_of
 from wellfed.tracking.sink import GuardedSink
 
 _LOG = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ class _OfRun(Logger):
         try:
             call(*arguments, **named)
         except Exception as error:  # noqa: BLE001  a dead logger must not kill a run
-            self.tell(str(error))
+            self.tell(text_of(error))
 
 
 class Quiet(_OfRun):

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from wellfed.errors import text_of
+
 _LOG = logging.getLogger(__name__)
 _PATIENCE_S = 10.0
 """How long a thread waits for another's call to a logger, which takes well under a millisecond."""
@@ -89,7 +91,7 @@ class GuardedSink(Sink):
             if not self._is_finished:
                 call()
         except Exception as error:  # noqa: BLE001  a dead logger must not kill a run
-            reason = str(error)
+            reason = text_of(error)
         finally:
             self._turn.release()
         if reason is not None:

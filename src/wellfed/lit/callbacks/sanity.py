@@ -13,7 +13,7 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from torchmetrics import Metric
 
 from wellfed.batches import Delivery
-from wellfed.lit.ceiling import put_back
+from wellfed.lit.ceiling import put_back, replaced
 from wellfed.lit.module import StepModule
 
 Few = Callable[[], AbstractContextManager[Iterable[Delivery]]]
@@ -114,12 +114,10 @@ def _forgetting(module: pl.LightningModule) -> Iterator[None]:
     """The module logs nothing; afterwards its metrics are empty, and its lists and dicts hold what they held."""
     instead = {name: lambda *arguments, **named: None for name in ("log", "log_dict")}
     held = {name: value.copy() for name, value in vars(module).items() if _is_plain(name, value)}
-    vars(module).update(instead)
     try:
-        yield
+        with replaced(module, instead):
+            yield
     finally:
-        for name in instead:
-            del vars(module)[name]
         for name, value in vars(module).items():
             if name in held and _is_plain(name, value):
                 value.clear()
