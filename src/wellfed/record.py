@@ -152,6 +152,8 @@ class TimeEntry(TypedDict):
     host_frac: float
     step_ms_p50: float
     step_ms_p95: float
+    launch_ms_p50: float | None
+    """How long the host took to launch forward, backward and optimizer; None on a CPU."""
 
 
 class MemoryEntry(TypedDict, total=False):
@@ -173,6 +175,48 @@ class SwingEntry(TypedDict):
     """The setting that implies the period; ``epoch`` = the end of each."""
     r2: float | None
     """Share of the variance of waiting, or of the rest of the step, that it explains."""
+
+
+class LoadingEntry(TypedDict, total=False):
+    """What building a batch took whoever built it, after the warm-up; a key is absent where nobody could know."""
+
+    build_ms_mean: float
+    build_ms_p50: float
+    build_ms_p99: float
+    cpu_frac: float
+    """CPU time over wall time of building; the rest was waiting for a disk, a network, a lock or a core."""
+    batch_mib: float
+    """Tensors of one batch of one rank."""
+
+
+class SynchronisationEntry(TypedDict):
+    """A line at which the host waits for the device in each step."""
+
+    place: str
+    """``file:line``."""
+    per_step: float
+
+
+class GainEntry(TypedDict):
+    """By what factor the rate is expected to rise, with its bounds."""
+
+    factor: float
+    low: float
+    high: float
+
+
+class FindingEntry(TypedDict):
+    """A cause of lost time, or what there is to say instead: see `wellfed.diagnosis.finding`."""
+
+    id: str
+    severity: Literal["high", "medium", "low", "info"]
+    message: str
+    evidence: dict[str, Any]
+    change: list[str]
+    changes_learning: bool
+    gain: GainEntry | None
+    text: str
+    """Message, overrides and gain as a screen shows them."""
 
 
 class TelemetryEntry(TypedDict):
@@ -216,12 +260,15 @@ class RunRecord:
     ceiling: CeilingEntry | None = None
     readiness_frac: float | None = None
     time: TimeEntry | None = None
+    loading: LoadingEntry = field(default_factory=LoadingEntry)
+    synchronisations: list[SynchronisationEntry] | None = None
+    """None: nobody looked, as on a CPU."""
     memory: MemoryEntry = field(default_factory=MemoryEntry)
     gpus: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Figures of each GPU, whose names `telemetry.metrics` has."""
     telemetry: TelemetryEntry | None = None
     swing: SwingEntry | None = None
-    findings: list[dict[str, Any]] = field(default_factory=list)
+    findings: list[FindingEntry] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
     """Each with its ``kind`` (`EventKind`), ``step``, ``time_s`` and facts of that kind."""
     metrics: dict[str, float] = field(default_factory=dict)

@@ -61,3 +61,8 @@ def show_energy(joules: float) -> str:
 def show_percent(fraction: float) -> str:
     """A fraction 0..1 as a percentage."""
     return f"{100 * fraction:.1f} %"
+
+
+def show_factor(factor: float) -> str:
+    """By how many times, with two digits and more: ``1.05``, ``2.1``, ``21``."""
+    return f"{factor:.2f}" if factor < 1.995 else f"{factor:.1f}" if factor < 9.95 else f"{factor:.0f}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from wellfed.diagnosis.swing import find_swing, swing_in_time, swings_in_steps
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.swing import main_swing, swing_in_time, swings_in_steps
 from wellfed.record import RunRecord
 
 LAGS = {
@@ -165,6 +166,11 @@ def write_steps(folder, wait_ms, rest_ms, epoch=40):
     lines = ["step,time_s,epoch,wait_ms,copy_ms,compute_ms,host_ms"]
     lines += [f"{i},0,{i // epoch},{w},,{r},0" for i, (w, r) in enumerate(zip(wait_ms, rest_ms, strict=True))]
     (folder / "steps.csv").write_text("\n".join(lines) + "\n")
+
+
+def find_swing(record, folder):
+    evidence = Evidence.of(record, folder)
+    return main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.step_ms)
 
 
 def record_of(**settings):

@@ -32,6 +32,7 @@ def to_markdown(record: RunRecord) -> str:
         headline,
         *simulated_lines(record),
         *([said] if said else []),
+        *(["## What to change", "\n".join(f"- {line}" for line in finding_lines(record))] if record.findings else []),
         "## Where the time went",
         *time_lines(record),
         *(["## GPUs", "\n".join(f"- {line}" for line in gpu_lines(record))] if record.gpus else []),
@@ -55,6 +56,11 @@ def simulated_lines(record: RunRecord) -> list[str]:
     if not names:
         return []
     return [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."]
+
+
+def finding_lines(record: RunRecord) -> list[str]:
+    """What costs time and what to type, a line each, the costliest first."""
+    return [f"{finding['id']} ({finding['severity']}): {finding['text']}" for finding in record.findings]
 
 
 def speed_lines(record: RunRecord) -> list[str]:

@@ -7,14 +7,13 @@ the series (an AR(1) process fed with its shuffled residuals), and only what non
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from wellfed.diagnosis.run_tables import HOST, Series, columns, curves
+from wellfed.diagnosis.run_tables import Series
 from wellfed.record import RunRecord, SwingEntry
 
 Part = Literal["wait", "step"]
@@ -48,24 +47,17 @@ _MIN_R2 = 0.08
 """[m] 40 % of jitter leaves 0.25 at the true lag and less than 0.1 at others."""
 
 
-def find_swing(record: RunRecord, folder: Path) -> SwingEntry | None:
-    """The swing of a run by its files: that of its steps with what implies it, else that of its GPUs' utilisation."""
-    table = columns(folder / "steps.csv", ("epoch", "wait_ms", "copy_ms", "compute_ms", "host_ms"))
-    warmup = record.throughput["warmup_steps"] if record.throughput else 0
-    table = {name: values[warmup:] for name, values in table.items()}
-    wait_ms = np.nan_to_num(table["wait_ms"])
-    rest_ms = sum((np.nan_to_num(table[name]) for name in ("copy_ms", "compute_ms", "host_ms")), np.zeros(len(wait_ms)))
-    of_steps = swings_in_steps(wait_ms, rest_ms, lags_of(record, table["epoch"]))
-    if of_steps:
+def main_swing(of_steps: Sequence[StepSwing], of_gpus: Mapping[int, Swing], step_ms: float | None) -> SwingEntry | None:
+    """What run.json tells: the strongest swing of the steps with what implies it, else the deepest of the GPUs'.
+
+    Args:
+        step_ms: mean time of a step.
+    """
+    if of_steps and step_ms is not None:
         first = of_steps[0]
-        period_s = first.lag * float(np.mean(wait_ms + rest_ms)) / 1e3
+        period_s = first.lag * step_ms / 1e3
         return {"period_s": period_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
-    of_gpus = [
-        found
-        for gpu, curve in curves(folder, ("time_s", "util_pct")).items()
-        if gpu != HOST and (found := swing_in_time(curve["time_s"], curve["util_pct"])) is not None
-    ]
-    deep = [found for found in of_gpus if found.high - found.low >= _LEAST_DEPTH]
+    deep = [found for found in of_gpus.values() if found.high - found.low >= _LEAST_DEPTH]
     if not deep:
         return None
     deepest = max(deep, key=lambda found: found.high - found.low)

@@ -15,8 +15,10 @@ from typing import Any
 from wellfed.config.compose import Composed
 from wellfed.config.schema import LoggerConfig, RunConfig
 from wellfed.diagnosis.ceiling_check import contradiction
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.judge import judge
 from wellfed.diagnosis.report import to_markdown
-from wellfed.diagnosis.swing import find_swing
+from wellfed.diagnosis.swing import main_swing
 from wellfed.errors import first_line
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
@@ -183,7 +185,9 @@ class Bookkeeper:
         if doubt is not None:
             self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self.journal.save()
-        record.swing = find_swing(record, self.folder)
+        evidence = Evidence.of(record, self.folder)
+        record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.step_ms)
+        record.findings = [finding.entry() for finding in judge(evidence)]
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
         record.artifacts["report"] = "report.md"
         try:
@@ -213,6 +217,7 @@ class Bookkeeper:
                 "host_frac": summary.host_frac,
                 "step_ms_p50": summary.step_ms_p50,
                 "step_ms_p95": summary.step_ms_p95,
+                "launch_ms_p50": None,
             }
             record.readiness_frac = summary.readiness_frac
         record.metrics = {**record.metrics, **metrics}

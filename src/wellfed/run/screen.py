@@ -107,6 +107,8 @@ def show_end(console: Console, record: RunRecord, first: Mapping[str, float], fo
     ended_by = f", ended by {record.ended_by}" if record.ended_by else ""
     took = f"{record.steps} steps in {show_duration(record.duration_s)}"
     console.print(f"\n{record.status}: {took}{ended_by}", markup=False)
+    for line in report.finding_lines(record):
+        console.print(line, markup=False, soft_wrap=True)
     lines = report.simulated_lines(record) + report.time_lines(record) + report.gpu_lines(record)
     for line in lines + report.memory_lines(record):
         console.print(line, markup=False)

@@ -1,0 +1,196 @@
+"""Gathers all recorded facts of a run in one object that the rules of the diagnosis read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from wellfed.diagnosis.run_tables import HOST, Series, columns, curves, metric_series
+from wellfed.diagnosis.swing import StepSwing, Swing, lags_of, swing_in_time, swings_in_steps
+from wellfed.record import RunRecord, TimeEntry
+
+_OF_STEPS = (
+    *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", "wait_ms", "copy_ms", "compute_ms", "host_ms"),
+    *("ready", "build_ms", "build_cpu_ms", "launch_ms"),
+)
+_OF_GPUS = (
+    *("util_pct", "mem_used_gib", "sm_active_pct", "tensor_active_pct", "dram_active_pct"),
+    *("pcie_rx_mb_s", "sm_clock_mhz", "power_limited", "heat_limited", "power_w"),
+)
+_OF_HOST = ("cpu_pct", "rss_gib", "iowait_pct", "others_cpu_pct", "loader_cpu_pct")
+_EMPTY = np.empty(0)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a run has left behind. A figure that nobody measured is None, an empty column or nan, never 0."""
+
+    record: RunRecord
+    all_steps: Mapping[str, Series] = field(default_factory=dict)
+    """Columns of steps.csv, warm-up included; all as long as each other, or empty."""
+    curves: Mapping[int, Mapping[str, Series]] = field(default_factory=dict)
+    """Columns of telemetry.csv while the run trained, with ``time_s`` and ``step``; by GPU, and ``HOST``."""
+    losses: tuple[Series, Series] = (_EMPTY, _EMPTY)
+    """Steps and values of the training loss, as often as it was logged."""
+
+    @classmethod
+    def of(cls, record: RunRecord, folder: Path) -> Evidence:
+        """Of a record and the tables beside it; what can't be read is not there."""
+        return cls(
+            record,
+            columns(folder / "steps.csv", _OF_STEPS),
+            curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST)),
+            metric_series(folder, "loss"),
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> Evidence:
+        """Of a run folder. Raises as `wellfed.record.read` does."""
+        return cls.of(RunRecord.read(folder), folder)
+
+    # What was asked for
+
+    def value(self, knob: str) -> Any:
+        """A knob as the plan decided it, else as it was configured; None where neither knows it."""
+        if knob in self.record.plan:
+            return self.record.plan[knob]["value"]
+        found: Any = self.record.config
+        for name in knob.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+    @property
+    def num_workers(self) -> int:
+        """Threads or processes that build batches; 0 = the training process does."""
+        return int(self.value("loader.num_workers") or 0)
+
+    @property
+    def cores(self) -> float | None:
+        """CPUs that this run may use; None where nobody looked."""
+        return self.record.machine.get("cpu_quota_cores")
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether it trained on one."""
+        return self.record.time is not None and self.record.time["copy_frac"] is not None
+
+    # What was measured of steps, the warm-up left out
+
+    @cached_property
+    def num_measured(self) -> int:
+        """Steps behind the figures of the record; 0 where there are none."""
+        return self.record.throughput["steps"] if self.record.throughput else 0
+
+    @cached_property
+    def steps(self) -> Mapping[str, Series]:
+        """Columns of steps.csv without the warm-up."""
+        warmup = self.record.throughput["warmup_steps"] if self.record.throughput else 0
+        return {name: column[warmup:] for name, column in self.all_steps.items()}
+
+    def column(self, name: str) -> Series:
+        """A column of `steps`, ``nan`` where a step has no figure; empty where the table lacks it."""
+        return self.steps.get(name, _EMPTY)
+
+    @cached_property
+    def wait_ms(self) -> Series:
+        """What each step waited for its batch."""
+        return np.nan_to_num(self.column("wait_ms"))
+
+    @cached_property
+    def rest_ms(self) -> Series:
+        """The rest of each step: copy, compute and host."""
+        parts = [np.nan_to_num(self.column(name)) for name in ("copy_ms", "compute_ms", "host_ms")]
+        return np.sum([part for part in parts if len(part)] or [np.zeros(len(self.wait_ms))], axis=0)  # type: ignore[no-any-return]
+
+    @property
+    def time(self) -> TimeEntry | None:
+        """Shares and length of a step, as the record has them."""
+        return self.record.time
+
+    @property
+    def wait_frac(self) -> float:
+        """Share of training's time that stood waiting for a batch; 0 where it was not measured."""
+        return self.record.time["wait_frac"] if self.record.time else 0.0
+
+    @property
+    def copy_frac(self) -> float:
+        """Share of training's time in copies that nothing hid; 0 on a CPU."""
+        return (self.record.time["copy_frac"] or 0.0) if self.record.time else 0.0
+
+    @cached_property
+    def step_ms(self) -> float | None:
+        """Mean time of a step, all of it."""
+        if len(self.wait_ms):
+            return float(np.mean(self.wait_ms + self.rest_ms))
+        throughput = self.record.throughput
+        if throughput and throughput["samples_per_s"] > 0 and self.record.steps:
+            return 1e3 * self.record.samples / self.record.steps / throughput["samples_per_s"]
+        return None
+
+    @property
+    def fed_step_ms(self) -> float | None:
+        """Mean time of a step but for what it stood waiting for data."""
+        return None if self.step_ms is None else self.step_ms * (1 - self.wait_frac)
+
+    @cached_property
+    def ceiling_factor(self) -> float | None:
+        """The ceiling over the rate: by what factor the run would be faster if data cost nothing."""
+        throughput, ceiling = self.record.throughput, self.record.ceiling
+        if not (throughput and ceiling) or throughput["samples_per_s"] <= 0:
+            return None
+        return ceiling["samples_per_s"] / throughput["samples_per_s"]
+
+    @cached_property
+    def build_ms(self) -> float | None:
+        """Mean time to build one batch, whoever builds it."""
+        return self.record.loading.get("build_ms_mean")
+
+    @cached_property
+    def build_cpu_ms(self) -> float | None:
+        """CPU time of that."""
+        share = self.record.loading.get("cpu_frac")
+        return None if share is None or self.build_ms is None else share * self.build_ms
+
+    # What was watched
+
+    def curve(self, name: str, gpu: int = HOST) -> Series:
+        """Readings of a figure while the run trained, those that are missing left out."""
+        found = self.curves.get(gpu, {}).get(name, _EMPTY)
+        return found[np.isfinite(found)]
+
+    def mean(self, name: str, gpu: int = HOST) -> float | None:
+        """Mean of `curve`; None without readings."""
+        found = self.curve(name, gpu)
+        return float(found.mean()) if len(found) else None
+
+    @property
+    def gpus(self) -> list[int]:
+        """Numbers of the GPUs that were watched."""
+        return sorted(gpu for gpu in self.curves if gpu != HOST)
+
+    @cached_property
+    def util_pct(self) -> float | None:
+        """Mean utilisation while the run trained, of the GPU that was idle most; None without NVML."""
+        found = [self.mean("util_pct", gpu) for gpu in self.gpus]
+        return min((one for one in found if one is not None), default=None)
+
+    @cached_property
+    def swings_of_steps(self) -> list[StepSwing]:
+        """Step times that repeat, at lags that settings imply; the strongest first."""
+        return swings_in_steps(self.wait_ms, self.rest_ms, lags_of(self.record, self.column("epoch")))
+
+    @cached_property
+    def swings_of_gpus(self) -> Mapping[int, Swing]:
+        """Utilisation that rises and falls with a period, by GPU."""
+        found = {}
+        for gpu in self.gpus:
+            curve = self.curves[gpu]
+            swing = swing_in_time(curve.get("time_s", _EMPTY), curve.get("util_pct", _EMPTY))
+            if swing is not None:
+                found[gpu] = swing
+        return found

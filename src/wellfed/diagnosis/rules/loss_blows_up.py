@@ -1,0 +1,64 @@
+"""Finds a loss that grew far beyond what it was, or was no number."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.finding import Finding
+from wellfed.diagnosis.run_tables import Series
+from wellfed.diagnosis.thresholds import LOSS_GROWTH, LOSS_WINDOW
+from wellfed.units import counted
+
+_LR = "workload.optimizer.lr"
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where the training loss left its running median, or was not finite."""
+    steps, values = evidence.losses
+    skipped = [event for event in evidence.record.events if event["kind"] == "nan"]
+    at = _first_jump(values)
+    if not skipped and at is None:
+        return None
+    evidence_: dict[str, float | int | str] = {}
+    if skipped:
+        step = int(skipped[0].get("step") or 0)
+        said = f"The loss was no finite number in {counted(len(skipped), 'step')}, first in step {step}"
+        evidence_ |= {"non_finite_steps": len(skipped)}
+    else:
+        assert at is not None
+        step, median = int(steps[at]), _median_before(values, at)
+        now = float(values[at])
+        said = f"The loss rose to {now:.4g} at step {step}, from a median of {median:.4g} before it"
+        if not np.isfinite(now):
+            said = f"The loss was no finite number at step {step}"
+        evidence_ |= {"loss": now, "median_before": median}
+    return Finding(
+        "loss_blows_up",
+        f"{said}: the learning rate is too high for it, or gradients are not bounded.",
+        {"step": step, **evidence_},
+        _changes(evidence),
+        changes_learning=True,
+    )
+
+
+def _changes(evidence: Evidence) -> tuple[str, ...]:
+    """One of them at a time: clipping first, as the mildest; then a lower rate."""
+    if evidence.value("trainer.gradient_clip") is None:
+        return ("trainer.gradient_clip=1.0",)
+    lr = evidence.value(_LR)
+    return (f"{_LR}={lr / 10:g}",) if isinstance(lr, int | float) and lr > 0 else ()
+
+
+def _first_jump(values: Series) -> int | None:
+    """Place of the first value that is not finite, or far above the median of those before it."""
+    for place in range(LOSS_WINDOW, len(values)):
+        median = _median_before(values, place)
+        # Near zero, or below, a factor says nothing.
+        if not np.isfinite(values[place]) or (median > 0 and values[place] > LOSS_GROWTH * median):
+            return place
+    return None
+
+
+def _median_before(values: Series, place: int) -> float:
+    return float(np.median(values[max(0, place - LOSS_WINDOW) : place]))
