@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from wellfed.diagnosis.ceiling_check import contradiction
 from wellfed.diagnosis.evidence import Evidence
@@ -79,6 +80,18 @@ class Feeding:
         enough = self.step_ms_with(self.most_workers, _MARGIN) / (1 - WAIT_FRAC)
         counts = range(1, self.most_workers + 1)
         return next(count for count in counts if self.step_ms_with(count, _MARGIN) <= enough)
+
+    def figures(self) -> dict[str, float | int | str]:
+        """What decided, by name."""
+        return {
+            "wait_frac": 1 - self.fed_ms / self.step_ms,
+            "build_ms": self.build_ms,
+            "build_cpu_ms": self.build_cpu_ms,
+            "fed_step_ms": self.fed_ms,
+            "num_workers": self.num_workers,
+            "workers_needed": self.workers_needed,
+            "free_cores": self.cores,
+        }
 
     def gain(self, workers: int) -> Gain:
         """Of that many."""
@@ -175,7 +188,8 @@ def knobs(evidence: Evidence, **values: object) -> tuple[str, ...]:
 
 
 def workers_crowd(evidence: Evidence) -> bool:
-    """The run's own workers took the CPU that its steps needed: cores are full, steps are longer than in the ceiling."""
+    """The run's own workers took the CPU that its steps needed: all cores are full, and steps longer than in the
+    ceiling."""
     cores, found = evidence.cores, contradiction(evidence.record)
     cpu_pct, loader_pct = evidence.mean("cpu_pct"), evidence.mean("loader_cpu_pct")
     if not evidence.num_workers or cores is None or cpu_pct is None or loader_pct is None:
@@ -184,12 +198,13 @@ def workers_crowd(evidence: Evidence) -> bool:
     return is_full and found is not None and found.slower == "steps"
 
 
-def _steady(evidence: Evidence) -> np.ndarray:  # type: ignore[type-arg]
+def _steady(evidence: Evidence) -> npt.NDArray[np.bool_]:
     """Which steps are not the first of an epoch; all where nobody builds ahead, or the table has no epochs."""
     epochs = evidence.column("epoch")
     if not evidence.num_workers or len(epochs) != len(evidence.wait_ms):
         return np.ones(len(evidence.wait_ms), bool)
-    return np.diff(epochs, prepend=epochs[:1]) == 0
+    steady: npt.NDArray[np.bool_] = np.diff(epochs, prepend=epochs[:1]) == 0
+    return steady
 
 
 def _bound(evidence: Evidence, without_wait: float) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import Feeding, feeding_of, has_unused_fetch, is_starved, ready_mib, room_mib
@@ -76,7 +77,7 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
     return "workers_take_the_cpu" if has_threads else "cpu_bound_loading"
 
 
-def slow_steps(evidence: Evidence, feeding: Feeding) -> np.ndarray:  # type: ignore[type-arg]
+def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
     """Places of the steps that waited for as long as many others take."""
     return np.flatnonzero(evidence.wait_ms > SLOW_STEP_FACTOR * feeding.fed_ms)
 

@@ -19,7 +19,8 @@ def check(evidence: Evidence) -> Finding | None:
         f"{show_percent(waiting.frac)} of each step waits for data: building a batch takes "
         f"{feeding.build_cpu_ms:.3g} ms of CPU, a step takes {feeding.fed_ms:.3g} ms"
     )
-    change, gain = (), None
+    change: tuple[str, ...] = ()
+    gain = None
     if has_unused_fetch(evidence):
         said += ". The data can give whole batches (fetch), and is asked for single samples."
         change = knobs(evidence, backend="auto", num_workers=None)

@@ -6,7 +6,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import knobs, ready_mib
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.thresholds import MEMORY_FULL_FRAC
-from wellfed.units import counted, show_bytes, show_gib, MIB
+from wellfed.units import MIB, counted, show_bytes, show_gib
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -51,6 +51,6 @@ def _changes(evidence: Evidence, workers: int, prefetch: int) -> tuple[str, ...]
     """Half the workers, and fewer batches ready by each; no workers where there is one."""
     if not workers or evidence.value("loader.backend") == "own":
         return ()
-    fewer = max(1, workers // 2)
-    less = max(1, prefetch // 2)
-    return knobs(evidence, **({"num_workers": fewer} if fewer < workers else {}), **({"prefetch_factor": less} if less < prefetch else {}))
+    fewer, less = max(1, workers // 2), max(1, prefetch // 2)
+    change = knobs(evidence, num_workers=fewer) if fewer < workers else ()
+    return (*change, *(knobs(evidence, prefetch_factor=less) if less < prefetch else ()))

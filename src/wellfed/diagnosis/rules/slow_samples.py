@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
@@ -41,6 +42,6 @@ def check(evidence: Evidence) -> Finding | None:
     return Finding("slow_samples", said, figures, lost_frac=waiting.frac * share)
 
 
-def _shown(steps: np.ndarray) -> str:  # type: ignore[type-arg]
+def _shown(steps: npt.NDArray[np.int_]) -> str:
     named = ", ".join(str(step) for step in steps[:_NAMED])
     return named if len(steps) <= _NAMED else f"{named} and {len(steps) - _NAMED} more"

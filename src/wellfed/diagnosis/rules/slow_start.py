@@ -23,11 +23,11 @@ def check(evidence: Evidence) -> Finding | None:
     if lost_s < SLOW_START_S or lost_s < SLOW_START_FRAC * all_s:
         return None
     compiled = evidence.value("gpu.compile") not in (None, "none")
-    why = "torch.compile compiles in them" if compiled else "kernels are chosen, memory is claimed, workers start in them"
+    why = "torch.compile compiles" if compiled else "kernels are chosen, memory is claimed, workers start"
     return Finding(
         "slow_start",
-        f"The first {counted(warmup, 'step')} took {show_duration(first_s)} of {show_duration(all_s)} of training: {why}. "
-        "They are in no figure; a longer run loses no more.",
+        f"The first {counted(warmup, 'step')} took {show_duration(first_s)} of {show_duration(all_s)} of training: "
+        f"{why}. They are in no figure; a longer run loses no more.",
         {"first_steps_s": first_s, "training_s": all_s, "warmup_steps": warmup},
         is_note=True,
     )

@@ -16,22 +16,17 @@ def check(evidence: Evidence) -> Finding | None:
     if feeding is None or not (is_waiting or workers_crowd(evidence)):
         return None
     cores, threads = evidence.cores or 1.0, int(evidence.value("loader.worker_threads") or 1)
-    fewer = max(1, int(cores) - 1)
-    ceiling = evidence.ceiling_factor
+    workers, fewer = feeding.num_workers, max(1, int(cores) - 1)
+    ceiling, loader_pct = evidence.ceiling_factor, evidence.mean("loader_cpu_pct")
     top = max(1.0, feeding.step_ms / feeding.fed_ms if ceiling is None else ceiling)
-    loader_pct = evidence.mean("loader_cpu_pct")
-    said = f"{counted(feeding.num_workers, 'worker')} of {counted(threads, 'thread')} share {cores:g} cores with the steps"
+    said = f"{counted(workers, 'worker')} of {counted(threads, 'thread')} share {cores:g} cores with the steps"
     if loader_pct is not None:
         said += f" and take {show_percent(loader_pct / 100 / cores)} of them"
     if ceiling is not None:
         said += f": a step takes {feeding.step_ms:.3g} ms, and {feeding.step_ms / ceiling:.3g} ms in the ceiling"
-    values: dict[str, object] = {"worker_threads": 1} if threads > 1 else {}
-    if feeding.num_workers > fewer:
-        values["num_workers"] = fewer
-    change = knobs(evidence, **values)
-    # A step needs its own time on all cores, and the workers' CPU time beside it.
-    best_ms = max(feeding.step_ms / top, (feeding.cpu_ms - feeding.build_cpu_ms) / cores + feeding.build_cpu_ms / cores)
-    factor = min(top, max(1.0, feeding.step_ms / best_ms))
-    gain = Gain(factor, 1.0, top) if change else None
+    fewer_threads = knobs(evidence, worker_threads=1) if threads > 1 else ()
+    change = (*fewer_threads, *(knobs(evidence, num_workers=fewer) if workers > fewer else ()))
     figures = {**feeding.figures(), "worker_threads": threads}
-    return Finding("workers_take_the_cpu", f"{said}.", figures, change, gain=gain, lost_frac=None if gain else 1 - 1 / top)
+    lost_frac = 1 - 1 / top
+    gain = Gain(top, 1.0, top) if change else None
+    return Finding("workers_take_the_cpu", f"{said}.", figures, change, gain=gain, lost_frac=lost_frac)
