@@ -80,7 +80,9 @@ class Bookkeeper:
 
     def planned(self, plan: RunPlan) -> None:
         """What is going to be done."""
-        self.record.plan = plan.to_dict()
+        self.record.plan, self.record.loading = plan.to_dict(), {"has_fetch": plan.loader.has_fetch}
+        if plan.loader.most_workers is not None:
+            self.record.loading["most_workers"] = plan.loader.most_workers
         self.journal.save()
 
     def go_on_after(self, step: int, epochs: float, *, in_place: bool) -> None:
