@@ -195,6 +195,9 @@ class Bookkeeper:
             (self.folder / "report.md").write_text(report, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             self.journal.disk_full(error, record.steps)
+        findings = record.findings
+        rows = [[one["id"], one["severity"], one["message"], " ".join(one["change"])] for one in findings]
+        self.journal.sink.table("findings", ("id", "severity", "message", "change"), rows)
         self.journal.sink.finish({**record.metrics, **_of_the_run(record)}, outcome.exit_code)
         self.journal.save()
 
