@@ -6,12 +6,31 @@ from collections.abc import Callable, Iterable
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
-from wellfed.diagnosis.rules import healthy, loss_blows_up, machine_was_slower, too_few_steps, unexplained
+from wellfed.diagnosis.rules import (
+    frequent_checkpoints,
+    frequent_logging,
+    frequent_validation,
+    healthy,
+    loss_blows_up,
+    machine_was_slower,
+    restarted_workers,
+    slow_callbacks,
+    too_few_steps,
+    unexplained,
+    utilisation_swings,
+)
 
 Rule = Callable[[Evidence], Finding | None]
 OF_EVENTS: tuple[Rule, ...] = (loss_blows_up.check,)
 """Decide from what happened and what ended the run, of however few steps."""
-OF_STEPS: tuple[Rule, ...] = ()
+OF_STEPS: tuple[Rule, ...] = (
+    restarted_workers.check,
+    frequent_logging.check,
+    frequent_checkpoints.check,
+    frequent_validation.check,
+    slow_callbacks.check,
+    utilisation_swings.check,
+)
 """Decide from figures of enough steps."""
 
 

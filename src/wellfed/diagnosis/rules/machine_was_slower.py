@@ -5,6 +5,7 @@ from __future__ import annotations
 from wellfed.diagnosis.ceiling_check import contradiction, explanation
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
+from wellfed.diagnosis.rules import frequent_logging, slow_callbacks
 from wellfed.units import show_percent
 
 
@@ -13,6 +14,8 @@ def check(evidence: Evidence) -> Finding | None:
     found = contradiction(evidence.record)
     factor = evidence.ceiling_factor
     if found is None or factor is None:
+        return None
+    if found.slower == "loop" and (frequent_logging.check(evidence) or slow_callbacks.check(evidence)):
         return None
     unit = evidence.record.throughput["sample_unit"] if evidence.record.throughput else "samples"
     return Finding(
