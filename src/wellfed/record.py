@@ -156,6 +156,13 @@ class TimeEntry(TypedDict):
     """How long the host took to launch forward, backward and optimizer; None on a CPU."""
 
 
+class PhaseEntry(TypedDict):
+    """How long a run was in a phase, and how often it came to it."""
+
+    total_s: float
+    times: int
+
+
 class MemoryEntry(TypedDict, total=False):
     """Device memory; empty before the run trained."""
 
@@ -264,6 +271,8 @@ class RunRecord:
     ceiling: CeilingEntry | None = None
     readiness_frac: float | None = None
     time: TimeEntry | None = None
+    phases: dict[str, PhaseEntry] = field(default_factory=dict)
+    """By the names that telemetry.csv has for them."""
     loading: LoadingEntry = field(default_factory=LoadingEntry)
     synchronisations: list[SynchronisationEntry] | None = None
     """None: nobody looked, as on a CPU."""

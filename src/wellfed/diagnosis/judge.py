@@ -8,11 +8,16 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.rules import (
     cpu_bound_loading,
+    frequent_checkpoints,
+    frequent_logging,
+    frequent_validation,
     healthy,
     host_memory_full,
     loading_in_main_process,
     loss_blows_up,
     machine_was_slower,
+    restarted_workers,
+    slow_callbacks,
     slow_samples,
     slow_start,
     slow_storage,
@@ -20,6 +25,7 @@ from wellfed.diagnosis.rules import (
     too_few_workers,
     uneven_batches,
     unexplained,
+    utilisation_swings,
     workers_take_the_cpu,
 )
 
@@ -38,6 +44,12 @@ OF_STEPS: tuple[Rule, ...] = (
     uneven_batches.check,
     slow_samples.check,
     slow_start.check,
+    restarted_workers.check,
+    frequent_logging.check,
+    frequent_checkpoints.check,
+    frequent_validation.check,
+    slow_callbacks.check,
+    utilisation_swings.check,
 )
 """Decide from figures of enough steps."""
 

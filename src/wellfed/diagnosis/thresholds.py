@@ -38,3 +38,16 @@ MEMORY_FULL_FRAC = 0.9
 """Share of the machine's memory that the run holds: more is nearly full."""
 SLOW_START_FRAC, SLOW_START_S = 0.1, 2.0
 """Share of training, and seconds, that its first steps took beyond what others take."""
+PAUSE_FRAC = 0.05
+"""Share of the time that goes into logging or starting workers: as of waiting."""
+CHECKPOINT_FRAC = 0.1
+"""Share of the time that checkpoints may take, which keep what was learned."""
+VALIDATION_FRAC = 0.2
+"""Share of the time that validations may take: they are wanted, and what they cost is chosen."""
+FEWEST_PAUSES = 5
+"""As many as the periods of a swing."""
+HOST_FRAC, HOST_MS = 0.1, 3.0
+"""Between two steps; Lightning's own loop takes 2.2 ms there (record 2026-11-21_loop_cpu)."""
+BUSY_PCT, IDLE_PCT, FEWEST_READINGS = 70, 10, 500
+"""Utilisation swings if its 95th percentile reaches the first and its 5th stays below the second, over so many readings
+(smdebug-rulesconfig 1.0.1)."""

@@ -6,6 +6,7 @@ from wellfed.diagnosis.ceiling_check import contradiction, explanation
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import workers_crowd
 from wellfed.diagnosis.finding import Finding
+from wellfed.diagnosis.rules import frequent_logging, slow_callbacks
 from wellfed.units import show_percent
 
 
@@ -14,6 +15,8 @@ def check(evidence: Evidence) -> Finding | None:
     found = contradiction(evidence.record)
     factor = evidence.ceiling_factor
     if found is None or factor is None or workers_crowd(evidence):  # then it is known what made it slower
+        return None
+    if found.slower == "loop" and (frequent_logging.check(evidence) or slow_callbacks.check(evidence)):
         return None
     unit = evidence.record.throughput["sample_unit"] if evidence.record.throughput else "samples"
     return Finding(
