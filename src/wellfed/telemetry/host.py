@@ -20,7 +20,7 @@ SEARCH_SHARE = 0.001
 """Share of time that may go into looking for new processes; where many run, looking takes tens of milliseconds."""
 
 
-class _Counted(NamedTuple):
+class _CpuTimes(NamedTuple):
     """CPU seconds at one time."""
 
     at_s: float
@@ -32,11 +32,11 @@ class _Counted(NamedTuple):
     """None where the system does not count it."""
 
 
-def _counted(now_s: float, by_process: Mapping[int, float], machine: Mapping[str, float]) -> _Counted:
+def _cpu_times(now_s: float, by_process: Mapping[int, float], machine: Mapping[str, float]) -> _CpuTimes:
     busy_s = sum(machine.get(name, 0.0) for name in ("user", "nice", "system", "irq", "softirq"))
     # Time of virtual machines is in that of the users already.
     total_s = sum(seconds for name, seconds in machine.items() if not name.startswith("guest"))
-    return _Counted(now_s, by_process, busy_s, total_s, machine.get("iowait"))
+    return _CpuTimes(now_s, by_process, busy_s, total_s, machine.get("iowait"))
 
 
 class HostSource:
@@ -58,7 +58,7 @@ class HostSource:
             machine: CPU times of the machine, in seconds since it was started.
         """
         self._now_s, self._own, self._machine = now_s, process or psutil.Process(os.getpid()), machine
-        self._before: _Counted | None = None
+        self._before: _CpuTimes | None = None
         self._children: list[psutil.Process] = []
         self._loaders: set[int] = set()
         self._search_at_s = now_s()
@@ -83,13 +83,13 @@ class HostSource:
             return []
         values, before = {"rss_gib": gib(rss_bytes)}, self._before
         if before is None or now_s - before.at_s >= SHORTEST_S:
-            now = _counted(now_s, cpu_s, self._machine()._asdict())
+            now = _cpu_times(now_s, cpu_s, self._machine()._asdict())
             if before is not None:
                 values |= self._spent(before, now)
             self._before = now
         return [Reading(HOST, values)]
 
-    def _spent(self, before: _Counted, now: _Counted) -> dict[str, float]:
+    def _spent(self, before: _CpuTimes, now: _CpuTimes) -> dict[str, float]:
         # One that was not there before counts from now on: what it did earlier belongs to no interval.
         spent_s = {pid: max(0.0, total - before.by_process.get(pid, total)) for pid, total in now.by_process.items()}
         own_s, of_a_core = sum(spent_s.values()), 100 / (now.at_s - before.at_s)
