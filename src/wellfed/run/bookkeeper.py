@@ -24,7 +24,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import LoadingEntry, RunRecord
+from wellfed.record import LoadingEntry, PhaseEntry, RunRecord
 from wellfed.run.gpu_monitor import MachineWatch, Usage
 from wellfed.run.outcome import Outcome
 from wellfed.run.resume import CHECKPOINTS
@@ -60,6 +60,7 @@ class Bookkeeper:
         self.progress = Progress(time_s=self.journal.time_s)
         self.loggers: list[Any] = []
         """Of Lightning, for its Trainers: those that were chosen, once they are open."""
+        self._phases_before = record.phases
         self._resumed_at: int | None = None
         self._usage: Usage | None = None
         self._watch: MachineWatch | None = None
@@ -80,7 +81,9 @@ class Bookkeeper:
 
     def planned(self, plan: RunPlan) -> None:
         """What is going to be done."""
-        self.record.plan = plan.to_dict()
+        self.record.plan, self.record.loading = plan.to_dict(), {"has_fetch": plan.loader.has_fetch}
+        if plan.loader.most_workers is not None:
+            self.record.loading["most_workers"] = plan.loader.most_workers
         self.journal.save()
 
     def go_on_after(self, step: int, epochs: float, *, in_place: bool) -> None:
@@ -193,7 +196,7 @@ class Bookkeeper:
             self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self.journal.save()
         evidence = Evidence.of(record, self.folder)
-        record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.step_ms)
+        record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.wall_step_ms)
         record.findings = [finding.entry() for finding in judge(evidence)]
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
         record.artifacts["report"] = "report.md"
@@ -202,6 +205,9 @@ class Bookkeeper:
             (self.folder / "report.md").write_text(report, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             self.journal.disk_full(error, record.steps)
+        findings = record.findings
+        rows = [[one["id"], one["severity"], one["message"], " ".join(one["change"])] for one in findings]
+        self.journal.sink.table("findings", ("id", "severity", "message", "change"), rows)
         self.journal.sink.finish({**record.metrics, **_of_the_run(record)}, outcome.exit_code)
         self.journal.save()
 
@@ -228,12 +234,22 @@ class Bookkeeper:
             }
             record.readiness_frac = summary.readiness_frac
             record.loading = {**record.loading, **_building(summary)}
+        record.phases = {**self._phases_before, **self._phases()}
         record.metrics = {**record.metrics, **metrics}
         if self._usage is not None:
             record.memory, record.host = self._usage.entries()
         if self._watch is not None:
             record.gpus = self._watch.gpus()
             record.telemetry = self._watch.cost()
+
+    def _phases(self) -> dict[str, PhaseEntry]:
+        """Time in each phase, with that of the earlier parts of a resumed run."""
+        none: PhaseEntry = {"total_s": 0.0, "times": 0}
+        found: dict[str, PhaseEntry] = {}
+        for phase, (total_s, times) in self.progress.spent().items():
+            before = self._phases_before.get(phase, none)
+            found[phase] = {"total_s": round(before["total_s"] + total_s, 6), "times": before["times"] + times}
+        return found
 
 
 def chosen_loggers(logger: LoggerConfig, typed: str) -> list[str]:
