@@ -24,7 +24,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import LoadingEntry, PhaseEntry, RunRecord
+from wellfed.record import LoadingEntry, PhaseEntry, RunRecord, SynchronisationEntry
 from wellfed.run.gpu_monitor import MachineWatch, Usage
 from wellfed.run.outcome import Outcome
 from wellfed.run.resume import CHECKPOINTS
@@ -166,6 +166,10 @@ class Bookkeeper:
         """Training has been handed a batch with so much in its tensors."""
         if num_bytes:
             self.record.loading = {**self.record.loading, "batch_mib": mib(num_bytes)}
+
+    def synchronised(self, places: list[SynchronisationEntry]) -> None:
+        """These lines made the host wait for the device."""
+        self.record.synchronisations = places
 
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Training has come so far; ``samples`` are those of this step."""
