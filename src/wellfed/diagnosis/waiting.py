@@ -99,6 +99,8 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     A batch is begun when its worker has done what was ordered before it, so n ordered ahead give n x workers steps
     less the time of n - 1 others.
     """
+    if feeding.is_cpu_full:  # then batches are slow that wait for a core
+        return None
     workers, mean_ms = feeding.num_workers, feeding.build_ms
     builds = evidence.column("build_ms")
     builds = builds[np.isfinite(builds)]
