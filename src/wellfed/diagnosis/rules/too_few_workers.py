@@ -23,7 +23,7 @@ def check(evidence: Evidence) -> Finding | None:
         f"{workers} {'is' if workers == 1 else 'are'} set."
     )
     if feeding.step_ms_with(advised) > 1.1 * feeding.fed_ms:
-        said += f" Then the {feeding.cores:g} cores are full, and steps still wait."
+        said += f" Then all {feeding.cores:g} cores are full, and steps still wait."
     own = {"backend": "auto"} if evidence.value("loader.backend") == "own" else {}
     change = knobs(evidence, **own, num_workers=advised)
     return Finding("too_few_workers", said, feeding.figures(), change, gain=feeding.gain(advised))
