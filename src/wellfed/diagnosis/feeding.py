@@ -17,6 +17,7 @@ from wellfed.diagnosis.ceiling_check import contradiction
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Gain
 from wellfed.diagnosis.thresholds import (
+    BUILD_WAITS_FRAC,
     CEILING_FACTOR,
     CPU_FULL_FRAC,
     FEWEST_STEPS,
@@ -24,12 +25,10 @@ from wellfed.diagnosis.thresholds import (
     MOST_READY_FRAC,
     WAIT_FRAC,
 )
-from wellfed.units import GIB, MIB
+from wellfed.units import GIB, MIB, counted
 
-_MARGIN = 1.15
-"""Workers are counted for batches that take so much longer than the mean: no two are alike."""
 _SLACK = 1.25
-"""The same for the low end of a gain: workers disturb each other and the step."""
+"""Building takes so much longer at the low end of a gain: workers disturb each other and the step."""
 _MOST_WORKERS = 32
 _PREFETCH = 2
 """torch's default."""
@@ -74,12 +73,28 @@ class Feeding:
         """
         return max(self.fed_ms, slack * self.build_ms / workers, slack * self.cpu_ms / self.cores)
 
+    @property
+    def waits_outside(self) -> bool:
+        """Building is mostly waiting for something else than a core."""
+        return self.cpu_frac < BUILD_WAITS_FRAC and not self.is_cpu_full
+
     @cached_property
     def workers_needed(self) -> int:
-        """The smallest number beyond which more are of no use."""
-        enough = self.step_ms_with(self.most_workers, _MARGIN) / (1 - WAIT_FRAC)
-        counts = range(1, self.most_workers + 1)
-        return next(count for count in counts if self.step_ms_with(count, _MARGIN) <= enough)
+        """The smallest number beyond which more are of no use, if all batches took equally long."""
+        enough = self.step_ms_with(self.most_workers) / (1 - WAIT_FRAC)
+        return next(count for count in range(1, self.most_workers + 1) if self.step_ms_with(count) <= enough)
+
+    @property
+    def workers_advised(self) -> int:
+        """One more than needed, as no two batches take equally long; not where it would take a core from the step."""
+        has_core = self.waits_outside or self.workers_needed + 2 <= self.cores
+        return min(self.workers_needed + 1, self.most_workers) if has_core else self.workers_needed
+
+    def show_need(self) -> str:
+        """How many workers it takes, in words."""
+        needed, about = self.workers_needed, "about " if self.is_estimate else ""
+        said = f"{about}{counted(needed, 'worker')} {'is' if needed == 1 else 'are'} needed"
+        return f"{said} and one to spare" if self.workers_advised > needed else said
 
     def figures(self) -> dict[str, float | int | str]:
         """What decided, by name."""

@@ -22,8 +22,10 @@ IOWAIT_PCT = 20.0
 """Mean time that cores stood idle for a disk, in percent of the time: more is a slow disk."""
 COLD_FACTOR = 2.0
 """Building takes so much longer in the first epoch than later, where the disk was read once and memory then."""
-SLOW_STEPS_FRAC, SLOW_STEP_FACTOR, FEWEST_SLOW = 0.05, 10.0, 2
+SLOW_STEPS_FRAC, SLOW_STEP_FACTOR, FEWEST_SLOW = 0.15, 10.0, 2
 """At most this share of the steps, and at least so many, that wait for so many steps' time: single slow samples."""
+SLOW_BUILD_FACTOR = 5.0
+"""Time to build their batches over the median of all."""
 UNEVEN_FACTOR = 2.5
 """Time of the slowest batches in a hundred over the mean."""
 CAPACITY_FRAC = 0.9

@@ -81,7 +81,8 @@ class Bookkeeper:
 
     def planned(self, plan: RunPlan) -> None:
         """What is going to be done."""
-        self.record.plan, self.record.loading = plan.to_dict(), {"has_fetch": plan.loader.has_fetch}
+        self.record.plan = plan.to_dict()
+        self.record.loading = {**self.record.loading, "has_fetch": plan.loader.has_fetch}
         if plan.loader.most_workers is not None:
             self.record.loading["most_workers"] = plan.loader.most_workers
         self.journal.save()
