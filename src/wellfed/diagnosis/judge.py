@@ -6,12 +6,43 @@ from collections.abc import Callable, Iterable
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
-from wellfed.diagnosis.rules import healthy, loss_blows_up, machine_was_slower, too_few_steps, unexplained
+from wellfed.diagnosis.rules import (
+    clocks_limited,
+    data_parallel,
+    device_memory_full,
+    healthy,
+    launch_bound,
+    loss_blows_up,
+    machine_was_slower,
+    memory_bound,
+    memory_creeps,
+    memory_unused,
+    slow_copy,
+    small_batch,
+    synchronisation,
+    tensor_cores_idle,
+    too_few_steps,
+    unexplained,
+)
 
 Rule = Callable[[Evidence], Finding | None]
-OF_EVENTS: tuple[Rule, ...] = (loss_blows_up.check,)
+OF_EVENTS: tuple[Rule, ...] = (
+    data_parallel.check,
+    device_memory_full.check,
+    loss_blows_up.check,
+)
 """Decide from what happened and what ended the run, of however few steps."""
-OF_STEPS: tuple[Rule, ...] = ()
+OF_STEPS: tuple[Rule, ...] = (
+    clocks_limited.check,
+    launch_bound.check,
+    memory_bound.check,
+    memory_creeps.check,
+    memory_unused.check,
+    slow_copy.check,
+    small_batch.check,
+    synchronisation.check,
+    tensor_cores_idle.check,
+)
 """Decide from figures of enough steps."""
 
 
