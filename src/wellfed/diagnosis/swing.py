@@ -16,8 +16,11 @@ import numpy as np
 from wellfed.diagnosis.run_tables import Series
 from wellfed.record import RunRecord, SwingEntry
 
-Part = Literal["wait", "step"]
+Part = Literal["wait", "step", "gap"]
+"""Waiting for a batch, the rest of a step, and what lay between a step and the one before."""
 
+_PAUSES = ("trainer.checkpoint_every_steps", "trainer.validate_every_steps", "epoch")
+"""What training stands still for between two steps."""
 MIN_PERIODS, MIN_SAMPLES = 5, 40
 """Below either nothing can be told from chance."""
 _MOST_SAMPLES = 4096
@@ -33,7 +36,7 @@ _MOST_UNEVEN = 0.4
 """Standard deviation of the cycles over their mean; 0.23 with 40 % of jitter."""
 _TURNS = 4
 """Periods over which a curve must be like itself."""
-_LEAST_DEPTH = 20
+LEAST_DEPTH = 20
 """Percentage points of utilisation from the 5th percentile to the 95th."""
 _STRETCH = 10
 """Periods that are compared with each other."""
@@ -51,13 +54,13 @@ def main_swing(of_steps: Sequence[StepSwing], of_gpus: Mapping[int, Swing], step
     """What run.json tells: the strongest swing of the steps with what implies it, else the deepest of the GPUs'.
 
     Args:
-        step_ms: mean time of a step.
+        step_ms: mean time from step to step.
     """
     if of_steps and step_ms is not None:
         first = of_steps[0]
         period_s = first.lag * step_ms / 1e3
         return {"period_s": period_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
-    deep = [found for found in of_gpus.values() if found.high - found.low >= _LEAST_DEPTH]
+    deep = [found for found in of_gpus.values() if found.high - found.low >= LEAST_DEPTH]
     if not deep:
         return None
     deepest = max(deep, key=lambda found: found.high - found.low)
@@ -202,19 +205,27 @@ class StepSwing:
     """From the shortest mean of a place to the longest."""
 
 
-def swings_in_steps(wait_ms: Series, rest_ms: Series, lags: Mapping[str, int]) -> list[StepSwing]:
+def swings_in_steps(
+    wait_ms: Series, rest_ms: Series, lags: Mapping[str, int], gap_ms: Series | None = None
+) -> list[StepSwing]:
     """The swings at some of these lags, the strongest first.
 
     Args:
         wait_ms: what each step waited for its batch, in order, without the warm-up.
         rest_ms: the rest of each step.
         lags: steps after which something is due, by the setting that says so.
+        gap_ms: what lay before each step and is no part of one.
     """
     if len(wait_ms) < MIN_SAMPLES:
         return []
-    least_ms = _LEAST_FRAC * float(np.mean(wait_ms + rest_ms))
-    parts: tuple[tuple[Part, Series], ...] = (("wait", wait_ms), ("step", rest_ms))
-    found = [swing for where, series in parts for swing in _swings(where, series, lags, least_ms)]
+    gap_ms = np.zeros(len(wait_ms)) if gap_ms is None else gap_ms
+    least_ms = _LEAST_FRAC * float(np.mean(wait_ms + rest_ms + gap_ms))
+    pauses = {name: lag for name, lag in lags.items() if name in _PAUSES}
+    found = [
+        *_swings("wait", wait_ms, lags, least_ms),
+        *_swings("step", rest_ms, lags, least_ms),
+        *_swings("gap", gap_ms, pauses, least_ms),
+    ]
     by_lag: dict[int, StepSwing] = {}
     for each in sorted(found, key=lambda one: -one.r2 * one.amplitude_ms):
         by_lag.setdefault(each.lag, each)
