@@ -16,10 +16,10 @@ from wellfed.diagnosis.finding import Gain
 from wellfed.diagnosis.thresholds import (
     BUSY_FRAC,
     DRAM_FRAC,
-    FEWEST_READINGS,
+    FEWEST_OF_CARD,
     FEWEST_STEPS,
     LAUNCH_FRAC,
-    LEAST_GAIN,
+    LEAST_DEVICE_GAIN,
     SM_EMPTY_FRAC,
     SM_HALF_FRAC,
     SYNCHRONISATIONS_A_STEP,
@@ -74,7 +74,7 @@ class DeviceLoad:
         idles = self.busy_frac < BUSY_FRAC
         if self.is_host_late:
             waits = self.synchronisations and (idles or self.full_frac < SM_HALF_FRAC)
-            if waits and self.without_synchronisation.high >= LEAST_GAIN:
+            if waits and self.without_synchronisation.high >= LEAST_DEVICE_GAIN:
                 return "synchronisation"
             if idles or self.full_frac < SM_EMPTY_FRAC:
                 return "launches"
@@ -116,7 +116,7 @@ def device_load(evidence: Evidence) -> DeviceLoad | None:
 def _share(evidence: Evidence, name: str) -> float | None:
     """Of the card with the least, in the median: the first readings tell of the start, too."""
     readings = [evidence.curve(name, gpu) for gpu in evidence.gpus]
-    return min((float(np.median(one)) / 100 for one in readings if len(one) >= FEWEST_READINGS), default=None)
+    return min((float(np.median(one)) / 100 for one in readings if len(one) >= FEWEST_OF_CARD), default=None)
 
 
 def _launch_frac(evidence: Evidence) -> float | None:

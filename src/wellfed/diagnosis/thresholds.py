@@ -12,7 +12,7 @@ LOSS_GROWTH, LOSS_WINDOW = 10.0, 5
 """A loss above so many times its running median, over so many values that were logged."""
 
 # Of the device
-FEWEST_READINGS = 3
+FEWEST_OF_CARD = 3
 """Readings of a card while it trained; of fewer nothing is said."""
 COPY_FRAC = 0.05
 """Share of a step in copies that nothing hid: more is a finding (5 to 10 %: a proposal)."""
@@ -29,7 +29,7 @@ TENSOR_IDLE_FRAC = 0.01
 """Tensor cores at work: less is none (torch-tb-profiler 0.4.3: 0)."""
 SYNCHRONISATIONS_A_STEP = 0.5
 """A line that waits for the device at least every other step; what waits now and then costs little."""
-LEAST_GAIN = 1.1
+LEAST_DEVICE_GAIN = 1.1
 """What would win less is not worth a word."""
 MEMORY_USED_FRAC = 0.5
 """Peak over budget: less is memory that is not used."""

@@ -6,7 +6,7 @@ from wellfed.diagnosis.device_load import DeviceLoad, device_load
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.memory_room import has_run_out, memory_frac, merge
-from wellfed.diagnosis.thresholds import LEAST_GAIN, MEMORY_USED_FRAC, SM_FULL_FRAC
+from wellfed.diagnosis.thresholds import LEAST_DEVICE_GAIN, MEMORY_USED_FRAC, SM_FULL_FRAC
 from wellfed.units import show_gib, show_percent
 
 _RECOMPUTED_FRAC = 0.25
@@ -50,4 +50,4 @@ def _way_out(evidence: Evidence, load: DeviceLoad) -> tuple[str, tuple[str, ...]
         return None
     most = min(merged.factor, 1 / load.full_frac)
     why = f"each step is split into {merged.parts_before} micro-batches that don't fill the card"
-    return None if most < LEAST_GAIN else (why, merged.change, Gain(1 + 0.5 * (most - 1), 1.0, most))
+    return None if most < LEAST_DEVICE_GAIN else (why, merged.change, Gain(1 + 0.5 * (most - 1), 1.0, most))

@@ -6,7 +6,7 @@ from wellfed.diagnosis.device_load import device_load
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.memory_room import has_run_out, memory_frac, merge
-from wellfed.diagnosis.thresholds import LEAST_GAIN, MEMORY_USED_FRAC
+from wellfed.diagnosis.thresholds import LEAST_DEVICE_GAIN, MEMORY_USED_FRAC
 from wellfed.units import show_percent
 
 
@@ -20,7 +20,7 @@ def check(evidence: Evidence) -> Finding | None:
     merged = merge(evidence)
     if merged is not None:
         factor = min(merged.factor, 1 / load.full_frac)
-        if factor < LEAST_GAIN:
+        if factor < LEAST_DEVICE_GAIN:
             return None
         said = (
             f"Each step is split into {merged.parts_before} micro-batches of {int(evidence.column('micro_batch')[-1])}"
