@@ -194,6 +194,10 @@ class LoadingEntry(TypedDict, total=False):
     """CPU time over wall time of building; the rest was waiting for a disk, a network, a lock or a core."""
     batch_mib: float
     """Tensors of one batch of one rank."""
+    has_fetch: bool
+    """The data gives whole batches at once."""
+    most_workers: int
+    """Workers that can share a stream; absent: as many as one likes."""
 
 
 class SynchronisationEntry(TypedDict):

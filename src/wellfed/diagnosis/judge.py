@@ -7,23 +7,43 @@ from collections.abc import Callable, Iterable
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.rules import (
+    cpu_bound_loading,
     frequent_checkpoints,
     frequent_logging,
     frequent_validation,
     healthy,
+    host_memory_full,
+    loading_in_main_process,
     loss_blows_up,
     machine_was_slower,
     restarted_workers,
     slow_callbacks,
+    slow_samples,
+    slow_start,
+    slow_storage,
     too_few_steps,
+    too_few_workers,
+    uneven_batches,
     unexplained,
     utilisation_swings,
+    workers_take_the_cpu,
 )
 
 Rule = Callable[[Evidence], Finding | None]
-OF_EVENTS: tuple[Rule, ...] = (loss_blows_up.check,)
+OF_EVENTS: tuple[Rule, ...] = (
+    loss_blows_up.check,
+    host_memory_full.check,
+)
 """Decide from what happened and what ended the run, of however few steps."""
 OF_STEPS: tuple[Rule, ...] = (
+    loading_in_main_process.check,
+    too_few_workers.check,
+    cpu_bound_loading.check,
+    slow_storage.check,
+    workers_take_the_cpu.check,
+    uneven_batches.check,
+    slow_samples.check,
+    slow_start.check,
     restarted_workers.check,
     frequent_logging.check,
     frequent_checkpoints.check,

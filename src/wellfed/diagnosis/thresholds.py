@@ -10,6 +10,32 @@ CEILING_FACTOR = 1.1
 """Ceiling over rate: less is noise of a ceiling of some 20 steps."""
 LOSS_GROWTH, LOSS_WINDOW = 10.0, 5
 """A loss above so many times its running median, over so many values that were logged."""
+LEAST_GAIN = 1.05
+"""A change of the loader that is predicted to win less is not worth telling."""
+CPU_FULL_FRAC = 0.9
+"""Share of the cores that the run keeps at work: more is full (SageMaker's rules: CPU > 90 %)."""
+LOADER_CPU_FRAC = 0.4
+"""Share of the cores that workers keep at work beside the step: more is in its way (SPDL: CPU > 40 %)."""
+BUILD_WAITS_FRAC = 0.5
+"""CPU time over wall time of building a batch: less is waiting, for a disk, a network, a service."""
+IOWAIT_PCT = 20.0
+"""Mean time that cores stood idle for a disk, in percent of the time: more is a slow disk."""
+COLD_FACTOR = 2.0
+"""Building takes so much longer in the first epoch than later, where the disk was read once and memory then."""
+SLOW_STEPS_FRAC, SLOW_STEP_FACTOR, FEWEST_SLOW = 0.05, 10.0, 2
+"""At most this share of the steps, and at least so many, that wait for so many steps' time: single slow samples."""
+UNEVEN_FACTOR = 2.5
+"""Time of the slowest batches in a hundred over the mean."""
+CAPACITY_FRAC = 0.9
+"""Workers that would need this share of the steps' time, or less, are enough on average."""
+MOST_PREFETCH = 32
+"""Batches a worker keeps ready, at most; what that can't bridge is no matter of unevenness."""
+MOST_READY_FRAC = 0.8
+"""Share of host memory, or of /dev/shm, that batches kept ready may take: beyond it the plan warns, too."""
+MEMORY_FULL_FRAC = 0.9
+"""Share of the machine's memory that the run holds: more is nearly full."""
+SLOW_START_FRAC, SLOW_START_S = 0.1, 2.0
+"""Share of training, and seconds, that its first steps took beyond what others take."""
 PAUSE_FRAC = 0.05
 """Share of the time that goes into logging or starting workers: as of waiting."""
 CHECKPOINT_FRAC = 0.1

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import LoggerConfig, RunConfig
@@ -24,14 +24,16 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import PhaseEntry, RunRecord
+from wellfed.record import LoadingEntry, PhaseEntry, RunRecord
 from wellfed.run.gpu_monitor import MachineWatch, Usage
 from wellfed.run.outcome import Outcome
 from wellfed.run.resume import CHECKPOINTS
 from wellfed.telemetry.run_progress import Progress
+from wellfed.timing.readiness import StepSummary
 from wellfed.tracking import wandb_sink
 from wellfed.tracking.journal import Journal
 from wellfed.tracking.sink import Sink, Sinks
+from wellfed.units import mib
 
 _LOG = logging.getLogger(__name__)
 _ARTIFACTS = {
@@ -79,7 +81,9 @@ class Bookkeeper:
 
     def planned(self, plan: RunPlan) -> None:
         """What is going to be done."""
-        self.record.plan = plan.to_dict()
+        self.record.plan, self.record.loading = plan.to_dict(), {"has_fetch": plan.loader.has_fetch}
+        if plan.loader.most_workers is not None:
+            self.record.loading["most_workers"] = plan.loader.most_workers
         self.journal.save()
 
     def go_on_after(self, step: int, epochs: float, *, in_place: bool) -> None:
@@ -157,6 +161,11 @@ class Bookkeeper:
         self._usage = Usage(plan, ballast_bytes)
         return self._usage
 
+    def first_batch(self, num_bytes: int) -> None:
+        """Training has been handed a batch with so much in its tensors."""
+        if num_bytes:
+            self.record.loading = {**self.record.loading, "batch_mib": mib(num_bytes)}
+
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Training has come so far; ``samples`` are those of this step."""
         self.record.steps, self.record.epochs = steps, epochs
@@ -221,9 +230,10 @@ class Bookkeeper:
                 "host_frac": summary.host_frac,
                 "step_ms_p50": summary.step_ms_p50,
                 "step_ms_p95": summary.step_ms_p95,
-                "launch_ms_p50": None,
+                "launch_ms_p50": summary.launch_ms_p50,
             }
             record.readiness_frac = summary.readiness_frac
+            record.loading = {**record.loading, **_building(summary)}
         record.phases = {**self._phases_before, **self._phases()}
         record.metrics = {**record.metrics, **metrics}
         if self._usage is not None:
@@ -248,6 +258,17 @@ def chosen_loggers(logger: LoggerConfig, typed: str) -> list[str]:
     names += [name for name in ("tensorboard", "mlflow", "csv") if getattr(logger, name)]
     order = re.findall(r"\w+", typed)
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _building(summary: StepSummary) -> LoadingEntry:
+    """What building a batch took; nothing where nobody could know."""
+    found = {
+        "build_ms_mean": summary.build_ms_mean,
+        "build_ms_p50": summary.build_ms_p50,
+        "build_ms_p99": summary.build_ms_p99,
+        "cpu_frac": summary.build_cpu_frac,
+    }
+    return cast(LoadingEntry, {name: value for name, value in found.items() if value is not None})
 
 
 def _of_the_run(record: RunRecord) -> dict[str, float]:

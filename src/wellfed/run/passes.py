@@ -186,7 +186,8 @@ class Passes:
         with prefetched(self._loader, learner.module, device, self._plan.loader.device_prefetch) as own:
             has_ranks = isinstance(self._loader, StreamLoader) and self._options.devices > 1
             batches = StepsOfRanks(own, drop_last=self._config.workload.drop_last) if has_ranks else own
-            loader = TimedLoader(batches, clock, unwrap=self._parts.is_lightning_module)
+            is_guest, told = self._parts.is_lightning_module, self._books.first_batch
+            loader = TimedLoader(batches, clock, unwrap=is_guest, on_first=told)
             lit.fit(trainer, learner.module, loader, val_batches, checkpoint)
         self._loader.close()
 

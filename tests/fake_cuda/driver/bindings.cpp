@@ -198,6 +198,8 @@ PYBIND11_MODULE(fake_cuda_driver, m) {
   m.def("set_device", &set_device);
   m.def("exchange_device", &exchange_device);
   m.def("synchronize", [] { synchronize_card(usable_card(current_device).index); }, free_gil());
+  m.def("sync_debug", [] { return static_cast<int>(sync_debug.load()); });
+  m.def("set_sync_debug", [](int mode) { sync_debug = static_cast<SyncDebug>(mode); });
   m.def("generator", [](int device) { return card(device).generator; });
 
   // Streams and events.

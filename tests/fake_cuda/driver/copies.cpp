@@ -67,6 +67,7 @@ Tensor& copy_(Tensor& self, const Tensor& src, bool non_blocking) {
   Copy copy{self, src};
   Queue* queue = copy.queue();
   usable_card(queue->device);
+  if (copy.crosses_pcie && !non_blocking) tell_of_wait();
   BelowAutograd below;
   Tensor from = host_view(src.expand(self.sizes())), to = host_view(self);
   bool is_queued = copy.crosses_pcie && non_blocking && copy.is_pinned_on_host();

@@ -24,6 +24,8 @@ const std::set<std::string> kHostWaits = {
     "aten::masked_select",       "aten::_unique2",   "aten::unique_dim",
     "aten::unique_consecutive",  "aten::is_nonzero",
 };
+const std::set<std::string> kTakesIndices = {"aten::index", "aten::index_put_", "aten::index_put",
+                                             "aten::_index_put_impl_"};
 // They take tensors of the host beside the card's; others refuse any but 0-dimensional ones.
 const std::set<std::string> kTakesHostTensors = {
     "aten::index",
@@ -51,6 +53,8 @@ class Launch {
     given_.assign(stack_->begin() + static_cast<int64_t>(begin_), stack_->end());  // outlives the kernel
     take_arguments();
     usable_card(device_);
+    bool waits = kHostWaits.count(name_) || waits_for_indices();
+    if (waits) tell_of_wait();
     queue_ = current_queue(device_);
     spend_launch();
     auto tick = begin_on_stream();
@@ -59,7 +63,7 @@ class Launch {
     auto took_ns = now_ns() - began_ns;
     bring_outputs();
     end_on_stream(tick, began_ns, took_ns);
-    if (kHostWaits.count(name_)) synchronize(queue_);
+    if (waits) synchronize(queue_);
   }
 
  private:
@@ -105,6 +109,17 @@ class Launch {
     device_ = index;
     arguments_.push_back({tensor, host_view(tensor), is_written});
     return arguments_.back().view;
+  }
+
+  // CUDA asks the card how many entries of a mask are true, and sends it indices of the host.
+  bool waits_for_indices() const {
+    if (!kTakesIndices.count(name_)) return false;
+    bool is_written = name_ != "aten::index";
+    if (is_written && !given_[3].toBool() && given_[2].toTensor().dim() == 0 && !is_on_card(given_[2].toTensor()))
+      return false;  // a number of the host is put by masked_fill
+    for (const std::optional<Tensor>& each : given_[1].toOptionalTensorVector())
+      if (each && each->defined() && (!is_on_card(*each) || each->scalar_type() == at::kBool)) return true;
+    return false;
   }
 
   uint64_t begin_on_stream() {

@@ -1,10 +1,13 @@
 #include "streams.h"
 
+#include <c10/util/Exception.h>
+
 #include "machine.h"
 
 namespace fake_cuda {
 
 Clocks host_known;
+std::atomic<SyncDebug> sync_debug = SyncDebug::kOff;
 
 void Queue::push(std::function<void()> work) {
   pending.push_back(std::move(work));
@@ -89,6 +92,12 @@ void synchronize(Queue* queue) {
 
 void synchronize_card(DeviceIndex device) {
   for (size_t i = 0; i < card(device).queues.size(); ++i) synchronize(card(device).queues[i].get());
+}
+
+void tell_of_wait() {
+  constexpr auto kText = "called a synchronizing CUDA operation";  // torch's words
+  if (sync_debug == SyncDebug::kRaise) TORCH_CHECK(false, kText);
+  if (sync_debug == SyncDebug::kWarn) TORCH_WARN(kText);
 }
 
 }  // namespace fake_cuda

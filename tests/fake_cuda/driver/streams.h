@@ -4,6 +4,7 @@
 
 #include <c10/core/Stream.h>
 
+#include <atomic>
 #include <deque>
 #include <functional>
 
@@ -46,5 +47,11 @@ bool is_over(const Event& event);                 // the host asks; if so, it kn
 void synchronize(const Event& event);             // the host waits
 void synchronize(Queue* queue);
 void synchronize_card(c10::DeviceIndex device);
+
+// torch.cuda.set_sync_debug_mode. Who waits for the card where a CUDA build of torch would tell calls tell_of_wait
+// first, without the lock: before what it waits for, as there, so that an error leaves nothing done.
+enum class SyncDebug { kOff, kWarn, kRaise };
+extern std::atomic<SyncDebug> sync_debug;
+void tell_of_wait();
 
 }  // namespace fake_cuda

@@ -108,7 +108,10 @@ bool Guard::queryStream(const c10::Stream& stream) const {
   return queue->busy_until_ns <= now_ns() && is_over(record_event(queue));
 }
 
-void Guard::synchronizeStream(const c10::Stream& stream) const { synchronize(queue_of(stream)); }
+void Guard::synchronizeStream(const c10::Stream& stream) const {
+  tell_of_wait();
+  synchronize(queue_of(stream));
+}
 
 void Guard::synchronizeDevice(DeviceIndex device) const { synchronize_card(device); }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType, SimpleNamespace
@@ -86,8 +87,8 @@ def _of_c(driver: ModuleType, num_cards: int) -> dict[str, Callable[..., Any]]:
         "getCurrentRawStream": lambda device: driver.current_stream(device)[0],
         "isCurrentStreamCapturing": lambda: False,
         "sleep": _nothing,
-        "get_sync_debug_mode": lambda: 0,
-        "set_sync_debug_mode": _nothing,
+        "get_sync_debug_mode": driver.sync_debug,
+        "set_sync_debug_mode": _set_sync_debug(driver),
         "getCurrentBlasHandle": lambda: 0,
         "clearCublasWorkspaces": _nothing,
         "ipc_collect": _nothing,
@@ -102,6 +103,19 @@ def _of_c(driver: ModuleType, num_cards: int) -> dict[str, Callable[..., Any]]:
         "hostMemoryStats": dict,
         "isHistoryEnabled": lambda: False,
     }
+
+
+def _set_sync_debug(driver: ModuleType) -> Callable[[int], None]:
+    told: list[bool] = []
+
+    def set_sync_debug(mode: int) -> None:
+        if not told:  # once a process; torch's words
+            told.append(True)
+            words = "Synchronization debug mode is a prototype feature and does not yet detect all"
+            warnings.warn(f"{words} synchronizing operations", stacklevel=2)
+        driver.set_sync_debug(mode)
+
+    return set_sync_debug
 
 
 def _fill_in_cuda(driver: ModuleType, properties: list[Properties]) -> None:
