@@ -24,10 +24,9 @@ _DUE = {
 
 def swing_of(evidence: Evidence, setting: str) -> str | None:
     """That steps take longer as often as a setting implies, in a sentence; None where they don't."""
-    step_ms = evidence.wall_step_ms
     for swing in evidence.swings_of_steps:
-        if setting in swing.settings and step_ms is not None:
-            period_s = swing.lag * step_ms / 1e3
+        period_s = evidence.period_s(swing.lag)
+        if setting in swing.settings and period_s is not None:
             often, due = f"Every {swing.lag} steps ({show_duration(period_s)})", _DUE.get(setting, setting)
             return f"{often} {_LONGER[swing.where]}, as often as {due} is due."
     return None
@@ -47,8 +46,7 @@ def utilisation_said(evidence: Evidence, gpu: int | None = None) -> str | None:
 
 def due_as_often(evidence: Evidence, period_s: float) -> list[str]:
     """What a run's settings make due with such a period."""
-    step_ms = evidence.wall_step_ms
-    periods_s = {} if step_ms is None else {name: lag * step_ms / 1e3 for name, lag in evidence.lags.items()}
+    periods_s = {name: every_s for name, lag in evidence.lags.items() if (every_s := evidence.period_s(lag))}
     minutes = evidence.value("trainer.checkpoint_minutes")
     if minutes:
         periods_s["trainer.checkpoint_minutes"] = 60.0 * minutes
