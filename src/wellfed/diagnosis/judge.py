@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.rules import (
+    clocks_limited,
     cpu_bound_loading,
+    data_parallel,
+    device_memory_full,
     frequent_checkpoints,
     frequent_logging,
     frequent_validation,
     healthy,
     host_memory_full,
+    launch_bound,
     loading_in_main_process,
     loss_blows_up,
     machine_was_slower,
+    memory_bound,
+    memory_creeps,
+    memory_unused,
     restarted_workers,
     slow_callbacks,
+    slow_copy,
     slow_samples,
     slow_start,
     slow_storage,
+    small_batch,
+    synchronisation,
+    tensor_cores_idle,
     too_few_steps,
     too_few_workers,
     uneven_batches,
@@ -28,14 +40,26 @@ from wellfed.diagnosis.rules import (
     utilisation_swings,
     workers_take_the_cpu,
 )
+from wellfed.diagnosis.swing_words import utilisation_said
 
 Rule = Callable[[Evidence], Finding | None]
 OF_EVENTS: tuple[Rule, ...] = (
+    data_parallel.check,
+    device_memory_full.check,
     loss_blows_up.check,
     host_memory_full.check,
 )
 """Decide from what happened and what ended the run, of however few steps."""
 OF_STEPS: tuple[Rule, ...] = (
+    clocks_limited.check,
+    launch_bound.check,
+    memory_bound.check,
+    memory_creeps.check,
+    memory_unused.check,
+    slow_copy.check,
+    small_batch.check,
+    synchronisation.check,
+    tensor_cores_idle.check,
     loading_in_main_process.check,
     too_few_workers.check,
     cpu_bound_loading.check,
@@ -63,8 +87,17 @@ def judge(evidence: Evidence) -> list[Finding]:
         return [*found, too_few]
     doubt = machine_was_slower.check(evidence)
     if any(not finding.is_note for finding in found):
+        found[0] = _with_utilisation(found[0], evidence)
         return found if doubt is None else [*found, doubt]
     return [doubt or unexplained.check(evidence) or healthy.check(evidence), *found]
+
+
+def _with_utilisation(finding: Finding, evidence: Evidence) -> Finding:
+    """What a user sees of a cause on the GPU: that it is busy and idle in turns."""
+    said = utilisation_said(evidence)
+    if said is None or said in finding.message:
+        return finding
+    return replace(finding, message=f"{finding.message} {said}")
 
 
 def _asked(rules: Iterable[Rule], evidence: Evidence) -> list[Finding]:

@@ -201,7 +201,7 @@ class Bookkeeper:
             self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self.journal.save()
         evidence = Evidence.of(record, self.folder)
-        record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.wall_step_ms)
+        record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
         record.findings = [finding.entry() for finding in judge(evidence)]
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
         record.artifacts["report"] = "report.md"
