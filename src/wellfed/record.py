@@ -43,6 +43,7 @@ EventKind = Literal[
     "logger_lost",
     "gpu_lost",
     "gpu_back",
+    "data_parallel",
     "metric_absent",
     "telemetry_trouble",
     "disk_full",
