@@ -108,7 +108,8 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     if len(builds) < FEWEST_STEPS or mean_ms > CAPACITY_FRAC * workers * feeding.fed_ms:
         return None
     slowest_ms = float(np.quantile(builds, 0.99))
-    if slowest_ms < UNEVEN_FACTOR * mean_ms:
+    # Among others' processes any batch may be late.
+    if slowest_ms < UNEVEN_FACTOR * mean_ms * (2 if feeding.has_company else 1):
         return None
     now = int(evidence.value("loader.prefetch_factor") or 2)
     needed = max(2 * now, math.ceil((slowest_ms - mean_ms) / spare_ms) + 1)
