@@ -153,6 +153,13 @@ class Evidence:
             return self.step_ms
         return 1e3 * float(ended_at_s[-1] - ended_at_s[0]) / (len(ended_at_s) - 1)
 
+    def period_s(self, lag: int) -> float | None:
+        """Mean time from a step to the one so many steps later, with all that lies between them."""
+        ended_at_s = self.column("time_s")
+        if len(ended_at_s) <= lag or not ended_at_s[-1] > ended_at_s[0]:
+            return None if self.step_ms is None else lag * self.step_ms / 1e3
+        return float(np.mean(ended_at_s[lag:] - ended_at_s[:-lag]))
+
     @property
     def fed_step_ms(self) -> float | None:
         """Mean time of a step but for what it stood waiting for data."""

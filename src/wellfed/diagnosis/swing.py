@@ -7,7 +7,7 @@ the series (an AR(1) process fed with its shuffled residuals), and only what non
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,8 +40,8 @@ LEAST_DEPTH = 20
 """Percentage points of utilisation from the 5th percentile to the 95th."""
 _STRETCH = 10
 """Periods that are compared with each other."""
-_SURE = 0.995
-"""Share of the noises that step times must be more regular than."""
+_SURE = 1.1
+"""By so much more than all of the noises step times must be regular."""
 _LEAST_FRAC = 0.05
 """Standard deviation that a swing makes, over the mean step: less costs nothing worth telling."""
 _CLOSE = 0.02
@@ -50,20 +50,20 @@ _MIN_R2 = 0.08
 """[m] 40 % of jitter leaves 0.25 at the true lag and less than 0.1 at others."""
 
 
-def main_swing(of_steps: Sequence[StepSwing], of_gpus: Mapping[int, Swing], step_ms: float | None) -> SwingEntry | None:
+def main_swing(
+    of_steps: Sequence[StepSwing], of_gpus: Mapping[int, Swing], period_s: Callable[[int], float | None]
+) -> SwingEntry | None:
     """What run.json tells: the strongest swing of the steps with what implies it, else the deepest of the GPUs'.
 
     Args:
-        step_ms: mean time from step to step.
+        period_s: of so many steps.
     """
-    if of_steps and step_ms is not None:
+    if of_steps and (first_s := period_s(of_steps[0].lag)) is not None:
         first = of_steps[0]
-        period_s = first.lag * step_ms / 1e3
-        return {"period_s": period_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
-    deep = [found for found in of_gpus.values() if found.high - found.low >= LEAST_DEPTH]
-    if not deep:
+        return {"period_s": first_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
+    deepest = max(of_gpus.values(), key=lambda found: found.depth, default=None)
+    if deepest is None or deepest.depth < LEAST_DEPTH:
         return None
-    deepest = max(deep, key=lambda found: found.high - found.low)
     return {"period_s": deepest.period_s, "period_steps": None, "cause": None, "r2": None}
 
 
@@ -93,6 +93,11 @@ class Swing:
     """5th percentile of the curve."""
     high: float
     """95th percentile."""
+
+    @property
+    def depth(self) -> float:
+        """From the one to the other."""
+        return self.high - self.low
 
 
 def swing_in_time(time_s: Series, values: Series) -> Swing | None:
@@ -240,7 +245,7 @@ def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: floa
         r2 = np.array([_folded(left[None], lag)[0] for lag in candidates])
         chance = _noise_like(left)
         by_chance = np.max([_folded(chance, lag) for lag in candidates], axis=0)
-        threshold = max(_MIN_R2, float(np.quantile(by_chance, _SURE)))
+        threshold = max(_MIN_R2, _SURE * float(by_chance.max()))
         if r2.max() <= threshold or r2.max() * np.var(left) < least_ms**2:
             return
         place = int(np.flatnonzero(r2 >= r2.max() - _CLOSE)[0])
@@ -275,4 +280,5 @@ def _folded(series: Series, lag: int) -> Series:
     left = ((cut - cut.mean(axis=2, keepdims=True)) ** 2).sum(axis=(1, 2, 3))
     _, number, periods, _ = cut.shape
     free = number * (periods * lag - 1) / (number * (periods - 1) * lag)
-    return np.asarray(1 - left / np.maximum(total, 1e-30) * free)
+    even = total <= 1e-9 * np.sum(series**2, axis=1)  # what varied lies in the steps that were cut off
+    return np.where(even, 0.0, 1 - left / np.maximum(total, 1e-30) * free)

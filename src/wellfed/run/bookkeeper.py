@@ -24,7 +24,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import LoadingEntry, PhaseEntry, RunRecord
+from wellfed.record import LoadingEntry, PhaseEntry, RunRecord, SynchronisationEntry
 from wellfed.run.gpu_monitor import MachineWatch, Usage
 from wellfed.run.outcome import Outcome
 from wellfed.run.resume import CHECKPOINTS
@@ -81,7 +81,8 @@ class Bookkeeper:
 
     def planned(self, plan: RunPlan) -> None:
         """What is going to be done."""
-        self.record.plan, self.record.loading = plan.to_dict(), {"has_fetch": plan.loader.has_fetch}
+        self.record.plan = plan.to_dict()
+        self.record.loading = {**self.record.loading, "has_fetch": plan.loader.has_fetch}
         if plan.loader.most_workers is not None:
             self.record.loading["most_workers"] = plan.loader.most_workers
         self.journal.save()
@@ -166,6 +167,10 @@ class Bookkeeper:
         if num_bytes:
             self.record.loading = {**self.record.loading, "batch_mib": mib(num_bytes)}
 
+    def synchronised(self, places: list[SynchronisationEntry]) -> None:
+        """These lines made the host wait for the device."""
+        self.record.synchronisations = places
+
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Training has come so far; ``samples`` are those of this step."""
         self.record.steps, self.record.epochs = steps, epochs
@@ -196,7 +201,7 @@ class Bookkeeper:
             self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self.journal.save()
         evidence = Evidence.of(record, self.folder)
-        record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.wall_step_ms)
+        record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
         record.findings = [finding.entry() for finding in judge(evidence)]
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
         record.artifacts["report"] = "report.md"
