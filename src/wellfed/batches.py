@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -92,6 +92,14 @@ def pin(batch: Batch) -> Batch:
     return map_tensors(batch, lambda tensor: tensor.pin_memory())
 
 
+class BuildTime(NamedTuple):
+    """What building a batch took whoever built it: not pinning it, nor its way to the training process."""
+
+    wall_ms: float
+    cpu_ms: float
+    """Of the thread that built it."""
+
+
 @dataclasses.dataclass
 class Delivery:
     """One optimizer step's samples for this rank, with where they come from."""
@@ -116,6 +124,8 @@ class Delivery:
     """Where a loader whose position is more than epoch and index stands after it."""
     weights: tuple[list[int], list[int]] | None = None
     """Sizes of micro-batches, and what each counts by the data's own ``weight``, asked while they were on the host."""
+    took: BuildTime | None = None
+    """None: built by a DataLoader of the user's, or of what was left at the end of a stream."""
 
     @cached_property
     def size(self) -> int:

@@ -156,6 +156,13 @@ class TimeEntry(TypedDict):
     """How long the host took to launch forward, backward and optimizer; None on a CPU."""
 
 
+class PhaseEntry(TypedDict):
+    """How long a run was in a phase, and how often it came to it."""
+
+    total_s: float
+    times: int
+
+
 class MemoryEntry(TypedDict, total=False):
     """Device memory; empty before the run trained."""
 
@@ -187,6 +194,10 @@ class LoadingEntry(TypedDict, total=False):
     """CPU time over wall time of building; the rest was waiting for a disk, a network, a lock or a core."""
     batch_mib: float
     """Tensors of one batch of one rank."""
+    has_fetch: bool
+    """The data gives whole batches at once."""
+    most_workers: int
+    """Workers that can share a stream; absent: as many as one likes."""
 
 
 class SynchronisationEntry(TypedDict):
@@ -260,6 +271,8 @@ class RunRecord:
     ceiling: CeilingEntry | None = None
     readiness_frac: float | None = None
     time: TimeEntry | None = None
+    phases: dict[str, PhaseEntry] = field(default_factory=dict)
+    """By the names that telemetry.csv has for them."""
     loading: LoadingEntry = field(default_factory=LoadingEntry)
     synchronisations: list[SynchronisationEntry] | None = None
     """None: nobody looked, as on a CPU."""

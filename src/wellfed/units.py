@@ -11,6 +11,11 @@ def gib(num_bytes: float) -> float:
     return num_bytes / GIB
 
 
+def mib(num_bytes: float) -> float:
+    """Bytes as MiB (2**20 bytes)."""
+    return num_bytes / MIB
+
+
 def show_bytes(num_bytes: float) -> str:
     """A byte count in the largest binary unit that keeps it above 1, e.g. ``3.2 MiB``."""
     value = float(num_bytes)

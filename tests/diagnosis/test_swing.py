@@ -170,7 +170,7 @@ def write_steps(folder, wait_ms, rest_ms, epoch=40):
 
 def find_swing(record, folder):
     evidence = Evidence.of(record, folder)
-    return main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.step_ms)
+    return main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
 
 
 def record_of(**settings):

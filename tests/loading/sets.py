@@ -54,6 +54,40 @@ class Slow(Fetching):
         return super().fetch(indices, rng)
 
 
+class Waiting(Fetching):
+    """Takes 10 ms for a batch, and no CPU."""
+
+    def fetch(self, indices, rng):
+        time.sleep(0.01)
+        return super().fetch(indices, rng)
+
+
+class Computing(Fetching):
+    """Takes 10 ms of CPU for a batch."""
+
+    def fetch(self, indices, rng):
+        until_s = time.thread_time() + 0.01
+        while time.thread_time() < until_s:
+            pass
+        return super().fetch(indices, rng)
+
+
+class WaitingItems:
+    """The same, sample by sample."""
+
+    batch = Waiting
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, index, rng):
+        return self.batch().fetch(torch.tensor([index]), rng)
+
+
+class ComputingItems(WaitingItems):
+    batch = Computing
+
+
 class Writing(Fetching):
     """Uses the indices that it is given as scratch space."""
 

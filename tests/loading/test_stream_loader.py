@@ -9,7 +9,7 @@ from itertools import chain
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from tests.loading import streams
 from tests.loading.streams import SIZE, loader_of
@@ -369,3 +369,17 @@ def test_a_worker_init_of_the_users_may_share_it(plan):
     (found,) = epochs(loader_of(stream, plan), 1)
     assert sorted(chain(*found)) == list(range(SIZE))
     assert stream.dataset.numbers == list(range(SIZE))
+
+
+@pytest.mark.parametrize("plan", [INLINE, TWO, THREADS], ids=named)
+def test_each_batch_says_what_reading_it_took_but_for_what_was_left(plan):
+    made = loader_of(streams.Waiting(), plan)
+    times = [delivery.took for delivery in made]
+    made.close()
+    assert times.pop() is None  # 23 samples make five whole batches
+    assert [took for took in times if not (took.wall_ms > 7.9 and took.cpu_ms < took.wall_ms / 2)] == []
+
+
+def test_what_the_workers_of_a_users_loader_take_is_not_known():
+    made = loader_of(Stream(DataLoader(list(range(8)), batch_size=4)))
+    assert [delivery.took for delivery in made] == [None, None]

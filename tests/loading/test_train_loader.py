@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from tests.loading import sets
+from wellfed.batches import BuildTime
 from wellfed.errors import DataError
+from wellfed.loading.batch_request import BuiltBatch, LostSample
 from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.settings import LoaderSettings
 
@@ -308,3 +310,26 @@ def test_a_sample_that_evaluation_cannot_read_is_named(kind):
         caught.value
     )
     assert type(caught.value.__cause__) is OSError
+
+
+@pytest.mark.parametrize("plan", [INLINE, THREADS[0], PROCESSES[0], TORCH[0]], ids=named)
+def test_each_batch_says_what_building_it_took(plan):
+    kinds = (sets.Waiting, sets.Computing)
+    if plan.backend == "torch":  # which leaves `fetch` alone
+        kinds = (sets.WaitingItems, sets.ComputingItems)
+    for kind, is_busy in zip(kinds, (False, True), strict=True):
+        made = loader(kind(), plan)
+        times = [delivery.took for delivery in made]
+        made.close()
+        assert len(times) == 6
+        for took in times:
+            assert took.wall_ms > 0.99 * took.cpu_ms
+            assert took.wall_ms > 9.9
+            assert (took.cpu_ms > 9.9) is is_busy
+
+
+def test_a_batch_without_a_lost_sample_and_one_in_pinned_memory_keep_what_they_took():
+    took = BuildTime(2.0, 1.0)
+    built = BuiltBatch(None, took=took)
+    assert built.with_lost([LostSample(1, "it hung")]).took == built.pin_memory().took == took
+    assert pickle.loads(pickle.dumps(built)).took == took

@@ -11,6 +11,7 @@ from wellfed.record import RunRecord
 from wellfed.run import bookkeeper
 from wellfed.run.bookkeeper import Bookkeeper, chosen_loggers
 from wellfed.run.outcome import OK, Outcome
+from wellfed.timing.step_clock import StepRow
 
 
 def books_of(folder, *overrides):
@@ -33,6 +34,31 @@ def test_a_checkpoint_is_an_event_and_brings_the_record_up_to_date(tmp_path):
     assert found["metrics"] == {"train/loss": 0.25}
     (event,) = found["events"]
     assert (event["kind"], event["step"], event["file"]) == ("checkpoint", 3, "last.ckpt")
+
+
+def test_the_record_has_what_building_and_launching_took(tmp_path):
+    books, parts = books_of(tmp_path), {"wait_ms": 1.0, "copy_ms": 1.0, "compute_ms": 2.0, "host_ms": 0.0}
+    books.first_batch(3 * 2**20)
+    rows = [
+        StepRow(number, 0.0, 0, 8, 8, 1, **parts, asked_wait_ms=1.0, build_ms=8.0, build_cpu_ms=2.0, launch_ms=0.5)
+        for number in range(9)
+    ]
+    books.journal.steps(rows)
+    books.saved(9, "last.ckpt", {})
+    found = recorded(tmp_path)
+    assert found["loading"] == {
+        "batch_mib": 3.0,
+        "build_ms_mean": 8.0,
+        "build_ms_p50": 8.0,
+        "build_ms_p99": 8.0,
+        "cpu_frac": 0.25,
+    }
+    assert found["time"]["launch_ms_p50"] == 0.5
+    books = books_of(tmp_path)
+    books.first_batch(0)  # no tensors that could be counted
+    books.journal.steps([row._replace(build_ms=None, build_cpu_ms=None) for row in rows])
+    books.saved(9, "last.ckpt", {})
+    assert recorded(tmp_path)["loading"] == {}
 
 
 def test_a_run_that_goes_on_in_its_folder_counts_from_the_checkpoint(tmp_path):

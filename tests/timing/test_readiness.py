@@ -8,8 +8,8 @@ from wellfed.timing.step_clock import StepRow
 durations = st.floats(0, 1e4, allow_subnormal=False)
 
 
-def row(wait=1.0, copy=None, compute=4.0, host=0.0, *, samples=8, asked=0.0, warmup=False):
-    return StepRow(1, 0.0, 0, samples, 8, 1, wait, copy, compute, host, asked, warmup)
+def row(wait=1.0, copy=None, compute=4.0, host=0.0, *, samples=8, asked=0.0, warmup=False, **more):
+    return StepRow(1, 0.0, 0, samples, 8, 1, wait, copy, compute, host, asked, warmup, **more)
 
 
 @given(st.lists(st.tuples(durations, st.none() | durations, durations, durations), min_size=1, max_size=60))
@@ -40,6 +40,20 @@ def test_figures_of_known_steps():
 def test_quantiles_lie_between_neighbours():
     found = summarise([row(0, None, compute) for compute in (10, 0, 20)])
     assert (found.step_ms_p50, found.step_ms_p95) == pytest.approx((10, 19))
+
+
+def test_building_and_launching_are_of_the_same_steps():
+    rows = [row(build_ms=10.0 * number, build_cpu_ms=5.0 * number, launch_ms=number) for number in (1, 2, 3)]
+    found = summarise([row(build_ms=1e6, build_cpu_ms=0.0, launch_ms=1e6, warmup=True), *rows, row()])
+    assert found.launch_ms_p50 == 2
+    assert (found.build_ms_mean, found.build_ms_p50, found.build_cpu_frac) == pytest.approx((20, 20, 0.5))
+    assert 29 < found.build_ms_p99 <= 30
+
+
+def test_what_nobody_knew_of_building_and_launching_is_none():
+    found = summarise([row()])
+    assert found.launch_ms_p50 is found.build_ms_mean is found.build_ms_p99 is found.build_cpu_frac is None
+    assert summarise([row(build_ms=0.0, build_cpu_ms=0.0)]).build_cpu_frac is None
 
 
 def test_nothing_but_warm_up_has_no_figures():

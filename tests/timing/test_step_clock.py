@@ -91,6 +91,28 @@ def test_on_a_cpu_the_hosts_clock_tells_the_shares():
     assert (first.samples, first.micro_batch, first.num_micro, first.epoch) == (8, 4, 2, 0)
 
 
+def test_what_building_the_batch_took_goes_with_its_step():
+    host = Host(has_device=False)
+    for built in ((4.0, 3.0), None):
+        host.clock.ask(), host.clock.got(), host.clock.copy_begins(0, built), host.clock.copied()
+        host.clock.end(step=1, samples=1, micro_batch=1, num_micro=1)
+    first, second = host.rows()
+    assert (first.build_ms, first.build_cpu_ms, first.launch_ms) == (4, 3, None)
+    assert (second.build_ms, second.build_cpu_ms) == (None, None)
+
+
+def test_on_a_device_the_hosts_time_to_launch_a_step_is_told():
+    host = Host(has_device=True)
+    host.clock.ask(), host.clock.got(), host.clock.copy_begins(0), host.clock.copied()
+    host.device.work(0.5)
+    host.sleep(7)
+    host.clock.end(step=1, samples=1, micro_batch=1, num_micro=1)
+    host.idle()
+    (row,) = host.rows()
+    assert row.launch_ms == pytest.approx(7)
+    assert row.compute_ms == pytest.approx(500)
+
+
 def test_each_step_is_given_once():
     host = Host(has_device=False)
     host.one_step(wait=1, copy=0, compute=1, host=1)

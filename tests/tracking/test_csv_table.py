@@ -205,3 +205,13 @@ def test_a_file_without_the_column_is_left_alone(tmp_path, text):
     assert path.read_text() == text
     cut_after(tmp_path / "none.csv", "step", 0)
     assert not (tmp_path / "none.csv").exists()
+
+
+def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacked(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("step,gone,value\n1,7,2\n2,7,\n3,7,4\n")
+    made = table(path, ("step", "value", "new"))
+    made.cut_after("step", 2)
+    made.append({"step": 3, "new": 9})
+    made.flush()
+    assert rows(path) == [["step", "value", "new"], ["1", "2", ""], ["2", "", ""], ["3", "", "9"]]

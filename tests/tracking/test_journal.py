@@ -49,6 +49,7 @@ def test_files_and_record_after_save(tmp_path):
     steps = table(tmp_path / "steps.csv")
     assert tuple(steps[0]) == STEP_COLUMNS
     assert [(entry["step"], entry["copy_ms"], entry["ready"]) for entry in steps] == [("1", "", "0"), ("2", "", "1")]
+    assert [(entry["build_ms"], entry["build_cpu_ms"], entry["launch_ms"]) for entry in steps] == [("", "", "")] * 2
     metrics = table(tmp_path / "metrics.csv")
     assert tuple(metrics[0]) == METRIC_COLUMNS
     assert [(entry["split"], entry["name"], entry["value"]) for entry in metrics] == [

@@ -107,6 +107,19 @@ class Evidence:
         parts = [np.nan_to_num(self.column(name)) for name in ("copy_ms", "compute_ms", "host_ms")]
         return np.sum([part for part in parts if len(part)] or [np.zeros(len(self.wait_ms))], axis=0)  # type: ignore[no-any-return]
 
+    @cached_property
+    def gap_ms(self) -> Series:
+        """What lay before each step and is no part of one: a validation, a checkpoint, the end of an epoch.
+
+        A step's ``time_s`` is the host's, which runs ahead of a GPU: the clock is behind the sum of the steps then, and
+        is back when the host has waited for the device. Only what it is ahead by more than ever before is a gap.
+        """
+        ended_at_ms, number = 1e3 * self.column("time_s"), len(self.wait_ms)
+        if number == 0 or len(ended_at_ms) != number:
+            return np.zeros(number)
+        ahead_ms = ended_at_ms - np.cumsum(self.wait_ms + self.rest_ms)
+        return np.diff(np.maximum.accumulate(ahead_ms), prepend=ahead_ms[0])
+
     @property
     def time(self) -> TimeEntry | None:
         """Shares and length of a step, as the record has them."""
@@ -131,6 +144,21 @@ class Evidence:
         if throughput and throughput["samples_per_s"] > 0 and self.record.steps:
             return 1e3 * self.record.samples / self.record.steps / throughput["samples_per_s"]
         return None
+
+    @cached_property
+    def wall_step_ms(self) -> float | None:
+        """Mean time from step to step, with all that lies between them."""
+        ended_at_s = self.column("time_s")
+        if len(ended_at_s) < 2 or not ended_at_s[-1] > ended_at_s[0]:
+            return self.step_ms
+        return 1e3 * float(ended_at_s[-1] - ended_at_s[0]) / (len(ended_at_s) - 1)
+
+    def period_s(self, lag: int) -> float | None:
+        """Mean time from a step to the one so many steps later, with all that lies between them."""
+        ended_at_s = self.column("time_s")
+        if len(ended_at_s) <= lag or not ended_at_s[-1] > ended_at_s[0]:
+            return None if self.step_ms is None else lag * self.step_ms / 1e3
+        return float(np.mean(ended_at_s[lag:] - ended_at_s[:-lag]))
 
     @property
     def fed_step_ms(self) -> float | None:
@@ -182,7 +210,12 @@ class Evidence:
     @cached_property
     def swings_of_steps(self) -> list[StepSwing]:
         """Step times that repeat, at lags that settings imply; the strongest first."""
-        return swings_in_steps(self.wait_ms, self.rest_ms, lags_of(self.record, self.column("epoch")))
+        return swings_in_steps(self.wait_ms, self.rest_ms, self.lags, self.gap_ms)
+
+    @cached_property
+    def lags(self) -> Mapping[str, int]:
+        """Steps after which something is due, by the setting that says so."""
+        return lags_of(self.record, self.column("epoch"))
 
     @cached_property
     def swings_of_gpus(self) -> Mapping[int, Swing]:

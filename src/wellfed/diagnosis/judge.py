@@ -2,24 +2,92 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
-from wellfed.diagnosis.rules import healthy, loss_blows_up, machine_was_slower, too_few_steps
+from wellfed.diagnosis.rules import (
+    clocks_limited,
+    cpu_bound_loading,
+    data_parallel,
+    device_memory_full,
+    frequent_checkpoints,
+    frequent_logging,
+    frequent_validation,
+    healthy,
+    host_memory_full,
+    launch_bound,
+    loading_in_main_process,
+    loss_blows_up,
+    machine_was_slower,
+    memory_bound,
+    memory_creeps,
+    memory_unused,
+    restarted_workers,
+    slow_callbacks,
+    slow_copy,
+    slow_samples,
+    slow_start,
+    slow_storage,
+    small_batch,
+    synchronisation,
+    tensor_cores_idle,
+    too_few_steps,
+    too_few_workers,
+    uneven_batches,
+    unexplained,
+    utilisation_swings,
+    workers_take_the_cpu,
+)
 
 Rule = Callable[[Evidence], Finding | None]
-RULES: tuple[Rule, ...] = (
+OF_EVENTS: tuple[Rule, ...] = (
+    data_parallel.check,
+    device_memory_full.check,
     loss_blows_up.check,
-    machine_was_slower.check,
+    host_memory_full.check,
 )
-"""In any order: each decides from the evidence alone."""
+"""Decide from what happened and what ended the run, of however few steps."""
+OF_STEPS: tuple[Rule, ...] = (
+    clocks_limited.check,
+    launch_bound.check,
+    memory_bound.check,
+    memory_creeps.check,
+    memory_unused.check,
+    slow_copy.check,
+    small_batch.check,
+    synchronisation.check,
+    tensor_cores_idle.check,
+    loading_in_main_process.check,
+    too_few_workers.check,
+    cpu_bound_loading.check,
+    slow_storage.check,
+    workers_take_the_cpu.check,
+    uneven_batches.check,
+    slow_samples.check,
+    slow_start.check,
+    restarted_workers.check,
+    frequent_logging.check,
+    frequent_checkpoints.check,
+    frequent_validation.check,
+    slow_callbacks.check,
+    utilisation_swings.check,
+)
+"""Decide from figures of enough steps."""
 
 
 def judge(evidence: Evidence) -> list[Finding]:
-    """What is known of a run, the costliest first; where nothing is lost, that it is healthy, or can't be judged."""
-    found = [finding for rule in RULES if (finding := rule(evidence)) is not None]
+    """What is known of a run, the costliest first, notes last; where nothing costs time, the first says so."""
+    too_few = too_few_steps.check(evidence)
+    found = _asked(OF_EVENTS if too_few else (*OF_EVENTS, *OF_STEPS), evidence)
     found.sort(key=lambda finding: (finding.is_note, -finding.time_lost_frac))
+    if too_few:
+        return [*found, too_few]
+    doubt = machine_was_slower.check(evidence)
     if any(not finding.is_note for finding in found):
-        return found
-    return [too_few_steps.check(evidence) or healthy.check(evidence), *found]
+        return found if doubt is None else [*found, doubt]
+    return [doubt or unexplained.check(evidence) or healthy.check(evidence), *found]
+
+
+def _asked(rules: Iterable[Rule], evidence: Evidence) -> list[Finding]:
+    return [finding for rule in rules if (finding := rule(evidence)) is not None]

@@ -7,7 +7,7 @@ the series (an AR(1) process fed with its shuffled residuals), and only what non
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,8 +16,11 @@ import numpy as np
 from wellfed.diagnosis.run_tables import Series
 from wellfed.record import RunRecord, SwingEntry
 
-Part = Literal["wait", "step"]
+Part = Literal["wait", "step", "gap"]
+"""Waiting for a batch, the rest of a step, and what lay between a step and the one before."""
 
+_PAUSES = ("trainer.checkpoint_every_steps", "trainer.validate_every_steps", "epoch")
+"""What training stands still for between two steps."""
 MIN_PERIODS, MIN_SAMPLES = 5, 40
 """Below either nothing can be told from chance."""
 _MOST_SAMPLES = 4096
@@ -33,12 +36,12 @@ _MOST_UNEVEN = 0.4
 """Standard deviation of the cycles over their mean; 0.23 with 40 % of jitter."""
 _TURNS = 4
 """Periods over which a curve must be like itself."""
-_LEAST_DEPTH = 20
+LEAST_DEPTH = 20
 """Percentage points of utilisation from the 5th percentile to the 95th."""
 _STRETCH = 10
 """Periods that are compared with each other."""
-_SURE = 0.995
-"""Share of the noises that step times must be more regular than."""
+_SURE = 1.1
+"""By so much more than all of the noises step times must be regular."""
 _LEAST_FRAC = 0.05
 """Standard deviation that a swing makes, over the mean step: less costs nothing worth telling."""
 _CLOSE = 0.02
@@ -47,17 +50,18 @@ _MIN_R2 = 0.08
 """[m] 40 % of jitter leaves 0.25 at the true lag and less than 0.1 at others."""
 
 
-def main_swing(of_steps: Sequence[StepSwing], of_gpus: Mapping[int, Swing], step_ms: float | None) -> SwingEntry | None:
+def main_swing(
+    of_steps: Sequence[StepSwing], of_gpus: Mapping[int, Swing], period_s: Callable[[int], float | None]
+) -> SwingEntry | None:
     """What run.json tells: the strongest swing of the steps with what implies it, else the deepest of the GPUs'.
 
     Args:
-        step_ms: mean time of a step.
+        period_s: of so many steps.
     """
-    if of_steps and step_ms is not None:
+    if of_steps and (first_s := period_s(of_steps[0].lag)) is not None:
         first = of_steps[0]
-        period_s = first.lag * step_ms / 1e3
-        return {"period_s": period_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
-    deep = [found for found in of_gpus.values() if found.high - found.low >= _LEAST_DEPTH]
+        return {"period_s": first_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
+    deep = [found for found in of_gpus.values() if found.high - found.low >= LEAST_DEPTH]
     if not deep:
         return None
     deepest = max(deep, key=lambda found: found.high - found.low)
@@ -202,19 +206,27 @@ class StepSwing:
     """From the shortest mean of a place to the longest."""
 
 
-def swings_in_steps(wait_ms: Series, rest_ms: Series, lags: Mapping[str, int]) -> list[StepSwing]:
+def swings_in_steps(
+    wait_ms: Series, rest_ms: Series, lags: Mapping[str, int], gap_ms: Series | None = None
+) -> list[StepSwing]:
     """The swings at some of these lags, the strongest first.
 
     Args:
         wait_ms: what each step waited for its batch, in order, without the warm-up.
         rest_ms: the rest of each step.
         lags: steps after which something is due, by the setting that says so.
+        gap_ms: what lay before each step and is no part of one.
     """
     if len(wait_ms) < MIN_SAMPLES:
         return []
-    least_ms = _LEAST_FRAC * float(np.mean(wait_ms + rest_ms))
-    parts: tuple[tuple[Part, Series], ...] = (("wait", wait_ms), ("step", rest_ms))
-    found = [swing for where, series in parts for swing in _swings(where, series, lags, least_ms)]
+    gap_ms = np.zeros(len(wait_ms)) if gap_ms is None else gap_ms
+    least_ms = _LEAST_FRAC * float(np.mean(wait_ms + rest_ms + gap_ms))
+    pauses = {name: lag for name, lag in lags.items() if name in _PAUSES}
+    found = [
+        *_swings("wait", wait_ms, lags, least_ms),
+        *_swings("step", rest_ms, lags, least_ms),
+        *_swings("gap", gap_ms, pauses, least_ms),
+    ]
     by_lag: dict[int, StepSwing] = {}
     for each in sorted(found, key=lambda one: -one.r2 * one.amplitude_ms):
         by_lag.setdefault(each.lag, each)
@@ -229,7 +241,7 @@ def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: floa
         r2 = np.array([_folded(left[None], lag)[0] for lag in candidates])
         chance = _noise_like(left)
         by_chance = np.max([_folded(chance, lag) for lag in candidates], axis=0)
-        threshold = max(_MIN_R2, float(np.quantile(by_chance, _SURE)))
+        threshold = max(_MIN_R2, _SURE * float(by_chance.max()))
         if r2.max() <= threshold or r2.max() * np.var(left) < least_ms**2:
             return
         place = int(np.flatnonzero(r2 >= r2.max() - _CLOSE)[0])
@@ -264,4 +276,5 @@ def _folded(series: Series, lag: int) -> Series:
     left = ((cut - cut.mean(axis=2, keepdims=True)) ** 2).sum(axis=(1, 2, 3))
     _, number, periods, _ = cut.shape
     free = number * (periods * lag - 1) / (number * (periods - 1) * lag)
-    return np.asarray(1 - left / np.maximum(total, 1e-30) * free)
+    even = total <= 1e-9 * np.sum(series**2, axis=1)  # what varied lies in the steps that were cut off
+    return np.where(even, 0.0, 1 - left / np.maximum(total, 1e-30) * free)

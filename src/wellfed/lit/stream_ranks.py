@@ -75,6 +75,7 @@ class StepsOfRanks:
                 is_padding=delivery is None,
                 is_last=is_over,
                 position=self._state,
+                took=None if delivery is None else delivery.took,
             )
         self.load_state_dict({**self._state, "stream": {**self._state["stream"], "is_over": True}})
 

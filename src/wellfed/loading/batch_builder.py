@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import inspect
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from wellfed import batches, generators
+from wellfed.batches import BuildTime
 from wellfed.contract import Batch
 from wellfed.errors import DataError, reason_of, text_of
 from wellfed.loading.bad_samples import NoSampleAtFaultError, failing_samples
@@ -32,6 +34,19 @@ class ExitInData(Exception):
 
     def __str__(self) -> str:
         return f"sys.exit({self.args[0]!r})"
+
+
+class Stopwatch:
+    """Counts from when it is made: the time that passes, and the CPU time of this thread."""
+
+    __slots__ = ("_began_s", "_cpu_s")
+
+    def __init__(self) -> None:
+        self._began_s, self._cpu_s = time.perf_counter(), time.thread_time()
+
+    def read(self) -> BuildTime:
+        """So far."""
+        return BuildTime(1e3 * (time.perf_counter() - self._began_s), 1e3 * (time.thread_time() - self._cpu_s))
 
 
 class BatchBuilder:
@@ -72,7 +87,9 @@ class BatchBuilder:
         if not request.indices.numel():  # a third of the time of len()
             return BuiltBatch(None)
         heartbeat.begin(request.epoch, request.batch)
+        stopwatch = Stopwatch()
         built = self._by_fetch(request) if self.has_fetch else self._by_item(request, heartbeat)
+        built.took = stopwatch.read()
         heartbeat.end()
         return built
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from wellfed import batches
+from wellfed.batches import BuildTime
 from wellfed.contract import Batch
 
 
@@ -59,11 +60,13 @@ class BuiltBatch:
     batch: Batch
     """None if nothing could be built of what was asked for."""
     lost: tuple[LostSample, ...] = ()
+    took: BuildTime | None = None
+    """None: nobody could know."""
 
     def pin_memory(self) -> BuiltBatch:
         """The same in page-locked memory."""
-        return self if self.batch is None else BuiltBatch(batches.pin(self.batch), self.lost)
+        return self if self.batch is None else BuiltBatch(batches.pin(self.batch), self.lost, self.took)
 
     def with_lost(self, earlier: Iterable[LostSample]) -> BuiltBatch:
         """Names samples that were lost on the way here."""
-        return BuiltBatch(self.batch, (*earlier, *self.lost))
+        return BuiltBatch(self.batch, (*earlier, *self.lost), self.took)

@@ -12,12 +12,12 @@ from itertools import chain, islice
 from typing import Any
 
 import torch
-from torch.utils.data import get_worker_info
+from torch.utils.data import DataLoader, get_worker_info
 
 from wellfed import batches, generators
 from wellfed.contract import Batch
 from wellfed.errors import reason_of
-from wellfed.loading.batch_builder import BatchBuilder, ExitInData, is_of_the_machine
+from wellfed.loading.batch_builder import BatchBuilder, ExitInData, Stopwatch, is_of_the_machine
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.loading.heartbeats import Heartbeat
 from wellfed.loading.stream import PartOf, Stream, as_worker, has_states
@@ -116,6 +116,7 @@ class StreamBuilder(BatchBuilder):
         super().__init__(stream.dataset, seed, collate=collate, purpose=purpose, by_item=True)
         self.stream, self.batch_size = stream, batch_size
         self._turns = threading.Condition() if in_threads else None
+        self._builds = not isinstance(stream.dataset, DataLoader)  # whose workers do, unseen
         self._readers: dict[int, _PartReader] = {}
         self._reading = -1
 
@@ -128,7 +129,9 @@ class StreamBuilder(BatchBuilder):
         built: BuiltBatch
         try:
             with self._turn(request) as reader:
+                stopwatch = Stopwatch()  # not of the wait for its turn
                 built = BuiltBatch(None) if reader is None else reader.next(request)
+                built.took = stopwatch.read() if self._builds else None
         except Exception as error:
             if is_of_the_machine(error):
                 raise

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from wellfed import batches
-from wellfed.batches import Delivery
+from wellfed.batches import BuildTime, Delivery
 from wellfed.contract import Batch
 from wellfed.errors import DataError
 from wellfed.loading.batch_source import BatchSource
@@ -52,6 +52,17 @@ class Mark(NamedTuple):
     """Of the data set, for each part; None = it has none."""
     print: int = 0
     """Of the last batch that was delivered."""
+
+
+class StreamStep(NamedTuple):
+    """A batch of a stream."""
+
+    batch: Batch
+    size: int
+    """Samples of it."""
+    mark: Mark
+    """Behind it."""
+    took: BuildTime | None = None
 
 
 class StreamReading:
@@ -87,8 +98,8 @@ class StreamReading:
         """Nothing of it is delivered."""
         return Mark(self.stream.num_parts(self._settings.num_workers, self._world_size), self._world_size, buffer)
 
-    def batches(self, epoch: int, mark: Mark, order_of: int, number: int = 0) -> Generator[tuple[Batch, int, Mark]]:
-        """Those of an epoch after a mark, each with its samples and the mark behind it.
+    def batches(self, epoch: int, mark: Mark, order_of: int, number: int = 0) -> Generator[StreamStep]:
+        """Those of an epoch after a mark.
 
         Args:
             order_of: the epoch whose order it has.
@@ -128,7 +139,7 @@ class StreamReading:
                     states[request.part] = built.state
                     known = list(states) if any(state is not None for state in states) else None
                     mark = mark._replace(asked=turn + 1, states=known, print=_print(built.batch))
-                    yield built.batch, self._size(built.batch), mark
+                    yield StreamStep(built.batch, self._size(built.batch), mark, built.took)
                     number += 1
         finally:
             self._builder.end_reading(reading)
@@ -136,7 +147,7 @@ class StreamReading:
         left = [sample for _, tail in sorted(tails.items()) for sample in tail]
         yield from self._of_tails(left, epoch, mark, to_drop if mark.states is None else mark.left)
 
-    def _of_tails(self, left: list[Any], epoch: int, mark: Mark, num_done: int) -> Iterator[tuple[Batch, int, Mark]]:
+    def _of_tails(self, left: list[Any], epoch: int, mark: Mark, num_done: int) -> Iterator[StreamStep]:
         """What no part alone could make a batch of."""
         builder, size = self._builder, self._builder.batch_size
         asked = max(mark.asked, 1)
@@ -148,7 +159,7 @@ class StreamReading:
                 built = StreamedBatch(builder.collated(samples, epoch, asked + number))
             if self._settings.pin_memory:
                 built.pin_memory()
-            yield built.batch, len(samples), mark._replace(left=number + 1)
+            yield StreamStep(built.batch, len(samples), mark._replace(left=number + 1))
 
     def _requests(
         self,
@@ -248,7 +259,7 @@ class StreamLoader:
         self._has_told_length = self._has_looked_at_states = False
         self._has_told_size = not reading.stream.gives_batches or reading.stream.splits_itself
         self._keeps_states = True
-        self._running: Generator[tuple[Batch, int, Mark]] | None = None
+        self._running: Generator[StreamStep] | None = None
 
     def __len__(self) -> int:
         return UNKNOWN_LENGTH
@@ -299,12 +310,13 @@ class StreamLoader:
         running = self._running = self._reading.batches(self._epoch, self._mark, order_of, first)
         held: tuple[Delivery, Mark] | None = None
         try:
-            for number, (batch, size, mark) in enumerate(running, start=first):
+            for number, (batch, size, mark, took) in enumerate(running, start=first):
                 if self._running is not running:
                     return  # a thread that was left behind with a batch that came too late
                 if held is not None:
                     yield self._given(*held)
-                held = Delivery(batch, self._epoch, number, size * mark.ranks, num_samples=size), mark
+                delivery = Delivery(batch, self._epoch, number, size * mark.ranks, num_samples=size, took=took)
+                held = delivery, mark
                 if number + 1 == self._limit:
                     break
         except Exception:  # the batch before is sound
@@ -406,7 +418,7 @@ class EvalStream:
         reading.stop()
         running = reading.batches(0, reading.start_of_epoch(), 0)
         try:
-            for number, (batch, size, _) in enumerate(running):
+            for number, (batch, size, *_) in enumerate(running):
                 yield Delivery(batch, 0, number, size, num_samples=size)
                 if number + 1 == self._limit:
                     return

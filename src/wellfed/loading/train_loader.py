@@ -130,7 +130,9 @@ class TrainLoader(_Epochs):
                 self._next_batch = share.batch + 1
                 num_samples = share.indices.numel() - left_out if self._builder.splits_itself else None
                 total = share.total - left_out
-                yield Delivery(built.batch, epoch, share.batch, total, share.is_padding, num_samples=num_samples)
+                yield Delivery(
+                    built.batch, epoch, share.batch, total, share.is_padding, num_samples=num_samples, took=built.took
+                )
         finally:
             running.close()
 

@@ -87,7 +87,7 @@ class LoaderPlanner:
             unless_asked("worker_threads", None, "torch's default: one in a worker process")
         if self.on_gpu:
             unless_asked("pin_memory", True, "copies from page-locked memory run beside the host")
-        return LoaderSection.of(decided, candidates=names, eval_workers=count)
+        return self._section(decided, candidates=names, eval_workers=count)
 
     def _as_it_came(self, own: OwnLoader) -> LoaderSection:
         """Told of a DataLoader that is left alone, not decided."""
@@ -105,7 +105,10 @@ class LoaderPlanner:
         because = "as the DataLoader has it: nothing is copied ahead"
         decided["device_prefetch"] = unless_set("loader.device_prefetch", ahead, 0, because)
         decided["worker_threads"] = by_rule(None, "torch's default: one in a worker process")
-        return LoaderSection.of(decided, candidates=(), eval_workers=0)
+        return self._section(decided, candidates=(), eval_workers=0)
+
+    def _section(self, decided: Mapping[str, Decided[Any]], **more: Any) -> LoaderSection:
+        return LoaderSection.of(decided, has_fetch=self.data.has_fetch, most_workers=self._most_readers, **more)
 
     def _own_faults(self) -> Iterator[Fault]:
         """What was asked of a DataLoader of the user's, or of one that is not there."""

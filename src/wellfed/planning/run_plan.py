@@ -130,6 +130,10 @@ class LoaderSection(Section):
     """Backends that ``loader.backend=auto`` may take by their times, the one that wins a tie first."""
     eval_workers: int
     """Workers of an evaluation on each device; 0 = the training process builds its batches."""
+    has_fetch: bool
+    """The data gives whole batches at once."""
+    most_workers: int | None
+    """That can share a stream; None = as many as one likes."""
 
     @property
     def has_processes(self) -> bool:

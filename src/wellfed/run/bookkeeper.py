@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import LoggerConfig, RunConfig
@@ -24,14 +24,16 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import RunRecord
+from wellfed.record import LoadingEntry, PhaseEntry, RunRecord, SynchronisationEntry
 from wellfed.run.gpu_monitor import MachineWatch, Usage
 from wellfed.run.outcome import Outcome
 from wellfed.run.resume import CHECKPOINTS
 from wellfed.telemetry.run_progress import Progress
+from wellfed.timing.readiness import StepSummary
 from wellfed.tracking import wandb_sink
 from wellfed.tracking.journal import Journal
 from wellfed.tracking.sink import Sink, Sinks
+from wellfed.units import mib
 
 _LOG = logging.getLogger(__name__)
 _ARTIFACTS = {
@@ -58,6 +60,7 @@ class Bookkeeper:
         self.progress = Progress(time_s=self.journal.time_s)
         self.loggers: list[Any] = []
         """Of Lightning, for its Trainers: those that were chosen, once they are open."""
+        self._phases_before = record.phases
         self._resumed_at: int | None = None
         self._usage: Usage | None = None
         self._watch: MachineWatch | None = None
@@ -79,6 +82,9 @@ class Bookkeeper:
     def planned(self, plan: RunPlan) -> None:
         """What is going to be done."""
         self.record.plan = plan.to_dict()
+        self.record.loading = {**self.record.loading, "has_fetch": plan.loader.has_fetch}
+        if plan.loader.most_workers is not None:
+            self.record.loading["most_workers"] = plan.loader.most_workers
         self.journal.save()
 
     def go_on_after(self, step: int, epochs: float, *, in_place: bool) -> None:
@@ -156,6 +162,15 @@ class Bookkeeper:
         self._usage = Usage(plan, ballast_bytes)
         return self._usage
 
+    def first_batch(self, num_bytes: int) -> None:
+        """Training has been handed a batch with so much in its tensors."""
+        if num_bytes:
+            self.record.loading = {**self.record.loading, "batch_mib": mib(num_bytes)}
+
+    def synchronised(self, places: list[SynchronisationEntry]) -> None:
+        """These lines made the host wait for the device."""
+        self.record.synchronisations = places
+
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Training has come so far; ``samples`` are those of this step."""
         self.record.steps, self.record.epochs = steps, epochs
@@ -186,7 +201,7 @@ class Bookkeeper:
             self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self.journal.save()
         evidence = Evidence.of(record, self.folder)
-        record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.step_ms)
+        record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
         record.findings = [finding.entry() for finding in judge(evidence)]
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
         record.artifacts["report"] = "report.md"
@@ -195,6 +210,9 @@ class Bookkeeper:
             (self.folder / "report.md").write_text(report, encoding="utf-8", errors="backslashreplace")
         except OSError as error:
             self.journal.disk_full(error, record.steps)
+        findings = record.findings
+        rows = [[one["id"], one["severity"], one["message"], " ".join(one["change"])] for one in findings]
+        self.journal.sink.table("findings", ("id", "severity", "message", "change"), rows)
         self.journal.sink.finish({**record.metrics, **_of_the_run(record)}, outcome.exit_code)
         self.journal.save()
 
@@ -217,15 +235,26 @@ class Bookkeeper:
                 "host_frac": summary.host_frac,
                 "step_ms_p50": summary.step_ms_p50,
                 "step_ms_p95": summary.step_ms_p95,
-                "launch_ms_p50": None,
+                "launch_ms_p50": summary.launch_ms_p50,
             }
             record.readiness_frac = summary.readiness_frac
+            record.loading = {**record.loading, **_building(summary)}
+        record.phases = {**self._phases_before, **self._phases()}
         record.metrics = {**record.metrics, **metrics}
         if self._usage is not None:
             record.memory, record.host = self._usage.entries()
         if self._watch is not None:
             record.gpus = self._watch.gpus()
             record.telemetry = self._watch.cost()
+
+    def _phases(self) -> dict[str, PhaseEntry]:
+        """Time in each phase, with that of the earlier parts of a resumed run."""
+        none: PhaseEntry = {"total_s": 0.0, "times": 0}
+        found: dict[str, PhaseEntry] = {}
+        for phase, (total_s, times) in self.progress.spent().items():
+            before = self._phases_before.get(phase, none)
+            found[phase] = {"total_s": round(before["total_s"] + total_s, 6), "times": before["times"] + times}
+        return found
 
 
 def chosen_loggers(logger: LoggerConfig, typed: str) -> list[str]:
@@ -234,6 +263,17 @@ def chosen_loggers(logger: LoggerConfig, typed: str) -> list[str]:
     names += [name for name in ("tensorboard", "mlflow", "csv") if getattr(logger, name)]
     order = re.findall(r"\w+", typed)
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _building(summary: StepSummary) -> LoadingEntry:
+    """What building a batch took; nothing where nobody could know."""
+    found = {
+        "build_ms_mean": summary.build_ms_mean,
+        "build_ms_p50": summary.build_ms_p50,
+        "build_ms_p99": summary.build_ms_p99,
+        "cpu_frac": summary.build_cpu_frac,
+    }
+    return cast(LoadingEntry, {name: value for name, value in found.items() if value is not None})
 
 
 def _of_the_run(record: RunRecord) -> dict[str, float]:

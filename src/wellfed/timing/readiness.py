@@ -28,6 +28,14 @@ class StepSummary:
     host_frac: float
     step_ms_p50: float
     step_ms_p95: float
+    launch_ms_p50: float | None = None
+    """None on a CPU."""
+    build_ms_mean: float | None = None
+    """Of building a batch, as the next ones; None where nobody could know."""
+    build_ms_p50: float | None = None
+    build_ms_p99: float | None = None
+    build_cpu_frac: float | None = None
+    """CPU time over wall time of building."""
 
 
 def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
@@ -37,6 +45,7 @@ def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
     if not kept or total_ms <= 0:
         return None
     p50, p95 = np.quantile([row.step_ms for row in kept], (0.50, 0.95))
+    launches = [row.launch_ms for row in kept if row.launch_ms is not None]
     has_copy = any(row.copy_ms is not None for row in kept)
     return StepSummary(
         steps=len(kept),
@@ -50,7 +59,21 @@ def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
         host_frac=sum(row.host_ms for row in kept) / total_ms,
         step_ms_p50=float(p50),
         step_ms_p95=float(p95),
+        launch_ms_p50=float(np.median(launches)) if launches else None,
+        **_building([(row.build_ms, row.build_cpu_ms or 0.0) for row in kept if row.build_ms is not None]),
     )
+
+
+def _building(times_ms: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """Figures of building, of each batch's time and CPU time."""
+    if not times_ms:
+        return {}
+    built_ms, cpu_ms = np.array(times_ms).T
+    p50, p99 = np.quantile(built_ms, (0.50, 0.99))
+    found = {"build_ms_mean": built_ms.mean(), "build_ms_p50": p50, "build_ms_p99": p99}
+    if built_ms.sum() > 0:
+        found["build_cpu_frac"] = cpu_ms.sum() / built_ms.sum()
+    return {name: float(value) for name, value in found.items()}
 
 
 def rate_interval(rows: Sequence[StepRow]) -> tuple[float, float] | None:

@@ -38,6 +38,12 @@ class StepRow(NamedTuple):
     """How long the loop waited when it asked for the batch, hidden or not; decides `ready`."""
     warmup: bool = False
     """First steps and those that compiled or were retried: in the file, not in the figures."""
+    build_ms: float | None = None
+    """What building the batch took whoever built it; None where nobody could know."""
+    build_cpu_ms: float | None = None
+    """CPU time of that, of the thread that built it."""
+    launch_ms: float | None = None
+    """How long the host took to launch forward, backward and optimizer; None on a CPU."""
 
     @property
     def step_ms(self) -> float:
@@ -74,6 +80,7 @@ class _Marks:
     asked_s: float
     got_s: float
     begin: DeviceEvent | None
+    built: tuple[float, float] | None
     copied_s: float = 0.0
     copied: DeviceEvent | None = None
     end_s: float = 0.0
@@ -115,10 +122,10 @@ class StepClock:
         """The loop has the batch on the host."""
         self._got_s = self._now_s()
 
-    def copy_begins(self, epoch: int) -> None:
-        """The copy to the device is about to be launched."""
+    def copy_begins(self, epoch: int, built: tuple[float, float] | None = None) -> None:
+        """The copy to the device is about to be launched; ``built``: milliseconds, and of CPU, that the batch took."""
         begin_s = self._asked_s if self._last_end_s is None else self._last_end_s
-        self._open = _Marks(epoch, begin_s, self._last_end, self._asked_s, self._got_s, self._mark())
+        self._open = _Marks(epoch, begin_s, self._last_end, self._asked_s, self._got_s, self._mark(), built)
 
     def copied(self) -> None:
         """The copy is launched (GPU) or done (CPU); compute follows."""
@@ -161,6 +168,7 @@ class StepClock:
     def _row(self, marks: _Marks) -> StepRow:
         asked_wait_ms = 1e3 * (marks.got_s - marks.asked_s)
         copy_ms: float | None
+        launch_ms: float | None = None
         if marks.begin is None or marks.copied is None or marks.end is None:
             wait_ms, copy_ms = asked_wait_ms, None
             compute_ms = 1e3 * (marks.end_s - marks.copied_s)
@@ -173,6 +181,8 @@ class StepClock:
             host_ms = gap_ms - wait_ms
             copy_ms = marks.begin.elapsed_time(marks.copied)
             compute_ms = marks.copied.elapsed_time(marks.end)
+            launch_ms = 1e3 * (marks.end_s - marks.copied_s)
+        build_ms, build_cpu_ms = marks.built or (None, None)
         return StepRow(
             **marks.facts,
             time_s=marks.end_s - self._origin_s,
@@ -182,4 +192,7 @@ class StepClock:
             compute_ms=compute_ms,
             host_ms=host_ms,
             asked_wait_ms=asked_wait_ms,
+            build_ms=build_ms,
+            build_cpu_ms=build_cpu_ms,
+            launch_ms=launch_ms,
         )

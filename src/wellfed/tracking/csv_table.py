@@ -64,7 +64,7 @@ class CsvTable:
     def cut_after(self, column: str, last: float) -> None:
         """`cut_after` for this file; rows that are added meanwhile come after it."""
         with self._lock:
-            cut_after(self.path, column, last)
+            cut_after(self.path, column, last, self._columns)
 
     def _flush(self) -> None:
         self._flushed_at_s = time.monotonic()
@@ -99,8 +99,11 @@ class CsvTable:
             os.close(descriptor)
 
 
-def cut_after(path: Path, column: str, last: float) -> None:
-    """Drop the rows whose ``column`` is above ``last`` (a resumed run writes them anew), and a torn last line."""
+def cut_after(path: Path, column: str, last: float, columns: Sequence[str] | None = None) -> None:
+    """Drop the rows whose ``column`` is above ``last`` (a resumed run writes them anew), and a torn last line.
+
+    With ``columns`` the table has these from here on: one of an earlier version may lack some.
+    """
     if not path.exists():
         return
     text = path.read_bytes().decode("utf-8", errors="replace")
@@ -110,6 +113,9 @@ def cut_after(path: Path, column: str, last: float) -> None:
         return
     place = lines[0].index(column)
     kept = [line for line in lines[1:] if len(line) == len(lines[0]) and _is_within(line[place], last)]
+    if columns is not None and lines[0] != list(columns):
+        rows = [dict(zip(lines[0], line, strict=True)) for line in kept]
+        lines, kept = [list(columns)], [[row.get(name, "") for name in columns] for row in rows]
     write_atomically(path, _lines([lines[0], *kept]))
 
 

@@ -35,6 +35,9 @@ STEP_COLUMNS = (
     "compute_ms",
     "host_ms",
     "ready",
+    "build_ms",
+    "build_cpu_ms",
+    "launch_ms",
 )
 _PARTS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")

@@ -23,6 +23,9 @@ class Sink:
     def log(self, row: Mapping[str, float | int | None]) -> None:
         """One row; it carries its own axis (``step`` or ``telemetry/time_s``) among its keys."""
 
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """A table as one figure of that name, where the logger has such."""
+
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """No more rows count: one that a thread still hands over is dropped."""
 
@@ -37,6 +40,11 @@ class Sinks(Sink):
         """To each."""
         for sink in self._sinks:
             sink.log(row)
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """To each."""
+        for sink in self._sinks:
+            sink.table(name, columns, rows)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Each."""

@@ -57,6 +57,7 @@ def test_every_step_is_a_row_and_an_epoch_is_ragged(tmp_path: Path) -> None:
     assert [row.epoch for row in rows] == [0, 0, 0, 1, 1, 1, 2]
     assert [row.warmup for row in rows] == [True] * WARMUP_STEPS + [False] * 4
     assert all(row.copy_ms is None for row in rows)
+    assert all(0 < (row.build_ms or 0) < 1e3 for row in rows)
 
 
 @pytest.mark.parametrize("where", ["wait_ms", "compute_ms", "host_ms"])
@@ -84,6 +85,15 @@ def test_a_users_own_module_gets_bare_batches() -> None:
     assert set(first) == {"x", "y"}
     assert [len(batch["x"]) for batch in BareBatches(tiny.eval_loader())] == [32, 32, 6]
     assert len(BareBatches(tiny.eval_loader())) == 3
+
+
+@pytest.mark.parametrize("unwrap", [False, True])
+def test_the_size_of_the_first_batch_is_told_once(unwrap: bool) -> None:
+    told: list[int] = []
+    loader = TimedLoader(tiny.loader(), StepClock(), unwrap=unwrap, on_first=told.append)
+    first, *_ = [*loader, *loader]
+    batch = first if unwrap else first.batch
+    assert told == [batch["x"].nbytes + batch["y"].nbytes]
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")

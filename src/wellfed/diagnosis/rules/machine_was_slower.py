@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from wellfed.diagnosis.ceiling_check import contradiction, explanation
 from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.feeding import workers_crowd
 from wellfed.diagnosis.finding import Finding
+from wellfed.diagnosis.rules import frequent_logging, slow_callbacks
 from wellfed.units import show_percent
 
 
@@ -12,7 +14,9 @@ def check(evidence: Evidence) -> Finding | None:
     """That the ceiling promises, or denies, what the time that went into data does not bear out."""
     found = contradiction(evidence.record)
     factor = evidence.ceiling_factor
-    if found is None or factor is None:
+    if found is None or factor is None or workers_crowd(evidence):  # then it is known what made it slower
+        return None
+    if found.slower == "loop" and (frequent_logging.check(evidence) or slow_callbacks.check(evidence)):
         return None
     unit = evidence.record.throughput["sample_unit"] if evidence.record.throughput else "samples"
     return Finding(

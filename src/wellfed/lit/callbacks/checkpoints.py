@@ -181,11 +181,14 @@ class Checkpoints(pl.Callback):
 
     def _save(self, trainer: pl.Trainer, name: str) -> bool:
         self._look(trainer)
+        with self._progress.during("checkpoint"):
+            return self._write(trainer, name)
+
+    def _write(self, trainer: pl.Trainer, name: str) -> bool:
         temporary = self.folder / f".{name}.tmp"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with self._progress.during("checkpoint"):
-                trainer.save_checkpoint(temporary)
+            trainer.save_checkpoint(temporary)
             if trainer.is_global_zero:
                 if name == LAST:
                     self._rotate()

@@ -23,9 +23,21 @@ WARMUP_STEPS = 3
 class TimedLoader:
     """A loader that tells the clock when it is asked for a batch and when it has it."""
 
-    def __init__(self, loader: Any, clock: StepClock, *, unwrap: bool = False) -> None:
-        """``unwrap`` hands out the bare batch, which is what a user's own LightningModule expects."""
+    def __init__(
+        self,
+        loader: Any,
+        clock: StepClock,
+        *,
+        unwrap: bool = False,
+        on_first: Callable[[int], None] = lambda num_bytes: None,
+    ) -> None:
+        """
+        Args:
+            unwrap: hand out the bare batch, which is what a user's own LightningModule expects.
+            on_first: told the size of the first batch.
+        """
         self._loader, self._clock, self._unwrap = loader, clock, unwrap
+        self._on_first: Callable[[int], None] | None = on_first
         self.latest: Delivery | None = None
         """What was handed out last, without its batch, where that was handed out bare."""
         self.on_last: Callable[[], None] = lambda: None
@@ -53,7 +65,10 @@ class TimedLoader:
             except StopIteration:
                 return
             self._clock.got()
-            self._clock.copy_begins(batch.epoch)
+            if self._on_first is not None:
+                self._on_first(batches.num_bytes(batch.batch))
+                self._on_first = None
+            self._clock.copy_begins(batch.epoch, batch.took)
             if self._unwrap:
                 self.latest = replace(batch, batch=None, num_samples=batch.size)
             if batch.is_last:

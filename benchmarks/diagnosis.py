@@ -1,0 +1,448 @@
+"""Faults planted in real runs: is the true cause the first finding, and does the printed override win the time back?
+
+    python benchmarks/diagnosis.py [--only too_few_workers] [--shapes table] [--where cpu] [--out RECORD]
+
+Each fault of `planted_faults.py` is planted in a run of `src/train.py` of each workload shape, on the CPU or on the
+simulated card (tests/fake_cuda, tests/fake_nvml). The first finding of its run.json is compared with the cause; what
+it says to change is typed behind the same command, and the rate measured again. A third run has what a person would
+have set: healthy. Its rate says what there was to win. Rates are those of the whole training, validations and
+checkpoints in its midst included.
+
+    won back = (changed - planted) / (healthy - planted)
+
+One run at a time. All of it takes about half an hour on two cores that do nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
+
+from planted_faults import FAULTS, HEALTHY, SHAPES, Fault, Healthy, Shape, Where  # noqa: E402
+from planted_workload import SIGNALS  # noqa: E402
+from warm_python import WarmPython  # noqa: E402
+
+from tests.fake_cuda.machine import SITE, Cards, compile_driver, machine_environment  # noqa: E402
+from tests.fake_nvml.driver import FakeDriver  # noqa: E402
+from wellfed.diagnosis.evidence import Evidence  # noqa: E402
+from wellfed.diagnosis.judge import judge  # noqa: E402
+from wellfed.hardware.detect import machine  # noqa: E402
+from wellfed.record import FindingEntry, RunRecord, git_state  # noqa: E402
+
+TIMEOUT_S = 120
+CARD = {"mib": 8192, "context_mib": 300, "slowdown": 3.0, "launch_us": 5.0, "copy_gbps": 12.0, "pageable_gbps": 4.0}
+"""A simulated card of a run, unless its fault says otherwise."""
+BURN = "while True: pass"
+
+
+@dataclass
+class Run:
+    """One run of `src/train.py` and what it left."""
+
+    folder: Path | None
+    command: str
+    code: int
+    seconds: float
+    printed: str
+    findings: list[FindingEntry] = field(default_factory=list)
+    judged_ms: float = 0.0
+
+    @cached_property
+    def evidence(self) -> Evidence | None:
+        """What the rules are given; None where the run left no record."""
+        return None if self.folder is None else Evidence.read(self.folder)
+
+    @cached_property
+    def rate(self) -> float | None:
+        """Samples/s from the first step after the warm-up to the last, all that came between included."""
+        if self.evidence is None:
+            return None
+        steps, throughput = self.evidence.all_steps, self.evidence.record.throughput
+        first = throughput["warmup_steps"] if throughput else 3
+        if len(steps["time_s"]) < first + 2:
+            return None
+        return float(steps["samples"][first + 1 :].sum() / (steps["time_s"][-1] - steps["time_s"][first]))
+
+    @property
+    def first(self) -> str:
+        """Id of what is said first; how the run ended where nothing is."""
+        return self.findings[0]["id"] if self.findings else f"none (exit code {self.code})"
+
+    @property
+    def notes(self) -> list[str]:
+        """Ids of what is said beside the causes."""
+        return [each["id"] for each in self.findings[1:] if each["severity"] == "info"]
+
+
+class Machine:
+    """Runs the commands, on the CPU or with a simulated card; a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._stack, self._number = folder, contextlib.ExitStack(), 0
+        self._pythons: dict[Where, WarmPython] = {}
+        configs = folder / "configs" / "workload"
+        configs.mkdir(parents=True)
+        for shape in SHAPES:
+            (configs / f"{shape.name}.yaml").write_text(shape.yaml)
+
+    def __enter__(self) -> Machine:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @cached_property
+    def _driver(self) -> FakeDriver:
+        compile_driver()
+        return FakeDriver(Path("cc"), self._folder)
+
+    def run(self, shape: Shape, planted: Fault | Healthy, overrides: Sequence[str]) -> Run:
+        """One run; its folder holds all that it wrote."""
+        self._number += 1
+        place = self._folder / f"{self._number:03d}_{planted.kind}_{shape.name}"
+        place.mkdir()
+        typed = [f"workload={shape.name}", f"trainer.max_steps={planted.steps}", *overrides]
+        fixed = [
+            *("--config-dir", str(self._folder / "configs"), "config.allow_targets=[planted_workload,torch,lightning]"),
+            *("logger=none", f"paths.log_dir={place}/logs", f"paths.cache_dir={self._folder}/cache"),
+            *("telemetry.interval_s=0.1", f"trainer.accelerator={'cpu' if planted.where == 'cpu' else 'gpu'}"),
+        ]
+        if isinstance(planted, Fault) and planted.burners:
+            fixed.append(f"++workload.model.last_step={planted.steps}")
+        variables = {SIGNALS: str(place)} | self._variables(shape, planted, place)
+        printed = place / "printed.txt"
+        python = self._python(planted.where)
+        with _burning(planted.burners if isinstance(planted, Fault) else 0, place):
+            ended = python.run(
+                [str(ROOT / "src" / "train.py"), *fixed, *typed],
+                printed,
+                variables=variables,
+                folder=place,
+                timeout_s=TIMEOUT_S,
+            )
+        (place / "typed.txt").write_text(" ".join(typed) + "\n")
+        records = list(place.glob("logs/*/runs/*/run.json"))
+        run = Run(
+            records[0].parent if records else None,
+            " ".join(typed),
+            ended.code,
+            ended.seconds,
+            printed.read_text(errors="replace"),
+        )
+        if run.folder is not None:
+            began_s = time.perf_counter()
+            run.findings = [finding.entry() for finding in judge(Evidence.read(run.folder))]
+            run.judged_ms = 1e3 * (time.perf_counter() - began_s)
+            run.findings = RunRecord.read(run.folder).findings or run.findings
+        return run
+
+    def _python(self, where: Where) -> WarmPython:
+        if where not in self._pythons:
+            path = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
+            variables = {"CUDA_VISIBLE_DEVICES": ""}
+            if where == "simulated":
+                path.insert(0, str(SITE))
+                variables = machine_environment(self._driver, self._folder, Cards()) | {"FAKE_CUDA_LATER": "1"}
+            variables["OMP_NUM_THREADS"] = "1"  # two that wait for one another on a busy core take ten times as long
+            variables["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+            self._pythons[where] = self._stack.enter_context(WarmPython(variables))
+        return self._pythons[where]
+
+    def _variables(self, shape: Shape, planted: Fault | Healthy, place: Path) -> dict[str, str]:
+        if planted.where == "cpu":
+            return {}
+        asked = {**CARD, **planted.card}
+        for knob, steps in (("copy_gbps", "pinned_steps"), ("pageable_gbps", "pageable_steps")):
+            if steps in asked:
+                asked[knob] = shape.batch_bytes / (asked.pop(steps) * 1e6 * shape.step_ms)
+        cards = Cards(**asked)
+        found = machine_environment(self._driver, place, cards)
+        return {name: value for name, value in found.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
+
+
+@contextlib.contextmanager
+def _burning(number: int, place: Path) -> Iterator[None]:
+    """So many processes take a core each from when the run's steps begin until they are over."""
+    ended = threading.Event()
+
+    def burn() -> None:
+        while not (place / "begun").exists():
+            if ended.wait(0.01):
+                return
+        burning = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(number)]
+        while not (place / "over").exists() and not ended.wait(0.01):
+            pass
+        for process in burning:
+            process.kill()
+            process.wait()
+
+    watching = threading.Thread(target=burn)
+    if number:
+        watching.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if number:
+            watching.join()
+
+
+@dataclass
+class Verdict:
+    """What a planted run came to."""
+
+    kind: str
+    shape: str
+    where: str
+    cause: str
+    first: str
+    others: list[str]
+    is_right: bool
+    said: str
+    change: list[str]
+    planted_per_s: float | None
+    judged_ms: float
+    changed_per_s: float | None = None
+    healthy_per_s: float | None = None
+    won_back_frac: float | None = None
+    gain_predicted: float | None = None
+    gain_measured: float | None = None
+    has_cure: bool = False
+
+    @property
+    def gain_error_frac(self) -> float | None:
+        """How far the prediction is off."""
+        if self.gain_predicted is None or self.gain_measured is None:
+            return None
+        return abs(self.gain_predicted / self.gain_measured - 1)
+
+
+def judge_fault(machine_: Machine, fault: Fault, shape: Shape, *, has_after: bool) -> Verdict:
+    """Plants it, and then does what the first finding says."""
+    planted = machine_.run(shape, fault, [*fault.code, *fault.fault])
+    if planted.code == 2:
+        raise RuntimeError(f"{planted.command}: {planted.printed}")
+    first = planted.findings[0] if planted.findings else None
+    verdict = Verdict(
+        fault.kind,
+        shape.name,
+        fault.where,
+        fault.cause,
+        planted.first,
+        [each["id"] for each in planted.findings[1:]],
+        planted.first in (fault.cause, *fault.also),
+        first["text"] if first else planted.printed[-400:],
+        first["change"] if first else [],
+        planted.rate,
+        planted.judged_ms,
+        has_cure=fault.cure is not None,
+    )
+    if not has_after or planted.rate is None:
+        return verdict
+    if first and first["change"] and not first["changes_learning"]:
+        changed = machine_.run(shape, fault, [*fault.code, *fault.fault, *first["change"]])
+        verdict.changed_per_s = changed.rate
+        if changed.rate is not None:
+            verdict.gain_measured = changed.rate / planted.rate
+            verdict.gain_predicted = first["gain"]["factor"] if first["gain"] else None
+        else:
+            verdict.said += f" CHANGED RUN FAILED: {changed.printed[-300:]}"
+    if fault.cure is not None:
+        healthy = machine_.run(shape, fault, [*fault.code, *fault.cure])
+        verdict.healthy_per_s = healthy.rate
+        if healthy.rate is not None and verdict.changed_per_s is not None and healthy.rate > planted.rate:
+            won = verdict.changed_per_s - planted.rate
+            verdict.won_back_frac = won / (healthy.rate - planted.rate)
+    return verdict
+
+
+def show(verdict: Verdict) -> None:
+    """A run as it comes."""
+    sign = "right" if verdict.is_right else f"WRONG, {verdict.cause} was planted"
+    line = f"{verdict.where:9} {verdict.shape:9} {verdict.kind:24} {verdict.first} ({sign})"
+    if verdict.others:
+        line += f", then {', '.join(verdict.others)}"
+    print(line)
+    print(f"    {verdict.said}")
+    figures = [f"{_figure(verdict.planted_per_s)} samples/s, judged in {verdict.judged_ms:.0f} ms"]
+    if verdict.changed_per_s is not None:
+        figures.append(f"changed {_figure(verdict.changed_per_s)}")
+    if verdict.healthy_per_s is not None:
+        figures.append(f"healthy {_figure(verdict.healthy_per_s)}")
+    if verdict.won_back_frac is not None:
+        figures.append(f"won back {100 * verdict.won_back_frac:.0f} %")
+    if verdict.gain_measured is not None:
+        predicted = "nothing" if verdict.gain_predicted is None else f"{verdict.gain_predicted:.2f}"
+        figures.append(f"gain predicted {predicted}, measured {verdict.gain_measured:.2f}")
+    print(f"    {'; '.join(figures)}", flush=True)
+
+
+def _figure(value: float | None) -> str:
+    return "no" if value is None else f"{value:.1f}"
+
+
+@dataclass
+class HealthyVerdict:
+    """What a run without a fault came to."""
+
+    kind: str
+    shape: str
+    where: str
+    first: str
+    notes: list[str]
+    is_right: bool
+    said: str
+    judged_ms: float
+
+
+def judge_healthy(machine_: Machine, healthy: Healthy, shape: Shape) -> HealthyVerdict:
+    """No finding but that it is."""
+    run = machine_.run(shape, healthy, healthy.code)
+    if run.code:
+        raise RuntimeError(f"{run.command}: {run.printed}")
+    causes = [each["id"] for each in run.findings if each["severity"] != "info"]
+    is_right = run.first == "healthy" and not causes
+    said = run.findings[0]["text"] if run.findings else run.printed[-400:]
+    return HealthyVerdict(healthy.kind, shape.name, healthy.where, run.first, run.notes, is_right, said, run.judged_ms)
+
+
+def table(rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as they need be."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+
+
+def confusion(verdicts: Sequence[Verdict]) -> str:
+    """Planted kinds by what was found first."""
+    rows = [["planted", "where", "cause", "right", "found first"]]
+    for kind in dict.fromkeys(verdict.kind for verdict in verdicts):
+        of_kind = [verdict for verdict in verdicts if verdict.kind == kind]
+        found = {first: sum(one.first == first for one in of_kind) for first in (one.first for one in of_kind)}
+        right = f"{sum(one.is_right for one in of_kind)}/{len(of_kind)}"
+        rows.append([kind, of_kind[0].where, of_kind[0].cause, right, ", ".join(f"{n} {i}" for i, n in found.items())])
+    return table(rows)
+
+
+def won_back(verdicts: Sequence[Verdict]) -> str:
+    """What the printed overrides came to."""
+    rows = [["planted", "shape", "planted/s", "changed/s", "healthy/s", "won back", "predicted", "measured", "change"]]
+    for one in verdicts:
+        if one.has_cure or one.changed_per_s is not None:
+            share = "" if one.won_back_frac is None else f"{100 * one.won_back_frac:.0f} %"
+            gains = ["" if gain is None else f"{gain:.2f}" for gain in (one.gain_predicted, one.gain_measured)]
+            rates = [_figure(rate) for rate in (one.planted_per_s, one.changed_per_s, one.healthy_per_s)]
+            rows.append([one.kind, one.shape, *rates, share, *gains, " ".join(one.change)])
+    return table(rows)
+
+
+def summary(verdicts: Sequence[Verdict], healthy: Sequence[HealthyVerdict]) -> dict[str, Any]:
+    """The figures that the whole is held to."""
+    shares = [one.won_back_frac for one in verdicts if one.has_cure and one.healthy_per_s is not None]
+    errors = [one.gain_error_frac for one in verdicts if one.gain_error_frac is not None and one.is_right]
+    return {
+        "planted": len(verdicts),
+        "kinds": len({one.kind for one in verdicts}),
+        "right": sum(one.is_right for one in verdicts),
+        "healthy": len(healthy),
+        "healthy_right": sum(one.is_right for one in healthy),
+        "curable": len(shares),
+        "won_back_80": sum(share is not None and share >= 0.8 for share in shares),
+        "gain_error_frac_median": statistics.median(errors) if errors else None,
+        "judged_ms_max": max((one.judged_ms for one in [*verdicts, *healthy]), default=0.0),
+    }
+
+
+def sentence(found: dict[str, Any]) -> str:
+    """The summary in words."""
+    error = found["gain_error_frac_median"]
+    said = f"The cause was first in {found['right']} of {found['planted']} planted runs ({found['kinds']} kinds); "
+    said += f"{found['healthy_right']} of {found['healthy']} healthy runs were called healthy; the printed override "
+    said += f"won back 80 % and more in {found['won_back_80']} of {found['curable']} that a knob can cure; "
+    said += "no gain was measured" if error is None else f"predicted gains were off by {100 * error:.0f} % (median)"
+    return f"{said}. Judging a run took at most {found['judged_ms_max']:.0f} ms."
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", default="", help="kinds, separated by commas; 'healthy' for those")
+    parser.add_argument("--shapes", default=",".join(shape.name for shape in SHAPES))
+    parser.add_argument("--where", default="cpu,simulated")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--list", action="store_true", help="print the kinds")
+    parser.add_argument("--no-after", action="store_true", help="leave out the runs with the change and the cure")
+    parser.add_argument("--keep", type=Path, help="a folder for the run folders")
+    parser.add_argument("--out", type=Path, help="the record")
+    chosen = parser.parse_args()
+    if chosen.list:
+        print(table([[each.where, each.kind, getattr(each, "cause", "healthy")] for each in [*FAULTS, *HEALTHY]]))
+        return
+    only = set(filter(None, chosen.only.split(",")))
+    shapes = [shape for shape in SHAPES if shape.name in chosen.shapes.split(",")]
+
+    def wanted(planted: Fault | Healthy) -> bool:
+        names = {planted.kind, planted.cause if isinstance(planted, Fault) else "healthy"}
+        return planted.where in chosen.where.split(",") and (not only or bool(names & only))
+
+    began_s = time.monotonic()
+    verdicts: list[Verdict] = []
+    healthy: list[HealthyVerdict] = []
+    with contextlib.ExitStack() as stack:
+        folder = chosen.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="diagnosis-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        machine_ = stack.enter_context(Machine(folder.resolve()))
+        for _ in range(chosen.repeats):
+            for fault in filter(wanted, FAULTS):
+                for shape in shapes:
+                    verdicts.append(judge_fault(machine_, fault, shape, has_after=not chosen.no_after))
+                    show(verdicts[-1])
+            for each in filter(wanted, HEALTHY):
+                for shape in shapes:
+                    found = judge_healthy(machine_, each, shape)
+                    healthy.append(found)
+                    sign = "right" if found.is_right else "WRONG, nothing was planted"
+                    print(f"{found.where:9} {found.shape:9} {found.kind:24} {found.first} ({sign}) {found.notes or ''}")
+                    print(f"    {found.said}", flush=True)
+    if verdicts:
+        print(f"\n{confusion(verdicts)}\n\n{won_back(verdicts)}\n")
+    says = summary(verdicts, healthy)
+    print(sentence(says))
+    record = {
+        "theme": "diagnosis",
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(["python", "benchmarks/diagnosis.py", *sys.argv[1:]]),
+        "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
+        "machine": {"load": os.getloadavg(), **machine().to_dict()},
+        "config": {
+            "minutes": (time.monotonic() - began_s) / 60,
+            "card": CARD,
+            "shapes": [asdict(shape) for shape in shapes],
+            "faults": [asdict(fault) for fault in FAULTS],
+            "healthy": [asdict(each) for each in HEALTHY],
+        },
+        "results": [says, {"confusion": confusion(verdicts).splitlines() if verdicts else []}],
+        "raw": {"planted": [asdict(one) for one in verdicts], "healthy": [asdict(one) for one in healthy]},
+        "says": sentence(says),
+    }
+    if chosen.out:
+        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,292 @@
+"""Offers three small workloads with faults that can be planted in them, for `benchmarks/diagnosis.py`.
+
+Delays are counted in steps: a step takes about ``step_ms`` where nothing is wrong, so ``build_steps=3`` is a batch that
+one worker needs three steps for. On a CPU a model rests for most of a step, as a device would compute beside the CPU:
+two cores are enough for the loader then.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from wellfed.contract import Datasets, LossOutput
+from wellfed.sample_rng import SampleRng
+
+SIGNALS = "PLANTED_SIGNALS"
+"""Names the folder in which a run says that its steps have begun and are over, as files ``begun`` and ``over``."""
+CLASSES = 4
+_SQUARE = torch.ones(256, 256)
+"""Its product takes a core about a millisecond."""
+
+
+class Samples:
+    """Inputs and labels, sample by sample; building them can be made slow in several ways.
+
+    Args:
+        build_steps: what all samples of a batch take together, in steps.
+        how: ``sleep`` as for a disk or a network, ``spin`` as for work of the CPU, ``threads`` for work of as many
+            threads as torch has in the process.
+        jitter: sigma of log-normal noise of a batch's time, whose mean stays.
+        heavy: one batch in eight takes eight times as long and the others nothing.
+        cold_steps: beside it, where no process has read the sample before.
+        slow_samples, slow_s: so many of the samples of the first epoch's first 100 batches take so long.
+        open_s: what the first sample costs each worker process.
+        dies_after: a worker dies of SIGKILL, once, when it has built so many batches.
+    """
+
+    def __init__(
+        self,
+        inputs: Tensor,
+        labels: Tensor,
+        *,
+        batch: int,
+        step_ms: float,
+        build_steps: float = 0.0,
+        how: str = "sleep",
+        jitter: float = 0.0,
+        heavy: bool = False,
+        cold_steps: float = 0.0,
+        slow_samples: int = 0,
+        slow_s: float = 0.0,
+        open_s: float = 0.0,
+        dies_after: int = 0,
+    ) -> None:
+        self.inputs, self.labels = inputs, labels
+        self.sample_s, self.cold_s = 1e-3 * step_ms * build_steps / batch, 1e-3 * step_ms * cold_steps / batch
+        self.batch, self.how, self.jitter, self.heavy = batch, how, jitter, heavy
+        self.slow_samples, self.slow_s, self.open_s, self.dies_after = slow_samples, slow_s, open_s, dies_after
+        self.read, self.shared = mmap.mmap(-1, len(inputs)), mmap.mmap(-1, 1)  # of all that are forked
+        self.maker, self.opened_by, self.built, self.factor = os.getpid(), 0, 0, 1.0
+        self.owed_s, self.work = 0.0, torch.ones(2**17)
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        in_worker = os.getpid() != self.maker
+        if self.open_s and in_worker and self.opened_by != os.getpid():
+            self.opened_by = os.getpid()
+            time.sleep(self.open_s)
+        if in_worker and self.dies_after and self.built == self.dies_after * self.batch and not self.shared[0]:
+            self.shared[0] = 1
+            os.kill(os.getpid(), signal.SIGKILL)
+        takes_s = self.sample_s * self._factor()
+        if self.cold_s and not self.read[index]:
+            self.read[index] = 1
+            takes_s += self.cold_s
+        self._spend(takes_s)
+        if self.slow_samples and index * 31 % len(self) < self.slow_samples * len(self) // (100 * self.batch):
+            time.sleep(self.slow_s)
+        return {"inputs": self.inputs[index], "labels": self.labels[index]}
+
+    def _factor(self) -> float:
+        """The same for the samples of a batch."""
+        self.built += 1
+        if (self.built - 1) % self.batch == 0:
+            drawn = torch.Generator().manual_seed(self.built * 1000 + os.getpid())
+            if self.heavy:
+                self.factor = 8.0 if torch.rand((), generator=drawn) < 1 / 8 else 0.0
+            elif self.jitter:
+                normal = float(torch.randn((), generator=drawn))
+                self.factor = float(torch.tensor(self.jitter * normal - self.jitter**2 / 2).exp())
+        return self.factor
+
+    def _spend(self, takes_s: float) -> None:
+        """Time that is due is spent a millisecond and more at once: shorter sleeps take longer than asked for."""
+        self.owed_s += takes_s
+        if self.owed_s < 1e-3:
+            return
+        began_s = time.perf_counter()
+        if self.how == "sleep":
+            time.sleep(self.owed_s)
+        while self.how == "threads" and time.perf_counter() - began_s < self.owed_s:
+            self.work.mul_(1.0)
+        while time.perf_counter() - began_s < self.owed_s:
+            pass
+        self.owed_s -= time.perf_counter() - began_s
+
+
+class WholeBatches(Samples):
+    """The same, asked for whole batches at once."""
+
+    def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:
+        self.built += len(indices) - 1
+        self._spend(self.sample_s * len(indices) * self._factor())
+        return {"inputs": self.inputs[indices], "labels": self.labels[indices]}
+
+
+def data(
+    sizes: list[int],
+    *,
+    batch: int,
+    step_ms: float,
+    num_batches: int = 200,
+    has_fetch: bool = False,
+    eval_batches: int = 1,
+    **faults: Any,
+) -> Datasets:
+    """Normal inputs ``[n, *sizes]`` whose first value decides their class."""
+    made = torch.Generator().manual_seed(0)
+
+    def split(length: int, kind: type[Samples], **slow: Any) -> Samples:
+        inputs = torch.randn(length, *sizes, generator=made)
+        labels = (inputs.flatten(1)[:, 0] * 2).round().long().clamp(-2, 1) + 2
+        return kind(inputs, labels, batch=batch, step_ms=step_ms, **slow)
+
+    train = split(num_batches * batch, WholeBatches if has_fetch else Samples, **faults)
+    return Datasets(train, split(max(1, eval_batches) * batch, WholeBatches) if eval_batches else None)
+
+
+class Planted(nn.Module):
+    """What the three models share: a rest that makes a step as long as it is on a device, and what goes wrong in it.
+
+    Args:
+        step_ms: a step is to take so long.
+        rests: a forward pass rests until then.
+        works: it multiplies matrices that long instead, on a core that does nothing else.
+        first_s: what the first pass takes beside it, as where something is compiled.
+        outlier_from: the pass from which on the loss is a thousand times as large, as of a damaged sample.
+        pause_every, pause_s: the host stands still for so long after every so many passes.
+        keeps_mib: of tensors that each pass keeps and never lets go.
+        scratch_mib: of activations, for a batch of the whole step.
+        syncs: values that each pass asks of the device.
+        small_ops: operations on a handful of numbers in each pass.
+        parallel: the net is wrapped in DataParallel.
+        eval_steps: what a batch of an evaluation takes, in steps.
+        extra_mib: that a checkpoint must hold beside the weights.
+        last_step: the step in which ``over`` is said.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        *,
+        step_ms: float,
+        batch: int,
+        rests: bool = True,
+        works: bool = False,
+        first_s: float = 0.0,
+        outlier_from: int = 0,
+        pause_every: int = 0,
+        pause_s: float = 0.0,
+        keeps_mib: float = 0.0,
+        scratch_mib: float = 0.0,
+        syncs: int = 0,
+        small_ops: int = 0,
+        parallel: bool = False,
+        eval_steps: float = 0.0,
+        extra_mib: float = 0.0,
+        last_step: int = 0,
+    ) -> None:
+        super().__init__()
+        self.net = nn.DataParallel(net) if parallel else net
+        self.step_s, self.batch, self.rests, self.works = 1e-3 * step_ms, batch, rests, works
+        self.first_s, self.outlier_from, self.pause_every, self.pause_s = first_s, outlier_from, pause_every, pause_s
+        self.keeps_mib, self.scratch_mib, self.syncs, self.small_ops = keeps_mib, scratch_mib, syncs, small_ops
+        self.eval_s = eval_steps * self.step_s
+        self.kept: list[Tensor] = []
+        self.passes, self.last_step = 0, last_step
+        if extra_mib:
+            self.register_buffer("extra", torch.randn(int(extra_mib * 2**18)))
+
+    def loss(self, batch: Mapping[str, Tensor]) -> LossOutput:
+        began_s = time.perf_counter()
+        inputs = batch["inputs"].float()
+        loss = nn.functional.cross_entropy(self.net(inputs), batch["labels"])
+        if not self.training:
+            time.sleep(self.eval_s)
+            return LossOutput(loss)
+        self.passes += 1
+        self._tell()
+        loss = self._go_wrong(loss, len(inputs) / self.batch)
+        rest_s = self.step_s * len(inputs) / self.batch - (time.perf_counter() - began_s)
+        if self.rests and rest_s > 0:
+            time.sleep(rest_s)
+        return LossOutput(loss)
+
+    def _go_wrong(self, loss: Tensor, share: float) -> Tensor:
+        """Of a pass over this share of a step."""
+        if self.first_s and self.passes == 1:
+            time.sleep(self.first_s)
+        if self.pause_every and self.passes % self.pause_every == 0:
+            time.sleep(self.pause_s)
+        value = loss.detach()
+        for _ in range(self.small_ops):
+            value = value * 1.0
+        for _ in range(self.syncs):
+            value.item()
+        if self.keeps_mib:
+            self.kept.append(torch.ones(int(self.keeps_mib * 2**18), device=loss.device))
+        for _ in range(int(1e3 * self.step_s * share) if self.works else 0):
+            torch.mm(_SQUARE, _SQUARE)
+        if self.scratch_mib:
+            wide = loss * torch.ones(int(share * self.scratch_mib * 2**16), device=loss.device)
+            loss = loss + 0 * wide.sin().cos().sin().mean()
+        return loss * 1000 if self.outlier_from and self.passes > self.outlier_from else loss
+
+    def _tell(self) -> None:
+        folder = os.environ.get(SIGNALS)
+        if folder and self.passes == 2:
+            (Path(folder) / "begun").touch()
+        if folder and self.passes == self.last_step:
+            (Path(folder) / "over").touch()
+
+
+class Table(Planted):
+    """Rows of numbers through three layers."""
+
+    def __init__(self, features: int = 32, hidden: int = 64, **planted: Any) -> None:
+        layers = [nn.Linear(features, hidden), nn.ReLU(), nn.Linear(hidden, hidden), nn.ReLU()]
+        super().__init__(nn.Sequential(*layers, nn.Linear(hidden, CLASSES)), **planted)
+
+
+class Pictures(Planted):
+    """Small pictures through two convolutions."""
+
+    def __init__(self, channels: int = 8, **planted: Any) -> None:
+        first = [nn.Conv2d(3, channels, 3, stride=2, padding=1), nn.ReLU()]
+        second = [nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1), nn.ReLU()]
+        head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * channels, CLASSES)]
+        super().__init__(nn.Sequential(*first, *second, *head), **planted)
+
+
+class LastOfSequence(nn.Module):
+    """The last output of a recurrent layer, and a linear one on it."""
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.GRU(features, hidden, batch_first=True), nn.Linear(hidden, CLASSES)
+
+    def forward(self, values_BTF: Tensor) -> Tensor:
+        outputs_BTH, _ = self.recurrent(values_BTF)
+        found: Tensor = self.head(outputs_BTH[:, -1])
+        return found
+
+
+class Sequences(Planted):
+    """Short sequences through a recurrent layer."""
+
+    def __init__(self, features: int = 8, hidden: int = 32, **planted: Any) -> None:
+        super().__init__(LastOfSequence(features, hidden), **planted)
+
+
+class Pause(pl.Callback):
+    """Takes some steps' time at the end of every so many steps, or where Lightning's own callbacks log."""
+
+    def __init__(self, step_ms: float, steps: float, every: int = 1, when: str = "every") -> None:
+        self.takes_s, self.every, self.when = 1e-3 * step_ms * steps, every, when
+
+    def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
+        every = trainer.log_every_n_steps if self.when == "logging" else self.every  # type: ignore[attr-defined]
+        if trainer.global_step % every == 0:
+            time.sleep(self.takes_s)

@@ -1,0 +1,238 @@
+"""Predicts how long a step takes with another number of workers, from what a run has recorded of steps and batches.
+
+A step can't be shorter than its fed part (all but waiting), than a batch's time to build over the workers that build at
+the same time, nor than all CPU time of a step over the cores. What a batch waits for while it is built (disk, network)
+is not CPU time: there more workers than cores are of use.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from wellfed.diagnosis.ceiling_check import contradiction
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.finding import Gain
+from wellfed.diagnosis.thresholds import (
+    BUILD_WAITS_FRAC,
+    CEILING_FACTOR,
+    CPU_FULL_FRAC,
+    FEWEST_STEPS,
+    LOADER_CPU_FRAC,
+    MOST_READY_FRAC,
+    WAIT_FRAC,
+)
+from wellfed.units import GIB, MIB, counted
+
+_SLACK = 1.25
+"""Building takes so much longer at the low end of a gain: workers disturb each other and the step."""
+_MOST_WORKERS = 32
+_PREFETCH = 2
+"""torch's default."""
+
+
+@dataclass(frozen=True)
+class Feeding:
+    """What a step takes, and what building its batch does."""
+
+    step_ms: float
+    fed_ms: float
+    """Of the step, all but waiting for data."""
+    build_ms: float
+    build_cpu_ms: float
+    """CPU time of building."""
+    cpu_ms: float
+    """CPU time of a step in all processes of the run, building included."""
+    cores: float
+    num_workers: int
+    most_workers: int
+    """For which there is room, and data."""
+    bound: float
+    """The run can't become faster than by this factor."""
+    is_estimate: bool
+    """Nobody timed the building: it is concluded from how long steps waited."""
+
+    @property
+    def cpu_frac(self) -> float:
+        """CPU time over wall time of building."""
+        return self.build_cpu_ms / self.build_ms
+
+    @property
+    def is_cpu_full(self) -> bool:
+        """All cores are at work, or nearly."""
+        return self.cpu_ms >= CPU_FULL_FRAC * self.cores * self.step_ms
+
+    def step_ms_with(self, workers: int, slack: float = 1.0) -> float:
+        """Time of a step that so many workers feed.
+
+        Args:
+            slack: building takes so much longer than it did.
+        """
+        return max(self.fed_ms, slack * self.build_ms / workers, slack * self.cpu_ms / self.cores)
+
+    @property
+    def waits_outside(self) -> bool:
+        """Building is mostly waiting for something else than a core."""
+        return self.cpu_frac < BUILD_WAITS_FRAC and not self.is_cpu_full
+
+    @cached_property
+    def workers_needed(self) -> int:
+        """The smallest number beyond which more are of no use, if all batches took equally long."""
+        enough = self.step_ms_with(self.most_workers) / (1 - WAIT_FRAC)
+        return next(count for count in range(1, self.most_workers + 1) if self.step_ms_with(count) <= enough)
+
+    @property
+    def workers_advised(self) -> int:
+        """One more than needed, as no two batches take equally long; not where it would take a core from the step."""
+        has_core = self.waits_outside or self.workers_needed + 2 <= self.cores
+        return min(self.workers_needed + 1, self.most_workers) if has_core else self.workers_needed
+
+    def show_need(self) -> str:
+        """How many workers it takes, in words."""
+        needed, about = self.workers_needed, "about " if self.is_estimate else ""
+        said = f"{about}{counted(needed, 'worker')} {'is' if needed == 1 else 'are'} needed"
+        return f"{said} and one to spare" if self.workers_advised > needed else said
+
+    def figures(self) -> dict[str, float | int | str]:
+        """What decided, by name."""
+        return {
+            "wait_frac": 1 - self.fed_ms / self.step_ms,
+            "build_ms": self.build_ms,
+            "build_cpu_ms": self.build_cpu_ms,
+            "fed_step_ms": self.fed_ms,
+            "num_workers": self.num_workers,
+            "workers_needed": self.workers_needed,
+            "free_cores": self.cores,
+        }
+
+    def gain(self, workers: int) -> Gain:
+        """Of that many."""
+        factor = min(self.bound, self.step_ms / self.step_ms_with(workers))
+        low = min(factor, max(1.0, self.step_ms / self.step_ms_with(workers, _SLACK)))
+        return Gain(factor, low, max(factor, self.bound))
+
+
+def is_starved(evidence: Evidence) -> bool:
+    """Steps wait for data so long that it is worth a change, and the ceiling does not deny it."""
+    factor = evidence.ceiling_factor
+    if evidence.num_measured < FEWEST_STEPS or steady_wait_frac(evidence) <= WAIT_FRAC:
+        return False
+    if factor is None or factor > CEILING_FACTOR:
+        return True
+    found = contradiction(evidence.record)
+    return found is not None and found.slower == "ceiling"
+
+
+def steady_wait_frac(evidence: Evidence) -> float:
+    """Share of training's time in waiting, the first step of each epoch left out: there workers may have to start."""
+    steady = _steady(evidence)
+    total = float(np.sum((evidence.wait_ms + evidence.rest_ms)[steady]))
+    return float(np.sum(evidence.wait_ms[steady])) / total if total > 0 else evidence.wait_frac
+
+
+def feeding_of(evidence: Evidence) -> Feeding | None:
+    """None where steps or batches were not timed."""
+    step_ms, cores = evidence.step_ms, evidence.cores
+    if step_ms is None or evidence.time is None or step_ms <= 0:
+        return None
+    steady = _steady(evidence)
+    if steady.any():
+        step_ms = float(np.mean((evidence.wait_ms + evidence.rest_ms)[steady]))
+    wait_ms = steady_wait_frac(evidence) * step_ms
+    fed_ms = max(step_ms - wait_ms, 1e-6)
+    workers = evidence.num_workers
+    build_ms, build_cpu_ms = evidence.build_ms, evidence.build_cpu_ms
+    cpu_pct = evidence.mean("cpu_pct")
+    cpu_pct = evidence.record.host.get("cpu_pct") if cpu_pct is None else cpu_pct
+    is_estimate = build_ms is None
+    if build_ms is None:  # each worker is at its next batch all the time, where steps wait
+        build_ms = workers * step_ms if workers else wait_ms
+    if build_ms <= 0:
+        return None
+    of_step_ms = fed_ms * (1.0 if evidence.on_gpu else cores or 1.0)
+    if build_cpu_ms is None:  # the training process takes what the step takes, the rest is building
+        build_cpu_ms = build_ms if cpu_pct is None else cpu_pct / 100 * step_ms - of_step_ms
+        build_cpu_ms = min(build_ms, max(0.0, build_cpu_ms))
+    cpu_ms = build_cpu_ms + of_step_ms if cpu_pct is None else cpu_pct / 100 * step_ms
+    free_cores = max(1.0, (cores or 1.0) - (evidence.mean("others_cpu_pct") or 0.0) / 100)
+    return Feeding(
+        step_ms=step_ms,
+        fed_ms=fed_ms,
+        build_ms=build_ms,
+        build_cpu_ms=build_cpu_ms,
+        cpu_ms=cpu_ms,
+        cores=free_cores,
+        num_workers=workers,
+        most_workers=_most_workers(evidence),
+        bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
+        is_estimate=is_estimate,
+    )
+
+
+def ready_mib(evidence: Evidence, workers: int, prefetch: int | None = None) -> float | None:
+    """Host memory of the batches that so many workers keep ready; None where a batch's size is not known."""
+    batch_mib = evidence.record.loading.get("batch_mib")
+    prefetch = prefetch or evidence.value("loader.prefetch_factor") or _PREFETCH
+    return None if batch_mib is None else workers * prefetch * batch_mib
+
+
+def room_mib(evidence: Evidence) -> float:
+    """What they may take of host memory, and of /dev/shm, which worker processes pass them through."""
+    machine = evidence.record.machine
+    sizes = [size for size in (machine.get("ram_gib"), machine.get("shm_gib")) if size]
+    return MOST_READY_FRAC * min(sizes, default=float("inf")) * GIB / MIB
+
+
+def has_unused_fetch(evidence: Evidence) -> bool:
+    """The data gives whole batches at once, and torch's DataLoader asks it for one sample after the other."""
+    return evidence.value("loader.backend") == "torch" and evidence.record.loading.get("has_fetch", False)
+
+
+def knobs(evidence: Evidence, **values: object) -> tuple[str, ...]:
+    """Overrides of ``loader``, those left out that the run was configured with."""
+    asked = evidence.record.config.get("loader", {})
+    typed = {True: "true", False: "false", None: "null"}
+    return tuple(
+        f"loader.{name}={typed.get(value, value) if isinstance(value, bool | None) else value}"
+        for name, value in values.items()
+        if name not in asked or asked[name] != value
+    )
+
+
+def workers_crowd(evidence: Evidence) -> bool:
+    """The run's own workers took the CPU that its steps needed: all cores are full, and steps longer than in the
+    ceiling."""
+    cores, found = evidence.cores, contradiction(evidence.record)
+    cpu_pct, loader_pct = evidence.mean("cpu_pct"), evidence.mean("loader_cpu_pct")
+    if not evidence.num_workers or cores is None or cpu_pct is None or loader_pct is None:
+        return False
+    is_full = cpu_pct >= 100 * CPU_FULL_FRAC * cores and loader_pct >= 100 * LOADER_CPU_FRAC * cores
+    return is_full and found is not None and found.slower == "steps"
+
+
+def _steady(evidence: Evidence) -> npt.NDArray[np.bool_]:
+    """Which steps are not the first of an epoch; all where nobody builds ahead, or the table has no epochs."""
+    epochs = evidence.column("epoch")
+    if not evidence.num_workers or len(epochs) != len(evidence.wait_ms):
+        return np.ones(len(evidence.wait_ms), bool)
+    steady: npt.NDArray[np.bool_] = np.diff(epochs, prepend=epochs[:1]) == 0
+    return steady
+
+
+def _bound(evidence: Evidence, without_wait: float) -> float:
+    """By what factor it could become faster, by its own steps and by its ceiling."""
+    factor, found = evidence.ceiling_factor, contradiction(evidence.record)
+    if factor is None or (found is not None and found.slower == "ceiling"):
+        return without_wait
+    return min(without_wait, factor)
+
+
+def _most_workers(evidence: Evidence) -> int:
+    most = evidence.record.loading.get("most_workers") or _MOST_WORKERS
+    one_mib = ready_mib(evidence, 1)
+    if one_mib:
+        most = min(most, int(room_mib(evidence) / one_mib))
+    return max(1, evidence.num_workers, min(most, _MOST_WORKERS))

@@ -1,0 +1,33 @@
+"""Finds steps that wait because building their batches needs more CPU than there is."""
+
+from __future__ import annotations
+
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.feeding import has_unused_fetch, knobs
+from wellfed.diagnosis.finding import Finding, Gain
+from wellfed.diagnosis.waiting import cause_of_waiting
+from wellfed.units import show_percent
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where more workers would only share the same cores."""
+    waiting = cause_of_waiting(evidence)
+    if waiting is None or waiting.cause != "cpu_bound_loading":
+        return None
+    feeding = waiting.feeding
+    said = (
+        f"{show_percent(waiting.frac)} of each step waits for data: building a batch takes "
+        f"{feeding.build_cpu_ms:.3g} ms of CPU, a step takes {feeding.fed_ms:.3g} ms"
+    )
+    change: tuple[str, ...] = ()
+    gain = None
+    if has_unused_fetch(evidence):
+        said += ". The data can give whole batches (fetch), and is asked for single samples."
+        change = knobs(evidence, backend="auto", num_workers=None)
+        gain = Gain(feeding.bound, 1.0, feeding.bound)
+    else:
+        said += (
+            f", and the {feeding.cores:g} cores are full: more workers would only share them. Make it cheaper: fetch "
+            "for whole batches, what is the same in each epoch prepared once, augmentation in on_device."
+        )
+    return Finding("cpu_bound_loading", said, feeding.figures(), change, gain=gain, lost_frac=waiting.frac)

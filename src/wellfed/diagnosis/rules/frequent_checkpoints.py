@@ -1,0 +1,39 @@
+"""Finds that writing checkpoints takes a good part of the run."""
+
+from __future__ import annotations
+
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.finding import Finding
+from wellfed.diagnosis.pauses import pauses, rarer
+from wellfed.diagnosis.thresholds import CHECKPOINT_FRAC, FEWEST_PAUSES
+from wellfed.units import counted, show_duration, show_percent
+
+_KNOB = "trainer.checkpoint_every_steps"
+_WANTED_FRAC = 0.01
+"""What they may take."""
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where those that come by steps or epochs cost more than `CHECKPOINT_FRAC` of the time."""
+    spent = pauses(evidence, "checkpoint")
+    files = [event.get("file") for event in evidence.record.events if event["kind"] == "checkpoint"]
+    if spent is None or not files or spent.times < FEWEST_PAUSES or spent.frac < CHECKPOINT_FRAC:
+        return None
+    each_s = spent.total_s / spent.times
+    said = f"{show_percent(spent.frac)} of the time from the first step to the last went into "
+    said += f"{counted(spent.times, 'checkpoint')} of {show_duration(each_s)}"
+    figures = {"checkpoint_frac": spent.frac, "checkpoints": spent.times, "checkpoint_s": each_s}
+    every = evidence.value(_KNOB) or evidence.lags.get("epoch")
+    num_best = files.count("best.ckpt")
+    if not every or 2 * num_best > len(files):  # written because a validation was the best so far
+        return Finding("frequent_checkpoints", f"{said}.", figures, lost_frac=spent.frac)
+    wanted = rarer(every, spent.frac / _WANTED_FRAC)
+    left = num_best + max(1.0, (len(files) - num_best) * every / wanted)
+    when = f"one every {every} steps" if evidence.value(_KNOB) else "one at the end of each epoch"
+    return Finding(
+        "frequent_checkpoints",
+        f"{said}, {when}. A run that dies loses what it learned since the last.",
+        {**figures, "every_steps": int(every)},
+        (f"{_KNOB}={wanted}",),
+        gain=spent.gain(left * spent.times / len(files)),
+    )

@@ -1,0 +1,54 @@
+"""Finds that the rows of figures are written so often that steps wait for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.finding import Finding
+from wellfed.diagnosis.pauses import gain_of, rarer
+from wellfed.diagnosis.run_tables import Series
+from wellfed.diagnosis.thresholds import FEWEST_PAUSES, HOST_MS, PAUSE_FRAC
+from wellfed.units import show_duration, show_percent
+
+_KNOB = "trainer.log_every_steps"
+_WANTED_FRAC = 0.01
+"""What it may take."""
+_USUAL = 50
+"""The default of the knob."""
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where the time behind the steps that log is longer than behind the others; where each logs, where it is long."""
+    every, step_ms, host_ms = int(evidence.value(_KNOB) or 0), evidence.step_ms, evidence.column("host_ms")
+    if not every or not step_ms or not len(host_ms):
+        return None
+    behind_ms = _behind_rows(evidence, every)
+    if len(behind_ms) < FEWEST_PAUSES:
+        return None
+    row_ms, frac = float(np.mean(behind_ms)), float(np.sum(behind_ms)) / (step_ms * len(host_ms))
+    # A few rows that something else held up are not what each of them takes.
+    if frac < PAUSE_FRAC or np.median(behind_ms) < (HOST_MS if every == 1 else 0.5 * row_ms):
+        return None
+    wanted = max(_USUAL, rarer(every, frac / _WANTED_FRAC))
+    won_frac = frac * (1 - every / wanted)
+    said = f"Every {every} steps figures are logged" if every > 1 else "Figures are logged at each step"
+    return Finding(
+        "frequent_logging",
+        f"{said}, and the loop stands still for {show_duration(row_ms / 1e3)} then: {show_percent(frac)} of the "
+        f"time.{'' if every > 1 else ' Callbacks may have part in it.'}",
+        {"logging_frac": frac, "row_ms": row_ms, "every_steps": every},
+        (f"{_KNOB}={wanted}",),
+        gain=gain_of(won_frac, 0.7 * won_frac if every > 1 else 0.0, frac),
+    )
+
+
+def _behind_rows(evidence: Evidence, every: int) -> Series:
+    """By how much longer than usual it took from a step that logged to the next; after a pause nobody knows."""
+    host_ms, steps, gap_ms = np.nan_to_num(evidence.column("host_ms")), evidence.column("step"), evidence.gap_ms
+    known = gap_ms < 0.1 * float(evidence.step_ms or 0.0)
+    logged = (steps - 1) % every == 0
+    if every == 1:
+        return np.asarray(host_ms[known])
+    usual = host_ms[known & ~logged]
+    return np.asarray(host_ms[known & logged] - (np.median(usual) if len(usual) else 0.0))

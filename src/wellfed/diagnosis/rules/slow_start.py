@@ -1,0 +1,33 @@
+"""Finds first steps that took much of the time of a run: warming up, compiling, starting workers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.finding import Finding
+from wellfed.diagnosis.thresholds import SLOW_START_FRAC, SLOW_START_S
+from wellfed.units import counted, show_duration
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """A note: these steps are in no figure."""
+    throughput, step_ms = evidence.record.throughput, evidence.step_ms
+    names = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
+    columns = [np.nan_to_num(evidence.all_steps[name]) for name in names if len(evidence.all_steps.get(name, ()))]
+    if not throughput or step_ms is None or not columns:
+        return None
+    warmup, took_ms = throughput["warmup_steps"], np.sum(columns, axis=0)
+    first_s, all_s = float(took_ms[:warmup].sum()) / 1e3, float(took_ms.sum()) / 1e3
+    lost_s = first_s - warmup * step_ms / 1e3
+    if lost_s < SLOW_START_S or lost_s < SLOW_START_FRAC * all_s:
+        return None
+    compiled = evidence.value("gpu.compile") not in (None, "none")
+    why = "torch.compile compiles" if compiled else "kernels are chosen, memory is claimed, workers start"
+    return Finding(
+        "slow_start",
+        f"The first {counted(warmup, 'step')} took {show_duration(first_s)} of {show_duration(all_s)} of training: "
+        f"{why}. They are in no figure; a longer run loses no more.",
+        {"first_steps_s": first_s, "training_s": all_s, "warmup_steps": warmup},
+        is_note=True,
+    )

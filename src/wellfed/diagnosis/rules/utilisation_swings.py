@@ -1,0 +1,54 @@
+"""Finds that a GPU is busy and idle in turns, where neither data nor callbacks hold it up."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.finding import Finding
+from wellfed.diagnosis.swing import LEAST_DEPTH
+from wellfed.diagnosis.swing_words import due_as_often, utilisation_said
+from wellfed.diagnosis.thresholds import BUSY_PCT, FEWEST_READINGS, IDLE_PCT
+from wellfed.units import show_percent
+
+_EXPLAINED_FRAC = 0.5
+"""Where so much of the idle time went into waiting, copies and the loop, their rules say why."""
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Levels and period, and what is due as often."""
+    gpu = _deepest(evidence)
+    if gpu is None:
+        return None
+    curve = evidence.curve("util_pct", gpu)
+    low, high = (float(level) for level in np.percentile(curve, (5, 95)))
+    idle_frac = 1 - float(curve.mean()) / high
+    host_frac = evidence.time["host_frac"] if evidence.time else 0.0
+    held_up_frac = evidence.wait_frac + evidence.copy_frac + host_frac
+    if held_up_frac >= _EXPLAINED_FRAC * idle_frac:
+        return None
+    figures = {"gpu": gpu, "low_pct": low, "high_pct": high}
+    said = utilisation_said(evidence, gpu)
+    if said is None:
+        said = f"The utilisation of GPU {gpu} goes up and down between {low:.0f} % and {high:.0f} %, without a period."
+    else:
+        figures["period_s"] = period_s = evidence.swings_of_gpus[gpu].period_s
+        due = due_as_often(evidence, period_s)
+        said += f" As often comes {' and '.join(due)}." if due else " Nothing that was set comes as often."
+    if evidence.time is not None:
+        said += f" Waiting for data, copies and callbacks took {show_percent(held_up_frac)} of the time: look at what "
+        said += "the model does in some steps only, and at what else uses this GPU."
+    return Finding("utilisation_swings", said, figures, lost_frac=idle_frac - held_up_frac)
+
+
+def _deepest(evidence: Evidence) -> int | None:
+    """The GPU that swings most; None where none does."""
+    depths = {gpu: found.high - found.low for gpu, found in evidence.swings_of_gpus.items()}
+    depths = {gpu: depth for gpu, depth in depths.items() if depth >= LEAST_DEPTH}
+    for gpu in evidence.gpus:
+        curve = evidence.curve("util_pct", gpu)
+        if len(curve) >= FEWEST_READINGS:
+            low, high = np.percentile(curve, (5, 95))
+            if high >= BUSY_PCT and low < IDLE_PCT:
+                depths.setdefault(gpu, float(high - low))
+    return max(depths, key=lambda gpu: depths[gpu], default=None)

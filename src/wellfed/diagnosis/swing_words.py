@@ -1,0 +1,57 @@
+"""Puts a swing into words: how often it comes, how deep it goes, and what is due as often."""
+
+from __future__ import annotations
+
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.swing import Part
+from wellfed.units import show_duration
+
+_LIKE = 0.1
+"""Periods that differ by less are the same: a mean step is no better known."""
+_LONGER: dict[Part, str] = {
+    "wait": "a step waits longer for its batch",
+    "step": "a step takes longer",
+    "gap": "training stands still",
+}
+_DUE = {
+    "loader.num_workers": "a round of the loader's workers",
+    "trainer.log_every_steps": "a row of metrics.csv",
+    "trainer.checkpoint_every_steps": "a checkpoint",
+    "trainer.validate_every_steps": "a validation",
+    "epoch": "a new epoch",
+}
+
+
+def swing_of(evidence: Evidence, setting: str) -> str | None:
+    """That steps take longer as often as a setting implies, in a sentence; None where they don't."""
+    for swing in evidence.swings_of_steps:
+        period_s = evidence.period_s(swing.lag)
+        if setting in swing.settings and period_s is not None:
+            often, due = f"Every {swing.lag} steps ({show_duration(period_s)})", _DUE.get(setting, setting)
+            return f"{often} {_LONGER[swing.where]}, as often as {due} is due."
+    return None
+
+
+def utilisation_said(evidence: Evidence, gpu: int | None = None) -> str | None:
+    """Levels and period of a GPU's utilisation, of the deepest swing where no GPU is named; None where it is even."""
+    found = evidence.swings_of_gpus
+    if gpu is None:
+        gpu = max(found, key=lambda one: found[one].high - found[one].low, default=None)
+    swing = None if gpu is None else found.get(gpu)
+    if swing is None:
+        return None
+    levels = f"between {swing.low:.0f} % and {swing.high:.0f} %"
+    return f"The utilisation of GPU {gpu} swings {levels}, with a period of {show_duration(swing.period_s)}."
+
+
+def due_as_often(evidence: Evidence, period_s: float) -> list[str]:
+    """What a run's settings make due with such a period."""
+    periods_s = {name: every_s for name, lag in evidence.lags.items() if (every_s := evidence.period_s(lag))}
+    minutes = evidence.value("trainer.checkpoint_minutes")
+    if minutes:
+        periods_s["trainer.checkpoint_minutes"] = 60.0 * minutes
+    return [
+        f"{_DUE.get(name, 'a checkpoint')} ({name}, {show_duration(every_s)})"
+        for name, every_s in periods_s.items()
+        if abs(every_s / period_s - 1) <= _LIKE
+    ]

@@ -1,0 +1,133 @@
+"""Decides why the steps of a run wait for data: one cause, which one rule then tells."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.feeding import Feeding, feeding_of, has_unused_fetch, is_starved, ready_mib, room_mib
+from wellfed.diagnosis.thresholds import (
+    CAPACITY_FRAC,
+    COLD_FACTOR,
+    FEWEST_SLOW,
+    FEWEST_STEPS,
+    IOWAIT_PCT,
+    LEAST_GAIN,
+    MOST_PREFETCH,
+    SLOW_BUILD_FACTOR,
+    SLOW_STEP_FACTOR,
+    SLOW_STEPS_FRAC,
+    UNEVEN_FACTOR,
+)
+
+Cause = Literal[
+    "loading_in_main_process",
+    "too_few_workers",
+    "cpu_bound_loading",
+    "slow_storage",
+    "workers_take_the_cpu",
+    "uneven_batches",
+    "slow_samples",
+]
+"""Ids of the rules that tell them."""
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Why steps wait, and the figures behind it."""
+
+    cause: Cause
+    frac: float
+    """Share of a step that waits."""
+    feeding: Feeding
+
+
+def cause_of_waiting(evidence: Evidence) -> Waiting | None:
+    """None where steps hardly wait, or nobody can say why."""
+    feeding = feeding_of(evidence)
+    if feeding is None or not is_starved(evidence):
+        return None
+    cause = _cause(evidence, feeding)
+    return None if cause is None else Waiting(cause, 1 - feeding.fed_ms / feeding.step_ms, feeding)
+
+
+def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
+    advised = feeding.workers_advised
+    of_use = feeding.gain(advised).factor >= LEAST_GAIN
+    if has_slow_samples(evidence, feeding):
+        return "slow_samples"
+    if not feeding.num_workers:
+        return "loading_in_main_process" if of_use or has_unused_fetch(evidence) else "cpu_bound_loading"
+    if prefetch_needed(evidence, feeding) is not None:
+        return "uneven_batches"
+    if feeding.waits_outside and reads_slowly(evidence):
+        return "slow_storage"
+    if has_unused_fetch(evidence) and not feeding.waits_outside:
+        return "cpu_bound_loading"
+    if advised > feeding.num_workers and of_use:
+        return "too_few_workers"
+    if not feeding.is_cpu_full:
+        return None
+    has_threads = (evidence.value("loader.worker_threads") or 1) > 1
+    return "workers_take_the_cpu" if has_threads else "cpu_bound_loading"
+
+
+def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
+    """Places of the steps that waited for as long as many others take."""
+    return np.flatnonzero(evidence.wait_ms > SLOW_STEP_FACTOR * feeding.fed_ms)
+
+
+def has_slow_samples(evidence: Evidence, feeding: Feeding) -> bool:
+    """Most of the waiting is in few steps, each far longer than others."""
+    wait_ms, slow = evidence.wait_ms, slow_steps(evidence, feeding)
+    builds = evidence.column("build_ms")
+    if not FEWEST_SLOW <= len(slow) <= SLOW_STEPS_FRAC * len(wait_ms) or len(builds) != len(wait_ms):
+        return False
+    is_built_slowly = float(np.nanmedian(builds[slow])) > SLOW_BUILD_FACTOR * float(np.nanmedian(builds))
+    return is_built_slowly and float(wait_ms[slow].sum()) >= 0.5 * float(wait_ms.sum())
+
+
+def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
+    """Batches that each worker must keep ready so that none of the slowest is waited for; None where it is not their
+    unevenness, or nothing can bridge it.
+
+    A batch is begun when its worker has done what was ordered before it, so n ordered ahead give n x workers steps
+    less the time of n - 1 others.
+    """
+    workers, mean_ms = feeding.num_workers, feeding.build_ms
+    builds = evidence.column("build_ms")
+    builds = builds[np.isfinite(builds)]
+    spare_ms = workers * feeding.fed_ms - mean_ms
+    if len(builds) < FEWEST_STEPS or mean_ms > CAPACITY_FRAC * workers * feeding.fed_ms:
+        return None
+    slowest_ms = float(np.quantile(builds, 0.99))
+    if slowest_ms < UNEVEN_FACTOR * mean_ms:
+        return None
+    now = int(evidence.value("loader.prefetch_factor") or 2)
+    needed = max(2 * now, math.ceil((slowest_ms - mean_ms) / spare_ms) + 1)
+    of_each = ready_mib(evidence, workers, 1)
+    most = MOST_PREFETCH if not of_each else min(MOST_PREFETCH, int(room_mib(evidence) / of_each))
+    return min(needed, most) if most > now else None
+
+
+def reads_slowly(evidence: Evidence) -> bool:
+    """Cores were seen waiting for a disk, or the first epoch was far slower to build than those after it."""
+    if (evidence.mean("iowait_pct") or 0.0) >= IOWAIT_PCT:
+        return True
+    return (cold_over_warm(evidence) or 1.0) >= COLD_FACTOR
+
+
+def cold_over_warm(evidence: Evidence) -> float | None:
+    """Time to build a batch in the first epoch over that in later ones; None with too few of either."""
+    epochs, builds = evidence.column("epoch"), evidence.column("build_ms")
+    if not len(epochs) or len(builds) != len(epochs):
+        return None
+    cold, warm = (part[np.isfinite(part)] for part in (builds[epochs == 0], builds[epochs > 0]))
+    if min(len(cold), len(warm)) < FEWEST_STEPS // 2:
+        return None
+    return float(np.median(cold) / max(np.median(warm), 1e-9))

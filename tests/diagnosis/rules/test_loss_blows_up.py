@@ -1,0 +1,45 @@
+"""A loss that leaves its median far behind, or is no number."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.diagnosis.evidence_of import evidence
+from wellfed.diagnosis.rules.loss_blows_up import check
+
+
+def losses(*values):
+    return 10 * np.arange(1.0, len(values) + 1), np.array(values, float)
+
+
+def test_a_loss_far_above_its_median_is_told_with_its_step():
+    found = check(evidence(losses=losses(2, 1.9, 2.1, 1.8, 2.0, 1.9, 95, 400)))
+    assert found is not None
+    assert found.message.startswith("The loss rose to 95 at step 70, from a median of 1.9 before it")
+    assert found.change == ("trainer.gradient_clip=1.0",)
+    assert found.changes_learning
+
+
+def test_with_clipping_the_learning_rate_is_lowered():
+    config = {"trainer": {"gradient_clip": 1.0}, "workload": {"optimizer": {"lr": 10.0}}}
+    found = check(evidence(losses=losses(2, 2, 2, 2, 2, float("inf")), config=config))
+    assert found is not None
+    assert found.change == ("workload.optimizer.lr=1",)
+    assert "no finite number at step 60" in found.message
+    assert not check(evidence(losses=losses(2, 2, 2, 2, 2, 90), config={"trainer": {"gradient_clip": 1}})).change
+
+
+def test_steps_that_were_left_out_are_counted():
+    events = [{"kind": "nan", "step": 7, "time_s": 1.0}, {"kind": "nan", "step": 9, "time_s": 1.0}]
+    found = check(evidence(events=events))
+    assert found is not None
+    assert found.message.startswith("The loss was no finite number in 2 steps, first in step 7")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [(), (2, 1), (5, 4, 3, 2, 1, 0.5), (1, 2, 1, 2, 1, 9), (-4, -3, -5, -4, -4, 90), (0, 0, 0, 0, 0, 5)],
+)
+def test_a_loss_that_falls_wavers_or_has_no_scale_is_no_finding(values):
+    assert check(evidence(losses=losses(*values))) is None

@@ -1,0 +1,80 @@
+"""Tables of a run folder as columns, whole, cut off, or with odd cells."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wellfed.diagnosis import run_tables
+from wellfed.diagnosis.run_tables import HOST, columns, curves, metric_series
+
+
+def same(found, expected):
+    np.testing.assert_array_equal(found, np.array(expected, float))
+
+
+def test_columns_of_numbers_with_empty_cells(tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_text("step,wait_ms,copy_ms\n1,0.5,\n2,,3\n,1,\n")
+    found = columns(path, ("step", "copy_ms", "absent"))
+    same(found["step"], [1, 2, np.nan])
+    same(found["copy_ms"], [np.nan, 3, np.nan])
+    assert len(found["absent"]) == 0
+
+
+def test_what_a_killed_run_left_is_read_up_to_its_last_whole_row(tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_text("step,wait_ms\n1,4\n2,5\n3,6")
+    same(columns(path, ("wait_ms",))["wait_ms"], [4, 5])
+    path.write_text("")
+    assert len(columns(path, ("step",))["step"]) == 0
+    assert len(columns(tmp_path / "none.csv", ("step",))["step"]) == 0
+
+
+def test_a_cell_that_is_no_number_is_not_known_and_moves_no_other(tmp_path):
+    path = tmp_path / "steps.csv"
+    path.write_bytes(b"a,b\n1,x\n2,3\n\x00\x00,4\n5,6,7\n8,9\n")
+    found = columns(path, ("a", "b"))
+    same(found["a"], [1, 2, np.nan, 8])
+    same(found["b"], [np.nan, 3, 4, 9])
+
+
+rows = st.lists(st.lists(st.none() | st.floats(-1e6, 1e6), min_size=3, max_size=3), max_size=20)
+
+
+@given(rows, st.integers(1, 200))
+def test_a_table_reads_alike_in_pieces_of_any_size(tmp_path_factory, table, chunk):
+    path = tmp_path_factory.mktemp("table") / "t.csv"
+    path.write_text("a,b,c\n" + "".join(",".join("" if x is None else repr(x) for x in row) + "\n" for row in table))
+    whole, run_tables._CHUNK_BYTES = run_tables._CHUNK_BYTES, chunk
+    try:
+        found = columns(path, ("a", "c"))
+    finally:
+        run_tables._CHUNK_BYTES = whole
+    same(found["a"], [np.nan if row[0] is None else row[0] for row in table])
+    same(found["c"], [np.nan if row[2] is None else row[2] for row in table])
+
+
+def test_curves_are_told_apart_by_gpu_and_phase(tmp_path):
+    (tmp_path / "telemetry.csv").write_text(
+        "time_s,phase,gpu,util_pct,cpu_pct\n0,start,0,1,\n1,train,0,50,\n1,train,-1,,180\n2,train,1,60,\n2,train,x,9,\n3,train,0\n"
+    )
+    found = curves(tmp_path, ("time_s", "util_pct", "cpu_pct", "power_w"))
+    assert set(found) == {0, 1, HOST}
+    same(found[0]["util_pct"], [50])
+    same(found[HOST]["cpu_pct"], [180])
+    assert "power_w" not in found[0]
+    assert curves(tmp_path / "none", ("util_pct",)) == {}
+    (tmp_path / "telemetry.csv").write_text("what,ever\n1,2\n")
+    assert curves(tmp_path, ("util_pct",)) == {}
+
+
+def test_a_metric_s_values_with_their_steps(tmp_path):
+    (tmp_path / "metrics.csv").write_text(
+        "step,epoch,time_s,split,name,value\n10,0,1,train,loss,2.5\n10,0,1,val,loss,9\n20,0,2,train,loss,\n"
+    )
+    steps, values = metric_series(tmp_path, "loss")
+    same(steps, [10, 20])
+    same(values, [2.5, np.nan])
+    assert all(len(one) == 0 for one in metric_series(tmp_path / "none", "loss"))
