@@ -26,7 +26,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
@@ -47,7 +47,10 @@ from wellfed.hardware.detect import machine  # noqa: E402
 from wellfed.record import FindingEntry, RunRecord, git_state  # noqa: E402
 
 TIMEOUT_S = 120
-CARD = {"mib": 8192, "context_mib": 300, "slowdown": 3.0, "launch_us": 5.0, "copy_gbps": 12.0, "pageable_gbps": 4.0}
+CARD = {
+    **{"mib": 8192, "context_mib": 300, "slowdown": 3.0, "launch_us": 5.0, "copy_gbps": 12.0, "pageable_gbps": 4.0},
+    **{"tflops": 0.004, "tensor_tflops": 0.016, "dram_gbps": 1.0, "sms": 32, "kernel_us": 20.0},
+}
 """A simulated card of a run, unless its fault says otherwise."""
 BURN = "while True: pass"
 
@@ -172,7 +175,8 @@ class Machine:
         for knob, steps in (("copy_gbps", "pinned_steps"), ("pageable_gbps", "pageable_steps")):
             if steps in asked:
                 asked[knob] = shape.batch_bytes / (asked.pop(steps) * 1e6 * shape.step_ms)
-        cards = Cards(**asked)
+        there = {each.name for each in fields(Cards)}
+        cards = Cards(**{name: value for name, value in asked.items() if name in there})
         found = machine_environment(self._driver, place, cards)
         return {name: value for name, value in found.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
 
@@ -234,6 +238,14 @@ class Verdict:
         return abs(self.gain_predicted / self.gain_measured - 1)
 
 
+def is_right(planted: Run, fault: Fault) -> bool:
+    """The cause comes first; a note stands beside none that costs time."""
+    if not fault.is_note:
+        return planted.first in (fault.cause, *fault.also)
+    causes = [each["id"] for each in planted.findings if each["severity"] != "info"]
+    return not causes and fault.cause in (each["id"] for each in planted.findings)
+
+
 def judge_fault(machine_: Machine, fault: Fault, shape: Shape, *, has_after: bool) -> Verdict:
     """Plants it, and then does what the first finding says."""
     planted = machine_.run(shape, fault, [*fault.code, *fault.fault])
@@ -247,7 +259,7 @@ def judge_fault(machine_: Machine, fault: Fault, shape: Shape, *, has_after: boo
         fault.cause,
         planted.first,
         [each["id"] for each in planted.findings[1:]],
-        planted.first in (fault.cause, *fault.also),
+        is_right(planted, fault),
         first["text"] if first else planted.printed[-400:],
         first["change"] if first else [],
         planted.rate,
@@ -318,9 +330,9 @@ def judge_healthy(machine_: Machine, healthy: Healthy, shape: Shape) -> HealthyV
     if run.code:
         raise RuntimeError(f"{run.command}: {run.printed}")
     causes = [each["id"] for each in run.findings if each["severity"] != "info"]
-    is_right = run.first == "healthy" and not causes
+    right = run.first == "healthy" and not causes
     said = run.findings[0]["text"] if run.findings else run.printed[-400:]
-    return HealthyVerdict(healthy.kind, shape.name, healthy.where, run.first, run.notes, is_right, said, run.judged_ms)
+    return HealthyVerdict(healthy.kind, shape.name, healthy.where, run.first, run.notes, right, said, run.judged_ms)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
