@@ -210,3 +210,53 @@ def test_without_files_or_with_few_steps_there_is_no_swing(tmp_path):
     assert find_swing(RunRecord("run"), tmp_path) is None
     (tmp_path / "steps.csv").write_text("step,wait_ms\n1,4\n2")
     assert find_swing(RunRecord("run"), tmp_path) is None
+
+
+def uneven(rng, number):
+    """Step times and pauses without a period."""
+    kind = rng.choice(["even", "slow", "spiky"])
+    if kind == "even":
+        rest_ms = 12 * np.abs(1 + rng.uniform(0.05, 0.5) * rng.normal(size=number))
+    elif kind == "slow":
+        rest_ms = np.maximum(0, noise(rng, number)[1] / 50 * 12)
+    else:
+        rest_ms = 12 + rng.exponential(60, number) * (rng.random(number) < rng.uniform(0.02, 0.2))
+    wait_ms = np.maximum(0, noise(rng, number)[1] / 50 * rng.choice([0.1, 5, 20]))
+    return wait_ms, rest_ms, LAGS, np.where(rng.random(number) < 0.02, 100 * rng.random(number), 0.0)
+
+
+@pytest.mark.parametrize("series", [20, pytest.param(200, marks=pytest.mark.slow)])
+def test_uneven_steps_have_no_swing(series):
+    rng = np.random.default_rng(12)
+    lags = {name: lag for name, lag in LAGS.items() if name != "steps of an epoch"} | {"epoch": 40}
+    for _ in range(series):
+        wait_ms, rest_ms, _, gap_ms = uneven(rng, int(rng.integers(60, 500)))
+        assert swings_in_steps(wait_ms, rest_ms, lags, gap_ms) == []
+
+
+def test_pauses_between_steps_are_told_by_what_training_stands_still_for():
+    gap_ms = np.zeros(240)
+    gap_ms[20::20] = 150.0
+    lags = {"trainer.log_every_steps": 10, "trainer.checkpoint_every_steps": 20}
+    found = swings_in_steps(np.zeros(240), np.full(240, 12.0), lags, gap_ms)
+    assert [(each.lag, each.where) for each in found] == [(20, "gap")]
+    once = np.zeros(240)
+    once[2] = 1000.0
+    assert swings_in_steps(np.zeros(240), np.full(240, 12.0), {"epoch": 25}, once) == []
+
+
+def test_a_gap_is_what_steps_leave_of_the_clock_also_where_the_host_runs_ahead():
+    rng = np.random.default_rng(13)
+    step_ms, gap_ms = np.full(200, 10.0), np.zeros(200)
+    gap_ms[25::25] = 80.0
+    ahead_ms = rng.uniform(0, 60, 200)
+    ahead_ms[np.arange(200) % 25 == 24] = 0.0  # a checkpoint waits for the device
+    columns = {"step": np.arange(1.0, 201), "wait_ms": np.zeros(200), "compute_ms": step_ms}
+    ended_ms = np.cumsum(step_ms + gap_ms)
+    record = RunRecord("run")
+    exact = Evidence(record, {**columns, "time_s": ended_ms / 1e3})
+    assert exact.gap_ms == pytest.approx(gap_ms, abs=1e-6)
+    hidden = Evidence(record, {**columns, "time_s": (ended_ms - ahead_ms) / 1e3})
+    assert hidden.gap_ms.sum() == pytest.approx(gap_ms.sum(), abs=61)
+    assert exact.period_s(25) == pytest.approx(0.33)
+    assert Evidence(record, columns).gap_ms == pytest.approx(np.zeros(200))

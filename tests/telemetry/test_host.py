@@ -225,6 +225,23 @@ def test_data_workers_are_told_from_other_processes(child):
         worker.join()
 
 
+def test_a_data_worker_counts_before_processes_are_looked_for_again():
+    host, orders = Host(), multiprocessing.get_context("fork").Pipe()
+    host.read()
+    host.source._search_at_s = 1e9  # looking took long
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(orders[1],), daemon=True)
+    worker.start()
+    try:
+        assert orders[0].recv() == "here"
+        host.read(after_s=1.0)
+        orders[0].send("burn")
+        assert orders[0].recv() == "done"
+        assert host.read(after_s=1.0)["loader_cpu_pct"] / 100 >= 0.9 * BURNED_S
+    finally:
+        worker.kill()
+        worker.join()
+
+
 def work(orders):
     """A data worker."""
     orders.send("here")

@@ -47,6 +47,9 @@ class Feeding:
     cpu_ms: float
     """CPU time of a step in all processes of the run, building included."""
     cores: float
+    """What others leave of them."""
+    is_cpu_full: bool
+    """All cores are at work, or nearly, for whomever."""
     num_workers: int
     most_workers: int
     """For which there is room, and data."""
@@ -59,11 +62,6 @@ class Feeding:
     def cpu_frac(self) -> float:
         """CPU time over wall time of building."""
         return self.build_cpu_ms / self.build_ms
-
-    @property
-    def is_cpu_full(self) -> bool:
-        """All cores are at work, or nearly."""
-        return self.cpu_ms >= CPU_FULL_FRAC * self.cores * self.step_ms
 
     def step_ms_with(self, workers: int, slack: float = 1.0) -> float:
         """Time of a step that so many workers feed.
@@ -157,14 +155,15 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         build_cpu_ms = build_ms if cpu_pct is None else cpu_pct / 100 * step_ms - of_step_ms
         build_cpu_ms = min(build_ms, max(0.0, build_cpu_ms))
     cpu_ms = build_cpu_ms + of_step_ms if cpu_pct is None else cpu_pct / 100 * step_ms
-    free_cores = max(1.0, (cores or 1.0) - (evidence.mean("others_cpu_pct") or 0.0) / 100)
+    others = (evidence.mean("others_cpu_pct") or 0.0) / 100
     return Feeding(
         step_ms=step_ms,
         fed_ms=fed_ms,
         build_ms=build_ms,
         build_cpu_ms=build_cpu_ms,
         cpu_ms=cpu_ms,
-        cores=free_cores,
+        cores=max(1.0, (cores or 1.0) - others),  # one can be had: others that want it give way by half
+        is_cpu_full=cpu_ms / step_ms + others >= CPU_FULL_FRAC * (cores or 1.0),
         num_workers=workers,
         most_workers=_most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
@@ -209,8 +208,11 @@ def workers_crowd(evidence: Evidence) -> bool:
     cpu_pct, loader_pct = evidence.mean("cpu_pct"), evidence.mean("loader_cpu_pct")
     if not evidence.num_workers or cores is None or cpu_pct is None or loader_pct is None:
         return False
-    is_full = cpu_pct >= 100 * CPU_FULL_FRAC * cores and loader_pct >= 100 * LOADER_CPU_FRAC * cores
-    return is_full and found is not None and found.slower == "steps"
+    if cpu_pct < 100 * CPU_FULL_FRAC * cores or loader_pct < 100 * LOADER_CPU_FRAC * cores:
+        return False
+    has_threads = (evidence.value("loader.worker_threads") or 1) > 1
+    is_slower = found is not None and found.slower == "steps"
+    return is_slower or (has_threads and (evidence.ceiling_factor or 1.0) > CEILING_FACTOR)
 
 
 def _steady(evidence: Evidence) -> npt.NDArray[np.bool_]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
@@ -39,6 +40,7 @@ from wellfed.diagnosis.rules import (
     utilisation_swings,
     workers_take_the_cpu,
 )
+from wellfed.diagnosis.swing_words import utilisation_said
 
 Rule = Callable[[Evidence], Finding | None]
 OF_EVENTS: tuple[Rule, ...] = (
@@ -85,8 +87,17 @@ def judge(evidence: Evidence) -> list[Finding]:
         return [*found, too_few]
     doubt = machine_was_slower.check(evidence)
     if any(not finding.is_note for finding in found):
+        found[0] = _with_utilisation(found[0], evidence)
         return found if doubt is None else [*found, doubt]
     return [doubt or unexplained.check(evidence) or healthy.check(evidence), *found]
+
+
+def _with_utilisation(finding: Finding, evidence: Evidence) -> Finding:
+    """What a user sees of a cause on the GPU: that it is busy and idle in turns."""
+    said = utilisation_said(evidence)
+    if said is None or said in finding.message:
+        return finding
+    return replace(finding, message=f"{finding.message} {said}")
 
 
 def _asked(rules: Iterable[Rule], evidence: Evidence) -> list[Finding]:

@@ -61,10 +61,9 @@ def main_swing(
     if of_steps and (first_s := period_s(of_steps[0].lag)) is not None:
         first = of_steps[0]
         return {"period_s": first_s, "period_steps": first.lag, "cause": " ".join(first.settings), "r2": first.r2}
-    deep = [found for found in of_gpus.values() if found.high - found.low >= LEAST_DEPTH]
-    if not deep:
+    deepest = max(of_gpus.values(), key=lambda found: found.depth, default=None)
+    if deepest is None or deepest.depth < LEAST_DEPTH:
         return None
-    deepest = max(deep, key=lambda found: found.high - found.low)
     return {"period_s": deepest.period_s, "period_steps": None, "cause": None, "r2": None}
 
 
@@ -94,6 +93,11 @@ class Swing:
     """5th percentile of the curve."""
     high: float
     """95th percentile."""
+
+    @property
+    def depth(self) -> float:
+        """From the one to the other."""
+        return self.high - self.low
 
 
 def swing_in_time(time_s: Series, values: Series) -> Swing | None:

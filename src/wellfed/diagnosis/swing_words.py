@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.swing import Part
+from wellfed.diagnosis.swing import LEAST_DEPTH, Part
 from wellfed.units import show_duration
 
 _LIKE = 0.1
@@ -13,6 +13,7 @@ _LONGER: dict[Part, str] = {
     "step": "a step takes longer",
     "gap": "training stands still",
 }
+_BECAUSE = {"loader.num_workers": "since the workers finish their batches at about the same time"}
 _DUE = {
     "loader.num_workers": "a round of the loader's workers",
     "trainer.log_every_steps": "a row of metrics.csv",
@@ -27,19 +28,17 @@ def swing_of(evidence: Evidence, setting: str) -> str | None:
     for swing in evidence.swings_of_steps:
         period_s = evidence.period_s(swing.lag)
         if setting in swing.settings and period_s is not None:
-            often, due = f"Every {swing.lag} steps ({show_duration(period_s)})", _DUE.get(setting, setting)
-            return f"{often} {_LONGER[swing.where]}, as often as {due} is due."
+            because = _BECAUSE.get(setting, f"as often as {_DUE.get(setting, setting)} is due")
+            return f"Every {swing.lag} steps ({show_duration(period_s)}) {_LONGER[swing.where]}, {because}."
     return None
 
 
-def utilisation_said(evidence: Evidence, gpu: int | None = None) -> str | None:
-    """Levels and period of a GPU's utilisation, of the deepest swing where no GPU is named; None where it is even."""
-    found = evidence.swings_of_gpus
-    if gpu is None:
-        gpu = max(found, key=lambda one: found[one].high - found[one].low, default=None)
-    swing = None if gpu is None else found.get(gpu)
-    if swing is None:
+def utilisation_said(evidence: Evidence) -> str | None:
+    """Levels and period of the GPU whose utilisation swings most; None where none does."""
+    deepest = max(evidence.swings_of_gpus.items(), key=lambda found: found[1].depth, default=None)
+    if deepest is None or deepest[1].depth < LEAST_DEPTH:
         return None
+    gpu, swing = deepest
     levels = f"between {swing.low:.0f} % and {swing.high:.0f} %"
     return f"The utilisation of GPU {gpu} swings {levels}, with a period of {show_duration(swing.period_s)}."
 

@@ -45,8 +45,8 @@ LOADER_CPU_FRAC = 0.4
 """Share of the cores that workers keep at work beside the step: more is in its way (SPDL: CPU > 40 %)."""
 BUILD_WAITS_FRAC = 0.5
 """CPU time over wall time of building a batch: less is waiting, for a disk, a network, a service."""
-IOWAIT_PCT = 20.0
-"""Mean time that cores stood idle for a disk, in percent of the time: more is a slow disk."""
+IOWAIT_CORES = 0.25
+"""Cores that stand idle for a disk, on average: more is a slow disk. One reader that does nothing else is one core."""
 COLD_FACTOR = 2.0
 """Building takes so much longer in the first epoch than later, where the disk was read once and memory then."""
 SLOW_STEPS_FRAC, SLOW_STEP_FACTOR, FEWEST_SLOW = 0.15, 10.0, 2

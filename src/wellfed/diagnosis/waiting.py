@@ -16,7 +16,7 @@ from wellfed.diagnosis.thresholds import (
     COLD_FACTOR,
     FEWEST_SLOW,
     FEWEST_STEPS,
-    IOWAIT_PCT,
+    IOWAIT_CORES,
     LEAST_GAIN,
     MOST_PREFETCH,
     SLOW_BUILD_FACTOR,
@@ -63,10 +63,10 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
         return "slow_samples"
     if not feeding.num_workers:
         return "loading_in_main_process" if of_use or has_unused_fetch(evidence) else "cpu_bound_loading"
-    if prefetch_needed(evidence, feeding) is not None:
-        return "uneven_batches"
     if feeding.waits_outside and reads_slowly(evidence):
         return "slow_storage"
+    if prefetch_needed(evidence, feeding) is not None:
+        return "uneven_batches"
     if has_unused_fetch(evidence) and not feeding.waits_outside:
         return "cpu_bound_loading"
     if advised > feeding.num_workers and of_use:
@@ -99,6 +99,8 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     A batch is begun when its worker has done what was ordered before it, so n ordered ahead give n x workers steps
     less the time of n - 1 others.
     """
+    if feeding.is_cpu_full:  # then batches are slow that wait for a core
+        return None
     workers, mean_ms = feeding.num_workers, feeding.build_ms
     builds = evidence.column("build_ms")
     builds = builds[np.isfinite(builds)]
@@ -117,7 +119,7 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
 
 def reads_slowly(evidence: Evidence) -> bool:
     """Cores were seen waiting for a disk, or the first epoch was far slower to build than those after it."""
-    if (evidence.mean("iowait_pct") or 0.0) >= IOWAIT_PCT:
+    if (evidence.mean("iowait_pct") or 0.0) / 100 * (evidence.cores or 1.0) >= IOWAIT_CORES:
         return True
     return (cold_over_warm(evidence) or 1.0) >= COLD_FACTOR
 

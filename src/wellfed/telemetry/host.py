@@ -6,6 +6,7 @@ import multiprocessing.process
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import psutil
@@ -39,6 +40,11 @@ def _cpu_times(now_s: float, by_process: Mapping[int, float], machine: Mapping[s
     return _CpuTimes(now_s, by_process, busy_s, total_s, machine.get("iowait"))
 
 
+def _started() -> set[int]:
+    """Processes that Python's multiprocessing has started here and not buried."""
+    return {one.pid for one in tuple(getattr(multiprocessing.process, "_children", ())) if one.pid is not None}
+
+
 class HostSource:
     """CPU time and resident memory by psutil; processes that come and go are noticed within seconds."""
 
@@ -70,6 +76,8 @@ class HostSource:
         now_s = self._now_s()
         if now_s >= self._search_at_s:
             self._search()
+        else:
+            self._meet_loaders()
         cpu_s, rss_bytes = {}, 0
         for process in (self._own, *self._children):
             try:
@@ -105,6 +113,14 @@ class HostSource:
     def close(self) -> None:
         """Nothing is held."""
 
+    def _meet_loaders(self) -> None:
+        """Data workers that were started since the last search, which may be a minute ago: they are known by name."""
+        known = {child.pid for child in self._children}
+        for pid in _started() - known if self._own.pid == os.getpid() else ():
+            with suppress(psutil.Error):
+                self._children.append(psutil.Process(pid))
+                self._loaders.add(pid)
+
     def _search(self) -> None:
         began_s = time.perf_counter()
         try:
@@ -117,7 +133,7 @@ class HostSource:
     def _of_loaders(self) -> set[int]:
         """Processes that Python's multiprocessing has started, as data workers are, and those that they have; a
         logger's service and other ranks are started otherwise. Not by `active_children`, which buries the dead."""
-        workers = {one.pid for one in tuple(getattr(multiprocessing.process, "_children", ()))}
+        workers = _started()
         parents = {child.pid: child.ppid() for child in self._children} if workers else {}
         found = workers & parents.keys()
         while more := {pid for pid, parent in parents.items() if parent in found} - found:

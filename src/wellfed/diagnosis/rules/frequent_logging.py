@@ -14,6 +14,8 @@ from wellfed.units import show_duration, show_percent
 _KNOB = "trainer.log_every_steps"
 _WANTED_FRAC = 0.01
 """What it may take."""
+_MOST_OTHERS = 0.5
+"""Steps that don't log and are as long, over those that do."""
 _USUAL = 50
 """The default of the knob."""
 
@@ -23,12 +25,13 @@ def check(evidence: Evidence) -> Finding | None:
     every, step_ms, host_ms = int(evidence.value(_KNOB) or 0), evidence.step_ms, evidence.column("host_ms")
     if not every or not step_ms or not len(host_ms):
         return None
-    behind_ms = _behind_rows(evidence, every)
+    behind_ms, others_ms = _behind_rows(evidence, every)
     if len(behind_ms) < FEWEST_PAUSES:
         return None
     row_ms, frac = float(np.mean(behind_ms)), float(np.sum(behind_ms)) / (step_ms * len(host_ms))
-    # A few rows that something else held up are not what each of them takes.
-    if frac < PAUSE_FRAC or np.median(behind_ms) < (HOST_MS if every == 1 else 0.5 * row_ms):
+    # A few rows that something else held up are not what each of them takes; nor is what comes behind others too.
+    is_of_rows = np.median(behind_ms) >= (HOST_MS if every == 1 else 0.5 * row_ms)
+    if frac < PAUSE_FRAC or not is_of_rows or np.sum(others_ms > 0.5 * row_ms) > _MOST_OTHERS * len(behind_ms):
         return None
     wanted = max(_USUAL, rarer(every, frac / _WANTED_FRAC))
     won_frac = frac * (1 - every / wanted)
@@ -43,12 +46,14 @@ def check(evidence: Evidence) -> Finding | None:
     )
 
 
-def _behind_rows(evidence: Evidence, every: int) -> Series:
-    """By how much longer than usual it took from a step that logged to the next; after a pause nobody knows."""
-    host_ms, steps, gap_ms = np.nan_to_num(evidence.column("host_ms")), evidence.column("step"), evidence.gap_ms
-    known = gap_ms < 0.1 * float(evidence.step_ms or 0.0)
-    logged = (steps - 1) % every == 0
+def _behind_rows(evidence: Evidence, every: int) -> tuple[Series, Series]:
+    """By how much longer than usual it took from a step that logged to the next, and from any other; after a pause
+    nobody knows."""
+    host_ms, steps = np.nan_to_num(evidence.column("host_ms")), evidence.column("step")
+    known = evidence.gap_ms < 0.1 * float(evidence.step_ms or 0.0)
+    logged = ((steps - 1) % every == 0) & (steps > 1)
     if every == 1:
-        return np.asarray(host_ms[known])
-    usual = host_ms[known & ~logged]
-    return np.asarray(host_ms[known & logged] - (np.median(usual) if len(usual) else 0.0))
+        return host_ms[known], host_ms[:0]
+    others_ms = host_ms[known & ~logged]
+    usual_ms = np.median(others_ms) if len(others_ms) else 0.0
+    return host_ms[known & logged] - usual_ms, others_ms - usual_ms

@@ -5,6 +5,7 @@ from __future__ import annotations
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import knobs
 from wellfed.diagnosis.finding import Finding
+from wellfed.diagnosis.swing_words import swing_of
 from wellfed.diagnosis.waiting import cause_of_waiting
 from wellfed.units import show_percent
 
@@ -24,6 +25,8 @@ def check(evidence: Evidence) -> Finding | None:
     )
     if feeding.step_ms_with(advised) > 1.1 * feeding.fed_ms:
         said += f" Then the {feeding.cores:g} cores are full, and steps still wait."
+    if (swing := swing_of(evidence, "loader.num_workers")) is not None:
+        said += f" {swing}"
     own = {"backend": "auto"} if evidence.value("loader.backend") == "own" else {}
     change = knobs(evidence, **own, num_workers=advised)
     return Finding("too_few_workers", said, feeding.figures(), change, gain=feeding.gain(advised))

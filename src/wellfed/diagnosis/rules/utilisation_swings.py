@@ -28,12 +28,13 @@ def check(evidence: Evidence) -> Finding | None:
     if held_up_frac >= _EXPLAINED_FRAC * idle_frac:
         return None
     figures = {"gpu": gpu, "low_pct": low, "high_pct": high}
-    said = utilisation_said(evidence, gpu)
-    if said is None:
+    swing = evidence.swings_of_gpus.get(gpu)
+    said = None if swing is None else utilisation_said(evidence)
+    if swing is None or said is None:
         said = f"The utilisation of GPU {gpu} goes up and down between {low:.0f} % and {high:.0f} %, without a period."
     else:
-        figures["period_s"] = period_s = evidence.swings_of_gpus[gpu].period_s
-        due = due_as_often(evidence, period_s)
+        figures["period_s"] = swing.period_s
+        due = due_as_often(evidence, swing.period_s)
         said += f" As often comes {' and '.join(due)}." if due else " Nothing that was set comes as often."
     if evidence.time is not None:
         said += f" Waiting for data, copies and callbacks took {show_percent(held_up_frac)} of the time: look at what "
@@ -42,13 +43,14 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _deepest(evidence: Evidence) -> int | None:
-    """The GPU that swings most; None where none does."""
-    depths = {gpu: found.high - found.low for gpu, found in evidence.swings_of_gpus.items()}
-    depths = {gpu: depth for gpu, depth in depths.items() if depth >= LEAST_DEPTH}
+    """The GPU that swings most, with a period if there is one; None where none does."""
+    found = {gpu: swing.depth for gpu, swing in evidence.swings_of_gpus.items() if swing.depth >= LEAST_DEPTH}
+    if found:
+        return max(found, key=lambda gpu: found[gpu])
     for gpu in evidence.gpus:
         curve = evidence.curve("util_pct", gpu)
         if len(curve) >= FEWEST_READINGS:
             low, high = np.percentile(curve, (5, 95))
             if high >= BUSY_PCT and low < IDLE_PCT:
-                depths.setdefault(gpu, float(high - low))
-    return max(depths, key=lambda gpu: depths[gpu], default=None)
+                return gpu
+    return None

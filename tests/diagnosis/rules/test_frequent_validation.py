@@ -1,0 +1,46 @@
+"""Validations that take a good part of a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.diagnosis.evidence_of import evidence
+from wellfed.diagnosis.rules.frequent_validation import check
+
+
+def validated(*, times=10, each_s=0.2, every=20, epoch_steps=1000, config=None, **more):
+    phases = {"train": {"total_s": 2.0, "times": 1}, "validate": {"total_s": each_s * times, "times": times}}
+    columns = {"epoch": np.arange(200) // epoch_steps}
+    config = {"trainer": {"validate_every_steps": every}, **(config or {})}
+    return evidence(steps=200, phases=phases, config=config, columns=columns, **more)
+
+
+def test_their_share_of_the_run_is_told_with_a_rarer_one():
+    found = check(validated())
+    assert found is not None
+    assert found.message.startswith(
+        "50.0 % of the time from the first step to the last went into 10 validations of 200"
+    )
+    assert found.change == ("trainer.validate_every_steps=500",)
+    assert found.gain.factor == pytest.approx(1 / (1 - 0.5 * 0.9))
+    assert not found.changes_learning
+
+
+def test_one_at_each_epoch_is_told_as_such():
+    found = check(validated(every=None, epoch_steps=20))
+    assert "one at the end of each epoch" in found.message
+    assert found.change == ("trainer.validate_every_steps=500",)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"config": {"workload": {"schedule": {"monitor": "val/loss"}}}}, {"plan": {"callbacks": "ema, early_stopping"}}],
+)
+def test_what_goes_by_validations_learns_otherwise_with_fewer(more):
+    assert check(validated(**more)).changes_learning
+
+
+@pytest.mark.parametrize("case", [validated(each_s=0.04), validated(times=4), validated(every=None), evidence()])
+def test_few_quick_or_untimed_ones_are_no_finding(case):
+    assert check(case) is None

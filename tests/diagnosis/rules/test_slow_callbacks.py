@@ -1,0 +1,49 @@
+"""Time that passes between two steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.diagnosis.evidence_of import evidence
+from wellfed.diagnosis.rules.slow_callbacks import check
+
+
+def paused(places, ms, *, steps=120, log_every=50):
+    host_ms = np.full(steps, 0.1)
+    host_ms[places] += ms
+    columns = {"host_ms": host_ms, "time_s": np.cumsum(host_ms + 10) / 1e3}
+    mean = float(host_ms.mean())
+    return evidence(steps=steps, host_ms=mean, columns=columns, config={"trainer": {"log_every_steps": log_every}})
+
+
+def test_a_pause_behind_each_step_is_told_with_the_callbacks_that_there_are():
+    found = check(evidence(host_ms=6.0, plan={"callbacks": "ema, lr_monitor"}))
+    assert found is not None
+    assert found.message.startswith(
+        "Between two steps 6 ms pass before the next begins, 37.5 % of the time: callbacks ("
+    )
+    assert "ema, lr_monitor" in found.message
+    assert found.change == ()
+    assert found.time_lost_frac == pytest.approx(0.375)
+
+
+def test_one_behind_every_tenth_step_is_told_with_how_often_it_comes():
+    found = check(paused(slice(10, None, 10), 60.0))
+    assert found.message.startswith("Every 10 steps 60 ms pass")
+    assert found.evidence["every_steps"] == 10
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        evidence(),
+        evidence(host_ms=0.4, compute_ms=1.0),
+        paused([3, 4, 17, 40, 44, 90, 91, 110], 60.0),
+        paused([10, 20], 300.0),
+        paused(slice(10, None, 10), 60.0, log_every=10),
+        paused(slice(10, None, 10), 4.0),
+    ],
+)
+def test_short_or_disorderly_pauses_and_those_of_logging_are_no_finding(case):
+    assert check(case) is None
