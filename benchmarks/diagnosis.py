@@ -125,8 +125,8 @@ class Machine:
             *("telemetry.interval_s=0.1", f"trainer.accelerator={'cpu' if planted.where == 'cpu' else 'gpu'}"),
         ]
         if isinstance(planted, Fault) and planted.burners:
-            fixed.append(f"+workload.model.last_step={planted.steps}")
-        variables = {SIGNALS: str(place)} | self._variables(planted, place)
+            fixed.append(f"++workload.model.last_step={planted.steps}")
+        variables = {SIGNALS: str(place)} | self._variables(shape, planted, place)
         printed = place / "printed.txt"
         python = self._python(planted.where)
         with _burning(planted.burners if isinstance(planted, Fault) else 0, place):
@@ -165,10 +165,14 @@ class Machine:
             self._pythons[where] = self._stack.enter_context(WarmPython(variables))
         return self._pythons[where]
 
-    def _variables(self, planted: Fault | Healthy, place: Path) -> dict[str, str]:
+    def _variables(self, shape: Shape, planted: Fault | Healthy, place: Path) -> dict[str, str]:
         if planted.where == "cpu":
             return {}
-        cards = Cards(**{**CARD, **planted.card})
+        asked = {**CARD, **planted.card}
+        for knob, steps in (("copy_gbps", "pinned_steps"), ("pageable_gbps", "pageable_steps")):
+            if steps in asked:
+                asked[knob] = shape.batch_bytes / (asked.pop(steps) * 1e6 * shape.step_ms)
+        cards = Cards(**asked)
         found = machine_environment(self._driver, place, cards)
         return {name: value for name, value in found.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
 
@@ -233,6 +237,8 @@ class Verdict:
 def judge_fault(machine_: Machine, fault: Fault, shape: Shape, *, has_after: bool) -> Verdict:
     """Plants it, and then does what the first finding says."""
     planted = machine_.run(shape, fault, [*fault.code, *fault.fault])
+    if planted.code == 2:
+        raise RuntimeError(f"{planted.command}: {planted.printed}")
     first = planted.findings[0] if planted.findings else None
     verdict = Verdict(
         fault.kind,
@@ -309,6 +315,8 @@ class HealthyVerdict:
 def judge_healthy(machine_: Machine, healthy: Healthy, shape: Shape) -> HealthyVerdict:
     """No finding but that it is."""
     run = machine_.run(shape, healthy, healthy.code)
+    if run.code:
+        raise RuntimeError(f"{run.command}: {run.printed}")
     causes = [each["id"] for each in run.findings if each["severity"] != "info"]
     is_right = run.first == "healthy" and not causes
     said = run.findings[0]["text"] if run.findings else run.printed[-400:]

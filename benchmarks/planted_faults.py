@@ -6,6 +6,7 @@ Overrides are those of `src/train.py`; those under ``workload`` and ``callbacks`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,7 +22,7 @@ class Shape:
     yaml: str
     """Its option of the group ``workload``."""
     step_ms: float
-    batch: int
+    batch_bytes: int
 
 
 def _shape(name: str, model: str, sizes: list[int], batch: int, step_ms: float) -> Shape:
@@ -30,7 +31,7 @@ def _shape(name: str, model: str, sizes: list[int], batch: int, step_ms: float) 
 name: {name}
 sample_unit: samples
 effective_batch_size: {batch}
-model: {{_target_: planted_workload.{model}, rest_ms: {step_ms}}}
+model: {{_target_: planted_workload.{model}, step_ms: {step_ms}, batch: {batch}}}
 data:
   _target_: planted_workload.data
   sizes: {sizes}
@@ -38,13 +39,13 @@ data:
   step_ms: {step_ms}
 optimizer: {{_target_: torch.optim.AdamW, lr: 0.001}}
 """
-    return Shape(name, yaml, step_ms, batch)
+    return Shape(name, yaml, step_ms, 4 * batch * math.prod(sizes))
 
 
 SHAPES = (
-    _shape("table", "Table", [32], 32, 12.0),
-    _shape("pictures", "Pictures", [3, 48, 48], 16, 24.0),
-    _shape("sequences", "Sequences", [32, 8], 32, 36.0),
+    _shape("table", "Table", [32], 32, 20.0),
+    _shape("pictures", "Pictures", [3, 48, 48], 16, 30.0),
+    _shape("sequences", "Sequences", [32, 8], 32, 45.0),
 )
 
 
@@ -65,7 +66,8 @@ class Fault:
     """Instead of ``fault``, where knobs can remove it: chosen by hand, what the finding's own are compared with."""
     steps: int = 80
     card: Mapping[str, Any] = field(default_factory=dict)
-    """Of the simulated machine: fields of `tests.fake_cuda.machine.Cards`."""
+    """Of the simulated machine: fields of `tests.fake_cuda.machine.Cards`; ``pageable_steps`` and ``pinned_steps`` say
+    in how much of a step a batch is copied."""
     burners: int = 0
     """Processes beside the run that take a core each until its steps are over."""
     also: tuple[str, ...] = ()
@@ -87,24 +89,92 @@ def _data(**values: Any) -> tuple[str, ...]:
     return tuple(f"+workload.data.{name}={value}" for name, value in values.items())
 
 
+def _model(**values: Any) -> tuple[str, ...]:
+    return tuple(f"++workload.model.{name}={value}" for name, value in values.items())
+
+
+def _callback(**values: Any) -> tuple[str, ...]:
+    """`planted_workload.Pause`, whose times are counted in steps."""
+    args = {"_target_": "planted_workload.Pause", "step_ms": "${workload.data.step_ms}", **values}
+    return tuple(f"+callbacks.pause.{name}={value}" for name, value in args.items())
+
+
 def _workers(number: int, *more: str) -> tuple[str, ...]:
     return ("loader.backend=processes", f"loader.num_workers={number}", *more)
 
 
 INLINE = ("loader.backend=inline", "loader.num_workers=0")
+WHOLE = _data(has_fetch="true")
+ON_CARD = _model(rests="false")
+"""The card computes beside the host by itself."""
 
-FAULTS = (
+OF_LOADER = (
     Fault("loading_in_main_process", "loading_in_main_process", "cpu", _data(build_steps=1.5), INLINE, _workers(3)),
     Fault("too_few_workers", "too_few_workers", "cpu", _data(build_steps=2.5), _workers(1), _workers(4)),
     Fault("too_few_in_lockstep", "too_few_workers", "cpu", _data(build_steps=8), _workers(4), _workers(10), steps=120),
     Fault("cpu_bound_loading", "cpu_bound_loading", "cpu", _data(build_steps=4, how="spin"), _workers(2)),
-    Fault("slow_samples", "slow_samples", "cpu", _data(build_steps=0.5, slow_every=300, slow_s=0.6), _workers(2)),
-    Fault("loss_blows_up", "loss_blows_up", "cpu", (), ("workload.optimizer.lr=1000", "trainer.log_every_steps=2")),
+    Fault("slow_storage", "slow_storage", "cpu", _data(build_steps=0.5, cold_steps=4, num_batches=30), _workers(2),
+          steps=120),
+    Fault("workers_take_the_cpu", "workers_take_the_cpu", "cpu",
+          (*_data(build_steps=0.3, how="threads"), *_model(rests="false", works="true")),
+          _workers(4, "loader.worker_threads=8"), _workers(1, "loader.worker_threads=1")),
+    Fault("uneven_batches", "uneven_batches", "cpu", _data(build_steps=0.8, heavy="true"),
+          _workers(2, "loader.prefetch_factor=1"), _workers(2, "loader.prefetch_factor=8"), steps=160),
+    Fault("slow_samples", "slow_samples", "cpu", _data(build_steps=0.5, slow_samples=6, slow_s=0.8), _workers(2),
+          steps=120),
+    Fault("host_memory_full", "host_memory_full", "cpu", _data(build_steps=0.5, dies_after=20), _workers(2)),
 )  # fmt: skip
+OF_LOOP = (
+    Fault("restarted_workers", "restarted_workers", "cpu",
+          _data(build_steps=0.5, num_batches=12, open_s=0.2, eval_batches=0),
+          _workers(2, "loader.persistent_workers=false"), _workers(2, "loader.persistent_workers=true"), steps=120),
+    Fault("frequent_logging", "frequent_logging", "cpu", (*WHOLE, *_callback(steps=3, when="logging")),
+          ("trainer.log_every_steps=5",), ("trainer.log_every_steps=50",), steps=120),
+    Fault("frequent_checkpoints", "frequent_checkpoints", "cpu", (*WHOLE, *_model(extra_mib=48)),
+          ("trainer.checkpoint_every_steps=8",), ("trainer.checkpoint_every_steps=1000",), steps=120),
+    Fault("frequent_validation", "frequent_validation", "cpu", (*WHOLE, *_data(eval_batches=8), *_model(eval_steps=1)),
+          ("trainer.validate_every_steps=10",), ("trainer.validate_every_steps=1000",), steps=120),
+    Fault("slow_callback", "slow_callbacks", "cpu", WHOLE, _callback(steps=0.8)),
+    Fault("slow_callback_at_times", "slow_callbacks", "cpu", WHOLE, _callback(steps=6, every=10), steps=120),
+    Fault("loss_blows_up", "loss_blows_up", "cpu", (*WHOLE, "trainer.log_every_steps=2"),
+          _model(outlier_from=50)),
+    Fault("loss_is_nan", "loss_blows_up", "cpu", (*WHOLE, "trainer.log_every_steps=2"),
+          ("workload.optimizer.lr=1e18",)),
+    Fault("data_parallel", "data_parallel", "cpu", WHOLE, _model(parallel="true")),
+    Fault("machine_was_slower", "machine_was_slower", "cpu", (*WHOLE, *_model(rests="false", works="true")), burners=4),
+)  # fmt: skip
+OF_CARD = (
+    Fault("starved_card", "loading_in_main_process", "simulated", (*ON_CARD, *_data(build_steps=1.5)), INLINE,
+          _workers(3)),
+    Fault("lockstep_card", "too_few_workers", "simulated", (*ON_CARD, *_data(build_steps=8)), _workers(4),
+          _workers(10), steps=160),
+    Fault("slow_copy", "slow_copy", "simulated", (*ON_CARD, *WHOLE),
+          ("loader.pin_memory=false", "loader.device_prefetch=0"),
+          ("loader.pin_memory=true", "loader.device_prefetch=2"), card={"pageable_steps": 0.6, "pinned_steps": 0.2}),
+    Fault("small_batch", "small_batch", "simulated", (*ON_CARD, *WHOLE), ("memory.micro_batch=2",),
+          ("memory.accumulate=1",), card={"kernel_us": 60}),
+    Fault("launch_bound", "launch_bound", "simulated", (*ON_CARD, *WHOLE), _model(small_ops=40),
+          card={"launch_us": 150, "slowdown": 1}),
+    Fault("synchronisation", "synchronisation", "simulated", (*ON_CARD, *WHOLE), _model(syncs=10)),
+    Fault("device_memory_full", "device_memory_full", "simulated", (*ON_CARD, *WHOLE, *_model(scratch_mib=16)),
+          ("memory.accumulate=1",), ("memory.accumulate=4",), card={"mib": 320, "context_mib": 50}),
+    Fault("memory_creeps", "memory_creeps", "simulated", (*ON_CARD, *WHOLE), _model(keeps_mib=8),
+          card={"mib": 2048}, steps=100),
+    Fault("data_parallel_card", "data_parallel", "simulated", (*ON_CARD, *WHOLE), _model(parallel="true")),
+    Fault("pauses_of_its_own", "utilisation_swings", "simulated", (*ON_CARD, *WHOLE),
+          _model(pause_every=40, pause_s=0.8), steps=320),
+)  # fmt: skip
+FAULTS = OF_LOADER + OF_LOOP + OF_CARD
 
 HEALTHY = (
-    Healthy("whole_batches", "cpu", _data(has_fetch="true")),
+    Healthy("whole_batches", "cpu", WHOLE),
     Healthy("sample_by_sample", "cpu"),
     Healthy("workers", "cpu", (*_data(build_steps=0.5), *_workers(2))),
-    Healthy("accumulated", "cpu", (*_data(has_fetch="true"), "memory.accumulate=2", "workload.model.rest_ms=6")),
+    Healthy("accumulated", "cpu", (*WHOLE, "memory.accumulate=2")),
+    Healthy("epochs", "cpu", (*_data(build_steps=0.3, num_batches=30), *_workers(2)), steps=120),
+    Healthy("computes", "cpu", (*WHOLE, *_model(rests="false", works="true"))),
+    Healthy("slow_start", "cpu", (*WHOLE, *_model(first_s=4))),
+    Healthy("on_card", "simulated", (*ON_CARD, *WHOLE)),
+    Healthy("workers_on_card", "simulated", (*ON_CARD, *_data(build_steps=0.3), *_workers(2))),
+    Healthy("accumulated_on_card", "simulated", (*ON_CARD, *WHOLE, "memory.accumulate=2")),
 )

@@ -25,6 +25,8 @@ from wellfed.sample_rng import SampleRng
 SIGNALS = "PLANTED_SIGNALS"
 """Names the folder in which a run says that its steps have begun and are over, as files ``begun`` and ``over``."""
 CLASSES = 4
+_SQUARE = torch.ones(256, 256)
+"""Its product takes a core about a millisecond."""
 
 
 class Samples:
@@ -32,13 +34,14 @@ class Samples:
 
     Args:
         build_steps: what all samples of a batch take together, in steps.
-        how: ``sleep`` as for a disk or a network, ``spin`` as for work of the CPU.
+        how: ``sleep`` as for a disk or a network, ``spin`` as for work of the CPU, ``threads`` for work of as many
+            threads as torch has in the process.
         jitter: sigma of log-normal noise of a batch's time, whose mean stays.
         heavy: one batch in eight takes eight times as long and the others nothing.
         cold_steps: beside it, where no process has read the sample before.
-        slow_every, slow_s: a sample in so many takes so long.
-        open_s: what the first sample costs each process.
-        kill_at: a worker process that is asked for this sample dies of SIGKILL.
+        slow_samples, slow_s: so many of the samples of the first epoch's first 100 batches take so long.
+        open_s: what the first sample costs each worker process.
+        dies_after: a worker dies of SIGKILL, once, when it has built so many batches.
     """
 
     def __init__(
@@ -53,18 +56,18 @@ class Samples:
         jitter: float = 0.0,
         heavy: bool = False,
         cold_steps: float = 0.0,
-        slow_every: int = 0,
+        slow_samples: int = 0,
         slow_s: float = 0.0,
         open_s: float = 0.0,
-        kill_at: int | None = None,
+        dies_after: int = 0,
     ) -> None:
         self.inputs, self.labels = inputs, labels
         self.sample_s, self.cold_s = 1e-3 * step_ms * build_steps / batch, 1e-3 * step_ms * cold_steps / batch
         self.batch, self.how, self.jitter, self.heavy = batch, how, jitter, heavy
-        self.slow_every, self.slow_s, self.open_s, self.kill_at = slow_every, slow_s, open_s, kill_at
-        self.read = mmap.mmap(-1, len(inputs))  # shared by all that are forked
+        self.slow_samples, self.slow_s, self.open_s, self.dies_after = slow_samples, slow_s, open_s, dies_after
+        self.read, self.shared = mmap.mmap(-1, len(inputs)), mmap.mmap(-1, 1)  # of all that are forked
         self.maker, self.opened_by, self.built, self.factor = os.getpid(), 0, 0, 1.0
-        self.owed_s = 0.0
+        self.owed_s, self.work = 0.0, torch.ones(2**17)
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -74,14 +77,15 @@ class Samples:
         if self.open_s and in_worker and self.opened_by != os.getpid():
             self.opened_by = os.getpid()
             time.sleep(self.open_s)
-        if index == self.kill_at and in_worker:
+        if in_worker and self.dies_after and self.built == self.dies_after * self.batch and not self.shared[0]:
+            self.shared[0] = 1
             os.kill(os.getpid(), signal.SIGKILL)
         takes_s = self.sample_s * self._factor()
         if self.cold_s and not self.read[index]:
             self.read[index] = 1
             takes_s += self.cold_s
         self._spend(takes_s)
-        if self.slow_every and index % self.slow_every == 0:
+        if self.slow_samples and index * 31 % len(self) < self.slow_samples * len(self) // (100 * self.batch):
             time.sleep(self.slow_s)
         return {"inputs": self.inputs[index], "labels": self.labels[index]}
 
@@ -105,6 +109,8 @@ class Samples:
         began_s = time.perf_counter()
         if self.how == "sleep":
             time.sleep(self.owed_s)
+        while self.how == "threads" and time.perf_counter() - began_s < self.owed_s:
+            self.work.mul_(1.0)
         while time.perf_counter() - began_s < self.owed_s:
             pass
         self.owed_s -= time.perf_counter() - began_s
@@ -145,35 +151,49 @@ class Planted(nn.Module):
     """What the three models share: a rest that makes a step as long as it is on a device, and what goes wrong in it.
 
     Args:
-        rest_ms: a forward pass takes at least so long.
-        work_size: beside it, a product of two square matrices of this size, on the model's device.
-        keeps_mib: of tensors that each step keeps and never lets go.
-        syncs: values that each forward pass asks of the device.
-        small_ops: operations on a handful of numbers in each forward pass.
+        step_ms: a step is to take so long.
+        rests: a forward pass rests until then.
+        works: it multiplies matrices that long instead, on a core that does nothing else.
+        first_s: what the first pass takes beside it, as where something is compiled.
+        outlier_from: the pass from which on the loss is a thousand times as large, as of a damaged sample.
+        pause_every, pause_s: the host stands still for so long after every so many passes.
+        keeps_mib: of tensors that each pass keeps and never lets go.
+        scratch_mib: of activations, for a batch of the whole step.
+        syncs: values that each pass asks of the device.
+        small_ops: operations on a handful of numbers in each pass.
         parallel: the net is wrapped in DataParallel.
-        eval_ms: what a batch of an evaluation takes.
-        extra_mib: weights that nothing uses, and that a checkpoint must hold.
-        last_step: the step at whose end ``over`` is said.
+        eval_steps: what a batch of an evaluation takes, in steps.
+        extra_mib: that a checkpoint must hold beside the weights.
+        last_step: the step in which ``over`` is said.
     """
 
     def __init__(
         self,
         net: nn.Module,
         *,
-        rest_ms: float = 0.0,
-        work_size: int = 0,
+        step_ms: float,
+        batch: int,
+        rests: bool = True,
+        works: bool = False,
+        first_s: float = 0.0,
+        outlier_from: int = 0,
+        pause_every: int = 0,
+        pause_s: float = 0.0,
         keeps_mib: float = 0.0,
+        scratch_mib: float = 0.0,
         syncs: int = 0,
         small_ops: int = 0,
         parallel: bool = False,
-        eval_ms: float = 0.0,
+        eval_steps: float = 0.0,
         extra_mib: float = 0.0,
         last_step: int = 0,
     ) -> None:
         super().__init__()
         self.net = nn.DataParallel(net) if parallel else net
-        self.rest_ms, self.eval_ms, self.work_size = rest_ms, eval_ms, work_size
-        self.keeps_mib, self.syncs, self.small_ops = keeps_mib, syncs, small_ops
+        self.step_s, self.batch, self.rests, self.works = 1e-3 * step_ms, batch, rests, works
+        self.first_s, self.outlier_from, self.pause_every, self.pause_s = first_s, outlier_from, pause_every, pause_s
+        self.keeps_mib, self.scratch_mib, self.syncs, self.small_ops = keeps_mib, scratch_mib, syncs, small_ops
+        self.eval_s = eval_steps * self.step_s
         self.kept: list[Tensor] = []
         self.passes, self.last_step = 0, last_step
         if extra_mib:
@@ -181,19 +201,25 @@ class Planted(nn.Module):
 
     def loss(self, batch: Mapping[str, Tensor]) -> LossOutput:
         began_s = time.perf_counter()
-        values = self.net(batch["inputs"].float())
-        loss = nn.functional.cross_entropy(values, batch["labels"])
-        self._go_wrong(loss)
-        rest_s = 1e-3 * (self.rest_ms if self.training else self.eval_ms) - (time.perf_counter() - began_s)
-        if rest_s > 0:
+        inputs = batch["inputs"].float()
+        loss = nn.functional.cross_entropy(self.net(inputs), batch["labels"])
+        if not self.training:
+            time.sleep(self.eval_s)
+            return LossOutput(loss)
+        self.passes += 1
+        self._tell()
+        loss = self._go_wrong(loss, len(inputs) / self.batch)
+        rest_s = self.step_s * len(inputs) / self.batch - (time.perf_counter() - began_s)
+        if self.rests and rest_s > 0:
             time.sleep(rest_s)
         return LossOutput(loss)
 
-    def _go_wrong(self, loss: Tensor) -> None:
-        if not self.training:
-            return
-        self.passes += 1
-        self._tell()
+    def _go_wrong(self, loss: Tensor, share: float) -> Tensor:
+        """Of a pass over this share of a step."""
+        if self.first_s and self.passes == 1:
+            time.sleep(self.first_s)
+        if self.pause_every and self.passes % self.pause_every == 0:
+            time.sleep(self.pause_s)
         value = loss.detach()
         for _ in range(self.small_ops):
             value = value * 1.0
@@ -201,9 +227,12 @@ class Planted(nn.Module):
             value.item()
         if self.keeps_mib:
             self.kept.append(torch.ones(int(self.keeps_mib * 2**18), device=loss.device))
-        if self.work_size:
-            square = torch.ones(self.work_size, self.work_size, device=loss.device)
-            torch.mm(square, square)
+        for _ in range(int(1e3 * self.step_s * share) if self.works else 0):
+            torch.mm(_SQUARE, _SQUARE)
+        if self.scratch_mib:
+            wide = loss * torch.ones(int(share * self.scratch_mib * 2**16), device=loss.device)
+            loss = loss + 0 * wide.sin().cos().sin().mean()
+        return loss * 1000 if self.outlier_from and self.passes > self.outlier_from else loss
 
     def _tell(self) -> None:
         folder = os.environ.get(SIGNALS)
@@ -251,12 +280,13 @@ class Sequences(Planted):
         super().__init__(LastOfSequence(features, hidden), **planted)
 
 
-class SlowCallback(pl.Callback):
-    """Takes so long at the end of every so many steps."""
+class Pause(pl.Callback):
+    """Takes some steps' time at the end of every so many steps, or where Lightning's own callbacks log."""
 
-    def __init__(self, takes_ms: float, every: int = 1) -> None:
-        self.takes_ms, self.every = takes_ms, every
+    def __init__(self, step_ms: float, steps: float, every: int = 1, when: str = "every") -> None:
+        self.takes_s, self.every, self.when = 1e-3 * step_ms * steps, every, when
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
-        if trainer.global_step % self.every == 0:
-            time.sleep(1e-3 * self.takes_ms)
+        every = trainer.log_every_n_steps if self.when == "logging" else self.every  # type: ignore[attr-defined]
+        if trainer.global_step % every == 0:
+            time.sleep(self.takes_s)

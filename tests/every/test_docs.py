@@ -321,3 +321,11 @@ def test_links_lead_somewhere(name: str):
 def test_the_changelog_has_a_place_for_the_next_line():
     assert re.search(r"^## \[Unreleased\]\n", page("CHANGELOG.md"), flags=re.MULTILINE)
     assert {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "docs/workloads.md"} <= set(PAGES)
+
+
+def test_the_page_of_the_diagnosis_has_every_rule_and_no_other():
+    rules = {path.stem for path in (ROOT / "src/wellfed/diagnosis/rules").glob("*.py")} - {"__init__"}
+    in_table = set(names(table("docs/diagnosis.md", "id")))
+    text = page("docs/diagnosis.md")
+    assert in_table <= rules
+    assert {rule for rule in rules if f"`{rule}`" not in text} == set()

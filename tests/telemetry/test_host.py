@@ -1,5 +1,8 @@
+import multiprocessing
 import subprocess
 import sys
+import time
+from collections import namedtuple
 
 import psutil
 import pytest
@@ -77,7 +80,7 @@ class Host:
 def test_the_first_reading_has_memory_and_no_cpu():
     host = Host()
     assert set(host.read()) == {"rss_gib"}
-    assert set(host.read(after_s=1.0)) == {"cpu_pct", "rss_gib"}
+    assert set(host.read(after_s=1.0)) >= {"cpu_pct", "rss_gib", "loader_cpu_pct"}
     own = psutil.Process()
     rss = sum(process.memory_info().rss for process in (own, *own.children(recursive=True)))
     assert host.read()["rss_gib"] == pytest.approx(rss / 2**30, rel=0.2)
@@ -159,6 +162,101 @@ def test_a_process_that_cannot_be_looked_at_breaks_nothing():
 
     host = Host(process=Hidden())
     assert host.source.read(slow=True) == []
+
+
+Times = namedtuple("Times", "user nice system idle iowait irq softirq steal guest guest_nice")  # as Linux has them
+
+
+def machines(*readings):
+    """A machine that gives these, one after the other."""
+    left = iter(readings)
+    return lambda: next(left)
+
+
+def test_what_others_take_and_waiting_for_the_disk_is_told():
+    before = Times(100, 1, 10, 500, 20, 2, 3, 4, 50, 0)
+    after = Times(105, 1.5, 12, 510, 22, 2.25, 3.25, 4, 55, 0)  # 8 s at work, 2 of 20 s waiting for the disk
+    host = Host(machine=machines(before, after))
+    host.read()
+    own_s = sum(psutil.Process().cpu_times()[:2])
+    values = host.read(after_s=10.0)
+    own_s = sum(psutil.Process().cpu_times()[:2]) - own_s
+    assert values["others_cpu_pct"] == pytest.approx(80, abs=10 * own_s + 1)
+    assert values["iowait_pct"] == pytest.approx(10)
+
+
+def test_what_went_backwards_is_nothing():
+    before = Times(100, 1, 10, 500, 20, 2, 3, 4, 50, 0)
+    host = Host(machine=machines(before, before._replace(idle=520, iowait=19, user=99)))
+    host.read()
+    values = host.read(after_s=10.0)
+    assert (values["others_cpu_pct"], values["iowait_pct"]) == (0, 0)
+
+
+def test_what_a_system_does_not_count_is_not_told():
+    Few = namedtuple("Few", "user system idle")
+    host = Host(machine=machines(Few(1, 2, 3), Few(1, 2, 13), Few(1, 2, 13)))
+    host.read()
+    assert set(host.read(after_s=10.0)) == {"cpu_pct", "rss_gib", "loader_cpu_pct", "others_cpu_pct"}
+    assert set(host.read(after_s=10.0)) == {"cpu_pct", "rss_gib", "loader_cpu_pct"}  # counts nothing at all
+
+
+def test_data_workers_are_told_from_other_processes(child):
+    host, orders = Host(), multiprocessing.get_context("fork").Pipe()
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(orders[1],), daemon=True)
+    worker.start()
+    try:
+        assert orders[0].recv() == "here"
+        host.read()
+        child.burn()
+        assert host.read(after_s=1000.0)["loader_cpu_pct"] == 0
+        orders[0].send("burn")
+        assert orders[0].recv() == "done"
+        values = host.read(after_s=1000.0)
+        assert 0.9 * BURNED_S <= values["loader_cpu_pct"] * 10 <= values["cpu_pct"] * 10
+        orders[0].send("burn in a process of yours")
+        assert orders[0].recv() == "begun"
+        host.read(after_s=1000.0)
+        orders[0].send("go")
+        assert orders[0].recv() == "done"
+        assert host.read(after_s=1000.0)["loader_cpu_pct"] * 10 >= 0.9 * BURNED_S
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def test_a_data_worker_counts_before_processes_are_looked_for_again():
+    host, orders = Host(), multiprocessing.get_context("fork").Pipe()
+    host.read()
+    host.source._search_at_s = 1e9  # looking took long
+    worker = multiprocessing.get_context("fork").Process(target=work, args=(orders[1],), daemon=True)
+    worker.start()
+    try:
+        assert orders[0].recv() == "here"
+        host.read(after_s=1.0)
+        orders[0].send("burn")
+        assert orders[0].recv() == "done"
+        assert host.read(after_s=1.0)["loader_cpu_pct"] / 100 >= 0.9 * BURNED_S
+    finally:
+        worker.kill()
+        worker.join()
+
+
+def work(orders):
+    """A data worker."""
+    orders.send("here")
+    assert orders.recv() == "burn"
+    until_s = time.process_time() + BURNED_S
+    while time.process_time() < until_s:
+        pass
+    orders.send("done")
+    orders.recv()
+    own = Child()
+    orders.send("begun")
+    orders.recv()
+    own.burn()
+    orders.send("done")
+    orders.recv()
 
 
 def test_closing_holds_nothing_up():

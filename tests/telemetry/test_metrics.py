@@ -1,4 +1,5 @@
 import itertools
+from collections import namedtuple
 
 from tests.fake_nvml.driver import Scenario
 from tests.telemetry.watched import a100, h200
@@ -21,7 +22,9 @@ def test_the_table_has_what_a_fully_equipped_gpu_gives_and_nothing_else(watch):
 
 def test_the_table_has_what_the_host_gives_and_nothing_else():
     now_s = itertools.count()
-    source = HostSource(now_s=lambda: float(next(now_s)))
+    Times = namedtuple("Times", "user idle iowait")  # of a system that counts all
+    machines = iter((Times(1, 2, 3), Times(2, 3, 4)))
+    source = HostSource(now_s=lambda: float(next(now_s)), machine=lambda: next(machines))
     (first,), (second,) = source.read(slow=True), source.read(slow=True)
     assert {*first.values, *second.values} == {metric.name for metric in HOST_METRICS}
 
@@ -41,7 +44,7 @@ def test_rates_are_those_at_which_figures_are_read(watch):
 def test_columns_of_the_file():
     assert COLUMNS[:4] == ("time_s", "step", "phase", "gpu")
     assert COLUMNS[4:] == tuple(metric.name for metric in METRICS)
-    assert COLUMNS[-2:] == ("cpu_pct", "rss_gib")
+    assert COLUMNS[-5:] == ("cpu_pct", "rss_gib", "loader_cpu_pct", "others_cpu_pct", "iowait_pct")
 
 
 def test_prefixes():

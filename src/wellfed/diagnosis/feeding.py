@@ -17,6 +17,7 @@ from wellfed.diagnosis.ceiling_check import contradiction
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Gain
 from wellfed.diagnosis.thresholds import (
+    BUILD_WAITS_FRAC,
     CEILING_FACTOR,
     CPU_FULL_FRAC,
     FEWEST_STEPS,
@@ -24,12 +25,10 @@ from wellfed.diagnosis.thresholds import (
     MOST_READY_FRAC,
     WAIT_FRAC,
 )
-from wellfed.units import GIB, MIB
+from wellfed.units import GIB, MIB, counted
 
-_MARGIN = 1.15
-"""Workers are counted for batches that take so much longer than the mean: no two are alike."""
 _SLACK = 1.25
-"""The same for the low end of a gain: workers disturb each other and the step."""
+"""Building takes so much longer at the low end of a gain: workers disturb each other and the step."""
 _MOST_WORKERS = 32
 _PREFETCH = 2
 """torch's default."""
@@ -48,6 +47,9 @@ class Feeding:
     cpu_ms: float
     """CPU time of a step in all processes of the run, building included."""
     cores: float
+    """What others leave of them."""
+    is_cpu_full: bool
+    """All cores are at work, or nearly, for whomever."""
     num_workers: int
     most_workers: int
     """For which there is room, and data."""
@@ -61,11 +63,6 @@ class Feeding:
         """CPU time over wall time of building."""
         return self.build_cpu_ms / self.build_ms
 
-    @property
-    def is_cpu_full(self) -> bool:
-        """All cores are at work, or nearly."""
-        return self.cpu_ms >= CPU_FULL_FRAC * self.cores * self.step_ms
-
     def step_ms_with(self, workers: int, slack: float = 1.0) -> float:
         """Time of a step that so many workers feed.
 
@@ -74,12 +71,28 @@ class Feeding:
         """
         return max(self.fed_ms, slack * self.build_ms / workers, slack * self.cpu_ms / self.cores)
 
+    @property
+    def waits_outside(self) -> bool:
+        """Building is mostly waiting for something else than a core."""
+        return self.cpu_frac < BUILD_WAITS_FRAC and not self.is_cpu_full
+
     @cached_property
     def workers_needed(self) -> int:
-        """The smallest number beyond which more are of no use."""
-        enough = self.step_ms_with(self.most_workers, _MARGIN) / (1 - WAIT_FRAC)
-        counts = range(1, self.most_workers + 1)
-        return next(count for count in counts if self.step_ms_with(count, _MARGIN) <= enough)
+        """The smallest number beyond which more are of no use, if all batches took equally long."""
+        enough = self.step_ms_with(self.most_workers) / (1 - WAIT_FRAC)
+        return next(count for count in range(1, self.most_workers + 1) if self.step_ms_with(count) <= enough)
+
+    @property
+    def workers_advised(self) -> int:
+        """One more than needed, as no two batches take equally long; not where it would take a core from the step."""
+        has_core = self.waits_outside or self.workers_needed + 2 <= self.cores
+        return min(self.workers_needed + 1, self.most_workers) if has_core else self.workers_needed
+
+    def show_need(self) -> str:
+        """How many workers it takes, in words."""
+        needed, about = self.workers_needed, "about " if self.is_estimate else ""
+        said = f"{about}{counted(needed, 'worker')} {'is' if needed == 1 else 'are'} needed"
+        return f"{said} and one to spare" if self.workers_advised > needed else said
 
     def figures(self) -> dict[str, float | int | str]:
         """What decided, by name."""
@@ -142,14 +155,15 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         build_cpu_ms = build_ms if cpu_pct is None else cpu_pct / 100 * step_ms - of_step_ms
         build_cpu_ms = min(build_ms, max(0.0, build_cpu_ms))
     cpu_ms = build_cpu_ms + of_step_ms if cpu_pct is None else cpu_pct / 100 * step_ms
-    free_cores = max(1.0, (cores or 1.0) - (evidence.mean("others_cpu_pct") or 0.0) / 100)
+    others = (evidence.mean("others_cpu_pct") or 0.0) / 100
     return Feeding(
         step_ms=step_ms,
         fed_ms=fed_ms,
         build_ms=build_ms,
         build_cpu_ms=build_cpu_ms,
         cpu_ms=cpu_ms,
-        cores=free_cores,
+        cores=max(1.0, (cores or 1.0) - others),  # one can be had: others that want it give way by half
+        is_cpu_full=cpu_ms / step_ms + others >= CPU_FULL_FRAC * (cores or 1.0),
         num_workers=workers,
         most_workers=_most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
@@ -194,8 +208,11 @@ def workers_crowd(evidence: Evidence) -> bool:
     cpu_pct, loader_pct = evidence.mean("cpu_pct"), evidence.mean("loader_cpu_pct")
     if not evidence.num_workers or cores is None or cpu_pct is None or loader_pct is None:
         return False
-    is_full = cpu_pct >= 100 * CPU_FULL_FRAC * cores and loader_pct >= 100 * LOADER_CPU_FRAC * cores
-    return is_full and found is not None and found.slower == "steps"
+    if cpu_pct < 100 * CPU_FULL_FRAC * cores or loader_pct < 100 * LOADER_CPU_FRAC * cores:
+        return False
+    has_threads = (evidence.value("loader.worker_threads") or 1) > 1
+    is_slower = found is not None and found.slower == "steps"
+    return is_slower or (has_threads and (evidence.ceiling_factor or 1.0) > CEILING_FACTOR)
 
 
 def _steady(evidence: Evidence) -> npt.NDArray[np.bool_]:

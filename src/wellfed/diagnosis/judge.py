@@ -8,20 +8,31 @@ from dataclasses import replace
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.rules import (
+    clocks_limited,
     cpu_bound_loading,
+    data_parallel,
+    device_memory_full,
     frequent_checkpoints,
     frequent_logging,
     frequent_validation,
     healthy,
     host_memory_full,
+    launch_bound,
     loading_in_main_process,
     loss_blows_up,
     machine_was_slower,
+    memory_bound,
+    memory_creeps,
+    memory_unused,
     restarted_workers,
     slow_callbacks,
+    slow_copy,
     slow_samples,
     slow_start,
     slow_storage,
+    small_batch,
+    synchronisation,
+    tensor_cores_idle,
     too_few_steps,
     too_few_workers,
     uneven_batches,
@@ -33,11 +44,22 @@ from wellfed.diagnosis.swing_words import utilisation_said
 
 Rule = Callable[[Evidence], Finding | None]
 OF_EVENTS: tuple[Rule, ...] = (
+    data_parallel.check,
+    device_memory_full.check,
     loss_blows_up.check,
     host_memory_full.check,
 )
 """Decide from what happened and what ended the run, of however few steps."""
 OF_STEPS: tuple[Rule, ...] = (
+    clocks_limited.check,
+    launch_bound.check,
+    memory_bound.check,
+    memory_creeps.check,
+    memory_unused.check,
+    slow_copy.check,
+    small_batch.check,
+    synchronisation.check,
+    tensor_cores_idle.check,
     loading_in_main_process.check,
     too_few_workers.check,
     cpu_bound_loading.check,

@@ -10,6 +10,33 @@ CEILING_FACTOR = 1.1
 """Ceiling over rate: less is noise of a ceiling of some 20 steps."""
 LOSS_GROWTH, LOSS_WINDOW = 10.0, 5
 """A loss above so many times its running median, over so many values that were logged."""
+
+# Of the device
+FEWEST_OF_CARD = 3
+"""Readings of a card while it trained; of fewer nothing is said."""
+COPY_FRAC = 0.05
+"""Share of a step in copies that nothing hid: more is a finding (5 to 10 %: a proposal)."""
+LAUNCH_FRAC = 0.9
+"""Time to launch a step over the time that it computes: from here the host is never ahead of the card."""
+BUSY_FRAC = 0.85
+"""A card that is busy for less of its steps idles within them."""
+SM_EMPTY_FRAC, SM_HALF_FRAC, SM_FULL_FRAC = 0.25, 0.5, 0.8
+"""Multiprocessors at work: launch-bound whatever the utilisation (KempnerPulse), too small a batch, enough
+(DCGM's guide)."""
+DRAM_FRAC, TENSOR_FRAC = 0.5, 0.25
+"""Bandwidth of the device memory in use: memory-bound (KempnerPulse), unless the tensor cores do work beside it."""
+TENSOR_IDLE_FRAC = 0.01
+"""Tensor cores at work: less is none (torch-tb-profiler 0.4.3: 0)."""
+SYNCHRONISATIONS_A_STEP = 0.5
+"""A line that waits for the device at least every other step; what waits now and then costs little."""
+LEAST_DEVICE_GAIN = 1.1
+"""What would win less is not worth a word."""
+MEMORY_USED_FRAC = 0.5
+"""Peak over budget: less is memory that is not used."""
+CREEP_FRAC, CREEP_WINDOW = 0.05, 10
+"""Memory in use, a moving average of so many readings, rose by so much of all there is (smdebug-rulesconfig 1.0.1)."""
+LIMITED_FRAC = 0.2
+"""Share of readings in which power or heat held the clocks down."""
 LEAST_GAIN = 1.05
 """A change of the loader that is predicted to win less is not worth telling."""
 CPU_FULL_FRAC = 0.9
@@ -18,12 +45,14 @@ LOADER_CPU_FRAC = 0.4
 """Share of the cores that workers keep at work beside the step: more is in its way (SPDL: CPU > 40 %)."""
 BUILD_WAITS_FRAC = 0.5
 """CPU time over wall time of building a batch: less is waiting, for a disk, a network, a service."""
-IOWAIT_PCT = 20.0
-"""Mean time that cores stood idle for a disk, in percent of the time: more is a slow disk."""
+IOWAIT_CORES = 0.25
+"""Cores that stand idle for a disk, on average: more is a slow disk. One reader that does nothing else is one core."""
 COLD_FACTOR = 2.0
 """Building takes so much longer in the first epoch than later, where the disk was read once and memory then."""
-SLOW_STEPS_FRAC, SLOW_STEP_FACTOR, FEWEST_SLOW = 0.05, 10.0, 2
+SLOW_STEPS_FRAC, SLOW_STEP_FACTOR, FEWEST_SLOW = 0.15, 10.0, 2
 """At most this share of the steps, and at least so many, that wait for so many steps' time: single slow samples."""
+SLOW_BUILD_FACTOR = 5.0
+"""Time to build their batches over the median of all."""
 UNEVEN_FACTOR = 2.5
 """Time of the slowest batches in a hundred over the mean."""
 CAPACITY_FRAC = 0.9

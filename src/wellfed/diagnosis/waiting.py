@@ -12,14 +12,14 @@ import numpy.typing as npt
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import Feeding, feeding_of, has_unused_fetch, is_starved, ready_mib, room_mib
 from wellfed.diagnosis.thresholds import (
-    BUILD_WAITS_FRAC,
     CAPACITY_FRAC,
     COLD_FACTOR,
     FEWEST_SLOW,
     FEWEST_STEPS,
-    IOWAIT_PCT,
+    IOWAIT_CORES,
     LEAST_GAIN,
     MOST_PREFETCH,
+    SLOW_BUILD_FACTOR,
     SLOW_STEP_FACTOR,
     SLOW_STEPS_FRAC,
     UNEVEN_FACTOR,
@@ -57,19 +57,19 @@ def cause_of_waiting(evidence: Evidence) -> Waiting | None:
 
 
 def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
-    needed = feeding.workers_needed
-    of_use = feeding.gain(needed).factor >= LEAST_GAIN
+    advised = feeding.workers_advised
+    of_use = feeding.gain(advised).factor >= LEAST_GAIN
     if has_slow_samples(evidence, feeding):
         return "slow_samples"
     if not feeding.num_workers:
         return "loading_in_main_process" if of_use or has_unused_fetch(evidence) else "cpu_bound_loading"
+    if feeding.waits_outside and reads_slowly(evidence):
+        return "slow_storage"
     if prefetch_needed(evidence, feeding) is not None:
         return "uneven_batches"
-    if feeding.cpu_frac < BUILD_WAITS_FRAC and not feeding.is_cpu_full and reads_slowly(evidence):
-        return "slow_storage"
-    if has_unused_fetch(evidence) and feeding.cpu_frac >= BUILD_WAITS_FRAC:
+    if has_unused_fetch(evidence) and not feeding.waits_outside:
         return "cpu_bound_loading"
-    if needed > feeding.num_workers and of_use:
+    if advised > feeding.num_workers and of_use:
         return "too_few_workers"
     if not feeding.is_cpu_full:
         return None
@@ -85,8 +85,11 @@ def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
 def has_slow_samples(evidence: Evidence, feeding: Feeding) -> bool:
     """Most of the waiting is in few steps, each far longer than others."""
     wait_ms, slow = evidence.wait_ms, slow_steps(evidence, feeding)
-    few = FEWEST_SLOW <= len(slow) <= SLOW_STEPS_FRAC * len(wait_ms)
-    return few and float(wait_ms[slow].sum()) >= 0.5 * float(wait_ms.sum())
+    builds = evidence.column("build_ms")
+    if not FEWEST_SLOW <= len(slow) <= SLOW_STEPS_FRAC * len(wait_ms) or len(builds) != len(wait_ms):
+        return False
+    is_built_slowly = float(np.nanmedian(builds[slow])) > SLOW_BUILD_FACTOR * float(np.nanmedian(builds))
+    return is_built_slowly and float(wait_ms[slow].sum()) >= 0.5 * float(wait_ms.sum())
 
 
 def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
@@ -96,6 +99,8 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     A batch is begun when its worker has done what was ordered before it, so n ordered ahead give n x workers steps
     less the time of n - 1 others.
     """
+    if feeding.is_cpu_full:  # then batches are slow that wait for a core
+        return None
     workers, mean_ms = feeding.num_workers, feeding.build_ms
     builds = evidence.column("build_ms")
     builds = builds[np.isfinite(builds)]
@@ -114,7 +119,7 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
 
 def reads_slowly(evidence: Evidence) -> bool:
     """Cores were seen waiting for a disk, or the first epoch was far slower to build than those after it."""
-    if (evidence.mean("iowait_pct") or 0.0) >= IOWAIT_PCT:
+    if (evidence.mean("iowait_pct") or 0.0) / 100 * (evidence.cores or 1.0) >= IOWAIT_CORES:
         return True
     return (cold_over_warm(evidence) or 1.0) >= COLD_FACTOR
 

@@ -24,7 +24,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import LoadingEntry, PhaseEntry, RunRecord
+from wellfed.record import LoadingEntry, PhaseEntry, RunRecord, SynchronisationEntry
 from wellfed.run.gpu_monitor import MachineWatch, Usage
 from wellfed.run.outcome import Outcome
 from wellfed.run.resume import CHECKPOINTS
@@ -81,7 +81,8 @@ class Bookkeeper:
 
     def planned(self, plan: RunPlan) -> None:
         """What is going to be done."""
-        self.record.plan, self.record.loading = plan.to_dict(), {"has_fetch": plan.loader.has_fetch}
+        self.record.plan = plan.to_dict()
+        self.record.loading = {**self.record.loading, "has_fetch": plan.loader.has_fetch}
         if plan.loader.most_workers is not None:
             self.record.loading["most_workers"] = plan.loader.most_workers
         self.journal.save()
@@ -165,6 +166,10 @@ class Bookkeeper:
         """Training has been handed a batch with so much in its tensors."""
         if num_bytes:
             self.record.loading = {**self.record.loading, "batch_mib": mib(num_bytes)}
+
+    def synchronised(self, places: list[SynchronisationEntry]) -> None:
+        """These lines made the host wait for the device."""
+        self.record.synchronisations = places
 
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Training has come so far; ``samples`` are those of this step."""

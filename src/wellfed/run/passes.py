@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -25,6 +25,7 @@ from wellfed.lit.callbacks.profile import ProfilerTrace
 from wellfed.lit.callbacks.progress import Counts, ProgressBar, ProgressReport
 from wellfed.lit.callbacks.sanity import SanityCheck
 from wellfed.lit.callbacks.stop import StopAtStepEnd
+from wellfed.lit.callbacks.synchronisations import Synchronisations
 from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
 from wellfed.lit.prefetch import prefetched
 from wellfed.lit.stream_ranks import StepsOfRanks
@@ -173,8 +174,11 @@ class Passes:
         return StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
 
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
+        is_on_gpu = self._options.accelerator == "gpu"
+        self._synchronisations = Synchronisations(self._books.synchronised) if is_on_gpu else None
         return [
             clock,
+            *([] if self._synchronisations is None else [self._synchronisations]),
             ProgressReport(self._progress),
             Counts(on_start, self._books.stepped, self.steps_per_epoch),
             self.figures,
@@ -188,7 +192,8 @@ class Passes:
             batches = StepsOfRanks(own, drop_last=self._config.workload.drop_last) if has_ranks else own
             is_guest, told = self._parts.is_lightning_module, self._books.first_batch
             loader = TimedLoader(batches, clock, unwrap=is_guest, on_first=told)
-            lit.fit(trainer, learner.module, loader, val_batches, checkpoint)
+            with nullcontext() if self._synchronisations is None else closing(self._synchronisations):
+                lit.fit(trainer, learner.module, loader, val_batches, checkpoint)
         self._loader.close()
 
     def test(self) -> dict[str, Path]:

@@ -82,7 +82,9 @@ GPU_METRICS = (
     Metric("power_limited", "slow", (_limits,)),
     Metric("heat_limited", "slow", (_limits,)),
 )
-HOST_METRICS = (Metric("cpu_pct", "fast"), Metric("rss_gib", "fast"))
+HOST_METRICS = tuple(
+    Metric(name, "fast") for name in ("cpu_pct", "rss_gib", "loader_cpu_pct", "others_cpu_pct", "iowait_pct")
+)
 METRICS = (*GPU_METRICS, *HOST_METRICS)
 COLUMNS = ("time_s", "step", "phase", "gpu", *(metric.name for metric in METRICS))
 """Columns of telemetry.csv."""

@@ -24,7 +24,8 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     said = []
     if error is not None and has_ended:
-        said.append(f"The run ended for want of host memory, or of /dev/shm ({error['kind']})")
+        was_killed = "A worker was killed, which mostly is for want of host memory or of /dev/shm"
+        said.append(was_killed if error["kind"] == "worker" else "The run ended for want of host memory")
         figures["error"] = error["kind"]
     if held and ram_gib:
         said.append(f"it held {show_gib(held)} of {show_gib(ram_gib)}")

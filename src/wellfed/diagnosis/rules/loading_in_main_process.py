@@ -5,9 +5,8 @@ from __future__ import annotations
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import Feeding, has_unused_fetch, knobs
 from wellfed.diagnosis.finding import Finding, Gain
-from wellfed.diagnosis.thresholds import BUILD_WAITS_FRAC
 from wellfed.diagnosis.waiting import cause_of_waiting
-from wellfed.units import counted, show_percent
+from wellfed.units import show_percent
 
 _FETCH_FRAC = 0.1
 """A batch that is fetched as a whole takes at most so much of the time of its samples one by one: record loader_cpu."""
@@ -23,16 +22,16 @@ def check(evidence: Evidence) -> Finding | None:
         f"{show_percent(waiting.frac)} of each step waits for data: the training process builds a batch itself in "
         f"{feeding.build_ms:.3g} ms, and a step takes {feeding.fed_ms:.3g} ms"
     )
-    fetches = has_unused_fetch(evidence) and feeding.cpu_frac >= BUILD_WAITS_FRAC
+    fetches = has_unused_fetch(evidence) and not feeding.waits_outside
     if fetches:
         gain = _of_fetching(feeding)
         said += ". The data can give whole batches (fetch), and is asked for single samples."
         change = knobs(evidence, backend="auto", num_workers=None)
     else:
-        needed = feeding.workers_needed
-        gain = feeding.gain(needed)
-        said += f"; {counted(needed, 'worker')} {'is' if needed == 1 else 'are'} needed, 0 are set."
-        change = knobs(evidence, backend="auto", num_workers=needed)
+        advised = feeding.workers_advised
+        gain = feeding.gain(advised)
+        said += f"; {feeding.show_need()}, none is set."
+        change = knobs(evidence, backend="auto", num_workers=advised)
     if evidence.record.config.get("loader", {}).get("persistent_workers") is False:
         change += knobs(evidence, persistent_workers=None if fetches else True)
     return Finding("loading_in_main_process", said, feeding.figures(), change, gain=gain)

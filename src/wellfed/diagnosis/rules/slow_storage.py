@@ -28,7 +28,7 @@ def check(evidence: Evidence) -> Finding | None:
         said += f"; in the first epoch it took {cold:.2g} times as long as later"
         figures["cold_over_warm"] = cold
     said += ". Keep the data on a local disk, in few large files, or in memory."
-    needed = feeding.workers_needed
+    needed = feeding.workers_advised
     gain = feeding.gain(needed)
     if needed <= feeding.num_workers or gain.factor < LEAST_GAIN:
         return Finding("slow_storage", said, figures, lost_frac=waiting.frac)

@@ -7,7 +7,7 @@ from wellfed.diagnosis.feeding import knobs
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.swing_words import swing_of
 from wellfed.diagnosis.waiting import cause_of_waiting
-from wellfed.units import counted, show_percent
+from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -16,18 +16,17 @@ def check(evidence: Evidence) -> Finding | None:
     if waiting is None or waiting.cause != "too_few_workers":
         return None
     feeding = waiting.feeding
-    needed, workers = feeding.workers_needed, feeding.num_workers
-    gain = feeding.gain(needed)
+    advised, workers = feeding.workers_advised, feeding.num_workers
     about = "about " if feeding.is_estimate else ""
     said = (
         f"{show_percent(waiting.frac)} of each step waits for data: one worker builds a batch in "
-        f"{about}{feeding.build_ms:.3g} ms, a step takes {feeding.fed_ms:.3g} ms; {about}{counted(needed, 'worker')} "
-        f"are needed, {workers} {'is' if workers == 1 else 'are'} set."
+        f"{about}{feeding.build_ms:.3g} ms, a step takes {feeding.fed_ms:.3g} ms; {feeding.show_need()}, "
+        f"{workers} {'is' if workers == 1 else 'are'} set."
     )
-    if feeding.step_ms_with(needed) > 1.1 * feeding.fed_ms:
+    if feeding.step_ms_with(advised) > 1.1 * feeding.fed_ms:
         said += f" Then the {feeding.cores:g} cores are full, and steps still wait."
     if (swing := swing_of(evidence, "loader.num_workers")) is not None:
         said += f" {swing}"
     own = {"backend": "auto"} if evidence.value("loader.backend") == "own" else {}
-    change = knobs(evidence, **own, num_workers=needed)
-    return Finding("too_few_workers", said, feeding.figures(), change, gain=gain)
+    change = knobs(evidence, **own, num_workers=advised)
+    return Finding("too_few_workers", said, feeding.figures(), change, gain=feeding.gain(advised))

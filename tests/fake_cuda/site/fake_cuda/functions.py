@@ -59,6 +59,9 @@ def fill_in(driver: ModuleType, cards: list[int], total_bytes: int) -> None:
     major, minor, patch = NCCL_VERSION
     torch._C._nccl_version = lambda: (major << 32) | (minor << 16) | patch  # type: ignore[attr-defined]
     torch._C._nccl_version_suffix = lambda: b""  # type: ignore[attr-defined]
+    # What torch.compile imports where it would record CUDA graphs; it gives up later, as there is no Triton.
+    torch._C._cuda_CUDAAllocator_AllocatorState = type("AllocatorState", (), {})  # type: ignore[attr-defined]
+    torch._C._set_cached_tensors_enabled = _nothing  # type: ignore[attr-defined]
     torch._C._has_cuda = True
     torch.version.cuda = ".".join(map(str, CUDA_VERSION))
     name = f"Simulated GPU {total_bytes / 2**30:g} GiB"

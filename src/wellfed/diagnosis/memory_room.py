@@ -1,0 +1,55 @@
+"""Says how much device memory a run has left, and how far its micro-batches may grow into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
+
+from wellfed.diagnosis.evidence import Evidence
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Fewer and larger micro-batches for the same optimizer step."""
+
+    micro_batch: int
+    parts_before: int
+    parts: int
+
+    @property
+    def factor(self) -> float:
+        """So many times fewer passes."""
+        return self.parts_before / self.parts
+
+    @property
+    def change(self) -> tuple[str, ...]:
+        """Overrides; the effective batch stays."""
+        return f"memory.micro_batch={self.micro_batch}", "memory.accumulate=null"
+
+
+def memory_frac(evidence: Evidence) -> float | None:
+    """Share of the budget that the run's peak took; None without a budget, as on a CPU."""
+    budget, peak = evidence.record.memory.get("budget_gib"), evidence.record.memory.get("measured_peak_gib")
+    return None if not budget or peak is None or not evidence.on_gpu else peak / budget
+
+
+def has_run_out(evidence: Evidence) -> bool:
+    """Device memory did not suffice, at least once."""
+    kinds = {event["kind"] for event in evidence.record.events}
+    return evidence.record.status == "oom" or bool(kinds & {"oom", "step_down", "thrash", "ladder"})
+
+
+def merge(evidence: Evidence) -> Merge | None:
+    """The largest micro-batch that memory surely holds: a peak grows at most in proportion. None if it can't grow."""
+    effective, used = evidence.value("workload.effective_batch_size"), memory_frac(evidence)
+    parts, micro = evidence.column("num_micro"), evidence.column("micro_batch")
+    if not effective or not used or not len(parts) or not len(micro) or has_run_out(evidence):
+        return None
+    share = ceil(effective / int(evidence.value("trainer.devices") or 1))
+    before = ceil(share / micro[-1])
+    if before < 2 or before != np.median(parts) or (times := int(0.9 / used)) < 2:
+        return None
+    size = min(share, int(micro[-1]) * times)
+    return Merge(ceil(share / ceil(share / size)), before, ceil(share / size))

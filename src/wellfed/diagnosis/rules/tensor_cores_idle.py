@@ -1,0 +1,43 @@
+"""Finds matrix products in full float32 on a card whose tensor cores are idle."""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from wellfed.diagnosis.device_load import BF16_SINCE, FP16_SINCE, capability_of, device_load
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.finding import Finding, Gain
+from wellfed.diagnosis.thresholds import SM_FULL_FRAC, TENSOR_IDLE_FRAC
+from wellfed.units import show_percent
+
+_RATIO = 8.0
+"""Products on tensor cores over those in float32, at the most: 312 over 19.5 TFLOPS on an A100, 989 over 67 on an H100
+(NVIDIA's datasheets), of which real kernels reach half."""
+
+
+def check(evidence: Evidence) -> Finding | None:
+    """Where the card is full of work that its tensor cores could do."""
+    load, capability = device_load(evidence), capability_of(evidence)
+    if load is None or load.limit is not None or capability is None or load.full_frac < SM_FULL_FRAC:
+        return None
+    has_tf32 = capability >= BF16_SINCE
+    if evidence.value("gpu.precision") != "32-true" or capability < FP16_SINCE:
+        return None
+    if has_tf32 and evidence.value("gpu.tf32") is not False:
+        return None  # what is a product runs there already
+    tensor = load.tensor_frac
+    if tensor is not None and tensor >= TENSOR_IDLE_FRAC:
+        return None
+    fewest = max(load.launch_frac or 0.0, load.dram_frac or 0.0, 1 / _RATIO)
+    figures: dict[str, float | int | str] = {"full_frac": load.full_frac, "capability": capability}
+    said = "computes in float32 (gpu.precision=32-true)" + (" without TF32" if has_tf32 else "")
+    if tensor is None:
+        said = f"The GPU is busy for {show_percent(load.busy_frac)} of a step and {said}: its tensor cores are not used"
+    else:
+        figures["tensor_frac"] = tensor
+        said = (
+            f"{show_percent(load.full_frac)} of the GPU is at work, its tensor cores {show_percent(tensor)}: it {said}"
+        )
+    change = ("gpu.precision=bf16-mixed", "gpu.tf32=true") if has_tf32 else ("gpu.precision=16-mixed",)
+    gain = Gain(sqrt(1 / fewest), 1.0, 1 / fewest)
+    return Finding("tensor_cores_idle", f"{said}.", figures, change, gain=gain)
