@@ -157,6 +157,17 @@ class TimeEntry(TypedDict):
     """How long the host took to launch forward, backward and optimizer; None on a CPU."""
 
 
+class StartEntry(TypedDict, total=False):
+    """What this process did before it came to train; what it did not come to is not there."""
+
+    imports_s: float
+    """Libraries, and looking at the machine."""
+    data_s: float
+    """Making the data sets and the model."""
+    plan_s: float
+    """Estimates, and timing the first batches."""
+
+
 class PhaseEntry(TypedDict):
     """How long a run was in a phase, and how often it came to it."""
 
@@ -272,6 +283,7 @@ class RunRecord:
     ceiling: CeilingEntry | None = None
     readiness_frac: float | None = None
     time: TimeEntry | None = None
+    before_training: StartEntry = field(default_factory=StartEntry)
     phases: dict[str, PhaseEntry] = field(default_factory=dict)
     """By the names that telemetry.csv has for them."""
     loading: LoadingEntry = field(default_factory=LoadingEntry)
