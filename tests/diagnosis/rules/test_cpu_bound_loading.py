@@ -23,7 +23,7 @@ def test_cores_that_others_hold_are_told():
 
 
 def test_whole_batches_are_asked_for_where_the_data_has_them():
-    found = check(starved(backend="torch", loading={"has_fetch": True}))
+    found = check(starved(backend="torch", loading={"has_fetch": True}, overrides=["loader.num_workers=2"]))
     assert found.change == ("loader.backend=auto", "loader.num_workers=null")
 
 

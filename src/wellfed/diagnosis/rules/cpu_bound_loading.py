@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.feeding import Feeding, has_unused_fetch, knobs
+from wellfed.diagnosis.feeding import Feeding, has_unused_fetch, planned_anew
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.waiting import cause_of_waiting
 from wellfed.units import show_percent
@@ -23,7 +23,7 @@ def check(evidence: Evidence) -> Finding | None:
     gain = None
     if has_unused_fetch(evidence):
         said += ". The data can give whole batches (fetch), and is asked for single samples."
-        change = knobs(evidence, backend="auto", num_workers=None)
+        change = planned_anew(evidence)
         gain = Gain(feeding.bound, 1.0, feeding.bound)
     else:
         said += (
