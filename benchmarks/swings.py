@@ -157,6 +157,8 @@ def run(case: Case, jitter: float, seed: int, folder: Path) -> tuple[Evidence, d
     progress.enter("train")
     for step in steps(loader, clock, case.steps):
         longer_ms = case.noise * rng.standard_exponential() if rng.random() < 0.2 else 0.0
+        if step > WARMUP_STEPS and step % case.workers == 0:
+            came_s.setdefault("loader.num_workers", []).append(journal.time_s())
         nap(case.step_ms + longer_ms, 0.05, rng)
         clock.end(step=step, samples=BATCH, micro_batch=BATCH, num_micro=1, warmup=step <= WARMUP_STEPS)
         journal.steps(clock.rows())
@@ -221,10 +223,10 @@ def judged(name: str, jitter: float, seed: int) -> dict[str, Any]:
     found = [(swing.settings[0], swing.where) for swing in evidence.swings_of_steps]
     findings = [finding.id for finding in judge(evidence)]
     wanted = set(case.expected)
-    if case.expected and found and found[0] in wanted and evidence.wall_step_ms:
-        period_s = evidence.swings_of_steps[0].lag * evidence.wall_step_ms / 1e3
-        came = came_s.get(found[0][0], [])
-        true_s = (came[-1] - came[0]) / (len(came) - 1) if len(came) > 1 else case.build_ms / 1e3
+    if found and found[0] in wanted:
+        period_s = evidence.period_s(evidence.swings_of_steps[0].lag)
+        came = came_s[found[0][0]]
+        true_s = (came[-1] - came[0]) / (len(came) - 1)
     else:
         period_s = true_s = None
     return {

@@ -28,11 +28,12 @@ INSIDE = Path(__file__).with_name("inside.py")
 
 
 MODELS: dict[str, dict[str, Any]] = {
-    "small": {"tflops": 0.004, "tensor_tflops": 0.016, "dram_gbps": 1.0, "sms": 32, "kernel_us": 20.0},
+    "small": {"tflops": 0.003, "tensor_tflops": 0.012, "dram_gbps": 2.0, "sms": 32, "kernel_us": 20.0},
+    "wide": {"tflops": 0.003, "tensor_tflops": 0.012, "dram_gbps": 2.0, "sms": 256, "kernel_us": 20.0},
 }
 """Fields of `Cards` with a roofline, some ten times slower than one core of a host, so that the host's own time does
 not count. As on real ones tensor cores are several times as fast, a kernel needs thousands of elements to fill the card
-(32 Ki here, millions there), and some operations a byte to be bound by its arithmetic."""
+(32 Ki of "small", 256 Ki of "wide", millions there), and some operations a byte to be bound by its arithmetic."""
 
 
 @dataclass(frozen=True)

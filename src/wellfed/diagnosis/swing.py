@@ -40,14 +40,18 @@ LEAST_DEPTH = 20
 """Percentage points of utilisation from the 5th percentile to the 95th."""
 _STRETCH = 10
 """Periods that are compared with each other."""
-_SURE = 1.1
+_SURE = 1.25
 """By so much more than all of the noises step times must be regular."""
+_LEAST_REGULAR = 0.65
+"""Share of the periods that must show it: two long steps that happen to be so far apart are no swing. 40 % of jitter
+leaves 0.7 and more."""
 _LEAST_FRAC = 0.05
 """Standard deviation that a swing makes, over the mean step: less costs nothing worth telling."""
 _CLOSE = 0.02
 """Lags whose R2 differs by less are the same swing; the smallest is its period."""
-_MIN_R2 = 0.08
-"""[m] 40 % of jitter leaves 0.25 at the true lag and less than 0.1 at others."""
+_MIN_R2, _MIN_R2_OF_FEW, _FEW = 0.14, 0.2, 20
+"""[m] 40 % of jitter leaves 0.25 at the true lag and less than 0.1 at others; of fewer periods than the last chance
+makes more."""
 
 
 def main_swing(
@@ -252,6 +256,9 @@ def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: floa
         lag = candidates.pop(place)
         cut = _stretches(left[None], lag)
         means = cut.mean(axis=2)
+        is_few = len(left) < _FEW * lag and r2[place] < _MIN_R2_OF_FEW
+        if is_few or _regular_frac(cut[0]) < _LEAST_REGULAR:
+            continue
         yield StepSwing(
             lag,
             tuple(name for name, steps in lags.items() if steps == lag),
@@ -261,6 +268,13 @@ def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: floa
         )
         left = (cut - means[:, :, None]).ravel()
         candidates = [other for other in candidates if other % lag]
+
+
+def _regular_frac(cut: Series) -> float:
+    """Of ``[stretches, periods, lag]`` the share of periods in which the longest step is longer than the mean one."""
+    longest = cut.mean(axis=1).argmax(axis=1)
+    each = np.take_along_axis(cut, longest[:, None, None], axis=2)[:, :, 0]
+    return float(np.mean(each > cut.mean(axis=(1, 2))[:, None]))
 
 
 def _stretches(series: Series, lag: int) -> Series:
