@@ -198,7 +198,7 @@ def save_trace(run: Run, planted: Fault | Healthy, path: Path) -> None:
     record = json.loads((run.folder / "run.json").read_text()) | _OF_THIS_MACHINE
     record["config"].pop("paths", None)
     record["findings"], record["metrics"] = [], {}
-    texts = {"run.json": json.dumps(record)}
+    texts = {"run.json": json.dumps(record).replace(f"{ROOT}/", "")}
     for name in _TABLES:
         if (run.folder / name).exists():
             texts[name] = "\n".join(map(_shortened, (run.folder / name).read_text().splitlines())) + "\n"

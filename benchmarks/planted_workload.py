@@ -159,7 +159,8 @@ class Planted(nn.Module):
         outlier_from: the pass from which on the loss is a thousand times as large, as of a damaged sample.
         pause_every, pause_s: the host stands still for so long after every so many passes.
         keeps_mib: of tensors that each pass keeps and never lets go.
-        scratch_mib: of activations, for a batch of the whole step.
+        scratch_mib: of activations, for a batch of the whole step, from pass 20 on: no estimate can know.
+        deep: so many layers beside the net, which compute and hold activations.
         asks: after each product it asks the device for a value.
         small_ops: operations on a handful of numbers in each pass.
         parallel: the net is wrapped in DataParallel.
@@ -183,6 +184,7 @@ class Planted(nn.Module):
         pause_s: float = 0.0,
         keeps_mib: float = 0.0,
         scratch_mib: float = 0.0,
+        deep: int = 0,
         asks: bool = False,
         small_ops: int = 0,
         parallel: bool = False,
@@ -195,6 +197,7 @@ class Planted(nn.Module):
         self.step_s, self.batch, self.rests, self.works, self.moves = 1e-3 * step_ms, batch, rests, works, moves
         self.first_s, self.outlier_from, self.pause_every, self.pause_s = first_s, outlier_from, pause_every, pause_s
         self.keeps_mib, self.scratch_mib, self.asks, self.small_ops = keeps_mib, scratch_mib, asks, small_ops
+        self.layers = nn.Sequential(*(nn.Linear(SIZE, SIZE) for _ in range(deep)))
         self.eval_s = eval_steps * self.step_s
         self.kept: list[Tensor] = []
         self.passes, self.last_step = 0, last_step
@@ -233,7 +236,9 @@ class Planted(nn.Module):
             many = torch.ones(int(share * 2**20), device=loss.device)
             for _ in range(int(1e3 * self.step_s / CARD_MS)):
                 many = many * 1.0
-        if self.scratch_mib:
+        if len(self.layers):
+            loss = loss + 0 * self.layers(torch.ones(round(SIZE * share), SIZE, device=loss.device)).mean()
+        if self.scratch_mib and self.passes >= 20:
             wide = loss * torch.ones(int(share * self.scratch_mib * 2**16), device=loss.device)
             loss = loss + 0 * wide.sin().cos().sin().mean()
         return loss * 1000 if self.outlier_from and self.passes > self.outlier_from else loss
