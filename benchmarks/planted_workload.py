@@ -25,8 +25,10 @@ from wellfed.sample_rng import SampleRng
 SIGNALS = "PLANTED_SIGNALS"
 """Names the folder in which a run says that its steps have begun and are over, as files ``begun`` and ``over``."""
 CLASSES = 4
-SIZE, CARD_MS = 256, 4.0
-"""The product of two square matrices of this size takes a core about a millisecond, a simulated card some."""
+CORE_SIZE, CORE_MS = 256, 1.0
+"""What the product of two square matrices of this size takes a core, about."""
+CARD_SIZE, CARD_MS = 128, 2.0
+"""A smaller one takes a simulated card longer, which is to be far slower than the host that stands in for it."""
 
 
 class Samples:
@@ -197,7 +199,7 @@ class Planted(nn.Module):
         self.step_s, self.batch, self.rests, self.works, self.moves = 1e-3 * step_ms, batch, rests, works, moves
         self.first_s, self.outlier_from, self.pause_every, self.pause_s = first_s, outlier_from, pause_every, pause_s
         self.keeps_mib, self.scratch_mib, self.asks, self.small_ops = keeps_mib, scratch_mib, asks, small_ops
-        self.layers = nn.Sequential(*(nn.Linear(SIZE, SIZE) for _ in range(deep)))
+        self.layers = nn.Sequential(*(nn.Linear(CARD_SIZE, CARD_SIZE) for _ in range(deep)))
         self.eval_s = eval_steps * self.step_s
         self.kept: list[Tensor] = []
         self.passes, self.last_step = 0, last_step
@@ -234,10 +236,10 @@ class Planted(nn.Module):
             self._work(loss.device, share)
         if self.moves:
             many = torch.ones(int(share * 2**20), device=loss.device)
-            for _ in range(int(1e3 * self.step_s / CARD_MS)):
+            for _ in range(int(1e3 * self.step_s / (2 * CARD_MS))):
                 many = many * 1.0
         if len(self.layers):
-            loss = loss + 0 * self.layers(torch.ones(round(SIZE * share), SIZE, device=loss.device)).mean()
+            loss = loss + 0 * self.layers(torch.ones(round(CARD_SIZE * share), CARD_SIZE, device=loss.device)).mean()
         if self.scratch_mib and self.passes >= 20:
             wide = loss * torch.ones(int(share * self.scratch_mib * 2**16), device=loss.device)
             loss = loss + 0 * wide.sin().cos().sin().mean()
@@ -246,9 +248,10 @@ class Planted(nn.Module):
     def _work(self, device: torch.device, share: float) -> None:
         """On a card smaller products where the batch is a smaller part of the step; else fewer."""
         on_card = device.type == "cuda"
-        num = 1e3 * self.step_s / CARD_MS if on_card else 1e3 * self.step_s * share
-        rows = torch.ones(max(1, round(SIZE * share)) if on_card else SIZE, SIZE, device=device)
-        square = torch.ones(SIZE, SIZE, device=device)
+        size = CARD_SIZE if on_card else CORE_SIZE
+        num = 1e3 * self.step_s / CARD_MS if on_card else 1e3 * self.step_s * share / CORE_MS
+        rows = torch.ones(max(1, round(size * share)) if on_card else size, size, device=device)
+        square = torch.ones(size, size, device=device)
         for _ in range(int(num)):
             product = torch.mm(rows, square)
             if self.asks:
