@@ -1,6 +1,7 @@
 """Faults planted in real runs: is the true cause the first finding, and does the printed override win the time back?
 
     python benchmarks/diagnosis.py [--only too_few_workers] [--shapes table] [--where cpu] [--out RECORD]
+    python benchmarks/diagnosis.py --traces tests/traces --out benchmarks/records/<date>_diagnosis_cpu.json
 
 Each fault of `planted_faults.py` is planted in a run of `src/train.py` of each workload shape, on the CPU or on the
 simulated card (tests/fake_cuda, tests/fake_nvml). The first finding of its run.json is compared with the cause; what
@@ -20,188 +21,23 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 
-from planted_faults import FAULTS, HEALTHY, SHAPES, Fault, Healthy, Shape, Where  # noqa: E402
-from planted_workload import SIGNALS  # noqa: E402
-from warm_python import WarmPython  # noqa: E402
+from planted_faults import FAULTS, HEALTHY, SHAPES, Fault, Healthy, Shape  # noqa: E402
+from planted_runs import CARD, Machine, Run, save_trace  # noqa: E402
 
-from tests.fake_cuda.machine import SITE, Cards, compile_driver, machine_environment  # noqa: E402
-from tests.fake_nvml.driver import FakeDriver  # noqa: E402
-from wellfed.diagnosis.evidence import Evidence  # noqa: E402
-from wellfed.diagnosis.judge import judge  # noqa: E402
 from wellfed.hardware.detect import machine  # noqa: E402
-from wellfed.record import FindingEntry, RunRecord, git_state  # noqa: E402
-
-TIMEOUT_S = 120
-CARD = {"mib": 8192, "context_mib": 300, "slowdown": 3.0, "launch_us": 5.0, "copy_gbps": 12.0, "pageable_gbps": 4.0}
-"""A simulated card of a run, unless its fault says otherwise."""
-BURN = "while True: pass"
-
-
-@dataclass
-class Run:
-    """One run of `src/train.py` and what it left."""
-
-    folder: Path | None
-    command: str
-    code: int
-    seconds: float
-    printed: str
-    findings: list[FindingEntry] = field(default_factory=list)
-    judged_ms: float = 0.0
-
-    @cached_property
-    def evidence(self) -> Evidence | None:
-        """What the rules are given; None where the run left no record."""
-        return None if self.folder is None else Evidence.read(self.folder)
-
-    @cached_property
-    def rate(self) -> float | None:
-        """Samples/s from the first step after the warm-up to the last, all that came between included."""
-        if self.evidence is None:
-            return None
-        steps, throughput = self.evidence.all_steps, self.evidence.record.throughput
-        first = throughput["warmup_steps"] if throughput else 3
-        if len(steps["time_s"]) < first + 2:
-            return None
-        return float(steps["samples"][first + 1 :].sum() / (steps["time_s"][-1] - steps["time_s"][first]))
-
-    @property
-    def first(self) -> str:
-        """Id of what is said first; how the run ended where nothing is."""
-        return self.findings[0]["id"] if self.findings else f"none (exit code {self.code})"
-
-    @property
-    def notes(self) -> list[str]:
-        """Ids of what is said beside the causes."""
-        return [each["id"] for each in self.findings[1:] if each["severity"] == "info"]
-
-
-class Machine:
-    """Runs the commands, on the CPU or with a simulated card; a context manager."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._stack, self._number = folder, contextlib.ExitStack(), 0
-        self._pythons: dict[Where, WarmPython] = {}
-        configs = folder / "configs" / "workload"
-        configs.mkdir(parents=True)
-        for shape in SHAPES:
-            (configs / f"{shape.name}.yaml").write_text(shape.yaml)
-
-    def __enter__(self) -> Machine:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
-
-    @cached_property
-    def _driver(self) -> FakeDriver:
-        compile_driver()
-        return FakeDriver(Path("cc"), self._folder)
-
-    def run(self, shape: Shape, planted: Fault | Healthy, overrides: Sequence[str]) -> Run:
-        """One run; its folder holds all that it wrote."""
-        self._number += 1
-        place = self._folder / f"{self._number:03d}_{planted.kind}_{shape.name}"
-        place.mkdir()
-        typed = [f"workload={shape.name}", f"trainer.max_steps={planted.steps}", *overrides]
-        fixed = [
-            *("--config-dir", str(self._folder / "configs"), "config.allow_targets=[planted_workload,torch,lightning]"),
-            *("logger=none", f"paths.log_dir={place}/logs", f"paths.cache_dir={self._folder}/cache"),
-            *("telemetry.interval_s=0.1", f"trainer.accelerator={'cpu' if planted.where == 'cpu' else 'gpu'}"),
-        ]
-        if isinstance(planted, Fault) and planted.burners:
-            fixed.append(f"++workload.model.last_step={planted.steps}")
-        variables = {SIGNALS: str(place)} | self._variables(shape, planted, place)
-        printed = place / "printed.txt"
-        python = self._python(planted.where)
-        with _burning(planted.burners if isinstance(planted, Fault) else 0, place):
-            ended = python.run(
-                [str(ROOT / "src" / "train.py"), *fixed, *typed],
-                printed,
-                variables=variables,
-                folder=place,
-                timeout_s=TIMEOUT_S,
-            )
-        (place / "typed.txt").write_text(" ".join(typed) + "\n")
-        records = list(place.glob("logs/*/runs/*/run.json"))
-        run = Run(
-            records[0].parent if records else None,
-            " ".join(typed),
-            ended.code,
-            ended.seconds,
-            printed.read_text(errors="replace"),
-        )
-        if run.folder is not None:
-            began_s = time.perf_counter()
-            run.findings = [finding.entry() for finding in judge(Evidence.read(run.folder))]
-            run.judged_ms = 1e3 * (time.perf_counter() - began_s)
-            run.findings = RunRecord.read(run.folder).findings or run.findings
-        return run
-
-    def _python(self, where: Where) -> WarmPython:
-        if where not in self._pythons:
-            path = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
-            variables = {"CUDA_VISIBLE_DEVICES": ""}
-            if where == "simulated":
-                path.insert(0, str(SITE))
-                variables = machine_environment(self._driver, self._folder, Cards()) | {"FAKE_CUDA_LATER": "1"}
-            variables["OMP_NUM_THREADS"] = "1"  # two that wait for one another on a busy core take ten times as long
-            variables["PYTHONPATH"] = os.pathsep.join(filter(None, path))
-            self._pythons[where] = self._stack.enter_context(WarmPython(variables))
-        return self._pythons[where]
-
-    def _variables(self, shape: Shape, planted: Fault | Healthy, place: Path) -> dict[str, str]:
-        if planted.where == "cpu":
-            return {}
-        asked = {**CARD, **planted.card}
-        for knob, steps in (("copy_gbps", "pinned_steps"), ("pageable_gbps", "pageable_steps")):
-            if steps in asked:
-                asked[knob] = shape.batch_bytes / (asked.pop(steps) * 1e6 * shape.step_ms)
-        cards = Cards(**asked)
-        found = machine_environment(self._driver, place, cards)
-        return {name: value for name, value in found.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
-
-
-@contextlib.contextmanager
-def _burning(number: int, place: Path) -> Iterator[None]:
-    """So many processes take a core each from when the run's steps begin until they are over."""
-    ended = threading.Event()
-
-    def burn() -> None:
-        while not (place / "begun").exists():
-            if ended.wait(0.01):
-                return
-        burning = [subprocess.Popen([sys.executable, "-c", BURN]) for _ in range(number)]
-        while not (place / "over").exists() and not ended.wait(0.01):
-            pass
-        for process in burning:
-            process.kill()
-            process.wait()
-
-    watching = threading.Thread(target=burn)
-    if number:
-        watching.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        if number:
-            watching.join()
+from wellfed.record import git_state  # noqa: E402
 
 
 @dataclass
@@ -234,8 +70,16 @@ class Verdict:
         return abs(self.gain_predicted / self.gain_measured - 1)
 
 
-def judge_fault(machine_: Machine, fault: Fault, shape: Shape, *, has_after: bool) -> Verdict:
-    """Plants it, and then does what the first finding says."""
+def is_right(planted: Run, fault: Fault) -> bool:
+    """The cause comes first; a note stands beside none that costs time."""
+    if not fault.is_note:
+        return planted.first in (fault.cause, *fault.also)
+    causes = [each["id"] for each in planted.findings if each["severity"] != "info"]
+    return not causes and fault.cause in (each["id"] for each in planted.findings)
+
+
+def judge_fault(machine_: Machine, fault: Fault, shape: Shape, *, has_after: bool, traces: Path | None) -> Verdict:
+    """Plants it, and then does what the first finding says. What was judged right may become a trace."""
     planted = machine_.run(shape, fault, [*fault.code, *fault.fault])
     if planted.code == 2:
         raise RuntimeError(f"{planted.command}: {planted.printed}")
@@ -247,13 +91,15 @@ def judge_fault(machine_: Machine, fault: Fault, shape: Shape, *, has_after: boo
         fault.cause,
         planted.first,
         [each["id"] for each in planted.findings[1:]],
-        planted.first in (fault.cause, *fault.also),
+        is_right(planted, fault),
         first["text"] if first else planted.printed[-400:],
         first["change"] if first else [],
         planted.rate,
         planted.judged_ms,
         has_cure=fault.cure is not None,
     )
+    if traces is not None and verdict.is_right:
+        save_trace(planted, fault, traces / fault.where / f"{fault.kind}_{shape.name}.json.gz")
     if not has_after or planted.rate is None:
         return verdict
     if first and first["change"] and not first["changes_learning"]:
@@ -312,15 +158,17 @@ class HealthyVerdict:
     judged_ms: float
 
 
-def judge_healthy(machine_: Machine, healthy: Healthy, shape: Shape) -> HealthyVerdict:
+def judge_healthy(machine_: Machine, healthy: Healthy, shape: Shape, traces: Path | None) -> HealthyVerdict:
     """No finding but that it is."""
     run = machine_.run(shape, healthy, healthy.code)
     if run.code:
         raise RuntimeError(f"{run.command}: {run.printed}")
     causes = [each["id"] for each in run.findings if each["severity"] != "info"]
-    is_right = run.first == "healthy" and not causes
+    right = run.first == "healthy" and not causes
     said = run.findings[0]["text"] if run.findings else run.printed[-400:]
-    return HealthyVerdict(healthy.kind, shape.name, healthy.where, run.first, run.notes, is_right, said, run.judged_ms)
+    if traces is not None and right:
+        save_trace(run, healthy, traces / healthy.where / f"{healthy.kind}_{shape.name}.json.gz")
+    return HealthyVerdict(healthy.kind, shape.name, healthy.where, run.first, run.notes, right, said, run.judged_ms)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -388,6 +236,7 @@ def main() -> None:
     parser.add_argument("--list", action="store_true", help="print the kinds")
     parser.add_argument("--no-after", action="store_true", help="leave out the runs with the change and the cure")
     parser.add_argument("--keep", type=Path, help="a folder for the run folders")
+    parser.add_argument("--traces", type=Path, help="a folder for what tests judge again: tests/traces")
     parser.add_argument("--out", type=Path, help="the record")
     chosen = parser.parse_args()
     if chosen.list:
@@ -410,11 +259,13 @@ def main() -> None:
         for _ in range(chosen.repeats):
             for fault in filter(wanted, FAULTS):
                 for shape in shapes:
-                    verdicts.append(judge_fault(machine_, fault, shape, has_after=not chosen.no_after))
+                    verdicts.append(
+                        judge_fault(machine_, fault, shape, has_after=not chosen.no_after, traces=chosen.traces)
+                    )
                     show(verdicts[-1])
             for each in filter(wanted, HEALTHY):
                 for shape in shapes:
-                    found = judge_healthy(machine_, each, shape)
+                    found = judge_healthy(machine_, each, shape, chosen.traces)
                     healthy.append(found)
                     sign = "right" if found.is_right else "WRONG, nothing was planted"
                     print(f"{found.where:9} {found.shape:9} {found.kind:24} {found.first} ({sign}) {found.notes or ''}")

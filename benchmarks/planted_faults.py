@@ -70,6 +70,8 @@ class Fault:
     in how much of a step a batch is copied."""
     burners: int = 0
     """Processes beside the run that take a core each until its steps are over."""
+    is_note: bool = False
+    """The finding is a note, beside one that nothing costs time."""
     also: tuple[str, ...] = ()
     """Other ids that say the same of it."""
 
@@ -105,7 +107,7 @@ def _workers(number: int, *more: str) -> tuple[str, ...]:
 
 INLINE = ("loader.backend=inline", "loader.num_workers=0")
 WHOLE = _data(has_fetch="true")
-ON_CARD = _model(rests="false")
+ON_CARD = _model(rests="false", works="true")
 """The card computes beside the host by itself."""
 
 OF_LOADER = (
@@ -140,6 +142,7 @@ OF_LOOP = (
           _model(outlier_from=50)),
     Fault("loss_is_nan", "loss_blows_up", "cpu", (*WHOLE, "trainer.log_every_steps=2"),
           ("workload.optimizer.lr=1e18",)),
+    Fault("slow_start", "slow_start", "cpu", WHOLE, _model(first_s=4), is_note=True),
     Fault("data_parallel", "data_parallel", "cpu", WHOLE, _model(parallel="true")),
     Fault("machine_was_slower", "machine_was_slower", "cpu", (*WHOLE, *_model(rests="false", works="true")), burners=4),
 )  # fmt: skip
@@ -152,15 +155,21 @@ OF_CARD = (
           ("loader.pin_memory=false", "loader.device_prefetch=0"),
           ("loader.pin_memory=true", "loader.device_prefetch=2"), card={"pageable_steps": 0.6, "pinned_steps": 0.2}),
     Fault("small_batch", "small_batch", "simulated", (*ON_CARD, *WHOLE), ("memory.micro_batch=2",),
-          ("memory.accumulate=1",), card={"kernel_us": 60}),
-    Fault("launch_bound", "launch_bound", "simulated", (*ON_CARD, *WHOLE), _model(small_ops=40),
-          card={"launch_us": 150, "slowdown": 1}),
-    Fault("synchronisation", "synchronisation", "simulated", (*ON_CARD, *WHOLE), _model(syncs=10)),
-    Fault("device_memory_full", "device_memory_full", "simulated", (*ON_CARD, *WHOLE, *_model(scratch_mib=16)),
-          ("memory.accumulate=1",), ("memory.accumulate=4",), card={"mib": 320, "context_mib": 50}),
+          ("memory.accumulate=1",)),
+    Fault("memory_unused", "memory_unused", "simulated", (*ON_CARD, *WHOLE), ("memory.accumulate=4",),
+          ("memory.accumulate=1",), also=("small_batch",)),
+    Fault("launch_bound", "launch_bound", "simulated", (*_model(rests="false"), *WHOLE), _model(small_ops=40),
+          card={"launch_us": 150}),
+    Fault("synchronisation", "synchronisation", "simulated", (*ON_CARD, *WHOLE), _model(asks="true")),
+    Fault("tensor_cores_idle", "tensor_cores_idle", "simulated", (*ON_CARD, *WHOLE),
+          ("gpu.precision=32-true", "gpu.tf32=false"), ("gpu.precision=bf16-mixed", "gpu.tf32=true")),
+    Fault("memory_bound", "memory_bound", "simulated", (*_model(rests="false"), *WHOLE), _model(moves="true")),
+    Fault("clocks_limited", "clocks_limited", "simulated", (*ON_CARD, *WHOLE), card={"throttle": "1:0.5:heat"},
+          steps=200, is_note=True),
+    Fault("device_memory_full", "device_memory_full", "simulated", (*ON_CARD, *WHOLE, *_model(scratch_mib=400)),
+          ("memory.accumulate=1",), ("memory.accumulate=4",), card={"mib": 640, "context_mib": 50}),
     Fault("memory_creeps", "memory_creeps", "simulated", (*ON_CARD, *WHOLE), _model(keeps_mib=8),
           card={"mib": 2048}, steps=100),
-    Fault("data_parallel_card", "data_parallel", "simulated", (*ON_CARD, *WHOLE), _model(parallel="true")),
     Fault("pauses_of_its_own", "utilisation_swings", "simulated", (*ON_CARD, *WHOLE),
           _model(pause_every=40, pause_s=0.8), steps=320),
 )  # fmt: skip
@@ -173,7 +182,6 @@ HEALTHY = (
     Healthy("accumulated", "cpu", (*WHOLE, "memory.accumulate=2")),
     Healthy("epochs", "cpu", (*_data(build_steps=0.3, num_batches=30), *_workers(2)), steps=120),
     Healthy("computes", "cpu", (*WHOLE, *_model(rests="false", works="true"))),
-    Healthy("slow_start", "cpu", (*WHOLE, *_model(first_s=4))),
     Healthy("on_card", "simulated", (*ON_CARD, *WHOLE)),
     Healthy("workers_on_card", "simulated", (*ON_CARD, *_data(build_steps=0.3), *_workers(2))),
     Healthy("accumulated_on_card", "simulated", (*ON_CARD, *WHOLE, "memory.accumulate=2")),

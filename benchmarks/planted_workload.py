@@ -25,8 +25,8 @@ from wellfed.sample_rng import SampleRng
 SIGNALS = "PLANTED_SIGNALS"
 """Names the folder in which a run says that its steps have begun and are over, as files ``begun`` and ``over``."""
 CLASSES = 4
-_SQUARE = torch.ones(256, 256)
-"""Its product takes a core about a millisecond."""
+SIZE, CARD_MS = 256, 4.0
+"""The product of two square matrices of this size takes a core about a millisecond, a simulated card some."""
 
 
 class Samples:
@@ -106,14 +106,14 @@ class Samples:
         self.owed_s += takes_s
         if self.owed_s < 1e-3:
             return
-        began_s = time.perf_counter()
-        if self.how == "sleep":
-            time.sleep(self.owed_s)
-        while self.how == "threads" and time.perf_counter() - began_s < self.owed_s:
-            self.work.mul_(1.0)
-        while time.perf_counter() - began_s < self.owed_s:
-            pass
-        self.owed_s -= time.perf_counter() - began_s
+        now_s = time.perf_counter if self.how == "sleep" else time.thread_time  # a core that is shared does less
+        began_s = now_s()
+        while (left_s := self.owed_s - (now_s() - began_s)) > 0:
+            if self.how == "sleep":
+                time.sleep(left_s)
+            elif self.how == "threads":
+                self.work.mul_(1.0)
+        self.owed_s = left_s
 
 
 class WholeBatches(Samples):
@@ -153,13 +153,14 @@ class Planted(nn.Module):
     Args:
         step_ms: a step is to take so long.
         rests: a forward pass rests until then.
-        works: it multiplies matrices that long instead, on a core that does nothing else.
+        works: it multiplies matrices about that long instead.
+        moves: it reads and writes large tensors instead, which a card's memory limits.
         first_s: what the first pass takes beside it, as where something is compiled.
         outlier_from: the pass from which on the loss is a thousand times as large, as of a damaged sample.
         pause_every, pause_s: the host stands still for so long after every so many passes.
         keeps_mib: of tensors that each pass keeps and never lets go.
         scratch_mib: of activations, for a batch of the whole step.
-        syncs: values that each pass asks of the device.
+        asks: after each product it asks the device for a value.
         small_ops: operations on a handful of numbers in each pass.
         parallel: the net is wrapped in DataParallel.
         eval_steps: what a batch of an evaluation takes, in steps.
@@ -175,13 +176,14 @@ class Planted(nn.Module):
         batch: int,
         rests: bool = True,
         works: bool = False,
+        moves: bool = False,
         first_s: float = 0.0,
         outlier_from: int = 0,
         pause_every: int = 0,
         pause_s: float = 0.0,
         keeps_mib: float = 0.0,
         scratch_mib: float = 0.0,
-        syncs: int = 0,
+        asks: bool = False,
         small_ops: int = 0,
         parallel: bool = False,
         eval_steps: float = 0.0,
@@ -190,9 +192,9 @@ class Planted(nn.Module):
     ) -> None:
         super().__init__()
         self.net = nn.DataParallel(net) if parallel else net
-        self.step_s, self.batch, self.rests, self.works = 1e-3 * step_ms, batch, rests, works
+        self.step_s, self.batch, self.rests, self.works, self.moves = 1e-3 * step_ms, batch, rests, works, moves
         self.first_s, self.outlier_from, self.pause_every, self.pause_s = first_s, outlier_from, pause_every, pause_s
-        self.keeps_mib, self.scratch_mib, self.syncs, self.small_ops = keeps_mib, scratch_mib, syncs, small_ops
+        self.keeps_mib, self.scratch_mib, self.asks, self.small_ops = keeps_mib, scratch_mib, asks, small_ops
         self.eval_s = eval_steps * self.step_s
         self.kept: list[Tensor] = []
         self.passes, self.last_step = 0, last_step
@@ -223,16 +225,29 @@ class Planted(nn.Module):
         value = loss.detach()
         for _ in range(self.small_ops):
             value = value * 1.0
-        for _ in range(self.syncs):
-            value.item()
         if self.keeps_mib:
             self.kept.append(torch.ones(int(self.keeps_mib * 2**18), device=loss.device))
-        for _ in range(int(1e3 * self.step_s * share) if self.works else 0):
-            torch.mm(_SQUARE, _SQUARE)
+        if self.works:
+            self._work(loss.device, share)
+        if self.moves:
+            many = torch.ones(int(share * 2**20), device=loss.device)
+            for _ in range(int(1e3 * self.step_s / CARD_MS)):
+                many = many * 1.0
         if self.scratch_mib:
             wide = loss * torch.ones(int(share * self.scratch_mib * 2**16), device=loss.device)
             loss = loss + 0 * wide.sin().cos().sin().mean()
         return loss * 1000 if self.outlier_from and self.passes > self.outlier_from else loss
+
+    def _work(self, device: torch.device, share: float) -> None:
+        """On a card smaller products where the batch is a smaller part of the step; else fewer."""
+        on_card = device.type == "cuda"
+        num = 1e3 * self.step_s / CARD_MS if on_card else 1e3 * self.step_s * share
+        rows = torch.ones(max(1, round(SIZE * share)) if on_card else SIZE, SIZE, device=device)
+        square = torch.ones(SIZE, SIZE, device=device)
+        for _ in range(int(num)):
+            product = torch.mm(rows, square)
+            if self.asks:
+                product[0, 0].item()
 
     def _tell(self) -> None:
         folder = os.environ.get(SIGNALS)

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.fake_cuda.machine import Cards, compile_driver, machine_environment  # noqa: E402
+from tests.fake_cuda.machine import MODELS, Cards, compile_driver, machine_environment  # noqa: E402
 from tests.fake_nvml.driver import FakeDriver  # noqa: E402
 
 SIZES_GIB = {"8gb": 8, "16gb": 16, "24gb": 24, "80gb": 80}
@@ -47,6 +47,14 @@ def main(words: list[str]) -> int:
     parser.add_argument("--others-gib", type=float, default=0.0, metavar="GIB", help="held by other processes")
     parser.add_argument("--sm-share", type=float, default=1.0, metavar="FRAC",
                         help="share of its multiprocessors that a busy card uses, 0 to 1 (default 1)")  # fmt: skip
+    parser.add_argument("--model", choices=MODELS,
+                        help="kernels take the time of their arithmetic and bytes on a card much slower than this CPU, "
+                        "whose parts NVML shows (default: the time that they take this CPU)")  # fmt: skip
+    parser.add_argument("--dram-gbps", type=float, metavar="GB/S", help="another rate of its memory than the model's")
+    parser.add_argument("--capability", default="9.0", metavar="N.N",
+                        help="compute capability (default 9.0); below 9.0 NVML has no GPM")  # fmt: skip
+    parser.add_argument("--throttle", default="", metavar="S:FRAC:WHY",
+                        help="10:0.5:heat = from 10 busy seconds on half the clock; WHY is heat or power")  # fmt: skip
     given, command = _split(words)
     chosen = parser.parse_args(given)
     if not command:
@@ -56,16 +64,23 @@ def main(words: list[str]) -> int:
     if (problem := why_not()) is not None:
         print(f"simulated: {problem}", file=sys.stderr)
         return 2
+    model = dict(MODELS[chosen.model]) if chosen.model else {}
+    if chosen.kernel_us:
+        model["kernel_us"] = chosen.kernel_us
+    if chosen.dram_gbps:
+        model["dram_gbps"] = chosen.dram_gbps
     cards = Cards(
         cards=chosen.cards,
         mib=SIZES_GIB[chosen.card] * 1024,
         context_mib=500,
         slowdown=chosen.slowdown,
-        kernel_us=chosen.kernel_us,
         launch_us=chosen.launch_us,
         copy_gbps=chosen.pinned_gbps,
         pageable_gbps=chosen.pageable_gbps,
         others_mib=round(chosen.others_gib * 1024),
+        capability=chosen.capability,
+        throttle=chosen.throttle,
+        **model,
     )
     with tempfile.TemporaryDirectory(prefix="wellfed-simulated-") as folder:
         driver = FakeDriver(Path(shutil.which("cc") or "cc"), Path(folder))

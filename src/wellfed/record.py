@@ -43,6 +43,7 @@ EventKind = Literal[
     "logger_lost",
     "gpu_lost",
     "gpu_back",
+    "data_parallel",
     "metric_absent",
     "telemetry_trouble",
     "disk_full",
@@ -154,6 +155,17 @@ class TimeEntry(TypedDict):
     step_ms_p95: float
     launch_ms_p50: float | None
     """How long the host took to launch forward, backward and optimizer; None on a CPU."""
+
+
+class StartEntry(TypedDict, total=False):
+    """What this process did before it came to train; what it did not come to is not there."""
+
+    imports_s: float
+    """Libraries, and looking at the machine."""
+    data_s: float
+    """Making the data sets and the model."""
+    plan_s: float
+    """Estimates, and timing the first batches."""
 
 
 class PhaseEntry(TypedDict):
@@ -271,6 +283,7 @@ class RunRecord:
     ceiling: CeilingEntry | None = None
     readiness_frac: float | None = None
     time: TimeEntry | None = None
+    before_training: StartEntry = field(default_factory=StartEntry)
     phases: dict[str, PhaseEntry] = field(default_factory=dict)
     """By the names that telemetry.csv has for them."""
     loading: LoadingEntry = field(default_factory=LoadingEntry)

@@ -9,11 +9,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.fake_nvml.driver import PCIE_RX, PCIE_TX, SM_ACTIVE, SM_OCCUPANCY, FakeDriver, FakeGpu, Scenario, Wave
+from tests.fake_nvml.driver import (
+    DRAM_ACTIVE,
+    PCIE_RX,
+    PCIE_TX,
+    SM_ACTIVE,
+    SM_OCCUPANCY,
+    TENSOR_ACTIVE,
+    FakeDriver,
+    FakeGpu,
+    Scenario,
+    Wave,
+)
 
 SITE = Path(__file__).with_name("site")
 """On PYTHONPATH it gives a Python its cards."""
 INSIDE = Path(__file__).with_name("inside.py")
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "small": {"tflops": 0.003, "tensor_tflops": 0.012, "dram_gbps": 2.0, "sms": 32, "kernel_us": 20.0},
+    "wide": {"tflops": 0.003, "tensor_tflops": 0.012, "dram_gbps": 2.0, "sms": 256, "kernel_us": 20.0},
+}
+"""Fields of `Cards` with a roofline, some ten times slower than one core of a host, so that the host's own time does
+not count. As on real ones tensor cores are several times as fast, a kernel needs thousands of elements to fill the card
+(32 Ki of "small", 256 Ki of "wide", millions there), and some operations a byte to be bound by its arithmetic."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +57,18 @@ class Cards:
     """GB/s of copies between pinned memory and the card; 0 = they take no time."""
     pageable_gbps: float = 0.0
     """Of memory that is not pinned; 0 = the same."""
+    tflops: float = 0.0
+    """TFLOP/s of float32; 0 = a kernel takes the host's time, else the longer of its arithmetic and its bytes."""
+    tensor_tflops: float = 0.0
+    """Of 16-bit types on tensor cores, TF32 half of it; 0 = the card has none."""
+    dram_gbps: float = 0.0
+    """GB/s of the card's memory; 0 = it takes no time."""
+    sms: int = 32
+    """Multiprocessors, which a kernel of few elements does not fill."""
+    capability: str = "9.0"
+    """NVML has GPM from 9.0 on."""
+    throttle: str = ""
+    """``10:0.5:heat``: after 10 busy seconds the clock falls to half; ``power`` = by the power limit."""
     strict: bool = False
     """An access that nothing orders raises at once."""
     lost_after: int | str = ""
@@ -54,6 +86,12 @@ class Cards:
             "FAKE_CUDA_LAUNCH_US": str(self.launch_us),
             "FAKE_CUDA_COPY_GBPS": str(self.copy_gbps),
             "FAKE_CUDA_PAGEABLE_GBPS": str(self.pageable_gbps),
+            "FAKE_CUDA_TFLOPS": str(self.tflops),
+            "FAKE_CUDA_TENSOR_TFLOPS": str(self.tensor_tflops),
+            "FAKE_CUDA_SMS": str(self.sms) if self.tflops else "8",
+            "FAKE_CUDA_DRAM_GBPS": str(self.dram_gbps),
+            "FAKE_CUDA_CAPABILITY": self.capability,
+            "FAKE_CUDA_THROTTLE": self.throttle,
             "FAKE_CUDA_STRICT": str(int(self.strict)),
             "FAKE_CUDA_LOST_AFTER": str(self.lost_after),
         }
@@ -89,6 +127,10 @@ def machine_environment(
         sm_share_frac: share of its multiprocessors that a busy card uses.
     """
     gib = cards.mib / 1024
+    major, minor = map(int, cards.capability.split("."))
+    scales = {SM_ACTIVE: sm_share_frac, SM_OCCUPANCY: sm_share_frac / 2, PCIE_TX: 1.0, PCIE_RX: 1.0}
+    if cards.tflops:
+        scales |= {TENSOR_ACTIVE: 1.0, DRAM_ACTIVE: 1.0}
     gpus = [
         FakeGpu(
             uuid=f"GPU-aaaa1111-0000-0000-0000-{number + 1:012d}",
@@ -97,8 +139,9 @@ def machine_environment(
             util=Wave(1.0),
             memory_util=Wave(1.0, high=60),
             power_w=Wave(1.0, low=60, high=350),
-            gpm=True,
-            gpm_scales={SM_ACTIVE: sm_share_frac, SM_OCCUPANCY: sm_share_frac / 2, PCIE_TX: 1.0, PCIE_RX: 1.0},
+            capability=(major, minor),
+            gpm=major >= 9,
+            gpm_scales=scales,
             simulated_card=number,
         )
         for number in range(cards.cards)

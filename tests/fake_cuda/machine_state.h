@@ -28,7 +28,13 @@
 #define FAKE_CUDA_NUM_SLICES 32768 /* of a millisecond each: half a minute */
 #define FAKE_CUDA_SLICE_NS 1000000
 #define FAKE_CUDA_BUSY_BITS 20 /* hold 0 ... FAKE_CUDA_SLICE_NS */
-#define FAKE_CUDA_MAGIC UINT64_C(0x3161647563656b66) /* "fkecuda1" */
+#define FAKE_CUDA_MAGIC UINT64_C(0x3261647563656b66) /* "fkecuda2" */
+
+/* Parts of a card: how much of a millisecond they were in use, in units of FAKE_CUDA_PART_NS. */
+enum { FAKE_CUDA_ALL = -1, FAKE_CUDA_MULTIPROCESSORS, FAKE_CUDA_TENSOR_CORES, FAKE_CUDA_MEMORY, FAKE_CUDA_NUM_PARTS };
+#define FAKE_CUDA_PART_BITS 15
+#define FAKE_CUDA_PART_NS 32
+#define FAKE_CUDA_FULL_PART (FAKE_CUDA_SLICE_NS / FAKE_CUDA_PART_NS)
 
 /* What one process does on one card. All counts only grow, and go on with the next process that gets the place. */
 struct fake_cuda_share {
@@ -41,6 +47,9 @@ struct fake_cuda_share {
      * millisecond of CLOCK_MONOTONIC in which a kernel or copy runs. A card that lags behind the host has slices in the
      * future. A word with another n has nothing on this millisecond. */
     uint64_t slices[FAKE_CUDA_NUM_SLICES];
+    /* The parts of the card in use in that millisecond, of a card that has them (fake_cuda_card.has_parts): 15 bits each,
+     * and above them the lower bits of n / FAKE_CUDA_NUM_SLICES + 1. */
+    uint64_t parts[FAKE_CUDA_NUM_SLICES];
 };
 
 struct fake_cuda_process {
@@ -54,6 +63,9 @@ struct fake_cuda_card {
     uint64_t context_bytes; /* what a process takes by using the card at all */
     uint64_t others_bytes; /* held by processes that are not simulated */
     uint64_t is_lost; /* fallen off the bus; stays 1 */
+    uint64_t has_parts; /* its kernels tell how much of it they use */
+    uint64_t throttled_from_ns; /* of CLOCK_MONOTONIC; 0: it is not */
+    uint64_t throttled_clock_pct, is_throttled_by_heat; /* else by its power limit */
 };
 
 struct fake_cuda_machine {
@@ -65,6 +77,16 @@ struct fake_cuda_machine {
 
 static inline uint64_t fake_cuda_load(const uint64_t *word) { return __atomic_load_n(word, __ATOMIC_RELAXED); }
 static inline void fake_cuda_store(uint64_t *word, uint64_t value) { __atomic_store_n(word, value, __ATOMIC_RELAXED); }
+
+static inline uint64_t fake_cuda_fresh_parts(int64_t n) {
+    return (uint64_t)(n / FAKE_CUDA_NUM_SLICES + 1) << (FAKE_CUDA_NUM_PARTS * FAKE_CUDA_PART_BITS);
+}
+static inline int fake_cuda_is_of(uint64_t word, int64_t n) {
+    return (word ^ fake_cuda_fresh_parts(n)) >> (FAKE_CUDA_NUM_PARTS * FAKE_CUDA_PART_BITS) == 0;
+}
+static inline uint64_t fake_cuda_part(uint64_t word, int part) {
+    return word >> (part * FAKE_CUDA_PART_BITS) & ((UINT64_C(1) << FAKE_CUDA_PART_BITS) - 1);
+}
 
 static inline int64_t fake_cuda_now_ns(void) {
     struct timespec now;
@@ -151,12 +173,24 @@ static inline uint64_t fake_cuda_used_bytes(const struct fake_cuda_machine *mach
     return used;
 }
 
-/* Nanoseconds between two times of CLOCK_MONOTONIC in which the card was busy, at most to_ns - from_ns.
+/* Of one process in the n-th millisecond. */
+static inline int64_t fake_cuda_of_slice(const struct fake_cuda_share *share, int64_t n, int part) {
+    if (part == FAKE_CUDA_ALL) {
+        uint64_t word = fake_cuda_load(&share->slices[n % FAKE_CUDA_NUM_SLICES]);
+        if ((int64_t)(word >> FAKE_CUDA_BUSY_BITS) != n) return 0;
+        return (int64_t)(word & ((UINT64_C(1) << FAKE_CUDA_BUSY_BITS) - 1));
+    }
+    uint64_t word = fake_cuda_load(&share->parts[n % FAKE_CUDA_NUM_SLICES]);
+    return fake_cuda_is_of(word, n) ? (int64_t)fake_cuda_part(word, part) * FAKE_CUDA_PART_NS : 0;
+}
+
+/* Nanoseconds between two times of CLOCK_MONOTONIC in which a part of the card was in use, or with FAKE_CUDA_ALL the
+ * card was busy; at most to_ns - from_ns.
  *
  * Exact to a millisecond at both ends. Where two processes are busy within one millisecond, their times are added up to
  * that millisecond. Only the last half minute is known; give a to_ns that lies in the past.
  */
-static inline int64_t fake_cuda_busy_ns(const struct fake_cuda_machine *machine, int card, int64_t from_ns,
+static inline int64_t fake_cuda_used_ns(const struct fake_cuda_machine *machine, int card, int part, int64_t from_ns,
                                         int64_t to_ns) {
     double busy = 0;
     int64_t oldest = to_ns - (int64_t)FAKE_CUDA_NUM_SLICES * FAKE_CUDA_SLICE_NS;
@@ -168,9 +202,7 @@ static inline int64_t fake_cuda_busy_ns(const struct fake_cuda_machine *machine,
         for (int i = 0; i < FAKE_CUDA_MAX_PROCESSES; i++) {
             const struct fake_cuda_share *share = &machine->processes[i].cards[card];
             if (!fake_cuda_load(&share->num_launches)) continue;
-            uint64_t word = fake_cuda_load(&share->slices[n % FAKE_CUDA_NUM_SLICES]);
-            if ((int64_t)(word >> FAKE_CUDA_BUSY_BITS) != n) continue;
-            of_slice += (int64_t)(word & ((UINT64_C(1) << FAKE_CUDA_BUSY_BITS) - 1));
+            of_slice += fake_cuda_of_slice(share, n, part);
         }
         if (of_slice > FAKE_CUDA_SLICE_NS) of_slice = FAKE_CUDA_SLICE_NS;
         if (begin < from_ns) begin = from_ns;
@@ -179,8 +211,18 @@ static inline int64_t fake_cuda_busy_ns(const struct fake_cuda_machine *machine,
     }
     return (int64_t)busy;
 }
+static inline int64_t fake_cuda_busy_ns(const struct fake_cuda_machine *machine, int card, int64_t from_ns,
+                                        int64_t to_ns) {
+    return fake_cuda_used_ns(machine, card, FAKE_CUDA_ALL, from_ns, to_ns);
+}
 
 /* Sums over all processes of the machine, those that have ended too. */
+static inline uint64_t fake_cuda_total_busy_ns(const struct fake_cuda_machine *machine, int card) {
+    uint64_t busy_ns = 0;
+    for (int i = 0; i < FAKE_CUDA_MAX_PROCESSES; i++)
+        busy_ns += fake_cuda_load(&machine->processes[i].cards[card].busy_ns);
+    return busy_ns;
+}
 static inline uint64_t fake_cuda_to_card_bytes(const struct fake_cuda_machine *machine, int card) {
     uint64_t bytes = 0;
     for (int i = 0; i < FAKE_CUDA_MAX_PROCESSES; i++)

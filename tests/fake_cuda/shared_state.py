@@ -19,6 +19,7 @@ class _Share(ctypes.Structure):
         ("to_card_bytes", ctypes.c_uint64),
         ("to_host_bytes", ctypes.c_uint64),
         ("slices", ctypes.c_uint64 * NUM_SLICES),
+        ("parts", ctypes.c_uint64 * NUM_SLICES),
     )
 
 
@@ -33,6 +34,10 @@ class _Card(ctypes.Structure):
         ("context_bytes", ctypes.c_uint64),
         ("others_bytes", ctypes.c_uint64),
         ("is_lost", ctypes.c_uint64),
+        ("has_parts", ctypes.c_uint64),
+        ("throttled_from_ns", ctypes.c_uint64),
+        ("throttled_clock_pct", ctypes.c_uint64),
+        ("is_throttled_by_heat", ctypes.c_uint64),
     )
 
 

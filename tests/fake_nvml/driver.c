@@ -67,6 +67,7 @@ enum { MEMORY_V2 = 0x02000028, TEMPERATURE_V1 = 0x100000C, GPM_VERSION = 1, VALU
        GPU_UTILIZATION_SAMPLES = 1, MEMORY_UTILIZATION_SAMPLES = 2, CLOCK_MEM = 2, PCIE_TX = 0, PCIE_RX = 1,
        NO_INSTANCE = 0xFFFFFFFF };
 
+enum { POWER_CAP = 0x4, THERMAL_SLOWDOWN = 0x20 }; /* nvmlClocksEventReason: SwPowerCap, SwThermalSlowdown */
 enum { RESTING_CLOCK = 5 }; /* a simulated card that has done nothing for a second runs at this part of its clock */
 
 _Static_assert(sizeof(nvmlMemory_v2_t) == (MEMORY_V2 & 0xFFFFFF), "nvmlMemory_v2_t");
@@ -275,19 +276,21 @@ static int is_simulated(const struct device *d) {
 
 static int64_t ns_of(double t) { return (int64_t)(1e9 * (started_at_s + t - advanced_s)); }
 
-/* Percent of the time between two moments in which the card was busy. */
-static double busy_pct(const struct device *d, double from_s, double to_s) {
+/* Percent of the time between two moments in which a part of the card, or with FAKE_CUDA_ALL the card, was in use. */
+static double used_pct(const struct device *d, int part, double from_s, double to_s) {
     if (!is_simulated(d) || to_s <= from_s) return 0;
-    double busy_s = 1e-9 * (double)fake_cuda_busy_ns(machine, d->simulated - 1, ns_of(from_s), ns_of(to_s));
-    return fmin(100, 100 * busy_s / (to_s - from_s));
+    double used_s = 1e-9 * (double)fake_cuda_used_ns(machine, d->simulated - 1, part, ns_of(from_s), ns_of(to_s));
+    return fmin(100, 100 * used_s / (to_s - from_s));
+}
+
+static double busy_pct(const struct device *d, double from_s, double to_s) {
+    return used_pct(d, FAKE_CUDA_ALL, from_s, to_s);
 }
 
 /* Up to a moment near the present, without what has been launched and will run later. */
 static double busy_since_start_s(const struct device *d, double t) {
-    int64_t busy_ns = 0;
     if (!is_simulated(d)) return 0;
-    for (int i = 0; i < FAKE_CUDA_MAX_PROCESSES; i++)
-        busy_ns += (int64_t)fake_cuda_load(&machine->processes[i].cards[d->simulated - 1].busy_ns);
+    int64_t busy_ns = (int64_t)fake_cuda_total_busy_ns(machine, d->simulated - 1);
     int64_t half_known_ns = (int64_t)FAKE_CUDA_NUM_SLICES * FAKE_CUDA_SLICE_NS / 2;
     busy_ns -= fake_cuda_busy_ns(machine, d->simulated - 1, ns_of(t), ns_of(t) + half_known_ns);
     return 1e-9 * (double)(busy_ns > 0 ? busy_ns : 0);
@@ -317,10 +320,16 @@ static double pcie_kb_s(const struct device *d, int is_to_card) {
     return before_ns ? 1e6 * (double)(bytes - before) / (double)(now_ns - before_ns) : 0;
 }
 
-/* Puts the card's memory and processes into what the scenario says of the device. */
+/* Puts the card's memory, processes and throttling into what the scenario says of the device. */
 static void look_at_card(struct device *d) {
     if (!is_simulated(d)) return;
     int card = d->simulated - 1;
+    uint64_t throttled_from_ns = fake_cuda_load(&machine->cards[card].throttled_from_ns);
+    if (throttled_from_ns && (int64_t)throttled_from_ns <= ns_of(d->asked_at_s) &&
+        busy_pct(d, d->asked_at_s - 1, d->asked_at_s) > 0) {
+        d->sm_clock_mhz = d->sm_clock_mhz * (int)fake_cuda_load(&machine->cards[card].throttled_clock_pct) / 100;
+        d->event_reasons |= fake_cuda_load(&machine->cards[card].is_throttled_by_heat) ? THERMAL_SLOWDOWN : POWER_CAP;
+    }
     d->total_bytes = machine->cards[card].total_bytes;
     d->used_bytes = fake_cuda_used_bytes(machine, card);
     d->num_processes = 0;
@@ -800,7 +809,7 @@ EXPORT nvmlReturn_t nvmlDeviceGetSamples(nvmlDevice_t device, unsigned int type,
 
 /* ---- GPU performance monitoring ---- */
 
-enum { GPM_PCIE_TX = 20, GPM_PCIE_RX = 21 };
+enum { GPM_TENSOR = 5, GPM_DRAM = 10, GPM_PCIE_TX = 20, GPM_PCIE_RX = 21 };
 
 EXPORT nvmlReturn_t nvmlGpmQueryDeviceSupport(nvmlDevice_t device, nvmlGpmSupport_t *support) {
     ASK(d, device);
@@ -875,6 +884,11 @@ static double gpm_mean(const struct device *d, int metric, const struct gpm_samp
         return d->simulated ? (double)(two->to_host_bytes - one->to_host_bytes) / took_s / mib : d->pcie_tx_kb_s * 1e3 / mib;
     if (metric == GPM_PCIE_RX)
         return d->simulated ? (double)(two->to_card_bytes - one->to_card_bytes) / took_s / mib : d->pcie_rx_kb_s * 1e3 / mib;
+    if (is_simulated(d) && fake_cuda_load(&machine->cards[d->simulated - 1].has_parts)) {
+        int part = metric == GPM_TENSOR ? FAKE_CUDA_TENSOR_CORES : metric == GPM_DRAM ? FAKE_CUDA_MEMORY
+                                                                                      : FAKE_CUDA_MULTIPROCESSORS;
+        return used_pct(d, part, one->at_s, two->at_s);
+    }
     if (d->simulated) return busy_pct(d, one->at_s, two->at_s);
     return (wave_integral(&d->util, two->at_s) - wave_integral(&d->util, one->at_s)) / took_s;
 }

@@ -61,6 +61,17 @@ def test_the_record_has_what_building_and_launching_took(tmp_path):
     assert recorded(tmp_path)["loading"] == {}
 
 
+def test_what_came_before_training_is_told_part_by_part(tmp_path, monkeypatch):
+    record = RunRecord.start("r")
+    record.duration_s = 100.0  # of an earlier part of the run
+    books = Bookkeeper(record, tmp_path, compose(["logger=none"]).config, earlier_s=103.0)
+    times_s = iter([103.5, 104.0, 106.0])
+    monkeypatch.setattr(books.journal, "time_s", lambda: next(times_s))
+    for part in ("imports_s", "data_s", "plan_s"):
+        books.passed(part)
+    assert record.before_training == {"imports_s": 3.5, "data_s": 0.5, "plan_s": 2.0}
+
+
 def test_a_run_that_goes_on_in_its_folder_counts_from_the_checkpoint(tmp_path):
     books = books_of(tmp_path)
     books.stepped(9, 1.0, 36)

@@ -111,6 +111,15 @@ def test_the_ceiling_has_whole_batches_wherever_training_ended(tmp_path: Path, s
     assert "ceiling_failed" not in kinds(journal)
 
 
+def test_data_parallel_within_the_model_is_told_when_training_starts(tmp_path: Path) -> None:
+    passes, journal, model = passes_of(tmp_path, "trainer.max_steps=1", "trainer.max_epochs=null")
+    model.out = nn.Sequential(nn.DataParallel(model.out))
+    assert "data_parallel" not in kinds(journal)
+    fit(passes)
+    (event,) = (event for event in journal.record.events if event["kind"] == "data_parallel")
+    assert (event["module"], event["step"]) == ("out.0", 0)
+
+
 def broken_step(model: Line) -> None:
     model.fails_with = ValueError("no such step\nand more")
 

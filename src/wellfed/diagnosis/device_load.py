@@ -119,12 +119,18 @@ def _share(evidence: Evidence, name: str) -> float | None:
     return min((float(np.median(one)) / 100 for one in readings if len(one) >= FEWEST_OF_CARD), default=None)
 
 
+def launch_ms(evidence: Evidence) -> float | None:
+    """What the host took to launch a step, in the median; None where nobody measured it."""
+    found = evidence.column("launch_ms")
+    found = found[np.isfinite(found)]
+    return float(np.median(found)) if len(found) >= FEWEST_STEPS else None
+
+
 def _launch_frac(evidence: Evidence) -> float | None:
-    launch_ms, compute_ms = evidence.column("launch_ms"), evidence.column("compute_ms")
-    if not len(launch_ms) or len(launch_ms) != len(compute_ms):
-        return None
-    known = np.isfinite(launch_ms) & (compute_ms > 0)
-    return float(np.median(launch_ms[known] / compute_ms[known])) if known.sum() >= FEWEST_STEPS else None
+    """Of the time of the device: while it copies, the host may launch already."""
+    launched, parts = launch_ms(evidence), [evidence.column(name) for name in ("copy_ms", "compute_ms")]
+    took = np.median(np.nan_to_num(parts[0]) + parts[1]) if len(parts[0]) == len(parts[1]) > 0 else 0.0
+    return None if launched is None or not took > 0 else launched / float(took)
 
 
 def capability_of(evidence: Evidence) -> float | None:

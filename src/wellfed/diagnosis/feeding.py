@@ -23,6 +23,7 @@ from wellfed.diagnosis.thresholds import (
     FEWEST_STEPS,
     LOADER_CPU_FRAC,
     MOST_READY_FRAC,
+    QUEUED_FRAC,
     WAIT_FRAC,
 )
 from wellfed.units import GIB, MIB, counted
@@ -47,9 +48,8 @@ class Feeding:
     cpu_ms: float
     """CPU time of a step in all processes of the run, building included."""
     cores: float
-    """What others leave of them."""
-    is_cpu_full: bool
-    """All cores are at work, or nearly, for whomever."""
+    others: float
+    """Cores that other processes keep at work."""
     num_workers: int
     most_workers: int
     """For which there is room, and data."""
@@ -69,12 +69,28 @@ class Feeding:
         Args:
             slack: building takes so much longer than it did.
         """
-        return max(self.fed_ms, slack * self.build_ms / workers, slack * self.cpu_ms / self.cores)
+        alone_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
+        free_cores = max(1.0, self.cores - self.others)  # others give way to who asks for one
+        return max(self.fed_ms, slack * alone_ms / workers, slack * self.cpu_ms / free_cores)
+
+    @property
+    def is_cpu_full(self) -> bool:
+        """All cores are at work, or nearly, for whomever."""
+        return self.cpu_ms / self.step_ms + self.others >= CPU_FULL_FRAC * self.cores
 
     @property
     def waits_outside(self) -> bool:
         """Building is mostly waiting for something else than a core."""
-        return self.cpu_frac < BUILD_WAITS_FRAC and not self.is_cpu_full
+        if not self.is_cpu_full:
+            return self.cpu_frac < BUILD_WAITS_FRAC
+        # Who always wants a core gets about this share of one.
+        fair_frac = min(1.0, self.cores / (self.num_workers + 1 + self.others))
+        return self.cpu_frac < QUEUED_FRAC * fair_frac
+
+    @property
+    def waits_for_core(self) -> bool:
+        """Building is work, and no core is left for it."""
+        return self.is_cpu_full and not self.waits_outside
 
     @cached_property
     def workers_needed(self) -> int:
@@ -103,7 +119,8 @@ class Feeding:
             "fed_step_ms": self.fed_ms,
             "num_workers": self.num_workers,
             "workers_needed": self.workers_needed,
-            "free_cores": self.cores,
+            "cores": self.cores,
+            "others_cores": self.others,
         }
 
     def gain(self, workers: int) -> Gain:
@@ -162,8 +179,8 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         build_ms=build_ms,
         build_cpu_ms=build_cpu_ms,
         cpu_ms=cpu_ms,
-        cores=max(1.0, (cores or 1.0) - others),  # one can be had: others that want it give way by half
-        is_cpu_full=cpu_ms / step_ms + others >= CPU_FULL_FRAC * (cores or 1.0),
+        cores=cores or 1.0,
+        others=others,
         num_workers=workers,
         most_workers=_most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),

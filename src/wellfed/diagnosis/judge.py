@@ -46,6 +46,7 @@ Rule = Callable[[Evidence], Finding | None]
 OF_EVENTS: tuple[Rule, ...] = (
     data_parallel.check,
     device_memory_full.check,
+    memory_creeps.check,
     loss_blows_up.check,
     host_memory_full.check,
 )
@@ -54,7 +55,6 @@ OF_STEPS: tuple[Rule, ...] = (
     clocks_limited.check,
     launch_bound.check,
     memory_bound.check,
-    memory_creeps.check,
     memory_unused.check,
     slow_copy.check,
     small_batch.check,

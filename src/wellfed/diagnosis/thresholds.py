@@ -45,6 +45,10 @@ LOADER_CPU_FRAC = 0.4
 """Share of the cores that workers keep at work beside the step: more is in its way (SPDL: CPU > 40 %)."""
 BUILD_WAITS_FRAC = 0.5
 """CPU time over wall time of building a batch: less is waiting, for a disk, a network, a service."""
+OTHERS_FRAC = 0.25
+"""Share of the cores that other processes keep at work: more is a machine that is not the run's own."""
+QUEUED_FRAC = 0.3
+"""The same, of the share of a core that is to be had where all are full."""
 IOWAIT_CORES = 0.25
 """Cores that stand idle for a disk, on average: more is a slow disk. One reader that does nothing else is one core."""
 COLD_FACTOR = 2.0

@@ -69,12 +69,12 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
         return "uneven_batches"
     if has_unused_fetch(evidence) and not feeding.waits_outside:
         return "cpu_bound_loading"
-    if advised > feeding.num_workers and of_use:
-        return "too_few_workers"
-    if not feeding.is_cpu_full:
-        return None
-    has_threads = (evidence.value("loader.worker_threads") or 1) > 1
-    return "workers_take_the_cpu" if has_threads else "cpu_bound_loading"
+    if not feeding.waits_for_core:
+        return "too_few_workers" if advised > feeding.num_workers and of_use else None
+    if (evidence.value("loader.worker_threads") or 1) > 1:
+        return "workers_take_the_cpu"
+    # Without the others there would be cores enough: then it is they who hold the batches up.
+    return "cpu_bound_loading" if feeding.cpu_ms / feeding.cores > feeding.fed_ms or not feeding.others else None
 
 
 def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
@@ -99,7 +99,7 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     A batch is begun when its worker has done what was ordered before it, so n ordered ahead give n x workers steps
     less the time of n - 1 others.
     """
-    if feeding.is_cpu_full:  # then batches are slow that wait for a core
+    if feeding.waits_for_core:  # then batches are slow that wait for one
         return None
     workers, mean_ms = feeding.num_workers, feeding.build_ms
     builds = evidence.column("build_ms")

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import LoggerConfig, RunConfig
@@ -57,6 +57,7 @@ class Bookkeeper:
     def __init__(self, record: RunRecord, folder: Path, config: RunConfig, *, earlier_s: float = 0.0) -> None:
         self.record, self.folder, self._config = record, folder, config
         self.journal = Journal(record, folder, earlier_s=earlier_s)
+        self._passed_at_s = record.duration_s
         self.progress = Progress(time_s=self.journal.time_s)
         self.loggers: list[Any] = []
         """Of Lightning, for its Trainers: those that were chosen, once they are open."""
@@ -64,6 +65,12 @@ class Bookkeeper:
         self._resumed_at: int | None = None
         self._usage: Usage | None = None
         self._watch: MachineWatch | None = None
+
+    def passed(self, part: Literal["imports_s", "data_s", "plan_s"]) -> None:
+        """This is done of what comes before training, and nothing else since the last."""
+        now_s = self.journal.time_s()
+        self.record.before_training[part] = round(now_s - self._passed_at_s, 3)
+        self._passed_at_s = now_s
 
     def machine(self, facts: MachineFacts) -> None:
         """Where it is going to be done."""

@@ -174,13 +174,21 @@ class Passes:
         return StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
 
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
+        def started() -> None:
+            on_start()
+            for name, part in self._parts.model.named_modules():
+                if isinstance(part, torch.nn.DataParallel):
+                    self._journal.event(
+                        "data_parallel", module=name or type(part).__name__, devices=len(part.device_ids)
+                    )
+
         is_on_gpu = self._options.accelerator == "gpu"
         self._synchronisations = Synchronisations(self._books.synchronised) if is_on_gpu else None
         return [
             clock,
             *([] if self._synchronisations is None else [self._synchronisations]),
             ProgressReport(self._progress),
-            Counts(on_start, self._books.stepped, self.steps_per_epoch),
+            Counts(started, self._books.stepped, self.steps_per_epoch),
             self.figures,
         ]
 

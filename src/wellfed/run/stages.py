@@ -89,6 +89,7 @@ class Run:
     def _stages(self) -> None:
         facts = machine(torch_cuda())
         self._books.machine(facts)
+        self._books.passed("imports_s")
         for gpu in facts.gpus:
             free = "free memory unknown" if gpu.free_gib is None else f"{gpu.free_gib:.1f} GiB free"
             by = f"; held by {gpu.held_by()}" if gpu.holders else ""
@@ -96,6 +97,7 @@ class Run:
         # torch counts the host's cores; more threads than the quota only take turns, and wait for one another.
         torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
         planner = Planner.start(self.composed, facts, self.parts)
+        self._books.passed("data_s")
         config, parts, plan, books = planner.config, planner.parts, self._make_plan(planner), self._books
         ballast = _prepare_device(config, plan, parts)  # held while the run lasts
         may_adapt = self.measure is None  # a smaller step is another setting than the one to be measured
@@ -123,6 +125,7 @@ class Run:
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes
         plan = self._others.plan(planner, self.composed.overrides)
+        self._books.passed("plan_s")
         self._books.planned(plan)
         for note in notes:
             _LOG.info(note)

@@ -43,8 +43,6 @@ def test_those_of_a_validation_that_was_the_best_stay():
     assert check(saved(files=("best.ckpt",) * 3 + ("last.ckpt",) * 5)).gain.factor < 1.25
 
 
-@pytest.mark.parametrize(
-    "case", [saved(each_s=0.01), saved(files=("last.ckpt",) * 3), evidence(), saved(files=())]
-)
+@pytest.mark.parametrize("case", [saved(each_s=0.01), saved(files=("last.ckpt",) * 3), evidence(), saved(files=())])
 def test_few_quick_or_untimed_ones_are_no_finding(case):
     assert check(case) is None

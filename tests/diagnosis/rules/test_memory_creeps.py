@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.diagnosis.card_evidence import on_card
 from tests.diagnosis.evidence_of import evidence
-from wellfed.diagnosis.rules import memory_creeps
+from wellfed.diagnosis.judge import judge
+from wellfed.diagnosis.rules import device_memory_full, memory_creeps
 from wellfed.diagnosis.run_tables import HOST, Series
 
 N = 200
@@ -28,6 +29,14 @@ def test_a_leak_on_the_card():
     assert found.message.startswith("Memory in use on GPU 0 grew from 4.14 GiB to 10.00 GiB and had not come to rest")
     assert "gpu.allocator=expandable" in found.message
     assert found.severity == "low"
+
+
+def test_a_leak_that_filled_the_card_is_the_cause_and_not_the_size_of_batches():
+    full = on_card(status="oom", readings=N, card={"mem_used_gib": 4 + 19 * RAMP}, events=[{"kind": "oom", "step": 99}])
+    first, *_ = judge(full)
+    assert (first.id, first.severity) == ("memory_creeps", "high")
+    assert "until it was full" in first.message
+    assert device_memory_full.check(full) is None
 
 
 @given(st.integers(0, 2**16), st.floats(0.02, 0.3), st.integers(5, 40))

@@ -31,6 +31,13 @@ def test_a_copy_longer_than_its_step_is_not_hidden_wholly():
     assert found.gain.factor == pytest.approx(1 / 0.8, rel=0.02)
 
 
+def test_a_step_is_no_shorter_than_the_host_takes_to_launch_it():
+    found = slow_copy.check(on_card(copy_ms=4.0, compute_ms=5.9, launch_frac=1.36, plan=PAGEABLE))
+    assert found is not None
+    assert found.gain is not None
+    assert found.gain.factor == pytest.approx(10 / 8, rel=0.02)
+
+
 def test_a_loader_that_is_left_as_it_came_pins_as_it_likes():
     found = slow_copy.check(on_card(copy_ms=4.0, plan=PAGEABLE | {"loader.backend": "own"}))
     assert found is not None

@@ -27,7 +27,7 @@ def test_what_the_host_launches_and_memory_moves_bounds_the_gain():
     found = tensor_cores_idle.check(on_card(card=IDLE | {"dram_active_pct": 10}, plan=FLOAT32, launch_frac=0.5))
     assert found is not None
     assert found.gain is not None
-    assert found.gain.high == pytest.approx(2)
+    assert found.gain.high == pytest.approx(2, rel=0.01)
 
 
 def test_cards_that_tell_nothing_of_their_tensor_cores():

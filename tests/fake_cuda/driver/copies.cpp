@@ -7,6 +7,7 @@
 #include <torch/library.h>
 
 #include "machine.h"
+#include "roofline.h"
 #include "tensors.h"
 
 namespace fake_cuda {
@@ -51,11 +52,13 @@ void enqueue(const Copy& copy, Queue* queue, const Tensor& from, const Tensor& t
     cards[queue->device].share->count_copy(copy.is_to_card ? bytes : 0, copy.is_to_card ? 0 : bytes);
     bool is_slow = settings.pageable_gbps > 0 && !copy.is_pinned_on_host();
     double gbps = is_slow ? settings.pageable_gbps : settings.copy_gbps;
-    busy(queue, began_ns, gbps > 0 ? static_cast<double>(bytes) / gbps : 0);
+    busy(queue, began_ns, gbps > 0 ? static_cast<double>(bytes) / gbps : 0, {0, 0, 0});  // copy engines do it
     return;
   }
   queue->drain(queue->num_issued);
-  busy(queue, began_ns, settings.slowdown * static_cast<double>(now_ns() - began_ns) + 1e3 * settings.kernel_us);
+  Cost cost{settings.slowdown * static_cast<double>(now_ns() - began_ns) + 1e3 * settings.kernel_us, {}};
+  if (has_roofline()) cost = cost_of_copy(from.nbytes(), to.nbytes(), to.numel());
+  compute(queue, began_ns, cost.ns, cost.use);
   if (other) {
     merge(other->known, queue->known);
     other->busy_until_ns = std::max(other->busy_until_ns, queue->busy_until_ns);

@@ -13,6 +13,7 @@
 #include <set>
 
 #include "machine.h"
+#include "roofline.h"
 #include "tensors.h"
 
 namespace fake_cuda {
@@ -62,7 +63,7 @@ class Launch {
     call();
     auto took_ns = now_ns() - began_ns;
     bring_outputs();
-    end_on_stream(tick, began_ns, took_ns);
+    end_on_stream(tick, began_ns, cost(took_ns));
     if (waits) synchronize(queue_);
   }
 
@@ -213,7 +214,14 @@ class Launch {
     return view;
   }
 
-  void end_on_stream(uint64_t tick, int64_t began_ns, int64_t took_ns) {
+  Cost cost(int64_t took_ns) const {
+    if (!has_roofline()) return {settings.slowdown * static_cast<double>(took_ns) + 1e3 * settings.kernel_us, {}};
+    auto num_results = op_.schema().returns().size();
+    auto results = c10::ArrayRef<c10::IValue>(stack_->data() + stack_->size() - num_results, num_results);
+    return cost_of(op_.schema(), given_, results);
+  }
+
+  void end_on_stream(uint64_t tick, int64_t began_ns, const Cost& cost) {
     Locked guard(machine_lock);
     for (size_t i = stack_->size() - op_.schema().returns().size(); i < stack_->size(); ++i) {
       auto& value = (*stack_)[i];
@@ -221,7 +229,7 @@ class Launch {
       auto block = block_of(value.toTensor().storage().data_ptr());
       if (block && block->uses.writer < 0) block->uses = {queue_->number, tick, {}};
     }
-    busy(queue_, began_ns, settings.slowdown * static_cast<double>(took_ns) + 1e3 * settings.kernel_us);
+    compute(queue_, began_ns, cost.ns, cost.use);
   }
 
   const c10::OperatorHandle& op_;

@@ -46,6 +46,8 @@ void set_up(Settings given) {
     Card& it = cards[index];
     it.index = index;
     it.share = std::make_unique<CardShare>(*state, settings.cards[index]);
+    it.share->describe(settings.tflops > 0, static_cast<int64_t>(1e9 * settings.throttle_after_s),
+                       settings.throttle_clock, settings.throttles_by_heat);
     it.memory = std::make_unique<CachingAllocator>(it);
     it.generator = make_generator(index);
     if (!settings.lost_after.empty()) it.lost_after = settings.lost_after.at(settings.cards[index]);

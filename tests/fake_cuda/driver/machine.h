@@ -31,6 +31,14 @@ struct Settings {
   double launch_us = 0;      // of the host, for each launch
   double copy_gbps = 0;      // from and to pinned memory; 0 = no time
   double pageable_gbps = 0;  // from and to other memory; 0 = the same
+  double tflops = 0;         // of float32; 0 = no roofline: a kernel takes the host's time
+  double tensor_tflops = 0;  // of 16-bit types on tensor cores; TF32 has half; 0 = there are none
+  double dram_gbps = 0;      // 0 = memory takes no time
+  int sms = 32;
+  int capability_major = 9;
+  double throttle_after_s = -1;  // of busy time; -1 = never
+  double throttle_clock = 1;     // share of its clock that a throttled card keeps
+  bool throttles_by_heat = false;
   bool strict = false;
   std::vector<int64_t> lost_after;  // launches, by the machine's numbers for the cards; -1 = never
   std::string state_path;

@@ -63,6 +63,10 @@ void SharedState::give_back() {
     auto now = fake_cuda_now_ns() / FAKE_CUDA_SLICE_NS;
     for (auto& slice : share.slices)  // what was launched and not waited for ends with the process
       if (static_cast<int64_t>(slice >> FAKE_CUDA_BUSY_BITS) > now) fake_cuda_store(&slice, 0);
+    if (fake_cuda_load(&share.num_launches))
+      for (auto ahead = now + 1; ahead < now + FAKE_CUDA_NUM_SLICES / 2; ++ahead)
+        if (auto& word = share.parts[ahead % FAKE_CUDA_NUM_SLICES]; word && fake_cuda_is_of(word, ahead))
+          fake_cuda_store(&word, 0);
   }
   fake_cuda_store(&place_->pid, 0);
 }
@@ -105,6 +109,42 @@ void CardShare::count_launch() { add(share_->num_launches, 1); }
 void CardShare::count_copy(size_t to_card_bytes, size_t to_host_bytes) {
   add(share_->to_card_bytes, to_card_bytes);
   add(share_->to_host_bytes, to_host_bytes);
+}
+
+void CardShare::describe(bool has_roofline, int64_t throttle_after_ns, double throttle_clock, bool throttles_by_heat) {
+  has_roofline_ = has_roofline;
+  throttle_after_ns_ = throttle_after_ns;
+  throttle_clock_ = throttle_clock;
+  throttles_by_heat_ = throttles_by_heat;
+  fake_cuda_store(&state_.machine()->cards[index_].has_parts, has_roofline);
+}
+
+double CardShare::clock_at(int64_t at_ns) {
+  if (throttle_after_ns_ < 0) return 1;
+  auto& card = state_.machine()->cards[index_];
+  if (!fake_cuda_load(&card.throttled_from_ns)) {
+    if (static_cast<int64_t>(fake_cuda_total_busy_ns(state_.machine(), index_)) < throttle_after_ns_) return 1;
+    fake_cuda_store(&card.throttled_clock_pct, static_cast<uint64_t>(100 * throttle_clock_));
+    fake_cuda_store(&card.is_throttled_by_heat, throttles_by_heat_);
+    fake_cuda_store(&card.throttled_from_ns, static_cast<uint64_t>(at_ns));
+  }
+  return throttle_clock_;
+}
+
+void CardShare::use_parts(int64_t from_ns, int64_t to_ns, const std::array<double, FAKE_CUDA_NUM_PARTS>& shares) {
+  if (!has_roofline_) return;
+  for (int64_t n = from_ns / FAKE_CUDA_SLICE_NS; n * FAKE_CUDA_SLICE_NS < to_ns; ++n) {
+    auto begin = std::max(from_ns, n * FAKE_CUDA_SLICE_NS), end = std::min(to_ns, (n + 1) * FAKE_CUDA_SLICE_NS);
+    uint64_t& parts = share_->parts[n % FAKE_CUDA_NUM_SLICES];
+    uint64_t word = fake_cuda_load(&parts), fresh = fake_cuda_fresh_parts(n);
+    if (!fake_cuda_is_of(word, n)) word = fresh;
+    for (int part = 0; part < FAKE_CUDA_NUM_PARTS; ++part) {
+      auto more = static_cast<double>(end - begin) * shares[part] / FAKE_CUDA_PART_NS;
+      auto sum = std::min<double>(fake_cuda_part(word, part) + more + 0.5, FAKE_CUDA_FULL_PART);
+      fresh |= static_cast<uint64_t>(sum) << (part * FAKE_CUDA_PART_BITS);
+    }
+    fake_cuda_store(&parts, fresh);
+  }
 }
 
 int64_t CardShare::busy_ns(int64_t from_ns, int64_t to_ns) {

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <array>
 #include <map>
 #include <string>
 #include <utility>
@@ -46,7 +47,12 @@ class CardShare {
   bool is_lost() const;
   void lose();
 
+  // What the card is like: whether kernels say how much of it they use, and from which busy time on it throttles.
+  void describe(bool has_roofline, int64_t throttle_after_ns, double throttle_clock, bool throttles_by_heat);
+  double clock_at(int64_t at_ns);  // share of its clock; throttling begins when it is due
+
   void busy(int64_t from_ns, int64_t to_ns);
+  void use_parts(int64_t from_ns, int64_t to_ns, const std::array<double, FAKE_CUDA_NUM_PARTS>& shares);
   void count_launch();
   void count_copy(size_t to_card_bytes, size_t to_host_bytes);
   int64_t busy_ns(int64_t from_ns, int64_t to_ns);  // of all processes
@@ -57,6 +63,10 @@ class CardShare {
   SharedState& state_;
   int index_;
   fake_cuda_share* share_ = nullptr;
+  bool has_roofline_ = false;
+  int64_t throttle_after_ns_ = -1;
+  double throttle_clock_ = 1;
+  bool throttles_by_heat_ = false;
   std::map<int64_t, int64_t> recent_;  // begin -> end of what is busy already, so that no time counts twice
 };
 

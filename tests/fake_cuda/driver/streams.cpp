@@ -46,10 +46,18 @@ uint64_t launch(Queue* queue) {
   return ++queue->known[queue->number];
 }
 
-void busy(Queue* queue, int64_t began_ns, double for_ns) {
+void busy(Queue* queue, int64_t began_ns, double for_ns, Use use) {
   auto from = std::max(queue->busy_until_ns, began_ns);
   queue->busy_until_ns = from + static_cast<int64_t>(for_ns);
   cards[queue->device].share->busy(from, queue->busy_until_ns);
+  cards[queue->device].share->use_parts(from, queue->busy_until_ns,
+                                        {use.multiprocessors, use.tensor_cores, use.memory});
+}
+
+void compute(Queue* queue, int64_t began_ns, double for_ns, Use use) {
+  double clock = cards[queue->device].share->clock_at(std::max(queue->busy_until_ns, began_ns));
+  use.memory *= clock;
+  busy(queue, began_ns, for_ns / clock, use);
 }
 
 Event record_event(Queue* queue, bool is_timed) {

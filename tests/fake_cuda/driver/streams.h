@@ -12,6 +12,10 @@
 
 namespace fake_cuda {
 
+struct Use {  // of the whole card, while a kernel runs: shares from 0 to 1
+  double multiprocessors = 1, tensor_cores = 0, memory = 0;
+};
+
 struct Queue {  // of one stream
   int number;   // over all cards
   c10::DeviceIndex device;
@@ -39,7 +43,8 @@ Queue* queue_of(const c10::Stream& stream);
 
 void spend_launch();            // the host's time for one, before it; not under the lock
 uint64_t launch(Queue* queue);  // counts one; its number on that stream. Raises if the card is lost.
-void busy(Queue* queue, int64_t began_ns, double for_ns);
+void busy(Queue* queue, int64_t began_ns, double for_ns, Use use = {});
+void compute(Queue* queue, int64_t began_ns, double for_ns, Use use = {});  // at the clock that throttling leaves
 
 Event record_event(Queue* queue, bool is_timed = false);
 void wait_for(Queue* queue, const Event& event);  // on the card

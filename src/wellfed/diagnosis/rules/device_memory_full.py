@@ -8,6 +8,7 @@ import numpy as np
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
+from wellfed.diagnosis.rules import memory_creeps
 from wellfed.units import counted, show_gib
 
 _KINDS = ("oom", "thrash", "step_down", "ladder")
@@ -17,8 +18,8 @@ def check(evidence: Evidence) -> Finding | None:
     """Where a step, or an evaluation, did not fit in the memory of the card."""
     record = evidence.record
     events = [event for event in record.events if event["kind"] in _KINDS]
-    if record.status != "oom" and not events:
-        return None
+    if (record.status != "oom" and not events) or memory_creeps.check(evidence) is not None:
+        return None  # what grows without end fills any memory
     steps = sorted({int(event.get("step") or 0) for event in events})
     ooms = sum(event["kind"] == "oom" for event in events)
     figures: dict[str, float | int | str] = {"times": max(ooms, 1), "steps": len(steps)}

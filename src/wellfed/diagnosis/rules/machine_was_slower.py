@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from wellfed.diagnosis.ceiling_check import contradiction, explanation
 from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.feeding import workers_crowd
+from wellfed.diagnosis.feeding import feeding_of, is_starved, workers_crowd
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.rules import frequent_logging, slow_callbacks
+from wellfed.diagnosis.thresholds import OTHERS_FRAC
+from wellfed.diagnosis.waiting import cause_of_waiting
 from wellfed.units import show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """That the ceiling promises, or denies, what the time that went into data does not bear out."""
+    """That the ceiling promises, or denies, what the time that went into data does not bear out; or that batches came
+    late because others had the cores."""
     found = contradiction(evidence.record)
     factor = evidence.ceiling_factor
+    if found is None and (busy := _others_took_it(evidence)) is not None:
+        return busy
     if found is None or factor is None or workers_crowd(evidence):  # then it is known what made it slower
         return None
     if found.slower == "loop" and (frequent_logging.check(evidence) or slow_callbacks.check(evidence)):
@@ -26,3 +31,17 @@ def check(evidence: Evidence) -> Finding | None:
         {"slower": found.slower, "data_frac": found.data_frac, "ceiling_factor": factor},
         is_note=True,
     )
+
+
+def _others_took_it(evidence: Evidence) -> Finding | None:
+    """Steps wait for no other cause than that the cores are full, and others keep many of them at work."""
+    feeding = feeding_of(evidence)
+    if feeding is None or not is_starved(evidence) or cause_of_waiting(evidence) is not None:
+        return None
+    if not feeding.is_cpu_full or feeding.others < OTHERS_FRAC * feeding.cores:
+        return None
+    said = (
+        f"{show_percent(evidence.wait_frac)} of each step waits for data, and other processes kept {feeding.others:.1f} "
+        f"of {feeding.cores:g} cores at work meanwhile. Run it again on a machine that does nothing else to know."
+    )
+    return Finding("machine_was_slower", said, feeding.figures(), is_note=True)

@@ -26,24 +26,25 @@ def check(evidence: Evidence) -> Finding | None:
                 "Something keeps tensors of past steps (a list of losses that were not detached), or batches of "
                 "ever new lengths leave gaps, which gpu.allocator=expandable avoids."
             )
-            return _finding(f"Memory in use on GPU {gpu}", found, why)
+            return _finding(f"Memory in use on GPU {gpu}", found, why, ended=evidence.record.status == "oom")
     # Pages of a memory map count as they are first read: in the first epoch they grow without a leak.
     if len(epochs := evidence.column("epoch")) and np.nanmax(epochs) >= 1:
         found = _growth(evidence, "rss_gib", HOST, machine.get("ram_gib"))
         if found is not None:
             why = "Something keeps what past steps or samples made: a list, or a cache without a limit."
-            return _finding("Host memory of this run", found, why)
+            return _finding("Host memory of this run", found, why, ended=False)
     return None
 
 
-def _finding(what: str, growth: tuple[float, float, float], why: str) -> Finding:
+def _finding(what: str, growth: tuple[float, float, float], why: str, *, ended: bool) -> Finding:
     start_gib, end_gib, left_s = growth
+    said = f"{what} grew from {show_gib(start_gib)} to {show_gib(end_gib)} and had not come to rest"
+    said += ", until it was full" if ended else f": at this rate it is full after {show_duration(left_s)} more"
     return Finding(
         "memory_creeps",
-        f"{what} grew from {show_gib(start_gib)} to {show_gib(end_gib)} and had not come to rest: at this rate it is "
-        f"full after {show_duration(left_s)} more. {why}",
-        {"start_gib": start_gib, "end_gib": end_gib, "full_in_s": left_s},
-        lost_frac=0.0,
+        f"{said}. {why}",
+        {"start_gib": start_gib, "end_gib": end_gib, "full_in_s": 0.0 if ended else left_s},
+        lost_frac=1.0 if ended else 0.0,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from wellfed.diagnosis.device_load import launch_ms
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.thresholds import COPY_FRAC, FEWEST_STEPS
@@ -21,7 +22,7 @@ def check(evidence: Evidence) -> Finding | None:
     said = f"{show_percent(copy)} of each step is copying its batch to the GPU"
     if mib:
         figures |= {"batch_mib": mib, "copy_gb_per_s": mib * MIB / 1e6 / copy_ms}
-        said += f": {mib:.1f} MiB in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.1f} GB/s"
+        said += f": {mib:.1f} MiB in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
     change, whys = [], []
     if evidence.value("loader.pin_memory") is False and evidence.value("loader.backend") != "own":
         change.append("loader.pin_memory=true")
@@ -35,11 +36,12 @@ def check(evidence: Evidence) -> Finding | None:
             "batch, converted to floats on the device (on_device)"
         )
         return Finding("slow_copy", f"{said}.", figures, lost_frac=copy)
-    return Finding("slow_copy", f"{said}; {' and '.join(whys)}.", figures, tuple(change), gain=_hidden(copy))
+    return Finding("slow_copy", f"{said}; {' and '.join(whys)}.", figures, tuple(change), gain=_hidden(copy, evidence))
 
 
-def _hidden(copy: float) -> Gain:
-    """A copy beside the step costs nothing but where it takes longer than the step; page-locked memory is faster."""
+def _hidden(copy: float, evidence: Evidence) -> Gain:
+    """A copy beside the step costs nothing but where it, or launching the step, takes longer than the step computes."""
+    launched_frac = (launch_ms(evidence) or 0.0) / (evidence.step_ms or 1.0)
     best = 1 / (1 - min(copy, 0.99))
-    factor = min(best, 1 / copy)
-    return Gain(factor, min(factor, 1 + 0.5 * (best - 1)), best)
+    factor = max(1.0, min(best, 1 / copy, 1 / max(launched_frac, 0.01)))
+    return Gain(factor, 1 + 0.5 * (factor - 1), best)

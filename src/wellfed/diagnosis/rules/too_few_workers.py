@@ -24,7 +24,7 @@ def check(evidence: Evidence) -> Finding | None:
         f"{workers} {'is' if workers == 1 else 'are'} set."
     )
     if feeding.step_ms_with(advised) > 1.1 * feeding.fed_ms:
-        said += f" Then the {feeding.cores:g} cores are full, and steps still wait."
+        said += f" Then all {feeding.cores:g} cores are full, and steps still wait."
     if (swing := swing_of(evidence, "loader.num_workers")) is not None:
         said += f" {swing}"
     own = {"backend": "auto"} if evidence.value("loader.backend") == "own" else {}

@@ -83,6 +83,12 @@ def install() -> None:
         launch_us=_number("LAUNCH_US", 0),
         copy_gbps=_number("COPY_GBPS", 0),
         pageable_gbps=_number("PAGEABLE_GBPS", 0),
+        tflops=_number("TFLOPS", 0),
+        tensor_tflops=_number("TENSOR_TFLOPS", 0),
+        dram_gbps=_number("DRAM_GBPS", 0),
+        sms=num_sms(),
+        capability_major=capability()[0],
+        **throttling(os.environ.get("FAKE_CUDA_THROTTLE", "")),
         strict=os.environ.get("FAKE_CUDA_STRICT") == "1",
         lost_after=lost_after(os.environ.get("FAKE_CUDA_LOST_AFTER", ""), num_cards),
         state_path=os.environ.get("FAKE_CUDA_STATE", ""),
@@ -112,6 +118,33 @@ def lost_after(text: str, num_cards: int) -> list[int]:
         card, _, num = word.partition(":")
         launches[int(card)] = int(num)
     return launches
+
+
+def throttling(text: str) -> dict[str, float | bool]:
+    """What the driver is told.
+
+    Args:
+        text: FAKE_CUDA_THROTTLE: ``10:0.5:heat``; busy seconds, share of the clock that stays, ``heat`` or ``power``.
+    """
+    after_s, share, reason = text.split(":") if text else ("-1", "1", "power")
+    if reason not in {"heat", "power"} or not 0 < float(share) <= 1:
+        raise ValueError(f"FAKE_CUDA_THROTTLE={text}: not like 10:0.5:heat or 10:0.5:power")
+    return {
+        "throttle_after_s": float(after_s),
+        "throttle_clock": float(share),
+        "throttles_by_heat": reason == "heat",
+    }
+
+
+def num_sms() -> int:
+    """Multiprocessors of a card."""
+    return int(_number("SMS", 32 if _number("TFLOPS", 0) else 8))
+
+
+def capability() -> tuple[int, int]:
+    """Compute capability of a card."""
+    major, _, minor = os.environ.get("FAKE_CUDA_CAPABILITY", "9.0").partition(".")
+    return int(major), int(minor)
 
 
 def _number(name: str, default: float) -> float:

@@ -19,14 +19,14 @@ CUDA_VERSION, NCCL_VERSION = (13, 0), (2, 27, 0)
 
 @dataclass(frozen=True)
 class Properties:
-    """What ``torch.cuda.get_device_properties`` tells of a card; a made-up one of Hopper's kind."""
+    """What ``torch.cuda.get_device_properties`` tells of a card; a made-up one."""
 
     total_memory: int
     uuid: UUID
     name: str
-    major: int = 9
-    minor: int = 0
-    multi_processor_count: int = 8
+    major: int
+    minor: int
+    multi_processor_count: int
     max_threads_per_multi_processor: int = 2048
     max_threads_per_block: int = 1024
     regs_per_multiprocessor: int = 65536
@@ -65,7 +65,9 @@ def fill_in(driver: ModuleType, cards: list[int], total_bytes: int) -> None:
     torch._C._has_cuda = True
     torch.version.cuda = ".".join(map(str, CUDA_VERSION))
     name = f"Simulated GPU {total_bytes / 2**30:g} GiB"
-    properties = [Properties(total_bytes, UUID(fake_cuda.uuid(card).removeprefix("GPU-")), name) for card in cards]
+    shape = (*fake_cuda.capability(), fake_cuda.num_sms())
+    uuids = [UUID(fake_cuda.uuid(card).removeprefix("GPU-")) for card in cards]
+    properties = [Properties(total_bytes, uuid, name, *shape) for uuid in uuids]
     _fill_in_cuda(driver, properties)
     _fill_in_storages(driver)
 
@@ -82,7 +84,7 @@ def _of_c(driver: ModuleType, num_cards: int) -> dict[str, Callable[..., Any]]:
         "maybeExchangeDevice": driver.exchange_device,
         "canDeviceAccessPeer": lambda device, peer: False,
         "getCompiledVersion": lambda: CUDA_VERSION[0] * 1000 + CUDA_VERSION[1] * 10,
-        "getArchFlags": lambda: "sm_90",
+        "getArchFlags": lambda: "sm_{}{}".format(*fake_cuda.capability()),
         "synchronize": driver.synchronize,
         "getCurrentStream": driver.current_stream,
         "getDefaultStream": driver.default_stream,
