@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.feeding import Feeding, feeding_of, has_unused_fetch, is_starved, ready_mib, room_mib
+from wellfed.diagnosis.feeding import (
+    Feeding,
+    feeding_of,
+    has_unused_fetch,
+    is_starved,
+    ready_mib,
+    room_mib,
+    steady_steps,
+)
+from wellfed.diagnosis.swing import MIN_PERIODS
 from wellfed.diagnosis.thresholds import (
     CAPACITY_FRAC,
     COLD_FACTOR,
@@ -26,6 +35,8 @@ from wellfed.diagnosis.thresholds import (
     UNEVEN_FACTOR,
 )
 
+_CLOCKWORK = 0.15
+"""Standard deviation over the mean; that of what comes by chance is 1."""
 Cause = Literal[
     "loading_in_main_process",
     "too_few_workers",
@@ -61,7 +72,7 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
     advised = feeding.workers_advised
     of_use = feeding.gain(advised).factor >= LEAST_GAIN
     if has_slow_samples(evidence, feeding):
-        return "slow_samples"
+        return "slow_samples" if stall_period_s(evidence, feeding) is None else "slow_storage"
     if not feeding.num_workers:
         return "loading_in_main_process" if of_use or has_unused_fetch(evidence) else "cpu_bound_loading"
     if feeding.waits_outside and reads_slowly(evidence):
@@ -80,8 +91,8 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
 
 
 def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
-    """Places of the steps that waited for as long as many others take."""
-    return np.flatnonzero(evidence.wait_ms > SLOW_STEP_FACTOR * feeding.fed_ms)
+    """Places of the steps that waited for as long as many others take, and not because workers had to start."""
+    return np.flatnonzero((evidence.wait_ms > SLOW_STEP_FACTOR * feeding.fed_ms) & steady_steps(evidence))
 
 
 def has_slow_samples(evidence: Evidence, feeding: Feeding) -> bool:
@@ -92,6 +103,15 @@ def has_slow_samples(evidence: Evidence, feeding: Feeding) -> bool:
         return False
     is_built_slowly = float(np.nanmedian(builds[slow])) > SLOW_BUILD_FACTOR * float(np.nanmedian(builds))
     return is_built_slowly and float(wait_ms[slow].sum()) >= 0.5 * float(wait_ms.sum())
+
+
+def stall_period_s(evidence: Evidence, feeding: Feeding) -> float | None:
+    """Seconds from one slow step to the next where they come like a clock, as no shuffled samples do; else None."""
+    ended_at_s = evidence.column("time_s")
+    apart_s = np.diff(ended_at_s[slow_steps(evidence, feeding)]) if len(ended_at_s) else ended_at_s
+    if len(apart_s) < MIN_PERIODS or np.std(apart_s) > _CLOCKWORK * np.mean(apart_s):
+        return None
+    return float(np.mean(apart_s))
 
 
 def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
