@@ -27,12 +27,12 @@ def check(evidence: Evidence) -> Finding | None:
         gain = Gain(feeding.bound, 1.0, feeding.bound)
     else:
         said += (
-            f", and {_cores(feeding)} full: more workers would only share them. Make it cheaper: fetch "
+            f", and {_cores(feeding)}: more workers would only share them. Make it cheaper: fetch "
             "for whole batches, what is the same in each epoch prepared once, augmentation in on_device."
         )
     return Finding("cpu_bound_loading", said, feeding.figures(), change, gain=gain, lost_frac=waiting.frac)
 
 
 def _cores(feeding: Feeding) -> str:
-    said = "the one core is" if feeding.cores == 1 else f"all {feeding.cores:g} cores are"
-    return said if feeding.others < 0.1 * feeding.cores else f"{said} ({feeding.others:.1f} with other processes)"
+    said = "the one core is full" if feeding.cores == 1 else f"all {feeding.cores:g} cores are full"
+    return said if feeding.others < 0.1 * feeding.cores else f"{said} ({feeding.others:.1f} of them with others' work)"
