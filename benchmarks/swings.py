@@ -18,6 +18,7 @@ import json
 import multiprocessing
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -38,6 +39,7 @@ from torch import Tensor
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
+from wellfed.contract import Datasets  # noqa: E402
 from wellfed.diagnosis.evidence import Evidence  # noqa: E402
 from wellfed.diagnosis.judge import judge  # noqa: E402
 from wellfed.hardware.detect import machine  # noqa: E402
@@ -281,6 +283,59 @@ def nine_to_ninety(seed: int) -> dict[str, Any]:
     }
 
 
+def stalling(period_s: float, batch: int = 32) -> Datasets:
+    """Data of a run on the simulated card: what it is read from stands still for half of each period."""
+    drawn = torch.randn(400 * batch, 32, generator=torch.Generator().manual_seed(0))
+    return Datasets(Stalling(drawn, period_s), None)
+
+
+class Stalling:
+    """Whole batches at once, but for the second half of each period."""
+
+    def __init__(self, inputs: Tensor, period_s: float) -> None:
+        self._inputs, self._period_s, self._began_at_s = inputs, period_s, time.monotonic()
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"inputs": self._inputs[index], "labels": (self._inputs[index, 0] > 0).long()}
+
+    def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:
+        since_s = (time.monotonic() - self._began_at_s) % self._period_s
+        if since_s > self._period_s / 2:
+            time.sleep(self._period_s - since_s)
+        return {"inputs": self._inputs[indices], "labels": (self._inputs[indices][:, 0] > 0).long()}
+
+
+def on_card(folder: Path, period_s: float, seconds: float) -> RunRecord:
+    """The record of a run of `src/train.py` on a simulated card, whose data stall with this period."""
+    configs = folder / "configs" / "workload"
+    configs.mkdir(parents=True)
+    (configs / "stalling.yaml").write_text(
+        "name: stalling\neffective_batch_size: 32\n"
+        "model: {_target_: planted_workload.Table, step_ms: 20.0, batch: 32, rests: false}\n"
+        f"data: {{_target_: swings.stalling, period_s: {period_s}}}\n"
+        "optimizer: {_target_: torch.optim.AdamW, lr: 0.001}\n"
+    )
+    words = [
+        *("tools/simulated.py", "24gb", "--kernel-us", "500", "--", "python", "src/train.py"),
+        *("--config-dir", str(folder / "configs"), "workload=stalling", "logger=none", "loader.backend=inline"),
+        *("config.allow_targets=[planted_workload,swings,torch]", f"trainer.max_time_s={seconds}"),
+        *("trainer.accelerator=gpu", f"paths.log_dir={folder / 'logs'}", "loader.num_workers=0"),
+    ]
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "benchmarks"), str(ROOT)])
+    words[words.index("python")] = sys.executable
+    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+    )
+    found = next(folder.glob("logs/*/runs/*/run.json"), None)
+    if done.returncode or found is None:
+        raise RuntimeError(done.stdout + done.stderr)
+    return RunRecord.read(found.parent)
+
+
 def swing_table(
     repeats: int = 20, cases: Sequence[str] = tuple(CASES), jitters: Sequence[float] = JITTERS, jobs: int = 4
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -370,6 +425,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     parser.add_argument("--jitters", nargs="+", type=float, default=list(JITTERS))
     parser.add_argument("--jobs", type=int, default=4, help="repeats at the same time; they sleep most of it")
+    parser.add_argument("--card-s", type=float, default=75.0, help="of the run on the simulated card; 0 = none")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     rows, raw = swing_table(chosen.repeats, chosen.cases, chosen.jitters, chosen.jobs)
@@ -379,19 +435,36 @@ def main() -> None:
     right_frac = statistics.fmean(one["is_right"] for one in waves)
     said = f"right {right_frac:.2f}, {min(periods_s):.2f} to {max(periods_s):.2f} s"
     print(f"9 % to 90 %, 9.5 s, by the driver alone: {said}")
+    card = []
+    if chosen.card_s:
+        with tempfile.TemporaryDirectory() as folder:
+            record = on_card(Path(folder), 9.5, chosen.card_s)
+        card = [
+            {
+                "case": "on_card",
+                "swing": record.swing,
+                "first": record.findings[0],
+                "util": record.gpus["0"]["util_pct"],
+            }
+        ]
+        print(f"on the simulated card: {record.swing}\n{record.findings[0]['text']}")
     if chosen.out is not None:
-        record = {
+        written = {
             "theme": "swings",
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": "python benchmarks/" + " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
             "machine": asdict(machine()),
             "config": {name: asdict(case) for name, case in CASES.items()},
-            "results": [*rows, {"case": "9_to_90", "n": len(waves), "right_frac": right_frac, "period_s": periods_s}],
+            "results": [
+                *rows,
+                *card,
+                {"case": "9_to_90", "n": len(waves), "right_frac": right_frac, "period_s": periods_s},
+            ],
             "raw": [*raw, *waves],
             "says": show(rows),
         }
-        chosen.out.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
+        chosen.out.write_text(json.dumps(written, indent=1, default=str) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

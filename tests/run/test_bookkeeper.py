@@ -72,6 +72,20 @@ def test_what_came_before_training_is_told_part_by_part(tmp_path, monkeypatch):
     assert record.before_training == {"imports_s": 3.5, "data_s": 0.5, "plan_s": 2.0}
 
 
+def test_time_in_phases_goes_on_from_that_of_the_earlier_part(tmp_path):
+    record = RunRecord.start("r")
+    record.phases = {"validate": {"total_s": 5.0, "times": 2}, "test": {"total_s": 1.0, "times": 1}}
+    books = Bookkeeper(record, tmp_path, compose(["logger=none"]).config)
+    for phase in ("validate", "train"):
+        books.progress.enter(phase)
+    for _ in range(2):  # each time anew
+        books.saved(1, "last.ckpt", {})
+    found = recorded(tmp_path)["phases"]
+    assert found["validate"]["times"] == 3
+    assert 5.0 <= found["validate"]["total_s"] < 5.5
+    assert found["test"] == {"total_s": 1.0, "times": 1}
+
+
 def test_a_run_that_goes_on_in_its_folder_counts_from_the_checkpoint(tmp_path):
     books = books_of(tmp_path)
     books.stepped(9, 1.0, 36)

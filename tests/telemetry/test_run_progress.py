@@ -58,6 +58,30 @@ def test_training_counts_between_any_two_times_with_what_comes_in_between():
     assert progress.trained_s(5, 9) == 1 + 1
 
 
+def test_the_time_in_each_phase_is_counted_and_how_often_it_came():
+    now_s = [1.0]
+    progress = Progress(time_s=lambda: now_s[0])
+
+    def pass_s(seconds):
+        now_s[0] += seconds
+
+    pass_s(2)
+    progress.enter("train")
+    pass_s(3)
+    for _ in range(2):
+        progress.enter("validate")
+        pass_s(1)
+        with progress.during("checkpoint"):
+            pass_s(0.5)
+        progress.enter("train")
+    pass_s(4)
+    spent = progress.spent()
+    assert spent["start"] == (2, 0)
+    assert spent["train"][0] == 7
+    assert spent["validate"] == (2, 2)
+    assert spent["checkpoint"] == (1, 2)
+
+
 def awaiting(progress, timeout_s):
     """A thread that awaits the end of a step; it has begun to."""
     thread = threading.Thread(target=progress.await_step_end, args=(timeout_s,))

@@ -23,6 +23,7 @@ from wellfed.diagnosis.thresholds import (
     FEWEST_STEPS,
     LOADER_CPU_FRAC,
     MOST_READY_FRAC,
+    OTHERS_FRAC,
     QUEUED_FRAC,
     WAIT_FRAC,
 )
@@ -77,6 +78,11 @@ class Feeding:
     def is_cpu_full(self) -> bool:
         """All cores are at work, or nearly, for whomever."""
         return self.cpu_ms / self.step_ms + self.others >= CPU_FULL_FRAC * self.cores
+
+    @property
+    def has_company(self) -> bool:
+        """Other processes keep many cores at work."""
+        return self.others >= OTHERS_FRAC * self.cores
 
     @property
     def waits_outside(self) -> bool:
@@ -143,7 +149,7 @@ def is_starved(evidence: Evidence) -> bool:
 
 def steady_wait_frac(evidence: Evidence) -> float:
     """Share of training's time in waiting, the first step of each epoch left out: there workers may have to start."""
-    steady = _steady(evidence)
+    steady = steady_steps(evidence)
     total = float(np.sum((evidence.wait_ms + evidence.rest_ms)[steady]))
     return float(np.sum(evidence.wait_ms[steady])) / total if total > 0 else evidence.wait_frac
 
@@ -153,7 +159,7 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
     step_ms, cores = evidence.step_ms, evidence.cores
     if step_ms is None or evidence.time is None or step_ms <= 0:
         return None
-    steady = _steady(evidence)
+    steady = steady_steps(evidence)
     if steady.any():
         step_ms = float(np.mean((evidence.wait_ms + evidence.rest_ms)[steady]))
     wait_ms = steady_wait_frac(evidence) * step_ms
@@ -232,7 +238,7 @@ def workers_crowd(evidence: Evidence) -> bool:
     return is_slower or (has_threads and (evidence.ceiling_factor or 1.0) > CEILING_FACTOR)
 
 
-def _steady(evidence: Evidence) -> npt.NDArray[np.bool_]:
+def steady_steps(evidence: Evidence) -> npt.NDArray[np.bool_]:
     """Which steps are not the first of an epoch; all where nobody builds ahead, or the table has no epochs."""
     epochs = evidence.column("epoch")
     if not evidence.num_workers or len(epochs) != len(evidence.wait_ms):

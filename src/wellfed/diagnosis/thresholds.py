@@ -50,6 +50,8 @@ BUILD_WAITS_FRAC = 0.5
 """CPU time over wall time of building a batch: less is waiting, for a disk, a network, a service."""
 OTHERS_FRAC = 0.25
 """Share of the cores that other processes keep at work: more is a machine that is not the run's own."""
+LITTLE_FRAC = 0.5
+"""Share of a step in which all cores would build a batch: less can't make it wait, were the cores the run's own."""
 QUEUED_FRAC = 0.3
 """The same, of the share of a core that is to be had where all are full."""
 IOWAIT_CORES = 0.25

@@ -10,7 +10,16 @@ import numpy as np
 import numpy.typing as npt
 
 from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.feeding import Feeding, feeding_of, has_unused_fetch, is_starved, ready_mib, room_mib
+from wellfed.diagnosis.feeding import (
+    Feeding,
+    feeding_of,
+    has_unused_fetch,
+    is_starved,
+    ready_mib,
+    room_mib,
+    steady_steps,
+)
+from wellfed.diagnosis.swing import MIN_PERIODS
 from wellfed.diagnosis.thresholds import (
     CAPACITY_FRAC,
     COLD_FACTOR,
@@ -18,6 +27,7 @@ from wellfed.diagnosis.thresholds import (
     FEWEST_STEPS,
     IOWAIT_CORES,
     LEAST_GAIN,
+    LITTLE_FRAC,
     MOST_PREFETCH,
     SLOW_BUILD_FACTOR,
     SLOW_STEP_FACTOR,
@@ -25,6 +35,8 @@ from wellfed.diagnosis.thresholds import (
     UNEVEN_FACTOR,
 )
 
+_CLOCKWORK = 0.15
+"""Standard deviation over the mean; that of what comes by chance is 1."""
 Cause = Literal[
     "loading_in_main_process",
     "too_few_workers",
@@ -38,7 +50,7 @@ Cause = Literal[
 
 
 @dataclass(frozen=True)
-class Waiting:
+class CauseOfWaiting:
     """Why steps wait, and the figures behind it."""
 
     cause: Cause
@@ -47,20 +59,20 @@ class Waiting:
     feeding: Feeding
 
 
-def cause_of_waiting(evidence: Evidence) -> Waiting | None:
+def cause_of_waiting(evidence: Evidence) -> CauseOfWaiting | None:
     """None where steps hardly wait, or nobody can say why."""
     feeding = feeding_of(evidence)
     if feeding is None or not is_starved(evidence):
         return None
     cause = _cause(evidence, feeding)
-    return None if cause is None else Waiting(cause, 1 - feeding.fed_ms / feeding.step_ms, feeding)
+    return None if cause is None else CauseOfWaiting(cause, 1 - feeding.fed_ms / feeding.step_ms, feeding)
 
 
 def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
     advised = feeding.workers_advised
     of_use = feeding.gain(advised).factor >= LEAST_GAIN
     if has_slow_samples(evidence, feeding):
-        return "slow_samples"
+        return "slow_samples" if stall_period_s(evidence, feeding) is None else "slow_storage"
     if not feeding.num_workers:
         return "loading_in_main_process" if of_use or has_unused_fetch(evidence) else "cpu_bound_loading"
     if feeding.waits_outside and reads_slowly(evidence):
@@ -73,13 +85,14 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
         return "too_few_workers" if advised > feeding.num_workers and of_use else None
     if (evidence.value("loader.worker_threads") or 1) > 1:
         return "workers_take_the_cpu"
-    # Without the others there would be cores enough: then it is they who hold the batches up.
-    return "cpu_bound_loading" if feeding.cpu_ms / feeding.cores > feeding.fed_ms or not feeding.others else None
+    # Others hold the batches up where all cores would build one in a small part of a step.
+    is_little = feeding.build_cpu_ms / feeding.cores < LITTLE_FRAC * feeding.fed_ms
+    return None if feeding.has_company and is_little else "cpu_bound_loading"
 
 
 def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
-    """Places of the steps that waited for as long as many others take."""
-    return np.flatnonzero(evidence.wait_ms > SLOW_STEP_FACTOR * feeding.fed_ms)
+    """Places of the steps that waited for as long as many others take, and not because workers had to start."""
+    return np.flatnonzero((evidence.wait_ms > SLOW_STEP_FACTOR * feeding.fed_ms) & steady_steps(evidence))
 
 
 def has_slow_samples(evidence: Evidence, feeding: Feeding) -> bool:
@@ -90,6 +103,15 @@ def has_slow_samples(evidence: Evidence, feeding: Feeding) -> bool:
         return False
     is_built_slowly = float(np.nanmedian(builds[slow])) > SLOW_BUILD_FACTOR * float(np.nanmedian(builds))
     return is_built_slowly and float(wait_ms[slow].sum()) >= 0.5 * float(wait_ms.sum())
+
+
+def stall_period_s(evidence: Evidence, feeding: Feeding) -> float | None:
+    """Seconds from one slow step to the next where they come like a clock, as no shuffled samples do; else None."""
+    ended_at_s = evidence.column("time_s")
+    apart_s = np.diff(ended_at_s[slow_steps(evidence, feeding)]) if len(ended_at_s) else ended_at_s
+    if len(apart_s) < MIN_PERIODS or np.std(apart_s) > _CLOCKWORK * np.mean(apart_s):
+        return None
+    return float(np.mean(apart_s))
 
 
 def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
@@ -108,7 +130,8 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     if len(builds) < FEWEST_STEPS or mean_ms > CAPACITY_FRAC * workers * feeding.fed_ms:
         return None
     slowest_ms = float(np.quantile(builds, 0.99))
-    if slowest_ms < UNEVEN_FACTOR * mean_ms:
+    # Among others' processes any batch may be late.
+    if slowest_ms < UNEVEN_FACTOR * mean_ms * (2 if feeding.has_company else 1):
         return None
     now = int(evidence.value("loader.prefetch_factor") or 2)
     needed = max(2 * now, math.ceil((slowest_ms - mean_ms) / spare_ms) + 1)

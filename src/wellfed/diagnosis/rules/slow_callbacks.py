@@ -25,7 +25,8 @@ def check(evidence: Evidence) -> Finding | None:
     every, long_ms = 1, usual_ms
     lost_ms = usual_ms * len(host_ms)
     if usual_ms < HOST_MS or lost_ms < HOST_FRAC * all_ms:
-        is_long = host_ms > max(HOST_MS, 5 * usual_ms)
+        typical_ms = float(np.sort(host_ms)[-min(FEWEST_PAUSES + 1, len(host_ms))])
+        is_long = host_ms > max(HOST_MS, 5 * usual_ms, 0.5 * typical_ms)
         every = _distance(np.flatnonzero(is_long).astype(float))
         lost_ms = float(np.sum(host_ms[is_long] - usual_ms))
         if not every or lost_ms < HOST_FRAC * all_ms:

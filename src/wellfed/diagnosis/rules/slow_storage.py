@@ -6,8 +6,15 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import knobs
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.thresholds import LEAST_GAIN
-from wellfed.diagnosis.waiting import cause_of_waiting, cold_over_warm
-from wellfed.units import show_percent
+from wellfed.diagnosis.waiting import (
+    Waiting,
+    cause_of_waiting,
+    cold_over_warm,
+    has_slow_samples,
+    slow_steps,
+    stall_period_s,
+)
+from wellfed.units import show_duration, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -16,6 +23,8 @@ def check(evidence: Evidence) -> Finding | None:
     if waiting is None or waiting.cause != "slow_storage":
         return None
     feeding, figures = waiting.feeding, waiting.feeding.figures()
+    if (period_s := stall_period_s(evidence, feeding)) is not None and has_slow_samples(evidence, feeding):
+        return _stalls(evidence, waiting, period_s)
     said = (
         f"{show_percent(waiting.frac)} of each step waits for data: a batch takes {feeding.build_ms:.3g} ms to build, "
         f"only {show_percent(feeding.cpu_frac)} of it CPU time"
@@ -35,3 +44,14 @@ def check(evidence: Evidence) -> Finding | None:
     said += " More workers read at the same time, where the disk is not at its limit."
     change = knobs(evidence, num_workers=needed)
     return Finding("slow_storage", said, figures, change, gain=Gain(gain.factor, 1.0, gain.high))
+
+
+def _stalls(evidence: Evidence, waiting: Waiting, period_s: float) -> Finding:
+    slow_ms = evidence.wait_ms[slow_steps(evidence, waiting.feeding)]
+    said = (
+        f"{show_percent(waiting.frac)} of training waits for data, nearly all of it in one step every "
+        f"{show_duration(period_s)}, for {show_duration(float(slow_ms.mean()) / 1e3)}: what the data is read from "
+        "stands still so often, whatever samples are asked for. Look what else uses it, or keep the data locally."
+    )
+    figures = {"stall_period_s": period_s, "stall_ms": float(slow_ms.mean()), "stalls": len(slow_ms)}
+    return Finding("slow_storage", said, figures, lost_frac=waiting.frac)
