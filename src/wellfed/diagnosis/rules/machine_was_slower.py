@@ -41,7 +41,8 @@ def _others_took_it(evidence: Evidence) -> Finding | None:
     if not feeding.is_cpu_full or feeding.others < OTHERS_FRAC * feeding.cores:
         return None
     said = (
-        f"{show_percent(evidence.wait_frac)} of each step waits for data, and other processes kept {feeding.others:.1f} "
-        f"of {feeding.cores:g} cores at work meanwhile. Run it again on a machine that does nothing else to know."
+        f"{show_percent(evidence.wait_frac)} of each step waits for data, and other processes kept "
+        f"{feeding.others:.1f} of {feeding.cores:g} cores at work meanwhile. Run it again on a "
+        "machine that does nothing else to know."
     )
     return Finding("machine_was_slower", said, feeding.figures(), is_note=True)
