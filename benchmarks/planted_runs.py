@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 120
 CARD = {
     **{"mib": 8192, "context_mib": 300, "slowdown": 3.0, "launch_us": 5.0, "copy_gbps": 12.0, "pageable_gbps": 4.0},
-    **{"tflops": 0.004, "tensor_tflops": 0.016, "dram_gbps": 1.0, "sms": 32, "kernel_us": 20.0},
+    **{"tflops": 0.001, "tensor_tflops": 0.004, "dram_gbps": 1.0, "sms": 16, "kernel_us": 20.0},
 }
 """A simulated card of a run, unless its fault says otherwise."""
 BURN = "while True: pass"
@@ -198,7 +198,7 @@ def save_trace(run: Run, planted: Fault | Healthy, path: Path) -> None:
     record = json.loads((run.folder / "run.json").read_text()) | _OF_THIS_MACHINE
     record["config"].pop("paths", None)
     record["findings"], record["metrics"] = [], {}
-    texts = {"run.json": json.dumps(record)}
+    texts = {"run.json": json.dumps(record).replace(f"{ROOT}/", "")}
     for name in _TABLES:
         if (run.folder / name).exists():
             texts[name] = "\n".join(map(_shortened, (run.folder / name).read_text().splitlines())) + "\n"

@@ -25,8 +25,10 @@ from wellfed.sample_rng import SampleRng
 SIGNALS = "PLANTED_SIGNALS"
 """Names the folder in which a run says that its steps have begun and are over, as files ``begun`` and ``over``."""
 CLASSES = 4
-SIZE, CARD_MS = 256, 4.0
-"""The product of two square matrices of this size takes a core about a millisecond, a simulated card some."""
+CORE_SIZE, CORE_MS = 256, 1.0
+"""What the product of two square matrices of this size takes a core, about."""
+CARD_SIZE, CARD_MS = 128, 2.0
+"""A smaller one takes a simulated card longer, which is to be far slower than the host that stands in for it."""
 
 
 class Samples:
@@ -159,7 +161,8 @@ class Planted(nn.Module):
         outlier_from: the pass from which on the loss is a thousand times as large, as of a damaged sample.
         pause_every, pause_s: the host stands still for so long after every so many passes.
         keeps_mib: of tensors that each pass keeps and never lets go.
-        scratch_mib: of activations, for a batch of the whole step.
+        scratch_mib: of activations, for a batch of the whole step, from pass 20 on: no estimate can know.
+        deep: so many layers beside the net, which compute and hold activations.
         asks: after each product it asks the device for a value.
         small_ops: operations on a handful of numbers in each pass.
         parallel: the net is wrapped in DataParallel.
@@ -183,6 +186,7 @@ class Planted(nn.Module):
         pause_s: float = 0.0,
         keeps_mib: float = 0.0,
         scratch_mib: float = 0.0,
+        deep: int = 0,
         asks: bool = False,
         small_ops: int = 0,
         parallel: bool = False,
@@ -195,6 +199,7 @@ class Planted(nn.Module):
         self.step_s, self.batch, self.rests, self.works, self.moves = 1e-3 * step_ms, batch, rests, works, moves
         self.first_s, self.outlier_from, self.pause_every, self.pause_s = first_s, outlier_from, pause_every, pause_s
         self.keeps_mib, self.scratch_mib, self.asks, self.small_ops = keeps_mib, scratch_mib, asks, small_ops
+        self.layers = nn.Sequential(*(nn.Linear(CARD_SIZE, CARD_SIZE) for _ in range(deep)))
         self.eval_s = eval_steps * self.step_s
         self.kept: list[Tensor] = []
         self.passes, self.last_step = 0, last_step
@@ -231,9 +236,11 @@ class Planted(nn.Module):
             self._work(loss.device, share)
         if self.moves:
             many = torch.ones(int(share * 2**20), device=loss.device)
-            for _ in range(int(1e3 * self.step_s / CARD_MS)):
+            for _ in range(int(1e3 * self.step_s / (2 * CARD_MS))):
                 many = many * 1.0
-        if self.scratch_mib:
+        if len(self.layers):
+            loss = loss + 0 * self.layers(torch.ones(round(CARD_SIZE * share), CARD_SIZE, device=loss.device)).mean()
+        if self.scratch_mib and self.passes >= 20:
             wide = loss * torch.ones(int(share * self.scratch_mib * 2**16), device=loss.device)
             loss = loss + 0 * wide.sin().cos().sin().mean()
         return loss * 1000 if self.outlier_from and self.passes > self.outlier_from else loss
@@ -241,9 +248,10 @@ class Planted(nn.Module):
     def _work(self, device: torch.device, share: float) -> None:
         """On a card smaller products where the batch is a smaller part of the step; else fewer."""
         on_card = device.type == "cuda"
-        num = 1e3 * self.step_s / CARD_MS if on_card else 1e3 * self.step_s * share
-        rows = torch.ones(max(1, round(SIZE * share)) if on_card else SIZE, SIZE, device=device)
-        square = torch.ones(SIZE, SIZE, device=device)
+        size = CARD_SIZE if on_card else CORE_SIZE
+        num = 1e3 * self.step_s / CARD_MS if on_card else 1e3 * self.step_s * share / CORE_MS
+        rows = torch.ones(max(1, round(size * share)) if on_card else size, size, device=device)
+        square = torch.ones(size, size, device=device)
         for _ in range(int(num)):
             product = torch.mm(rows, square)
             if self.asks:

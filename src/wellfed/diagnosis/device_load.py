@@ -18,8 +18,9 @@ from wellfed.diagnosis.thresholds import (
     DRAM_FRAC,
     FEWEST_OF_CARD,
     FEWEST_STEPS,
+    HARDLY_BUSY_FRAC,
     LAUNCH_FRAC,
-    LEAST_DEVICE_GAIN,
+    LEAST_SYNCHRONISATION_GAIN,
     SM_EMPTY_FRAC,
     SM_HALF_FRAC,
     SYNCHRONISATIONS_A_STEP,
@@ -73,8 +74,8 @@ class DeviceLoad:
         """What there is to win by; None: nothing that figures show."""
         idles = self.busy_frac < BUSY_FRAC
         if self.is_host_late:
-            waits = self.synchronisations and (idles or self.full_frac < SM_HALF_FRAC)
-            if waits and self.without_synchronisation.high >= LEAST_DEVICE_GAIN:
+            wins = self.without_synchronisation.factor >= LEAST_SYNCHRONISATION_GAIN
+            if self.synchronisations and wins and self.busy_frac >= HARDLY_BUSY_FRAC:
                 return "synchronisation"
             if idles or self.full_frac < SM_EMPTY_FRAC:
                 return "launches"

@@ -23,6 +23,7 @@ from wellfed.diagnosis.thresholds import (
     FEWEST_STEPS,
     LOADER_CPU_FRAC,
     MOST_READY_FRAC,
+    OTHERS_FRAC,
     QUEUED_FRAC,
     WAIT_FRAC,
 )
@@ -77,6 +78,11 @@ class Feeding:
     def is_cpu_full(self) -> bool:
         """All cores are at work, or nearly, for whomever."""
         return self.cpu_ms / self.step_ms + self.others >= CPU_FULL_FRAC * self.cores
+
+    @property
+    def has_company(self) -> bool:
+        """Other processes keep many cores at work."""
+        return self.others >= OTHERS_FRAC * self.cores
 
     @property
     def waits_outside(self) -> bool:

@@ -7,7 +7,13 @@ from math import ceil
 
 import numpy as np
 
+from wellfed.diagnosis.device_load import DeviceLoad
 from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.finding import Gain
+from wellfed.diagnosis.thresholds import TENSOR_IDLE_FRAC
+
+_TENSOR_FULL_FRAC, _SM_FULL_FRAC = 0.5, 0.9
+"""Tensor cores and multiprocessors of a card that larger passes don't fill further."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,16 @@ class Merge:
     def factor(self) -> float:
         """So many times fewer passes."""
         return self.parts_before / self.parts
+
+    def gain(self, load: DeviceLoad) -> Gain:
+        """What a pass takes beside its samples (launches, reading weights, multiprocessors without work) is paid less
+        often, until the card is full.
+        """
+        full = min(1.0, load.full_frac / _SM_FULL_FRAC)
+        if load.tensor_frac is not None and load.tensor_frac >= TENSOR_IDLE_FRAC:
+            full = min(full, load.tensor_frac / _TENSOR_FULL_FRAC)
+        factor = min(self.factor, 1 / full)
+        return Gain(factor, 1 + 0.3 * (factor - 1), self.factor)
 
     @property
     def change(self) -> tuple[str, ...]:

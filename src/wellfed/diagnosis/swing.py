@@ -23,9 +23,9 @@ _PAUSES = ("trainer.checkpoint_every_steps", "trainer.validate_every_steps", "ep
 """What training stands still for between two steps."""
 MIN_PERIODS, MIN_SAMPLES = 5, 40
 """Below either nothing can be told from chance."""
-_MOST_SAMPLES, _MOST_STEPS = 4096, 2048
+_MOST_SAMPLES = 2048
 """The latest of a longer series: a swing goes on to the end."""
-_NOISES = 400
+_NOISES = 200
 _MARGIN = 1.2
 """By so much more than all of the noises."""
 _LEAST_LIKENESS = 0.2
@@ -42,7 +42,7 @@ _STRETCH = 10
 """Periods that are compared with each other."""
 _SURE = 1.25
 """By so much more than all of the noises step times must be regular."""
-_LEAST_REGULAR, _OF_FEW = 0.5, 0.65
+_LEAST_REGULAR, _OF_FEW = 0.35, 0.65
 """Share of the periods that must show it: some long steps that happen to be so far apart are no swing."""
 _LEAST_FRAC = 0.05
 """Standard deviation that a swing makes, over the mean step: less costs nothing worth telling."""
@@ -146,7 +146,7 @@ def _by_likeness(time_s: Series, values: Series) -> float | None:
     longest = number / MIN_PERIODS
     periods = np.geomspace(3, longest, 2 + int(np.log(longest / 3) / 0.01))
     found = _likeness(even[None], periods)[0]
-    if found.max() <= max(_LEAST_LIKENESS, _MARGIN * _likeness(_noise_like(even), periods).max()):
+    if found.max() <= _LEAST_LIKENESS or found.max() <= _MARGIN * _likeness(_noise_like(even), periods).max():
         return None
     # Three periods later it is as much like itself, and as little half that before.
     nearly = np.flatnonzero(found >= 0.8 * found.max())
@@ -191,10 +191,11 @@ def _noise_like(values: Series) -> Series:
     centred = values - values.mean()
     memory = float(np.clip(np.dot(centred[1:], centred[:-1]) / max(np.dot(centred, centred), 1e-30), 0, 0.99))
     residuals = centred[1:] - memory * centred[:-1]
-    noise = np.random.default_rng(0).permuted(np.tile(residuals, (_NOISES, 1)), axis=1)
-    for place in range(1, noise.shape[1]):
-        noise[:, place] += memory * noise[:, place - 1]
-    return noise
+    rng = np.random.default_rng(0)
+    noise = np.stack([rng.permutation(residuals) for _ in range(_NOISES)], axis=1)
+    for place in range(1, len(noise)):
+        noise[place] += memory * noise[place - 1]
+    return np.ascontiguousarray(noise.T)
 
 
 @dataclass(frozen=True)
@@ -241,15 +242,15 @@ def swings_in_steps(
 
 
 def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: float) -> Iterator[StepSwing]:
-    left = series[-_MOST_STEPS:].astype(float)
+    left = series[-_MOST_SAMPLES:].astype(float)
     candidates = sorted({lag for lag in lags.values() if 2 <= lag <= len(left) / MIN_PERIODS})
     total = float(np.var(left))
     while candidates and total > 0 and np.var(left) > 1e-9 * total:
         r2 = np.array([_folded(left[None], lag)[0] for lag in candidates])
+        if r2.max() <= _MIN_R2 or r2.max() * np.var(left) < least_ms**2:
+            return
         chance = _noise_like(left)
-        by_chance = np.max([_folded(chance, lag) for lag in candidates], axis=0)
-        threshold = max(_MIN_R2, _SURE * float(by_chance.max()))
-        if r2.max() <= threshold or r2.max() * np.var(left) < least_ms**2:
+        if r2.max() <= _SURE * max(float(_folded(chance, lag).max()) for lag in candidates):
             return
         place = int(np.flatnonzero(r2 >= r2.max() - _CLOSE)[0])
         lag = candidates.pop(place)

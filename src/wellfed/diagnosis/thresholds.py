@@ -18,8 +18,9 @@ COPY_FRAC = 0.05
 """Share of a step in copies that nothing hid: more is a finding (5 to 10 %: a proposal)."""
 LAUNCH_FRAC = 0.9
 """Time to launch a step over the time that it computes: from here the host is never ahead of the card."""
-BUSY_FRAC = 0.85
-"""A card that is busy for less of its steps idles within them."""
+BUSY_FRAC, HARDLY_BUSY_FRAC = 0.85, 0.2
+"""A card that is busy for less of its steps idles within them; for less than the second, launching takes nearly all of
+the time, whether the host waits as well or not."""
 SM_EMPTY_FRAC, SM_HALF_FRAC, SM_FULL_FRAC = 0.25, 0.5, 0.8
 """Multiprocessors at work: launch-bound whatever the utilisation (KempnerPulse), too small a batch, enough
 (DCGM's guide)."""
@@ -29,6 +30,8 @@ TENSOR_IDLE_FRAC = 0.01
 """Tensor cores at work: less is none (torch-tb-profiler 0.4.3: 0)."""
 SYNCHRONISATIONS_A_STEP = 0.5
 """A line that waits for the device at least every other step; what waits now and then costs little."""
+LEAST_SYNCHRONISATION_GAIN = 1.05
+"""What a step would win without waiting for the device (a proposal: 5 % of the host's time)."""
 LEAST_DEVICE_GAIN = 1.1
 """What would win less is not worth a word."""
 MEMORY_USED_FRAC = 0.5
@@ -47,6 +50,8 @@ BUILD_WAITS_FRAC = 0.5
 """CPU time over wall time of building a batch: less is waiting, for a disk, a network, a service."""
 OTHERS_FRAC = 0.25
 """Share of the cores that other processes keep at work: more is a machine that is not the run's own."""
+LITTLE_FRAC = 0.5
+"""Share of a step in which all cores would build a batch: less can't make it wait, were the cores the run's own."""
 QUEUED_FRAC = 0.3
 """The same, of the share of a core that is to be had where all are full."""
 IOWAIT_CORES = 0.25

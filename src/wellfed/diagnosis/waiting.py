@@ -27,6 +27,7 @@ from wellfed.diagnosis.thresholds import (
     FEWEST_STEPS,
     IOWAIT_CORES,
     LEAST_GAIN,
+    LITTLE_FRAC,
     MOST_PREFETCH,
     SLOW_BUILD_FACTOR,
     SLOW_STEP_FACTOR,
@@ -49,7 +50,7 @@ Cause = Literal[
 
 
 @dataclass(frozen=True)
-class Waiting:
+class CauseOfWaiting:
     """Why steps wait, and the figures behind it."""
 
     cause: Cause
@@ -58,13 +59,13 @@ class Waiting:
     feeding: Feeding
 
 
-def cause_of_waiting(evidence: Evidence) -> Waiting | None:
+def cause_of_waiting(evidence: Evidence) -> CauseOfWaiting | None:
     """None where steps hardly wait, or nobody can say why."""
     feeding = feeding_of(evidence)
     if feeding is None or not is_starved(evidence):
         return None
     cause = _cause(evidence, feeding)
-    return None if cause is None else Waiting(cause, 1 - feeding.fed_ms / feeding.step_ms, feeding)
+    return None if cause is None else CauseOfWaiting(cause, 1 - feeding.fed_ms / feeding.step_ms, feeding)
 
 
 def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
@@ -84,8 +85,9 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
         return "too_few_workers" if advised > feeding.num_workers and of_use else None
     if (evidence.value("loader.worker_threads") or 1) > 1:
         return "workers_take_the_cpu"
-    # Without the others there would be cores enough: then it is they who hold the batches up.
-    return "cpu_bound_loading" if feeding.cpu_ms / feeding.cores > feeding.fed_ms or not feeding.others else None
+    # Others hold the batches up where all cores would build one in a small part of a step.
+    is_little = feeding.build_cpu_ms / feeding.cores < LITTLE_FRAC * feeding.fed_ms
+    return None if feeding.has_company and is_little else "cpu_bound_loading"
 
 
 def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
@@ -128,7 +130,8 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     if len(builds) < FEWEST_STEPS or mean_ms > CAPACITY_FRAC * workers * feeding.fed_ms:
         return None
     slowest_ms = float(np.quantile(builds, 0.99))
-    if slowest_ms < UNEVEN_FACTOR * mean_ms:
+    # Among others' processes any batch may be late.
+    if slowest_ms < UNEVEN_FACTOR * mean_ms * (2 if feeding.has_company else 1):
         return None
     now = int(evidence.value("loader.prefetch_factor") or 2)
     needed = max(2 * now, math.ceil((slowest_ms - mean_ms) / spare_ms) + 1)

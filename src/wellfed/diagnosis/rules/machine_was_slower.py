@@ -7,7 +7,6 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import feeding_of, is_starved, workers_crowd
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.rules import frequent_logging, slow_callbacks
-from wellfed.diagnosis.thresholds import OTHERS_FRAC
 from wellfed.diagnosis.waiting import cause_of_waiting
 from wellfed.units import show_percent
 
@@ -38,7 +37,7 @@ def _others_took_it(evidence: Evidence) -> Finding | None:
     feeding = feeding_of(evidence)
     if feeding is None or not is_starved(evidence) or cause_of_waiting(evidence) is not None:
         return None
-    if not feeding.is_cpu_full or feeding.others < OTHERS_FRAC * feeding.cores:
+    if not (feeding.is_cpu_full and feeding.has_company):
         return None
     said = (
         f"{show_percent(evidence.wait_frac)} of each step waits for data, and other processes kept "

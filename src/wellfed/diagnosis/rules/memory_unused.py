@@ -46,8 +46,10 @@ def _way_out(evidence: Evidence, load: DeviceLoad) -> tuple[str, tuple[str, ...]
         least, most = (1 / (1 - share * load.busy_frac) for share in (_RECOMPUTED_FRAC, 1.2 * _RECOMPUTED_FRAC))
         return "activations are computed twice", ("memory.checkpoint_activations=false",), Gain(least, 1.0, most)
     merged = merge(evidence)
-    if merged is None or load.limit is not None or load.full_frac >= SM_FULL_FRAC:
+    if merged is None or load.limit is not None or (load.sm_frac is not None and load.full_frac >= SM_FULL_FRAC):
         return None
-    most = min(merged.factor, 1 / load.full_frac)
-    why = f"each step is split into {merged.parts_before} micro-batches that don't fill the card"
-    return None if most < LEAST_DEVICE_GAIN else (why, merged.change, Gain(1 + 0.5 * (most - 1), 1.0, most))
+    gain = merged.gain(load)
+    why = f"each step is split into {merged.parts_before} micro-batches"
+    if load.sm_frac is None:  # nobody knows how full the card is
+        return why, merged.change, None
+    return None if gain.factor < LEAST_DEVICE_GAIN else (f"{why} that don't fill the card", merged.change, gain)

@@ -7,7 +7,7 @@ from wellfed.diagnosis.feeding import knobs
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.thresholds import LEAST_GAIN
 from wellfed.diagnosis.waiting import (
-    Waiting,
+    CauseOfWaiting,
     cause_of_waiting,
     cold_over_warm,
     has_slow_samples,
@@ -46,7 +46,7 @@ def check(evidence: Evidence) -> Finding | None:
     return Finding("slow_storage", said, figures, change, gain=Gain(gain.factor, 1.0, gain.high))
 
 
-def _stalls(evidence: Evidence, waiting: Waiting, period_s: float) -> Finding:
+def _stalls(evidence: Evidence, waiting: CauseOfWaiting, period_s: float) -> Finding:
     slow_ms = evidence.wait_ms[slow_steps(evidence, waiting.feeding)]
     said = (
         f"{show_percent(waiting.frac)} of training waits for data, nearly all of it in one step every "

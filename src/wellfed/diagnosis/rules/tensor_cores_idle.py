@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from math import sqrt
-
-from wellfed.diagnosis.device_load import BF16_SINCE, FP16_SINCE, capability_of, device_load
+from wellfed.diagnosis.device_load import BF16_SINCE, FP16_SINCE, DeviceLoad, capability_of, device_load
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.thresholds import SM_FULL_FRAC, TENSOR_IDLE_FRAC
 from wellfed.units import show_percent
 
-_RATIO = 8.0
-"""Products on tensor cores over those in float32, at the most: 312 over 19.5 TFLOPS on an A100, 989 over 67 on an H100
-(NVIDIA's datasheets), of which real kernels reach half."""
+_RATIO, _LEAST_RATIO, _MOST_RATIO = 4.0, 2.0, 16.0
+"""Rate of products on tensor cores over that in float32, which real kernels reach. Of the cards' peaks: 4 for an RTX
+4090, 16 for an A100, 15 for an H100 (NVIDIA's datasheets)."""
+_DRAM_FRAC = 0.25
+"""Time that bytes take beside the products where nobody measures it."""
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -28,7 +28,6 @@ def check(evidence: Evidence) -> Finding | None:
     tensor = load.tensor_frac
     if tensor is not None and tensor >= TENSOR_IDLE_FRAC:
         return None
-    fewest = max(load.launch_frac or 0.0, load.dram_frac or 0.0, 1 / _RATIO)
     figures: dict[str, float | int | str] = {"full_frac": load.full_frac, "capability": capability}
     said = "computes in float32 (gpu.precision=32-true)" + (" without TF32" if has_tf32 else "")
     if tensor is None:
@@ -39,5 +38,12 @@ def check(evidence: Evidence) -> Finding | None:
             f"{show_percent(load.full_frac)} of the GPU is at work, its tensor cores {show_percent(tensor)}: it {said}"
         )
     change = ("gpu.precision=bf16-mixed", "gpu.tf32=true") if has_tf32 else ("gpu.precision=16-mixed",)
-    gain = Gain(sqrt(1 / fewest), 1.0, 1 / fewest)
+    least, most = (_gain(load, ratio) for ratio in (_LEAST_RATIO, _MOST_RATIO))
+    gain = Gain(_gain(load, _RATIO), 1.0 if tensor is None else least, most)
     return Finding("tensor_cores_idle", f"{said}.", figures, change, gain=gain)
+
+
+def _gain(load: DeviceLoad, ratio: float) -> float:
+    """Products take less time, bytes and launches the same."""
+    dram = min(1.0, _DRAM_FRAC if load.dram_frac is None else load.dram_frac)
+    return max(1.0, 1 / max(dram + (1 - dram) / ratio, load.launch_frac or 0.0))
