@@ -42,14 +42,13 @@ _STRETCH = 10
 """Periods that are compared with each other."""
 _SURE = 1.25
 """By so much more than all of the noises step times must be regular."""
-_LEAST_REGULAR = 0.65
-"""Share of the periods that must show it: two long steps that happen to be so far apart are no swing. 40 % of jitter
-leaves 0.7 and more."""
+_LEAST_REGULAR, _OF_FEW = 0.35, 0.65
+"""Share of the periods that must show it: some long steps that happen to be so far apart are no swing."""
 _LEAST_FRAC = 0.05
 """Standard deviation that a swing makes, over the mean step: less costs nothing worth telling."""
 _CLOSE = 0.02
 """Lags whose R2 differs by less are the same swing; the smallest is its period."""
-_MIN_R2, _MIN_R2_OF_FEW, _FEW = 0.14, 0.2, 20
+_MIN_R2, _MIN_R2_OF_FEW, _FEW = 0.125, 0.2, 20
 """[m] 40 % of jitter leaves 0.25 at the true lag and less than 0.1 at others; of fewer periods than the last chance
 makes more."""
 
@@ -245,7 +244,7 @@ def swings_in_steps(
 def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: float) -> Iterator[StepSwing]:
     left = series[-_MOST_SAMPLES:].astype(float)
     candidates = sorted({lag for lag in lags.values() if 2 <= lag <= len(left) / MIN_PERIODS})
-    total = float(np.var(series))
+    total = float(np.var(left))
     while candidates and total > 0 and np.var(left) > 1e-9 * total:
         r2 = np.array([_folded(left[None], lag)[0] for lag in candidates])
         if r2.max() <= _MIN_R2 or r2.max() * np.var(left) < least_ms**2:
@@ -257,8 +256,8 @@ def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: floa
         lag = candidates.pop(place)
         cut = _stretches(left[None], lag)
         means = cut.mean(axis=2)
-        is_few = len(left) < _FEW * lag and r2[place] < _MIN_R2_OF_FEW
-        if is_few or _regular_frac(cut[0]) < _LEAST_REGULAR:
+        is_few, regular_frac = len(left) < _FEW * lag, _regular_frac(cut[0])
+        if regular_frac < _LEAST_REGULAR or (is_few and (r2[place] < _MIN_R2_OF_FEW or regular_frac < _OF_FEW)):
             continue
         yield StepSwing(
             lag,
