@@ -23,9 +23,9 @@ _PAUSES = ("trainer.checkpoint_every_steps", "trainer.validate_every_steps", "ep
 """What training stands still for between two steps."""
 MIN_PERIODS, MIN_SAMPLES = 5, 40
 """Below either nothing can be told from chance."""
-_MOST_SAMPLES = 4096
+_MOST_SAMPLES = 2048
 """The latest of a longer series: a swing goes on to the end."""
-_NOISES = 400
+_NOISES = 200
 _MARGIN = 1.2
 """By so much more than all of the noises."""
 _LEAST_LIKENESS = 0.2
@@ -147,7 +147,7 @@ def _by_likeness(time_s: Series, values: Series) -> float | None:
     longest = number / MIN_PERIODS
     periods = np.geomspace(3, longest, 2 + int(np.log(longest / 3) / 0.01))
     found = _likeness(even[None], periods)[0]
-    if found.max() <= max(_LEAST_LIKENESS, _MARGIN * _likeness(_noise_like(even), periods).max()):
+    if found.max() <= _LEAST_LIKENESS or found.max() <= _MARGIN * _likeness(_noise_like(even), periods).max():
         return None
     # Three periods later it is as much like itself, and as little half that before.
     nearly = np.flatnonzero(found >= 0.8 * found.max())
@@ -192,10 +192,11 @@ def _noise_like(values: Series) -> Series:
     centred = values - values.mean()
     memory = float(np.clip(np.dot(centred[1:], centred[:-1]) / max(np.dot(centred, centred), 1e-30), 0, 0.99))
     residuals = centred[1:] - memory * centred[:-1]
-    noise = np.random.default_rng(0).permuted(np.tile(residuals, (_NOISES, 1)), axis=1)
-    for place in range(1, noise.shape[1]):
-        noise[:, place] += memory * noise[:, place - 1]
-    return noise
+    rng = np.random.default_rng(0)
+    noise = np.stack([rng.permutation(residuals) for _ in range(_NOISES)], axis=1)
+    for place in range(1, len(noise)):
+        noise[place] += memory * noise[place - 1]
+    return np.ascontiguousarray(noise.T)
 
 
 @dataclass(frozen=True)
@@ -247,10 +248,10 @@ def _swings(where: Part, series: Series, lags: Mapping[str, int], least_ms: floa
     total = float(np.var(series))
     while candidates and total > 0 and np.var(left) > 1e-9 * total:
         r2 = np.array([_folded(left[None], lag)[0] for lag in candidates])
+        if r2.max() <= _MIN_R2 or r2.max() * np.var(left) < least_ms**2:
+            return
         chance = _noise_like(left)
-        by_chance = np.max([_folded(chance, lag) for lag in candidates], axis=0)
-        threshold = max(_MIN_R2, _SURE * float(by_chance.max()))
-        if r2.max() <= threshold or r2.max() * np.var(left) < least_ms**2:
+        if r2.max() <= _SURE * max(float(_folded(chance, lag).max()) for lag in candidates):
             return
         place = int(np.flatnonzero(r2 >= r2.max() - _CLOSE)[0])
         lag = candidates.pop(place)
