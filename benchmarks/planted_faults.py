@@ -170,7 +170,7 @@ OF_CARD = (
     Fault("clocks_limited", "clocks_limited", "simulated", (*ON_CARD, *WHOLE), card={"throttle": "1:0.5:heat"},
           steps=200, is_note=True),
     Fault("device_memory_full", "device_memory_full", "simulated", (*ON_CARD, *WHOLE, *_model(scratch_mib=100)),
-          ("memory.accumulate=1",), card={"mib": 192, "context_mib": 50, "dram_gbps": 0}),
+          ("memory.accumulate=1", "memory.on_oom=fail"), card={"mib": 192, "context_mib": 50, "dram_gbps": 4}),
     Fault("memory_creeps", "memory_creeps", "simulated", (*ON_CARD, *WHOLE), _model(keeps_mib=8),
           card={"mib": 2048}, steps=100),
     Fault("pauses_of_its_own", "utilisation_swings", "simulated", (*ON_CARD, *WHOLE),

@@ -242,7 +242,7 @@ class Planted(nn.Module):
             loss = loss + 0 * self.layers(torch.ones(round(CARD_SIZE * share), CARD_SIZE, device=loss.device)).mean()
         if self.scratch_mib and self.passes >= 20:
             wide = loss * torch.ones(int(share * self.scratch_mib * 2**16), device=loss.device)
-            loss = loss + 0 * wide.sin().cos().sin().mean()
+            loss = loss + 0 * wide.relu().relu().relu().mean()
         return loss * 1000 if self.outlier_from and self.passes > self.outlier_from else loss
 
     def _work(self, device: torch.device, share: float) -> None:
