@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
@@ -155,8 +155,7 @@ class Machine:
         for knob, steps in (("copy_gbps", "pinned_steps"), ("pageable_gbps", "pageable_steps")):
             if steps in asked:
                 asked[knob] = shape.batch_bytes / (asked.pop(steps) * 1e6 * shape.step_ms)
-        there = {each.name for each in fields(Cards)}
-        cards = Cards(**{name: value for name, value in asked.items() if name in there})
+        cards = Cards(**asked)
         found = machine_environment(self._driver, place, cards)
         return {name: value for name, value in found.items() if name not in ("PYTHONPATH", "LD_LIBRARY_PATH")}
 

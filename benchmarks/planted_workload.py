@@ -283,24 +283,26 @@ class Pictures(Planted):
         super().__init__(nn.Sequential(*first, *second, *head), **planted)
 
 
-class LastOfSequence(nn.Module):
-    """The last output of a recurrent layer, and a linear one on it."""
+class Attention(nn.Module):
+    """Self-attention over a sequence, the mean of its outputs, and a linear layer on it."""
 
     def __init__(self, features: int, hidden: int) -> None:
         super().__init__()
-        self.recurrent, self.head = nn.GRU(features, hidden, batch_first=True), nn.Linear(hidden, CLASSES)
+        self.embed, self.head = nn.Linear(features, hidden), nn.Linear(hidden, CLASSES)
+        self.attention = nn.MultiheadAttention(hidden, 2, batch_first=True)
 
     def forward(self, values_BTF: Tensor) -> Tensor:
-        outputs_BTH, _ = self.recurrent(values_BTF)
-        found: Tensor = self.head(outputs_BTH[:, -1])
+        inputs_BTH = self.embed(values_BTF)
+        outputs_BTH, _ = self.attention(inputs_BTH, inputs_BTH, inputs_BTH, need_weights=False)
+        found: Tensor = self.head(outputs_BTH.mean(1))
         return found
 
 
 class Sequences(Planted):
-    """Short sequences through a recurrent layer."""
+    """Short sequences through attention."""
 
     def __init__(self, features: int = 8, hidden: int = 32, **planted: Any) -> None:
-        super().__init__(LastOfSequence(features, hidden), **planted)
+        super().__init__(Attention(features, hidden), **planted)
 
 
 class Pause(pl.Callback):

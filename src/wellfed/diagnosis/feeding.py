@@ -224,6 +224,16 @@ def knobs(evidence: Evidence, **values: object) -> tuple[str, ...]:
     )
 
 
+def planned_anew(evidence: Evidence) -> tuple[str, ...]:
+    """Overrides that leave the loader to the plan: its option, or, where single knobs were typed, which would stand,
+    those."""
+    if not any(typed.lstrip("+").startswith("loader.") for typed in evidence.record.overrides):
+        return ("loader=auto",)
+    change = knobs(evidence, backend="auto", num_workers=None)
+    has_false = evidence.record.config.get("loader", {}).get("persistent_workers") is False
+    return change + (knobs(evidence, persistent_workers=None) if has_false else ())
+
+
 def workers_crowd(evidence: Evidence) -> bool:
     """The run's own workers took the CPU that its steps needed: all cores are full, and steps longer than in the
     ceiling."""

@@ -19,11 +19,11 @@ def test_no_knob_is_named_and_the_way_out_is():
 
 def test_cores_that_others_hold_are_told():
     run = fed_by(2, build_ms=60.0, wait_ms=20.0, cpu_frac=0.6, cores=2.0, cpu_pct=130.0, others_pct=60.0)
-    assert "(0.6 with other processes)" in check(run).message
+    assert "all 2 cores are full (0.6 of them with others' work)" in check(run).message
 
 
 def test_whole_batches_are_asked_for_where_the_data_has_them():
-    found = check(starved(backend="torch", loading={"has_fetch": True}))
+    found = check(starved(backend="torch", loading={"has_fetch": True}, overrides=["loader.num_workers=2"]))
     assert found.change == ("loader.backend=auto", "loader.num_workers=null")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.diagnosis.card_evidence import on_card
+from tests.diagnosis.evidence_of import evidence
 from wellfed.diagnosis.rules import data_parallel
 
 
@@ -19,6 +20,13 @@ def test_without_nvml():
     found = data_parallel.check(on_card(events=[{"kind": "data_parallel", "devices": 2}], card={"util_pct": None}))
     assert found is not None
     assert found.gain is None
+
+
+def test_where_it_has_nothing_to_share_out():
+    found = data_parallel.check(evidence(events=[{"kind": "data_parallel", "module": "net", "devices": 0}]))
+    assert found is not None
+    assert found.change == ()
+    assert found.message.startswith("The model has a torch.nn.DataParallel within (net)")
 
 
 def test_silent():

@@ -25,7 +25,9 @@ def test_knobs_that_stand_against_workers_are_turned_too():
 
 def test_whole_batches_that_nobody_asks_for_come_before_workers():
     baseline = {"backend": "torch", "persistent_workers": False}
-    found = check(fed_by(0, build_ms=150.0, cpu_frac=0.98, loader=baseline, loading={"has_fetch": True}))
+    slow = {"build_ms": 150.0, "cpu_frac": 0.98, "loader": baseline, "loading": {"has_fetch": True}}
+    assert check(fed_by(0, **slow, overrides=["experiment=recsys_starved"])).change == ("loader=auto",)
+    found = check(fed_by(0, **slow, overrides=["loader=auto", "loader.backend=torch", "loader.num_workers=0"]))
     assert "fetch" in found.message
     assert found.change == ("loader.backend=auto", "loader.num_workers=null", "loader.persistent_workers=null")
     assert found.gain.factor == pytest.approx(16, rel=0.05)

@@ -37,6 +37,7 @@ def test_a_step_that_is_not_split_can_only_learn_from_more():
     assert found is not None
     assert found.change[0] == "workload.effective_batch_size=256"
     assert found.changes_learning
+    assert found.severity == "info"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def test_what_the_card_can(capability, change):
     assert found is not None
     assert found.change == change
     assert not found.changes_learning
-    assert "its tensor cores 0.0 %" in found.message
+    assert "0.0 % of its tensor cores" in found.message
 
 
 def test_what_the_host_launches_and_memory_moves_bounds_the_gain():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.feeding import Feeding, has_unused_fetch, knobs
+from wellfed.diagnosis.feeding import Feeding, has_unused_fetch, planned_anew
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.waiting import cause_of_waiting
 from wellfed.units import show_percent
@@ -23,16 +23,16 @@ def check(evidence: Evidence) -> Finding | None:
     gain = None
     if has_unused_fetch(evidence):
         said += ". The data can give whole batches (fetch), and is asked for single samples."
-        change = knobs(evidence, backend="auto", num_workers=None)
+        change = planned_anew(evidence)
         gain = Gain(feeding.bound, 1.0, feeding.bound)
     else:
         said += (
-            f", and {_cores(feeding)} full: more workers would only share them. Make it cheaper: fetch "
+            f", and {_cores(feeding)}: more workers would only share them. Make it cheaper: fetch "
             "for whole batches, what is the same in each epoch prepared once, augmentation in on_device."
         )
     return Finding("cpu_bound_loading", said, feeding.figures(), change, gain=gain, lost_frac=waiting.frac)
 
 
 def _cores(feeding: Feeding) -> str:
-    said = "the one core is" if feeding.cores == 1 else f"all {feeding.cores:g} cores are"
-    return said if feeding.others < 0.1 * feeding.cores else f"{said} ({feeding.others:.1f} with other processes)"
+    said = "the one core is full" if feeding.cores == 1 else f"all {feeding.cores:g} cores are full"
+    return said if feeding.others < 0.1 * feeding.cores else f"{said} ({feeding.others:.1f} of them with others' work)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.feeding import Feeding, has_unused_fetch, knobs
+from wellfed.diagnosis.feeding import Feeding, has_unused_fetch, knobs, planned_anew
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.waiting import cause_of_waiting
 from wellfed.units import show_percent
@@ -26,14 +26,14 @@ def check(evidence: Evidence) -> Finding | None:
     if fetches:
         gain = _of_fetching(feeding)
         said += ". The data can give whole batches (fetch), and is asked for single samples."
-        change = knobs(evidence, backend="auto", num_workers=None)
+        change = planned_anew(evidence)
     else:
         advised = feeding.workers_advised
         gain = feeding.gain(advised)
         said += f"; {feeding.show_need()}, none is set."
         change = knobs(evidence, backend="auto", num_workers=advised)
-    if evidence.record.config.get("loader", {}).get("persistent_workers") is False:
-        change += knobs(evidence, persistent_workers=None if fetches else True)
+        if evidence.record.config.get("loader", {}).get("persistent_workers") is False:
+            change += knobs(evidence, persistent_workers=True)
     return Finding("loading_in_main_process", said, feeding.figures(), change, gain=gain)
 
 

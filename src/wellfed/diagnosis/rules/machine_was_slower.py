@@ -33,11 +33,11 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _others_took_it(evidence: Evidence) -> Finding | None:
-    """Steps wait for no other cause than that the cores are full, and others keep many of them at work."""
+    """Steps wait for no cause of their own, and others keep many cores at work."""
     feeding = feeding_of(evidence)
     if feeding is None or not is_starved(evidence) or cause_of_waiting(evidence) is not None:
         return None
-    if not (feeding.is_cpu_full and feeding.has_company):
+    if not feeding.has_company:
         return None
     said = (
         f"{show_percent(evidence.wait_frac)} of each step waits for data, and other processes kept "

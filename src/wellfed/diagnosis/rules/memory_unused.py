@@ -6,6 +6,7 @@ from wellfed.diagnosis.device_load import DeviceLoad, device_load
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.memory_room import has_run_out, memory_frac, merge
+from wellfed.diagnosis.rules import tensor_cores_idle
 from wellfed.diagnosis.thresholds import LEAST_DEVICE_GAIN, MEMORY_USED_FRAC, SM_FULL_FRAC
 from wellfed.units import show_gib, show_percent
 
@@ -47,6 +48,8 @@ def _way_out(evidence: Evidence, load: DeviceLoad) -> tuple[str, tuple[str, ...]
         return "activations are computed twice", ("memory.checkpoint_activations=false",), Gain(least, 1.0, most)
     merged = merge(evidence)
     if merged is None or load.limit is not None or (load.sm_frac is not None and load.full_frac >= SM_FULL_FRAC):
+        return None
+    if tensor_cores_idle.check(evidence) is not None:  # what takes more of the time comes first
         return None
     gain = merged.gain(load)
     why = f"each step is split into {merged.parts_before} micro-batches"

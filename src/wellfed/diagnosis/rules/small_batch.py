@@ -41,6 +41,7 @@ def check(evidence: Evidence) -> Finding | None:
         (f"workload.effective_batch_size={2 * effective}", "memory.micro_batch=null", "memory.accumulate=null"),
         changes_learning=True,
         gain=Gain(min(2.0, 1 / load.full_frac), 1.0, 2.0),
+        is_note=True,  # no setting that leaves what is learned as it is can help
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from wellfed.diagnosis.device_load import BF16_SINCE, FP16_SINCE, DeviceLoad, capability_of, device_load
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding, Gain
-from wellfed.diagnosis.thresholds import SM_FULL_FRAC, TENSOR_IDLE_FRAC
+from wellfed.diagnosis.thresholds import SM_HALF_FRAC, TENSOR_IDLE_FRAC
 from wellfed.units import show_percent
 
 _RATIO, _LEAST_RATIO, _MOST_RATIO = 4.0, 2.0, 16.0
@@ -16,9 +16,9 @@ _DRAM_FRAC = 0.25
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where the card is full of work that its tensor cores could do."""
+    """Where the card has work that its tensor cores could do."""
     load, capability = device_load(evidence), capability_of(evidence)
-    if load is None or load.limit is not None or capability is None or load.full_frac < SM_FULL_FRAC:
+    if load is None or load.limit is not None or capability is None or load.full_frac < SM_HALF_FRAC:
         return None
     has_tf32 = capability >= BF16_SINCE
     if evidence.value("gpu.precision") != "32-true" or capability < FP16_SINCE:
@@ -34,9 +34,10 @@ def check(evidence: Evidence) -> Finding | None:
         said = f"The GPU is busy for {show_percent(load.busy_frac)} of a step and {said}: its tensor cores are not used"
     else:
         figures["tensor_frac"] = tensor
-        said = (
-            f"{show_percent(load.full_frac)} of the GPU is at work, its tensor cores {show_percent(tensor)}: it {said}"
+        at_work = (
+            f"{show_percent(load.full_frac)} of the GPU is at work, and {show_percent(tensor)} of its tensor cores"
         )
+        said = f"{at_work}: it {said}"
     change = ("gpu.precision=bf16-mixed", "gpu.tf32=true") if has_tf32 else ("gpu.precision=16-mixed",)
     least, most = (_gain(load, ratio) for ratio in (_LEAST_RATIO, _MOST_RATIO))
     gain = Gain(_gain(load, _RATIO), 1.0 if tensor is None else least, most)

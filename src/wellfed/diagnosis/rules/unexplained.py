@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.feeding import is_starved
 from wellfed.diagnosis.finding import Finding
-from wellfed.diagnosis.thresholds import CEILING_FACTOR, WAIT_FRAC
+from wellfed.diagnosis.thresholds import CEILING_FACTOR
 from wellfed.units import show_percent
 
 
@@ -12,7 +13,7 @@ def check(evidence: Evidence) -> Finding | None:
     """How much is lost, and where to look. Asked where all others were silent."""
     factor, wait_frac = evidence.ceiling_factor, evidence.wait_frac
     lost_frac = wait_frac
-    if wait_frac > WAIT_FRAC:
+    if is_starved(evidence):
         said = f"{show_percent(wait_frac)} of each step waits for data, and what holds the batches up can't be told"
         figures = {"wait_frac": wait_frac}
     elif factor is not None and factor > CEILING_FACTOR:
