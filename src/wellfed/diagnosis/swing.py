@@ -42,7 +42,7 @@ _STRETCH = 10
 """Periods that are compared with each other."""
 _SURE = 1.25
 """By so much more than all of the noises step times must be regular."""
-_LEAST_REGULAR, _OF_FEW = 0.35, 0.65
+_LEAST_REGULAR, _OF_FEW = 0.4, 0.65
 """Share of the periods that must show it: some long steps that happen to be so far apart are no swing."""
 _LEAST_FRAC = 0.05
 """Standard deviation that a swing makes, over the mean step: less costs nothing worth telling."""
