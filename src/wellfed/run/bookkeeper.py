@@ -202,6 +202,8 @@ class Bookkeeper:
             record.error = {"kind": outcome.kind, "message": outcome.message, "advice": outcome.advice}
         if outcome.status == "interrupted":
             self.journal.event("signal", message=outcome.message)
+        if outcome.by_non_finite_loss:
+            self.journal.event("nan", action="raise")
         self._fill_in(metrics)
         doubt = contradiction(record)
         if doubt is not None:

@@ -39,6 +39,7 @@ class Outcome:
     """The message is all a user needs; False = a traceback helps."""
     is_of_other_rank: bool = False
     """This rank has only lost the one that failed, which knows why."""
+    by_non_finite_loss: bool = False
 
 
 # "DataLoader worker process 0" is another: an error of the data's own code that was caught there.
@@ -91,7 +92,8 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
         less = way_on or "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model."
         return Outcome("oom", EXIT_OUT_OF_MEMORY, memory.kind, memory.message, less)
     if isinstance(error, NonFiniteLoss):
-        return Outcome("failed", EXIT_FAILED, "code", str(error), " ".join(getattr(error, "__notes__", ())))
+        advice = " ".join(getattr(error, "__notes__", ()))
+        return Outcome("failed", EXIT_FAILED, "code", str(error), advice, by_non_finite_loss=True)
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # which sample or batch it was
     if isinstance(error, WellfedError):
         return Outcome("failed", failed, error.kind, f"{error}{notes}")

@@ -37,6 +37,13 @@ def test_steps_that_were_left_out_are_counted():
     assert found.message.startswith("The loss was no finite number in 2 steps, first in step 7")
 
 
+def test_a_loss_that_ended_the_run_is_told_of_however_few_steps():
+    found = check(evidence(steps=3, events=[{"kind": "nan", "step": 12, "time_s": 1.0, "action": "raise"}]))
+    assert found is not None
+    assert found.message.startswith("The loss was no finite number by step 12, which ended the run")
+    assert found.severity == "high"
+
+
 @pytest.mark.parametrize(
     "values",
     [(), (2, 1), (5, 4, 3, 2, 1, 0.5), (1, 2, 1, 2, 1, 9), (-4, -3, -5, -4, -4, 90), (0, 0, 0, 0, 0, 5)],

@@ -16,15 +16,17 @@ _LR = "workload.optimizer.lr"
 def check(evidence: Evidence) -> Finding | None:
     """Where the training loss left its running median, or was not finite."""
     steps, values = evidence.losses
-    skipped = [event for event in evidence.record.events if event["kind"] == "nan"]
+    events = [event for event in evidence.record.events if event["kind"] == "nan"]
     at = _first_jump(values)
-    if not skipped and at is None:
+    if not events and at is None:
         return None
     evidence_: dict[str, float | int | str] = {}
-    if skipped:
-        step = int(skipped[0].get("step") or 0)
-        said = f"The loss was no finite number in {counted(len(skipped), 'step')}, first in step {step}"
-        evidence_ |= {"non_finite_steps": len(skipped)}
+    if events:
+        step = int(events[0].get("step") or 0)
+        said = f"The loss was no finite number in {counted(len(events), 'step')}, first in step {step}"
+        if events[-1].get("action") == "raise":
+            said = f"The loss was no finite number by step {step}, which ended the run"
+        evidence_ |= {"non_finite_steps": len(events)}
     else:
         assert at is not None
         step, median = int(steps[at]), _median_before(values, at)
@@ -39,6 +41,7 @@ def check(evidence: Evidence) -> Finding | None:
         {"step": step, **evidence_},
         _changes(evidence),
         changes_learning=True,
+        lost_frac=1.0 if events and events[-1].get("action") == "raise" else None,
     )
 
 
