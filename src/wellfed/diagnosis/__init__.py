@@ -1,4 +1,5 @@
-"""Says what a run's recorded figures mean. Pure: a record in, findings and text out.
+"""Says what a run's recorded figures mean: where time was lost, to what, and which overrides win it back.
 
-Knows the record's keys; needs no GPU, no torch, no Lightning. Start from `report.to_markdown`.
+Pure: a record and its tables in, findings and text out; needs no GPU, no torch, no Lightning. Start from `judge.judge`:
+`evidence.Evidence` is what it is given, ``rules/`` has one file for each thing it may find.
 """

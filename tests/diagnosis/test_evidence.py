@@ -1,0 +1,76 @@
+"""What a run folder gives the rules, also of a run that was cut short or lost its GPU on the way."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.diagnosis.evidence_of import evidence
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.judge import judge
+from wellfed.record import RunRecord
+
+
+def test_a_folder_reads_as_what_the_run_had_in_memory(tmp_path):
+    record = evidence(wait_ms=5, ceiling=1.4).record
+    record.write(tmp_path)
+    (tmp_path / "steps.csv").write_text("step,epoch,wait_ms,copy_ms,compute_ms,host_ms\n1,0,5,,10,0.1\n2,0,5,,10,0.1\n")
+    found = Evidence.read(tmp_path)
+    assert found.record == record
+    assert found.step_ms == pytest.approx(15.1)
+    assert not found.on_gpu
+    assert found.copy_frac == 0
+
+
+def test_the_warm_up_is_in_no_figure(tmp_path):
+    given = evidence(steps=30)
+    throughput = {**given.record.throughput, "warmup_steps": 3}
+    given.record.throughput = throughput
+    assert len(given.column("wait_ms")) == 27
+    assert len(given.all_steps["wait_ms"]) == 30
+
+
+def test_a_knob_is_as_planned_else_as_configured_else_unknown():
+    given = evidence(plan={"loader.num_workers": 3}, config={"loader": {"num_workers": None, "backend": "auto"}})
+    assert given.value("loader.num_workers") == 3
+    assert given.value("loader.backend") == "auto"
+    assert given.value("loader.nothing") is None
+    assert given.value("nothing.at.all") is None
+
+
+def test_another_schema_is_said_to_be_one(tmp_path):
+    (tmp_path / "run.json").write_text(json.dumps({"schema": 99, "run_id": "x"}))
+    with pytest.raises(ValueError, match="has schema 99; this version of wellfed reads schema 1"):
+        Evidence.read(tmp_path)
+
+
+def test_a_killed_run_without_tables_is_said_to_be_too_short(tmp_path):
+    RunRecord("run", pid=2**22 + 1, host_name=RunRecord.start("x").host_name, boot_id="gone").write(tmp_path)
+    (finding,) = judge(Evidence.read(tmp_path))
+    assert finding.id == "too_few_steps"
+    assert "No step was measured" in finding.message
+
+
+def test_a_gpu_that_was_lost_on_the_way_leaves_a_gap_and_no_zero(tmp_path):
+    evidence(copy_ms=0.1, ceiling=1.0).record.write(tmp_path)
+    rows = ["time_s,step,phase,gpu,util_pct,power_w"]
+    rows += [f"{at / 2},{at},train,0,{90 if at < 20 or at > 60 else ''},200" for at in range(100) if not 30 < at < 50]
+    (tmp_path / "telemetry.csv").write_text("\n".join(rows) + "\n")
+    found = Evidence.read(tmp_path)
+    assert found.mean("util_pct", 0) == 90
+    assert found.util_pct == 90
+    assert found.mean("sm_active_pct", 0) is None
+    assert found.swings_of_gpus == {}
+    assert [finding.id for finding in judge(found) if not finding.is_note] == []
+
+
+def test_nothing_of_what_is_not_there_is_a_figure():
+    bare = Evidence(RunRecord("run"))
+    assert bare.step_ms is None
+    assert bare.build_ms is None
+    assert bare.ceiling_factor is None
+    assert bare.util_pct is None
+    assert bare.cores is None
+    assert bare.num_workers == 0
+    assert len(bare.column("wait_ms")) == 0
