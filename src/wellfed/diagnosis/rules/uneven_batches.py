@@ -22,7 +22,7 @@ def check(evidence: Evidence) -> Finding | None:
     said = (
         f"{show_percent(waiting.frac)} of each step waits for data, though {counted(feeding.num_workers, 'worker')} "
         f"that build a batch in {feeding.build_ms:.3g} ms keep up with steps of {feeding.fed_ms:.3g} ms on average: "
-        f"the slowest batches take {p99_ms:.3g} ms. {needed} kept ready by each worker bridge that, {now} are set."
+        f"the slowest batches take {p99_ms:.3g} ms. {needed} kept ready by each worker bridge that; now it is {now}."
     )
     figures = {**feeding.figures(), "build_ms_p99": p99_ms}
     change = knobs(evidence, prefetch_factor=needed)
