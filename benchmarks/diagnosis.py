@@ -2,6 +2,7 @@
 
     python benchmarks/diagnosis.py [--only too_few_workers] [--shapes table] [--where cpu] [--out RECORD]
     python benchmarks/diagnosis.py --traces tests/traces --out benchmarks/records/<date>_diagnosis_cpu.json
+    python benchmarks/diagnosis.py --only slow_copy --out RECORD --again
 
 Each fault of `planted_faults.py` is planted in a run of `src/train.py` of each workload shape, on the CPU or on the
 simulated card (tests/fake_cuda, tests/fake_nvml). The first finding of its run.json is compared with the cause; what
@@ -227,6 +228,13 @@ def sentence(found: dict[str, Any]) -> str:
     return f"{said}. Judging a run took at most {found['judged_ms_max']:.0f} ms."
 
 
+def _others(entries: Sequence[dict[str, Any]], now: Sequence[Any], kind: type[Any]) -> list[Any]:
+    """Verdicts of a record but those that have been reached anew."""
+    anew = {(one.kind, one.where, one.shape) for one in now}
+    found = [kind(**entry) for entry in entries]
+    return [one for one in found if (one.kind, one.where, one.shape) not in anew]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="kinds, separated by commas; 'healthy' for those")
@@ -238,6 +246,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="a folder for the run folders")
     parser.add_argument("--traces", type=Path, help="a folder for what tests judge again: tests/traces")
     parser.add_argument("--out", type=Path, help="the record")
+    parser.add_argument("--again", action="store_true", help="what is planted now replaces its part of the record")
     chosen = parser.parse_args()
     if chosen.list:
         print(table([[each.where, each.kind, getattr(each, "cause", "healthy")] for each in [*FAULTS, *HEALTHY]]))
@@ -270,6 +279,12 @@ def main() -> None:
                     sign = "right" if found.is_right else "WRONG, nothing was planted"
                     print(f"{found.where:9} {found.shape:9} {found.kind:24} {found.first} ({sign}) {found.notes or ''}")
                     print(f"    {found.said}", flush=True)
+    commands = [" ".join(["python", "benchmarks/diagnosis.py", *sys.argv[1:]])]
+    if chosen.again and chosen.out and chosen.out.exists():
+        earlier = json.loads(chosen.out.read_text())
+        commands = [*earlier["command"].split("; "), *commands]
+        verdicts = [*_others(earlier["raw"]["planted"], verdicts, Verdict), *verdicts]
+        healthy = [*_others(earlier["raw"]["healthy"], healthy, HealthyVerdict), *healthy]
     if verdicts:
         print(f"\n{confusion(verdicts)}\n\n{won_back(verdicts)}\n")
     says = summary(verdicts, healthy)
@@ -277,7 +292,7 @@ def main() -> None:
     record = {
         "theme": "diagnosis",
         "date": datetime.now(UTC).date().isoformat(),
-        "command": " ".join(["python", "benchmarks/diagnosis.py", *sys.argv[1:]]),
+        "command": "; ".join(commands),
         "git": {key: value for key, value in (git_state(ROOT) or {}).items() if key != "diff"},
         "machine": {"load": os.getloadavg(), **machine().to_dict()},
         "config": {

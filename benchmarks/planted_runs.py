@@ -57,11 +57,8 @@ class Run:
         """Samples/s from the first step after the warm-up to the last, all that came between included."""
         if self.evidence is None:
             return None
-        steps, throughput = self.evidence.all_steps, self.evidence.record.throughput
-        first = throughput["warmup_steps"] if throughput else 3
-        if len(steps["time_s"]) < first + 2:
-            return None
-        return float(steps["samples"][first + 1 :].sum() / (steps["time_s"][-1] - steps["time_s"][first]))
+        samples, step_ms = self.evidence.column("samples"), self.evidence.wall_step_ms
+        return 1e3 * float(samples.mean()) / step_ms if len(samples) > 1 and step_ms else None
 
     @property
     def first(self) -> str:

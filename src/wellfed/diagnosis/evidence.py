@@ -148,10 +148,9 @@ class Evidence:
     @cached_property
     def wall_step_ms(self) -> float | None:
         """Mean time from step to step, with all that lies between them."""
-        ended_at_s = self.column("time_s")
-        if len(ended_at_s) < 2 or not ended_at_s[-1] > ended_at_s[0]:
+        if self.step_ms is None or not len(self.gap_ms):
             return self.step_ms
-        return 1e3 * float(ended_at_s[-1] - ended_at_s[0]) / (len(ended_at_s) - 1)
+        return self.step_ms + float(np.mean(self.gap_ms))
 
     def period_s(self, lag: int) -> float | None:
         """Mean time from a step to the one so many steps later, with all that lies between them."""

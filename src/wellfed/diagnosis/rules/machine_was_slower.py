@@ -33,15 +33,20 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _others_took_it(evidence: Evidence) -> Finding | None:
-    """Steps wait for no cause of their own, and others keep many cores at work."""
-    feeding = feeding_of(evidence)
-    if feeding is None or not is_starved(evidence) or cause_of_waiting(evidence) is not None:
+    """Cores were full, others kept many of them at work, and nothing else explains the waiting or the ceiling."""
+    feeding, factor = feeding_of(evidence), evidence.ceiling_factor
+    if feeding is None or not (feeding.has_company and feeding.is_cpu_full):
         return None
-    if not feeding.has_company:
+    if is_starved(evidence):
+        lost = f"{show_percent(evidence.wait_frac)} of each step waits for data"
+        has_cause = cause_of_waiting(evidence) is not None
+    else:
+        lost = f"The run reached {show_percent(1 / (factor or 1.0))} of its ceiling"
+        has_cause = factor is None or factor <= CEILING_FACTOR
+    if has_cause:
         return None
     said = (
-        f"{show_percent(evidence.wait_frac)} of each step waits for data, and other processes kept "
-        f"{feeding.others:.1f} of {feeding.cores:g} cores at work meanwhile. Run it again on a "
-        "machine that does nothing else to know."
+        f"{lost}, and other processes kept {feeding.others:.1f} of {feeding.cores:g} cores at work meanwhile. Run it "
+        "again on a machine that does nothing else to know."
     )
     return Finding("machine_was_slower", said, feeding.figures(), is_note=True)
