@@ -7,6 +7,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import feeding_of, is_starved, workers_crowd
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.rules import frequent_logging, slow_callbacks
+from wellfed.diagnosis.thresholds import CEILING_FACTOR
 from wellfed.diagnosis.waiting import cause_of_waiting
 from wellfed.units import show_percent
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import is_starved
+from wellfed.diagnosis.feeding import steady_wait_frac
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.thresholds import CEILING_FACTOR
 from wellfed.units import show_percent
