@@ -19,7 +19,7 @@ def test_waiting_at_the_start_of_epochs_alone_is_told_as_that():
     epochs, wait_ms = np.arange(120) // 12.0, np.zeros(120)
     wait_ms[::12] = 60
     columns = {"epoch": epochs, "wait_ms": wait_ms}
-    found = check(evidence(steps=120, wait_ms=5, columns=columns, plan={"loader.num_workers": 2}))
+    found = check(evidence(steps=120, wait_ms=5, ceiling=1.5, columns=columns, plan={"loader.num_workers": 2}))
     assert found is not None
     assert "nearly all of that in the first step of each epoch" in found.message
 
