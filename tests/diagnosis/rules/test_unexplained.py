@@ -17,11 +17,11 @@ def test_waiting_without_a_cause_is_told_with_its_share():
 
 def test_waiting_at_the_start_of_epochs_alone_is_told_as_that():
     epochs, wait_ms = np.arange(120) // 12.0, np.zeros(120)
-    wait_ms[::12] = 60
+    wait_ms[12::12] = 60
     columns = {"epoch": epochs, "wait_ms": wait_ms}
     found = check(evidence(steps=120, wait_ms=5, ceiling=1.5, columns=columns, plan={"loader.num_workers": 2}))
     assert found is not None
-    assert "nearly all of that in the first step of each epoch" in found.message
+    assert "nearly all of that in the first steps of each epoch" in found.message
 
 
 def test_a_ceiling_out_of_reach_is_told_and_one_that_is_near_is_not():
