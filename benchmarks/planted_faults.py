@@ -124,6 +124,8 @@ OF_LOADER = (
           _workers(2, "loader.prefetch_factor=1"), _workers(2, "loader.prefetch_factor=8"), steps=160),
     Fault("slow_samples", "slow_samples", "cpu", _data(build_steps=0.5, slow_samples=6, slow_s=0.8), _workers(2),
           steps=120),
+    Fault("slow_handover", "slow_handover", "cpu",
+          ("workload.model.step_ms=12", "workload.data.step_ms=12", *_data(build_steps=0.5)), _workers(2), steps=120),
     Fault("host_memory_full", "host_memory_full", "cpu", _data(build_steps=0.5, dies_after=20), _workers(2)),
 )  # fmt: skip
 OF_LOOP = (
@@ -161,7 +163,7 @@ OF_CARD = (
     Fault("memory_unused", "memory_unused", "simulated", (*_model(rests="false", deep=6), *WHOLE),
           ("memory.checkpoint_activations=true",), ("memory.checkpoint_activations=false",)),
     Fault("launch_bound", "launch_bound", "simulated", (*_model(rests="false"), *WHOLE), _model(small_ops=40),
-          card={"launch_us": 150}),
+          card={"launch_us": 500}),
     Fault("synchronisation", "synchronisation", "simulated", (*ON_CARD, *WHOLE), _model(asks="true"),
           card={"launch_us": 40}),
     Fault("tensor_cores_idle", "tensor_cores_idle", "simulated", (*ON_CARD, *WHOLE),
@@ -178,12 +180,14 @@ OF_CARD = (
 )  # fmt: skip
 FAULTS = OF_LOADER + OF_LOOP + OF_CARD
 
+LONG = ("workload.model.step_ms=80", "workload.data.step_ms=80")
+"""Steps beside which the 2 ms count for nothing that a batch takes from a worker process to this one."""
 HEALTHY = (
     Healthy("whole_batches", "cpu", WHOLE),
     Healthy("sample_by_sample", "cpu"),
-    Healthy("workers", "cpu", (*_data(build_steps=0.5), *_workers(2))),
+    Healthy("workers", "cpu", (*LONG, *_data(build_steps=0.5), *_workers(2))),
     Healthy("accumulated", "cpu", (*WHOLE, "memory.accumulate=2")),
-    Healthy("epochs", "cpu", (*_data(build_steps=0.3, num_batches=30), *_workers(2)), steps=120),
+    Healthy("epochs", "cpu", (*LONG, *_data(build_steps=0.3, num_batches=60), *_workers(2)), steps=180),
     Healthy("computes", "cpu", (*WHOLE, *_model(rests="false", works="true"))),
     Healthy("on_card", "simulated", (*ON_CARD, *WHOLE)),
     Healthy("workers_on_card", "simulated", (*ON_CARD, *_data(build_steps=0.3), *_workers(2))),

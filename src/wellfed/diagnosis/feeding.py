@@ -18,6 +18,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Gain
 from wellfed.diagnosis.thresholds import (
     BUILD_WAITS_FRAC,
+    CAPACITY_FRAC,
     CEILING_FACTOR,
     CPU_FULL_FRAC,
     FEWEST_STEPS,
@@ -103,6 +104,11 @@ class Feeding:
         """The smallest number beyond which more are of no use, if all batches took equally long."""
         enough = self.step_ms_with(self.most_workers) / (1 - WAIT_FRAC)
         return next(count for count in range(1, self.most_workers + 1) if self.step_ms_with(count) <= enough)
+
+    @property
+    def has_enough(self) -> bool:
+        """The workers would keep up with steps that wait for nothing."""
+        return self.build_ms <= CAPACITY_FRAC * self.num_workers * self.fed_ms
 
     @property
     def workers_advised(self) -> int:

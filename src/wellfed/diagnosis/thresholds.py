@@ -87,3 +87,5 @@ HOST_FRAC, HOST_MS = 0.1, 3.0
 BUSY_PCT, IDLE_PCT, FEWEST_READINGS = 70, 10, 500
 """Utilisation swings if its 95th percentile reaches the first and its 5th stays below the second, over so many readings
 (smdebug-rulesconfig 1.0.1)."""
+EVEN_FRAC = 0.5
+"""Share of the waiting that each step has alike, where batches are ready and only have to be taken over."""

@@ -23,6 +23,7 @@ from wellfed.diagnosis.swing import MIN_PERIODS
 from wellfed.diagnosis.thresholds import (
     CAPACITY_FRAC,
     COLD_FACTOR,
+    EVEN_FRAC,
     FEWEST_SLOW,
     FEWEST_STEPS,
     IOWAIT_CORES,
@@ -45,6 +46,7 @@ Cause = Literal[
     "workers_take_the_cpu",
     "uneven_batches",
     "slow_samples",
+    "slow_handover",
 ]
 """Ids of the rules that tell them."""
 
@@ -82,12 +84,21 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
     if has_unused_fetch(evidence) and not feeding.waits_outside:
         return "cpu_bound_loading"
     if not feeding.waits_for_core:
+        if handover_ms(evidence) >= EVEN_FRAC * (feeding.step_ms - feeding.fed_ms) and feeding.has_enough:
+            return "slow_handover"
         return "too_few_workers" if advised > feeding.num_workers and of_use else None
     if (evidence.value("loader.worker_threads") or 1) > 1:
         return "workers_take_the_cpu"
     # Others hold the batches up where all cores would build one in a small part of a step.
     is_little = feeding.build_cpu_ms / feeding.cores < LITTLE_FRAC * feeding.fed_ms
     return None if feeding.has_company and is_little else "cpu_bound_loading"
+
+
+def handover_ms(evidence: Evidence) -> float:
+    """What most steps wait for a batch, even where it is ready; 0 where no other process builds it."""
+    if evidence.value("loader.backend") not in ("processes", "torch", "own") or not evidence.num_workers:
+        return 0.0
+    return float(np.median(evidence.wait_ms)) if len(evidence.wait_ms) else 0.0
 
 
 def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
