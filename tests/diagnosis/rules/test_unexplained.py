@@ -30,3 +30,10 @@ def test_a_ceiling_out_of_reach_is_told_and_one_that_is_near_is_not():
     assert found is not None
     assert found.message.startswith("The run reached 50.0 % of its ceiling, and no cause was recognised")
     assert found.severity == "high"
+
+
+def test_a_ceiling_within_the_noise_of_the_rate_is_no_loss():
+    given = evidence(ceiling=1.2)
+    rate = given.record.throughput["samples_per_s"]
+    given.record.throughput["ci95"] = [0.85 * rate, 1.15 * rate]
+    assert check(given) is None

@@ -17,7 +17,7 @@ def check(evidence: Evidence) -> Finding | None:
     """How much is lost, and where to look. Asked where all others were silent."""
     factor, wait_frac = evidence.ceiling_factor, evidence.wait_frac
     elsewhere = "debug=profiler shows what a step spends its time on."
-    is_below = factor is not None and factor > CEILING_FACTOR
+    is_below = factor is not None and factor > CEILING_FACTOR * _uncertainty(evidence)
     if wait_frac > WAIT_FRAC and (is_below or is_starved(evidence)) and _epoch_start_frac(evidence) >= _MOSTLY:
         said = f"{show_percent(wait_frac)} of training waits for data, nearly all of that in the first steps of each"
         said += " epoch: nothing is built ahead across its end. Longer epochs lose less."
@@ -29,6 +29,14 @@ def check(evidence: Evidence) -> Finding | None:
         return None
     said = f"The run reached {show_percent(1 / factor)} of its ceiling, and no cause was recognised. {elsewhere}"
     return Finding("unexplained", said, {"ceiling_factor": factor}, lost_frac=1 - 1 / factor)
+
+
+def _uncertainty(evidence: Evidence) -> float:
+    """How much higher the rate may be than it was measured, >= 1."""
+    throughput = evidence.record.throughput
+    if not throughput or not throughput["ci95"] or throughput["samples_per_s"] <= 0:
+        return 1.0
+    return throughput["ci95"][1] / throughput["samples_per_s"]
 
 
 def _epoch_start_frac(evidence: Evidence) -> float:
