@@ -340,7 +340,7 @@ def swing_table(
     repeats: int = 20, cases: Sequence[str] = tuple(CASES), jitters: Sequence[float] = JITTERS, jobs: int = 4
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """A row a case and jitter: how often the cause was right; and the single repeats."""
-    planned = [(name, jitter, 100 * number + 7) for number in range(repeats) for name in cases for jitter in jitters]
+    planned = [(name, jitter, 1009 * number + 31) for number in range(repeats) for name in cases for jitter in jitters]
     context = multiprocessing.get_context("fork")
     torch.set_num_threads(1)
     with _Pool(context, jobs) as pool:

@@ -1,0 +1,70 @@
+"""Overrides of findings against the configuration: what is printed to be typed composes behind the run's own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wellfed.config.compose import compose
+from wellfed.diagnosis import rules
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.judge import judge
+
+TRACES = Path(__file__).parents[1] / "traces"
+OURS = ("gpu.", "loader.", "memory.", "trainer.", "telemetry.")
+"""Knobs of the engine; those of the planted workload are not there to be composed."""
+WITHOUT_OVERRIDES = {
+    *("healthy", "too_few_steps", "machine_was_slower", "unexplained", "slow_start", "clocks_limited"),
+    *("cpu_bound_loading", "slow_samples", "slow_callbacks", "synchronisation", "memory_creeps", "utilisation_swings"),
+    *("slow_handover", "data_parallel"),  # as planted here: without fetch, with one device
+}
+
+
+@cache
+def changes(folder: str) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
+    """Of every recorded run: id of a finding, what the run was started with, what the finding adds."""
+    return tuple(_changes(Path(folder)))
+
+
+def _changes(folder: Path) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+    for path in sorted(TRACES.glob("*/*.json.gz")):
+        trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
+        for name, text in trace["files"].items():
+            (folder / name).write_text(text)
+        evidence = Evidence.read(folder)
+        own = tuple(word for word in evidence.record.overrides if word.startswith(OURS))
+        for finding in judge(evidence):
+            if finding.change:
+                yield finding.id, own, finding.change
+
+
+def test_every_rule_with_overrides_has_a_recorded_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+    files = {path.stem for path in Path(rules.__path__[0]).glob("*.py")} - {"__init__"}
+    with_overrides = {one for one, _, _ in changes(str(tmp_path_factory.mktemp("traces")))}
+    assert with_overrides | WITHOUT_OVERRIDES == files
+
+
+def test_every_override_composes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    seen = set()
+    for one, own, change in changes(str(tmp_path_factory.mktemp("traces"))):
+        key = (one, *(word.partition("=")[0] for word in change))
+        if key not in seen:
+            seen.add(key)
+            composed = compose([*own, *change])
+            for word in change:
+                knob, _, value = word.partition("=")
+                if "." in knob:
+                    assert str(_value(composed.resolved, knob)).lower() == value.replace("null", "none"), word
+    assert len(seen) >= 15
+
+
+def _value(config: Any, knob: str) -> Any:
+    for name in knob.split("."):
+        config = config[name]
+    return getattr(config, "value", config)
