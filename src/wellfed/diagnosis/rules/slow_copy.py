@@ -6,7 +6,7 @@ from wellfed.diagnosis.device_load import launch_ms
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.thresholds import COPY_FRAC, FEWEST_STEPS
-from wellfed.units import MIB, show_percent
+from wellfed.units import MIB, show_bytes, show_percent
 
 _AHEAD = 2
 """Batches copied ahead that hide a copy as long as a step: what the plan takes."""
@@ -22,7 +22,7 @@ def check(evidence: Evidence) -> Finding | None:
     said = f"{show_percent(copy)} of each step is copying its batch to the GPU"
     if mib:
         figures |= {"batch_mib": mib, "copy_gb_per_s": mib * MIB / 1e6 / copy_ms}
-        said += f": {mib:.1f} MiB in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
+        said += f": {show_bytes(mib * MIB)} in {copy_ms:.2f} ms, {figures['copy_gb_per_s']:.2g} GB/s"
     change, whys = [], []
     if evidence.value("loader.pin_memory") is False and evidence.value("loader.backend") != "own":
         change.append("loader.pin_memory=true")
