@@ -307,7 +307,7 @@ def main() -> None:
         "says": sentence(says),
     }
     if chosen.out:
-        chosen.out.write_text(json.dumps(record, indent=1) + "\n")
+        chosen.out.write_text(json.dumps(record, indent=1).replace(f"{ROOT}/", "") + "\n")
 
 
 if __name__ == "__main__":
