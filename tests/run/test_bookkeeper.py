@@ -107,6 +107,18 @@ def test_the_end_is_in_record_and_report_whatever_it_was(tmp_path):
     assert recorded(tmp_path)["error"] == {"kind": "code", "message": "ValueError: no", "advice": "Mend it."}
 
 
+def test_a_rule_that_fails_costs_the_run_nothing(tmp_path, monkeypatch, caplog):
+    def broken(evidence):
+        raise KeyError("a rule")
+
+    monkeypatch.setattr(bookkeeper, "judge", broken)
+    books_of(tmp_path).finish(OK, {})
+    found = recorded(tmp_path)
+    assert (found["status"], found["exit_code"], found["findings"]) == ("ok", 0, [])
+    assert (tmp_path / "report.md").read_text()
+    assert "could not be judged" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [

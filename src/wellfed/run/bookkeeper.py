@@ -209,9 +209,7 @@ class Bookkeeper:
         if doubt is not None:
             self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self.journal.save()
-        evidence = Evidence.of(record, self.folder)
-        record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
-        record.findings = [finding.entry() for finding in judge(evidence)]
+        self._judge()
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
         record.artifacts["report"] = "report.md"
         try:
@@ -224,6 +222,15 @@ class Bookkeeper:
         self.journal.sink.table("findings", ("id", "severity", "message", "change"), rows)
         self.journal.sink.finish({**record.metrics, **_of_the_run(record)}, outcome.exit_code)
         self.journal.save()
+
+    def _judge(self) -> None:
+        """What the run's figures mean."""
+        try:
+            evidence = Evidence.of(self.record, self.folder)
+            self.record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
+            self.record.findings = [finding.entry() for finding in judge(evidence)]
+        except Exception:  # what was trained must not be lost to what is said of it
+            _LOG.exception("Where the time went could not be judged; the record has the figures.")
 
     def _fill_in(self, metrics: Mapping[str, float]) -> None:
         """Bring the record's figures up to date."""
