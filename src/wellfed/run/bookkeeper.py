@@ -229,7 +229,7 @@ class Bookkeeper:
             evidence = Evidence.of(self.record, self.folder)
             self.record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
             self.record.findings = [finding.entry() for finding in judge(evidence)]
-        except Exception:  # what was trained must not be lost to what is said of it
+        except Exception:  # noqa: BLE001  what was trained must not be lost to what is said of it
             _LOG.exception("Where the time went could not be judged; the record has the figures.")
 
     def _fill_in(self, metrics: Mapping[str, float]) -> None:
