@@ -74,3 +74,30 @@ def test_nothing_of_what_is_not_there_is_a_figure():
     assert bare.cores is None
     assert bare.num_workers == 0
     assert len(bare.column("wait_ms")) == 0
+
+
+def test_a_run_killed_before_its_first_checkpoint_is_judged_by_its_table(tmp_path):
+    config = {"workload": {"sample_unit": "images"}, "loader": {"backend": "processes", "num_workers": 1}}
+    machine = {"cpu_quota_cores": 8.0}
+    killed = RunRecord("run", status="killed", host_name="elsewhere", config=config, machine=machine)
+    killed.write(tmp_path)
+    head = (
+        "step,time_s,epoch,samples,micro_batch,num_micro,wait_ms,copy_ms,compute_ms,host_ms,ready,build_ms,build_cpu_ms"
+    )
+    rows = [f"{n},{n / 20},0,32,32,1,30,,10,0.1,0,40,2,\n" for n in range(1, 101)]
+    (tmp_path / "steps.csv").write_text(f"{head},launch_ms\n{''.join(rows)}101,5.")
+    found = Evidence.read(tmp_path)
+    assert found.record.throughput["sample_unit"] == "images"
+    assert found.record.throughput["steps"] == 97
+    assert found.record.throughput["samples_per_s"] == pytest.approx(32 / 0.0401)
+    assert found.wait_frac == pytest.approx(30 / 40.1)
+    assert found.record.steps == 100
+    first = judge(found)[0]
+    assert first.id == "too_few_workers"
+    assert "one worker builds a batch in 40 ms" in first.message
+
+
+def test_a_table_without_samples_gives_no_rate(tmp_path):
+    RunRecord("run", status="killed").write(tmp_path)
+    (tmp_path / "steps.csv").write_text("step,wait_ms\n1,2\n2,3\n")
+    assert Evidence.read(tmp_path).record.throughput is None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ import numpy as np
 from wellfed.diagnosis.run_tables import HOST, Series, columns, curves, metric_series
 from wellfed.diagnosis.swing import StepSwing, Swing, lags_of, swing_in_time, swings_in_steps
 from wellfed.record import RunRecord, TimeEntry
+from wellfed.timing.readiness import summarise
+from wellfed.timing.step_clock import StepRow
 
 _OF_STEPS = (
     *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", "wait_ms", "copy_ms", "compute_ms", "host_ms"),
@@ -24,6 +26,10 @@ _OF_GPUS = (
 )
 _OF_HOST = ("cpu_pct", "rss_gib", "iowait_pct", "others_cpu_pct", "loader_cpu_pct")
 _EMPTY = np.empty(0)
+_WARMUP = 3
+"""Steps that a process leaves out at its start: those of `wellfed.lit.callbacks.clock`."""
+_LATEST = 10_000
+"""Steps behind the figures of a record that has none yet."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,14 @@ class Evidence:
 
     @classmethod
     def of(cls, record: RunRecord, folder: Path) -> Evidence:
-        """Of a record and the tables beside it; what can't be read is not there."""
+        """Of a record and the tables beside it; what can't be read is not there.
+
+        A run that was killed before its first checkpoint, or has none yet, left its figures in steps.csv alone.
+        """
+        table = columns(folder / "steps.csv", _OF_STEPS)
         return cls(
-            record,
-            columns(folder / "steps.csv", _OF_STEPS),
+            record if record.throughput else _with_figures(record, table),
+            table,
             curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST)),
             metric_series(folder, "loss"),
         )
@@ -226,3 +236,48 @@ class Evidence:
             if swing is not None:
                 found[gpu] = swing
         return found
+
+
+def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
+    """The record with rate and shares of the latest steps of the table; as it is where that has none."""
+    number = len(table["step"])
+    names = ("samples", "wait_ms", "compute_ms", "host_ms", "ready")
+    if any(len(table[name]) != number for name in names):
+        return record
+    latest = range(max(0, number - _LATEST), number)
+    summary = summarise([_row(table, place, is_warmup=place < _WARMUP) for place in latest])
+    if summary is None:
+        return record
+    unit = record.config.get("workload", {}).get("sample_unit", "samples")
+    return replace(
+        record,
+        throughput=summary.throughput(unit),
+        time=summary.time(),
+        readiness_frac=summary.readiness_frac,
+        loading={**record.loading, **summary.loading()},
+        steps=max(record.steps, number),
+    )
+
+
+def _row(table: Mapping[str, Series], place: int, *, is_warmup: bool) -> StepRow:
+    def figure(name: str) -> float | None:
+        column = table.get(name, _EMPTY)
+        return float(column[place]) if len(column) > place and np.isfinite(column[place]) else None
+
+    return StepRow(
+        step=int(figure("step") or 0),
+        time_s=figure("time_s") or 0.0,
+        epoch=int(figure("epoch") or 0),
+        samples=int(figure("samples") or 0),
+        micro_batch=int(figure("micro_batch") or 0),
+        num_micro=int(figure("num_micro") or 1),
+        wait_ms=figure("wait_ms") or 0.0,
+        copy_ms=figure("copy_ms"),
+        compute_ms=figure("compute_ms") or 0.0,
+        host_ms=figure("host_ms") or 0.0,
+        asked_wait_ms=0.0 if figure("ready") else float("inf"),
+        warmup=is_warmup,
+        build_ms=figure("build_ms"),
+        build_cpu_ms=figure("build_cpu_ms"),
+        launch_ms=figure("launch_ms"),
+    )

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import LoggerConfig, RunConfig
@@ -24,12 +24,11 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import LoadingEntry, PhaseEntry, RunRecord, SynchronisationEntry
+from wellfed.record import PhaseEntry, RunRecord, SynchronisationEntry
 from wellfed.run.gpu_monitor import MachineWatch, Usage
 from wellfed.run.outcome import Outcome
 from wellfed.run.resume import CHECKPOINTS
 from wellfed.telemetry.run_progress import Progress
-from wellfed.timing.readiness import StepSummary
 from wellfed.tracking import wandb_sink
 from wellfed.tracking.journal import Journal
 from wellfed.tracking.sink import Sink, Sinks
@@ -237,24 +236,10 @@ class Bookkeeper:
         record = self.record
         summary = self.journal.summary()
         if summary is not None:  # rates count all ranks
-            record.throughput = {
-                "samples_per_s": summary.samples_per_s,
-                "ci95": list(summary.ci95) if summary.ci95 else None,
-                "steps": summary.steps,
-                "warmup_steps": summary.warmup_steps,
-                "sample_unit": self._config.workload.sample_unit,
-            }
-            record.time = {
-                "wait_frac": summary.wait_frac,
-                "copy_frac": summary.copy_frac,
-                "compute_frac": summary.compute_frac,
-                "host_frac": summary.host_frac,
-                "step_ms_p50": summary.step_ms_p50,
-                "step_ms_p95": summary.step_ms_p95,
-                "launch_ms_p50": summary.launch_ms_p50,
-            }
+            record.throughput = summary.throughput(self._config.workload.sample_unit)
+            record.time = summary.time()
             record.readiness_frac = summary.readiness_frac
-            record.loading = {**record.loading, **_building(summary)}
+            record.loading = {**record.loading, **summary.loading()}
         record.phases = {**self._phases_before, **self._phases()}
         record.metrics = {**record.metrics, **metrics}
         if self._usage is not None:
@@ -279,17 +264,6 @@ def chosen_loggers(logger: LoggerConfig, typed: str) -> list[str]:
     names += [name for name in ("tensorboard", "mlflow", "csv") if getattr(logger, name)]
     order = re.findall(r"\w+", typed)
     return sorted(names, key=lambda name: order.index(name) if name in order else len(order))
-
-
-def _building(summary: StepSummary) -> LoadingEntry:
-    """What building a batch took; nothing where nobody could know."""
-    found = {
-        "build_ms_mean": summary.build_ms_mean,
-        "build_ms_p50": summary.build_ms_p50,
-        "build_ms_p99": summary.build_ms_p99,
-        "cpu_frac": summary.build_cpu_frac,
-    }
-    return cast(LoadingEntry, {name: value for name, value in found.items() if value is not None})
 
 
 def _of_the_run(record: RunRecord) -> dict[str, float]:

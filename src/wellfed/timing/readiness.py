@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 
+from wellfed.record import LoadingEntry, Throughput, TimeEntry
 from wellfed.timing.interval import half_width
 from wellfed.timing.step_clock import StepRow
 
@@ -36,6 +38,38 @@ class StepSummary:
     build_ms_p99: float | None = None
     build_cpu_frac: float | None = None
     """CPU time over wall time of building."""
+
+    def throughput(self, sample_unit: str) -> Throughput:
+        """As run.json has it."""
+        return {
+            "samples_per_s": self.samples_per_s,
+            "ci95": list(self.ci95) if self.ci95 else None,
+            "steps": self.steps,
+            "warmup_steps": self.warmup_steps,
+            "sample_unit": sample_unit,
+        }
+
+    def time(self) -> TimeEntry:
+        """As run.json has it."""
+        return {
+            "wait_frac": self.wait_frac,
+            "copy_frac": self.copy_frac,
+            "compute_frac": self.compute_frac,
+            "host_frac": self.host_frac,
+            "step_ms_p50": self.step_ms_p50,
+            "step_ms_p95": self.step_ms_p95,
+            "launch_ms_p50": self.launch_ms_p50,
+        }
+
+    def loading(self) -> LoadingEntry:
+        """What building a batch took, as run.json has it; nothing where nobody could know."""
+        found = {
+            "build_ms_mean": self.build_ms_mean,
+            "build_ms_p50": self.build_ms_p50,
+            "build_ms_p99": self.build_ms_p99,
+            "cpu_frac": self.build_cpu_frac,
+        }
+        return cast(LoadingEntry, {name: value for name, value in found.items() if value is not None})
 
 
 def summarise(rows: Sequence[StepRow]) -> StepSummary | None:

@@ -1,0 +1,73 @@
+"""Finds the folder of a run or a sweep by what a user calls it, in ``<log_dir>/<workload>/<runs or sweeps>/<name>``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from wellfed.errors import ConfigError
+
+_LISTED = 12
+"""Most folders that a message lists."""
+
+
+@dataclass(frozen=True)
+class FolderKind:
+    """What is looked for."""
+
+    noun: str
+    """In the singular; its plural is the folder that holds them."""
+    marker: str
+    """A file that each has."""
+    first_command: str
+    """Makes one."""
+    newest_first: bool = False
+    """Names begin with a time, and the latest are listed first."""
+
+    def all(self, log_dir: Path) -> list[Path]:
+        """Those that are there."""
+        found = (path.parent for path in log_dir.glob(f"*/{self.noun}s/*/{self.marker}"))
+        return sorted(found, key=lambda path: path.name, reverse=True) if self.newest_first else sorted(found)
+
+
+def find(asked: str, log_dir: Path, kind: FolderKind) -> Path:
+    """The folder that is meant: a folder, or a name of any workload.
+
+    Raises:
+        ConfigError: there is none of that name, or more than one; lists what there is.
+    """
+    folder = Path(asked)
+    if asked and _is(Path.is_file, folder / kind.marker):
+        return folder
+    known = kind.all(log_dir)
+    named = [path for path in known if path.name == asked]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        listed = " or ".join(map(str, named))
+        raise ConfigError.of(asked, f"is the name of {len(named)} {kind.noun}s.", f"Write its folder: {listed}.")
+    if asked and _is(Path.is_dir, folder):
+        problem = f"is a folder without {kind.marker}, so no {kind.noun}'s."
+    else:
+        problem = f"is neither a folder nor the name of a {kind.noun} in {log_dir}/*/{kind.noun}s."
+    if not known:
+        way_out = (
+            f"There is no {kind.noun} in {log_dir} yet: {kind.first_command} makes one. "
+            f"{kind.noun.capitalize()}s elsewhere: write the folder, or --log-dir."
+        )
+    else:
+        close = difflib.get_close_matches(asked, [path.name for path in known], n=1)
+        meant = f"Did you mean {close[0]}? " if close else ""
+        more = f" and {len(known) - _LISTED} more" if len(known) > _LISTED else ""
+        way_out = f"{meant}There are: {', '.join(map(str, known[:_LISTED]))}{more}."
+    raise ConfigError.of(asked or "''", problem, way_out)
+
+
+def _is(kind: Callable[[Path], bool], path: Path) -> bool:
+    """What the system takes for no path is neither: a name that is too long, a folder that may not be looked into."""
+    try:
+        return kind(path)
+    except (OSError, ValueError):
+        return False
