@@ -36,6 +36,10 @@ def test_a_run_at_its_ceiling_is_told_to_stop_tuning():
     assert found.id == "healthy"
     assert found.severity == "info"
     assert found.text == "Stop tuning: 98.0 % of the ceiling, and nothing that costs time was found."
+    noisy = evidence(ceiling=1.2)
+    rate = noisy.record.throughput["samples_per_s"]
+    noisy.record.throughput["ci95"] = [0.8 * rate, 1.2 * rate]
+    assert "83.3 % of the ceiling, but the rate is known no better than 66.7 % to 100.0 %" in judge(noisy)[0].text
     assert "as fast as with all its data" in judge(evidence(ceiling=0.9))[0].text
     assert "no ceiling was measured" in judge(evidence())[0].text
 

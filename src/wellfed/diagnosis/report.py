@@ -101,7 +101,7 @@ def swing_line(swing: SwingEntry) -> str:
     if swing["period_steps"] is None:
         return f"utilisation swings with a period of {swing['period_s']:.3g} s, which no step shows"
     every = f"every {swing['period_steps']} steps ({show_duration(swing['period_s'])})"
-    return f"{every} steps take longer, which is the period of {swing['cause']}"
+    return f"{every} training takes longer, which is the period of {swing['cause']}"
 
 
 def gpu_lines(record: RunRecord) -> list[str]:
