@@ -169,11 +169,6 @@ class Evidence:
             return None if self.step_ms is None else lag * self.step_ms / 1e3
         return float(np.mean(ended_at_s[lag:] - ended_at_s[:-lag]))
 
-    @property
-    def fed_step_ms(self) -> float | None:
-        """Mean time of a step but for what it stood waiting for data."""
-        return None if self.step_ms is None else self.step_ms * (1 - self.wait_frac)
-
     @cached_property
     def ceiling_factor(self) -> float | None:
         """The ceiling over the rate: by what factor the run would be faster if data cost nothing."""
