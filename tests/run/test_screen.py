@@ -10,8 +10,8 @@ import pytest
 from rich.console import Console
 
 from tests.planning.test_decide import config, planned
-from wellfed.diagnosis.report import show_value
 from wellfed.record import RunRecord
+from wellfed.report.run_lines import show_value
 from wellfed.run import screen
 
 SCRIPT = """

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from wellfed import record
 from wellfed.config.schema import PathsConfig
-from wellfed.diagnosis import report
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.judge import judge
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.folder_lookup import FolderKind, find
 from wellfed.record import RunRecord
+from wellfed.report import run_lines
 from wellfed.run.screen import Terminal
 
 _RUN = FolderKind("run", record.FILE_NAME, "python src/train.py", newest_first=True)
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     found = evidence.record
     found.findings = findings
     terminal.print(f"{folder}: {found.status}, {found.steps} steps", soft_wrap=True)
-    for line in report.finding_lines(found) + report.time_lines(found) + report.gpu_lines(found):
+    for line in run_lines.finding_lines(found) + run_lines.time_lines(found) + run_lines.gpu_lines(found):
         terminal.print(line, soft_wrap=True)
     return EXIT_OK
 

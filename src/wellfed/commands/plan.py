@@ -18,10 +18,10 @@ from wellfed.config.compose import Composed, compose, masked_override
 from wellfed.config.experiment_file import free_path, write_experiment
 from wellfed.config.option_file import Value
 from wellfed.config.schema import RunConfig
-from wellfed.diagnosis.report import show_value
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.hardware.profiles import PROFILES
 from wellfed.planning.run_plan import DryPlan, RunPlan
+from wellfed.report.run_lines import show_value
 from wellfed.run.announce import announce
 from wellfed.run.screen import plan_table
 from wellfed.units import show_bytes, show_gib

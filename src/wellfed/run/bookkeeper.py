@@ -17,7 +17,6 @@ from wellfed.config.schema import LoggerConfig, RunConfig
 from wellfed.diagnosis.ceiling_check import contradiction
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.judge import judge
-from wellfed.diagnosis.report import to_markdown
 from wellfed.diagnosis.swing import main_swing
 from wellfed.errors import first_line
 from wellfed.hardware.facts import MachineFacts
@@ -25,6 +24,7 @@ from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import PhaseEntry, RunRecord, SynchronisationEntry
+from wellfed.report.run_markdown import to_markdown
 from wellfed.run.gpu_monitor import MachineWatch, Usage
 from wellfed.run.outcome import Outcome
 from wellfed.run.resume import CHECKPOINTS

@@ -13,9 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from wellfed.diagnosis import report
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import RunRecord
+from wellfed.report import run_lines
 from wellfed.units import show_bytes, show_duration
 
 LEFT_BEHIND = (
@@ -59,7 +59,7 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Ta
     table.add_column("because", overflow="fold")  # room for the longest knob, at 80 columns too
     for knob, decided in plan.knobs.items():
         because = f"{decided.source}: {decided.because}" if with_source else decided.because
-        table.add_row(knob, report.show_value(decided.value), because)
+        table.add_row(knob, run_lines.show_value(decided.value), because)
     return table
 
 
@@ -107,10 +107,10 @@ def show_end(console: Console, record: RunRecord, first: Mapping[str, float], fo
     ended_by = f", ended by {record.ended_by}" if record.ended_by else ""
     took = f"{record.steps} steps in {show_duration(record.duration_s)}"
     console.print(f"\n{record.status}: {took}{ended_by}", markup=False)
-    for line in report.finding_lines(record):
+    for line in run_lines.finding_lines(record):
         console.print(line, markup=False, soft_wrap=True)
-    lines = report.simulated_lines(record) + report.time_lines(record) + report.gpu_lines(record)
-    for line in lines + report.memory_lines(record):
+    lines = run_lines.simulated_lines(record) + run_lines.time_lines(record) + run_lines.gpu_lines(record)
+    for line in lines + run_lines.memory_lines(record):
         console.print(line, markup=False)
     for name, value in record.metrics.items():
         began = first.get(name, value)

@@ -2,8 +2,9 @@ import math
 
 import pytest
 
-from wellfed.diagnosis.report import event_rows, memory_lines, show_value, speed_lines, time_lines, to_markdown
 from wellfed.record import RunRecord
+from wellfed.report.run_lines import event_rows, memory_lines, show_value, speed_lines, time_lines
+from wellfed.report.run_markdown import to_markdown
 
 
 def full():

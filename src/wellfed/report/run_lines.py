@@ -1,9 +1,9 @@
-"""Writes report.md: what a run did, in the order a reader asks."""
+"""Puts what a run did into lines, for the screen and for both reports."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wellfed.diagnosis.ceiling_check import ceiling_line
@@ -13,41 +13,6 @@ from wellfed.units import show_count, show_duration, show_energy, show_percent
 MOST_ALIKE = 3
 """Events of a kind that the report shows one by one; run.json has them all."""
 _BUSY = {"sm_active_pct": "SMs", "tensor_active_pct": "tensor cores", "dram_active_pct": "DRAM"}
-
-
-def to_markdown(record: RunRecord) -> str:
-    """The report of a run record."""
-    headline = (
-        f"Status **{record.status}** after {record.steps} steps, {record.epochs:.2f} epochs, "
-        f"{show_count(record.samples)} samples, {show_duration(record.duration_s)}"
-        f"{f'; ended by {record.ended_by}' if record.ended_by else ''}."
-    )
-    error = record.error
-    said = f"> {error['kind']}: {error['message']} {error['advice']}".replace("\n", "\n> ") if error else None
-    # A record read back has null where a figure was not finite.
-    metrics = [(name, "not finite" if value is None else f"{value:.5g}") for name, value in record.metrics.items()]
-    plan = [(knob, show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()]
-    parts = [
-        f"# {record.workload}: {record.run_id}",
-        headline,
-        *simulated_lines(record),
-        *([said] if said else []),
-        *(["## What to change", "\n".join(f"- {line}" for line in finding_lines(record))] if record.findings else []),
-        "## Where the time went",
-        *time_lines(record),
-        *(["## GPUs", "\n".join(f"- {line}" for line in gpu_lines(record))] if record.gpus else []),
-        "## Metrics",
-        _table(("metric", "value"), metrics),
-        "## Memory",
-        *memory_lines(record),
-        "## Plan",
-        _table(("knob", "value", "source", "because"), plan),
-        "## Events",
-        _table(("step", "event", "facts"), event_rows(record.events)),
-        "## Started with",
-        f"`{' '.join(record.overrides) or '(no overrides)'}`, seed {record.seed}",
-    ]
-    return "\n\n".join(parts) + "\n"
 
 
 def simulated_lines(record: RunRecord) -> list[str]:
@@ -162,9 +127,3 @@ def show_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    lines = [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
-    lines += [f"| {' | '.join(str(cell).replace('|', '/').replace(chr(10), ' ') for cell in row)} |" for row in rows]
-    return "\n".join(lines) if len(lines) > 2 else "None."
