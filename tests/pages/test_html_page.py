@@ -11,9 +11,6 @@ from markupsafe import Markup
 from wellfed.pages.html_page import fill_in
 
 TEMPLATE = (
-    '{% extends "base.html.j2" %}'
-    "{% block title %}{{ name }}{% endblock %}{% block main %}{{ more }}{% endblock %}"
-)
     '{% extends "base.html.j2" %}{% block title %}{{ name }}{% endblock %}{% block main %}{{ more }}{% endblock %}'
 )
 
