@@ -10,11 +10,11 @@ from pathlib import Path
 from wellfed import record
 from wellfed.config.schema import PathsConfig
 from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.judge import judge
+from wellfed.diagnosis.judge import conclude
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.folder_lookup import FolderKind, find
 from wellfed.record import RunRecord
-from wellfed.report import run_lines
+from wellfed.report.run_sections import sections
 from wellfed.run.screen import Terminal
 
 _RUN = FolderKind("run", record.FILE_NAME, "python src/train.py", newest_first=True)
@@ -38,17 +38,18 @@ def main(argv: Sequence[str]) -> int:
         evidence = Evidence.of(RunRecord.read(folder), folder)
     except (OSError, ValueError) as error:
         raise ConfigError.of(str(folder), f"can't be read: {error}", "Name the folder of another run.") from error
-    findings = [finding.entry() for finding in judge(evidence)]
+    conclude(evidence)
+    found = evidence.record
     terminal = Terminal(markup=False, highlight=False, emoji=False)
     if asked.json:
-        about = {"run_id": evidence.record.run_id, "status": evidence.record.status}
-        terminal.print(json.dumps(record.plain({**about, "findings": findings}), indent=2), soft_wrap=True)
+        about = {"run_id": found.run_id, "status": found.status, "findings": found.findings}
+        terminal.print(json.dumps(record.plain(about), indent=2), soft_wrap=True)
         return EXIT_OK
-    found = evidence.record
-    found.findings = findings
     terminal.print(f"{folder}: {found.status}, {found.steps} steps", soft_wrap=True)
-    for line in run_lines.finding_lines(found) + run_lines.time_lines(found) + run_lines.gpu_lines(found):
-        terminal.print(line, soft_wrap=True)
+    for section in sections(found):
+        if section.name in ("verdict", "findings", "utilisation", "time"):
+            for line in section.lines:
+                terminal.print(line, soft_wrap=True)
     return EXIT_OK
 
 
