@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.units import counted, gib, show_bytes, show_count, show_duration, show_energy, show_percent
+from wellfed.units import counted, gib, show_bytes, show_count, show_duration, show_energy, show_percent, show_text
 
 
 @pytest.mark.parametrize(
@@ -87,3 +87,12 @@ def test_gib_and_percent():
 )
 def test_energies(joules, shown):
     assert show_energy(joules) == shown
+
+
+@given(st.text())
+def test_a_text_for_show_holds_nothing_that_is_obeyed(text):
+    shown = show_text(text)
+    assert "\x1b" not in shown
+    assert all(character.isprintable() or character in "\t\n" or ord(character) > 0x9F for character in shown)
+    shown.encode("utf-8")
+    assert show_text(shown) == shown

@@ -1,6 +1,11 @@
-"""Converts and formats numbers, as the only place where GiB, ms and percent are computed for show."""
+"""Converts and formats for show: numbers with their units, and texts of unknown origin."""
 
 from __future__ import annotations
+
+import re
+
+_OBEYED = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control characters but tab and line feed, marks that turn the direction of writing, and halves of characters."""
 
 GIB = 2**30
 MIB = 2**20
@@ -71,3 +76,8 @@ def show_percent(fraction: float) -> str:
 def show_factor(factor: float) -> str:
     """By how many times, with two digits and more: ``1.05``, ``2.1``, ``21``."""
     return f"{factor:.2f}" if factor < 1.995 else f"{factor:.1f}" if factor < 9.95 else f"{factor:.0f}"
+
+
+def show_text(text: str) -> str:
+    """The text with control characters written out (``\\x1b``): no terminal, page or file obeys any."""
+    return _OBEYED.sub(lambda found: ascii(found.group())[1:-1], text)

@@ -8,6 +8,7 @@ import re
 import shlex
 from pathlib import Path
 
+from wellfed.pages.markdown_text import code_span, plain_line
 from wellfed.record import write_atomically
 from wellfed.sweep.leaderboard_html import page, to_html
 from wellfed.sweep.ranking import Leaderboard
@@ -19,9 +20,6 @@ CSV_COLUMNS = (
 )
 """Before the axes; behind them come ``overrides`` and ``error``. The interval is the score's."""
 CSV = "leaderboard.csv"
-_ESCAPED = str.maketrans(
-    {"&": "&amp;", "<": "&lt;", ">": "&gt;"} | {special: f"&#{ord(special)};" for special in "|`*_~[]\\"}
-)
 
 
 def write(folder: Path, board: Leaderboard) -> list[Path]:
@@ -63,15 +61,5 @@ class _Lines:
 
 def to_markdown(board: Leaderboard) -> str:
     """The same for a page in a repository: ranks, what failed, which knob mattered, notes."""
-    text = page("leaderboard.md.j2", board, autoescape=False, filters={"code": _code, "plain": _plain})
+    text = page("leaderboard.md.j2", board, autoescape=False, filters={"code": code_span, "plain": plain_line})
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
-
-
-def _code(text: str) -> str:
-    """In a code span, which no Markdown in it leaves; a bar would end the cell even there."""
-    return f"`{' '.join(text.split()).replace('`', chr(39)).replace('|', chr(92) + '|')}`"
-
-
-def _plain(text: str) -> str:
-    """Text in a line, in which nothing is Markdown or HTML."""
-    return " ".join(text.translate(_ESCAPED).split())

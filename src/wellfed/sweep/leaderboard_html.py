@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import re
-import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,30 +11,16 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
+from wellfed.pages.html_page import fill_in
+from wellfed.pages.picture import ACCENT, INK, picture
 from wellfed.sweep.leaderboard_columns import columns, interval
 from wellfed.sweep.ranking import Entry, Leaderboard
-from wellfed.units import counted, show_gib, show_percent
+from wellfed.units import show_gib
 
 MOST_MAPS = 6
 """Pairs of axes that get a heat map."""
-_INK, _ACCENT = "#010203", "#040506"
-"""Stand-ins that no default of matplotlib uses: the page's own colours take their place, in the dark too."""
-_STYLE: Any = {
-    "svg.fonttype": "none",  # text stays text: sharp, found by search, in the page's colour
-    "svg.hashsalt": "wellfed",  # the same figures give the same file
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "text.color": _INK,
-    "axes.edgecolor": _INK,
-    "axes.labelcolor": _INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
-}
 
 
 @dataclass(frozen=True)
@@ -93,17 +76,8 @@ def page(
     **more: Any,
 ) -> str:
     """A leaderboard by a template of this folder."""
-    pages = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=autoescape,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    pages.filters.update(shell=shlex.join, counted=counted, percent=show_percent, gib=show_gib, **filters)
-    return pages.get_template(template).render(
-        board=board, sweep=board.sweep, objective=board.objective, columns=columns(board), **more
-    )
+    values = {"board": board, "sweep": board.sweep, "objective": board.objective, "columns": columns(board), **more}
+    return fill_in(Path(__file__).with_name(template), values, autoescape=autoescape, filters=filters)
 
 
 def _heat_maps(board: Leaderboard) -> list[HeatMap]:
@@ -148,26 +122,23 @@ def _memory_picture(board: Leaderboard) -> Markup | None:
     ]
     if not shown:
         return None
-    import matplotlib as mpl
-    from matplotlib.figure import Figure
     from matplotlib.ticker import StrMethodFormatter
 
     # In GiB from the least to the most; small ones, as on a CPU, in MiB.
     factor, unit = (1.0, "GiB") if max(peak for peak, _, _ in shown) >= 1 else (1024.0, "MiB")
-    with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(8.2, 4.4), layout="constrained")
-        axes = figure.add_subplot()
+    with picture(8.2, 4.4) as drawn:
+        axes = drawn.figure.add_subplot()
         for peak, height, entry in shown:
             x = factor * peak
             if entry.ci95 is not None and upright is board.objective:
-                axes.plot([x, x], entry.ci95, color=_INK, alpha=0.45, linewidth=1, zorder=1)
+                axes.plot([x, x], entry.ci95, color=INK, alpha=0.45, linewidth=1, zorder=1)
             if not entry.on_front:
-                axes.plot([x], [height], "o", color=_INK, markerfacecolor="none", markersize=6, zorder=2)
+                axes.plot([x], [height], "o", color=INK, markerfacecolor="none", markersize=6, zorder=2)
         front = sorted(((peak, height, entry) for peak, height, entry in shown if entry.on_front), key=lambda at: at[0])
         xs, ys = [factor * peak for peak, _, _ in front], [height for _, height, _ in front]
         # A step: between two points of the front nothing was measured.
-        axes.step(xs, ys, where="post", color=_ACCENT, linewidth=1.2, linestyle="--", zorder=2)
-        axes.plot(xs, ys, "D", color=_ACCENT, markersize=8, zorder=3)
+        axes.step(xs, ys, where="post", color=ACCENT, linewidth=1.2, linestyle="--", zorder=2)
+        axes.plot(xs, ys, "D", color=ACCENT, markersize=8, zorder=3)
         for x, y, (_, _, entry) in zip(xs, ys, front, strict=True):
             axes.annotate(
                 entry.label, (x, y), xytext=(-9, 5), textcoords="offset points", ha="right", weight="bold", zorder=4
@@ -178,17 +149,11 @@ def _memory_picture(board: Leaderboard) -> Markup | None:
         axes.set_ylabel(f"{upright.noun}, {upright.unit.format(1)}")
         axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,g}"))
-        axes.grid(color=_INK, alpha=0.12, linewidth=0.7)
+        axes.grid(color=INK, alpha=0.12, linewidth=0.7)
         axes.set_axisbelow(True)
-        drawn = io.StringIO()
-        none = dict.fromkeys(("Date", "Creator", "Format", "Type"))
-        figure.savefig(drawn, format="svg", transparent=True, metadata=none)
-    svg = drawn.getvalue()
-    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor").replace(_ACCENT, "var(--accent)")
-    svg = re.sub(r'^<svg([^>]*?) width="[^"]*"', r"<svg\1", re.sub(r' height="[^"]*pt"', "", svg, count=1), count=1)
-    told = "; ".join(
-        f"rank {entry.label}, {show_gib(peak)}, {upright.number(height)}{upright.unit.format('')}"
-        for peak, height, entry in front
-    )
-    label = escape(f"{upright.noun.capitalize()} against peak memory. On the front: {told}.")
-    return Markup(svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1))
+        points = "; ".join(
+            f"rank {entry.label}, {show_gib(peak)}, {upright.number(height)}{upright.unit.format('')}"
+            for peak, height, entry in front
+        )
+        drawn.told = f"{upright.noun.capitalize()} against peak memory. On the front: {points}."
+    return drawn.svg
