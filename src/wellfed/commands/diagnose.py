@@ -1,4 +1,5 @@
-"""Says again where a run lost its time, from its files alone (``python -m wellfed diagnose RUN``)."""
+"""Says where a run lost its time, from its files alone, and what a CSV of GPU curves shows (``python -m wellfed
+diagnose RUN``)."""
 
 from __future__ import annotations
 
@@ -9,11 +10,13 @@ from pathlib import Path
 
 from wellfed import record
 from wellfed.config.schema import PathsConfig
+from wellfed.diagnosis.curve_file import read_curves
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.judge import conclude
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.folder_lookup import FolderKind, find
 from wellfed.record import RunRecord
+from wellfed.report.curve_lines import curve_entry, curve_lines
 from wellfed.report.run_sections import sections
 from wellfed.run.screen import Terminal
 
@@ -25,14 +28,19 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m wellfed diagnose",
         description="Where a run lost its time, with evidence and overrides, from its files; also of one that was "
-        "killed, or runs now.",
+        "killed, or runs now. Of a CSV of GPU curves (nvidia-smi's, the monitor's): how busy each GPU was, and whether "
+        "it swings.",
     )
-    parser.add_argument("run", metavar="RUN", nargs="?", help="its folder, or its name (default: the newest)")
+    parser.add_argument(
+        "run", metavar="RUN|FILE.csv", nargs="?", help="a run's folder or name (default: the newest), or a CSV"
+    )
     parser.add_argument(
         "--log-dir", default=PathsConfig.log_dir, help="where names are looked up: <log dir>/*/runs/ (default: logs)"
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     asked = parser.parse_args(argv)
+    if asked.run is not None and _is_file(asked.run):
+        return _curves(Path(asked.run), as_json=asked.json)
     folder = _folder(asked.run, Path(asked.log_dir))
     try:
         evidence = Evidence.of(RunRecord.read(folder), folder)
@@ -50,6 +58,34 @@ def main(argv: Sequence[str]) -> int:
         if section.name in ("verdict", "findings", "utilisation", "time"):
             for line in section.lines:
                 terminal.print(line, soft_wrap=True)
+    return EXIT_OK
+
+
+def _is_file(asked: str) -> bool:
+    """Whether it is a file, or is called like one."""
+    try:
+        return Path(asked).is_file() or (asked.lower().endswith(".csv") and not Path(asked).is_dir())
+    except (OSError, ValueError):  # no path at all
+        return False
+
+
+def _curves(path: Path, *, as_json: bool) -> int:
+    """What a CSV of GPU curves shows."""
+    folder = path.absolute().parent
+    is_of_run = path.is_file() and (folder / record.FILE_NAME).is_file()
+    if is_of_run and path.name != "telemetry.csv":
+        problem = f"is a file of the run {folder.name}."
+        raise ConfigError.of(str(path), problem, f"Its folder is diagnosed: python -m wellfed diagnose {folder}")
+    file = read_curves(path)
+    terminal = Terminal(markup=False, highlight=False, emoji=False)
+    if as_json:
+        terminal.print(json.dumps(record.plain({"file": str(path), **curve_entry(file)}), indent=2), soft_wrap=True)
+        return EXIT_OK
+    for line in curve_lines(file):
+        terminal.print(line, soft_wrap=True)
+    if is_of_run:
+        more = f"It is the telemetry of a run, whose folder knows more: python -m wellfed diagnose {folder}"
+        terminal.print(more, soft_wrap=True)
     return EXIT_OK
 
 
