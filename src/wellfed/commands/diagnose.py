@@ -1,4 +1,5 @@
-"""Says again where a run lost its time, from its files alone (``python -m wellfed diagnose RUN``)."""
+"""Says where a run lost its time, from its files alone, and what a CSV of GPU curves shows (``python -m wellfed
+diagnose RUN``)."""
 
 from __future__ import annotations
 
@@ -6,11 +7,14 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from wellfed import record
 from wellfed.commands.which_run import add_log_dir, folder_of, read, state_lines
+from wellfed.diagnosis.curve_file import read_curves
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.judge import judge
-from wellfed.errors import EXIT_OK
+from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.report import run_lines
+from wellfed.report.curve_lines import curve_entry, curve_lines
 from wellfed.run.screen import Terminal
 
 
@@ -19,12 +23,17 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m wellfed diagnose",
         description="Where a run lost its time, with evidence and overrides, from its files; also of one that was "
-        "killed, or runs now.",
+        "killed, or runs now. Of a CSV of GPU curves (nvidia-smi's, the monitor's): how busy each GPU was, and whether "
+        "it swings.",
     )
-    parser.add_argument("run", metavar="RUN", nargs="?", help="its folder, or its name (default: the newest)")
+    parser.add_argument(
+        "run", metavar="RUN|FILE.csv", nargs="?", help="a run's folder or name (default: the newest), or a CSV"
+    )
     add_log_dir(parser)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     asked = parser.parse_args(argv)
+    if asked.run is not None and _is_file(asked.run):
+        return _curves(Path(asked.run), as_json=asked.json)
     folder = folder_of(asked.run, Path(asked.log_dir))
     evidence = Evidence.of(read(folder), folder)
     found, terminal = evidence.record, Terminal()
@@ -35,4 +44,32 @@ def main(argv: Sequence[str]) -> int:
     head = [f"{folder}: {found.status}, {found.steps} steps", *state_lines(found)]
     for line in [*head, *run_lines.finding_lines(found), *run_lines.time_lines(found), *run_lines.gpu_lines(found)]:
         terminal.print(line, soft_wrap=True)
+    return EXIT_OK
+
+
+def _is_file(asked: str) -> bool:
+    """Whether it is a file, or is called like one."""
+    try:
+        return Path(asked).is_file() or (asked.lower().endswith(".csv") and not Path(asked).is_dir())
+    except (OSError, ValueError):  # no path at all
+        return False
+
+
+def _curves(path: Path, *, as_json: bool) -> int:
+    """What a CSV of GPU curves shows."""
+    folder = path.absolute().parent
+    is_of_run = path.is_file() and (folder / record.FILE_NAME).is_file()
+    if is_of_run and path.name != "telemetry.csv":
+        problem = f"is a file of the run {folder.name}."
+        raise ConfigError.of(str(path), problem, f"Its folder is diagnosed: python -m wellfed diagnose {folder}")
+    file = read_curves(path)
+    terminal = Terminal()
+    if as_json:
+        terminal.show_json({"file": str(path), **curve_entry(file)})
+        return EXIT_OK
+    for line in curve_lines(file):
+        terminal.print(line, soft_wrap=True)
+    if is_of_run:
+        more = f"It is the telemetry of a run, whose folder knows more: python -m wellfed diagnose {folder}"
+        terminal.print(more, soft_wrap=True)
     return EXIT_OK
