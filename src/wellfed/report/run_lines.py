@@ -11,7 +11,7 @@ from wellfed.diagnosis.ceiling_check import ceiling_line
 from wellfed.record import RunRecord, SwingEntry
 from wellfed.units import show_count, show_duration, show_energy, show_percent
 
-_EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
+EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Nothing to worry about, or told beside the figures."""
 _MOST_WARNINGS = 5
 MOST_ALIKE = 3
@@ -172,7 +172,7 @@ def event_rows(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]
 
 def warning_lines(record: RunRecord) -> list[str]:
     """The first events that are worth a look."""
-    found = [event for event in record.events if event["kind"] not in _EVERYDAY_EVENTS][:_MOST_WARNINGS]
+    found = [event for event in record.events if event["kind"] not in EVERYDAY_EVENTS][:_MOST_WARNINGS]
     return [
         f"event {event['kind']}: "
         + ", ".join(f"{key}={value}" for key, value in event.items() if key not in ("kind", "time_s"))
