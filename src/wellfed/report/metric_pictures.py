@@ -21,9 +21,9 @@ MOST_METRICS = 9
 def metrics(evidence: Evidence) -> Iterator[Shown]:
     """A picture of each metric, with its splits."""
     by_name: dict[str, dict[str, tuple[Series, Series]]] = {}
-    for (split, name), curve in evidence.metrics.items():
+    for (split, name), found in evidence.metrics.items():
         if split != "throughput":
-            by_name.setdefault(name, {})[split] = curve
+            by_name.setdefault(name, {})[split] = found
     drawn_ones = [
         (name, splits) for name, splits in by_name.items() if any(len(steps) > 1 for steps, _ in splits.values())
     ]

@@ -39,7 +39,8 @@ def error_lines(record: RunRecord) -> list[str]:
 
 def simulated_lines(record: RunRecord) -> list[str]:
     """That the figures are of no real GPU, where that is so."""
-    names = [gpu.get("name", "") for gpu in record.machine.get("gpus", ()) if gpu.get("is_simulated")]
+    found = [gpu.get("name", "") for gpu in record.machine.get("gpus", ()) if gpu.get("is_simulated")]
+    names = dict.fromkeys(found)
     if not names:
         return []
     return [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."]
@@ -78,7 +79,7 @@ def time_lines(record: RunRecord) -> list[str]:
         shares = {name: time[f"{name}_frac"] for name in ("wait", "copy", "compute", "host")}  # type: ignore[literal-required]
         shown = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
         lines.append(f"a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {shown}")
-    if record.swing:
+    if record.swing and record.swing["period_steps"] is not None:
         lines.append(swing_line(record.swing))
     return [*(lines or ["No step was timed."]), *phase_lines(record)]
 
@@ -128,7 +129,7 @@ def host_lines(record: RunRecord) -> list[str]:
     """What the process took of the host while it trained."""
     host, cores = record.host, record.machine.get("cpu_quota_cores")
     if not host:
-        return ["Nothing was watched."]
+        return ["Neither a GPU nor the host was watched."]
     of = "" if cores is None else f" of {cores:.3g}"
     return [f"CPU: {host['cpu_pct'] / 100:.2f}{of} cores busy, {host['rss_gib']:.2f} GiB resident"]
 

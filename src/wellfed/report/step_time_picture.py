@@ -43,8 +43,9 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[Shown]:
         below = rows(drawn.figure, [2.0, 1.15][: 1 + bool(period)])
         axes = below[0]
         if warmup and number > 1:
-            end_s = max(float(at_s[min(warmup, number) - 1]), float(at_s[0]) + axis.span_s / 250)
-            axes.axvspan(*axis.scaled(np.array([axis.begin_s, end_s])), color=INK, alpha=0.15, linewidth=0)
+            begin_s = max(axis.begin_s, float(at_s[0] - total_ms[0] / 1e3))
+            end_s = max(float(at_s[min(warmup, number) - 1]), begin_s + axis.span_s / 250)
+            axes.axvspan(*axis.scaled(np.array([begin_s, end_s])), color=INK, alpha=0.15, linewidth=0)
             keys.append(Key(INK, "warm-up", "shade"))
         _areas(axes, total.x, [curve.mean for curve in curves[1:]], list(parts))
         if total.is_thinned:
