@@ -38,7 +38,7 @@ class Key:
 
 
 @dataclass(frozen=True)
-class Shown:
+class PagePicture:
     """A picture and what stands beside it."""
 
     svg: Markup

@@ -11,7 +11,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.run_tables import Series
 from wellfed.pages.picture import BAD, INK, SERIES, picture
 from wellfed.report.curve_bins import MOST, Binned, binned
-from wellfed.report.picture_parts import PERIODS, WIDTH, Key, Shown, measure, of_many, rows
+from wellfed.report.picture_parts import PERIODS, WIDTH, Key, PagePicture, measure, of_many, rows
 from wellfed.report.run_lines import EVERYDAY_EVENTS
 from wellfed.report.time_axis import TimeAxis
 from wellfed.units import counted, show_duration
@@ -24,7 +24,7 @@ _MARKS = (("v", "▼"), ("^", "▲"), ("s", "■"), ("D", "◆"), ("o", "●"), 
 """Of events: matplotlib's, and the legend's."""
 
 
-def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[Shown]:
+def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     """The parts of a step upon each other, with the warm-up and what happened."""
     table = evidence.all_steps
     at_s, number = table.get("time_s", np.empty(0)), len(table.get("wait_ms", ()))
@@ -63,7 +63,7 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[Shown]:
     caption = of_many(number, "step")
     if total_ms[longest] > most_ms:
         caption += f" The longest, step {table['step'][longest]:.0f}, took {show_duration(total_ms[longest] / 1e3)}."
-    yield Shown(drawn.svg, keys, caption)
+    yield PagePicture(drawn.svg, keys, caption)
 
 
 def _most(total_ms: Series, curve: Binned) -> float:

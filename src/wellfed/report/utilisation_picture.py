@@ -16,7 +16,7 @@ from wellfed.report.picture_parts import (
     PERIODS,
     WIDTH,
     Key,
-    Shown,
+    PagePicture,
     curve,
     measure,
     of_gpus,
@@ -35,7 +35,7 @@ _RULED_FRAC = 1 / 16
 """Of the time: a shorter period gets a picture of its own."""
 
 
-def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[Shown]:
+def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     """The curve of each GPU, with the phases of the run and its swing; without a GPU that of the processor."""
     what, unit, curves, top = "utilisation", "%", of_gpus(evidence, "util_pct"), 100.0
     if not curves:  # as of a MIG instance
@@ -77,7 +77,7 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[Shown]:
         keys.append(Key(BAD, "levels of its swing", "dashed"))
     if HOST in curves and evidence.cores:
         keys.append(Key(INK, "cores of this run", "dotted"))
-    yield Shown(drawn.svg, keys, of_many(max(len(at_s) for at_s, _ in curves.values()), "reading"))
+    yield PagePicture(drawn.svg, keys, of_many(max(len(at_s) for at_s, _ in curves.values()), "reading"))
 
 
 def _last(at_s: Series, values: Series, period_s: float) -> tuple[Series, Series]:
