@@ -11,11 +11,16 @@ from wellfed.report.run_lines import (
     finding_lines,
     gpu_lines,
     memory_lines,
+    profile_lines,
+    profile_table,
     show_value,
     simulated_lines,
     time_lines,
 )
 from wellfed.units import show_count, show_duration
+
+_NAME_WIDTH = 100
+"""Of an operation: a kernel's may have hundreds of characters."""
 
 
 def to_markdown(record: RunRecord) -> str:
@@ -45,12 +50,20 @@ def to_markdown(record: RunRecord) -> str:
         *memory_lines(record),
         "## Plan",
         _table(("knob", "value", "source", "because"), plan),
+        *_profile(record),
         "## Events",
         _table(("step", "event", "facts"), event_rows(record.events)),
         "## Started with",
         f"`{' '.join(record.overrides) or '(no overrides)'}`, seed {record.seed}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _profile(record: RunRecord) -> list[str]:
+    lines = profile_lines(record)
+    if not lines:
+        return []
+    return ["## Profile", "\n".join(f"- {line}" for line in lines), _table(*profile_table(record, _NAME_WIDTH))]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

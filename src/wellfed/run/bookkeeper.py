@@ -23,7 +23,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import PhaseEntry, RunRecord, SynchronisationEntry
+from wellfed.record import PhaseEntry, ProfileEntry, RunRecord, SynchronisationEntry
 from wellfed.report.run_markdown import to_markdown
 from wellfed.run.gpu_monitor import MachineWatch, Usage
 from wellfed.run.outcome import Outcome
@@ -35,6 +35,7 @@ from wellfed.tracking.sink import Sink, Sinks
 from wellfed.units import mib
 
 _LOG = logging.getLogger(__name__)
+PROFILE = "profile/trace.json"
 _ARTIFACTS = {
     "steps": "steps.csv",
     "metrics": "metrics.csv",
@@ -42,7 +43,7 @@ _ARTIFACTS = {
     "log": "train.log",
     "last": f"{CHECKPOINTS}/{LAST}",
     "best": f"{CHECKPOINTS}/{BEST}",
-    "profile": "profile.json",
+    "profile": PROFILE,
 }
 
 
@@ -176,6 +177,10 @@ class Bookkeeper:
     def synchronised(self, places: list[SynchronisationEntry]) -> None:
         """These lines made the host wait for the device."""
         self.record.synchronisations = places
+
+    def profiled(self, found: ProfileEntry) -> None:
+        """What the profiled steps spent their time on."""
+        self.record.profile = found
 
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Training has come so far; ``samples`` are those of this step."""

@@ -20,12 +20,14 @@ from wellfed.units import show_bytes, show_duration
 
 LEFT_BEHIND = (
     *("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log"),
-    *("tensorboard", "csv"),
+    *("tensorboard", "csv", "profile"),
 )
 
 _VALUE_WIDTH = 16
 """Of the longest value that is one word."""
 
+_MOST_OPERATIONS, _NAME_WIDTH = 10, 48
+"""Of the table of a profile; the report has more."""
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Nothing to worry about, or told beside the figures; the record has them."""
 
@@ -112,6 +114,7 @@ def show_end(console: Console, record: RunRecord, first: Mapping[str, float], fo
     lines = run_lines.simulated_lines(record) + run_lines.time_lines(record) + run_lines.gpu_lines(record)
     for line in lines + run_lines.memory_lines(record):
         console.print(line, markup=False)
+    _show_profile(console, record)
     for name, value in record.metrics.items():
         began = first.get(name, value)
         console.print(f"{name} {value:.4g}" + (f" (first {began:.4g})" if began != value else ""), markup=False)
@@ -126,3 +129,22 @@ def show_end(console: Console, record: RunRecord, first: Mapping[str, float], fo
         console.print(line, markup=False, soft_wrap=True)
     names = [name for name in LEFT_BEHIND if (folder / name).exists()]
     console.print(f"Files: {folder} ({', '.join(names)})", markup=False, soft_wrap=True)
+
+
+def _show_profile(console: Console, record: RunRecord) -> None:
+    """What the profiled steps spent their time on, where there are some."""
+    lines = run_lines.profile_lines(record)
+    if not lines:
+        return
+    console.print("Profile:", markup=False)
+    for line in lines:
+        console.print(f"- {line}", markup=False, soft_wrap=True)
+    head, rows = run_lines.profile_table(record, _NAME_WIDTH, _MOST_OPERATIONS)
+    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head) - 1)]
+    for row in [head, *rows]:
+        *figures, name = row
+        cells = [figure.rjust(width) for figure, width in zip(figures, widths, strict=True)]
+        console.print("  ".join([*cells, name]), markup=False, highlight=False, soft_wrap=True)
+    trace = record.artifacts.get("profile")
+    if trace is not None:
+        console.print(f"all of it: {trace} of the run folder, for https://ui.perfetto.dev", markup=False)
