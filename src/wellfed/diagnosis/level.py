@@ -1,0 +1,89 @@
+"""Judges a curve of GPU utilisation by its mean: well used, room left or starved, and whether it swings."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from wellfed.diagnosis.run_tables import Series
+from wellfed.diagnosis.swing import LEAST_DEPTH, Swing, swing_in_time
+from wellfed.units import show_duration
+
+Verdict = Literal["well used", "room left", "starved", "swings"]
+WELL_USED_PCT, STARVED_PCT = 80, 50
+"""Mean utilisation from which a GPU is well used, and below which it is starved."""
+_OWN_LOOP = "any other training: GPUCurves or GPUWatch time its steps (docs/your_own_loop.md)"
+_ADVICE: dict[Verdict, str] = {
+    "well used": "Is it full, too? A run of wellfed: python -m wellfed report sets its rate against its ceiling; "
+    + _OWN_LOOP,
+    "room left": "What takes the rest? A run of wellfed: python -m wellfed diagnose names it; " + _OWN_LOOP,
+    "starved": "What does it wait for? A run of wellfed: python -m wellfed diagnose names it; " + _OWN_LOOP,
+    "swings": "What comes as often? A run of wellfed: python -m wellfed diagnose names it; " + _OWN_LOOP,
+}
+
+
+@dataclass(frozen=True)
+class Level:
+    """How busy a GPU was over a stretch of time, in percent of that time."""
+
+    mean_pct: float
+    p5_pct: float
+    p95_pct: float
+    peak_pct: float
+    num: int
+    """Readings."""
+    span_s: float
+    """From the first reading to the last."""
+    swing: Swing | None
+    """Only one that is deep enough to matter."""
+    verdict: Verdict
+
+    @property
+    def message(self) -> str:
+        """The verdict with its figures, in one sentence without a full stop."""
+        mean = f"utilisation {int(self.mean_pct)} % on average"  # not rounded: 49.9 is below 50
+        if self.swing is None:
+            return f"{mean}: {self.verdict}"
+        levels = f"between {self.swing.low:.0f} % and {self.swing.high:.0f} %"
+        return f"{mean}: {self.verdict} {levels}, with a period of {show_duration(self.swing.period_s)}"
+
+    @property
+    def advice(self) -> str:
+        """What to type next."""
+        return _ADVICE[self.verdict]
+
+    def entry(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {**asdict(self), "message": self.message, "advice": self.advice}
+
+
+def level_of(time_s: Series, util_pct: Series) -> Level | None:
+    """The level of a curve that was read at ``time_s``, in seconds; None without readings, and ``nan`` is none."""
+    there = np.isfinite(time_s) & np.isfinite(util_pct)
+    time_s, util_pct = time_s[there], util_pct[there]
+    if not len(util_pct):
+        return None
+    # A mean may be rounded to just beyond all that it is of.
+    mean_pct = float(np.clip(util_pct.mean(), util_pct.min(), util_pct.max()))
+    p5_pct, p95_pct = (float(level) for level in np.percentile(util_pct, (5, 95)))
+    swing = swing_in_time(time_s, util_pct)
+    if swing is not None and swing.depth < LEAST_DEPTH:
+        swing = None
+    return Level(
+        mean_pct,
+        p5_pct,
+        p95_pct,
+        float(util_pct.max()),
+        len(util_pct),
+        float(np.ptp(time_s)),
+        swing,
+        "swings" if swing is not None else _by_mean(mean_pct),
+    )
+
+
+def _by_mean(mean_pct: float) -> Verdict:
+    if mean_pct >= WELL_USED_PCT:
+        return "well used"
+    return "room left" if mean_pct >= STARVED_PCT else "starved"
