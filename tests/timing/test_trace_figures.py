@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.timing.trace_figures import figures, in_store, length_us, overlap_us, self_times_us, union
-from wellfed.timing.trace_file import Activity, activities
+from wellfed.timing.trace_file import Span, spans
 
 HOST, DEVICE = 4242, 0
 COMPUTE, COPIES = 7, 20
@@ -60,7 +60,7 @@ class Trace:
 
     def figures(self, path: Path, last: int | None = None) -> Any:
         path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": self.events, "traceName": str(path)}))
-        return figures(activities(path), last=last)
+        return figures(spans(path), last=last)
 
 
 H2D = "Memcpy HtoD (Pinned -> Device)"
@@ -202,7 +202,7 @@ def test_union_and_overlap_count_each_microsecond_once(first: Any, second: Any) 
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> list[tuple[Activity, int]]:
+def streams(draw: st.DrawFn) -> list[tuple[Span, int]]:
     """Kernels and copies one behind the other on two streams, each with the time when its launch had returned."""
     found, number = [], 0
     for stream in (COMPUTE, COPIES):
@@ -212,7 +212,7 @@ def streams(draw: st.DrawFn) -> list[tuple[Activity, int]]:
         ):
             start = max(free, launch) + gap
             free = start + dur
-            found.append((Activity(kind, "k", start, free, (DEVICE, stream), number), launch))
+            found.append((Span(kind, "k", start, free, (DEVICE, stream), number), launch))
             number += 1
     return found
 
@@ -230,15 +230,15 @@ def test_a_kernel_is_in_store_from_its_launch_behind_another_until_it_begins(dra
 
 
 @st.composite
-def nested(draw: st.DrawFn) -> list[Activity]:
+def nested(draw: st.DrawFn) -> list[Span]:
     """Calls within calls on two threads."""
-    found: list[Activity] = []
+    found: list[Span] = []
 
     def within(start: int, end: int, thread: int, depth: int) -> None:
         while start < end and draw(st.booleans()):
             first = draw(st.integers(start, end))
             last = draw(st.integers(first, end))
-            found.append(Activity("cpu_op", f"op{len(found)}", first, last, (HOST, thread)))
+            found.append(Span("cpu_op", f"op{len(found)}", first, last, (HOST, thread)))
             if depth:
                 within(first, last, thread, depth - 1)
             start = last + 1
@@ -249,7 +249,7 @@ def nested(draw: st.DrawFn) -> list[Activity]:
 
 
 @given(nested(), st.randoms())
-def test_own_times_count_each_microsecond_for_the_innermost_call(calls: list[Activity], random: Any) -> None:
+def test_own_times_count_each_microsecond_for_the_innermost_call(calls: list[Span], random: Any) -> None:
     shuffled = list(calls)
     random.shuffle(shuffled)
     expected = dict.fromkeys((one.name for one in calls), 0)

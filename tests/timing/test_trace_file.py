@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from wellfed.timing import trace_file
-from wellfed.timing.trace_file import Activity, activities
+from wellfed.timing.trace_file import Span, spans
 
 KERNEL = {
     "ph": "X",
@@ -38,11 +38,11 @@ def test_what_took_time_is_read_and_the_rest_left(tmp_path: Path) -> None:
     flow = {"ph": "s", "id": 403, "pid": 1, "tid": 1, "ts": 4.0, "cat": "ac2g", "name": "ac2g"}
     instant = {"ph": "i", "s": "g", "name": "Record Window End", "pid": "", "tid": "", "ts": 5.0}
     bare = {"ph": "X", "name": "PyTorch Profiler (0)", "pid": "Spans", "tid": "PyTorch Profiler", "ts": 1, "dur": 9}
-    found = list(activities(write(tmp_path / "t.json", [meta, KERNEL, flow, instant, bare])))
+    found = list(spans(write(tmp_path / "t.json", [meta, KERNEL, flow, instant, bare])))
     start = 4521564498025.125
     assert found == [
-        Activity("kernel", "ampere_sgemm_128x64_tn", start, start + 20.5, (0, 7), 403, 12),
-        Activity("", "PyTorch Profiler (0)", 1, 10, ("Spans", "PyTorch Profiler"), None, None),
+        Span("kernel", "ampere_sgemm_128x64_tn", start, start + 20.5, (0, 7), 403, 12),
+        Span("", "PyTorch Profiler (0)", 1, 10, ("Spans", "PyTorch Profiler"), None, None),
     ]
 
 
@@ -55,7 +55,7 @@ def test_it_does_not_matter_where_a_chunk_ends(
         tmp_path / "t.json", [{**KERNEL, "ts": number, "name": 'a "}, {\n' * 3} for number in range(50)], indent
     )
     monkeypatch.setattr(trace_file, "_CHUNK", chunk)
-    assert [one.start_us for one in activities(path)] == list(range(50))
+    assert [one.start_us for one in spans(path)] == list(range(50))
 
 
 @pytest.mark.parametrize("text", ["", "no trace", "[]", '{"events": []}'])
@@ -63,7 +63,7 @@ def test_what_is_no_trace_says_so(tmp_path: Path, text: str) -> None:
     path = tmp_path / "t.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=r"t\.json is no trace: it does not begin with traceEvents"):
-        list(activities(path))
+        list(spans(path))
 
 
 @pytest.mark.parametrize("kept_frac", [0.5, 0.95])
@@ -71,9 +71,9 @@ def test_one_that_is_cut_off_gives_what_is_there_and_says_so(tmp_path: Path, kep
     path = write(tmp_path / "t.json", [KERNEL] * 20)
     text = path.read_text()
     path.write_text(text[: int(kept_frac * len(text))])
-    found: list[Activity] = []
+    found: list[Span] = []
     with pytest.raises(ValueError, match=r"t\.json is no whole trace"):
-        found.extend(activities(path))
+        found.extend(spans(path))
     assert 0 < len(found) < 20
 
 
@@ -101,4 +101,4 @@ def traced(folder: Path, name: str | None) -> Counter[tuple[str, str]]:
     with profiler, nullcontext() if name is None else record_function(name):
         torch.randn(4, 4) @ torch.randn(4, 4)
     profiler.export_chrome_trace(str(folder / "t.json"))
-    return Counter((one.kind, one.name) for one in activities(folder / "t.json") if one.kind != "Trace")
+    return Counter((one.kind, one.name) for one in spans(folder / "t.json") if one.kind != "Trace")

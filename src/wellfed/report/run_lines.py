@@ -160,7 +160,7 @@ def profile_table(record: RunRecord, width: int, most: int | None = None) -> tup
     for one in operations[:most]:
         name = show_text(one["name"])
         name = name if len(name) <= width else name[: width - 3] + "..."
-        calls = one["calls"] / profile["steps"] if profile else 0
+        calls = one["calls"] / max(1, profile["steps"]) if profile else 0
         rows.append([f"{one['ms_per_step']:.3f}", show_percent(one["share_frac"]), f"{calls:.4g}", name])
     return head, rows
 

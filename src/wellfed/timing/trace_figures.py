@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from wellfed.record import OperationEntry, ProfileEntry
-from wellfed.timing.trace_file import Activity
+from wellfed.timing.trace_file import Span
 
 STEP = "ProfilerStep#"
 """How the ranges of a step are called in a trace, with its number behind it; a step may have several."""
@@ -24,12 +24,12 @@ _BETWEEN_RANKS = "nccl"
 Interval = tuple[float, float]
 
 
-def figures(activities: Iterable[Activity], *, last: int | None = None) -> ProfileEntry | None:
+def figures(spans: Iterable[Span], *, last: int | None = None) -> ProfileEntry | None:
     """What the steps of a trace spent their time on; None if it has no step.
 
     What was launched outside of the steps does not count, nor do steps behind number ``last``.
     """
-    host, launches, device, steps = _sorted_out(activities)
+    host, launches, device, steps = _sorted_out(spans)
     whole = [step for step in steps if last is None or int(step.name.removeprefix(STEP)) <= last]
     windows = union([(step.start_us, step.end_us) for step in whole])
     num_steps, total_us = len({step.name for step in whole}), length_us(windows)
@@ -55,7 +55,7 @@ def figures(activities: Iterable[Activity], *, last: int | None = None) -> Profi
     }
 
 
-def in_store(work: Iterable[Activity], launched_us: Mapping[int | None, float]) -> list[Interval]:
+def in_store(work: Iterable[Span], launched_us: Mapping[int | None, float]) -> list[Interval]:
     """When at least one kernel was in store: launched while an earlier one of its stream ran, and not begun yet.
 
     A kernel that comes to an idle stream takes some microseconds to begin, too; the host is not ahead by that.
@@ -75,12 +75,12 @@ def in_store(work: Iterable[Activity], launched_us: Mapping[int | None, float]) 
     return union(found)
 
 
-def self_times_us(host: Iterable[Activity]) -> list[tuple[Activity, float]]:
+def self_times_us(host: Iterable[Span]) -> list[tuple[Span, float]]:
     """What each took less what those within it took, on its own thread."""
-    lanes: dict[object, list[Activity]] = defaultdict(list)
+    lanes: dict[object, list[Span]] = defaultdict(list)
     for one in host:
         lanes[one.lane].append(one)
-    found: list[tuple[Activity, float]] = []
+    found: list[tuple[Span, float]] = []
     for lane in lanes.values():
         lane.sort(key=lambda one: (one.start_us, -one.end_us))
         own_us = [one.end_us - one.start_us for one in lane]
@@ -126,11 +126,11 @@ def overlap_us(first: Sequence[Interval], second: Sequence[Interval]) -> float:
 
 
 def _sorted_out(
-    activities: Iterable[Activity],
-) -> tuple[list[Activity], list[Activity], list[Activity], list[Activity]]:
+    spans: Iterable[Span],
+) -> tuple[list[Span], list[Span], list[Span], list[Span]]:
     """Operations of the host, calls to CUDA, work of devices, steps."""
     host, launches, device, steps = [], [], [], []
-    for one in activities:
+    for one in spans:
         if one.kind in _OPERATIONS:
             host.append(one)
             if one.name.startswith(STEP):
@@ -142,14 +142,14 @@ def _sorted_out(
     return host, launches, device, steps
 
 
-def _by_device(work: Sequence[Activity], host: Sequence[Activity], num_steps: int) -> list[OperationEntry]:
+def _by_device(work: Sequence[Span], host: Sequence[Span], num_steps: int) -> list[OperationEntry]:
     """Kernels and copies under the name of the operation that launched them, or else their own."""
     names = {one.operation: one.name for one in host if not one.name.startswith(STEP)}
     names.pop(None, None)
     return _largest([(names.get(one.operation, one.name), one.end_us - one.start_us) for one in work], num_steps)
 
 
-def _by_cpu(host: Sequence[Activity], windows: Sequence[Interval], num_steps: int) -> list[OperationEntry]:
+def _by_cpu(host: Sequence[Span], windows: Sequence[Interval], num_steps: int) -> list[OperationEntry]:
     own = [(one, own_us) for one, own_us in self_times_us(host) if not one.name.startswith(STEP)]
     return _largest([(one.name, own_us) for one, own_us in own if _within(one.start_us, windows)], num_steps)
 
@@ -173,7 +173,7 @@ def _largest(named_us: Sequence[tuple[str, float]], num_steps: int) -> list[Oper
     ]
 
 
-def _is_copy(one: Activity) -> bool:
+def _is_copy(one: Span) -> bool:
     return one.kind == "gpu_memcpy" and _WITHIN not in one.name
 
 

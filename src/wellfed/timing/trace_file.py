@@ -14,7 +14,7 @@ _EVENT = re.compile(r'\{\s*"ph"')
 _BETWEEN = re.compile(r"[\s,]*")
 
 
-class Activity(NamedTuple):
+class Span(NamedTuple):
     """Something that took time, on a thread of the host or on a stream of a device."""
 
     kind: str
@@ -31,7 +31,7 @@ class Activity(NamedTuple):
     """The same of an operation of torch and of all that was launched for it, ``External id`` of the trace."""
 
 
-def activities(path: Path) -> Iterator[Activity]:
+def spans(path: Path) -> Iterator[Span]:
     """All that took time, in the order of the file; what can't be read between two events is left out.
 
     Raises:
@@ -41,12 +41,12 @@ def activities(path: Path) -> Iterator[Activity]:
     with path.open(encoding="utf-8", errors="replace") as stream:
         for event in _events(stream, path):
             if isinstance(event, dict) and event.get("ph") == "X" and "dur" in event:
-                yield _activity(event)
+                yield _span(event)
 
 
-def _activity(event: dict[str, Any]) -> Activity:
+def _span(event: dict[str, Any]) -> Span:
     facts, start_us = event.get("args", {}), float(event["ts"])
-    return Activity(
+    return Span(
         kind=str(event.get("cat", "")),
         name=str(event.get("name", "")),
         start_us=start_us,

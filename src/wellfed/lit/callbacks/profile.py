@@ -19,7 +19,7 @@ from wellfed.lit.callbacks.clock import WARMUP_STEPS
 from wellfed.lit.module import StepModule
 from wellfed.record import OnEvent, ProfileEntry, ignore_event
 from wellfed.timing.trace_figures import STEP, figures
-from wellfed.timing.trace_file import activities
+from wellfed.timing.trace_file import spans
 
 _LOG = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ class ProfilerTrace(pl.Callback):
     def _write(self, profiler: profile) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         profiler.export_chrome_trace(str(self._path))
-        found = figures(activities(self._path), last=self._num_ended)
+        found = figures(spans(self._path), last=self._num_ended)
         if found is not None:
             self._on_profiled(found)
 
