@@ -10,9 +10,9 @@ from pathlib import Path
 
 from wellfed import record
 from wellfed.config.schema import PathsConfig
-from wellfed.diagnosis.curve_file import read_curves
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.judge import judge
+from wellfed.diagnosis.recorded_curves import read_curves
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.folder_lookup import FolderKind, find
 from wellfed.record import RunRecord

@@ -50,7 +50,7 @@ class GpuCurve:
 
 
 @dataclass(frozen=True)
-class CurveFile:
+class RecordedCurves:
     """What a file holds."""
 
     writer: Writer
@@ -61,7 +61,7 @@ class CurveFile:
     """Rows that no reading could be taken from: cut, without a time, or from before the row above."""
 
 
-def read_curves(path: Path) -> CurveFile:
+def read_curves(path: Path) -> RecordedCurves:
     """The curves of a file; of a training's telemetry those of its steps.
 
     Raises:
@@ -83,7 +83,7 @@ def read_curves(path: Path) -> CurveFile:
         raise _refused(path, f"has the columns of telemetry, and no readings of a GPU{in_training}{only_host}.")
     gaps_s = np.concatenate([np.diff(curve.time_s) for curve in curves])
     interval_s = float(np.median(gaps_s)) if len(gaps_s) else None
-    return CurveFile(columns.writer, curves, interval_s, gathered.unread)
+    return RecordedCurves(columns.writer, curves, interval_s, gathered.unread)
 
 
 def _refused(path: Path, problem: str, way_out: str = _WAY_OUT) -> DataError:

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellfed.diagnosis.curve_file import CurveFile, read_curves
+from wellfed.diagnosis.recorded_curves import RecordedCurves, read_curves
 from wellfed.errors import DataError
 
-Write = Callable[..., CurveFile]
+Write = Callable[..., RecordedCurves]
 
 
 @pytest.fixture
 def read(tmp_path: Path) -> Write:
     """The curves of a file with this text, or these bytes."""
 
-    def written(content: str | bytes) -> CurveFile:
+    def written(content: str | bytes) -> RecordedCurves:
         path = tmp_path / "gpus.csv"
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return read_curves(path)
