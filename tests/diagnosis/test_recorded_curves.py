@@ -169,7 +169,7 @@ def test_of_a_run_only_the_steps_count(read: Write) -> None:
         (b" \n \n", "is empty"),
         (bytes(range(256)) * 40, "is no text with lines"),
         (b"x" * 100_000, "is no text with lines"),
-        (b"\x1b[31mred\x1b[0m,b\n1,2\n", "Its first line: ?[31mred?[0m, b"),
+        (b"\x1b[31mred\x1b[0m,b\n1,2\n", r"Its first line: \x1b[31mred\x1b[0m, b"),
         (b"step,loss\n1,2\n", "has no column of utilisation (utilization.gpu or util_pct). Its first line: step, loss"),
         (b"utilization.gpu [%]\n40 %\n", "has no column of time"),
         (b"2024/05/01 12:34:56.789, 0, 45 %, 3 MiB\n" * 9, "has no header: nvidia-smi wrote it with noheader"),

@@ -139,6 +139,7 @@ def machine_environment(
             util=Wave(1.0),
             memory_util=Wave(1.0, high=60),
             power_w=Wave(1.0, low=60, high=350),
+            power_limit_w=350,
             capability=(major, minor),
             gpm=major >= 9,
             gpm_scales=scales,

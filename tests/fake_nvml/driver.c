@@ -89,7 +89,7 @@ struct device {
     uint64_t total_bytes, used_bytes, reserved_bytes;
     int major, minor;
     struct wave util, memory_util, power_w;
-    double energy_start_j;
+    double energy_start_j, power_limit_w; /* 0: it does not tell its limit */
     int temp_c, sm_clock_mhz, mem_clock_mhz, pcie_rx_kb_s, pcie_tx_kb_s;
     int pcie_generation, pcie_width, max_pcie_generation, max_pcie_width;
     uint64_t event_reasons;
@@ -136,6 +136,7 @@ static const struct field DEVICE_FIELDS[] = {
     DEVICE(max_pcie_width, IS_INT),   DEVICE(has_energy, IS_INT),          DEVICE(gpm, IS_INT),
     DEVICE(stale_samples, IS_INT),    DEVICE(samples_lag_s, IS_REAL),      DEVICE(lost_from_s, IS_REAL),
     DEVICE(lost_to_s, IS_REAL),       DEVICE(lost_needs_init, IS_INT),     DEVICE(simulated, IS_INT),
+    DEVICE(power_limit_w, IS_REAL),
 };
 
 static int set_value(enum kind kind, void *to, const char *text) {
@@ -734,6 +735,13 @@ EXPORT nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, uns
     ASK(d, device);
     if (!d.has_energy) return NOT_SUPPORTED;
     *energy_mj = (unsigned long long)(1e3 * energy_j(&d, d.asked_at_s));
+    return SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t device, unsigned int *limit_mw) {
+    ASK(d, device);
+    if (d.power_limit_w == 0) return NOT_SUPPORTED;
+    *limit_mw = (unsigned int)lround(1e3 * d.power_limit_w);
     return SUCCESS;
 }
 

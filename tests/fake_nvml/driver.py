@@ -115,6 +115,8 @@ class FakeGpu:
     """Percent: GetUtilizationRates and GetSamples give it at a moment, GPM the mean between two."""
     memory_util: float | Wave = 0.0
     power_w: float | Wave = 100.0
+    power_limit_w: float = 0.0
+    """0 = it does not tell."""
     temp_c: int = 40
     sm_clock_mhz: int = 1500
     mem_clock_mhz: int = 2600
@@ -205,7 +207,7 @@ _SCENARIO_KEYS = (
 )
 _GPU_KEYS = (
     *("temp_c", "sm_clock_mhz", "mem_clock_mhz", "pcie_rx_kb_s", "pcie_tx_kb_s", "pcie_generation", "pcie_width"),
-    *("max_pcie_generation", "max_pcie_width", "event_reasons", "energy_start_j", "samples_lag_s"),
+    *("max_pcie_generation", "max_pcie_width", "event_reasons", "energy_start_j", "samples_lag_s", "power_limit_w"),
 )
 
 

@@ -79,6 +79,13 @@ def test_mig_instances_follow_their_card():
     assert found[3].name == "NVIDIA A100 MIG 3g.20gb"
 
 
+def test_a_power_limit_that_is_not_told_costs_no_card(fake_driver):
+    told, refuses = FakeGpu("GPU-a", power_limit_w=699.5), {"nvmlDeviceGetEnforcedPowerLimit": 999}
+    gpus = [told, FakeGpu("GPU-b"), FakeGpu("GPU-c", power_limit_w=700, errors=refuses)]
+    with fake_driver.load(Scenario(gpus)), NvmlSession() as nvml:
+        assert [device.power_limit_w for device in list_devices(nvml).devices] == [699.5, None, None]
+
+
 def holders_of(fake_driver, *gpus, **more):
     with fake_driver.load(Scenario(list(gpus), **more)), NvmlSession() as nvml:
         return [device.holders for device in list_devices(nvml).devices]

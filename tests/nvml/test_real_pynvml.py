@@ -233,13 +233,13 @@ def test_an_unlisted_code_has_the_drivers_text(fake_driver):
 
 
 def test_a_flaky_driver_costs_the_cards_it_fails_for_and_no_more(fake_driver):
-    # The calls about a card: handle, MIG mode, capability, memory, UUID, name, processes twice; the 11th is the second
-    # card's capability.
+    # The calls about a card: handle, MIG mode, capability, memory, UUID, name, power limit, processes twice; the 12th
+    # is the second card's capability.
     cards = [FakeGpu(f"GPU-{number}") for number in range(2)]
-    found = devices_of(fake_driver, Scenario(cards, fail_every=11))
+    found = devices_of(fake_driver, Scenario(cards, fail_every=12))
     assert [device.uuid for device in found.devices] == ["GPU-0"]
     assert found.notes == ("card 1 is left out (NVML nvmlDeviceGetCudaComputeCapability: unknown error).",)
-    found = devices_of(fake_driver, Scenario(cards, fail_every=11, fail_code=NOT_SUPPORTED))
+    found = devices_of(fake_driver, Scenario(cards, fail_every=12, fail_code=NOT_SUPPORTED))
     assert [device.uuid for device in found.devices] == ["GPU-0", "GPU-1"]
 
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from wellfed.diagnosis.run_tables import HOST, Series
 from wellfed.errors import DataError
+from wellfed.units import show_text
 
 Writer = Literal["nvidia-smi", "wellfed"]
 ASK_NVIDIA_SMI = "nvidia-smi --query-gpu=timestamp,index,name,utilization.gpu,memory.used --format=csv -l 1 > gpus.csv"
@@ -157,7 +158,7 @@ def _not_telemetry(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
         first_line = "timestamp, index, utilization.gpu [%]"
         way_out = f"Write what --query-gpu named as the first line, for example: {first_line}"
         return "has no header: nvidia-smi wrote it with noheader.", way_out
-    named = ", ".join("".join(c if c.isprintable() else "?" for c in cell[:40]) for cell in cells[:12])
+    named = show_text(", ".join(cell[:40] for cell in cells[:12]))
     return f"has no column of utilisation (utilization.gpu or util_pct). Its first line: {named or 'none'}.", _WAY_OUT
 
 

@@ -42,7 +42,7 @@ def machine(
         root: folder that holds proc, sys and dev.
     """
     environ = os.environ if environ is None else environ
-    cards, nvml_error = _ask_nvml(nvml or NvmlSession(tries=3), nvml_deadline_s)
+    cards, nvml_error = ask_nvml(nvml or NvmlSession(tries=3), nvml_deadline_s)
     found, left_out = len(cards.devices), cards.notes
     nvml_problem = None
     if nvml_error is not None:
@@ -99,7 +99,7 @@ def _affinity_cores() -> int:
     return psutil.cpu_count(logical=True) or 1  # macOS, Windows
 
 
-def _ask_nvml(session: NvmlSession, deadline_s: float) -> tuple[Devices, NvmlError | None]:
+def ask_nvml(session: NvmlSession, deadline_s: float) -> tuple[Devices, NvmlError | None]:
     """All cards in NVML's order, and why there are none to be had."""
     found: list[Devices] = []
 
@@ -171,11 +171,12 @@ def _gpu(index: int, card: Device | None, device: Device | TorchDevice, free_byt
         nvml_index=card.nvml_index if card else None,
         is_mig=card.is_mig if card else False,
         is_simulated=device.name.startswith(SIMULATED),
-        holders=tuple(_holder(one) for one in card.holders if one.pid != os.getpid()) if card else (),
+        holders=tuple(holder_facts(one) for one in card.holders if one.pid != os.getpid()) if card else (),
     )
 
 
-def _holder(held: Holder) -> HolderFacts:
+def holder_facts(held: Holder) -> HolderFacts:
+    """A process with the name that the system gives it, where the driver has none."""
     name = held.name
     if name is None:
         with contextlib.suppress(psutil.Error):  # of another container, or gone since

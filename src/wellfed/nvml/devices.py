@@ -49,6 +49,8 @@ class Device:
     capability: tuple[int, int] | None
     """CUDA compute capability (major, minor)."""
     driver_version: str | None
+    power_limit_w: float | None = None
+    """What the board may draw as it is set now."""
     is_mig: bool = False
     """This is an instance of a split card."""
     has_mig_mode: bool = False
@@ -117,6 +119,7 @@ def _device(nvml: NvmlSession, handle: Any, *, default_name: str, **known: Any) 
         memory_total_bytes=total,
         memory_used_bytes=used,
         memory_free_bytes=free,
+        power_limit_w=_power_limit_w(nvml, handle),
         holders=list_holders(nvml, handle),
         **known,
     )
@@ -180,6 +183,16 @@ def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
             found[int(process.pid)] = max(found.get(int(process.pid)) or 0, int(held)) if held is not None else None
     by_size = sorted(found.items(), key=lambda entry: -(entry[1] or 0))
     return tuple(Holder(pid, _process_name(nvml, pid), held) for pid, held in by_size)
+
+
+def _power_limit_w(nvml: NvmlSession, handle: Any) -> float | None:
+    """What the board may draw; no card is given up for this."""
+    try:
+        return float(nvml.ask("nvmlDeviceGetEnforcedPowerLimit", handle)) / 1e3
+    except GpuLostError:
+        raise
+    except NvmlError:
+        return None
 
 
 def _process_name(nvml: NvmlSession, pid: int) -> str | None:

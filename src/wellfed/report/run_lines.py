@@ -17,7 +17,7 @@ _BUSY = {"sm_active_pct": "SMs", "tensor_active_pct": "tensor cores", "dram_acti
 
 def simulated_lines(record: RunRecord) -> list[str]:
     """That the figures are of no real GPU, where that is so."""
-    names = [gpu["name"] for gpu in record.machine.get("gpus", ()) if gpu.get("is_simulated")]
+    names = [gpu.get("name", "") for gpu in record.machine.get("gpus", ()) if gpu.get("is_simulated")]
     if not names:
         return []
     return [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."]
@@ -71,7 +71,7 @@ def swing_line(swing: SwingEntry) -> str:
 
 def gpu_lines(record: RunRecord) -> list[str]:
     """What NVML saw of each GPU while the run trained, a line each; what was not offered is left out."""
-    names = {str(gpu["index"]): gpu["name"] for gpu in record.machine.get("gpus", ())}
+    names = {str(gpu.get("index")): gpu.get("name", "") for gpu in record.machine.get("gpus", ())}
     lines = []
     for index, figures in record.gpus.items():
         parts = []
@@ -116,10 +116,13 @@ def memory_lines(record: RunRecord) -> list[str]:
     memory = record.memory
     if not memory:
         return ["Nothing was measured."]
-    budget = "no budget" if memory["budget_gib"] is None else f"budget {memory['budget_gib']:.1f} GiB"
-    predicted = memory.get("predicted_peak_gib")
+    budget_gib, predicted, measured = (
+        memory.get(name) for name in ("budget_gib", "predicted_peak_gib", "measured_peak_gib")
+    )
+    peak = "unknown" if measured is None else f"{measured:.2f} GiB"
     foretold = "" if predicted is None else f" ({predicted:.2f} predicted for a card)"
-    return [f"{memory['device']}: peak {memory['measured_peak_gib']:.2f} GiB{foretold}, {budget}"]
+    budget = "no budget" if budget_gib is None else f"budget {budget_gib:.1f} GiB"
+    return [f"{memory.get('device', 'memory')}: peak {peak}{foretold}, {budget}"]
 
 
 def show_value(value: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -12,11 +13,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import RunRecord
+from wellfed.record import RunRecord, plain
 from wellfed.report import run_lines
-from wellfed.units import show_bytes, show_duration
+from wellfed.units import show_bytes, show_duration, show_text
 
 LEFT_BEHIND = (
     *("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log"),
@@ -31,7 +33,22 @@ EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 
 
 class Terminal(Console):
-    """A console whose reader may go away (``| head``) or whose disk may be full; the run goes on without it."""
+    """A console whose reader may go away (``| head``) or whose disk may be full; the run goes on without it.
+
+    A text is shown as it is: no markup, and control characters written out.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """As rich does; all strings that are printed, those in tables too, come by here."""
+        return super().render_str(show_text(text), **options)
+
+    def show_json(self, data: Any) -> None:
+        """Print it for programs: strict JSON, in which no control character stands as it is."""
+        text = json.dumps(plain(data), indent=2).replace("\x7f", "\\u007f")  # json escapes all others
+        self.print(text, soft_wrap=True)
 
     def on_broken_pipe(self) -> None:
         """Rich would end the process here."""
