@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 import time
-from array import array
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
@@ -14,8 +13,6 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from wellfed.diagnosis.level import level_of
 from wellfed.diagnosis.thresholds import FEWEST_OF_CARD
@@ -32,6 +29,7 @@ from wellfed.telemetry.series import Phase, Sample
 from wellfed.timing.readiness import summarise
 from wellfed.timing.step_clock import WARMUP_STEPS, DeviceEvent, StepClock, StepRow
 from wellfed.tracking.csv_table import CsvTable
+from wellfed.watch.board import Curve
 from wellfed.watch.loop_summary import LoopSummary
 
 CSV_COLUMNS = ("timestamp", *COLUMNS)
@@ -73,9 +71,7 @@ class LoopWatch:
         self.unknown = {"wait_frac"}
         """What of `LoopSummary.unknown` nobody has marked."""
         self._lock = threading.Lock()
-        self._curves: defaultdict[tuple[int, Phase], tuple[array[float], array[float]]] = defaultdict(
-            lambda: (array("d"), array("d"))
-        )
+        self._curves: defaultdict[tuple[int, Phase], Curve] = defaultdict(Curve)
         self.unsent: deque[Sequence[Sample]] = deque(maxlen=_MOST_UNSENT)
         """Rounds of readings that nobody has fetched."""
         self._notes: list[str] = []
@@ -163,11 +159,7 @@ class LoopWatch:
         with self._lock:
             phases = {phase for _, phase in self._curves}
             kept = {"train"} if "train" in phases else phases
-            curves = {
-                gpu: (np.array(times), np.array(utils))
-                for (gpu, phase), (times, utils) in sorted(self._curves.items())
-                if phase in kept
-            }
+            curves = {gpu: curve.arrays() for (gpu, phase), curve in sorted(self._curves.items()) if phase in kept}
         found = {gpu: level_of(*curve) for gpu, curve in curves.items()}
         levels = {gpu: level for gpu, level in found.items() if level is not None and level.num >= FEWEST_OF_CARD}
         return LoopSummary(
@@ -178,9 +170,7 @@ class LoopWatch:
         with self._lock:
             for one in samples:
                 if one.gpu != HOST and "util_pct" in one.values:
-                    times, utils = self._curves[one.gpu, one.phase]
-                    times.append(one.time_s)
-                    utils.append(one.values["util_pct"])
+                    self._curves[one.gpu, one.phase].add(one.time_s, one.values["util_pct"])
         self.unsent.append(samples)
         if self._table is not None:
             now = datetime.now(UTC).isoformat(timespec="milliseconds")
