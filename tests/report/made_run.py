@@ -60,8 +60,8 @@ def made_run(
     names = {"loss": ("train", "val"), "ndcg_at_10": ("val",)} if metrics is None else metrics
     _write_metrics(folder, names, steps, log_every, step_ms)
     found = RunRecord(
-        "2026-01-01_00-00-00_abcd",
         **{
+            "run_id": "2026-01-01_00-00-00_abcd",
             "status": "ok",
             "workload": "recsys",
             "seed": 3,

@@ -58,7 +58,7 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
         ReportSection("time", "Where the time went", run_lines.time_lines(record)),
         ReportSection("memory", "Memory", run_lines.memory_lines(record)),
         ReportSection("metrics", "Metrics", (), ("metric", "first", "latest"), metrics, screen=metric_lines(metrics)),
-        # PagePicture when the run began.
+        # Shown when the run began.
         ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan_rows(record), screen=()),
         *profile_sections(record),
         ReportSection("machine", "Machine", run_lines.machine_lines(record), screen=()),
