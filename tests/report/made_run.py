@@ -65,6 +65,7 @@ def made_run(
             "status": "ok",
             "workload": "recsys",
             "seed": 3,
+            "started_at": "2026-01-01T00:00:00+00:00",
             "steps": steps,
             "samples": 64 * steps,
             "epochs": steps / 100,
