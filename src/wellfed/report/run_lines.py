@@ -25,6 +25,15 @@ def headline(record: RunRecord) -> str:
     return f"{record.status}: {record.steps} steps in {show_duration(record.duration_s)}{ended_by}"
 
 
+def state_lines(record: RunRecord) -> list[str]:
+    """That figures may still change, or are of a run that did not come to its end."""
+    if record.status == "running":
+        return [f"It still runs (process {record.pid} on {record.host_name}): the figures are those until now."]
+    if record.status == "killed":
+        return ["Its process is gone without a word: the figures are those until then."]
+    return []
+
+
 def amount_line(record: RunRecord) -> str:
     """How far it came."""
     unit = record.throughput["sample_unit"] if record.throughput else "samples"

@@ -1,10 +1,13 @@
-"""Writes the reports of a run into its folder: ``report.md`` and ``report.html``."""
+"""Writes the reports of a run into a folder, ``report.md`` and ``report.html``, and the page of two runs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed.diagnosis.evidence import Evidence
+from wellfed.report.comparison import Comparison
+from wellfed.report.comparison_page import comparison_html
 from wellfed.report.run_markdown import to_markdown
 from wellfed.report.run_page import to_html
 
@@ -21,6 +24,17 @@ def write_reports(evidence: Evidence, folder: Path) -> tuple[Path, Path]:
     _write(markdown, to_markdown(evidence.record, evidence.first_metrics))
     _write(page, to_html(evidence))
     return markdown, page
+
+
+def write_comparison(both: Comparison, folder: Path, names: Sequence[str]) -> Path:
+    """The page of two runs, called by the names of their folders.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    path = folder / f"comparison_{'_'.join(names)}.html"
+    _write(path, comparison_html(both))
+    return path
 
 
 def _write(path: Path, text: str) -> None:
