@@ -27,6 +27,7 @@ COMMANDS = (
     Command("add", "a workload of your own to start from: add workload NAME"),
     Command("doctor", "the machine, the profile it maps to, what is missing"),
     Command("plan", "every number of a run with its reason, without running it"),
+    Command("monitor", "all GPUs and the host, live, whatever trains there; then a verdict"),
     Command("diagnose", "where a run lost its time, again from its files"),
     Command("report", "report.html of a run again, or two runs side by side"),
     Command("runs", "the newest runs: what became of each, rate, share of the ceiling, a metric"),
