@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.table import Table
@@ -14,7 +15,7 @@ from wellfed.diagnosis.judge import conclude
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.report.comparison import Comparison
 from wellfed.report.run_lines import headline, state_lines
-from wellfed.report.write import write_comparison, write_reports
+from wellfed.report.write import MARKDOWN, PAGE, write_comparison, write_reports
 from wellfed.run.screen import Terminal
 from wellfed.sweep.leaderboard_terminal import width
 
@@ -43,14 +44,14 @@ def main(argv: Sequence[str]) -> int:
     terminal = Terminal(width=width())
     if len(found) == 2:
         both = Comparison(*found)
-        written = _written(
-            out or (log_dir if log_dir.is_dir() else Path()),
-            lambda folder: [write_comparison(both, folder, [one.name for one in folders])],
-        )
+        with _in_folder(out or (log_dir if log_dir.is_dir() else Path())) as place:
+            written = [write_comparison(both, place, [folder.name for folder in folders])]
         for part in _side_by_side(both):
             terminal.print(part, soft_wrap=isinstance(part, str))
     else:
-        written = _written(out or folders[0], lambda folder: write_reports(found[0], folder))
+        with _in_folder(out or folders[0]) as place:
+            write_reports(found[0], place)
+        written = [place / MARKDOWN, place / PAGE]
         record = found[0].record
         terminal.print("\n".join([headline(record), *state_lines(record)]), soft_wrap=True)
     terminal.print(f"Written: {', '.join(map(str, written))}", soft_wrap=True)
@@ -63,10 +64,12 @@ def _judged(folder: Path) -> Evidence:
     return evidence
 
 
-def _written(folder: Path, write: Callable[[Path], Sequence[Path]]) -> Sequence[Path]:
+@contextmanager
+def _in_folder(folder: Path) -> Iterator[Path]:
+    """A folder to write into, made where it is missing."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return write(folder)
+        yield folder
     except OSError as error:
         problem = f"can't be written to: {error.strerror or error}."
         raise ConfigError.of(str(folder), problem, "Make room there, or write elsewhere: --out FOLDER.") from error

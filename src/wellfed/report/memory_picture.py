@@ -9,7 +9,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.pages.picture import ACCENT, BAD, INK, SERIES, picture
 from wellfed.record import MemoryEntry
 from wellfed.report.curve_bins import binned
-from wellfed.report.picture_parts import WIDTH, Key, Shown, curve, of_gpus, of_host, scale
+from wellfed.report.picture_parts import WIDTH, Key, PagePicture, curve, of_gpus, of_host, scale
 from wellfed.report.time_axis import TimeAxis
 from wellfed.units import show_gib
 
@@ -19,7 +19,7 @@ _Line = tuple[float, str, Literal["line", "dashed", "dotted"]]
 """GiB, colour, kind."""
 
 
-def memory(evidence: Evidence, axis: TimeAxis) -> Iterator[Shown]:
+def memory(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     """The device's where a GPU was used, else the process's."""
     lines = _lines(evidence.record.memory)
     curves, is_host = of_gpus(evidence, "mem_used_gib"), False
@@ -50,7 +50,7 @@ def memory(evidence: Evidence, axis: TimeAxis) -> Iterator[Shown]:
         told = "".join(f" {name} {show_gib(size_gib)}." for name, (size_gib, _, _) in lines.items())
         drawn.told = f"{'Host' if is_host else 'Device'} memory over time, at most {show_gib(highest)}.{told}"
     caption = "Resident memory." if is_host else "What is in use is of all processes on the device."
-    yield Shown(drawn.svg, [*keys, *axis.keys], caption)
+    yield PagePicture(drawn.svg, [*keys, *axis.keys], caption)
 
 
 def _lines(memory: MemoryEntry) -> Mapping[str, _Line]:
@@ -62,7 +62,7 @@ def _lines(memory: MemoryEntry) -> Mapping[str, _Line]:
     return {name: (size_gib, colour, kind) for name, (size_gib, colour, kind) in found.items() if size_gib is not None}
 
 
-def _peak(lines: Mapping[str, _Line]) -> Shown:
+def _peak(lines: Mapping[str, _Line]) -> PagePicture:
     """Bars."""
     sizes = {name: size_gib for name, (size_gib, _, _) in lines.items()}
     with picture(WIDTH, 0.6 + 0.35 * len(sizes)) as drawn:
@@ -74,4 +74,4 @@ def _peak(lines: Mapping[str, _Line]) -> Shown:
         axes.invert_yaxis()
         axes.set_xlabel("GiB")
         drawn.told = "Memory: " + "; ".join(f"{name} {show_gib(size_gib)}" for name, size_gib in sizes.items())
-    return Shown(drawn.svg)
+    return PagePicture(drawn.svg)

@@ -10,7 +10,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.run_tables import Series
 from wellfed.pages.picture import INK, SERIES, picture
 from wellfed.report.curve_bins import binned
-from wellfed.report.picture_parts import Key, Shown, curve
+from wellfed.report.picture_parts import Key, PagePicture, curve
 from wellfed.report.run_lines import show_figure
 from wellfed.units import show_text
 
@@ -18,12 +18,12 @@ MOST_METRICS = 9
 """That get a picture; all are in the table."""
 
 
-def metrics(evidence: Evidence) -> Iterator[Shown]:
+def metrics(evidence: Evidence) -> Iterator[PagePicture]:
     """A picture of each metric, with its splits."""
     by_name: dict[str, dict[str, tuple[Series, Series]]] = {}
-    for (split, name), curve in evidence.metrics.items():
+    for (split, name), found in evidence.metrics.items():
         if split != "throughput":
-            by_name.setdefault(name, {})[split] = curve
+            by_name.setdefault(name, {})[split] = found
     drawn_ones = [
         (name, splits) for name, splits in by_name.items() if any(len(steps) > 1 for steps, _ in splits.values())
     ]
@@ -31,7 +31,7 @@ def metrics(evidence: Evidence) -> Iterator[Shown]:
         yield _metric(name, splits)
 
 
-def _metric(name: str, splits: Mapping[str, tuple[Series, Series]]) -> Shown:
+def _metric(name: str, splits: Mapping[str, tuple[Series, Series]]) -> PagePicture:
     captions, keys, gone = [], [], []
     with picture(3.9, 2.1) as drawn:
         axes = drawn.figure.add_subplot()
@@ -49,4 +49,4 @@ def _metric(name: str, splits: Mapping[str, tuple[Series, Series]]) -> Shown:
         axes.set_xlabel("step")
         axes.grid(axis="y", color=INK, alpha=0.12, linewidth=0.7)
         drawn.told = f"{show_text(name)} over steps; latest: {show_text(', '.join(captions))}."
-    return Shown(drawn.svg, keys, "; ".join(gone), name)
+    return PagePicture(drawn.svg, keys, "; ".join(gone), name)

@@ -11,6 +11,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.pages.html_page import fill_in
 from wellfed.pages.picture import colour_of_page
 from wellfed.record import FindingEntry, RunRecord
+from wellfed.report.run_lines import error_lines, simulated_lines
 from wellfed.report.run_pictures import pictures
 from wellfed.report.run_sections import sections
 from wellfed.units import show_count, show_duration, show_gib, show_percent
@@ -37,6 +38,8 @@ def to_html(evidence: Evidence) -> str:
             "record": record,
             "sections": sections(record, evidence.first_metrics),
             "pictures": pictures(evidence),
+            "loud": simulated_lines(record) + error_lines(record),
+            "wrong": error_lines(record),
             "tiles": list(tiles(record)),
             "gain_of": gain_of,
             "colour_of": colour_of_page,

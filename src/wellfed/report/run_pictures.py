@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.report.memory_picture import memory
 from wellfed.report.metric_pictures import metrics
-from wellfed.report.picture_parts import Shown
+from wellfed.report.picture_parts import PagePicture
 from wellfed.report.run_sections import Name
 from wellfed.report.step_time_picture import step_time
 from wellfed.report.time_axis import TimeAxis
 from wellfed.report.utilisation_picture import utilisation
 
 
-def pictures(evidence: Evidence) -> Mapping[Name, Sequence[Shown]]:
+def pictures(evidence: Evidence) -> Mapping[Name, Sequence[PagePicture]]:
     """Those that there are figures for, by the section that they belong to."""
     axis = TimeAxis.of(evidence)
     return {

@@ -55,11 +55,11 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
         # The screen has the error above it already, on stderr.
         ReportSection("verdict", "Verdict", [*told, *error, *speed], screen=[*told, *speed]),
         ReportSection("findings", "What to change", run_lines.finding_lines(record)),
-        ReportSection("utilisation", "Utilisation", run_lines.gpu_lines(record) or run_lines.host_lines(record)),
+        ReportSection("utilisation", "Utilisation", utilisation_lines(record)),
         ReportSection("time", "Where the time went", run_lines.time_lines(record)),
         ReportSection("memory", "Memory", run_lines.memory_lines(record)),
         ReportSection("metrics", "Metrics", (), ("metric", "first", "latest"), metrics, screen=metric_lines(metrics)),
-        # Shown when the run began.
+        # PagePicture when the run began.
         ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan_rows(record), screen=()),
         *profile_sections(record),
         ReportSection("machine", "Machine", run_lines.machine_lines(record), screen=()),
@@ -70,6 +70,13 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
         ),
         ReportSection("started", "Started with", started_lines(record), screen=()),
     ]
+
+
+def utilisation_lines(record: RunRecord) -> list[str]:
+    """Of each GPU, else of the processor; and a swing of it that no step shows."""
+    lines = run_lines.gpu_lines(record) or run_lines.host_lines(record)
+    has_swing = record.swing is not None and record.swing["period_steps"] is None
+    return [*lines, run_lines.swing_line(record.swing)] if has_swing and record.swing else lines
 
 
 def metric_rows(record: RunRecord, first: Mapping[str, float]) -> list[Row]:

@@ -11,7 +11,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.run_tables import Series
 from wellfed.pages.picture import BAD, INK, SERIES, picture
 from wellfed.report.curve_bins import MOST, Binned, binned
-from wellfed.report.picture_parts import PERIODS, WIDTH, Key, Shown, measure, of_many, rows
+from wellfed.report.picture_parts import PERIODS, WIDTH, Key, PagePicture, measure, of_many, rows
 from wellfed.report.run_lines import EVERYDAY_EVENTS
 from wellfed.report.time_axis import TimeAxis
 from wellfed.units import counted, show_duration
@@ -24,7 +24,7 @@ _MARKS = (("v", "▼"), ("^", "▲"), ("s", "■"), ("D", "◆"), ("o", "●"), 
 """Of events: matplotlib's, and the legend's."""
 
 
-def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[Shown]:
+def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     """The parts of a step upon each other, with the warm-up and what happened."""
     table = evidence.all_steps
     at_s, number = table.get("time_s", np.empty(0)), len(table.get("wait_ms", ()))
@@ -43,8 +43,9 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[Shown]:
         below = rows(drawn.figure, [2.0, 1.15][: 1 + bool(period)])
         axes = below[0]
         if warmup and number > 1:
-            end_s = max(float(at_s[min(warmup, number) - 1]), float(at_s[0]) + axis.span_s / 250)
-            axes.axvspan(*axis.scaled(np.array([axis.begin_s, end_s])), color=INK, alpha=0.15, linewidth=0)
+            begin_s = max(axis.begin_s, float(at_s[0] - total_ms[0] / 1e3))
+            end_s = max(float(at_s[min(warmup, number) - 1]), begin_s + axis.span_s / 250)
+            axes.axvspan(*axis.scaled(np.array([begin_s, end_s])), color=INK, alpha=0.15, linewidth=0)
             keys.append(Key(INK, "warm-up", "shade"))
         _areas(axes, total.x, [curve.mean for curve in curves[1:]], list(parts))
         if total.is_thinned:
@@ -62,7 +63,7 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[Shown]:
     caption = of_many(number, "step")
     if total_ms[longest] > most_ms:
         caption += f" The longest, step {table['step'][longest]:.0f}, took {show_duration(total_ms[longest] / 1e3)}."
-    yield Shown(drawn.svg, keys, caption)
+    yield PagePicture(drawn.svg, keys, caption)
 
 
 def _most(total_ms: Series, curve: Binned) -> float:

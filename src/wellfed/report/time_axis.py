@@ -11,13 +11,13 @@ import numpy as np
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.run_tables import HOST, PHASES, Series
-from wellfed.pages.picture import INK, SERIES
+from wellfed.pages.picture import ACCENT, SERIES
 from wellfed.report.picture_parts import Key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SHADES = {"validate": SERIES[1], "checkpoint": SERIES[0], "test": INK, "ceiling": SERIES[3]}
+SHADES = {"validate": SERIES[1], "checkpoint": SERIES[0], "test": ACCENT, "ceiling": SERIES[3]}
 """Of phases; training has none."""
 _LEAST_FRAC = 1 / 250
 """Of the axis: what lasted less is still to be seen."""

@@ -16,7 +16,7 @@ from wellfed.report.picture_parts import (
     PERIODS,
     WIDTH,
     Key,
-    Shown,
+    PagePicture,
     curve,
     measure,
     of_gpus,
@@ -35,7 +35,7 @@ _RULED_FRAC = 1 / 16
 """Of the time: a shorter period gets a picture of its own."""
 
 
-def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[Shown]:
+def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     """The curve of each GPU, with the phases of the run and its swing; without a GPU that of the processor."""
     what, unit, curves, top = "utilisation", "%", of_gpus(evidence, "util_pct"), 100.0
     if not curves:  # as of a MIG instance
@@ -56,7 +56,7 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[Shown]:
         for axes, (gpu, (at_s, values)) in zip(below, curves.items(), strict=False):
             axis.shade(axes)
             curve(axes, binned(axis.scaled(at_s), values))
-            scale(axes, top, unit)
+            scale(axes, top, unit, has_ruler=gpu == deepest and not is_short)
             axis.put_under(axes, is_labelled=axes is below[len(curves) - 1])
             who = "CPU" if gpu == HOST else f"GPU {gpu}"
             if gpu != HOST and len(curves) > 1:
@@ -70,14 +70,14 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[Shown]:
                             f"{show_duration(swings[gpu].period_s)}")  # fmt: skip
         if is_short and deepest is not None:
             _periods(below[-1], deepest, *_last(*curves[deepest], swings[deepest].period_s), swings[deepest])
-            scale(below[-1], top, unit)
+            scale(below[-1], top, unit, has_ruler=True)
         drawn.told = f"{what[0].upper()}{what[1:]} over time. {'; '.join(told)}."
     keys = [Key(ACCENT, what), *axis.keys]
     if deepest is not None:
         keys.append(Key(BAD, "levels of its swing", "dashed"))
     if HOST in curves and evidence.cores:
         keys.append(Key(INK, "cores of this run", "dotted"))
-    yield Shown(drawn.svg, keys, of_many(max(len(at_s) for at_s, _ in curves.values()), "reading"))
+    yield PagePicture(drawn.svg, keys, of_many(max(len(at_s) for at_s, _ in curves.values()), "reading"))
 
 
 def _last(at_s: Series, values: Series, period_s: float) -> tuple[Series, Series]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed.diagnosis.evidence import Evidence
+from wellfed.record import write_atomically
 from wellfed.report.comparison import Comparison
 from wellfed.report.comparison_page import comparison_html
 from wellfed.report.run_markdown import to_markdown
@@ -14,16 +15,18 @@ from wellfed.report.run_page import to_html
 MARKDOWN, PAGE = "report.md", "report.html"
 
 
-def write_reports(evidence: Evidence, folder: Path) -> tuple[Path, Path]:
+def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) -> None:
     """Both files, the page last: what fails in drawing it, which may be anything, leaves the other there.
+
+    Args:
+        has_page: whether there is a page.
 
     Raises:
         OSError: a file can't be written.
     """
-    markdown, page = folder / MARKDOWN, folder / PAGE
-    _write(markdown, to_markdown(evidence.record, evidence.first_metrics))
-    _write(page, to_html(evidence))
-    return markdown, page
+    write_atomically(folder / MARKDOWN, to_markdown(evidence.record, evidence.first_metrics))
+    if has_page:
+        write_atomically(folder / PAGE, to_html(evidence))
 
 
 def write_comparison(both: Comparison, folder: Path, names: Sequence[str]) -> Path:
@@ -33,9 +36,5 @@ def write_comparison(both: Comparison, folder: Path, names: Sequence[str]) -> Pa
         OSError: it can't be written.
     """
     path = folder / f"comparison_{'_'.join(names)}.html"
-    _write(path, comparison_html(both))
+    write_atomically(path, comparison_html(both))
     return path
-
-
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", errors="backslashreplace")  # a path may hold what is no UTF-8
