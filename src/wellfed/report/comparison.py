@@ -192,6 +192,11 @@ class Comparison:
         return [one for one in _figures(self) if any(one.shown)]
 
     @cached_property
+    def parts(self) -> tuple[Mapping[str, Estimate], Mapping[str, Estimate]]:
+        """Mean time of each part of a step, in ms; parts that were not measured are not there."""
+        return _parts_ms(self.a), _parts_ms(self.b)
+
+    @cached_property
     def metrics(self) -> list[Compared]:
         """The latest value of each metric."""
         a, b = (record.metrics for record in self.records)
@@ -205,8 +210,7 @@ class Comparison:
         return a.findings, b.findings
 
 
-def part_ms(evidence: Evidence) -> dict[str, Estimate]:
-    """Mean time of each part of a step, in ms; parts that were not measured are not there."""
+def _parts_ms(evidence: Evidence) -> dict[str, Estimate]:
     columns = ((name, evidence.column(f"{name}_ms")) for name in PARTS)
     found = {name: Estimate.of_mean(column[np.isfinite(column)]) for name, column in columns}
     return {name: estimate for name, estimate in found.items() if estimate is not None}
@@ -251,7 +255,7 @@ def _figures(both: Comparison) -> Iterator[Compared]:
 
 def _parts(both: Comparison) -> Iterator[Compared]:
     """The parts of a step: their time with its ratio, and their share."""
-    of_a, of_b = part_ms(both.a), part_ms(both.b)
+    of_a, of_b = both.parts
     for name in PARTS:
         shares = [one.time[f"{name}_frac"] if one.time else None for one in both.records]  # type: ignore[literal-required]
         shown = [

@@ -11,7 +11,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.run_tables import HOST, Series
 from wellfed.pages.html_page import fill_in
 from wellfed.pages.picture import ACCENT, INK, SERIES, picture
-from wellfed.report.comparison import PARTS, Comparison, Estimate, device, part_ms, started_with
+from wellfed.report.comparison import PARTS, Comparison, Estimate, device, started_with
 from wellfed.report.curve_bins import binned
 
 _WIDTH = 5.7
@@ -34,7 +34,7 @@ def comparison_html(both: Comparison) -> str:
 
 def _step_picture(both: Comparison) -> Markup | None:
     """The parts of a step of each run, end to end; None where neither was timed."""
-    parts = {letter: part_ms(one) for letter, one in (("A", both.a), ("B", both.b))}
+    parts = dict(zip("AB", both.parts, strict=True))
     shown = [name for name in PARTS if any(name in found for found in parts.values())]
     if not shown:
         return None
