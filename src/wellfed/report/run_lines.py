@@ -25,6 +25,15 @@ def headline(record: RunRecord) -> str:
     return f"{record.status}: {record.steps} steps in {show_duration(record.duration_s)}{ended_by}"
 
 
+def state_lines(record: RunRecord) -> list[str]:
+    """That figures may still change, or are of a run that did not come to its end."""
+    if record.status == "running":
+        return [f"It still runs (process {record.pid} on {record.host_name}): the figures are those until now."]
+    if record.status == "killed":
+        return ["Its process is gone without a word: the figures are those until then."]
+    return []
+
+
 def amount_line(record: RunRecord) -> str:
     """How far it came."""
     unit = record.throughput["sample_unit"] if record.throughput else "samples"
@@ -190,13 +199,10 @@ def memory_lines(record: RunRecord) -> list[str]:
     memory = record.memory
     if not memory:
         return ["Nothing was measured."]
-    budget_gib, predicted, measured = (
-        memory.get(name) for name in ("budget_gib", "predicted_peak_gib", "measured_peak_gib")
-    )
-    peak = "unknown" if measured is None else f"{measured:.2f} GiB"
+    budget_gib, predicted = memory.get("budget_gib"), memory.get("predicted_peak_gib")
     foretold = "" if predicted is None else f" ({predicted:.2f} predicted for a card)"
     budget = "no budget" if budget_gib is None else f"budget {budget_gib:.1f} GiB"
-    return [f"{memory.get('device', 'memory')}: peak {peak}{foretold}, {budget}"]
+    return [f"{memory['device']}: peak {memory['measured_peak_gib']:.2f} GiB{foretold}, {budget}"]
 
 
 def profile_lines(record: RunRecord) -> list[str]:

@@ -46,7 +46,8 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
     Args:
         first: the first value of each metric, where it is known.
     """
-    told, error = [run_lines.headline(record), run_lines.amount_line(record)], run_lines.error_lines(record)
+    told, error = [run_lines.headline(record), *run_lines.state_lines(record)], run_lines.error_lines(record)
+    told.append(run_lines.amount_line(record))
     told += run_lines.simulated_lines(record)
     speed = run_lines.speed_lines(record)
     metrics, warnings = metric_rows(record, first or {}), run_lines.warning_lines(record)
