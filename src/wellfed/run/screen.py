@@ -33,6 +33,9 @@ EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 class Terminal(Console):
     """A console whose reader may go away (``| head``) or whose disk may be full; the run goes on without it."""
 
+    failure: OSError | None = None
+    """What kept it from writing, if it was not a reader that went away."""
+
     def on_broken_pipe(self) -> None:
         """Rich would end the process here."""
         self._give_up()
@@ -41,7 +44,8 @@ class Terminal(Console):
         """As rich does, until it can't."""
         try:
             super().print(*objects, **options)
-        except OSError:
+        except OSError as error:
+            self.failure = error
             self._give_up()
 
     def _give_up(self) -> None:

@@ -48,7 +48,7 @@ class Monitor(ExitStack):
         progress = Progress(time_s=self.time_s)
         progress.enter("train")  # what a summary is over
         num_cores, ram_gib = psutil.cpu_count() or 1, gib(psutil.virtual_memory().total)
-        self.board = Board(sight.gpus, num_cores=num_cores, trained_s=progress.trained_s)
+        self.board = Board(sight.gpus, num_cores=num_cores, interval_s=interval_s, trained_s=progress.trained_s)
         self.face = Face(self.board, sight.gpus, num_cores, ram_gib, interval_s)
         self._processes = ProcessSource(sight.gpus, self._memory_used_gib, self.tell, session=session)
         outlet = Outlet(self._take, self._event)

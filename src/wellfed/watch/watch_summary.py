@@ -29,7 +29,8 @@ def summary_lines(
     for gpu in gpus:
         of_gpu = figures.get(str(gpu.index), {})
         verdict, advice = _verdict(board, gpu)
-        lines.append(f"{gpu.title}: {verdict}.")
+        trouble = board.trouble(gpu.index, now_s)
+        lines.append(f"{gpu.title}: {verdict}{f' (at the end {trouble})' if trouble else ''}.")
         lines += [f"  {line}" for line in _gpu_lines(gpu, of_gpu)]
         if advice:
             advised.setdefault(advice, []).append(f"GPU {gpu.index}")
