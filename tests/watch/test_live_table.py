@@ -35,9 +35,10 @@ def test_a_longer_watch_is_told_in_minutes():
 def test_no_line_is_wider_than_the_terminal_and_figures_are_whole(width):
     lines = table(face_of(seen(0), seen(1)), width=width)
     assert all(len(line) <= width for line in lines)
-    assert lines[2].split() == ["0", "63", "61", "35.1/140.5", "350/700", "1980/3201", "20480/315", "55"][
-        : len(lines[2].split())
-    ]
+    assert (
+        lines[2].split()
+        == ["0", "63", "61", "35.1/140.5", "350/700", "1980/3201", "20480/315", "55"][: len(lines[2].split())]
+    )
 
 
 @pytest.mark.parametrize("height", [3, 5, 8, 12, 24])

@@ -17,7 +17,7 @@ from wellfed.telemetry.outlet import Outlet
 from wellfed.telemetry.run_progress import Progress
 from wellfed.telemetry.sampler import Sampler, Source
 from wellfed.telemetry.series import Sample
-from wellfed.units import gib, show_text
+from wellfed.units import gib, show_line
 from wellfed.watch.board import Board
 from wellfed.watch.live_table import Face
 from wellfed.watch.processes import ProcessSource
@@ -78,7 +78,7 @@ class Monitor(ExitStack):
 
     def tell(self, text: str) -> None:
         """Something to be shown once, from any thread."""
-        self._told.put(show_text(text))
+        self._told.put(show_line(text))
 
     def told(self) -> list[str]:
         """What is to be shown and was not yet."""
