@@ -2,9 +2,11 @@ import errno
 import json
 import math
 import os
+import re
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 import wellfed
 from wellfed import record
-from wellfed.record import RunRecord, git_state, read, write_atomically
+from wellfed.record import RunRecord, differences, git_state, read, write_atomically
 
 WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 
@@ -208,3 +210,52 @@ def test_git_state_outside_a_checkout_or_without_git(tmp_path, monkeypatch):
     assert git_state(tmp_path) is None
     monkeypatch.setenv("PATH", "")
     assert git_state(Path(__file__).parent) is None
+
+
+def test_differences_name_every_leaf():
+    old = {"a": {"b": 1, "gone": 2}, "same": [1], "list": [1, 2]}
+    new = {"a": {"b": 3, "new": 4}, "same": [1], "list": [1]}
+    assert differences(old, new) == [("a.b", 1, 3), ("a.gone", 2, None), ("a.new", None, 4), ("list", [1, 2], [1])]
+
+
+def typed(tmp_path, **changes):
+    """A record with other keys than it was written with; ... = not there."""
+    found = {**json.loads(RunRecord("r", status="ok").to_json()), **changes}
+    (tmp_path / "run.json").write_text(json.dumps({key: value for key, value in found.items() if value is not ...}))
+    return RunRecord.read(tmp_path)
+
+
+def test_what_an_older_record_lacks_is_not_there(tmp_path):
+    time = {"wait_frac": 0.5, "compute_frac": 0.4, "host_frac": 0.1, "step_ms_p50": 2.0, "step_ms_p95": 3.0}
+    found = typed(tmp_path, phases=..., time=time, throughput={"samples_per_s": 5.0}, memory={"device": None})
+    assert found.phases == {}
+    assert found.time == {**time, "copy_frac": None, "launch_ms_p50": None}
+    assert found.throughput is None  # of which half is missing
+    assert found.memory == {}
+    assert typed(tmp_path, throughput={"samples_per_s": None}).throughput is None  # was not finite
+    assert typed(tmp_path, metrics={"val/x": None}).metrics == {"val/x": None}
+    assert typed(tmp_path, plan={"a": {"value": None, "because": "b", "source": "set"}, "c": None}).plan.keys() == {"a"}
+    assert typed(tmp_path, events=[{"kind": "oom"}, {}]).events[0] == {"kind": "oom", "step": 0}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "place"),
+    [
+        ("steps", "many", "steps is 'many'"),
+        ("findings", [{"id": 3}], "findings.0.id is '3'"),
+        ("plan", {"loader.backend": 7}, "plan.loader.backend is '7'"),
+        ("throughput", [1], "throughput is '[1]'"),
+        ("events", ["oom"], "events.0 is 'oom'"),
+    ],
+)
+def test_a_value_of_another_kind_is_told_with_its_place(tmp_path, key, value, place):
+    with pytest.raises(ValueError, match=re.escape(f"is not a run record: {place}")):
+        typed(tmp_path, **{key: value})
+
+
+@given(st.dictionaries(st.sampled_from([field.name for field in fields(RunRecord)]), trees, max_size=4))
+def test_any_record_is_read_or_told_to_be_none(tmp_path_factory, tree):
+    folder = tmp_path_factory.getbasetemp()
+    (folder / "run.json").write_text(json.dumps(record.plain({"schema": 1, "run_id": "r", **tree})))
+    with suppress(ValueError):
+        RunRecord.read(folder)

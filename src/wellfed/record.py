@@ -15,10 +15,13 @@ import platform
 import socket
 import subprocess
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict
+from types import UnionType
+from typing import Any, Literal, Protocol, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
 from wellfed.errors import ErrorKind
 
@@ -40,6 +43,7 @@ EventKind = Literal[
     "compile_failed",
     "ceiling_failed",
     "ceiling_doubtful",
+    "profile_failed",
     "logger_lost",
     "gpu_lost",
     "gpu_back",
@@ -220,6 +224,39 @@ class SynchronisationEntry(TypedDict):
     per_step: float
 
 
+class OperationEntry(TypedDict):
+    """An operation of torch in the profiled steps."""
+
+    name: str
+    calls: int
+    """In all of these steps. By time on a device: kernels and copies that it launched."""
+    ms_per_step: float
+    """On a device: of these kernels and copies. On the CPU: without what was called within it."""
+    share_frac: float
+    """Of the time of all operations."""
+
+
+class ProfileEntry(TypedDict):
+    """What some steps spent their time on, while torch's profiler recorded them. Shares of the device are None where
+    only the host was seen."""
+
+    steps: int
+    by: Literal["device", "cpu"]
+    step_ms: float
+    """Wall time of a step; the recording costs some of it."""
+    operations: list[OperationEntry]
+    """The largest, at most 20."""
+    device_busy_frac: float | None
+    """Share of these steps' time in which at least one kernel ran."""
+    copy_ms_per_step: float | None
+    """Copies between host and device, or from one device to another."""
+    copy_under_compute_frac: float | None
+    """Share of their time in which a kernel ran as well; None without copies."""
+    host_ahead_frac: float | None
+    """Share of these steps' time in which the device had a kernel in store: launched while an earlier one of its
+    stream ran, and not begun yet."""
+
+
 class GainEntry(TypedDict):
     """By what factor the rate is expected to rise, with its bounds."""
 
@@ -289,6 +326,7 @@ class RunRecord:
     loading: LoadingEntry = field(default_factory=LoadingEntry)
     synchronisations: list[SynchronisationEntry] | None = None
     """None: nobody looked, as on a CPU."""
+    profile: ProfileEntry | None = None
     memory: MemoryEntry = field(default_factory=MemoryEntry)
     gpus: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Figures of each GPU, whose names `telemetry.metrics` has."""
@@ -313,11 +351,19 @@ class RunRecord:
 
     @classmethod
     def read(cls, folder: Path) -> RunRecord:
-        """The record of a run folder; what it lacks is as at the start of a run. Raises as `read` does."""
+        """The record of a run folder; what it lacks, as that of an older version may, is as at the start of a run.
+
+        Raises as `read` does, and a ValueError where a value is of another kind than the key's.
+        """
         found = read(folder)
         if "run_id" not in found:
             raise ValueError(f"{folder / FILE_NAME} is not a run record: it has no key 'run_id'.")
-        return cls(**{one.name: found[one.name] for one in fields(cls) if one.name in found})
+        try:
+            made = cls(**_members(cls, found, ""))
+        except TypeError as error:
+            raise ValueError(f"{folder / FILE_NAME} is not a run record: {error}.") from error
+        made.events = [{"kind": "unknown", "step": 0, **event} for event in made.events]
+        return made
 
     def to_json(self) -> str:
         """Strict JSON: what is not a finite number is null."""
@@ -361,6 +407,71 @@ def read(folder: Path) -> dict[str, Any]:
     if record.get("status") == "running" and not is_alive(record):
         record["status"] = "killed"
     return record
+
+
+class _NotThereError(Exception):
+    """A figure that a part of a record can't do without is missing, or was no finite number."""
+
+
+def _members(kind: type, found: Mapping[str, Any], place: str) -> dict[str, Any]:
+    """Values of a dataclass or TypedDict, each of its type; what is missing and may be is left out, or None.
+
+    Raises:
+        TypeError: a value is of another kind; says which.
+        _NotThereError: what must be there is not.
+    """
+    members = dict(found) if is_typeddict(kind) else {}
+    required: frozenset[str] = getattr(kind, "__required_keys__", frozenset())
+    for name, hint in _hints(kind).items():
+        try:
+            if name in found or name in required:
+                members[name] = _of_kind(hint, found.get(name), f"{place}{name}")
+        except _NotThereError:
+            if name in required:
+                raise
+            members.pop(name, None)
+    return members
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _of_kind(hint: Any, value: Any, place: str) -> Any:
+    """The value, whose parts that lack something are left out. Raises as `_members` does."""
+    origin, parts = get_origin(hint), get_args(hint)
+    if origin is UnionType:  # with None
+        try:
+            return None if value is None else _of_kind(parts[0], value, place)
+        except _NotThereError:
+            return None
+    if hint is Any:
+        return value
+    if value is None:
+        raise _NotThereError
+    kinds: dict[Any, Any] = {Literal: str, float: (int, float), int: (int, float)}
+    if not isinstance(value, dict if is_typeddict(hint) else kinds.get(origin or hint, origin or hint)):
+        raise TypeError(f"{place} is {str(value)[:40]!r}")
+    if is_typeddict(hint):
+        return _members(hint, value, f"{place}.")
+    if origin not in (list, dict) or parts[-1] is Any:
+        return value
+    kept = {}
+    for name, item in enumerate(value) if origin is list else value.items():
+        with suppress(_NotThereError):
+            kept[name] = None if item is None and parts[-1] is float else _of_kind(parts[-1], item, f"{place}.{name}")
+    return list(kept.values()) if origin is list else kept
+
+
+def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
+    """``(dotted name, old, new)`` of every leaf in which two trees differ."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        found = []
+        for key in [*old, *(key for key in new if key not in old)]:
+            found += differences(old.get(key), new.get(key), f"{name}.{key}" if name else str(key))
+        return found
+    return [] if old == new else [(name, old, new)]
 
 
 def is_alive(record: Mapping[str, Any]) -> bool:

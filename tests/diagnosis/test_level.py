@@ -85,7 +85,7 @@ def test_the_message_has_the_figures_and_the_advice_something_to_type():
     assert starved.message == "utilisation 41 % on average: starved"
     time_s, values, _ = wave(np.random.default_rng(1), period_s=9.5, interval_s=0.5, duration_s=95)
     swings = level_of(time_s, values)
-    assert swings.message.startswith("utilisation 49 % on average: swings between 3 % and 95 %")
+    assert swings.message.startswith("utilisation 48 % on average: swings between 3 % and 95 %")
     assert swings.message.endswith("with a period of 9.4 s")
     for level in (starved, swings, level_of(*at([60])), level_of(*at([90]))):
         assert "python -m wellfed" in level.advice

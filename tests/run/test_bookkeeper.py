@@ -111,7 +111,7 @@ def test_a_rule_that_fails_costs_the_run_nothing(tmp_path, monkeypatch, caplog):
     def broken(evidence):
         raise KeyError("a rule")
 
-    monkeypatch.setattr(bookkeeper, "judge", broken)
+    monkeypatch.setattr(bookkeeper, "conclude", broken)
     books_of(tmp_path).finish(OK, {})
     found = recorded(tmp_path)
     assert (found["status"], found["exit_code"], found["findings"]) == ("ok", 0, [])

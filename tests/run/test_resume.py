@@ -16,7 +16,7 @@ from wellfed.config.compose import compose
 from wellfed.config.quoting import key_value
 from wellfed.errors import ConfigError
 from wellfed.record import RunRecord
-from wellfed.run.resume import Target, check_unchanged, differences, expand, latest_checkpoint, locate
+from wellfed.run.resume import Target, check_unchanged, expand, latest_checkpoint, locate
 
 PARSER = OverridesParser.create()
 
@@ -267,12 +267,6 @@ def test_what_json_cannot_hold_is_no_change(tmp_path):
     record = RunRecord("r", config=now.resolved)
     record.write(tmp_path)
     check_unchanged(now, RunRecord.read(tmp_path))
-
-
-def test_differences_name_every_leaf():
-    old = {"a": {"b": 1, "gone": 2}, "same": [1], "list": [1, 2]}
-    new = {"a": {"b": 3, "new": 4}, "same": [1], "list": [1]}
-    assert differences(old, new) == [("a.b", 1, 3), ("a.gone", 2, None), ("a.new", None, 4), ("list", [1, 2], [1])]
 
 
 def test_it_imports_without_torch():

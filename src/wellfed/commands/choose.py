@@ -15,6 +15,7 @@ from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.option_file import Value, check_name, comment_lines, write_files, yaml_lines
 from wellfed.config.schema import LoaderConfig, MemoryConfig
 from wellfed.errors import EXIT_OK, ConfigError
+from wellfed.run.screen import Terminal
 from wellfed.sweep import folders
 from wellfed.sweep.ranking import Entry, Leaderboard, leaderboard
 from wellfed.sweep.winner import chosen, in_words, overrides_of_other_groups, recorded_knobs, tie_in_words
@@ -51,13 +52,12 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError.of(f"point {entry.point}", problem, way_out) from error
     texts = {paths[group]: _text(group, asked.name, board, entry, found, folder) for group in paths}
     write_files(texts, f"--name {asked.name}", "Free space, or make configs/ writable.")
-    print(f"{entry.point}: {in_words(board, entry)}")
-    if tie := tie_in_words(board, entry):
-        print(tie)
-    print(f"Written: {', '.join(map(str, texts))}")
+    said = [f"{entry.point}: {in_words(board, entry)}", tie_in_words(board, entry)]
+    said.append(f"Written: {', '.join(map(str, texts))}")
     options = [f"{group}={asked.name}" for group in _SCHEMAS]
     words = [*board.sweep.flags, *options, *overrides_of_other_groups(entry, list(_SCHEMAS))]
-    print(f"Use it: python src/train.py {shlex.join(words)}")
+    said.append(f"Use it: python src/train.py {shlex.join(words)}")
+    Terminal().print("\n".join(filter(None, said)), soft_wrap=True)
     return EXIT_OK
 
 

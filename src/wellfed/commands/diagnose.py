@@ -1,23 +1,21 @@
-"""Says again where a run lost its time, from its files alone (``python -m wellfed diagnose RUN``)."""
+"""Says where a run lost its time, from its files alone, and what a CSV of GPU curves shows (``python -m wellfed
+diagnose RUN``)."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed import record
-from wellfed.config.schema import PathsConfig
+from wellfed.commands.which_run import add_log_dir, folder_of, read, state_lines
 from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.judge import judge
+from wellfed.diagnosis.judge import conclude
+from wellfed.diagnosis.recorded_curves import read_curves
 from wellfed.errors import EXIT_OK, ConfigError
-from wellfed.folder_lookup import FolderKind, find
-from wellfed.record import RunRecord
-from wellfed.report import run_lines
+from wellfed.report.curve_lines import curve_entry, curve_lines
+from wellfed.report.run_sections import sections
 from wellfed.run.screen import Terminal
-
-_RUN = FolderKind("run", record.FILE_NAME, "python src/train.py", newest_first=True)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,33 +23,54 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m wellfed diagnose",
         description="Where a run lost its time, with evidence and overrides, from its files; also of one that was "
-        "killed, or runs now.",
+        "killed, or runs now. Of a CSV of GPU curves (nvidia-smi's, the monitor's): how busy each GPU was, and whether "
+        "it swings.",
     )
-    parser.add_argument("run", metavar="RUN", nargs="?", help="its folder, or its name (default: the newest)")
     parser.add_argument(
-        "--log-dir", default=PathsConfig.log_dir, help="where names are looked up: <log dir>/*/runs/ (default: logs)"
+        "run", metavar="RUN|FILE.csv", nargs="?", help="a run's folder or name (default: the newest), or a CSV"
     )
+    add_log_dir(parser)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     asked = parser.parse_args(argv)
-    folder = _folder(asked.run, Path(asked.log_dir))
-    try:
-        evidence = Evidence.of(RunRecord.read(folder), folder)
-    except (OSError, ValueError) as error:
-        raise ConfigError.of(str(folder), f"can't be read: {error}", "Name the folder of another run.") from error
-    findings = [finding.entry() for finding in judge(evidence)]
-    terminal = Terminal(markup=False, highlight=False, emoji=False)
+    if asked.run is not None and _is_file(asked.run):
+        return _curves(Path(asked.run), as_json=asked.json)
+    folder = folder_of(asked.run, Path(asked.log_dir))
+    evidence = Evidence.of(read(folder), folder)
+    conclude(evidence)
+    found, terminal = evidence.record, Terminal()
     if asked.json:
-        about = {"run_id": evidence.record.run_id, "status": evidence.record.status}
-        terminal.print(json.dumps(record.plain({**about, "findings": findings}), indent=2), soft_wrap=True)
+        terminal.show_json({"run_id": found.run_id, "status": found.status, "findings": found.findings})
         return EXIT_OK
-    found = evidence.record
-    found.findings = findings
     terminal.print(f"{folder}: {found.status}, {found.steps} steps", soft_wrap=True)
-    for line in run_lines.finding_lines(found) + run_lines.time_lines(found) + run_lines.gpu_lines(found):
+    shown = [section for section in sections(found) if section.name in ("verdict", "findings", "utilisation", "time")]
+    for line in (*state_lines(found), *(line for section in shown for line in section.lines)):
         terminal.print(line, soft_wrap=True)
     return EXIT_OK
 
 
-def _folder(asked: str | None, log_dir: Path) -> Path:
-    newest = _RUN.all(log_dir)
-    return newest[0] if asked is None and newest else find(asked or "", log_dir, _RUN)
+def _is_file(asked: str) -> bool:
+    """Whether it is a file, or is called like one."""
+    try:
+        return Path(asked).is_file() or (asked.lower().endswith(".csv") and not Path(asked).is_dir())
+    except (OSError, ValueError):  # no path at all
+        return False
+
+
+def _curves(path: Path, *, as_json: bool) -> int:
+    """What a CSV of GPU curves shows."""
+    folder = path.absolute().parent
+    is_of_run = path.is_file() and (folder / record.FILE_NAME).is_file()
+    if is_of_run and path.name != "telemetry.csv":
+        problem = f"is a file of the run {folder.name}."
+        raise ConfigError.of(str(path), problem, f"Its folder is diagnosed: python -m wellfed diagnose {folder}")
+    file = read_curves(path)
+    terminal = Terminal()
+    if as_json:
+        terminal.show_json({"file": str(path), **curve_entry(file)})
+        return EXIT_OK
+    for line in curve_lines(file):
+        terminal.print(line, soft_wrap=True)
+    if is_of_run:
+        more = f"It is the telemetry of a run, whose folder knows more: python -m wellfed diagnose {folder}"
+        terminal.print(more, soft_wrap=True)
+    return EXIT_OK

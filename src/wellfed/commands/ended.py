@@ -7,6 +7,7 @@ import sys
 import traceback
 
 from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, WellfedError, is_the_users, shortened
+from wellfed.units import show_text
 
 _BY_KIND = {"config": EXIT_NOTHING_RUN, "data": EXIT_NOTHING_RUN, "device_oom": EXIT_OUT_OF_MEMORY}
 """Exit codes."""
@@ -25,7 +26,7 @@ def tell(error: Exception, way_on: str = "") -> int:
         raise error
     if isinstance(error, WellfedError):
         more = way_on if error.kind == "device_oom" else ""
-        print(f"{error}\n{more}".rstrip(), file=sys.stderr)
+        print(show_text(f"{error}\n{more}".rstrip()), file=sys.stderr)
         return _BY_KIND.get(error.kind, EXIT_FAILED)
     if "torch" not in sys.modules:  # nothing of a card
         return _show(error)
@@ -34,7 +35,7 @@ def tell(error: Exception, way_on: str = "") -> int:
     outcome = outcome_of(error, has_trained=True, way_on=way_on)
     if not outcome.is_expected:
         return _show(error)
-    print(f"{outcome.message}\n{outcome.advice}".rstrip(), file=sys.stderr)
+    print(show_text(f"{outcome.message}\n{outcome.advice}".rstrip()), file=sys.stderr)
     return outcome.exit_code
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,11 +30,10 @@ def main(argv: Sequence[str]) -> int:
     except OSError as error:
         problem = f"can't be written to: {error.strerror or error}."
         raise ConfigError.of(str(folder), problem, "Free space, or make the folder writable.") from error
-    terminal = Terminal(markup=False, highlight=False, emoji=False, width=None if asked.json else width())
     if asked.json:
-        terminal.print(json.dumps(board.to_dict(), indent=2), soft_wrap=True)
+        Terminal().show_json(board.to_dict())
     else:
-        show(terminal, board, written)
+        show(Terminal(width=width()), board, written)
     return EXIT_OK
 
 

@@ -31,6 +31,7 @@ from wellfed.errors import (
     Fault,
     WellfedError,
 )
+from wellfed.units import show_text
 
 Job = Callable[[Composed[Any]], int]
 Expand = Callable[[list[str], Callable[[Sequence[str]], Composed[Any]]], list[str]]
@@ -167,7 +168,7 @@ def _refuse(error: WellfedError) -> int:
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         traceback.print_exception(error)
     else:
-        print(error, file=sys.stderr)
+        print(show_text(str(error)), file=sys.stderr)
     return EXIT_NOTHING_RUN
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from wellfed.errors import ConfigError, Fault
+from wellfed.units import show_text
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _READ_AS_VALUES = {"on", "off", "yes", "no", "true", "false", "null", "y", "n", "nan", "inf"}
@@ -49,14 +50,14 @@ def check_name(name: str, flag: str) -> None:
 
 def comment_lines(text: str) -> list[str]:
     """A heading, each of its lines a comment."""
-    return [f"# {line}".rstrip() for line in text.splitlines()]
+    return [f"# {line}".rstrip() for line in show_text(text).splitlines()]
 
 
 def yaml_lines(tree: Mapping[str, Any], indent: str = "") -> Iterator[str]:
     """A tree whose leaves are `Value`, each with its reason above it."""
     for key, entry in tree.items():
         if isinstance(entry, Value):
-            yield f"{indent}# {' '.join(entry.because.split())}"
+            yield f"{indent}# {' '.join(show_text(entry.because).split())}"
             in_a_list = yaml.safe_dump([entry.value], default_flow_style=True, width=10**6, sort_keys=False)
             yield f"{indent}{key}: {in_a_list.strip()[1:-1]}"
         else:

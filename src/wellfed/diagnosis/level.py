@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,7 +43,7 @@ class Level:
     @property
     def message(self) -> str:
         """The verdict with its figures, in one sentence without a full stop."""
-        mean = f"utilisation {self.mean_pct:.0f} % on average"
+        mean = f"utilisation {int(self.mean_pct)} % on average"  # not rounded: 49.9 is below 50
         if self.swing is None:
             return f"{mean}: {self.verdict}"
         levels = f"between {self.swing.low:.0f} % and {self.swing.high:.0f} %"
@@ -53,6 +53,10 @@ class Level:
     def advice(self) -> str:
         """What to type next."""
         return _ADVICE[self.verdict]
+
+    def entry(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {**asdict(self), "message": self.message, "advice": self.advice}
 
 
 def level_of(time_s: Series, util_pct: Series) -> Level | None:

@@ -19,7 +19,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, reason_of
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST
-from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, StopWhenMeasured, TimedLoader
+from wellfed.lit.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.profile import ProfilerTrace
 from wellfed.lit.callbacks.progress import Counts, ProgressBar, ProgressReport
@@ -36,13 +36,13 @@ from wellfed.loading.stream_loader import StreamLoader
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
-from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.bookkeeper import PROFILE, Bookkeeper
 from wellfed.run.learner import GuestLearner, ModelLearner
 from wellfed.run.outcome import lost_rank
 from wellfed.run.resume import CHECKPOINTS
 from wellfed.run.user_callbacks import check_monitors
 from wellfed.stop_request import StopRequest
-from wellfed.timing.step_clock import StepClock
+from wellfed.timing.step_clock import WARMUP_STEPS, StepClock
 
 _LOG = logging.getLogger(__name__)
 _LITTLE_MS = 500
@@ -135,8 +135,11 @@ class Passes:
             unit=config.workload.sample_unit,
         )
         callbacks = [*self._callbacks(Clock(clock, self._journal.steps), on_start), bar]
-        if config.trainer.profile_steps:
-            callbacks.insert(1, ProfilerTrace(self._books.folder / "profile.json", config.trainer.profile_steps))
+        if config.trainer.profile_steps and self._rank == 0:  # what other ranks do differs in nothing but its data
+            path, steps = self._books.folder / PROFILE, config.trainer.profile_steps
+            on_event = self._journal.event
+            profiler = ProfilerTrace(path, steps, self._books.profiled, on_event=on_event, interrupt=clock.interrupt)
+            callbacks.insert(1, profiler)
         if config.trainer.sanity_batches:
             splits = [split for split in ("val", "test") if self._learner.evaluates(split)]
             few = {split: partial(self._few_of, split) for split in splits}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from wellfed.config.compose import SECRET_SHOWN, Composed, compose
 from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
-from wellfed.record import FILE_NAME, RunRecord, plain
+from wellfed.record import FILE_NAME, RunRecord, differences, plain
 from wellfed.run.checkpoint_file import WAY_OUT, is_readable
 
 CHECKPOINTS = "checkpoints"
@@ -141,16 +141,6 @@ def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> None:
         faults.append(Fault(name, f"is {new} now and was {old} in the run to resume.", way_out))
     if faults:
         raise ConfigError(faults)
-
-
-def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:
-    """``(dotted name, old, new)`` of every leaf in which two trees differ."""
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        found = []
-        for key in [*old, *(key for key in new if key not in old)]:
-            found += differences(old.get(key), new.get(key), f"{name}.{key}" if name else str(key))
-        return found
-    return [] if old == new else [(name, old, new)]
 
 
 _OF_THE_SIZE = frozenset({"memory", "memory.micro_batch", "memory.accumulate", "memory.plateau_frac"})

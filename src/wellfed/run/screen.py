@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -12,26 +13,40 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import RunRecord
-from wellfed.report import run_lines
-from wellfed.units import show_bytes, show_duration
+from wellfed.record import RunRecord, plain
+from wellfed.report.run_lines import show_value
+from wellfed.report.run_sections import sections
+from wellfed.units import show_bytes, show_text
 
 LEFT_BEHIND = (
-    *("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log"),
-    *("tensorboard", "csv"),
+    *("run.json", "report.html", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log"),
+    *("tensorboard", "csv", "profile"),
 )
 
 _VALUE_WIDTH = 16
 """Of the longest value that is one word."""
 
-EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
-"""Nothing to worry about, or told beside the figures; the record has them."""
-
 
 class Terminal(Console):
-    """A console whose reader may go away (``| head``) or whose disk may be full; the run goes on without it."""
+    """A console whose reader may go away (``| head``) or whose disk may be full; the run goes on without it.
+
+    A text is shown as it is: no markup, and control characters written out.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """As rich does; all strings that are printed, those in tables too, come by here."""
+        return super().render_str(show_text(text), **options)
+
+    def show_json(self, data: Any) -> None:
+        """Print it for programs: strict JSON, in which no control character stands as it is."""
+        text = json.dumps(plain(data), indent=2).replace("\x7f", "\\u007f")  # json escapes all others
+        self.print(text, soft_wrap=True)
 
     failure: OSError | None = None
     """What kept it from writing, if it was not a reader that went away."""
@@ -63,7 +78,7 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Ta
     table.add_column("because", overflow="fold")  # room for the longest knob, at 80 columns too
     for knob, decided in plan.knobs.items():
         because = f"{decided.source}: {decided.because}" if with_source else decided.because
-        table.add_row(knob, run_lines.show_value(decided.value), because)
+        table.add_row(knob, show_value(decided.value), because)
     return table
 
 
@@ -107,22 +122,12 @@ def show_differences(console: Console, name: str, found: Sequence[tuple[str, Any
 
 
 def show_end(console: Console, record: RunRecord, first: Mapping[str, float], folder: Path) -> None:
-    """Throughput, where time went, GPUs, memory, metrics beside their first values, files."""
-    ended_by = f", ended by {record.ended_by}" if record.ended_by else ""
-    took = f"{record.steps} steps in {show_duration(record.duration_s)}"
-    console.print(f"\n{record.status}: {took}{ended_by}", markup=False)
-    for line in run_lines.finding_lines(record):
-        console.print(line, markup=False, soft_wrap=True)
-    lines = run_lines.simulated_lines(record) + run_lines.time_lines(record) + run_lines.gpu_lines(record)
-    for line in lines + run_lines.memory_lines(record):
-        console.print(line, markup=False)
-    for name, value in record.metrics.items():
-        began = first.get(name, value)
-        console.print(f"{name} {value:.4g}" + (f" (first {began:.4g})" if began != value else ""), markup=False)
-    warnings = [event for event in record.events if event["kind"] not in EVERYDAY_EVENTS]
-    for event in warnings[:5]:
-        facts = ", ".join(f"{key}={value}" for key, value in event.items() if key not in ("kind", "time_s"))
-        console.print(f"event {event['kind']}: {facts}", markup=False)
+    """What both reports say in the same order, short of the plan and of what else was shown before; and files."""
+    console.print()
+    for section in sections(record, first):
+        for line in section.on_screen:
+            bullet = "" if section.name == "verdict" and line == section.on_screen[0] else "- "
+            console.print(f"{bullet}{show_text(line)}", markup=False, soft_wrap=True)
     wandb = record.wandb
     if wandb and wandb["mode"] == "offline":
         parts = shlex.join(wandb["parts"])

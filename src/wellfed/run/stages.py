@@ -22,7 +22,7 @@ from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.memory import cap
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import RunRecord
+from wellfed.record import RunRecord, differences
 from wellfed.run import assemble, screen
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.checkpoint_file import load_checkpoint
@@ -30,7 +30,7 @@ from wellfed.run.other_ranks import OtherRanks
 from wellfed.run.outcome import OK, Outcome, outcome_of
 from wellfed.run.passes import Measure, Passes
 from wellfed.run.planner import Planner
-from wellfed.run.resume import Target, differences
+from wellfed.run.resume import Target
 from wellfed.stop_request import StopRequest
 
 _LOG = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Run:
         earlier_s = record.duration_s + time.monotonic() - began_s
         self._books = Bookkeeper(record, self.folder, self._config, earlier_s=earlier_s)
         self._others = OtherRanks(self.rank, self.folder)
-        self._console = screen.Terminal(quiet=self.rank > 0, highlight=False, emoji=False)
+        self._console = screen.Terminal(quiet=self.rank > 0)
         self._passes: Passes | None = None
 
     def go(self) -> int:

@@ -75,7 +75,7 @@ def _train(composed: Composed[RunConfig], stop: StopRequest, parts: Parts | None
                     _LOG.warning(folder.warning)
                 if rank == 0 and not is_trial:
                     screen.show_start(
-                        screen.Terminal(highlight=False),
+                        screen.Terminal(),
                         config.workload.name,
                         None if target is None else target.checkpoint.parent.parent,
                     )

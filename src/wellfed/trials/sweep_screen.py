@@ -22,7 +22,7 @@ class SweepScreen:
     def __init__(self, folder: Path, file: SweepFile) -> None:
         self._folder, self._unit, self._axes = folder, file.sample_unit, file.axes
         self._objective = OBJECTIVES[file.objective]
-        self._console = Terminal(highlight=False, markup=False, soft_wrap=True, width=width())
+        self._console = Terminal(soft_wrap=True, width=width())
         self._bar: Progress | None = None
 
     def say(self, text: str) -> None:

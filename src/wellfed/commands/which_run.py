@@ -1,0 +1,53 @@
+"""Finds and reads the runs that a command names: by folder, by name, or the newest."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from wellfed import record
+from wellfed.config.schema import PathsConfig
+from wellfed.errors import ConfigError
+from wellfed.folder_lookup import FolderKind, find
+from wellfed.record import RunRecord
+
+RUN = FolderKind("run", record.FILE_NAME, "python src/train.py", newest_first=True)
+
+
+def add_log_dir(parser: argparse.ArgumentParser) -> None:
+    """Where names are looked up."""
+    parser.add_argument(
+        "--log-dir", default=PathsConfig.log_dir, help="where names are looked up: <log dir>/*/runs/ (default: logs)"
+    )
+
+
+def folder_of(asked: str | None, log_dir: Path) -> Path:
+    """The run folder that is meant, None = the newest. Raises as `wellfed.folder_lookup.find` does."""
+    newest = RUN.all(log_dir)
+    return newest[0] if asked is None and newest else find(asked or "", log_dir, RUN)
+
+
+def read(folder: Path) -> RunRecord:
+    """The record of a run folder.
+
+    Raises:
+        ConfigError: it can't be read, or is of another schema; says what is wrong with it.
+    """
+    try:
+        return RunRecord.read(folder)
+    except (OSError, ValueError) as error:
+        raise ConfigError.of(str(folder), f"can't be read: {problem_of(error)}", "Name another run.") from error
+
+
+def problem_of(error: OSError | ValueError) -> str:
+    """What reading a record failed of."""
+    return f"{record.FILE_NAME}: {error.strerror or error}." if isinstance(error, OSError) else str(error)
+
+
+def state_lines(found: RunRecord) -> list[str]:
+    """That figures may still change, or are of a run that did not come to its end."""
+    if found.status == "running":
+        return [f"It is still running (process {found.pid} on {found.host_name}): the figures are those until now."]
+    if found.status == "killed":
+        return ["Its process is gone without a word: the figures are those until then."]
+    return []
