@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.end_to_end.commands import ROOT
@@ -206,6 +207,30 @@ def test_several_gpus_are_written_and_some_can_be_chosen(fake_driver: FakeDriver
     assert {row["util_pct"] for row in rows if row["gpu"] == "1"} - {""} == {"90"}  # the last has its energy alone
     times_s = [float(row["time_s"]) for row in rows]
     assert times_s == sorted(times_s)
+
+
+@pytest.mark.slow
+def test_watching_eight_gpus_costs_little_of_a_core(fake_driver: FakeDriver) -> None:
+    eight = Scenario([h200(f"GPU-{number}") for number in range(8)])
+    with in_pipe(variables(fake_driver, eight), "--seconds", "0") as process:
+        assert process.stdout is not None
+        while not re.match(r"\d\d:", process.stdout.readline()):
+            pass
+        watched, began_s = psutil.Process(process.pid), time.monotonic()
+        before = watched.cpu_times()
+        time.sleep(5)
+        after, passed_s = watched.cpu_times(), time.monotonic() - began_s
+    cpu_frac = (after.user + after.system - before.user - before.system) / passed_s
+    assert cpu_frac < 0.1  # 0.006 was measured
+
+
+@pytest.mark.slow
+def test_without_an_output_the_file_is_written(fake_driver: FakeDriver, tmp_path: Path) -> None:
+    path = tmp_path / "curves.csv"
+    command = f"{sys.executable} -m wellfed monitor --seconds 1 --csv {path} >&-"
+    done = subprocess.run(["bash", "-c", command], env=variables(fake_driver, TWO), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert {row["gpu"] for row in table(path)} == {"0", "1", "-1"}
 
 
 class Terminal80:

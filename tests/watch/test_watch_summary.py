@@ -20,10 +20,10 @@ def told(*gpus, curves, problem=None, host=(), span_s=60.0):
 
 def test_mean_and_peak_of_everything():
     host = [{"cpu_pct": 100.0, "mem_used_gib": 10.0}, {"cpu_pct": 300.0, "mem_used_gib": 12.0}]
-    assert told(seen(0), curves=[[80] * 100 + [95] * 21], host=host)[:-1] == [
+    assert told(seen(0), curves=[[80] * 100 + [94] * 21], host=host)[:-1] == [
         "Watched for 1 min 00 s.",
-        "GPU 0 NVIDIA H200: utilisation 83 % on average: well used.",
-        "  utilisation: mean 83 %, peak 95 %",
+        "GPU 0 NVIDIA H200: utilisation 82 % on average: well used.",
+        "  utilisation: mean 82 %, peak 94 %",
         "  memory: mean 30.6 GiB, peak 31.2 of 140.5 GiB",
         "  power: mean 300 W, peak 300 of 700 W; 18 kJ",
         "Host:",

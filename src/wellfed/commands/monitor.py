@@ -68,7 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> None:
     until = ", until Ctrl-C" if asked.seconds == 0 else f" of {asked.seconds:g} s"
-    is_live = sys.stdout.isatty() and not terminal.is_dumb_terminal
+    is_live = sys.stdout is not None and sys.stdout.isatty() and not terminal.is_dumb_terminal
     screen: Screen = LiveScreen(terminal, until) if is_live else PlainScreen(terminal)
     still_looking = threading.Timer(PATIENCE_S, screen.say, ("Looking for GPUs ...",))
     still_looking.start()

@@ -63,7 +63,8 @@ def _gpu_lines(gpu: SeenGpu, figures: _Figures) -> list[str]:
     lines = []
     for name, what in (("util_pct", "utilisation"), ("sm_active_pct", "SM active")):
         if name in figures:
-            lines.append(f"{what}: mean {figures[name]['mean']:.0f} %, peak {figures[name]['max']:.0f} %")
+            # Not rounded, as in the verdict: 49.9 is below 50.
+            lines.append(f"{what}: mean {int(figures[name]['mean'])} %, peak {figures[name]['max']:.0f} %")
     if memory := figures.get("mem_used_gib"):
         of = "" if gpu.memory_gib is None else f" of {gpu.memory_gib:.1f} GiB"
         lines.append(f"memory: mean {memory['mean']:.1f} GiB, peak {memory['max']:.1f}{of or ' GiB'}")
