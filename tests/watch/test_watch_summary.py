@@ -50,6 +50,14 @@ def test_each_verdict_has_a_next_step(curve, verdict):
     assert lines[-1] == level_of(*board.curve(0)).advice
 
 
+def test_what_came_before_and_after_a_training_is_told_apart():
+    """As when the monitor is started first: imports take their time, and somebody has to come back to end it."""
+    lines = told(seen(0), curves=[[0] * 60 + [90] * 40 + [0] + [90] * 39 + [0] * 60])
+    assert lines[1] == "GPU 0 NVIDIA H200: utilisation 35 % on average: starved."
+    assert lines[2] == "  while it was in use, for 39.5 s: utilisation 88 % on average: well used"
+    assert lines[-1].startswith("Is it full, too?")
+
+
 def test_gpus_with_the_same_verdict_share_the_next_step():
     lines = told(*(seen(index) for index in range(3)), curves=[[30] * 20, [90] * 20, [20] * 20])
     assert [line.partition(": ")[0] for line in lines[-2:]] == ["GPU 0, GPU 2", "GPU 1"]
