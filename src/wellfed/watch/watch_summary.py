@@ -7,13 +7,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from wellfed.diagnosis.level import level_of
-from wellfed.diagnosis.thresholds import FEWEST_OF_CARD
+from wellfed.diagnosis.thresholds import AT_WORK_PCT, FEWEST_OF_CARD
 from wellfed.units import counted, show_duration, show_energy
 from wellfed.watch.board import Board
 from wellfed.watch.seen_gpus import SeenGpu
 
-IDLE_PCT = 1.0
-"""A GPU that was never busier did nothing; it starves for nobody."""
 IN_USE_FRAC = 0.95
 """Share of the readings from the first at work to the last: with more it was in use all the time."""
 _Figures = Mapping[str, Mapping[str, float]]
@@ -59,7 +57,7 @@ def _verdict(board: Board, gpu: SeenGpu) -> tuple[list[str], str]:
         return ["no utilisation was read"], ""
     if level.num < FEWEST_OF_CARD:
         return [f"{counted(level.num, 'reading')}, too few for a verdict"], ""
-    busy = np.flatnonzero(util_pct >= IDLE_PCT)
+    busy = np.flatnonzero(util_pct >= AT_WORK_PCT)
     if not len(busy):
         return ["nothing ran on it"], ""
     # What is watched begins before the training does, or goes on after it.
