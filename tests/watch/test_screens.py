@@ -74,6 +74,23 @@ def test_nothing_is_drawn_while_the_shell_has_the_terminal(monkeypatch):
     assert stream.getvalue() == ""
 
 
+def test_what_was_written_while_it_was_away_stays(monkeypatch):
+    console, stream = terminal()
+    screen = LiveScreen(console, "")
+    screen.show(face_of(seen(0)), 2.0)
+    drawn = len(stream.getvalue())
+    with monkeypatch.context() as patch:
+        patch.setattr(screens, "_has_terminal", lambda of: False)
+        screen.show(face_of(seen(0)), 3.0)
+        screen.say("told meanwhile")
+        assert stream.getvalue()[drawn:] == "told meanwhile\n"
+    screen.show(face_of(seen(0)), 4.0)
+    assert "\x1b[1A" not in stream.getvalue()[drawn:]
+    screen.show(face_of(seen(0)), 5.0)
+    assert "\x1b[1A" in stream.getvalue()[drawn:]
+    screen.close()
+
+
 @pytest.mark.skipif(not hasattr(os, "tcgetpgrp"), reason="has no process groups of terminals")
 def test_what_is_no_terminal_is_in_nobodys_hands(tmp_path):
     with (tmp_path / "out").open("w") as stream:

@@ -93,7 +93,7 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
         try:
             _show(monitor, screen, terminal, asked, stop, first_s=FIRST_S if is_live else math.inf)
         finally:
-            stop.is_stepping = True
+            stop.is_finishing = True  # a second Ctrl-C does not take the summary away
             screen.close()
     if table is not None:
         table.close()
