@@ -455,7 +455,7 @@ def _of_kind(hint: Any, value: Any, place: str) -> Any:
         raise TypeError(f"{place} is {str(value)[:40]!r}")
     if is_typeddict(hint):
         return _members(hint, value, f"{place}.")
-    if origin not in (list, dict):
+    if origin not in (list, dict) or parts[-1] is Any:
         return value
     kept = {}
     for name, item in enumerate(value) if origin is list else value.items():

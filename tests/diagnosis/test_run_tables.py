@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.diagnosis import run_tables
-from wellfed.diagnosis.run_tables import HOST, columns, curves, metric_series
+from wellfed.diagnosis.run_tables import HOST, PHASES, columns, curves, metric_curves
 
 
 def same(found, expected):
@@ -56,13 +56,14 @@ def test_a_table_reads_alike_in_pieces_of_any_size(tmp_path_factory, table, chun
     same(found["c"], [np.nan if row[2] is None else row[2] for row in table])
 
 
-def test_curves_are_told_apart_by_gpu_and_phase(tmp_path):
+def test_curves_are_told_apart_by_gpu_and_know_their_phases(tmp_path):
     (tmp_path / "telemetry.csv").write_text(
         "time_s,phase,gpu,util_pct,cpu_pct\n0,start,0,1,\n1,train,0,50,\n1,train,-1,,180\n2,train,1,60,\n2,train,x,9,\n3,train,0\n"
     )
     found = curves(tmp_path, ("time_s", "util_pct", "cpu_pct", "power_w"))
     assert set(found) == {0, 1, HOST}
-    same(found[0]["util_pct"], [50])
+    same(found[0]["util_pct"], [1, 50])
+    assert [PHASES[int(phase)] for phase in found[0]["phase"]] == ["start", "train"]
     same(found[HOST]["cpu_pct"], [180])
     assert "power_w" not in found[0]
     assert curves(tmp_path / "none", ("util_pct",)) == {}
@@ -70,11 +71,21 @@ def test_curves_are_told_apart_by_gpu_and_phase(tmp_path):
     assert curves(tmp_path, ("util_pct",)) == {}
 
 
+def test_a_phase_that_this_version_does_not_know_is_none(tmp_path):
+    (tmp_path / "telemetry.csv").write_text("time_s,phase,gpu,util_pct\n0,train,0,50\n1,dance,0,60\n")
+    same(curves(tmp_path, ("util_pct",))[0]["phase"], [PHASES.index("train"), np.nan])
+
+
 def test_a_metric_s_values_with_their_steps(tmp_path):
     (tmp_path / "metrics.csv").write_text(
-        "step,epoch,time_s,split,name,value\n10,0,1,train,loss,2.5\n10,0,1,val,loss,9\n20,0,2,train,loss,\n"
+        'step,epoch,time_s,split,name,value\n10,0,1,train,loss,2.5\n10,0,1,val,loss,9\n10,0,1,val,"a,b",3\n'
+        "20,0,2,train,loss,\n30,0,2,train\n"
     )
-    steps, values = metric_series(tmp_path, "loss")
+    found = metric_curves(tmp_path)
+    assert set(found) == {("train", "loss"), ("val", "loss"), ("val", "a,b")}
+    steps, values = found["train", "loss"]
     same(steps, [10, 20])
     same(values, [2.5, np.nan])
-    assert all(len(one) == 0 for one in metric_series(tmp_path / "none", "loss"))
+    assert metric_curves(tmp_path / "none") == {}
+    (tmp_path / "metrics.csv").write_text("what,ever\n1,2\n")
+    assert metric_curves(tmp_path) == {}

@@ -114,7 +114,7 @@ def test_a_rule_that_fails_costs_the_run_nothing(tmp_path, monkeypatch, caplog):
     def broken(evidence):
         raise KeyError("a rule")
 
-    monkeypatch.setattr(bookkeeper, "judge", broken)
+    monkeypatch.setattr(bookkeeper, "conclude", broken)
     books_of(tmp_path).finish(OK, {})
     found = recorded(tmp_path)
     assert (found["status"], found["exit_code"], found["findings"]) == ("ok", 0, [])
@@ -171,7 +171,10 @@ class Handed(Sink):
 
 
 def test_a_logger_gets_what_was_found_the_report_and_what_sums_the_run_up(tmp_path, monkeypatch):
-    monkeypatch.setattr(bookkeeper, "judge", lambda evidence: [Finding("slow_copy", "10 ms.", {})])
+    def conclude(evidence):
+        evidence.record.findings = [Finding("slow_copy", "10 ms.", {}).entry()]
+
+    monkeypatch.setattr(bookkeeper, "conclude", conclude)
     books = books_of(tmp_path)
     books.journal.sink = handed = Handed()
     record = books.record
@@ -180,12 +183,11 @@ def test_a_logger_gets_what_was_found_the_report_and_what_sums_the_run_up(tmp_pa
     record.memory = {"measured_peak_gib": 5.5}
     util = {"mean": 60.0, "p5": 10.0, "p50": 70.0, "p95": 90.0, "max": 95.0, "n": 9}
     record.gpus = {"0": {"util_pct": util}, "1": {"mem_used_gib": {"mean": 1.0, "max": 1.0}}}
-    (tmp_path / "report.html").write_text("<p>report")
     books.finish(OK, {"val/loss": 0.5})
     table, page, summary = handed.got
     assert table[:2] == ("findings", ["id", "severity", "message", "change"])
     assert [row[0] for row in table[2]] == ["slow_copy"]
-    assert page == ("report", "<p>report")
+    assert page == ("report", (tmp_path / "report.html").read_text())
     assert summary == {
         "val/loss": 0.5,
         "throughput/samples_per_s": 80,
@@ -199,7 +201,11 @@ def test_a_logger_gets_what_was_found_the_report_and_what_sums_the_run_up(tmp_pa
     }
 
 
-def test_without_a_report_the_rest_is_handed_over(tmp_path):
+def test_without_a_report_the_rest_is_handed_over(tmp_path, monkeypatch):
+    def fail(evidence, folder):
+        raise OSError("no room")
+
+    monkeypatch.setattr(bookkeeper, "write_reports", fail)
     books = books_of(tmp_path)
     books.journal.sink = handed = Handed()
     books.record.throughput = {**THROUGHPUT, "samples_per_s": 120.0}

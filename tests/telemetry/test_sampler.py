@@ -297,7 +297,7 @@ def test_a_source_that_takes_longer_than_the_interval_is_told_of_once(heard):
     (event,) = heard.events
     assert event["trouble"] == "slow"
     assert event["message"] == (
-        "a reading of the gpu takes 0.50 s, longer than telemetry.interval_s=0.03: there are fewer rows."
+        "a reading of the gpu takes 0.50 s, longer than the 0.03 s between readings: there are fewer rows."
     )
 
 

@@ -11,10 +11,10 @@ from wellfed import record
 from wellfed.commands.which_run import add_log_dir, folder_of, read, state_lines
 from wellfed.diagnosis.curve_file import read_curves
 from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.judge import judge
+from wellfed.diagnosis.judge import conclude
 from wellfed.errors import EXIT_OK, ConfigError
-from wellfed.report import run_lines
 from wellfed.report.curve_lines import curve_entry, curve_lines
+from wellfed.report.run_sections import sections
 from wellfed.run.screen import Terminal
 
 
@@ -36,13 +36,14 @@ def main(argv: Sequence[str]) -> int:
         return _curves(Path(asked.run), as_json=asked.json)
     folder = folder_of(asked.run, Path(asked.log_dir))
     evidence = Evidence.of(read(folder), folder)
+    conclude(evidence)
     found, terminal = evidence.record, Terminal()
-    found.findings = [finding.entry() for finding in judge(evidence)]
     if asked.json:
         terminal.show_json({"run_id": found.run_id, "status": found.status, "findings": found.findings})
         return EXIT_OK
-    head = [f"{folder}: {found.status}, {found.steps} steps", *state_lines(found)]
-    for line in [*head, *run_lines.finding_lines(found), *run_lines.time_lines(found), *run_lines.gpu_lines(found)]:
+    terminal.print(f"{folder}: {found.status}, {found.steps} steps", soft_wrap=True)
+    shown = [section for section in sections(found) if section.name in ("verdict", "findings", "utilisation", "time")]
+    for line in (*state_lines(found), *(line for section in shown for line in section.lines)):
         terminal.print(line, soft_wrap=True)
     return EXIT_OK
 

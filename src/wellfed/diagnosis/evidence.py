@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from wellfed.diagnosis.run_tables import HOST, Series, columns, curves, metric_series
+from wellfed.diagnosis.run_tables import HOST, PHASES, Series, columns, curves, metric_curves
 from wellfed.diagnosis.swing import StepSwing, Swing, lags_of, swing_in_time, swings_in_steps
 from wellfed.record import RunRecord, TimeEntry
 from wellfed.timing.readiness import summarise
@@ -43,6 +43,10 @@ class Evidence:
     """Columns of telemetry.csv while the run trained, with ``time_s`` and ``step``; by GPU, and ``HOST``."""
     losses: tuple[Series, Series] = (_EMPTY, _EMPTY)
     """Steps and values of the training loss, as often as it was logged."""
+    watched: Mapping[int, Mapping[str, Series]] = field(default_factory=dict)
+    """As `curves`, but of all phases, with ``phase`` (a place in `PHASES`): for show, not for rules."""
+    metrics: Mapping[tuple[str, str], tuple[Series, Series]] = field(default_factory=dict)
+    """Steps and values of all metrics, by split and name."""
 
     @classmethod
     def of(cls, record: RunRecord, folder: Path) -> Evidence:
@@ -51,11 +55,14 @@ class Evidence:
         A run that was killed before its first checkpoint, or has none yet, left its figures in steps.csv alone.
         """
         table = columns(folder / "steps.csv", _OF_STEPS)
+        watched, metrics = curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST)), metric_curves(folder)
         return cls(
             record if record.throughput else _with_figures(record, table),
             table,
-            curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST)),
-            metric_series(folder, "loss"),
+            {gpu: found for gpu, curve in watched.items() if len((found := _in_training(curve))["phase"])},
+            metrics.get(("train", "loss"), (_EMPTY, _EMPTY)),
+            watched,
+            metrics,
         )
 
     @classmethod
@@ -73,6 +80,11 @@ class Evidence:
         for name in knob.split("."):
             found = found.get(name) if isinstance(found, Mapping) else None
         return found
+
+    @cached_property
+    def first_metrics(self) -> Mapping[str, float]:
+        """The first value of each metric, as ``split/name``."""
+        return {"/".join(key): float(values[0]) for key, (_, values) in self.metrics.items()}
 
     @property
     def num_workers(self) -> int:
@@ -231,6 +243,11 @@ class Evidence:
             if swing is not None:
                 found[gpu] = swing
         return found
+
+
+def _in_training(curve: Mapping[str, Series]) -> dict[str, Series]:
+    there = curve["phase"] == PHASES.index("train")
+    return {name: column[there] for name, column in curve.items()}
 
 
 def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:

@@ -41,6 +41,7 @@ from wellfed.diagnosis.rules import (
     utilisation_swings,
     workers_take_the_cpu,
 )
+from wellfed.diagnosis.swing import main_swing
 from wellfed.diagnosis.swing_words import utilisation_said
 
 Rule = Callable[[Evidence], Finding | None]
@@ -78,6 +79,13 @@ OF_STEPS: tuple[Rule, ...] = (
     utilisation_swings.check,
 )
 """Decide from figures of enough steps."""
+
+
+def conclude(evidence: Evidence) -> None:
+    """Put swing and findings into the record of the evidence."""
+    record = evidence.record
+    record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
+    record.findings = [finding.entry() for finding in judge(evidence)]
 
 
 def judge(evidence: Evidence) -> list[Finding]:

@@ -3,16 +3,38 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wellfed.diagnosis.ceiling_check import ceiling_line
 from wellfed.record import RunRecord, SwingEntry
-from wellfed.units import counted, show_count, show_duration, show_energy, show_percent, show_text
+from wellfed.units import counted, show_count, show_duration, show_energy, show_percent
 
+EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
+"""Nothing to worry about, or told beside the figures."""
+_MOST_WARNINGS = 5
 MOST_ALIKE = 3
 """Events of a kind that the report shows one by one; run.json has them all."""
 _BUSY = {"sm_active_pct": "SMs", "tensor_active_pct": "tensor cores", "dram_active_pct": "DRAM"}
+
+
+def headline(record: RunRecord) -> str:
+    """How the run ended, and when."""
+    ended_by = f", ended by {record.ended_by}" if record.ended_by else ""
+    return f"{record.status}: {record.steps} steps in {show_duration(record.duration_s)}{ended_by}"
+
+
+def amount_line(record: RunRecord) -> str:
+    """How far it came."""
+    unit = record.throughput["sample_unit"] if record.throughput else "samples"
+    return f"{show_count(record.epochs)} epochs, {show_count(record.samples)} {unit}"
+
+
+def error_lines(record: RunRecord) -> list[str]:
+    """What ended it, and what to do about it."""
+    error = record.error
+    return [f"{error['kind']}: {' '.join(error['message'].split())}", error["advice"]] if error else []
 
 
 def simulated_lines(record: RunRecord) -> list[str]:
@@ -29,8 +51,8 @@ def finding_lines(record: RunRecord) -> list[str]:
 
 
 def speed_lines(record: RunRecord) -> list[str]:
-    """Throughput, readiness and ceiling, one line each; what was not measured is left out."""
-    throughput, time, readiness_frac = record.throughput, record.time, record.readiness_frac
+    """Throughput and ceiling, one line each; what was not measured is left out."""
+    throughput = record.throughput
     lines = []
     if throughput:
         line = f"{show_count(throughput['samples_per_s'])} {throughput['sample_unit']}/s"
@@ -38,27 +60,38 @@ def speed_lines(record: RunRecord) -> list[str]:
             low, high = throughput["ci95"]
             line += f" (95 % interval {show_count(low)} to {show_count(high)})"
         lines.append(f"{line} over {throughput['steps']} steps after {throughput['warmup_steps']} of warm-up")
+    ceiling = ceiling_line(record)
+    return lines if ceiling is None else [*lines, ceiling]
+
+
+def time_lines(record: RunRecord) -> list[str]:
+    """Readiness, shares of a step, swing and phases, one line each; what was not measured is left out."""
+    time, readiness_frac = record.time, record.readiness_frac
+    lines = []
     if readiness_frac is not None:
         line = f"readiness {show_percent(readiness_frac)}: steps whose batch was waiting when asked for"
         # A device that has work in store does not notice that the host waits.
         if readiness_frac < 0.9 and time and time["copy_frac"] is not None and time["wait_frac"] < 0.05:
             line += "; the device had work meanwhile"
         lines.append(line)
-    ceiling = ceiling_line(record)
-    return lines if ceiling is None else [*lines, ceiling]
-
-
-def time_lines(record: RunRecord) -> list[str]:
-    """Speed and shares of a step."""
-    lines = [f"- {line}" for line in speed_lines(record)]
-    time = record.time
     if time:
         shares = {name: time[f"{name}_frac"] for name in ("wait", "copy", "compute", "host")}  # type: ignore[literal-required]
         shown = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
-        lines.append(f"- a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {shown}")
+        lines.append(f"a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {shown}")
     if record.swing:
-        lines.append(f"- {swing_line(record.swing)}")
-    return ["\n".join(lines)] if lines else ["No step was timed."]
+        lines.append(swing_line(record.swing))
+    return [*(lines or ["No step was timed."]), *phase_lines(record)]
+
+
+def phase_lines(record: RunRecord) -> list[str]:
+    """What all of its time went into."""
+    start = record.before_training
+    parts = [f"{name.removesuffix('_s')} {show_duration(took_s)}" for name, took_s in start.items()]  # type: ignore[arg-type]
+    for phase, spent in record.phases.items():
+        if phase != "start" and spent["times"]:
+            often = f" ({spent['times']} times)" if spent["times"] > 1 and phase != "train" else ""
+            parts.append(f"{phase} {show_duration(spent['total_s'])}{often}")
+    return [f"all in all: {', '.join(parts)}"] if parts else []
 
 
 def swing_line(swing: SwingEntry) -> str:
@@ -91,6 +124,36 @@ def gpu_lines(record: RunRecord) -> list[str]:
     return lines
 
 
+def host_lines(record: RunRecord) -> list[str]:
+    """What the process took of the host while it trained."""
+    host, cores = record.host, record.machine.get("cpu_quota_cores")
+    if not host:
+        return ["Nothing was watched."]
+    of = "" if cores is None else f" of {cores:.3g}"
+    return [f"CPU: {host['cpu_pct'] / 100:.2f}{of} cores busy, {host['rss_gib']:.2f} GiB resident"]
+
+
+def machine_lines(record: RunRecord) -> list[str]:
+    """Processor, GPUs and versions, and why a GPU can't be used."""
+    machine = record.machine
+    if not machine:
+        return ["Nobody looked at it."]
+    sizes = {"{:.3g} cores": machine.get("cpu_quota_cores"), "{:.1f} GiB memory": machine.get("ram_gib")}
+    of_host = [shown.format(size) for shown, size in sizes.items() if size is not None]
+    lines = [", ".join(filter(None, [machine.get("cpu"), *of_host, machine.get("os")]))]
+    for gpu in machine.get("gpus", ()):
+        size = "" if gpu.get("memory_gib") is None else f", {gpu['memory_gib']:.1f} GiB"
+        kind = "" if gpu.get("capability") is None else f", compute capability {gpu['capability']}"
+        lines.append(f"gpu {gpu['index']}: {gpu['name']}{size}{kind}{', a MIG instance' if gpu.get('is_mig') else ''}")
+    problems = {"NVML": machine.get("nvml_problem"), "torch": machine.get("torch_problem")}
+    lines += [f"{name}: {problem}" for name, problem in problems.items() if problem]
+    lines.append(", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items()))
+    if record.telemetry:
+        took = f"{show_percent(record.telemetry['cpu_frac'])} of a core"
+        lines.append(f"watching it every {record.telemetry['interval_s']:g} s took {took}")
+    return [line for line in lines if line]
+
+
 def event_rows(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]]:
     """Step, kind and facts; a kind that came often is one row, at its first, with the facts of its last."""
     by_kind: dict[str, list[Mapping[str, Any]]] = {}
@@ -105,6 +168,16 @@ def event_rows(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]
             steps = f"{event['step']} to {alike[-1]['step']}"
             rows.append((steps, f"{kind}, {len(alike)} times", f"the last: {_facts(alike[-1])}"))
     return rows
+
+
+def warning_lines(record: RunRecord) -> list[str]:
+    """The first events that are worth a look."""
+    found = [event for event in record.events if event["kind"] not in EVERYDAY_EVENTS][:_MOST_WARNINGS]
+    return [
+        f"event {event['kind']}: "
+        + ", ".join(f"{key}={value}" for key, value in event.items() if key not in ("kind", "time_s"))
+        for event in found
+    ]
 
 
 def _facts(event: Mapping[str, Any]) -> str:
@@ -145,24 +218,11 @@ def profile_lines(record: RunRecord) -> list[str]:
     accelerator = record.plan.get("trainer.accelerator")
     if profile["by"] == "cpu" and accelerator is not None and accelerator["value"] == "gpu":
         lines.append("the host alone: this build of torch can't record what a GPU does")
-    return lines + [
-        f"{show_text(one['place'])} makes the host wait for the GPU, {one['per_step']:.3g} times a step"
+    lines += [
+        f"{one['place']} makes the host wait for the GPU, {one['per_step']:.3g} times a step"
         for one in record.synchronisations or []
     ]
-
-
-def profile_table(record: RunRecord, width: int, most: int | None = None) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the operations that took most time, names cut at ``width``; no row without a profile."""
-    profile = record.profile
-    operations, by = ([], "") if profile is None else (profile["operations"], profile["by"])
-    head = ["GPU ms a step" if by == "device" else "CPU ms a step", "share", "calls a step", "operation"]
-    rows = []
-    for one in operations[:most]:
-        name = show_text(one["name"])
-        name = name if len(name) <= width else name[: width - 3] + "..."
-        calls = one["calls"] / max(1, profile["steps"]) if profile else 0
-        rows.append([f"{one['ms_per_step']:.3f}", show_percent(one["share_frac"]), f"{calls:.4g}", name])
-    return head, rows
+    return [*lines, "each of their operations: profile/trace.json of the run folder, for https://ui.perfetto.dev"]
 
 
 def show_value(value: Any) -> str:
@@ -170,3 +230,8 @@ def show_value(value: Any) -> str:
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def show_figure(value: float | None) -> str:
+    """A metric with five digits."""
+    return f"{value:.5g}" if value is not None and math.isfinite(value) else "not finite"

@@ -16,15 +16,14 @@ from wellfed.config.compose import Composed
 from wellfed.config.schema import LoggerConfig, RunConfig
 from wellfed.diagnosis.ceiling_check import contradiction
 from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.judge import judge
-from wellfed.diagnosis.swing import main_swing
+from wellfed.diagnosis.judge import conclude
 from wellfed.errors import first_line
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import PhaseEntry, ProfileEntry, RunRecord, SynchronisationEntry
-from wellfed.report.run_markdown import to_markdown
+from wellfed.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.run.gpu_monitor import MachineWatch, Usage
 from wellfed.run.outcome import Outcome
 from wellfed.run.resume import CHECKPOINTS
@@ -37,6 +36,8 @@ from wellfed.units import mib
 _LOG = logging.getLogger(__name__)
 PROFILE = "profile/trace.json"
 _ARTIFACTS = {
+    "report": MARKDOWN,
+    "page": PAGE,
     "steps": "steps.csv",
     "metrics": "metrics.csv",
     "telemetry": "telemetry.csv",
@@ -215,29 +216,30 @@ class Bookkeeper:
         self.journal.save()
         self._judge()
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
-        record.artifacts["report"] = "report.md"
-        try:
-            report = to_markdown(record)  # a path may hold what is no UTF-8
-            (self.folder / "report.md").write_text(report, encoding="utf-8", errors="backslashreplace")
-        except OSError as error:
-            self.journal.disk_full(error, record.steps)
         findings = record.findings
         rows = [[one["id"], one["severity"], one["message"], " ".join(one["change"])] for one in findings]
         self.journal.sink.table("findings", ("id", "severity", "message", "change"), rows)
-        page = self.folder / "report.html"
+        page = self.folder / PAGE
         if page.exists():
             self.journal.sink.page("report", page)
         self.journal.sink.finish({**record.metrics, **_of_the_run(record)}, outcome.exit_code)
         self.journal.save()
 
     def _judge(self) -> None:
-        """What the run's figures mean."""
+        """What the run's figures mean, in the record and in the reports."""
+        evidence = Evidence(self.record)
         try:
             evidence = Evidence.of(self.record, self.folder)
-            self.record.swing = main_swing(evidence.swings_of_steps, evidence.swings_of_gpus, evidence.period_s)
-            self.record.findings = [finding.entry() for finding in judge(evidence)]
+            conclude(evidence)
+            self.record.swing, self.record.findings = evidence.record.swing, evidence.record.findings
         except Exception:  # noqa: BLE001  what was trained must not be lost to what is said of it
             _LOG.exception("Where the time went could not be judged; the record has the figures.")
+        try:
+            write_reports(evidence, self.folder)
+        except OSError as error:
+            self.journal.disk_full(error, self.record.steps)
+        except Exception:  # noqa: BLE001  as above
+            _LOG.exception("%s could not be drawn; %s has its words.", PAGE, MARKDOWN)
 
     def _fill_in(self, metrics: Mapping[str, float]) -> None:
         """Bring the record's figures up to date."""

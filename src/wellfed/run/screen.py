@@ -17,21 +17,17 @@ from rich.text import Text
 
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import RunRecord, plain
-from wellfed.report import run_lines
-from wellfed.units import show_bytes, show_duration, show_text
+from wellfed.report.run_lines import show_value
+from wellfed.report.run_sections import sections
+from wellfed.units import show_bytes, show_text
 
 LEFT_BEHIND = (
-    *("run.json", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log"),
+    *("run.json", "report.html", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log"),
     *("tensorboard", "csv", "profile"),
 )
 
 _VALUE_WIDTH = 16
 """Of the longest value that is one word."""
-
-_MOST_OPERATIONS, _NAME_WIDTH = 10, 48
-"""Of the table of a profile; the report has more."""
-EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
-"""Nothing to worry about, or told beside the figures; the record has them."""
 
 
 class Terminal(Console):
@@ -78,7 +74,7 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Ta
     table.add_column("because", overflow="fold")  # room for the longest knob, at 80 columns too
     for knob, decided in plan.knobs.items():
         because = f"{decided.source}: {decided.because}" if with_source else decided.because
-        table.add_row(knob, run_lines.show_value(decided.value), because)
+        table.add_row(knob, show_value(decided.value), because)
     return table
 
 
@@ -122,23 +118,13 @@ def show_differences(console: Console, name: str, found: Sequence[tuple[str, Any
 
 
 def show_end(console: Console, record: RunRecord, first: Mapping[str, float], folder: Path) -> None:
-    """Throughput, where time went, GPUs, memory, metrics beside their first values, files."""
-    ended_by = f", ended by {record.ended_by}" if record.ended_by else ""
-    took = f"{record.steps} steps in {show_duration(record.duration_s)}"
-    console.print(f"\n{record.status}: {took}{ended_by}", markup=False)
-    for line in run_lines.finding_lines(record):
-        console.print(line, markup=False, soft_wrap=True)
-    lines = run_lines.simulated_lines(record) + run_lines.time_lines(record) + run_lines.gpu_lines(record)
-    for line in lines + run_lines.memory_lines(record):
-        console.print(line, markup=False)
-    _show_profile(console, record)
-    for name, value in record.metrics.items():
-        began = first.get(name, value)
-        console.print(f"{name} {value:.4g}" + (f" (first {began:.4g})" if began != value else ""), markup=False)
-    warnings = [event for event in record.events if event["kind"] not in EVERYDAY_EVENTS]
-    for event in warnings[:5]:
-        facts = ", ".join(f"{key}={value}" for key, value in event.items() if key not in ("kind", "time_s"))
-        console.print(f"event {event['kind']}: {facts}", markup=False)
+    """What both reports say in the same order, short of the plan and of what else was shown before; and files."""
+    console.print()
+    for section in sections(record, first):
+        for line in section.on_screen:
+            is_bare = line.startswith(" ") or (section.name == "verdict" and line == section.on_screen[0])
+            bullet = "" if is_bare else "- "
+            console.print(f"{bullet}{show_text(line)}", markup=False, soft_wrap=True)
     wandb = record.wandb
     if wandb and wandb["mode"] == "offline":
         parts = shlex.join(wandb["parts"])
@@ -146,22 +132,3 @@ def show_end(console: Console, record: RunRecord, first: Mapping[str, float], fo
         console.print(line, markup=False, soft_wrap=True)
     names = [name for name in LEFT_BEHIND if (folder / name).exists()]
     console.print(f"Files: {folder} ({', '.join(names)})", markup=False, soft_wrap=True)
-
-
-def _show_profile(console: Console, record: RunRecord) -> None:
-    """What the profiled steps spent their time on, where there are some."""
-    lines = run_lines.profile_lines(record)
-    if not lines:
-        return
-    console.print("Profile:", markup=False)
-    for line in lines:
-        console.print(f"- {line}", markup=False, soft_wrap=True)
-    head, rows = run_lines.profile_table(record, _NAME_WIDTH, _MOST_OPERATIONS)
-    widths = [max(len(row[column]) for row in [head, *rows]) for column in range(len(head) - 1)]
-    for row in [head, *rows]:
-        *figures, name = row
-        cells = [figure.rjust(width) for figure, width in zip(figures, widths, strict=True)]
-        console.print("  ".join([*cells, name]), markup=False, highlight=False, soft_wrap=True)
-    trace = record.artifacts.get("profile")
-    if trace is not None:
-        console.print(f"all of it: {trace} of the run folder, for https://ui.perfetto.dev", markup=False)

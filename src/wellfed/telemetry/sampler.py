@@ -158,7 +158,7 @@ class _Watch:
             self._late_rounds = self._late_rounds + 1 if took_s > self._interval_s else 0
             if self._late_rounds == LATE_ROUNDS:
                 takes = f"a reading of the {self._source.name} takes {took_s:.2f} s"
-                longer = f"longer than telemetry.interval_s={self._interval_s:g}"
+                longer = f"longer than the {self._interval_s:g} s between readings"
                 self._trouble("slow", f"{takes}, {longer}: there are fewer rows.")
             if self._edges:
                 self.ticker.nudge()

@@ -1,0 +1,141 @@
+"""Orders what is told of a run: one list of sections, which report.html, report.md and the last screen go through."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from wellfed.record import RunRecord
+from wellfed.report import run_lines
+from wellfed.units import show_percent
+
+Name = Literal[
+    "verdict", "findings", "utilisation", "time", "memory", "metrics", "plan", "profile", "machine", "events", "started"
+]
+Row = tuple[str, ...]
+_SHOWN, _NAME_WIDTH = 10, 100
+"""Operations of a profile on the last screen, and characters of a name: a kernel's may have hundreds."""
+
+
+@dataclass(frozen=True)
+class ReportSection:
+    """A part of what is told."""
+
+    name: Name
+    title: str
+    lines: Sequence[str] = ()
+    """Sentences of text, each for itself."""
+    head: Row = ()
+    """Of the table; without one there is none."""
+    rows: Sequence[Row] = ()
+    screen: Sequence[str] | None = None
+    """What the last screen says of it in place of the lines; one that begins with a blank is a row of a table."""
+    is_folded: bool = False
+    """The page shows it when asked."""
+
+    @property
+    def on_screen(self) -> Sequence[str]:
+        """What the last screen says of it."""
+        return self.lines if self.screen is None else self.screen
+
+
+def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> list[ReportSection]:
+    """All that is told of a run, in the order in which a reader asks.
+
+    Args:
+        first: the first value of each metric, where it is known.
+    """
+    told, error = [run_lines.headline(record), run_lines.amount_line(record)], run_lines.error_lines(record)
+    told += run_lines.simulated_lines(record)
+    speed = run_lines.speed_lines(record)
+    metrics, warnings = metric_rows(record, first or {}), run_lines.warning_lines(record)
+    return [
+        # The screen has the error above it already, on stderr.
+        ReportSection("verdict", "Verdict", [*told, *error, *speed], screen=[*told, *speed]),
+        ReportSection("findings", "What to change", run_lines.finding_lines(record)),
+        ReportSection("utilisation", "Utilisation", run_lines.gpu_lines(record) or run_lines.host_lines(record)),
+        ReportSection("time", "Where the time went", run_lines.time_lines(record)),
+        ReportSection("memory", "Memory", run_lines.memory_lines(record)),
+        ReportSection("metrics", "Metrics", (), ("metric", "first", "latest"), metrics, screen=metric_lines(metrics)),
+        # Shown when the run began.
+        ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan_rows(record), screen=()),
+        *profile_sections(record),
+        ReportSection("machine", "Machine", run_lines.machine_lines(record), screen=()),
+        ReportSection(
+            *("events", "Events", (), ("step", "event", "facts"), run_lines.event_rows(record.events)),
+            screen=warnings,
+            is_folded=True,
+        ),
+        ReportSection("started", "Started with", started_lines(record), screen=()),
+    ]
+
+
+def metric_rows(record: RunRecord, first: Mapping[str, float]) -> list[Row]:
+    """Name, first and latest value of each metric; a record read back has null where a figure was not finite."""
+    return [
+        (name, "" if name not in first else run_lines.show_figure(first[name]), run_lines.show_figure(value))
+        for name, value in record.metrics.items()
+    ]
+
+
+def metric_lines(rows: Sequence[Row]) -> list[str]:
+    """A line each."""
+    return [
+        f"{name} {latest}" + (f" (first {first})" if first not in ("", latest) else "") for name, first, latest in rows
+    ]
+
+
+def plan_rows(record: RunRecord) -> list[Row]:
+    """Knob, value, source and reason."""
+    return [
+        (knob, run_lines.show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()
+    ]
+
+
+def profile_sections(record: RunRecord) -> list[ReportSection]:
+    """What the profiled steps spent their time on; none without them."""
+    profile, lines = record.profile, run_lines.profile_lines(record)
+    if profile is None:
+        return []
+    by = "GPU" if profile["by"] == "device" else "CPU"
+    head = (f"{by} ms a step", "share", "calls a step", "operation")
+    rows: list[Row] = [
+        (
+            f"{one['ms_per_step']:.3f}",
+            show_percent(one["share_frac"]),
+            f"{one['calls'] / max(1, profile['steps']):.4g}",
+            _cut(one["name"], _NAME_WIDTH),
+        )
+        for one in profile["operations"]
+    ]
+    return [ReportSection("profile", "Profile", lines, head, rows, screen=[*lines, *_aligned([head, *rows[:_SHOWN]])])]
+
+
+def _aligned(rows: Sequence[Row]) -> list[str]:
+    """Lines of a terminal: figures in columns, and behind them a name."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(["", *(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False))])
+        + f"  {_cut(row[-1], 80 - sum(widths[:-1]) - 2 * len(row))}"
+        for row in rows
+    ]
+
+
+def _cut(name: str, width: int) -> str:
+    return name if len(name) <= width else name[: width - 3] + "..."
+
+
+def started_lines(record: RunRecord) -> list[str]:
+    """What to type to have the run again, and what code it ran."""
+    lines = [
+        f"overrides: {shlex.join(record.overrides) or 'none'}",
+        f"seed {record.seed}",
+        f"began {record.started_at}",
+    ]
+    if record.git:
+        lines.append(f"commit {record.git['commit']}{', with uncommitted changes' if record.git['dirty'] else ''}")
+    if record.resumed_from:
+        lines.append(f"resumed from {record.resumed_from}")
+    return lines
