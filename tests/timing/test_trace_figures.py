@@ -143,6 +143,15 @@ def test_a_kernel_without_an_operation_goes_by_its_own_name(tmp_path: Path) -> N
     assert [one["name"] for one in found["operations"]] == ["triton_poi_fused_add_0"]
 
 
+def test_a_kernel_may_be_known_by_its_launch_alone(tmp_path: Path) -> None:
+    """Some versions of kineto join it to no operation itself."""
+    trace = Trace()
+    trace.step(4, 0, 100)
+    trace.launched("aten::mm", "kernel", 0, 20, 60)
+    del trace.events[-3]["args"]["External id"]
+    assert [one["name"] for one in trace.figures(tmp_path / "t.json")["operations"]] == ["aten::mm"]
+
+
 def test_copies_within_a_device_are_no_copies_and_those_of_nccl_no_compute(tmp_path: Path) -> None:
     trace = Trace()
     trace.step(4, 0, 1000)

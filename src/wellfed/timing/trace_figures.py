@@ -51,7 +51,7 @@ def figures(spans: Iterable[Span], *, last: int | None = None) -> ProfileEntry |
         "steps": num_steps,
         "by": "device" if work else "cpu",
         "step_ms": total_us / num_steps / 1e3,
-        "operations": _by_device(work, host, num_steps) if work else _by_cpu(host, windows, num_steps),
+        "operations": _by_device(work, launches, host, num_steps) if work else _by_cpu(host, windows, num_steps),
         "device_busy_frac": busy_us / total_us if work else None,
         "copy_ms_per_step": copy_us / num_steps / 1e3 if work else None,
         "copy_under_compute_frac": overlap_us(copying, computing) / copy_us if copy_us else None,
@@ -146,11 +146,15 @@ def _sorted_out(
     return host, launches, device, steps
 
 
-def _by_device(work: Sequence[Span], host: Sequence[Span], num_steps: int) -> list[OperationEntry]:
+def _by_device(
+    work: Sequence[Span], launches: Sequence[Span], host: Sequence[Span], num_steps: int
+) -> list[OperationEntry]:
     """Kernels and copies under the name of the operation that launched them, or else their own."""
+    launched_by = {one.correlation: one.operation for one in launches}
     names = {one.operation: one.name for one in host if not one.name.startswith(STEP)}
     names.pop(None, None)
-    return _largest([(names.get(one.operation, one.name), 1, one.end_us - one.start_us) for one in work], num_steps)
+    named = [(names.get(one.operation or launched_by.get(one.correlation), one.name), one) for one in work]
+    return _largest([(name, 1, one.end_us - one.start_us) for name, one in named], num_steps)
 
 
 def _by_cpu(host: Sequence[Span], windows: Sequence[Interval], num_steps: int) -> list[OperationEntry]:
