@@ -7,7 +7,7 @@ import json
 import numpy as np
 
 from tests.diagnosis.test_swing import wave
-from wellfed.diagnosis.curve_file import CurveFile, GpuCurve
+from wellfed.diagnosis.recorded_curves import GpuCurve, RecordedCurves
 from wellfed.record import plain
 from wellfed.report.curve_lines import CAUSES, curve_entry, curve_lines
 
@@ -17,12 +17,12 @@ def curves(*utils, interval_s=1.0, unread=0, card="", writer="nvidia-smi"):
         GpuCurve(str(number), card, interval_s * np.arange(len(util)), np.array(util))
         for number, util in enumerate(utils)
     ]
-    return CurveFile(writer, tuple(made), interval_s, unread)
+    return RecordedCurves(writer, tuple(made), interval_s, unread)
 
 
 def swinging(period_s, interval_s, duration_s=200):
     time_s, values, _ = wave(np.random.default_rng(1), period_s=period_s, interval_s=interval_s, duration_s=duration_s)
-    return CurveFile("nvidia-smi", (GpuCurve("0", "", time_s, np.clip(values, 0, 100)),), interval_s, 0)
+    return RecordedCurves("nvidia-smi", (GpuCurve("0", "", time_s, np.clip(values, 0, 100)),), interval_s, 0)
 
 
 def test_each_gpu_has_a_line_with_its_verdict_and_each_verdict_its_advice():

@@ -46,7 +46,7 @@ def test_how_host_and_gpu_work_together_is_told_and_where_the_host_waits() -> No
         "the GPU ran kernels 90.0 % of the time, and had another in store 87.5 %: so long the host was ahead of it",
         "copies take 1.25 ms a step, 96.0 % of it while kernels run",
         "model.py:12 makes the host wait for the GPU, 2 times a step",
-        "wellfed/a.py:3 makes the host wait for the GPU, 0.5 times a step",
+        "wellfed/a.py:3 makes the host wait for the GPU, every 2 steps",
         TRACE,
     ]
 

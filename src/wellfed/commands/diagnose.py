@@ -9,9 +9,9 @@ from pathlib import Path
 
 from wellfed import record
 from wellfed.commands.which_run import add_log_dir, folder_of, read, state_lines
-from wellfed.diagnosis.curve_file import read_curves
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.judge import conclude
+from wellfed.diagnosis.recorded_curves import read_curves
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.report.curve_lines import curve_entry, curve_lines
 from wellfed.report.run_sections import sections

@@ -25,12 +25,12 @@ from torch.nn.parameter import is_lazy
 
 from wellfed import batches, generators
 from wellfed.batches import Delivery
-from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, TimedLoader
+from wellfed.lit.callbacks.clock import Clock, TimedLoader
 from wellfed.lit.data_module import DataModuleCallback
 from wellfed.lit.module import StepModule
 from wellfed.lit.trainer import Together, TrainerOptions, make_trainer, new_event_factory
 from wellfed.timing.readiness import StepSummary, summarise
-from wellfed.timing.step_clock import StepClock, StepRow
+from wellfed.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 
 CEILING_BATCHES = 4
 """Distinct batches that are taken in turn; caches must not make them cheaper than real ones."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from wellfed.diagnosis.curve_file import CurveFile, GpuCurve
 from wellfed.diagnosis.level import Level, level_of
+from wellfed.diagnosis.recorded_curves import GpuCurve, RecordedCurves
 from wellfed.diagnosis.swing import MIN_SAMPLES
 from wellfed.units import counted, show_duration
 
@@ -17,7 +17,7 @@ _COARSE_S, _SURE_READINGS = 0.75, 10
 CAUSES = "A curve shows how busy a GPU was, not why: causes need a run, whose steps are timed."
 
 
-def curve_lines(file: CurveFile) -> list[str]:
+def curve_lines(file: RecordedCurves) -> list[str]:
     """Level, swing and verdict of each GPU, what to type next, and what the file can't tell."""
     levels = _levels(file)
     lines = [_about(file)]
@@ -28,7 +28,7 @@ def curve_lines(file: CurveFile) -> list[str]:
     return [*lines, *_limits(file, levels), CAUSES, *advised]
 
 
-def curve_entry(file: CurveFile) -> Mapping[str, Any]:
+def curve_entry(file: RecordedCurves) -> Mapping[str, Any]:
     """The same as plain data; a GPU of which no utilisation was read is None."""
     levels = _levels(file)
     return {
@@ -42,11 +42,11 @@ def curve_entry(file: CurveFile) -> Mapping[str, Any]:
     }
 
 
-def _levels(file: CurveFile) -> list[tuple[GpuCurve, Level | None]]:
+def _levels(file: RecordedCurves) -> list[tuple[GpuCurve, Level | None]]:
     return [(curve, level_of(curve.time_s, curve.util_pct)) for curve in file.curves]
 
 
-def _about(file: CurveFile) -> str:
+def _about(file: RecordedCurves) -> str:
     number = sum(len(curve.time_s) for curve in file.curves)
     parts = [f"Written by {file.writer}", counted(len(file.curves), "GPU"), counted(number, "reading")]
     if file.interval_s is not None:
@@ -63,7 +63,7 @@ def _said(level: Level | None) -> str:
     return f"{level.message} ({figures}, over {show_duration(level.span_s)})"
 
 
-def _limits(file: CurveFile, levels: list[tuple[GpuCurve, Level | None]]) -> list[str]:
+def _limits(file: RecordedCurves, levels: list[tuple[GpuCurve, Level | None]]) -> list[str]:
     """What was too little, or read too rarely, to tell a swing."""
     judged = [level for _, level in levels if level is not None]
     doubtful = [level for level in judged if level.verdict != "well used"]

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wellfed.diagnosis.ceiling_check import ceiling_line
+from wellfed.diagnosis.rules.synchronisation import how_often
 from wellfed.record import RunRecord, SwingEntry
 from wellfed.units import counted, show_count, show_duration, show_energy, show_percent
 
@@ -219,7 +220,7 @@ def profile_lines(record: RunRecord) -> list[str]:
     if profile["by"] == "cpu" and accelerator is not None and accelerator["value"] == "gpu":
         lines.append("the host alone: this build of torch can't record what a GPU does")
     lines += [
-        f"{one['place']} makes the host wait for the GPU, {one['per_step']:.3g} times a step"
+        f"{one['place']} makes the host wait for the GPU, {how_often(one['per_step'])}"
         for one in record.synchronisations or []
     ]
     return [*lines, "each of their operations: profile/trace.json of the run folder, for https://ui.perfetto.dev"]

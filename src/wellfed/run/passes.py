@@ -19,7 +19,7 @@ from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, reason_of
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST
-from wellfed.lit.callbacks.clock import WARMUP_STEPS, Clock, StopWhenMeasured, TimedLoader
+from wellfed.lit.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.profile import ProfilerTrace
 from wellfed.lit.callbacks.progress import Counts, ProgressBar, ProgressReport
@@ -42,7 +42,7 @@ from wellfed.run.outcome import lost_rank
 from wellfed.run.resume import CHECKPOINTS
 from wellfed.run.user_callbacks import check_monitors
 from wellfed.stop_request import StopRequest
-from wellfed.timing.step_clock import StepClock
+from wellfed.timing.step_clock import WARMUP_STEPS, StepClock
 
 _LOG = logging.getLogger(__name__)
 _LITTLE_MS = 500

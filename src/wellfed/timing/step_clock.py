@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+WARMUP_STEPS = 3
+"""First steps of a process: allocator, thread pools and caches fill."""
+
 
 class StepRow(NamedTuple):
     """A row of steps.csv. ``wait + copy + compute + host`` is the time since the end of the step before."""

@@ -13,10 +13,10 @@ import pytest
 from torch import Tensor
 
 from tests.lit import tiny
-from wellfed.lit.callbacks.clock import WARMUP_STEPS, BareBatches, Clock, StopWhenMeasured, TimedLoader
+from wellfed.lit.callbacks.clock import BareBatches, Clock, StopWhenMeasured, TimedLoader
 from wellfed.sample_rng import SampleRng
 from wellfed.timing.readiness import StepSummary, summarise
-from wellfed.timing.step_clock import StepClock, StepRow
+from wellfed.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 PAUSE_S = 0.02

@@ -14,10 +14,7 @@ from wellfed.batches import Delivery
 from wellfed.lit.module import StepModule
 from wellfed.timing.interval import MIN_STEPS
 from wellfed.timing.readiness import StepSummary
-from wellfed.timing.step_clock import StepClock, StepRow
-
-WARMUP_STEPS = 3
-"""First steps of a process: allocator, thread pools and caches fill."""
+from wellfed.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 
 
 class TimedLoader:

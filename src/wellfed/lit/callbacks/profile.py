@@ -15,9 +15,9 @@ from torch._C import _autograd
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from wellfed.errors import reason_of
-from wellfed.lit.callbacks.clock import WARMUP_STEPS
 from wellfed.lit.module import StepModule
 from wellfed.record import OnEvent, ProfileEntry, ignore_event
+from wellfed.timing.step_clock import WARMUP_STEPS
 from wellfed.timing.trace_figures import STEP, figures
 from wellfed.timing.trace_file import spans
 

@@ -18,6 +18,7 @@ import numpy as np
 
 from wellfed.diagnosis.run_tables import HOST, Series
 from wellfed.errors import DataError
+from wellfed.units import show_text
 
 Writer = Literal["nvidia-smi", "wellfed"]
 ASK_NVIDIA_SMI = "nvidia-smi --query-gpu=timestamp,index,name,utilization.gpu,memory.used --format=csv -l 1 > gpus.csv"
@@ -50,7 +51,7 @@ class GpuCurve:
 
 
 @dataclass(frozen=True)
-class CurveFile:
+class RecordedCurves:
     """What a file holds."""
 
     writer: Writer
@@ -61,7 +62,7 @@ class CurveFile:
     """Rows that no reading could be taken from: cut, without a time, or from before the row above."""
 
 
-def read_curves(path: Path) -> CurveFile:
+def read_curves(path: Path) -> RecordedCurves:
     """The curves of a file; of a training's telemetry those of its steps.
 
     Raises:
@@ -83,7 +84,7 @@ def read_curves(path: Path) -> CurveFile:
         raise _refused(path, f"has the columns of telemetry, and no readings of a GPU{in_training}{only_host}.")
     gaps_s = np.concatenate([np.diff(curve.time_s) for curve in curves])
     interval_s = float(np.median(gaps_s)) if len(gaps_s) else None
-    return CurveFile(columns.writer, curves, interval_s, gathered.unread)
+    return RecordedCurves(columns.writer, curves, interval_s, gathered.unread)
 
 
 def _refused(path: Path, problem: str, way_out: str = _WAY_OUT) -> DataError:
@@ -157,7 +158,7 @@ def _not_telemetry(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
         first_line = "timestamp, index, utilization.gpu [%]"
         way_out = f"Write what --query-gpu named as the first line, for example: {first_line}"
         return "has no header: nvidia-smi wrote it with noheader.", way_out
-    named = ", ".join("".join(c if c.isprintable() else "?" for c in cell[:40]) for cell in cells[:12])
+    named = show_text(", ".join(cell[:40] for cell in cells[:12]))
     return f"has no column of utilisation (utilization.gpu or util_pct). Its first line: {named or 'none'}.", _WAY_OUT
 
 

@@ -14,17 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellfed.diagnosis.curve_file import CurveFile, read_curves
+from wellfed.diagnosis.recorded_curves import RecordedCurves, read_curves
 from wellfed.errors import DataError
 
-Write = Callable[..., CurveFile]
+Write = Callable[..., RecordedCurves]
 
 
 @pytest.fixture
 def read(tmp_path: Path) -> Write:
     """The curves of a file with this text, or these bytes."""
 
-    def written(content: str | bytes) -> CurveFile:
+    def written(content: str | bytes) -> RecordedCurves:
         path = tmp_path / "gpus.csv"
         path.write_bytes(content.encode() if isinstance(content, str) else content)
         return read_curves(path)
@@ -169,7 +169,7 @@ def test_of_a_run_only_the_steps_count(read: Write) -> None:
         (b" \n \n", "is empty"),
         (bytes(range(256)) * 40, "is no text with lines"),
         (b"x" * 100_000, "is no text with lines"),
-        (b"\x1b[31mred\x1b[0m,b\n1,2\n", "Its first line: ?[31mred?[0m, b"),
+        (b"\x1b[31mred\x1b[0m,b\n1,2\n", r"Its first line: \x1b[31mred\x1b[0m, b"),
         (b"step,loss\n1,2\n", "has no column of utilisation (utilization.gpu or util_pct). Its first line: step, loss"),
         (b"utilization.gpu [%]\n40 %\n", "has no column of time"),
         (b"2024/05/01 12:34:56.789, 0, 45 %, 3 MiB\n" * 9, "has no header: nvidia-smi wrote it with noheader"),

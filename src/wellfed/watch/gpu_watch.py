@@ -1,0 +1,157 @@
+"""Watches GPUs and host beside anybody's own training loop, of any framework, and times its steps."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from wellfed.watch.harmless import Harmless, harmless
+from wellfed.watch.loop_watch import LoopWatch, is_first_of_node, open_csv_for
+
+_LOG = logging.getLogger(__name__)
+Batch = TypeVar("Batch")
+INTERVAL_S, SHORTEST_S = 0.5, 0.1
+
+
+class GPUWatch(Harmless):
+    """Reads GPUs and host while the ``with`` block lasts, times the steps of `batches`, and prints what it saw.
+
+    A step is the body of the loop over `batches`, with the wait for its batch. Where torch uses CUDA, steps are timed
+    by events on the device, without synchronising it; else by the host's clock. What goes wrong in here is told once
+    and harms nothing. Of several processes that torchrun or srun start on a machine the first one watches.
+    """
+
+    def __init__(self, csv: str | Path | None = None, *, interval_s: float = INTERVAL_S, quiet: bool = False) -> None:
+        """
+        Args:
+            csv: file for the curves, one row a reading; one of this kind is replaced, no other is.
+            interval_s: between two readings, at least 0.1.
+            quiet: print nothing at the end; `summary` and `lines` have it.
+
+        Raises:
+            ValueError: the interval is too short.
+        """
+        self._csv, self._interval_s, self._quiet = csv, checked_interval(interval_s), quiet
+        self._watch: LoopWatch | None = None
+        self._is_open = False
+        self._pass: object | None = None
+        self._told: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self._begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._end(is_ok=kind is None)
+
+    def batches(self, loader: Iterable[Batch]) -> Iterable[Batch]:
+        """The loader's batches, each as a step: ``for x, y in watch.batches(loader):``. For the training alone: what
+        lies between two such loops (validation, checkpoints) counts to no step."""
+        return TimedBatches(self, loader)
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What was seen so far, as plain data; empty where nothing was watched."""
+        return {} if self._watch is None else self._watch.summary().entry()
+
+    def lines(self) -> list[str]:
+        """The same for people, as it is printed at the end."""
+        return [] if self._watch is None else self._watch.summary().lines()
+
+    def abandon(self) -> None:
+        """Stop reading."""
+        self._is_open = False
+        if self._watch is not None:
+            self._watch.stop()
+
+    @harmless
+    def _begin(self) -> None:
+        if not is_first_of_node():
+            return
+        node = int(os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")))
+        table = None if self._csv is None else open_csv_for(self._csv, node, self._tell)
+        self._watch = LoopWatch(interval_s=self._interval_s, table=table)
+        self._watch.unknown.add("copy_frac")  # which the body does, as part of the step
+        self._watch.start()
+        self._is_open = True
+
+    @harmless
+    def _end(self, *, is_ok: bool) -> None:
+        if self._watch is None or not self._is_open:
+            return
+        self._is_open = False
+        if is_ok:
+            self._watch.finish_steps()
+        self._watch.stop()
+        if not self._quiet:
+            print("\n".join(f"GPUWatch: {line}" for line in self.lines()), flush=True)
+
+    def _tell(self, text: str) -> None:
+        if text not in self._told:
+            self._told.add(text)
+            _LOG.warning("%s", text)
+
+    @harmless
+    def _ask(self, of: object, loader: object) -> None:
+        watch = self._watch
+        if watch is None or not self._is_open:
+            return
+        if self._pass is of:
+            watch.step_done()
+        else:  # a new one, or one that another has interrupted
+            self._pass = of
+            workers = getattr(loader, "num_workers", None)
+            watch.num_workers = workers if isinstance(workers, int) else None
+            watch.enter("train")
+        watch.use_events()
+        watch.ask()
+
+    @harmless
+    def _got(self) -> None:
+        if self._watch is not None and self._is_open:
+            self._watch.got()
+            self._watch.copied()
+
+    @harmless
+    def _end_pass(self, of: object) -> None:
+        if self._watch is not None and self._is_open and self._pass is of:
+            self._pass = None
+            self._watch.enter("validate")
+
+
+class TimedBatches(Generic[Batch]):
+    """A loader whose batches are steps of a watch; as long as the loader is."""
+
+    def __init__(self, watch: GPUWatch, loader: Iterable[Batch]) -> None:
+        self._watch, self._loader = watch, loader
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # which raises as the loader does
+
+    def __iter__(self) -> Iterator[Batch]:
+        watch, this_pass = self._watch, object()
+        batches = iter(self._loader)
+        try:
+            while True:
+                watch._ask(this_pass, self._loader)
+                try:
+                    handed = [next(batches)]
+                except StopIteration:
+                    return
+                watch._got()
+                yield handed.pop()  # what stands still here would keep it in memory
+        finally:
+            watch._end_pass(this_pass)
+
+
+def checked_interval(interval_s: float) -> float:
+    """The interval; raises ValueError for one that is too short."""
+    if not interval_s >= SHORTEST_S:
+        raise ValueError(f"interval_s={interval_s}: readings are at least {SHORTEST_S} s apart.")
+    return interval_s
