@@ -92,14 +92,14 @@ def test_fewer_steps_than_asked_for_are_told() -> None:
 def test_a_run_without_a_profile_has_no_word_of_it() -> None:
     record = record_of(None)
     assert profile_lines(record) == []
-    assert "Profile" not in to_markdown(record)
+    assert "## Profile" not in to_markdown(record)
 
 
 @pytest.mark.parametrize("name", ["a|b\nc", "\x1b[31mred"])
 def test_a_name_breaks_no_table(name: str) -> None:
     operations = [{**SEEN["operations"][0], "name": name}]
     text = to_markdown(record_of({**SEEN, "operations": operations}))  # type: ignore[typeddict-item]
-    rows = text.partition("## Profile")[2].partition("\n## ")[0].strip().splitlines()
+    rows = text.partition("## Profile of steps")[2].partition("\n## ")[0].strip().splitlines()
     assert rows[-1].replace("\\|", "").count("|") == 5
     assert rows[-1].startswith("| 12.500 | 62.5 % | 4 | ")
     assert "\x1b" not in text

@@ -188,6 +188,37 @@ def test_what_torch_can_not_record_of_a_card_is_said_once(
     assert "Failed to record" not in capfd.readouterr().err  # a stack of frames at every operation
 
 
+@pytest.mark.simulated
+def test_where_torch_can_record_a_card_it_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a profiler in torch's place, for want of a build that can."""
+    asked: list[Any] = []
+    step = {"cat": "user_annotation", "name": "ProfilerStep#4", "pid": 1, "tid": 1, "ts": 0, "dur": 1000, "args": {}}
+    kernel = {"cat": "kernel", "name": "sgemm", "pid": 0, "tid": 7, "ts": 10, "dur": 900, "args": {"correlation": 3}}
+
+    class Kineto:
+        def __init__(self, activities: Any) -> None:
+            asked.append(activities)
+
+        def start_trace(self) -> None:
+            asked.append("start")
+
+        def stop_trace(self) -> None:
+            asked.append("stop")
+
+        def export_chrome_trace(self, path: str) -> None:
+            Path(path).write_text(json.dumps({"traceEvents": [{"ph": "X", **one} for one in (step, kernel)]}))
+
+        prepare_trace = start_trace
+
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    monkeypatch.setattr(profile, "supported_activities", lambda: set(activities))
+    monkeypatch.setattr(profile, "profile", Kineto)
+    profiled = Profiled(tmp_path)
+    tiny.fit(tiny.module(), tmp_path, [profiled.callback], accelerator="gpu")
+    assert asked == [activities, "start", "start", "stop"]
+    assert [(one["by"], one["device_busy_frac"]) for one in profiled.found] == [("device", pytest.approx(0.9))]
+
+
 @pytest.mark.simulated(lost_after=1500)
 def test_a_card_that_is_lost_meanwhile_is_what_is_told(tmp_path: Path) -> None:
     module, profiled = tiny.module(), Profiled(tmp_path, 500)
