@@ -218,7 +218,7 @@ def profile_lines(record: RunRecord) -> list[str]:
         lines.append(f"copies take {copy_ms:.3g} ms a step, {show_percent(hidden)} of it while kernels run")
     accelerator = record.plan.get("trainer.accelerator")
     if profile["by"] == "cpu" and accelerator is not None and accelerator["value"] == "gpu":
-        lines.append("the host alone: this build of torch can't record what a GPU does")
+        lines.append("the host alone: torch recorded nothing of what the GPU did")
     lines += [
         f"{one['place']} makes the host wait for the GPU, {how_often(one['per_step'])}"
         for one in record.synchronisations or []
