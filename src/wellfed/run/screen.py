@@ -126,7 +126,8 @@ def show_end(console: Console, record: RunRecord, first: Mapping[str, float], fo
     console.print()
     for section in sections(record, first):
         for line in section.on_screen:
-            bullet = "" if section.name == "verdict" and line == section.on_screen[0] else "- "
+            is_bare = line.startswith(" ") or (section.name == "verdict" and line == section.on_screen[0])
+            bullet = "" if is_bare else "- "
             console.print(f"{bullet}{show_text(line)}", markup=False, soft_wrap=True)
     wandb = record.wandb
     if wandb and wandb["mode"] == "offline":
