@@ -43,6 +43,7 @@ EventKind = Literal[
     "compile_failed",
     "ceiling_failed",
     "ceiling_doubtful",
+    "profile_failed",
     "logger_lost",
     "gpu_lost",
     "gpu_back",
@@ -223,6 +224,39 @@ class SynchronisationEntry(TypedDict):
     per_step: float
 
 
+class OperationEntry(TypedDict):
+    """An operation of torch in the profiled steps."""
+
+    name: str
+    calls: int
+    """In all of these steps. By time on a device: kernels and copies that it launched."""
+    ms_per_step: float
+    """On a device: of these kernels and copies. On the CPU: without what was called within it."""
+    share_frac: float
+    """Of the time of all operations."""
+
+
+class ProfileEntry(TypedDict):
+    """What some steps spent their time on, while torch's profiler recorded them. Shares of the device are None where
+    only the host was seen."""
+
+    steps: int
+    by: Literal["device", "cpu"]
+    step_ms: float
+    """Wall time of a step; the recording costs some of it."""
+    operations: list[OperationEntry]
+    """The largest, at most 20."""
+    device_busy_frac: float | None
+    """Share of these steps' time in which at least one kernel ran."""
+    copy_ms_per_step: float | None
+    """Copies between host and device, or from one device to another."""
+    copy_under_compute_frac: float | None
+    """Share of their time in which a kernel ran as well; None without copies."""
+    host_ahead_frac: float | None
+    """Share of these steps' time in which the device had a kernel in store: launched while an earlier one of its
+    stream ran, and not begun yet."""
+
+
 class GainEntry(TypedDict):
     """By what factor the rate is expected to rise, with its bounds."""
 
@@ -292,6 +326,7 @@ class RunRecord:
     loading: LoadingEntry = field(default_factory=LoadingEntry)
     synchronisations: list[SynchronisationEntry] | None = None
     """None: nobody looked, as on a CPU."""
+    profile: ProfileEntry | None = None
     memory: MemoryEntry = field(default_factory=MemoryEntry)
     gpus: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Figures of each GPU, whose names `telemetry.metrics` has."""

@@ -40,7 +40,7 @@ def test_memory_options_learn_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("option", "steps"), [("debug=one_step", 1), ("debug=limit", 10), ("debug=overfit", 100), ("debug=profiler", 30)]
+    ("option", "steps"), [("debug=one_step", 1), ("debug=limit", 10), ("debug=overfit", 100), ("debug=profiler", 60)]
 )
 def test_debug_options(tmp_path: Path, option: str, steps: int) -> None:
     done = train(option, "logger=none", "telemetry=none", "workload.effective_batch_size=512", cwd=tmp_path)
@@ -51,7 +51,12 @@ def test_debug_options(tmp_path: Path, option: str, steps: int) -> None:
     if option == "debug=overfit":
         assert record["metrics"]["train/loss"] < 0.3  # from 0.69: two batches are learned by heart
     if option == "debug=profiler":
-        assert json.loads((folder / "profile.json").read_text())["traceEvents"]
+        assert json.loads((folder / "profile" / "trace.json").read_text())["traceEvents"]
+        profile = record["profile"]
+        assert (profile["steps"], profile["by"], record["artifacts"]["profile"]) == (10, "cpu", "profile/trace.json")
+        assert (record["throughput"]["warmup_steps"], record["throughput"]["steps"]) == (13, 47)
+        assert "aten::mm" in done.text
+        assert "## Profile" in (folder / "report.md").read_text()
 
 
 MODULE = """

@@ -277,7 +277,10 @@ class TrainerConfig:
         at_least=1,
     )
     profile_steps: Optional[int] = knob(
-        None, "Steps recorded by torch.profiler after a short warm-up, into profile.json of the run folder.", at_least=1
+        None,
+        "Steps recorded by torch.profiler after 3 of warm-up, into profile/trace.json of the run folder; the report "
+        "has what they spent their time on.",
+        at_least=1,
     )
     best_metric: Optional[str] = knob(None, "Validation metric that picks the best checkpoint. null = the workload's.")
     best_mode: Optional[BestMode] = knob(None, "max or min. null = the workload's.")

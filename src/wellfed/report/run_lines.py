@@ -9,7 +9,7 @@ from typing import Any
 
 from wellfed.diagnosis.ceiling_check import ceiling_line
 from wellfed.record import RunRecord, SwingEntry
-from wellfed.units import show_count, show_duration, show_energy, show_percent
+from wellfed.units import counted, show_count, show_duration, show_energy, show_percent, show_text
 
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Nothing to worry about, or told beside the figures."""
@@ -196,6 +196,46 @@ def memory_lines(record: RunRecord) -> list[str]:
     foretold = "" if predicted is None else f" ({predicted:.2f} predicted for a card)"
     budget = "no budget" if budget_gib is None else f"budget {budget_gib:.1f} GiB"
     return [f"{memory.get('device', 'memory')}: peak {peak}{foretold}, {budget}"]
+
+
+def profile_lines(record: RunRecord) -> list[str]:
+    """What the profiled steps did as a whole, where there are some; what of them was not seen is left out."""
+    profile = record.profile
+    if profile is None:
+        return []
+    steps, asked = profile["steps"], (record.config.get("trainer") or {}).get("profile_steps")
+    of = f" (of {asked}: training ended)" if asked and steps < asked else ""
+    lines = [f"{counted(steps, 'step')}{of} recorded, {profile['step_ms']:.2f} ms each: recording costs time, too"]
+    busy, ahead = profile["device_busy_frac"], profile["host_ahead_frac"]
+    copy_ms, hidden = profile["copy_ms_per_step"], profile["copy_under_compute_frac"]
+    if busy is not None and ahead is not None:
+        lines.append(
+            f"the GPU ran kernels {show_percent(busy)} of the time, and had another in store {show_percent(ahead)}: so "
+            "long the host was ahead of it"
+        )
+    if copy_ms is not None and hidden is not None:
+        lines.append(f"copies take {copy_ms:.3g} ms a step, {show_percent(hidden)} of it while kernels run")
+    accelerator = record.plan.get("trainer.accelerator")
+    if profile["by"] == "cpu" and accelerator is not None and accelerator["value"] == "gpu":
+        lines.append("the host alone: this build of torch can't record what a GPU does")
+    return lines + [
+        f"{show_text(one['place'])} makes the host wait for the GPU, {one['per_step']:.3g} times a step"
+        for one in record.synchronisations or []
+    ]
+
+
+def profile_table(record: RunRecord, width: int, most: int | None = None) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of the operations that took most time, names cut at ``width``; no row without a profile."""
+    profile = record.profile
+    operations, by = ([], "") if profile is None else (profile["operations"], profile["by"])
+    head = ["GPU ms a step" if by == "device" else "CPU ms a step", "share", "calls a step", "operation"]
+    rows = []
+    for one in operations[:most]:
+        name = show_text(one["name"])
+        name = name if len(name) <= width else name[: width - 3] + "..."
+        calls = one["calls"] / max(1, profile["steps"]) if profile else 0
+        rows.append([f"{one['ms_per_step']:.3f}", show_percent(one["share_frac"]), f"{calls:.4g}", name])
+    return head, rows
 
 
 def show_value(value: Any) -> str:

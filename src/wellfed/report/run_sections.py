@@ -11,9 +11,11 @@ from wellfed.record import RunRecord
 from wellfed.report import run_lines
 
 Name = Literal[
-    "verdict", "findings", "utilisation", "time", "memory", "metrics", "plan", "machine", "events", "started"
+    "verdict", "findings", "utilisation", "time", "memory", "metrics", "plan", "profile", "machine", "events", "started"
 ]
 Row = tuple[str, ...]
+_NAME_WIDTH, _NAME_WIDTH_ON_SCREEN, _OPERATIONS_ON_SCREEN = 100, 46, 10
+"""Of a profile: the name of a kernel may have hundreds of characters."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
         ReportSection("metrics", "Metrics", (), ("metric", "first", "latest"), metrics, screen=metric_lines(metrics)),
         # Shown when the run began.
         ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan_rows(record), screen=()),
+        *profile_sections(record),
         ReportSection("machine", "Machine", run_lines.machine_lines(record), screen=()),
         ReportSection(
             *("events", "Events", (), ("step", "event", "facts"), run_lines.event_rows(record.events)),
@@ -88,6 +91,23 @@ def plan_rows(record: RunRecord) -> list[Row]:
     return [
         (knob, run_lines.show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()
     ]
+
+
+def profile_sections(record: RunRecord) -> list[ReportSection]:
+    """What the profiled steps spent their time on; none where none were."""
+    lines = run_lines.profile_lines(record)
+    if not lines:
+        return []
+    if "profile" in record.artifacts:
+        lines.append(f"all of it: {record.artifacts['profile']} of the run folder, for https://ui.perfetto.dev")
+    head, rows = run_lines.profile_table(record, _NAME_WIDTH)
+    _, shown = run_lines.profile_table(record, _NAME_WIDTH_ON_SCREEN, _OPERATIONS_ON_SCREEN)
+    widths = [max(len(row[column]) for row in [head, *shown]) for column in range(len(head) - 1)]
+    aligned = [
+        "  ".join([*(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=True)), row[-1]])
+        for row in [head, *shown]
+    ]
+    return [ReportSection("profile", "Profile", lines, tuple(head), [tuple(row) for row in rows], [*lines, *aligned])]
 
 
 def started_lines(record: RunRecord) -> list[str]:

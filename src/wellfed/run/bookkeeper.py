@@ -22,7 +22,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import PhaseEntry, RunRecord, SynchronisationEntry
+from wellfed.record import PhaseEntry, ProfileEntry, RunRecord, SynchronisationEntry
 from wellfed.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.run.gpu_monitor import MachineWatch, Usage
 from wellfed.run.outcome import Outcome
@@ -34,6 +34,7 @@ from wellfed.tracking.sink import Sink, Sinks
 from wellfed.units import mib
 
 _LOG = logging.getLogger(__name__)
+PROFILE = "profile/trace.json"
 _ARTIFACTS = {
     "report": MARKDOWN,
     "page": PAGE,
@@ -43,7 +44,7 @@ _ARTIFACTS = {
     "log": "train.log",
     "last": f"{CHECKPOINTS}/{LAST}",
     "best": f"{CHECKPOINTS}/{BEST}",
-    "profile": "profile.json",
+    "profile": PROFILE,
 }
 
 
@@ -177,6 +178,10 @@ class Bookkeeper:
     def synchronised(self, places: list[SynchronisationEntry]) -> None:
         """These lines made the host wait for the device."""
         self.record.synchronisations = places
+
+    def profiled(self, found: ProfileEntry) -> None:
+        """What the profiled steps spent their time on."""
+        self.record.profile = found
 
     def stepped(self, steps: int, epochs: float, samples: int) -> None:
         """Training has come so far; ``samples`` are those of this step."""

@@ -36,7 +36,7 @@ from wellfed.loading.stream_loader import StreamLoader
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
-from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.run.bookkeeper import PROFILE, Bookkeeper
 from wellfed.run.learner import GuestLearner, ModelLearner
 from wellfed.run.outcome import lost_rank
 from wellfed.run.resume import CHECKPOINTS
@@ -135,8 +135,11 @@ class Passes:
             unit=config.workload.sample_unit,
         )
         callbacks = [*self._callbacks(Clock(clock, self._journal.steps), on_start), bar]
-        if config.trainer.profile_steps:
-            callbacks.insert(1, ProfilerTrace(self._books.folder / "profile.json", config.trainer.profile_steps))
+        if config.trainer.profile_steps and self._rank == 0:  # what other ranks do differs in nothing but its data
+            path, steps = self._books.folder / PROFILE, config.trainer.profile_steps
+            on_event = self._journal.event
+            profiler = ProfilerTrace(path, steps, self._books.profiled, on_event=on_event, interrupt=clock.interrupt)
+            callbacks.insert(1, profiler)
         if config.trainer.sanity_batches:
             splits = [split for split in ("val", "test") if self._learner.evaluates(split)]
             few = {split: partial(self._few_of, split) for split in splits}

@@ -23,7 +23,7 @@ from wellfed.units import show_bytes, show_text
 
 LEFT_BEHIND = (
     *("run.json", "report.html", "report.md", "steps.csv", "metrics.csv", "telemetry.csv", "checkpoints", "train.log"),
-    *("tensorboard", "csv"),
+    *("tensorboard", "csv", "profile"),
 )
 
 _VALUE_WIDTH = 16
