@@ -269,6 +269,8 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
         readiness_frac=summary.readiness_frac,
         loading={**record.loading, **summary.loading()},
         steps=max(record.steps, number),
+        samples=max(record.samples, int(np.nansum(table["samples"]))),
+        duration_s=max(record.duration_s, float(np.nanmax(table["time_s"], initial=0.0))),
     )
 
 

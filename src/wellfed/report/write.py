@@ -1,11 +1,14 @@
-"""Writes the reports of a run into its folder: ``report.md`` and ``report.html``."""
+"""Writes the reports of a run into a folder, ``report.md`` and ``report.html``, and the page of two runs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.record import write_atomically
+from wellfed.report.comparison import Comparison
+from wellfed.report.comparison_page import comparison_html
 from wellfed.report.run_markdown import to_markdown
 from wellfed.report.run_page import to_html
 
@@ -24,3 +27,14 @@ def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) ->
     write_atomically(folder / MARKDOWN, to_markdown(evidence.record, evidence.first_metrics))
     if has_page:
         write_atomically(folder / PAGE, to_html(evidence))
+
+
+def write_comparison(both: Comparison, folder: Path, names: Sequence[str]) -> Path:
+    """The page of two runs, called by the names of their folders.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    path = folder / f"comparison_{'_'.join(names)}.html"
+    write_atomically(path, comparison_html(both))
+    return path
