@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +26,18 @@ class FolderKind:
     """Names begin with a time, and the latest are listed first."""
 
     def all(self, log_dir: Path) -> list[Path]:
-        """Those that are there."""
-        found = (path.parent for path in log_dir.glob(f"*/{self.noun}s/*/{self.marker}"))
+        """Those that are there, and any that may not be looked into."""
+        found = [path for path in log_dir.glob(f"*/{self.noun}s/*") if self.is_in(path)]
         return sorted(found, key=lambda path: path.name, reverse=True) if self.newest_first else sorted(found)
+
+    def is_in(self, folder: Path) -> bool:
+        """Whether a folder is one, or may be one: it is closed to us."""
+        try:
+            return (folder / self.marker).is_file()
+        except PermissionError:
+            return True
+        except (OSError, ValueError):  # what the system takes for no path, as a name that is too long
+            return False
 
 
 def find(asked: str, log_dir: Path, kind: FolderKind) -> Path:
@@ -39,7 +47,7 @@ def find(asked: str, log_dir: Path, kind: FolderKind) -> Path:
         ConfigError: there is none of that name, or more than one; lists what there is.
     """
     folder = Path(asked)
-    if asked and _is(Path.is_file, folder / kind.marker):
+    if asked and kind.is_in(folder):
         return folder
     known = kind.all(log_dir)
     named = [path for path in known if path.name == asked]
@@ -48,7 +56,7 @@ def find(asked: str, log_dir: Path, kind: FolderKind) -> Path:
     if named:
         listed = " or ".join(map(str, named))
         raise ConfigError.of(asked, f"is the name of {len(named)} {kind.noun}s.", f"Write its folder: {listed}.")
-    if asked and _is(Path.is_dir, folder):
+    if asked and _is_dir(folder):
         problem = f"is a folder without {kind.marker}, so no {kind.noun}'s."
     else:
         problem = f"is neither a folder nor the name of a {kind.noun} in {log_dir}/*/{kind.noun}s."
@@ -65,9 +73,9 @@ def find(asked: str, log_dir: Path, kind: FolderKind) -> Path:
     raise ConfigError.of(asked or "''", problem, way_out)
 
 
-def _is(kind: Callable[[Path], bool], path: Path) -> bool:
-    """What the system takes for no path is neither: a name that is too long, a folder that may not be looked into."""
+def _is_dir(path: Path) -> bool:
+    """What the system takes for no path is none, as a name that is too long."""
     try:
-        return kind(path)
+        return path.is_dir()
     except (OSError, ValueError):
         return False

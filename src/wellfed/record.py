@@ -363,6 +363,10 @@ class RunRecord:
         except TypeError as error:
             raise ValueError(f"{folder / FILE_NAME} is not a run record: {error}.") from error
         made.events = [{"kind": "unknown", "step": 0, **event} for event in made.events]
+        if not {"device", "measured_peak_gib"} <= made.memory.keys():
+            made.memory = {}
+        if not {"cpu_pct", "rss_gib"} <= made.host.keys():
+            made.host = {}
         return made
 
     def to_json(self) -> str:

@@ -122,6 +122,27 @@ def test_a_rule_that_fails_costs_the_run_nothing(tmp_path, monkeypatch, caplog):
     assert "could not be judged" in caplog.text
 
 
+def test_a_page_that_can_t_be_drawn_costs_the_run_nothing(tmp_path, monkeypatch, caplog):
+    def broken(evidence, folder, *, has_page):
+        raise KeyError("a font")
+
+    monkeypatch.setattr(bookkeeper, "write_reports", broken)
+    books_of(tmp_path).finish(OK, {})
+    assert recorded(tmp_path)["status"] == "ok"
+    assert "page" not in recorded(tmp_path)["artifacts"]
+    assert "report.html could not be drawn" in caplog.text
+
+
+def test_the_record_names_the_reports_that_are_there(tmp_path):
+    books_of(tmp_path).finish(OK, {})
+    reports = {"report": "report.md", "page": "report.html"}
+    assert reports.items() <= recorded(tmp_path)["artifacts"].items()
+    (tmp_path / "report.html").unlink()
+    books_of(tmp_path).finish(OK, {}, has_page=False)
+    assert recorded(tmp_path)["artifacts"]["report"] == "report.md"
+    assert "page" not in recorded(tmp_path)["artifacts"]
+
+
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [

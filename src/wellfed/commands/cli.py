@@ -29,6 +29,7 @@ COMMANDS = (
     Command("plan", "every number of a run with its reason, without running it"),
     Command("monitor", "all GPUs and the host, live, whatever trains there; then a verdict"),
     Command("diagnose", "where a run lost its time, again from its files"),
+    Command("report", "report.html of a run again, or two runs side by side"),
     Command("runs", "the newest runs: what became of each, rate, share of the ceiling, a metric"),
     Command("leaderboard", "the ranks of a sweep, and its files anew"),
     Command("choose", "the winner of a sweep as options of loader and memory"),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed import record
-from wellfed.commands.which_run import add_log_dir, folder_of, read, state_lines
+from wellfed.commands.which_run import add_log_dir, folder_of, read
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.judge import conclude
 from wellfed.diagnosis.recorded_curves import read_curves
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_OK
     terminal.print(f"{folder}: {found.status}, {found.steps} steps", soft_wrap=True)
     shown = [section for section in sections(found) if section.name in ("verdict", "findings", "utilisation", "time")]
-    for line in (*state_lines(found), *(line for section in shown for line in section.lines)):
+    for line in (line for section in shown for line in section.lines):
         terminal.print(line, soft_wrap=True)
     return EXIT_OK
 

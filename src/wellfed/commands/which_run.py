@@ -42,12 +42,3 @@ def read(folder: Path) -> RunRecord:
 def problem_of(error: OSError | ValueError) -> str:
     """What reading a record failed of."""
     return f"{record.FILE_NAME}: {error.strerror or error}." if isinstance(error, OSError) else str(error)
-
-
-def state_lines(found: RunRecord) -> list[str]:
-    """That figures may still change, or are of a run that did not come to its end."""
-    if found.status == "running":
-        return [f"It is still running (process {found.pid} on {found.host_name}): the figures are those until now."]
-    if found.status == "killed":
-        return ["Its process is gone without a word: the figures are those until then."]
-    return []

@@ -13,6 +13,7 @@ import numpy as np
 from wellfed.diagnosis.run_tables import HOST, PHASES, Series, columns, curves, metric_curves
 from wellfed.diagnosis.swing import StepSwing, Swing, lags_of, swing_in_time, swings_in_steps
 from wellfed.record import RunRecord, TimeEntry
+from wellfed.telemetry.series import TRAINING
 from wellfed.timing.readiness import summarise
 from wellfed.timing.step_clock import StepRow
 
@@ -57,7 +58,7 @@ class Evidence:
         table = columns(folder / "steps.csv", _OF_STEPS)
         watched, metrics = curves(folder, ("time_s", "step", *_OF_GPUS, *_OF_HOST)), metric_curves(folder)
         return cls(
-            record if record.throughput else _with_figures(record, table),
+            record if record.throughput else _with_watched(_with_figures(record, table), watched),
             table,
             {gpu: found for gpu, curve in watched.items() if len((found := _in_training(curve))["phase"])},
             metrics.get(("train", "loss"), (_EMPTY, _EMPTY)),
@@ -83,8 +84,8 @@ class Evidence:
 
     @cached_property
     def first_metrics(self) -> Mapping[str, float]:
-        """The first value of each metric, as ``split/name``."""
-        return {"/".join(key): float(values[0]) for key, (_, values) in self.metrics.items()}
+        """The first value of each metric that has several, as ``split/name``."""
+        return {"/".join(key): float(values[0]) for key, (_, values) in self.metrics.items() if len(values) > 1}
 
     @property
     def num_workers(self) -> int:
@@ -268,7 +269,27 @@ def _with_figures(record: RunRecord, table: Mapping[str, Series]) -> RunRecord:
         readiness_frac=summary.readiness_frac,
         loading={**record.loading, **summary.loading()},
         steps=max(record.steps, number),
+        samples=max(record.samples, int(np.nansum(table["samples"]))),
+        duration_s=max(record.duration_s, float(np.nanmax(table["time_s"], initial=0.0))),
     )
+
+
+def _with_watched(record: RunRecord, watched: Mapping[int, Mapping[str, Series]]) -> RunRecord:
+    """The record with figures of GPUs and host, of the time in training; as it is where it has them."""
+    found: dict[int, dict[str, Any]] = {}
+    for gpu, curve in watched.items():
+        in_training = np.isin(curve["phase"], [PHASES.index(phase) for phase in TRAINING])
+        for name in sorted(curve.keys() - {"time_s", "step", "phase"}):
+            values = curve[name][in_training & np.isfinite(curve[name])]
+            if len(values):
+                p5, p50, p95 = (float(level) for level in np.percentile(values, (5, 50, 95)))
+                mean, most = float(values.mean()), float(values.max())
+                figures = {"mean": mean, "p5": p5, "p50": p50, "p95": p95, "max": most, "n": len(values)}
+                found.setdefault(gpu, {})[name] = figures
+    host = found.pop(HOST, {})
+    if not record.host and {"cpu_pct", "rss_gib"} <= host.keys():
+        record = replace(record, host={"cpu_pct": host["cpu_pct"]["mean"], "rss_gib": host["rss_gib"]["mean"]})
+    return replace(record, gpus=record.gpus or {str(gpu): figures for gpu, figures in found.items()})
 
 
 def _row(table: Mapping[str, Series], place: int, *, is_warmup: bool) -> StepRow:

@@ -275,5 +275,5 @@ def _most_workers(evidence: Evidence) -> int:
     most = evidence.record.loading.get("most_workers") or _MOST_WORKERS
     one_mib = ready_mib(evidence, 1)
     if one_mib:
-        most = min(most, int(room_mib(evidence) / one_mib))
+        most = int(min(most, room_mib(evidence) / one_mib))
     return max(1, evidence.num_workers, min(most, _MOST_WORKERS))

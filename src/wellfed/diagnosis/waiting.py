@@ -147,7 +147,7 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     now = int(evidence.value("loader.prefetch_factor") or 2)
     needed = max(2 * now, math.ceil((slowest_ms - mean_ms) / spare_ms) + 1)
     of_each = ready_mib(evidence, workers, 1)
-    most = MOST_PREFETCH if not of_each else min(MOST_PREFETCH, int(room_mib(evidence) / of_each))
+    most = MOST_PREFETCH if not of_each else int(min(MOST_PREFETCH, room_mib(evidence) / of_each))
     return min(needed, most) if most > now else None
 
 

@@ -26,6 +26,15 @@ def headline(record: RunRecord) -> str:
     return f"{record.status}: {record.steps} steps in {show_duration(record.duration_s)}{ended_by}"
 
 
+def state_lines(record: RunRecord) -> list[str]:
+    """That figures may still change, or are of a run that did not come to its end."""
+    if record.status == "running":
+        return [f"It still runs (process {record.pid} on {record.host_name}): the figures are those until now."]
+    if record.status == "killed":
+        return ["Its process is gone without a word: the figures are those until then."]
+    return []
+
+
 def amount_line(record: RunRecord) -> str:
     """How far it came."""
     unit = record.throughput["sample_unit"] if record.throughput else "samples"
@@ -40,7 +49,8 @@ def error_lines(record: RunRecord) -> list[str]:
 
 def simulated_lines(record: RunRecord) -> list[str]:
     """That the figures are of no real GPU, where that is so."""
-    names = [gpu.get("name", "") for gpu in record.machine.get("gpus", ()) if gpu.get("is_simulated")]
+    found = [gpu.get("name", "") for gpu in record.machine.get("gpus", ()) if gpu.get("is_simulated")]
+    names = dict.fromkeys(found)
     if not names:
         return []
     return [f"Simulated: {', '.join(names)}. The figures show how wellfed works, not how fast a GPU is."]
@@ -79,7 +89,7 @@ def time_lines(record: RunRecord) -> list[str]:
         shares = {name: time[f"{name}_frac"] for name in ("wait", "copy", "compute", "host")}  # type: ignore[literal-required]
         shown = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
         lines.append(f"a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {shown}")
-    if record.swing:
+    if record.swing and record.swing["period_steps"] is not None:
         lines.append(swing_line(record.swing))
     return [*(lines or ["No step was timed."]), *phase_lines(record)]
 
@@ -129,7 +139,7 @@ def host_lines(record: RunRecord) -> list[str]:
     """What the process took of the host while it trained."""
     host, cores = record.host, record.machine.get("cpu_quota_cores")
     if not host:
-        return ["Nothing was watched."]
+        return ["Neither a GPU nor the host was watched."]
     of = "" if cores is None else f" of {cores:.3g}"
     return [f"CPU: {host['cpu_pct'] / 100:.2f}{of} cores busy, {host['rss_gib']:.2f} GiB resident"]
 
@@ -190,13 +200,10 @@ def memory_lines(record: RunRecord) -> list[str]:
     memory = record.memory
     if not memory:
         return ["Nothing was measured."]
-    budget_gib, predicted, measured = (
-        memory.get(name) for name in ("budget_gib", "predicted_peak_gib", "measured_peak_gib")
-    )
-    peak = "unknown" if measured is None else f"{measured:.2f} GiB"
+    budget_gib, predicted = memory.get("budget_gib"), memory.get("predicted_peak_gib")
     foretold = "" if predicted is None else f" ({predicted:.2f} predicted for a card)"
     budget = "no budget" if budget_gib is None else f"budget {budget_gib:.1f} GiB"
-    return [f"{memory.get('device', 'memory')}: peak {peak}{foretold}, {budget}"]
+    return [f"{memory['device']}: peak {memory['measured_peak_gib']:.2f} GiB{foretold}, {budget}"]
 
 
 def profile_lines(record: RunRecord) -> list[str]:

@@ -9,10 +9,12 @@ from statistics import fmean
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.pages.html_page import fill_in
+from wellfed.pages.picture import colour_of_page
 from wellfed.record import FindingEntry, RunRecord
+from wellfed.report.run_lines import error_lines, simulated_lines
 from wellfed.report.run_pictures import pictures
 from wellfed.report.run_sections import sections
-from wellfed.units import show_count, show_gib, show_percent
+from wellfed.units import show_count, show_duration, show_gib, show_percent
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,11 @@ def to_html(evidence: Evidence) -> str:
             "record": record,
             "sections": sections(record, evidence.first_metrics),
             "pictures": pictures(evidence),
+            "simulated": simulated_lines(record),
+            "wrong": error_lines(record),
             "tiles": list(tiles(record)),
             "gain_of": gain_of,
+            "colour_of": colour_of_page,
         },
     )
 
@@ -64,7 +69,13 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         yield Tile("CPU", f"{busy:.2f}", f"of {cores:.3g} cores", "busy while it trained", min(1.0, busy / cores))
     if time:
         waits = time["wait_frac"] + (time["copy_frac"] or 0.0)
-        yield Tile("waiting for data", show_percent(waits), "", f"of a step of {time['step_ms_p50']:.3g} ms", waits)
+        yield Tile(
+            "waiting for data",
+            show_percent(waits),
+            "",
+            f"of a step of {show_duration(time['step_ms_p50'] / 1e3)}",
+            waits,
+        )
     if memory:
         peak, budget = memory["measured_peak_gib"], memory.get("budget_gib")
         note = "no budget" if budget is None else f"of a budget of {show_gib(budget)}"

@@ -47,7 +47,8 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
     Args:
         first: the first value of each metric, where it is known.
     """
-    told, error = [run_lines.headline(record), run_lines.amount_line(record)], run_lines.error_lines(record)
+    told, error = [run_lines.headline(record), *run_lines.state_lines(record)], run_lines.error_lines(record)
+    told.append(run_lines.amount_line(record))
     told += run_lines.simulated_lines(record)
     speed = run_lines.speed_lines(record)
     metrics, warnings = metric_rows(record, first or {}), run_lines.warning_lines(record)
@@ -55,7 +56,7 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
         # The screen has the error above it already, on stderr.
         ReportSection("verdict", "Verdict", [*told, *error, *speed], screen=[*told, *speed]),
         ReportSection("findings", "What to change", run_lines.finding_lines(record)),
-        ReportSection("utilisation", "Utilisation", run_lines.gpu_lines(record) or run_lines.host_lines(record)),
+        ReportSection("utilisation", "Utilisation", utilisation_lines(record)),
         ReportSection("time", "Where the time went", run_lines.time_lines(record)),
         ReportSection("memory", "Memory", run_lines.memory_lines(record)),
         ReportSection("metrics", "Metrics", (), ("metric", "first", "latest"), metrics, screen=metric_lines(metrics)),
@@ -70,6 +71,13 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
         ),
         ReportSection("started", "Started with", started_lines(record), screen=()),
     ]
+
+
+def utilisation_lines(record: RunRecord) -> list[str]:
+    """Of each GPU, else of the processor; and a swing of it that no step shows."""
+    lines = run_lines.gpu_lines(record) or run_lines.host_lines(record)
+    has_swing = record.swing is not None and record.swing["period_steps"] is None
+    return [*lines, run_lines.swing_line(record.swing)] if has_swing and record.swing else lines
 
 
 def metric_rows(record: RunRecord, first: Mapping[str, float]) -> list[Row]:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.run_tables import HOST, PHASES, Series
-from wellfed.pages.picture import INK, SERIES
-from wellfed.units import show_duration
+from wellfed.pages.picture import ACCENT, SERIES
+from wellfed.report.picture_parts import Key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SHADES = {"validate": SERIES[1], "checkpoint": SERIES[0], "test": INK, "ceiling": SERIES[3]}
+SHADES = {"validate": SERIES[1], "checkpoint": SERIES[0], "test": ACCENT, "ceiling": SERIES[3]}
 """Of phases; training has none."""
 _LEAST_FRAC = 1 / 250
 """Of the axis: what lasted less is still to be seen."""
@@ -67,33 +68,29 @@ class TimeAxis:
             axes.set_xlabel(f"{name} since the run started")
 
     def shade(self, axes: Axes) -> None:
-        """Draw the phases, with labels for a legend."""
+        """Draw the phases."""
         size_s, _ = self._unit
         for phase, stretches in self.spans.items():
-            for place, (begin_s, end_s) in enumerate(stretches):
-                axes.axvspan(
-                    *(begin_s / size_s, end_s / size_s),
-                    color=SHADES[phase],
-                    alpha=0.22,
-                    linewidth=0,
-                    label="_" if place else phase,
-                )
+            for begin_s, end_s in stretches:
+                axes.axvspan(begin_s / size_s, end_s / size_s, color=SHADES[phase], alpha=0.22, linewidth=0)
 
-    def told(self) -> str:
-        """The phases in words."""
-        return ", ".join(f"{phase} {len(stretches)} times" for phase, stretches in self.spans.items())
+    @property
+    def keys(self) -> list[Key]:
+        """A legend of the phases."""
+        return [Key(SHADES[phase], phase, "shade") for phase in self.spans]
 
 
 def _spans(evidence: Evidence, least_s: float) -> dict[str, list[tuple[float, float]]]:
     """A reading tells of the time since the one before; those of checkpoints that fell between two are added."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for phase, begin_s, end_s in sorted([*_watched(evidence), *_saved(evidence)], key=lambda span: span[1]):
-        short_s = max(0.0, least_s - (end_s - begin_s)) / 2
-        begin_s, end_s = begin_s - short_s, end_s + short_s
+    for phase, *span in sorted([*_watched(evidence), *_saved(evidence)], key=lambda one: one[1]):
+        short_s = max(0.0, least_s - (span[1] - span[0])) / 2
+        begin_s, end_s = span[0] - short_s, span[1] + short_s
         stretches = found.setdefault(phase, [])
         if stretches and begin_s - stretches[-1][1] < least_s / 2:
-            begin_s, end_s = stretches.pop()[0], max(end_s, begin_s)
-        stretches.append((begin_s, end_s))
+            stretches[-1] = (stretches[-1][0], max(end_s, stretches[-1][1]))
+        else:
+            stretches.append((begin_s, end_s))
     return {phase: found[phase] for phase in SHADES if phase in found}
 
 
@@ -103,7 +100,7 @@ def _watched(evidence: Evidence) -> Iterator[tuple[str, float, float]]:
     there = np.isfinite(at_s) & np.isfinite(phases)
     at_s, phases = at_s[there], phases[there].astype(int)
     edges = [0, *(1 + np.flatnonzero(np.diff(phases))), len(phases)]
-    for first, end in zip(edges[:-1], edges[1:], strict=True):
+    for first, end in pairwise(edges):
         if first < end and PHASES[phases[first]] in SHADES:
             yield PHASES[phases[first]], float(at_s[max(0, first - 1)]), float(at_s[end - 1])
 
@@ -112,8 +109,3 @@ def _saved(evidence: Evidence) -> Iterator[tuple[str, float, float]]:
     for event in evidence.record.events:
         if event.get("kind") == "checkpoint" and isinstance(event.get("time_s"), (int, float)):
             yield "checkpoint", float(event["time_s"]), float(event["time_s"])
-
-
-def period_label(period_s: float) -> str:
-    """What a ruler says."""
-    return show_duration(period_s)

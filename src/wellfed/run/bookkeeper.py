@@ -199,8 +199,12 @@ class Bookkeeper:
         self._fill_in(metrics)
         self.journal.save()
 
-    def finish(self, outcome: Outcome, metrics: Mapping[str, float]) -> None:
-        """The run is over: record, report and sink are completed."""
+    def finish(self, outcome: Outcome, metrics: Mapping[str, float], *, has_page: bool = True) -> None:
+        """The run is over: record, reports and sink are completed.
+
+        Args:
+            has_page: whether report.html is drawn, which takes a second.
+        """
         record = self.record
         record.status, record.exit_code = outcome.status, outcome.exit_code
         if outcome.kind is not None:
@@ -214,7 +218,7 @@ class Bookkeeper:
         if doubt is not None:
             self.journal.event("ceiling_doubtful", slower=doubt.slower, data_frac=round(doubt.data_frac, 4))
         self.journal.save()
-        self._judge()
+        self._judge(has_page=has_page)
         record.artifacts.update({name: path for name, path in _ARTIFACTS.items() if (self.folder / path).exists()})
         findings = record.findings
         rows = [[one["id"], one["severity"], one["message"], " ".join(one["change"])] for one in findings]
@@ -225,7 +229,7 @@ class Bookkeeper:
         self.journal.sink.finish({**record.metrics, **_of_the_run(record)}, outcome.exit_code)
         self.journal.save()
 
-    def _judge(self) -> None:
+    def _judge(self, *, has_page: bool) -> None:
         """What the run's figures mean, in the record and in the reports."""
         evidence = Evidence(self.record)
         try:
@@ -235,7 +239,7 @@ class Bookkeeper:
         except Exception:  # noqa: BLE001  what was trained must not be lost to what is said of it
             _LOG.exception("Where the time went could not be judged; the record has the figures.")
         try:
-            write_reports(evidence, self.folder)
+            write_reports(evidence, self.folder, has_page=has_page)
         except OSError as error:
             self.journal.disk_full(error, self.record.steps)
         except Exception:  # noqa: BLE001  as above

@@ -48,6 +48,9 @@ class Terminal(Console):
         text = json.dumps(plain(data), indent=2).replace("\x7f", "\\u007f")  # json escapes all others
         self.print(text, soft_wrap=True)
 
+    failure: OSError | None = None
+    """What kept it from writing, if it was not a reader that went away."""
+
     def on_broken_pipe(self) -> None:
         """Rich would end the process here."""
         self._give_up()
@@ -56,7 +59,8 @@ class Terminal(Console):
         """As rich does, until it can't."""
         try:
             super().print(*objects, **options)
-        except OSError:
+        except OSError as error:
+            self.failure = error
             self._give_up()
 
     def _give_up(self) -> None:

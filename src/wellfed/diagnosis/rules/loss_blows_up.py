@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
@@ -55,12 +56,12 @@ def _changes(evidence: Evidence) -> tuple[str, ...]:
 
 def _first_jump(values: Series) -> int | None:
     """Place of the first value that is not finite, or far above the median of those before it."""
-    for place in range(LOSS_WINDOW, len(values)):
-        median = _median_before(values, place)
-        # Near zero, or below, a factor says nothing.
-        if not np.isfinite(values[place]) or (median > 0 and values[place] > LOSS_GROWTH * median):
-            return place
-    return None
+    if len(values) <= LOSS_WINDOW:
+        return None
+    medians, later = np.median(sliding_window_view(values, LOSS_WINDOW)[:-1], axis=1), values[LOSS_WINDOW:]
+    # Near zero, or below, a factor says nothing.
+    jumps = ~np.isfinite(later) | ((medians > 0) & (later > LOSS_GROWTH * medians))
+    return int(LOSS_WINDOW + jumps.argmax()) if jumps.any() else None
 
 
 def _median_before(values: Series, place: int) -> float:

@@ -1,0 +1,115 @@
+"""Draws what steps took over time, part upon part, with the warm-up, what happened, and the swing measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.run_tables import Series
+from wellfed.pages.picture import BAD, INK, SERIES, picture
+from wellfed.report.curve_bins import MOST, Binned, binned
+from wellfed.report.picture_parts import PERIODS, WIDTH, Key, PagePicture, measure, of_many, rows
+from wellfed.report.run_lines import EVERYDAY_EVENTS
+from wellfed.report.time_axis import TimeAxis
+from wellfed.units import counted, show_duration
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_PARTS = ("wait", "copy", "compute", "host")
+_MARKS = (("v", "▼"), ("^", "▲"), ("s", "■"), ("D", "◆"), ("o", "●"), ("P", "✚"))
+"""Of events: matplotlib's, and the legend's."""
+
+
+def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
+    """The parts of a step upon each other, with the warm-up and what happened."""
+    table = evidence.all_steps
+    at_s, number = table.get("time_s", np.empty(0)), len(table.get("wait_ms", ()))
+    if number == 0 or len(at_s) != number:
+        return
+    parts = {name: np.nan_to_num(table[f"{name}_ms"]) for name in _PARTS if np.isfinite(table[f"{name}_ms"]).any()}
+    total_ms = np.sum(list(parts.values()), axis=0)
+    curves = [binned(axis.scaled(at_s), ms, axis.scaled(total_ms / 1e3)) for ms in (total_ms, *parts.values())]
+    total = curves[0]
+    warmup = evidence.record.throughput["warmup_steps"] if evidence.record.throughput else 0
+    most_ms = _most(total_ms[warmup:] if warmup < number else total_ms, total)
+    swing = evidence.record.swing
+    period = swing["period_steps"] if swing and swing["period_steps"] and 2 * swing["period_steps"] <= number else 0
+    keys = [Key(SERIES[_PARTS.index(name)], name, "area") for name in parts]
+    with picture(WIDTH, 2.6 + 1.75 * bool(period)) as drawn:
+        below = rows(drawn.figure, [2.0, 1.15][: 1 + bool(period)])
+        axes = below[0]
+        if warmup and number > 1:
+            begin_s = max(axis.begin_s, float(at_s[0] - total_ms[0] / 1e3))
+            end_s = max(float(at_s[min(warmup, number) - 1]), begin_s + axis.span_s / 250)
+            axes.axvspan(*axis.scaled(np.array([begin_s, end_s])), color=INK, alpha=0.15, linewidth=0)
+            keys.append(Key(INK, "warm-up", "shade"))
+        _areas(axes, total.x, [curve.mean for curve in curves[1:]], list(parts))
+        if total.is_thinned:
+            axes.plot(total.x, total.high, color=INK, linewidth=0.6, alpha=0.5)
+            keys.append(Key(INK, "the longest of steps that lie together"))
+        axes.set_ylim(0, most_ms)
+        axes.set_ylabel("ms a step")
+        keys += _happened(axes, evidence, axis, most_ms)
+        axis.put_under(axes)
+        if period and swing:
+            _folded(below[-1], table, parts, period, swing["period_s"])
+        shares = ", ".join(f"{name} {ms.mean():.3g} ms" for name, ms in parts.items())
+        drawn.told = f"Time of a step over {counted(number, 'step')}: {shares} on average."
+    longest = int(total_ms.argmax())
+    caption = of_many(number, "step")
+    if total_ms[longest] > most_ms:
+        caption += f" The longest, step {table['step'][longest]:.0f}, took {show_duration(total_ms[longest] / 1e3)}."
+    yield PagePicture(drawn.svg, keys, caption)
+
+
+def _most(total_ms: Series, curve: Binned) -> float:
+    """Up to where step times are shown: a few very long steps must not flatten all others."""
+    usual_ms = float(np.nanpercentile(curve.mean, 95)) if np.isfinite(curve.mean).any() else 1.0
+    return max(1e-3, 1.08 * min(float(total_ms.max()), 2.5 * usual_ms))
+
+
+def _areas(
+    axes: Axes, x: Series, heights: Sequence[Series], names: Sequence[str], step: Literal["mid"] | None = None
+) -> None:
+    below = np.zeros(len(x))
+    for height, name in zip(heights, names, strict=True):
+        colour = SERIES[_PARTS.index(name)]
+        axes.fill_between(x, below, below + height, color=colour, alpha=0.8, linewidth=0, step=step)
+        below = below + height
+
+
+def _happened(axes: Axes, evidence: Evidence, axis: TimeAxis, most_ms: float) -> Iterator[Key]:
+    """A mark at each event that is worth a look, above the steps."""
+    kinds: dict[str, list[float]] = {}
+    for event in evidence.record.events:
+        if (event["kind"] not in EVERYDAY_EVENTS or event["kind"] == "resume") and event.get("time_s") is not None:
+            kinds.setdefault(event["kind"], []).append(event["time_s"])
+    for place, (kind, times_s) in enumerate(kinds.items()):
+        x = axis.scaled(np.clip(np.array(times_s), axis.begin_s, axis.end_s))
+        mark, character = _MARKS[place % len(_MARKS)]
+        axes.plot(x[:MOST], np.full(len(x[:MOST]), 0.96 * most_ms), mark, color=BAD, markersize=6, zorder=5)
+        yield Key(BAD, f"{kind}, {len(x)} times" if len(x) > 1 else kind, "mark", character)
+
+
+def _folded(axes: Axes, table: Mapping[str, Series], parts: Mapping[str, Series], period: int, period_s: float) -> None:
+    """The last periods of a swing, step by step."""
+    number = min(PERIODS, len(table["step"]) // period)
+    steps, latest = table["step"][-number * period :], [ms[-number * period :] for ms in parts.values()]
+    if len(steps) <= MOST:
+        _areas(axes, steps, latest, list(parts), step="mid")
+    else:
+        curves = [binned(steps, ms) for ms in latest]
+        _areas(axes, curves[0].x, [curve.mean for curve in curves], list(parts))
+    total_ms = np.sum(latest, axis=0)
+    top = float(np.percentile(total_ms, 99.5))
+    begin = float(steps[total_ms.reshape(number, period).mean(axis=0).argmax() + period * (number > 2)])
+    measure(
+        axes, begin, min(begin + period, float(steps[-1])), 1.12 * top, f"{period} steps, {show_duration(period_s)}"
+    )
+    axes.set_ylim(0, 1.5 * top)
+    axes.set_ylabel("ms a step")
+    axes.set_xlabel(f"steps: the last {number} periods")
