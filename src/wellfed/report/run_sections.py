@@ -118,7 +118,11 @@ def profile_sections(record: RunRecord) -> list[ReportSection]:
         )
         for one in profile["operations"]
     ]
-    return [ReportSection("profile", "Profile of steps", lines, head, rows, screen=[*lines, *_aligned([head, *rows[:_SHOWN]])])]
+    return [
+        ReportSection(
+            "profile", "Profile of steps", lines, head, rows, screen=[*lines, *_aligned([head, *rows[:_SHOWN]])]
+        )
+    ]
 
 
 def _aligned(rows: Sequence[Row]) -> list[str]:
