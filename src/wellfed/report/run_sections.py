@@ -118,11 +118,8 @@ def profile_sections(record: RunRecord) -> list[ReportSection]:
         )
         for one in profile["operations"]
     ]
-    return [
-        ReportSection(
-            "profile", "Profile of steps", lines, head, rows, screen=[*lines, *_aligned([head, *rows[:_SHOWN]])]
-        )
-    ]
+    on_screen = [*lines, *_aligned([head, *rows[:_SHOWN]])]
+    return [ReportSection("profile", "Profile of steps", lines, head, rows, screen=on_screen)]
 
 
 def _aligned(rows: Sequence[Row]) -> list[str]:
