@@ -4,7 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.units import counted, gib, show_bytes, show_count, show_duration, show_energy, show_percent, show_text
+from wellfed.units import (
+    counted,
+    gib,
+    show_bytes,
+    show_count,
+    show_duration,
+    show_energy,
+    show_line,
+    show_percent,
+    show_text,
+)
 
 
 @pytest.mark.parametrize(
@@ -96,3 +106,11 @@ def test_a_text_for_show_holds_nothing_that_is_obeyed(text):
     assert all(character.isprintable() or character in "\t\n" or ord(character) > 0x9F for character in shown)
     shown.encode("utf-8")
     assert show_text(shown) == shown
+
+
+@given(st.text())
+def test_a_name_is_one_line(text):
+    shown = show_line(text)
+    assert len(shown.splitlines()) <= 1
+    assert shown == show_text(shown).strip()
+    assert show_line("a\nb\x1b[31m\tc") == "a b\\x1b[31m c"

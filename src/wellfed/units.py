@@ -81,3 +81,8 @@ def show_factor(factor: float) -> str:
 def show_text(text: str) -> str:
     """The text with control characters written out (``\\x1b``): no terminal, page or file obeys any."""
     return _OBEYED.sub(lambda found: ascii(found.group())[1:-1], text)
+
+
+def show_line(text: str) -> str:
+    """The same in one line, whatever the text holds: for names that others gave."""
+    return show_text(" ".join(text.split()))

@@ -114,3 +114,8 @@ def test_tensorboard_and_mlflow_get_the_same_and_what_is_drawn(tmp_path: Path, m
         assert found.Scalars(name)[-1].value == pytest.approx(record["metrics"][name], rel=1e-5)
         assert run.data.metrics[name] == pytest.approx(record["metrics"][name], rel=1e-5)
     assert run.data.params["loader/num_workers"] == "0"
+    kept = Path(run.info.artifact_uri.removeprefix("file:"))
+    (told,) = found.Tensors("findings/text_summary")
+    text = told.tensor_proto.string_val[0].decode()
+    assert text == (kept / "findings.md").read_text()
+    assert [one["id"] in text for one in record["findings"]] == [True] * len(record["findings"])

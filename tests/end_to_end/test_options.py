@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +58,24 @@ def test_debug_options(tmp_path: Path, option: str, steps: int) -> None:
         assert (record["throughput"]["warmup_steps"], record["throughput"]["steps"]) == (13, 47)
         assert "aten::mm" in done.text
         assert "## Profile" in (folder / "report.md").read_text()
+
+
+@pytest.mark.slow
+def test_a_profile_of_a_part_stays_until_a_later_part_has_its_own(tmp_path: Path) -> None:
+    def go(*words: str) -> tuple[Done, dict[str, Any] | None]:
+        done = train(*words, "trainer.profile_steps=4", "trainer.max_epochs=null", cwd=tmp_path)
+        assert done.code == 0, done.text
+        return done, record_of(only_folder(tmp_path))["profile"]
+
+    first, profile = go("trainer.max_steps=6", "logger=none", "telemetry=none")
+    assert profile is not None
+    assert "3 steps (of 4: training ended) recorded" in first.text
+    second, kept = go(f"resume={only_folder(tmp_path)}", "trainer.max_steps=8")
+    assert kept == profile
+    assert "No step was profiled: training ended before its step 4." in second.text
+    _, own = go(f"resume={only_folder(tmp_path)}", "trainer.max_steps=16")
+    assert own is not None
+    assert own["steps"] == 4
 
 
 MODULE = """

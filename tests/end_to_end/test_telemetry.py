@@ -106,6 +106,11 @@ def test_two_different_gpus_are_watched_under_cudas_numbers(tmp_path: Path, fake
 
     run = stored(tmp_path / record["wandb"]["path"])
     assert run.exit_code == 0
+    summary = {name: value for entry in run.of_type("summary") for name, value in entry["update"].items()}
+    for gpu, figures in gpus.items():
+        for name in ("mean", "p5", "p95"):
+            assert summary[f"gpu{gpu}/util_{name}_pct"] == pytest.approx(figures["util_pct"][name])
+    assert any("findings.path" in row for row in run.history)
     assert run.axes["gpu*"] == run.axes["host/*"] == "telemetry/time_s"
     for name, of_one in (("gpu0/util_pct", rtx), ("gpu1/util_pct", h200), ("host/rss_gib", host)):
         curve = run.curve("telemetry/time_s", name)

@@ -63,6 +63,19 @@ def test_files_of_the_users_callbacks_lie_apart(tmp_path: Path) -> None:
     assert (logger.save_dir, logger.name, logger.version) == (str(tmp_path), "lightning", "")
 
 
+TABLE = ("findings", ("id", "message"), [["slow_copy", "10 | 20 ms\nof a step"], ["healthy", "no <b>"]])
+MARKDOWN = "| id | message |\n| --- | --- |\n| slow_copy | 10 / 20 ms of a step |\n| healthy | no <b> |\n"
+
+
+def handed_at_the_end(sink: LoggerSink, folder: Path, exit_code: int = 0) -> None:
+    """As a run does."""
+    page = folder / "report.html"
+    page.write_text("<p>report")
+    sink.table(*TABLE)
+    sink.page("report", page)
+    sink.finish(SUMMARY, exit_code)
+
+
 def sink_of(logger: Any, *, name: str = "csv", steps: int = 20, is_new: bool = True) -> tuple[LoggerSink, list[str]]:
     """One that has taken all rows."""
     lost: list[str] = []
@@ -77,7 +90,7 @@ def test_csv_has_a_column_a_figure_and_is_on_disk_before_the_end(tmp_path: Path)
     sink, lost = sink_of(open_csv(tmp_path))
     file = tmp_path / "csv" / "version_0" / "metrics.csv"
     assert [row["train/loss"] for row in rows_of(file)] == ["0.5", "", "0.25"]
-    sink.finish(SUMMARY, 0)
+    handed_at_the_end(sink, tmp_path)
     rows = rows_of(file)
     assert [row["step"] for row in rows] == ["10", "20", "20", "20"]
     assert rows[1]["gpu0/util_pct"] == "40.0"
@@ -136,7 +149,7 @@ def test_tensorboard_reads_all_that_was_logged(tmp_path: Path) -> None:
     sink, lost = sink_of(logger, name="tensorboard")
     logger.experiment.add_image("digits", torch.zeros(3, 4, 4), 10)
     logger.finalize("success")  # of the Trainer that trained; the test comes after
-    sink.finish(SUMMARY, 0)
+    handed_at_the_end(sink, tmp_path)
     found = EventAccumulator(str(tmp_path / "tensorboard"))
     found.Reload()
     curve = {name: [(event.step, event.value) for event in found.Scalars(name)] for name in found.Tags()["scalars"]}
@@ -145,6 +158,8 @@ def test_tensorboard_reads_all_that_was_logged(tmp_path: Path) -> None:
     assert curve["gpu0/util_pct"] == [(20, 40.0)]
     assert curve["ceiling/samples_per_s"] == [(20, 1000.0)]
     assert found.Tags()["images"] == ["digits"]
+    (text,) = found.Tensors("findings/text_summary")
+    assert (text.step, text.tensor_proto.string_val[0].decode()) == (20, MARKDOWN)
     (session,) = [
         content
         for tag in ("_hparams_/session_start_info",)
@@ -185,7 +200,7 @@ def test_mlflow_reads_all_that_was_logged_and_a_resumed_run_goes_on(
     sink, lost = sink_of(logger, name="mlflow")
     logger.finalize("success")  # of a Trainer
     logger.log_hyperparams({"seed": 7, "width": 3})  # a module's own, one of a name that is taken
-    sink.finish(SUMMARY, 1)
+    handed_at_the_end(sink, tmp_path, 1)
     client = MlflowClient(uri)
     run = client.get_run(logger.run_id)
     assert (run.info.run_name, run.info.status) == ("first", "FAILED")
@@ -193,6 +208,11 @@ def test_mlflow_reads_all_that_was_logged_and_a_resumed_run_goes_on(
     assert [params[name] for name in ("loader/num_workers", "seed", "hparams/seed", "width")] == ["3", "1", "7", "3"]
     assert lost == []
     assert run.data.metrics["ceiling/samples_per_s"] == 1000
+    kept = Path(run.info.artifact_uri.removeprefix("file:"))
+    assert {path.name: path.read_text() for path in kept.iterdir()} == {
+        "findings.md": MARKDOWN,
+        "report.html": "<p>report",
+    }
     assert run.data.metrics["val/ndcg_10"] == 0.125
     assert [(one.step, one.value) for one in client.get_metric_history(logger.run_id, "train/loss")][:2] == [
         (10, 0.5),

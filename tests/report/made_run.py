@@ -60,11 +60,12 @@ def made_run(
     names = {"loss": ("train", "val"), "ndcg_at_10": ("val",)} if metrics is None else metrics
     _write_metrics(folder, names, steps, log_every, step_ms)
     found = RunRecord(
-        "2026-01-01_00-00-00_abcd",
         **{
+            "run_id": "2026-01-01_00-00-00_abcd",
             "status": "ok",
             "workload": "recsys",
             "seed": 3,
+            "started_at": "2026-01-01T00:00:00+00:00",
             "steps": steps,
             "samples": 64 * steps,
             "epochs": steps / 100,

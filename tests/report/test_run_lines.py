@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from wellfed.record import PlanEntry, ProfileEntry, RunRecord
-from wellfed.report.run_lines import profile_lines, profile_table
+from wellfed.report.run_lines import profile_lines
 from wellfed.report.run_markdown import to_markdown
+from wellfed.report.run_sections import sections
 
 SEEN: ProfileEntry = {
     "steps": 10,
@@ -23,6 +24,7 @@ SEEN: ProfileEntry = {
     "copy_under_compute_frac": 0.96,
     "host_ahead_frac": 0.875,
 }
+TRACE = "each of their operations: profile/trace.json of the run folder, for https://ui.perfetto.dev"
 UNSEEN: Any = {
     **SEEN,
     "by": "cpu",
@@ -44,24 +46,42 @@ def test_how_host_and_gpu_work_together_is_told_and_where_the_host_waits() -> No
         "the GPU ran kernels 90.0 % of the time, and had another in store 87.5 %: so long the host was ahead of it",
         "copies take 1.25 ms a step, 96.0 % of it while kernels run",
         "model.py:12 makes the host wait for the GPU, 2 times a step",
-        "wellfed/a.py:3 makes the host wait for the GPU, 0.5 times a step",
+        "wellfed/a.py:3 makes the host wait for the GPU, every 2 steps",
+        TRACE,
     ]
-    assert profile_table(record, 30) == (
-        ["GPU ms a step", "share", "calls a step", "operation"],
-        [
-            ["12.500", "62.5 %", "4", "aten::mm"],
-            ["7.500", "37.5 %", "0.5", "void at::native::xxxxxxxxxx..."],
-        ],
-    )
-    assert len(profile_table(record, 30, most=1)[1]) == 1
+
+
+def test_the_table_has_names_that_fit_where_they_are_shown() -> None:
+    (section,) = (one for one in sections(record_of(SEEN)) if one.name == "profile")
+    assert section.head == ("GPU ms a step", "share", "calls a step", "operation")
+    assert section.rows == [
+        ("12.500", "62.5 %", "4", "aten::mm"),
+        ("7.500", "37.5 %", "0.5", "void at::native::" + "x" * 80 + "..."),
+    ]
+    assert section.on_screen[: len(section.lines)] == section.lines
+    table = section.on_screen[len(section.lines) :]
+    assert table[:2] == [
+        "  GPU ms a step   share  calls a step  operation",
+        "         12.500  62.5 %             4  aten::mm",
+    ]
+    assert table[2].endswith("xxx...")
+    assert len(table[2]) == 80
+
+
+def test_the_screen_has_the_largest_ten() -> None:
+    operations = SEEN["operations"][:1] * 20
+    (section,) = (one for one in sections(record_of({**SEEN, "operations": operations})) if one.name == "profile")
+    assert (len(section.rows), len(section.on_screen) - len(section.lines)) == (20, 1 + 10)
+    (section,) = (one for one in sections(record_of({**SEEN, "operations": []})) if one.name == "profile")
+    assert (list(section.rows), len(section.on_screen) - len(section.lines)) == ([], 1)
 
 
 def test_what_was_not_seen_of_a_gpu_is_said_and_on_a_cpu_there_is_nothing_to_say() -> None:
     first = "10 steps recorded, 32.12 ms each: recording costs time, too"
-    said = "the host alone: this build of torch can't record what a GPU does"
-    assert profile_lines(record_of(UNSEEN)) == [first, said]
-    assert profile_lines(record_of(UNSEEN, "cpu")) == [first]
-    assert profile_table(record_of(UNSEEN, "cpu"), 30)[0][0] == "CPU ms a step"
+    said = "the host alone: torch recorded nothing of what the GPU did"
+    assert profile_lines(record_of(UNSEEN)) == [first, said, TRACE]
+    assert profile_lines(record_of(UNSEEN, "cpu")) == [first, TRACE]
+    assert "| CPU ms a step |" in to_markdown(record_of(UNSEEN, "cpu"))
 
 
 def test_fewer_steps_than_asked_for_are_told() -> None:
@@ -71,15 +91,15 @@ def test_fewer_steps_than_asked_for_are_told() -> None:
 
 def test_a_run_without_a_profile_has_no_word_of_it() -> None:
     record = record_of(None)
-    assert (profile_lines(record), profile_table(record, 30)[1]) == ([], [])
-    assert "Profile" not in to_markdown(record)
+    assert profile_lines(record) == []
+    assert "## Profile" not in to_markdown(record)
 
 
 @pytest.mark.parametrize("name", ["a|b\nc", "\x1b[31mred"])
 def test_a_name_breaks_no_table(name: str) -> None:
     operations = [{**SEEN["operations"][0], "name": name}]
     text = to_markdown(record_of({**SEEN, "operations": operations}))  # type: ignore[typeddict-item]
-    rows = text.partition("## Profile")[2].partition("\n## ")[0].strip().splitlines()
+    rows = text.partition("## Profile of steps")[2].partition("\n## ")[0].strip().splitlines()
     assert rows[-1].replace("\\|", "").count("|") == 5
     assert rows[-1].startswith("| 12.500 | 62.5 % | 4 | ")
     assert "\x1b" not in text

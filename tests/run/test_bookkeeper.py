@@ -7,17 +7,20 @@ from types import SimpleNamespace
 import pytest
 
 from wellfed.config.compose import compose
+from wellfed.diagnosis.finding import Finding
 from wellfed.record import RunRecord
 from wellfed.run import bookkeeper
 from wellfed.run.bookkeeper import Bookkeeper, chosen_loggers
 from wellfed.run.outcome import OK, Outcome
 from wellfed.timing.step_clock import StepRow
+from wellfed.tracking.sink import Sink
 
 
 def books_of(folder, *overrides):
     return Bookkeeper(RunRecord.start("r"), folder, compose(["logger=none", *overrides]).config)
 
 
+THROUGHPUT = {"samples_per_s": 80.0, "ci95": None, "steps": 9, "warmup_steps": 3, "sample_unit": "images"}
 PLAN = SimpleNamespace(filled_in=lambda config: {**config, "seed": 7})
 
 
@@ -119,6 +122,27 @@ def test_a_rule_that_fails_costs_the_run_nothing(tmp_path, monkeypatch, caplog):
     assert "could not be judged" in caplog.text
 
 
+def test_a_page_that_can_t_be_drawn_costs_the_run_nothing(tmp_path, monkeypatch, caplog):
+    def broken(evidence, folder, *, has_page):
+        raise KeyError("a font")
+
+    monkeypatch.setattr(bookkeeper, "write_reports", broken)
+    books_of(tmp_path).finish(OK, {})
+    assert recorded(tmp_path)["status"] == "ok"
+    assert "page" not in recorded(tmp_path)["artifacts"]
+    assert "report.html could not be drawn" in caplog.text
+
+
+def test_the_record_names_the_reports_that_are_there(tmp_path):
+    books_of(tmp_path).finish(OK, {})
+    reports = {"report": "report.md", "page": "report.html"}
+    assert reports.items() <= recorded(tmp_path)["artifacts"].items()
+    (tmp_path / "report.html").unlink()
+    books_of(tmp_path).finish(OK, {}, has_page=False)
+    assert recorded(tmp_path)["artifacts"]["report"] == "report.md"
+    assert "page" not in recorded(tmp_path)["artifacts"]
+
+
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
@@ -149,6 +173,67 @@ def test_a_logger_gets_the_figures_of_the_run_and_its_decided_configuration(tmp_
     ]
     assert "seed: 7\n" in (folder / "hparams.yaml").read_text()
     assert len(books.loggers) == 1
+
+
+class Handed(Sink):
+    """What a run's end gives its loggers, in order."""
+
+    def __init__(self):
+        self.got = []
+
+    def table(self, name, columns, rows):
+        self.got.append((name, list(columns), list(rows)))
+
+    def page(self, name, path):
+        self.got.append((name, path.read_text()))
+
+    def finish(self, summary, exit_code):
+        self.got.append(summary)
+
+
+def test_a_logger_gets_what_was_found_the_report_and_what_sums_the_run_up(tmp_path, monkeypatch):
+    def conclude(evidence):
+        evidence.record.findings = [Finding("slow_copy", "10 ms.", {}).entry()]
+
+    monkeypatch.setattr(bookkeeper, "conclude", conclude)
+    books = books_of(tmp_path)
+    books.journal.sink = handed = Handed()
+    record = books.record
+    record.throughput = THROUGHPUT
+    record.ceiling, record.readiness_frac = {"samples_per_s": 100.0}, 0.75
+    record.memory = {"measured_peak_gib": 5.5}
+    util = {"mean": 60.0, "p5": 10.0, "p50": 70.0, "p95": 90.0, "max": 95.0, "n": 9}
+    record.gpus = {"0": {"util_pct": util}, "1": {"mem_used_gib": {"mean": 1.0, "max": 1.0}}}
+    books.finish(OK, {"val/loss": 0.5})
+    table, page, summary = handed.got
+    assert table[:2] == ("findings", ["id", "severity", "message", "change"])
+    assert [row[0] for row in table[2]] == ["slow_copy"]
+    assert page == ("report", (tmp_path / "report.html").read_text())
+    assert summary == {
+        "val/loss": 0.5,
+        "throughput/samples_per_s": 80,
+        "throughput/readiness_frac": 0.75,
+        "ceiling/samples_per_s": 100,
+        "ceiling/headroom_frac": pytest.approx(0.25),
+        "memory/peak_gib": 5.5,
+        "gpu0/util_mean_pct": 60,
+        "gpu0/util_p5_pct": 10,
+        "gpu0/util_p95_pct": 90,
+    }
+
+
+def test_without_a_report_the_rest_is_handed_over(tmp_path, monkeypatch):
+    def fail(evidence, folder):
+        raise OSError("no room")
+
+    monkeypatch.setattr(bookkeeper, "write_reports", fail)
+    books = books_of(tmp_path)
+    books.journal.sink = handed = Handed()
+    books.record.throughput = {**THROUGHPUT, "samples_per_s": 120.0}
+    books.record.ceiling = {"samples_per_s": 100.0}
+    books.finish(OK, {})
+    assert handed.got[-1]["ceiling/headroom_frac"] == 0
+    assert [one[0] for one in handed.got[:-1]] == ["findings"]
 
 
 def test_a_logger_that_cannot_be_opened_is_an_event_and_the_others_stay(tmp_path, all_installed, monkeypatch, caplog):

@@ -1,4 +1,5 @@
 import csv
+import json
 import os
 import signal
 import subprocess
@@ -133,6 +134,24 @@ def test_runs_are_stored_apart_with_their_rows_axes_summary_and_exit_code(runs, 
     first.log({"step": 12})
     first.finish({"a": 1}, 0)
     assert caplog.text.count("wandb can't be written") == 1
+
+
+def test_tables_and_pages_are_stored_beside_the_rows(bare, tmp_path):
+    page = tmp_path / "report.html"
+    page.write_text("<!doctype html><p>report")
+    lost = []
+    sink = opened(tmp_path, on_lost=lost.append)
+    sink.table("findings", ("id", "message"), [["slow_copy", "12 % of a step"]])
+    sink.page("report", page)
+    sink.page("gone", tmp_path / "gone.html")
+    sink.finish({"a": 1}, 0)
+    items = {name: value for row in stored(sink.folder).history for name, value in row.items()}
+    files = sink.folder / "files"
+    assert json.loads((files / items["findings.path"]).read_text())["data"] == [["slow_copy", "12 % of a step"]]
+    assert items["report._type"] == "html-file"
+    assert (files / items["report.path"]).read_text() == "<!doctype html><p>report"
+    assert "gone._type" not in items
+    assert len(lost) == 1
 
 
 def test_online_falls_back_to_offline_with_a_warning(bare, tmp_path, monkeypatch, caplog):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import argparse
 import io
 import math
+import shlex
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from wellfed.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
+from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 from wellfed.run.screen import Terminal
 from wellfed.stop_request import Stopped, StopRequest
 from wellfed.telemetry.ticker import next_beat
@@ -26,6 +28,8 @@ SHORTEST_S = 0.1
 """As telemetry.interval_s."""
 FIRST_S = 0.3
 """Until the table is first shown."""
+PATIENCE_S = 1.0
+"""A driver that takes longer to wake its cards is a word worth."""
 MOST_S = 1.0
 """What has happened is shown after so long at most."""
 
@@ -35,9 +39,12 @@ def main(argv: Sequence[str]) -> int:
     asked = _parser().parse_args(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name may hold what this terminal can't write
-    stop = StopRequest()
+    stop, terminal = StopRequest(), Terminal(markup=False, highlight=False, emoji=False)
     with stop.listening(), suppress(Stopped):
-        _watch(asked, stop)
+        _watch(asked, stop, terminal)
+    if terminal.failure is not None:
+        print(f"Nothing more can be shown: {terminal.failure.strerror}.", file=sys.stderr)
+        return EXIT_FAILED
     if stop.signum is None or (stop.signum == signal.SIGINT and asked.seconds == 0):
         return EXIT_OK
     return EXIT_INTERRUPTED if stop.signum == signal.SIGINT else EXIT_TERMINATED
@@ -59,12 +66,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _watch(asked: argparse.Namespace, stop: StopRequest) -> None:
-    terminal = Terminal(markup=False, highlight=False, emoji=False)
+def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> None:
     until = ", until Ctrl-C" if asked.seconds == 0 else f" of {asked.seconds:g} s"
-    is_live = sys.stdout.isatty() and not terminal.is_dumb_terminal
+    is_live = sys.stdout is not None and sys.stdout.isatty() and not terminal.is_dumb_terminal
     screen: Screen = LiveScreen(terminal, until) if is_live else PlainScreen(terminal)
-    sight = look_around()
+    still_looking = threading.Timer(PATIENCE_S, screen.say, ("Looking for GPUs ...",))
+    still_looking.start()
+    try:
+        sight = look_around()
+    finally:
+        still_looking.cancel()
     if asked.gpus is not None:
         sight = sight.only(asked.gpus)
     monitor = Monitor(sight, interval_s=asked.interval)
@@ -82,13 +93,14 @@ def _watch(asked: argparse.Namespace, stop: StopRequest) -> None:
         try:
             _show(monitor, screen, terminal, asked, stop, first_s=FIRST_S if is_live else math.inf)
         finally:
+            stop.is_finishing = True  # a second Ctrl-C does not take the summary away
             screen.close()
     if table is not None:
         table.close()
     for line in [*monitor.told(), *monitor.summary()]:
         screen.say(line)
     if table is not None:
-        screen.say(f"Readings: {asked.csv}")
+        screen.say(f"The curves again: python -m wellfed diagnose {shlex.quote(str(asked.csv))}")
 
 
 def _show(
@@ -110,12 +122,12 @@ def _show(
 
 
 def _sleep(seconds: float, stop: StopRequest) -> None:
-    """For so long, or until a signal."""
+    """For so long, or until a signal: the one moment in which a signal ends something."""
     with suppress(Stopped):
         stop.is_stepping = False
         if stop.signum is None:
             time.sleep(max(0.0, seconds))
-    stop.is_stepping = True
+        stop.is_stepping = True
 
 
 def _seconds(text: str) -> float:

@@ -14,6 +14,8 @@ LOSS_GROWTH, LOSS_WINDOW = 10.0, 5
 # Of the device
 FEWEST_OF_CARD = 3
 """Readings of a card while it trained; of fewer nothing is said."""
+AT_WORK_PCT = 1.0
+"""Utilisation of a card that does anything at all."""
 COPY_FRAC = 0.05
 """Share of a step in copies that nothing hid: more is a finding (5 to 10 %: a proposal)."""
 LAUNCH_FRAC = 0.9

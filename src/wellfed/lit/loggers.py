@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -75,6 +75,12 @@ class _OfRun(Logger):
         super().log_hyperparams(config)
         super().save()
 
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        """A table, where the logger has such, or takes text."""
+
+    def page(self, name: str, path: Path) -> None:
+        """An HTML page, where the logger takes files."""
+
     def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
         """The last figures."""
         self.write(summary, step)
@@ -125,6 +131,9 @@ class Quiet(_OfRun):
 
 
 class _TensorBoard(_OfRun, TensorBoardLogger):
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        self.experiment.add_text(name, _markdown(columns, rows), step)
+
     def close(self, summary: Mapping[str, float], step: int, *, is_ok: bool) -> None:
         self.write(summary, step)
         self.hand_on = None
@@ -140,6 +149,12 @@ class _Mlflow(_OfRun, MLFlowLogger):
 
     def write(self, figures: Mapping[str, float], step: int) -> None:
         super().write({_NOT_FOR_MLFLOW.sub("_", name): value for name, value in figures.items()}, step)
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], step: int) -> None:
+        super().experiment.log_text(self.run_id, _markdown(columns, rows), f"{name}.md")
+
+    def page(self, name: str, path: Path) -> None:
+        super().experiment.log_artifact(self.run_id, str(path))
 
     def begin(self, config: dict[str, Any], *, is_new: bool) -> None:
         self._config = config
@@ -173,6 +188,12 @@ class LoggerSink(GuardedSink):
         self.logger.write(row, int(row.pop("step")) if is_of_step else self._step())
         if is_of_step:  # and what was read since: a kill loses no more than what it would of metrics.csv
             self.logger.save()
+
+    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        self.logger.table(name, columns, rows, self._step())
+
+    def _take_page(self, name: str, path: Path) -> None:
+        self.logger.page(name, path)
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         self.logger.close(summary, self._step(), is_ok=exit_code == 0)
@@ -211,6 +232,12 @@ def for_trainer(loggers: list[Any], hand_on: Take, folder: Path) -> list[Any]:
     found = loggers or [Quiet(folder)]
     found[0].hand_on = hand_on
     return found
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    cells = ((str(cell).replace("|", "/").replace("\n", " ") for cell in line) for line in lines)
+    return "".join(f"| {' | '.join(line)} |\n" for line in cells)
 
 
 def _is_number(value: Any) -> bool:

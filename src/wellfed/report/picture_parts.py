@@ -59,9 +59,9 @@ def curve(axes: Axes, curve: Binned, colour: str = ACCENT, mark: str = "") -> No
     axes.plot(curve.x, curve.mean, color=colour, linewidth=1.2, marker=mark, markersize=3)
 
 
-def scale(axes: Axes, top: float, unit: str, *, has_ruler: bool = False) -> None:
-    """Upwards from 0, with room for a ruler."""
-    axes.set_ylim(0, (1.25 if has_ruler else 1.05) * top)
+def scale(axes: Axes, top: float, unit: str, *, has_room: bool = False) -> None:
+    """Upwards from 0, with room for a ruler or a name above the curve."""
+    axes.set_ylim(0, (1.25 if has_room else 1.05) * top)
     if unit == "%":
         axes.set_yticks([0, 50, 100])
     axes.set_ylabel(unit)

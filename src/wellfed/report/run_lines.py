@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wellfed.diagnosis.ceiling_check import ceiling_line
+from wellfed.diagnosis.rules.synchronisation import how_often
 from wellfed.record import RunRecord, SwingEntry
-from wellfed.units import counted, show_count, show_duration, show_energy, show_percent, show_text
+from wellfed.units import counted, show_count, show_duration, show_energy, show_percent
 
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Nothing to worry about, or told beside the figures."""
@@ -224,25 +225,12 @@ def profile_lines(record: RunRecord) -> list[str]:
         lines.append(f"copies take {copy_ms:.3g} ms a step, {show_percent(hidden)} of it while kernels run")
     accelerator = record.plan.get("trainer.accelerator")
     if profile["by"] == "cpu" and accelerator is not None and accelerator["value"] == "gpu":
-        lines.append("the host alone: this build of torch can't record what a GPU does")
-    return lines + [
-        f"{show_text(one['place'])} makes the host wait for the GPU, {one['per_step']:.3g} times a step"
+        lines.append("the host alone: torch recorded nothing of what the GPU did")
+    lines += [
+        f"{one['place']} makes the host wait for the GPU, {how_often(one['per_step'])}"
         for one in record.synchronisations or []
     ]
-
-
-def profile_table(record: RunRecord, width: int, most: int | None = None) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of the operations that took most time, names cut at ``width``; no row without a profile."""
-    profile = record.profile
-    operations, by = ([], "") if profile is None else (profile["operations"], profile["by"])
-    head = ["GPU ms a step" if by == "device" else "CPU ms a step", "share", "calls a step", "operation"]
-    rows = []
-    for one in operations[:most]:
-        name = show_text(one["name"])
-        name = name if len(name) <= width else name[: width - 3] + "..."
-        calls = one["calls"] / max(1, profile["steps"]) if profile else 0
-        rows.append([f"{one['ms_per_step']:.3f}", show_percent(one["share_frac"]), f"{calls:.4g}", name])
-    return head, rows
+    return [*lines, "each of their operations: profile/trace.json of the run folder, for https://ui.perfetto.dev"]
 
 
 def show_value(value: Any) -> str:

@@ -38,7 +38,7 @@ def to_html(evidence: Evidence) -> str:
             "record": record,
             "sections": sections(record, evidence.first_metrics),
             "pictures": pictures(evidence),
-            "loud": simulated_lines(record) + error_lines(record),
+            "simulated": simulated_lines(record),
             "wrong": error_lines(record),
             "tiles": list(tiles(record)),
             "gain_of": gain_of,

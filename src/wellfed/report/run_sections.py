@@ -9,13 +9,14 @@ from typing import Literal
 
 from wellfed.record import RunRecord
 from wellfed.report import run_lines
+from wellfed.units import show_percent
 
 Name = Literal[
     "verdict", "findings", "utilisation", "time", "memory", "metrics", "plan", "profile", "machine", "events", "started"
 ]
 Row = tuple[str, ...]
-_NAME_WIDTH, _NAME_WIDTH_ON_SCREEN, _OPERATIONS_ON_SCREEN = 100, 46, 10
-"""Of a profile: the name of a kernel may have hundreds of characters."""
+_SHOWN, _NAME_WIDTH = 10, 100
+"""Operations of a profile on the last screen, and characters of a name: a kernel's may have hundreds."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class ReportSection:
     """Of the table; without one there is none."""
     rows: Sequence[Row] = ()
     screen: Sequence[str] | None = None
-    """What the last screen says of it in place of the lines."""
+    """What the last screen says of it in place of the lines; one that begins with a blank is a row of a table."""
     is_folded: bool = False
     """The page shows it when asked."""
 
@@ -59,7 +60,7 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
         ReportSection("time", "Where the time went", run_lines.time_lines(record)),
         ReportSection("memory", "Memory", run_lines.memory_lines(record)),
         ReportSection("metrics", "Metrics", (), ("metric", "first", "latest"), metrics, screen=metric_lines(metrics)),
-        # PagePicture when the run began.
+        # Shown when the run began.
         ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan_rows(record), screen=()),
         *profile_sections(record),
         ReportSection("machine", "Machine", run_lines.machine_lines(record), screen=()),
@@ -102,20 +103,37 @@ def plan_rows(record: RunRecord) -> list[Row]:
 
 
 def profile_sections(record: RunRecord) -> list[ReportSection]:
-    """What the profiled steps spent their time on; none where none were."""
-    lines = run_lines.profile_lines(record)
-    if not lines:
+    """What the profiled steps spent their time on; none without them."""
+    profile, lines = record.profile, run_lines.profile_lines(record)
+    if profile is None:
         return []
-    if "profile" in record.artifacts:
-        lines.append(f"all of it: {record.artifacts['profile']} of the run folder, for https://ui.perfetto.dev")
-    head, rows = run_lines.profile_table(record, _NAME_WIDTH)
-    _, shown = run_lines.profile_table(record, _NAME_WIDTH_ON_SCREEN, _OPERATIONS_ON_SCREEN)
-    widths = [max(len(row[column]) for row in [head, *shown]) for column in range(len(head) - 1)]
-    aligned = [
-        "  ".join([*(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=True)), row[-1]])
-        for row in [head, *shown]
+    by = "GPU" if profile["by"] == "device" else "CPU"
+    head = (f"{by} ms a step", "share", "calls a step", "operation")
+    rows: list[Row] = [
+        (
+            f"{one['ms_per_step']:.3f}",
+            show_percent(one["share_frac"]),
+            f"{one['calls'] / max(1, profile['steps']):.4g}",
+            _cut(one["name"], _NAME_WIDTH),
+        )
+        for one in profile["operations"]
     ]
-    return [ReportSection("profile", "Profile", lines, tuple(head), [tuple(row) for row in rows], [*lines, *aligned])]
+    on_screen = [*lines, *_aligned([head, *rows[:_SHOWN]])]
+    return [ReportSection("profile", "Profile of steps", lines, head, rows, screen=on_screen)]
+
+
+def _aligned(rows: Sequence[Row]) -> list[str]:
+    """Lines of a terminal: figures in columns, and behind them a name."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(["", *(cell.rjust(width) for cell, width in zip(row[:-1], widths, strict=False))])
+        + f"  {_cut(row[-1], 80 - sum(widths[:-1]) - 2 * len(row))}"
+        for row in rows
+    ]
+
+
+def _cut(name: str, width: int) -> str:
+    return name if len(name) <= width else name[: width - 3] + "..."
 
 
 def started_lines(record: RunRecord) -> list[str]:

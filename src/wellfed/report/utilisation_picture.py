@@ -56,7 +56,7 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         for axes, (gpu, (at_s, values)) in zip(below, curves.items(), strict=False):
             axis.shade(axes)
             curve(axes, binned(axis.scaled(at_s), values))
-            scale(axes, top, unit, has_ruler=gpu == deepest and not is_short)
+            scale(axes, top, unit, has_room=len(curves) > 1 or (gpu == deepest and not is_short))
             axis.put_under(axes, is_labelled=axes is below[len(curves) - 1])
             who = "CPU" if gpu == HOST else f"GPU {gpu}"
             if gpu != HOST and len(curves) > 1:
@@ -70,7 +70,7 @@ def utilisation(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
                             f"{show_duration(swings[gpu].period_s)}")  # fmt: skip
         if is_short and deepest is not None:
             _periods(below[-1], deepest, *_last(*curves[deepest], swings[deepest].period_s), swings[deepest])
-            scale(below[-1], top, unit, has_ruler=True)
+            scale(below[-1], top, unit, has_room=True)
         drawn.told = f"{what[0].upper()}{what[1:]} over time. {'; '.join(told)}."
     keys = [Key(ACCENT, what), *axis.keys]
     if deepest is not None:

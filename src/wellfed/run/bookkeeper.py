@@ -223,6 +223,9 @@ class Bookkeeper:
         findings = record.findings
         rows = [[one["id"], one["severity"], one["message"], " ".join(one["change"])] for one in findings]
         self.journal.sink.table("findings", ("id", "severity", "message", "change"), rows)
+        page = self.folder / PAGE
+        if page.exists():
+            self.journal.sink.page("report", page)
         self.journal.sink.finish({**record.metrics, **_of_the_run(record)}, outcome.exit_code)
         self.journal.save()
 
@@ -280,11 +283,18 @@ def chosen_loggers(logger: LoggerConfig, typed: str) -> list[str]:
 def _of_the_run(record: RunRecord) -> dict[str, float]:
     """Figures of the whole run, for a logger's summary; what was not measured is left out."""
     throughput, ceiling = record.throughput, record.ceiling
+    rate, top = throughput and throughput["samples_per_s"], ceiling and ceiling["samples_per_s"]
     found: dict[str, Any] = {
-        "throughput/samples_per_s": throughput and throughput["samples_per_s"],
+        "throughput/samples_per_s": rate,
         "throughput/readiness_frac": record.readiness_frac,
-        "ceiling/samples_per_s": ceiling and ceiling["samples_per_s"],
+        "ceiling/samples_per_s": top,
+        "ceiling/headroom_frac": max(0.0, top / rate - 1) if rate and top else None,
         "memory/peak_gib": record.memory.get("measured_peak_gib"),
+        **{
+            f"gpu{gpu}/util_{figure}_pct": figures.get("util_pct", {}).get(figure)
+            for gpu, figures in record.gpus.items()
+            for figure in ("mean", "p5", "p95")
+        },
         **{f"step/{name}": share for name, share in (record.time or {}).items()},
     }
     return {name: float(value) for name, value in found.items() if value is not None}

@@ -48,6 +48,9 @@ class Terminal(Console):
         text = json.dumps(plain(data), indent=2).replace("\x7f", "\\u007f")  # json escapes all others
         self.print(text, soft_wrap=True)
 
+    failure: OSError | None = None
+    """What kept it from writing, if it was not a reader that went away."""
+
     def on_broken_pipe(self) -> None:
         """Rich would end the process here."""
         self._give_up()
@@ -56,7 +59,8 @@ class Terminal(Console):
         """As rich does, until it can't."""
         try:
             super().print(*objects, **options)
-        except OSError:
+        except OSError as error:
+            self.failure = error
             self._give_up()
 
     def _give_up(self) -> None:
@@ -122,7 +126,8 @@ def show_end(console: Console, record: RunRecord, first: Mapping[str, float], fo
     console.print()
     for section in sections(record, first):
         for line in section.on_screen:
-            bullet = "" if section.name == "verdict" and line == section.on_screen[0] else "- "
+            is_bare = line.startswith(" ") or (section.name == "verdict" and line == section.on_screen[0])
+            bullet = "" if is_bare else "- "
             console.print(f"{bullet}{show_text(line)}", markup=False, soft_wrap=True)
     wandb = record.wandb
     if wandb and wandb["mode"] == "offline":

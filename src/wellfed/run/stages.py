@@ -80,10 +80,8 @@ class Run:
         if outcome.exit_code == EXIT_NOTHING_RUN and self.measure is None:
             books.journal.sink.finish({}, outcome.exit_code)
             return outcome.exit_code
-        is_shown = (
-            self.rank == 0 and self.measure is None
-        )  # trials are many, and short: a page takes as long as they do
-        books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=is_shown)
+        has_page = self.rank == 0 and self.measure is None  # of a short trial it would take a third of the time
+        books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=has_page)
         if self.rank == 0:
             first = self._passes.figures.first if self._passes else {}
             screen.show_end(self._console, books.record, first, self.folder)

@@ -32,7 +32,8 @@ SPIN_COUNT = "10000"
 process wants the cores: record 2026-11-21_omp_spin_cpu."""
 _KEPT_BY_RESUME = (
     *("started_at", "duration_s", "wandb", "mlflow", "events", "steps", "epochs", "samples", "metrics", "artifacts"),
-    *("throughput", "ceiling", "readiness_frac", "time", "loading", "synchronisations", "memory", "host"),
+    *("throughput", "ceiling", "readiness_frac", "time", "loading", "synchronisations", "profile", "memory"),
+    "host",
 )
 """What a run that goes on in its folder knows of itself already, until it has something newer."""
 

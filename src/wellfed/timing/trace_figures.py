@@ -12,6 +12,8 @@ from wellfed.timing.trace_file import Span
 
 STEP = "ProfilerStep#"
 """How the ranges of a step are called in a trace, with its number behind it; a step may have several."""
+BETWEEN = "(between operations)"
+"""Stands among the operations of a CPU for all else that its steps did: Python, the loop, waiting."""
 MOST_OPERATIONS = 20
 """The largest, which the record has."""
 _OPERATIONS = ("cpu_op", "user_annotation")
@@ -19,6 +21,8 @@ _LAUNCHES = ("cuda_runtime", "cuda_driver")
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _WITHIN = "DtoD"
 """In the name of a copy that leaves a device's memory for the same."""
+_AROUND = (STEP, "Optimizer.step#")
+"""How ranges are called within which a whole step may be done: their own time is that of no operation."""
 _BETWEEN_RANKS = "nccl"
 """In the name of a kernel that moves data from one device to another."""
 Interval = tuple[float, float]
@@ -47,7 +51,7 @@ def figures(spans: Iterable[Span], *, last: int | None = None) -> ProfileEntry |
         "steps": num_steps,
         "by": "device" if work else "cpu",
         "step_ms": total_us / num_steps / 1e3,
-        "operations": _by_device(work, host, num_steps) if work else _by_cpu(host, windows, num_steps),
+        "operations": _by_device(work, launches, host, num_steps) if work else _by_cpu(host, windows, num_steps),
         "device_busy_frac": busy_us / total_us if work else None,
         "copy_ms_per_step": copy_us / num_steps / 1e3 if work else None,
         "copy_under_compute_frac": overlap_us(copying, computing) / copy_us if copy_us else None,
@@ -142,23 +146,30 @@ def _sorted_out(
     return host, launches, device, steps
 
 
-def _by_device(work: Sequence[Span], host: Sequence[Span], num_steps: int) -> list[OperationEntry]:
+def _by_device(
+    work: Sequence[Span], launches: Sequence[Span], host: Sequence[Span], num_steps: int
+) -> list[OperationEntry]:
     """Kernels and copies under the name of the operation that launched them, or else their own."""
+    launched_by = {one.correlation: one.operation for one in launches}
     names = {one.operation: one.name for one in host if not one.name.startswith(STEP)}
     names.pop(None, None)
-    return _largest([(names.get(one.operation, one.name), one.end_us - one.start_us) for one in work], num_steps)
+    named = [(names.get(one.operation or launched_by.get(one.correlation), one.name), one) for one in work]
+    return _largest([(name, 1, one.end_us - one.start_us) for name, one in named], num_steps)
 
 
 def _by_cpu(host: Sequence[Span], windows: Sequence[Interval], num_steps: int) -> list[OperationEntry]:
-    own = [(one, own_us) for one, own_us in self_times_us(host) if not one.name.startswith(STEP)]
-    return _largest([(one.name, own_us) for one, own_us in own if _within(one.start_us, windows)], num_steps)
+    own = [(one, own_us) for one, own_us in self_times_us(host) if _within(one.start_us, windows)]
+    operations = [(one.name, 1, own_us) for one, own_us in own if not one.name.startswith(_AROUND)]
+    between_us = sum(own_us for one, own_us in own if one.name.startswith(_AROUND))
+    return _largest([*operations, (BETWEEN, num_steps, between_us)], num_steps)
 
 
-def _largest(named_us: Sequence[tuple[str, float]], num_steps: int) -> list[OperationEntry]:
+def _largest(named_us: Sequence[tuple[str, int, float]], num_steps: int) -> list[OperationEntry]:
+    """Of names, calls and times."""
     calls: Counter[str] = Counter()
     times_us: dict[str, float] = defaultdict(float)
-    for name, took_us in named_us:
-        calls[name] += 1
+    for name, num_calls, took_us in named_us:
+        calls[name] += num_calls
         times_us[name] += took_us
     all_us = sum(times_us.values())
     largest = sorted(times_us.items(), key=lambda item: -item[1])[:MOST_OPERATIONS]

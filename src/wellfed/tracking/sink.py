@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from wellfed.errors import text_of
@@ -24,7 +25,10 @@ class Sink:
         """One row; it carries its own axis (``step`` or ``telemetry/time_s``) among its keys."""
 
     def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """A table as one figure of that name, where the logger has such."""
+        """A table as one figure of that name, or as text, where the logger has such."""
+
+    def page(self, name: str, path: Path) -> None:
+        """An HTML page of that name, where the logger takes files."""
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """No more rows count: one that a thread still hands over is dropped."""
@@ -45,6 +49,11 @@ class Sinks(Sink):
         """To each."""
         for sink in self._sinks:
             sink.table(name, columns, rows)
+
+    def page(self, name: str, path: Path) -> None:
+        """To each."""
+        for sink in self._sinks:
+            sink.page(name, path)
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Each."""
@@ -70,13 +79,26 @@ class GuardedSink(Sink):
     def _take(self, row: dict[str, float | int]) -> None:
         """Hand a row to the logger; may raise anything."""
 
+    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Hand a table to the logger; may raise anything."""
+
+    def _take_page(self, name: str, path: Path) -> None:
+        """Hand a file to the logger; may raise anything."""
+
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Write the summary and close the logger; may raise anything."""
 
     def log(self, row: Mapping[str, float | int | None]) -> None:
         """Hand a row to the logger. Nothing after ``finish``."""
-        if not (self._is_hung or self._is_finished):
-            self._guard(lambda: self._take({key: value for key, value in row.items() if value is not None}))
+        self._hand(lambda: self._take({key: value for key, value in row.items() if value is not None}))
+
+    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Hand over a table."""
+        self._hand(lambda: self._take_table(name, columns, rows))
+
+    def page(self, name: str, path: Path) -> None:
+        """Hand over an HTML page."""
+        self._hand(lambda: self._take_page(name, path))
 
     def finish(self, summary: Mapping[str, Any], exit_code: int) -> None:
         """Write the summary and close the logger."""
@@ -86,6 +108,11 @@ class GuardedSink(Sink):
             self._close(summary, exit_code)
 
         self._guard(close)
+
+    def _hand(self, call: Callable[[], None]) -> None:
+        """Make a call in turn, unless the logger hangs or is closed."""
+        if not (self._is_hung or self._is_finished):
+            self._guard(call)
 
     def _guard(self, call: Callable[[], None]) -> None:
         """Make a call in turn, unless the logger is closed."""

@@ -77,15 +77,16 @@ class WandbSink(GuardedSink):
     def _take(self, row: dict[str, float | int]) -> None:
         self.run.log(row)
 
-    def table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Hand over a table, as one figure of that name."""
+    def _take_table(self, name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        import wandb
 
-        def log() -> None:
-            import wandb
+        self.run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
 
-            self.run.log({name: wandb.Table(columns=list(columns), data=[list(row) for row in rows])})
+    def _take_page(self, name: str, path: Path) -> None:
+        import wandb
 
-        self._guard(log)
+        with path.open(encoding="utf-8") as page:
+            self.run.log({name: wandb.Html(page, inject=False)})  # with no style sheet of wandb's
 
     def _close(self, summary: Mapping[str, Any], exit_code: int) -> None:
         try:

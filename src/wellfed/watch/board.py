@@ -61,7 +61,14 @@ class Curve:
 class Board:
     """What was read so far. Written by the threads that read, looked at by the one that shows."""
 
-    def __init__(self, gpus: Sequence[SeenGpu], *, num_cores: int, trained_s: Callable[[float, float], float]) -> None:
+    def __init__(
+        self,
+        gpus: Sequence[SeenGpu],
+        *,
+        num_cores: int,
+        interval_s: float,
+        trained_s: Callable[[float, float], float],
+    ) -> None:
         """
         Args:
             num_cores: of the host; its CPU time is shown as a share of all of them.
@@ -69,7 +76,7 @@ class Board:
         """
         self._lock = threading.Lock()
         self._curve_of = {gpu.index: "util_pct" if gpu.has_utilisation else "sm_active_pct" for gpu in gpus}
-        self._num_cores = num_cores
+        self._num_cores, self._silent_s = num_cores, max(SILENT_S, 3 * interval_s)
         self._summary, self._trained_s = Summary(trained_s), trained_s
         self._latest: defaultdict[int, dict[str, float]] = defaultdict(dict)
         self._read_at_s: dict[int, float] = {}
@@ -85,7 +92,7 @@ class Board:
                 values = dict(sample.values)
                 if sample.gpu == HOST:
                     if "cpu_pct" in values:
-                        values["cpu_pct"] /= self._num_cores
+                        values["cpu_pct"] = min(100.0, values["cpu_pct"] / self._num_cores)
                     for name, figure in values.items():
                         self._host[name].add(figure)
                 self._latest[sample.gpu].update(values)
@@ -109,13 +116,13 @@ class Board:
         with self._lock:
             return dict(self._latest.get(gpu, {}))
 
-    def trouble(self, gpu: int, now_s: float, interval_s: float) -> str | None:
+    def trouble(self, gpu: int, now_s: float) -> str | None:
         """Why there is nothing to show of a GPU at the moment."""
         with self._lock:
             if gpu in self._lost:
                 return "lost; looked for again from time to time"
             silent_s = now_s - self._read_at_s.get(gpu, 0.0)
-            return f"no reading for {silent_s:.0f} s" if silent_s > max(SILENT_S, 3 * interval_s) else None
+            return f"no reading for {silent_s:.0f} s" if silent_s > self._silent_s else None
 
     def cells(self, gpu: int, now_s: float, cell_s: float, num: int) -> list[float | None]:
         """The latest of a curve; see `Curve.cells`."""

@@ -53,13 +53,15 @@ class CurveFile:
 def _create(path: Path) -> None:
     """Empty; never over another file."""
     where = f"--csv {path}"
+    if not path.parent.is_dir():
+        raise ConfigError.of(where, f"there is no folder {path.parent}.", f"Run: mkdir -p {path.parent}")
+    if path.is_dir():
+        raise ConfigError.of(where, "is a folder.", f"Name a file: {path / 'monitor.csv'}")
     try:
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
     except FileExistsError as error:
         way_out = f"Name another file: {_free_name(path)} is free."
         raise ConfigError.of(where, "is there already, and is not overwritten.", way_out) from error
-    except FileNotFoundError as error:
-        raise ConfigError.of(where, f"there is no folder {path.parent}.", f"Run: mkdir -p {path.parent}") from error
     except OSError as error:
         problem = f"can't be written ({error.strerror})."
         raise ConfigError.of(where, problem, "Name a file in another folder.") from error

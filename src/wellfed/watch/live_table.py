@@ -21,7 +21,7 @@ _INDENT = 5
 
 
 @dataclass(frozen=True)
-class _Shown:
+class _Cell:
     """One figure of a GPU, or a pair of them."""
 
     head: str
@@ -59,13 +59,13 @@ def _power(gpu: SeenGpu, values: Mapping[str, float]) -> str:
 
 
 _SHOWN = (
-    _Shown("util %", 7, "util", "%", _whole("util_pct")),
-    _Shown("SM %", 6, "SM", "%", _whole("sm_active_pct")),
-    _Shown("memory GiB", 13, "memory", "GiB", _memory),
-    _Shown("power W", 11, "power", "W", _power),
-    _Shown("SM/mem MHz", 12, "SM/mem", "MHz", _pair("sm_clock_mhz", "mem_clock_mhz")),
-    _Shown("PCIe in/out MB/s", 18, "PCIe in/out", "MB/s", _pair("pcie_rx_mb_s", "pcie_tx_mb_s")),
-    _Shown("C", 5, "at", "C", _whole("temp_c")),
+    _Cell("util %", 7, "util", "%", _whole("util_pct")),
+    _Cell("SM %", 6, "SM", "%", _whole("sm_active_pct")),
+    _Cell("memory GiB", 13, "memory", "GiB", _memory),
+    _Cell("power W", 11, "power", "W", _power),
+    _Cell("SM/mem MHz", 12, "SM/mem", "MHz", _pair("sm_clock_mhz", "mem_clock_mhz")),
+    _Cell("PCIe in/out MB/s", 18, "PCIe in/out", "MB/s", _pair("pcie_rx_mb_s", "pcie_tx_mb_s")),
+    _Cell("temp C", 8, "at", "C", _whole("temp_c")),
 )
 """The most important first: what does not fit into a narrow terminal is left out."""
 
@@ -89,7 +89,7 @@ class Face:
         shown = [one for place, one in enumerate(_SHOWN) if _INDENT + _width(place) <= width]
         head = "".join(one.head.rjust(one.width) for one in shown)
         passed = f"{now_s:.0f} s" if now_s < 60 else show_duration(now_s)
-        lines = [Text(f"{passed}{until}. The curves are the last minute of utilisation.", "dim")]
+        lines = [Text(f"{passed}{until}. Curves: utilisation, the last minute.", "dim")]
         if self.gpus:
             lines.append(Text("GPU".ljust(_INDENT) + head, "bold"))
         num_places = height - len(lines) - 2
@@ -110,16 +110,16 @@ class Face:
         """The same in words, without the curves."""
         parts = []
         for gpu in self.gpus:
-            trouble = self.board.trouble(gpu.index, now_s, self.interval_s)
+            trouble = self.board.trouble(gpu.index, now_s)
             values = self.board.latest(gpu.index)
             texts = [(one, one.show(gpu, values)) for one in _SHOWN]
             words = trouble or ", ".join(f"{one.label} {text} {one.unit}" for one, text in texts if text)
             parts.append(f"gpu{gpu.index} {words or 'no reading yet'}")
         return "; ".join([*parts, f"host {self._host_words()}"])
 
-    def _row(self, gpu: SeenGpu, shown: Sequence[_Shown], now_s: float) -> Text:
+    def _row(self, gpu: SeenGpu, shown: Sequence[_Cell], now_s: float) -> Text:
         number = f"{gpu.index}".rjust(3).ljust(_INDENT)
-        if (trouble := self.board.trouble(gpu.index, now_s, self.interval_s)) is not None:
+        if (trouble := self.board.trouble(gpu.index, now_s)) is not None:
             return Text(f"{number} {trouble}", "red")
         values, row = self.board.latest(gpu.index), Text(number)
         for one in shown:

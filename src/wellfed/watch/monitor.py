@@ -17,7 +17,7 @@ from wellfed.telemetry.outlet import Outlet
 from wellfed.telemetry.run_progress import Progress
 from wellfed.telemetry.sampler import Sampler, Source
 from wellfed.telemetry.series import Sample
-from wellfed.units import gib, show_text
+from wellfed.units import gib, show_line
 from wellfed.watch.board import Board
 from wellfed.watch.live_table import Face
 from wellfed.watch.processes import ProcessSource
@@ -48,7 +48,7 @@ class Monitor(ExitStack):
         progress = Progress(time_s=self.time_s)
         progress.enter("train")  # what a summary is over
         num_cores, ram_gib = psutil.cpu_count() or 1, gib(psutil.virtual_memory().total)
-        self.board = Board(sight.gpus, num_cores=num_cores, trained_s=progress.trained_s)
+        self.board = Board(sight.gpus, num_cores=num_cores, interval_s=interval_s, trained_s=progress.trained_s)
         self.face = Face(self.board, sight.gpus, num_cores, ram_gib, interval_s)
         self._processes = ProcessSource(sight.gpus, self._memory_used_gib, self.tell, session=session)
         outlet = Outlet(self._take, self._event)
@@ -78,7 +78,7 @@ class Monitor(ExitStack):
 
     def tell(self, text: str) -> None:
         """Something to be shown once, from any thread."""
-        self._told.put(show_text(text))
+        self._told.put(show_line(text))
 
     def told(self) -> list[str]:
         """What is to be shown and was not yet."""

@@ -12,7 +12,7 @@ from wellfed.hardware.detect import holder_facts
 from wellfed.nvml.devices import Holder, list_holders
 from wellfed.nvml.session import NvmlError, NvmlSession
 from wellfed.telemetry.series import Reading
-from wellfed.units import gib, show_text
+from wellfed.units import gib, show_line
 from wellfed.watch.seen_gpus import SeenGpu
 
 CHANGE_GIB = 0.25
@@ -82,7 +82,7 @@ class ProcessSource:
 
     def _describe(self, holder: Holder) -> str:
         rank = rank_in(self._environ_of(holder))
-        return show_text(holder_facts(holder).describe()) + (f" {rank}" if rank else "")
+        return show_line(holder_facts(holder).describe()) + (f" {rank}" if rank else "")
 
 
 def rank_in(environ: Mapping[str, str]) -> str | None:

@@ -60,12 +60,20 @@ class LiveScreen:
     def show(self, face: Face, now_s: float) -> None:
         """The table anew, as wide as the terminal is now."""
         if not _has_terminal(self._console):
+            self._leave()
             return
         size = self._console.size
         lines = face.table(now_s, self._until, width=size.width, height=size.height - 1, blocks=self._blocks)
         try:
             if self._live is None:
-                self._live = Live(console=self._console, auto_refresh=False, transient=True, vertical_overflow="crop")
+                self._live = Live(
+                    console=self._console,
+                    auto_refresh=False,
+                    transient=True,
+                    redirect_stdout=False,
+                    redirect_stderr=False,
+                    vertical_overflow="crop",
+                )
                 self._live.start()
                 self._console.show_cursor(True)  # whatever ends this process, the shell keeps its cursor
             self._live.update(Group(*lines), refresh=True)
@@ -77,6 +85,13 @@ class LiveScreen:
         live, self._live = self._live, None
         if live is not None:
             live.stop()
+
+    def _leave(self) -> None:
+        """Write nothing, and draw the next table below what others have written by then."""
+        if self._live is not None:
+            self._live = None
+            self._console.pop_render_hook()
+            self._console.clear_live()
 
 
 def _has_terminal(console: Console) -> bool:

@@ -11,7 +11,7 @@ from wellfed.hardware.facts import SIMULATED
 from wellfed.nvml.devices import Device
 from wellfed.nvml.session import START_S, NvmlSession
 from wellfed.telemetry.gpu import WatchedGpu
-from wellfed.units import gib, show_text
+from wellfed.units import gib, show_line
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SeenGpu:
     def title(self) -> str:
         """Number and name: ``GPU 0 NVIDIA H200``."""
         of = f" of GPU {self.device.nvml_index}" if self.device.is_mig else ""
-        return f"GPU {self.index} {show_text(self.device.name)}{of}"
+        return f"GPU {self.index} {show_line(self.device.name)}{of}"
 
     @property
     def memory_gib(self) -> float | None:

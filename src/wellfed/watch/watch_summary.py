@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from wellfed.diagnosis.level import level_of
-from wellfed.diagnosis.thresholds import FEWEST_OF_CARD
+from wellfed.diagnosis.thresholds import AT_WORK_PCT, FEWEST_OF_CARD
 from wellfed.units import counted, show_duration, show_energy
 from wellfed.watch.board import Board
 from wellfed.watch.seen_gpus import SeenGpu
 
-IDLE_PCT = 1.0
-"""A GPU that was never busier did nothing; it starves for nobody."""
+IN_USE_FRAC = 0.95
+"""Share of the readings from the first at work to the last: with more it was in use all the time."""
 _Figures = Mapping[str, Mapping[str, float]]
 
 
@@ -28,9 +30,10 @@ def summary_lines(
     lines, advised = [f"Watched for {show_duration(now_s)}."], dict[str, list[str]]()
     for gpu in gpus:
         of_gpu = figures.get(str(gpu.index), {})
-        verdict, advice = _verdict(board, gpu)
-        lines.append(f"{gpu.title}: {verdict}.")
-        lines += [f"  {line}" for line in _gpu_lines(gpu, of_gpu)]
+        (verdict, *more), advice = _verdict(board, gpu)
+        trouble = board.trouble(gpu.index, now_s)
+        lines.append(f"{gpu.title}: {verdict}{f' (at the end {trouble})' if trouble else ''}.")
+        lines += [f"  {line}" for line in [*more, *_gpu_lines(gpu, of_gpu)]]
         if advice:
             advised.setdefault(advice, []).append(f"GPU {gpu.index}")
     if any(gpu.is_simulated for gpu in gpus):
@@ -43,26 +46,34 @@ def summary_lines(
     return lines + [f"{', '.join(of)}: {advice}" if len(gpus) > 1 else advice for advice, of in advised.items()]
 
 
-def _verdict(board: Board, gpu: SeenGpu) -> tuple[str, str]:
-    """And what to type next; empty where there is nothing to find out."""
+def _verdict(board: Board, gpu: SeenGpu) -> tuple[list[str], str]:
+    """A line or two, and what to type next; empty where there is nothing to find out."""
     if not gpu.has_utilisation:
         where = "an instance" if gpu.device.is_mig else "a split card"
-        return f"NVML gives no utilisation of {where}", ""
-    level = level_of(*board.curve(gpu.index))
+        return [f"NVML gives no utilisation of {where}"], ""
+    time_s, util_pct = board.curve(gpu.index)
+    level = level_of(time_s, util_pct)
     if level is None:
-        return "no utilisation was read", ""
+        return ["no utilisation was read"], ""
     if level.num < FEWEST_OF_CARD:
-        return f"{counted(level.num, 'reading')}, too few for a verdict", ""
-    if level.peak_pct < IDLE_PCT:
-        return "nothing ran on it", ""
-    return level.message, level.advice
+        return [f"{counted(level.num, 'reading')}, too few for a verdict"], ""
+    busy = np.flatnonzero(util_pct >= AT_WORK_PCT)
+    if not len(busy):
+        return ["nothing ran on it"], ""
+    # What is watched begins before the training does, or goes on after it.
+    used = slice(busy[0], busy[-1] + 1)
+    in_use = level_of(time_s[used], util_pct[used])
+    if in_use is None or in_use.num < FEWEST_OF_CARD or in_use.num > IN_USE_FRAC * level.num:
+        return [level.message], level.advice
+    return [level.message, f"while it was in use, for {show_duration(in_use.span_s)}: {in_use.message}"], in_use.advice
 
 
 def _gpu_lines(gpu: SeenGpu, figures: _Figures) -> list[str]:
     lines = []
     for name, what in (("util_pct", "utilisation"), ("sm_active_pct", "SM active")):
         if name in figures:
-            lines.append(f"{what}: mean {figures[name]['mean']:.0f} %, peak {figures[name]['max']:.0f} %")
+            # Not rounded, as in the verdict: 49.9 is below 50.
+            lines.append(f"{what}: mean {int(figures[name]['mean'])} %, peak {figures[name]['max']:.0f} %")
     if memory := figures.get("mem_used_gib"):
         of = "" if gpu.memory_gib is None else f" of {gpu.memory_gib:.1f} GiB"
         lines.append(f"memory: mean {memory['mean']:.1f} GiB, peak {memory['max']:.1f}{of or ' GiB'}")

@@ -17,7 +17,7 @@ def check(evidence: Evidence) -> Finding | None:
     if load is None or load.limit != "synchronisation":
         return None
     lines = load.synchronisations
-    named = ", ".join(f"{one['place']} ({_how_often(one['per_step'])})" for one in lines[:_NAMED])
+    named = ", ".join(f"{one['place']} ({how_often(one['per_step'])})" for one in lines[:_NAMED])
     more = f" and {len(lines) - _NAMED} lines more" if len(lines) > _NAMED else ""
     return Finding(
         "synchronisation",
@@ -34,7 +34,8 @@ def check(evidence: Evidence) -> Finding | None:
     )
 
 
-def _how_often(per_step: float) -> str:
+def how_often(per_step: float) -> str:
+    """For people: ``once a step``."""
     if per_step >= 1.5:
         return f"{per_step:.0f} times a step"
-    return "once a step" if per_step > 0.75 else f"every {1 / per_step:.0f} steps"
+    return "once a step" if per_step > 0.75 else f"every {1 / max(per_step, 1e-3):.0f} steps"

@@ -1,0 +1,54 @@
+"""Pictures of a run share an axis; phases are shaded where they were, however short."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from wellfed.diagnosis.evidence import Evidence
+from wellfed.diagnosis.run_tables import HOST, PHASES
+from wellfed.record import RunRecord
+from wellfed.report.time_axis import TimeAxis
+
+
+def evidence(phases: list[str], interval_s: float = 1.0, saved_s: tuple[float, ...] = ()) -> Evidence:
+    at_s = interval_s * np.arange(1, len(phases) + 1)
+    codes = np.array([PHASES.index(phase) if phase in PHASES else np.nan for phase in phases])
+    events = [{"kind": "checkpoint", "step": 1, "time_s": time_s} for time_s in saved_s]
+    watched = {HOST: {"time_s": at_s, "phase": codes}} if phases else {}
+    return Evidence(RunRecord("r", events=events), watched=watched)
+
+
+def test_a_reading_tells_of_the_time_before_it() -> None:
+    axis = TimeAxis.of(evidence(["start", "train", "validate", "validate", "train", "dance", "test"]))
+    assert (axis.begin_s, axis.end_s) == (1, 7)
+    assert axis.spans == {"validate": [(2, 4)], "test": [(5, 7)]}
+    assert [key.text for key in axis.keys] == ["validate", "test"]
+
+
+def test_what_is_too_short_or_too_close_to_be_seen_is_widened_and_joined() -> None:
+    axis = TimeAxis.of(evidence(["train"] * 1000, saved_s=(100.0, 100.5, 101.0, 500.0)))
+    (first, last) = axis.spans["checkpoint"]
+    assert last[1] - last[0] == pytest.approx(999 / 250)
+    assert first == pytest.approx((100 - 999 / 500, 101 + 999 / 500))
+    often = TimeAxis.of(evidence(["train", "validate"] * 5000))
+    assert len(often.spans["validate"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit", "end"), [(100, "seconds", 100), (600, "minutes", 10), (36_000, "hours", 10)]
+)
+def test_a_long_run_is_told_in_hours(seconds: float, unit: str, end: float) -> None:
+    from matplotlib.figure import Figure
+
+    axis = TimeAxis.of(evidence(["train"] * 100, interval_s=seconds / 100))
+    axes = Figure().subplots()
+    axis.put_under(axes)
+    assert axes.get_xlabel() == f"{unit} since the run started"
+    assert axis.scaled(np.array([seconds]))[0] == pytest.approx(end)
+    assert axes.get_xlim()[1] == pytest.approx(end, rel=0.02)
+
+
+def test_without_a_table_there_is_an_axis() -> None:
+    assert TimeAxis.of(evidence([])).span_s == 1
+    assert TimeAxis.of(evidence(["train"])).span_s > 0
