@@ -32,6 +32,7 @@ _STYLE: Any = {
     "text.color": INK,
     "axes.edgecolor": INK,
     "axes.labelcolor": INK,
+    "axes.formatter.useoffset": False,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "xtick.color": INK,

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _PARTS = ("wait", "copy", "compute", "host")
+_PAUSE = "what lay before the step"
+_COLOURS = {**dict(zip(_PARTS, SERIES, strict=True)), _PAUSE: BAD}
 _MARKS = (("v", "▼"), ("^", "▲"), ("s", "■"), ("D", "◆"), ("o", "●"), ("P", "✚"))
 """Of events: matplotlib's, and the legend's."""
 
@@ -38,7 +40,7 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     most_ms = _most(total_ms[warmup:] if warmup < number else total_ms, total)
     swing = evidence.record.swing
     period = swing["period_steps"] if swing and swing["period_steps"] and 2 * swing["period_steps"] <= number else 0
-    keys = [Key(SERIES[_PARTS.index(name)], name, "area") for name in parts]
+    keys = [Key(_COLOURS[name], name, "area") for name in parts]
     with picture(WIDTH, 2.6 + 1.75 * bool(period)) as drawn:
         below = rows(drawn.figure, [2.0, 1.15][: 1 + bool(period)])
         axes = below[0]
@@ -55,9 +57,13 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         axes.set_ylabel("ms a step")
         keys += _happened(axes, evidence, axis, most_ms)
         axis.put_under(axes)
-        if period and swing:
-            _folded(below[-1], table, parts, period, swing["period_s"])
         shares = ", ".join(f"{name} {ms.mean():.3g} ms" for name, ms in parts.items())
+        if period and swing:
+            if evidence.swings_of_steps and evidence.swings_of_steps[0].where == "gap":
+                pauses_ms = np.concatenate([np.zeros(number - len(evidence.gap_ms)), evidence.gap_ms])
+                parts = {**parts, _PAUSE: pauses_ms}
+                keys.append(Key(_COLOURS[_PAUSE], _PAUSE, "area"))
+            _folded(below[-1], table, parts, period, swing["period_s"])
         drawn.told = f"Time of a step over {counted(number, 'step')}: {shares} on average."
     longest = int(total_ms.argmax())
     caption = of_many(number, "step")
@@ -77,7 +83,7 @@ def _areas(
 ) -> None:
     below = np.zeros(len(x))
     for height, name in zip(heights, names, strict=True):
-        colour = SERIES[_PARTS.index(name)]
+        colour = _COLOURS[name]
         axes.fill_between(x, below, below + height, color=colour, alpha=0.8, linewidth=0, step=step)
         below = below + height
 

@@ -242,8 +242,9 @@ class Bookkeeper:
             write_reports(evidence, self.folder, has_page=has_page)
         except OSError as error:
             self.journal.disk_full(error, self.record.steps)
-        except Exception:  # noqa: BLE001  as above
-            _LOG.exception("%s could not be drawn; %s has its words.", PAGE, MARKDOWN)
+        except Exception as error:  # noqa: BLE001  as above
+            _LOG.warning("%s could not be drawn: %s. %s has its words.", PAGE, first_line(error), MARKDOWN)
+            _LOG.info("drawing it", exc_info=True)
 
     def _fill_in(self, metrics: Mapping[str, float]) -> None:
         """Bring the record's figures up to date."""
