@@ -15,6 +15,7 @@ from wellfed.commands import choose, cli
 from wellfed.config import option_file
 from wellfed.config.compose import compose
 from wellfed.config.hydra_session import default_config_dir
+from wellfed.record import RunRecord
 from wellfed.sweep.ledger import Read
 from wellfed.sweep.ranking import leaderboard
 
@@ -282,3 +283,23 @@ def test_the_sweep_is_found_by_name(
     assert "Did you mean quick?" in capsys.readouterr().err
     assert cli.main(["choose", "quick", "--name", "mine"]) == 0
     assert (configs / "memory" / "mine.yaml").is_file()
+
+
+def test_no_value_reaches_terminal_or_yaml_as_a_control_character(
+    folder: Path, configs: Path, capsys: pytest.CaptureFixture[str]
+):
+    with_plan(folder, LOADERS["inline"])
+    record = RunRecord.read(folder / BEST.folder)
+    record.started_at = "\x1b[31mnow\x07"
+    for planned in record.plan.values():
+        planned["because"] = "\x1b[2J\n evil"
+    record.write(folder / BEST.folder)
+    assert choose_from(folder) == 0
+    captured = capsys.readouterr()
+    texts = [
+        captured.out,
+        captured.err,
+        *((configs / group / "mine.yaml").read_text() for group in ("loader", "memory")),
+    ]
+    assert not any(set(text) & {"\x1b", "\x07"} for text in texts)
+    assert any("\\x1b[31mnow" in text for text in texts)

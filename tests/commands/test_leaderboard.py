@@ -163,3 +163,19 @@ def test_an_output_that_is_closed_or_full_costs_no_file(folder: Path, words: lis
     done = subprocess.run([*command, str(folder), *words], capture_output=True, text=True, env=source)
     assert "Traceback" not in done.stderr, done.stderr
     assert all((folder / name).is_file() for name in FILES)
+
+
+def test_no_value_reaches_the_terminal_as_a_control_character(log_dir: Path, capsys: pytest.CaptureFixture[str]):
+    evil = "\x1b[31m\x9b\x07"
+    sweep = made.sweep_file({f"a{evil}": (f"1{evil}", "2"), "b": ("1", f"2{evil}")}, workload=f"w{evil}", name="evil")
+    first, *rest, last = sweep.points
+    error = {"kind": "code", "message": f"said {evil}", "advice": evil}
+    rows = [made.row(first, 200.0), *map(made.row, rest), made.failed_row(last, "failed", error=error)]
+    folder = made.write(log_dir / "recsys" / "sweeps" / "evil", sweep, rows)
+    for words in ([], ["--json"]):
+        assert cli.main(["leaderboard", str(folder), *words]) == 0
+        out = capsys.readouterr().out
+        assert not set(out) & set(evil[:1] + evil[5:])
+        assert "said " in out
+    for name in FILES[1:]:
+        assert not set((folder / name).read_text()) & {"\x1b", "\x9b", "\x07"}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from rich.table import Table
 
 from tests.planning.test_decide import config, planned
 from wellfed.record import RunRecord
@@ -94,3 +96,20 @@ def test_no_word_of_a_plan_is_cut_at_80_columns(with_source: bool) -> None:
     for decided in plan.knobs.values():
         assert set(show_value(decided.value).split()) <= words
         assert set(decided.because.split()) <= words, decided.because
+
+
+def test_no_text_reaches_the_terminal_as_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "\x1b[31m\x9b2J\x07\r[bold]:smile:\x7f"
+    table = Table(title=evil)
+    table.add_column(evil)
+    table.add_row(evil)
+    terminal = screen.Terminal(width=200)
+    terminal.print(evil, soft_wrap=True)
+    terminal.print(table)
+    told = capsys.readouterr().out
+    assert told.count("\\x1b[31m\\x9b2J\\x07\\r[bold]:smile:\\x7f") == 4
+    assert not set(told) & set("\x1b\x9b\x07\r\x7f")
+    terminal.show_json({"text": evil, "figure": float("nan")})
+    told = capsys.readouterr().out
+    assert not set(told) & set("\x1b\x9b\x07\r\x7f")
+    assert json.loads(told) == {"text": evil, "figure": None}

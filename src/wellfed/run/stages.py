@@ -32,6 +32,7 @@ from wellfed.run.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.resume import Target
 from wellfed.stop_request import StopRequest
+from wellfed.units import show_text
 
 _LOG = logging.getLogger(__name__)
 
@@ -173,7 +174,7 @@ class Run:
             where = f"all are in {self.folder / 'train.log'}" if stays else "HYDRA_FULL_ERROR=1 shows all"
             print(shortened(error, where), end="", file=sys.stderr)
         else:
-            print(f"{outcome.message}\n{outcome.advice}".rstrip(), file=sys.stderr)
+            print(show_text(f"{outcome.message}\n{outcome.advice}".rstrip()), file=sys.stderr)
 
 
 def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> torch.Tensor | None:

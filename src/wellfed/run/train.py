@@ -22,6 +22,7 @@ from wellfed.record import GitState, RunRecord, git_state
 from wellfed.run import resume, run_folder, screen
 from wellfed.run.lock import only_one
 from wellfed.stop_request import Stopped, StopRequest
+from wellfed.units import show_text
 
 if TYPE_CHECKING:
     from wellfed.run.assemble import Parts
@@ -51,7 +52,7 @@ def train(composed: Composed[RunConfig], parts: Parts | None = None) -> int:
     except WellfedError as error:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             raise
-        print(error, file=sys.stderr)
+        print(show_text(str(error)), file=sys.stderr)
         return EXIT_NOTHING_RUN
 
 

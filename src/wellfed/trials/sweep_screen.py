@@ -13,7 +13,7 @@ from wellfed.sweep.leaderboard_terminal import show, width
 from wellfed.sweep.ledger import Row
 from wellfed.sweep.objective import OBJECTIVES
 from wellfed.sweep.ranking import Leaderboard
-from wellfed.units import show_duration
+from wellfed.units import show_duration, show_text
 
 
 class SweepScreen:
@@ -42,7 +42,7 @@ class SweepScreen:
         self.say(f"{title}: {number}, in {self._folder}")
         if self._console.is_terminal:
             self._bar = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
@@ -78,7 +78,7 @@ class SweepScreen:
     def _describe(self, best: Row | None) -> str:
         if best is None or not (score := self._score(best)):
             return "best so far: none"
-        return f"best so far: {score} with {self._short(best)}"
+        return show_text(f"best so far: {score} with {self._short(best)}")
 
     def _score(self, row: Row) -> str:
         figure = self._objective(row)
