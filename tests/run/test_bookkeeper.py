@@ -201,7 +201,7 @@ def test_a_logger_gets_what_was_found_the_report_and_what_sums_the_run_up(tmp_pa
     record = books.record
     record.throughput = THROUGHPUT
     record.ceiling, record.readiness_frac = {"samples_per_s": 100.0}, 0.75
-    record.memory = {"measured_peak_gib": 5.5}
+    record.memory = {"device": "a card", "budget_gib": 7.2, "predicted_peak_gib": None, "measured_peak_gib": 5.5}
     util = {"mean": 60.0, "p5": 10.0, "p50": 70.0, "p95": 90.0, "max": 95.0, "n": 9}
     record.gpus = {"0": {"util_pct": util}, "1": {"mem_used_gib": {"mean": 1.0, "max": 1.0}}}
     books.finish(OK, {"val/loss": 0.5})

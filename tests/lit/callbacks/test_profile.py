@@ -134,13 +134,13 @@ def broken(*_: Any, **__: Any) -> Any:
     raise RuntimeError("CUPTI: insufficient privileges\nmore of it")
 
 
-@pytest.mark.parametrize("part", ["prepare_trace", "start_trace", "stop_trace", "export_chrome_trace"])
+@pytest.mark.parametrize("part", ["__init__", "prepare_trace", "start_trace", "stop_trace", "export_chrome_trace"])
 def test_a_profiler_that_fails_costs_the_run_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     real = getattr(profile.profile, part)
 
-    def fail(profiler: Any, *arguments: Any) -> None:
+    def fail(profiler: Any, *arguments: Any, **_: Any) -> None:
         if part == "stop_trace":  # what the test leaves behind must end
             real(profiler, *arguments)
         broken()

@@ -56,7 +56,8 @@ class ProfilerTrace(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         # Kineto, which torch records with, tells each beginning and end on stderr.
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        self._profiler = profile(activities=_activities(trainer.strategy.root_device))
+        with self._guarded():
+            self._profiler = profile(activities=_activities(trainer.strategy.root_device))
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         if self._is_recording:
