@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if len(found) == 2:
         both = Comparison(*found)
         with _in_folder(out or (log_dir if log_dir.is_dir() else Path())) as place:
-            written = [write_comparison(both, place, [folder.name for folder in folders])]
+            written = [write_comparison(both, place, [folder.resolve().name for folder in folders])]
         for part in _side_by_side(both):
             terminal.print(part, soft_wrap=isinstance(part, str))
     else:
