@@ -137,6 +137,7 @@ def test_loggers_get_curves_and_parts_and_their_own_figures_as_ever(
     assert out.count("steps/s") == 1
 
 
+@pytest.mark.slow
 def test_each_part_of_a_step_is_told_apart(trainer: Callable[..., pl.Trainer]) -> None:
     class Talks(pl.Callback):
         def on_train_batch_end(self, *arguments: Any) -> None:
@@ -184,14 +185,14 @@ def test_several_fits_and_other_passes_have_their_own_lines(
 ) -> None:
     path = tmp_path / "telemetry.csv"
     curves = GPUCurves(path, interval_s=0.1)
-    for number in (30, 60):
+    for number in (15, 40):
         trainer(curves, num_sanity_val_steps=1).fit(Model(0.01), train(number), DataLoader(Slow(4)))
         assert curves.summary["steps"] == number - 3
     trainer(curves).validate(Model(), DataLoader(Slow(4)), verbose=False)
     assert capsys.readouterr().out.count("steps/s") == 2
     times = [float(row["time_s"]) for row in table(path)]
     assert times == sorted(times)
-    assert times[-1] > 0.9, "the second fit has begun the file anew"
+    assert times[-1] > 0.5, "the second fit has begun the file anew"
     assert pickle.loads(pickle.dumps(curves)).summary == curves.summary
 
 
