@@ -67,6 +67,7 @@ def test_they_are_written_elsewhere_when_asked(runs: Path, capsys: pytest.Captur
     ("words", "told"),
     [
         ((A, B, A), "are 3 runs, and a page shows one, or two side by side. Name at most two."),
+        ((A, "--out", "page.html"), "--out page.html: is the name of a file; the pages have theirs. Name a folder."),
         ((A, A), "is the same run. Name another one to compare it with."),
         ((A, "2026-01-02_00-00-00_bbbc"), "Did you mean 2026-01-02_00-00-00_bbbb?"),
         (

@@ -37,6 +37,8 @@ def main(argv: Sequence[str]) -> int:
     if len(asked.runs) > 2:
         problem = f"are {len(asked.runs)} runs, and a page shows one, or two side by side."
         raise ConfigError.of(" ".join(asked.runs), problem, "Name at most two. All in a table: python -m wellfed runs")
+    if out is not None and out.suffix in (".html", ".md"):
+        raise ConfigError.of(f"--out {out}", "is the name of a file; the pages have theirs.", "Name a folder.")
     folders = [folder_of(name, log_dir) for name in asked.runs or [None]]
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ConfigError.of(asked.runs[1], "is the same run.", "Name another one to compare it with.")
@@ -45,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     if len(found) == 2:
         both = Comparison(*found)
         with _in_folder(out or (log_dir if log_dir.is_dir() else Path())) as place:
-            written = [write_comparison(both, place, [folder.name for folder in folders])]
+            written = [write_comparison(both, place, [folder.resolve().name for folder in folders])]
         for part in _side_by_side(both):
             terminal.print(part, soft_wrap=isinstance(part, str))
     else:
@@ -79,15 +81,18 @@ def _side_by_side(both: Comparison) -> Iterator[str | Table]:
     """The page in short."""
     for letter, record in zip("AB", both.records, strict=True):
         yield f"{letter}: {record.run_id} ({record.workload}): {headline(record)}"
-    yield f"{both.verdict}"
+    yield both.verdict
     yield from both.caveats
     figures = [(one.name, *one.shown, "" if one.ratio is None else str(one.ratio)) for one in both.figures]
     figures += [(one.name, *one.shown, "") for one in both.metrics]
+    yield ""
     yield _table(("", "A", "B", "B to A"), figures)
     planned = {one.knob: [f"{one.knob} (plan)", *one.values] for one in both.plan}
     settings = {name: [name, a, b] for name, a, b in both.settings} | planned
     if settings:
+        yield ""
         yield _table(("differs", "A", "B"), list(settings.values()))
+    yield ""
     for letter, findings in zip("AB", both.findings, strict=True):
         yield f"{letter}: {', '.join(finding['id'] for finding in findings)}"
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
@@ -319,7 +320,11 @@ def _machine(record: RunRecord) -> dict[str, Any]:
     kept = {name: value for name, value in machine.items() if name not in ("gpus", "versions")}
     versions = {f"version of {name}": version for name, version in machine.get("versions", {}).items()}
     commit = f"{str(git.get('commit'))[:12]}{', changed' if git.get('dirty') else ''}" if git else None
-    diff = {"uncommitted change": f"{len(git['diff'])} characters"} if git.get("diff") else {}
+    diff = (
+        {"uncommitted change": f"{len(text)} characters, {crc32(text.encode()):08x}"}
+        if (text := git.get("diff"))
+        else {}
+    )
     return {"gpus": "; ".join(gpus) or None, "host": record.host_name, **kept, **versions, "commit": commit, **diff}
 
 
