@@ -26,6 +26,12 @@ def test_a_reading_tells_of_the_time_before_it() -> None:
     assert [key.text for key in axis.keys] == ["validate", "test"]
 
 
+def test_a_moment_in_a_phase_is_not_all_the_time_since_the_reading_before() -> None:
+    of = evidence(["train", "validate", "validate", "train", "train"], interval_s=10.0)
+    of.record.phases = {"validate": {"total_s": 4.0, "times": 2}}
+    assert TimeAxis.of(of).spans == {"validate": [(18, 20), (28, 30)]}
+
+
 def test_what_is_too_short_or_too_close_to_be_seen_is_widened_and_joined() -> None:
     axis = TimeAxis.of(evidence(["train"] * 1000, saved_s=(100.0, 100.5, 101.0, 500.0)))
     (first, last) = axis.spans["checkpoint"]

@@ -47,6 +47,7 @@ def _metric(name: str, splits: Mapping[str, tuple[Series, Series]]) -> PagePictu
                 first = steps[~np.isfinite(values)][0]
                 gone.append(f"{split} is not finite in {missing} of {len(values)} rows, first at step {first:.0f}")
         axes.set_xlabel("step")
+        axes.locator_params("x", integer=True)
         axes.grid(axis="y", color=INK, alpha=0.12, linewidth=0.7)
         drawn.told = f"{show_text(name)} over steps; latest: {show_text(', '.join(captions))}."
     return PagePicture(drawn.svg, keys, "; ".join(gone), name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -81,7 +80,7 @@ class TimeAxis:
 
 
 def _spans(evidence: Evidence, least_s: float) -> dict[str, list[tuple[float, float]]]:
-    """A reading tells of the time since the one before; those of checkpoints that fell between two are added."""
+    """A reading tells of the time since the one before; checkpoints that fell between two are added."""
     found: dict[str, list[tuple[float, float]]] = {}
     for phase, *span in sorted([*_watched(evidence), *_saved(evidence)], key=lambda one: one[1]):
         short_s = max(0.0, least_s - (span[1] - span[0])) / 2
@@ -101,10 +100,13 @@ def _watched(evidence: Evidence) -> Iterator[tuple[str, float, float]]:
         return
     there = np.isfinite(at_s) & np.isfinite(phases)
     at_s, phases = at_s[there], phases[there].astype(int)
-    edges = [0, *(1 + np.flatnonzero(np.diff(phases))), len(phases)]
-    for first, end in pairwise(edges):
-        if first < end and PHASES[phases[first]] in SHADES:
-            yield PHASES[phases[first]], float(at_s[max(0, first - 1)]), float(at_s[end - 1])
+    for code in sorted(set(phases.tolist())):
+        if (phase := PHASES[code]) in SHADES:
+            spent = evidence.record.phases.get(phase)
+            usual_s = spent["total_s"] / spent["times"] if spent and spent["times"] else np.inf
+            for place in np.flatnonzero(phases == code).tolist():
+                # Whoever is often there for a moment was not there all the time since the reading before.
+                yield phase, float(max(at_s[max(0, place - 1)], at_s[place] - usual_s)), float(at_s[place])
 
 
 def _saved(evidence: Evidence) -> Iterator[tuple[str, float, float]]:
