@@ -65,6 +65,7 @@ def test_the_main_command_as_typed_leaves_the_whole_record(tmp_path: Path) -> No
     names = {(row["split"], row["name"]) for row in rows_of(folder / "metrics.csv")}
     assert {("train", "loss"), ("train", "lr"), ("val", "ndcg_at_10"), ("test", "recall_at_10")} <= names
     for name in (
+        "report.html",
         "report.md",
         "train.log",
         ".hydra/config.yaml",

@@ -26,6 +26,7 @@ from tests.tracking.wandb_files import stored
 from wellfed.lit import GPUCurves
 from wellfed.lit.gpu_curves import thinned
 from wellfed.telemetry.series import Sample
+from wellfed.watch.loop_watch import LoopWatch
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::lightning.fabric.utilities.warnings.PossibleUserWarning",
@@ -136,6 +137,7 @@ def test_loggers_get_curves_and_parts_and_their_own_figures_as_ever(
     assert out.count("steps/s") == 1
 
 
+@pytest.mark.slow
 def test_each_part_of_a_step_is_told_apart(trainer: Callable[..., pl.Trainer]) -> None:
     class Talks(pl.Callback):
         def on_train_batch_end(self, *arguments: Any) -> None:
@@ -166,19 +168,31 @@ def test_waiting_is_told_with_and_without_a_length(trainer: Callable[..., pl.Tra
     assert curves.summary["steps"] >= 36
 
 
+def test_where_a_trainer_tells_nothing_of_waiting_the_rest_is_timed(
+    trainer: Callable[..., pl.Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wellfed.lit.gpu_curves._FETCHING", ("_on_no_such_thing", "_nor_this"))
+    curves = GPUCurves(quiet=True)
+    trainer(curves).fit(Model(0.005), train(40))
+    summary = curves.summary
+    assert (summary["wait_frac"], summary["readiness_frac"]) == (None, None)
+    assert 5 < summary["step_ms_p50"] < 100
+    assert "can't be told" in summary["advice"]
+
+
 def test_several_fits_and_other_passes_have_their_own_lines(
     trainer: Callable[..., pl.Trainer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "telemetry.csv"
     curves = GPUCurves(path, interval_s=0.1)
-    for number in (30, 60):
+    for number in (15, 40):
         trainer(curves, num_sanity_val_steps=1).fit(Model(0.01), train(number), DataLoader(Slow(4)))
         assert curves.summary["steps"] == number - 3
     trainer(curves).validate(Model(), DataLoader(Slow(4)), verbose=False)
     assert capsys.readouterr().out.count("steps/s") == 2
     times = [float(row["time_s"]) for row in table(path)]
     assert times == sorted(times)
-    assert times[-1] > 0.9, "the second fit has begun the file anew"
+    assert times[-1] > 0.5, "the second fit has begun the file anew"
     assert pickle.loads(pickle.dumps(curves)).summary == curves.summary
 
 
@@ -190,14 +204,13 @@ def test_an_error_goes_on_its_way_and_the_lines_are_there(
     with pytest.raises(raised):
         made.fit(Model(error=error), train())
     assert "over 27 steps" in capsys.readouterr().out
-    assert "start" not in vars(made.profiler)
+    assert not {"_on_before_fetch", "_on_after_fetch"} & vars(made.fit_loop.epoch_loop).keys()
 
 
 def test_a_profiler_of_the_users_goes_on(trainer: Callable[..., pl.Trainer]) -> None:
     profiler = SimpleProfiler()
     trainer(GPUCurves(quiet=True), profiler=profiler).fit(Model(), train(10))
     assert len(profiler.recorded_durations["run_training_batch"]) == 10
-    assert not {"start", "stop"} & vars(profiler).keys()
 
 
 class Broken(Logger):
@@ -307,6 +320,16 @@ def test_rows_for_a_logger_are_few_and_keep_the_mean(number: int, most: int, val
             figures = [value for name, value in row.items() if name != "telemetry/time_s"]
             assert figures
             assert all(min(values) - 1e-9 <= value <= max(values) + 1e-9 for value in figures)
+
+
+def test_without_loggers_nothing_is_gathered_for_them(
+    trainer: Callable[..., pl.Trainer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gathered: list[int] = []
+    monkeypatch.setattr(LoopWatch, "latest", lambda self, number: gathered.append(number) or [])
+    trainer(GPUCurves(quiet=True)).fit(Model(), train(200, 0))
+    assert len(gathered) <= 5
+    assert sum(gathered) == 200
 
 
 def test_an_interval_that_is_too_short_is_refused() -> None:

@@ -163,7 +163,7 @@ class TestLoop:
         with watch:
             pass
         assert list(watch.batches(range(3))) == [0, 1, 2]
-        assert capsys.readouterr().out.startswith("GPUWatch: No step was timed.")
+        assert capsys.readouterr().out.startswith("GPUWatch: Too few steps to time")
 
     def test_a_block_may_be_entered_again(self) -> None:
         watch = GPUWatch(quiet=True)

@@ -18,10 +18,10 @@ def row(step, wait_ms=1.0, compute_ms=9.0, host_ms=0.0, copy_ms=None):
     return StepRow(step, step / 100, 0, 1, 1, 1, **parts, asked_wait_ms=wait_ms, warmup=step <= 3)
 
 
-def seen(*, steps=60, levels=None, unknown=(), num_workers=None, cores=8.0, notes=(), **parts):
+def seen(*, steps=60, levels=None, unread=(), unknown=(), num_workers=None, cores=8.0, notes=(), **parts):
     rows = [row(step, **parts) for step in range(1, steps + 1)]
     curves = {gpu: level_of(np.arange(60.0), np.full(60, float(pct))) for gpu, pct in (levels or {}).items()}
-    return LoopSummary(summarise(rows), frozenset(unknown), curves, num_workers, cores, notes)
+    return LoopSummary(summarise(rows), frozenset(unknown), curves, unread, num_workers, cores, notes)
 
 
 def test_rate_and_parts_of_a_step_are_said():
@@ -64,7 +64,10 @@ def test_what_else_holds_a_loop_up(parts, levels, said):
 def test_of_few_steps_nothing_is_judged():
     assert seen(steps=10).advice() is None
     nothing = seen(steps=2, notes=("No GPU is watched (NVML: library not found).",))
-    assert nothing.lines() == ["No step was timed.", "No GPU is watched (NVML: library not found)."]
+    assert nothing.lines() == [
+        "Too few steps to time: the first 3 are warm-up.",
+        "No GPU is watched (NVML: library not found).",
+    ]
     assert nothing.entry()["steps"] == 0
 
 
@@ -73,6 +76,7 @@ def test_gpus_that_did_nothing_are_one_line_beside_those_that_did():
     assert "GPU 0: utilisation 90 % on average: well used" in lines
     assert "nothing ran on GPU 1, 2" in lines
     assert "GPU 0: utilisation 0 % on average: starved" in seen(levels={0: 0}).lines()
+    assert "GPU 3: no utilisation was read, or too little; a split card (MIG) tells none" in seen(unread=(3,)).lines()
 
 
 def test_all_of_it_is_plain_data_and_what_was_not_timed_is_none():

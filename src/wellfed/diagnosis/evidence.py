@@ -240,7 +240,8 @@ class Evidence:
         found = {}
         for gpu in self.gpus:
             curve = self.curves[gpu]
-            swing = swing_in_time(curve.get("time_s", _EMPTY), curve.get("util_pct", _EMPTY))
+            at_s, util_pct = curve.get("time_s", _EMPTY), curve.get("util_pct", _EMPTY)
+            swing = swing_in_time(at_s, util_pct) if len(at_s) == len(util_pct) else None
             if swing is not None:
                 found[gpu] = swing
         return found

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,8 +21,8 @@ from wellfed.watch.loop_summary import LoopSummary
 from wellfed.watch.loop_watch import LoopWatch, cuda_events, open_csv_for
 
 _LOG = logging.getLogger(__name__)
-_FETCH = "train_dataloader_next"
-"""How a Trainer's profiler is told that the next batch of training is awaited."""
+_FETCHING = ("_on_before_fetch", "_on_after_fetch")
+"""Methods of a Trainer's loop around waiting for the next batch of training."""
 _PARTS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 _COST_FRAC, _OFTEN_S = 0.01, 1.0
 """Loggers are handed rows at most so often, and so many that it takes at most this share of the time: one that calls a
@@ -109,7 +109,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
         self._sent_at_s = self._send_at_s = time.monotonic()
         watch.start()
         watch.enter("train")
-        self._fetches = _Fetches(self, trainer.profiler)
+        self._fetches = _Fetches(self, trainer.fit_loop.epoch_loop)
 
     @harmless
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -130,7 +130,8 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
     @harmless
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         if (watch := self._watch) is not None:
-            if "wait_frac" in watch.unknown:  # this Trainer does not tell its profiler
+            if "wait_frac" in watch.unknown:  # nobody tells
+                watch.clock.ask()
                 watch.got()
             watch.copied()
 
@@ -201,14 +202,16 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
             return
         rounds = [watch.unsent.popleft() for _ in range(len(watch.unsent))]
         steps = watch.latest(watch.num_steps - self._sent_steps)
+        passed_s = now_s - self._sent_at_s
+        self._sent_at_s, self._sent_steps, self._send_at_s = now_s, watch.num_steps, now_s + _OFTEN_S
         loggers = [one for one in trainer.loggers if id(one) not in self._lost] if trainer.is_global_zero else []
         if not loggers or not (rounds or steps):
             return
-        passed_s = now_s - self._sent_at_s
         affordable = int(_COST_FRAC * passed_s / self._row_cost_s) if self._row_cost_s else 1
         rows = thinned(rounds, max(1, min(affordable, math.ceil(passed_s / self._interval_s))))
-        parts = {f"step/{name}": [getattr(row, name) for row in steps] for name in _PARTS}
-        means = {name: fmean(values) for name, values in parts.items() if values and None not in values}
+        parts = [name for name in _PARTS if name.replace("_ms", "_frac") not in watch.unknown]
+        times = {f"step/{name}": [getattr(row, name) for row in steps] for name in parts}
+        means = {name: fmean(values) for name, values in times.items() if values and None not in values}
         for logger in loggers:
             try:
                 for row in rows:
@@ -219,8 +222,7 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
                 self._lost.add(id(logger))
                 _LOG.warning("%s gets no curves any more (%s).", type(logger).__name__, type_and_line(error))
         took_s = time.monotonic() - now_s
-        self._row_cost_s = took_s / (len(rows) + bool(means))
-        self._sent_at_s, self._sent_steps = now_s, watch.num_steps
+        self._row_cost_s = took_s / max(1, len(rows) + bool(means))
         self._send_at_s = now_s + max(_OFTEN_S, took_s / _COST_FRAC)
 
     def _log(self, logger: Any, row: Mapping[str, float], step: int) -> None:
@@ -241,32 +243,30 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
 
 
 class _Fetches:
-    """Has a Trainer's profiler tell when a batch is awaited and when it is there; the profiler goes on as before."""
+    """Has a Trainer tell when a batch of training is awaited and when it is there, where it tells its profiler.
 
-    def __init__(self, curves: GPUCurves, profiler: Any) -> None:
-        self._profiler = profiler
-        self._before = {name: vars(profiler).get(name) for name in ("start", "stop")}
-        start, stop = profiler.start, profiler.stop
+    Told by the loop and not by the profiler, which is told of fifty things a step. A Trainer whose loop has no such
+    methods tells nothing: then nobody knows how long it waits.
+    """
 
-        def starting(action_name: str) -> Any:
-            if action_name.endswith(_FETCH):
-                curves.ask()
-            return start(action_name)
-
-        def stopping(action_name: str) -> Any:
-            if action_name.endswith(_FETCH):
-                curves.got()
-            return stop(action_name)
-
-        profiler.start, profiler.stop = starting, stopping
+    def __init__(self, curves: GPUCurves, epoch_loop: Any) -> None:
+        self._loop = epoch_loop
+        if all(hasattr(epoch_loop, name) for name in _FETCHING):
+            for name, mark in zip(_FETCHING, (curves.ask, curves.got), strict=True):
+                setattr(epoch_loop, name, _both(getattr(epoch_loop, name), mark))
 
     def leave(self) -> None:
-        """Give the profiler its methods back."""
-        for name, before in self._before.items():
-            if before is None:
-                vars(self._profiler).pop(name, None)
-            else:
-                setattr(self._profiler, name, before)
+        """Give the loop its methods back."""
+        for name in _FETCHING:
+            vars(self._loop).pop(name, None)
+
+
+def _both(first: Callable[[], Any], second: Callable[[], Any]) -> Callable[[], None]:
+    def called() -> None:
+        first()
+        second()
+
+    return called
 
 
 def thinned(rounds: Sequence[Sequence[Sample]], most: int) -> list[dict[str, float]]:

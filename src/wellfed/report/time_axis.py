@@ -97,6 +97,8 @@ def _spans(evidence: Evidence, least_s: float) -> dict[str, list[tuple[float, fl
 def _watched(evidence: Evidence) -> Iterator[tuple[str, float, float]]:
     curve = evidence.watched.get(HOST) or next(iter(evidence.watched.values()), {})
     at_s, phases = curve.get("time_s", np.empty(0)), curve.get("phase", np.empty(0))
+    if len(at_s) != len(phases):
+        return
     there = np.isfinite(at_s) & np.isfinite(phases)
     at_s, phases = at_s[there], phases[there].astype(int)
     edges = [0, *(1 + np.flatnonzero(np.diff(phases))), len(phases)]

@@ -9,6 +9,7 @@ from typing import Any
 from wellfed.diagnosis.level import Level
 from wellfed.diagnosis.thresholds import AT_WORK_PCT, FEWEST_STEPS, HOST_FRAC, WAIT_FRAC
 from wellfed.timing.readiness import StepSummary
+from wellfed.timing.step_clock import WARMUP_STEPS
 from wellfed.units import counted, show_count, show_percent
 
 _MOST_WORKERS = 4
@@ -25,6 +26,8 @@ class LoopSummary:
     """Shares that nobody could time: ``wait_frac``, ``copy_frac``."""
     levels: Mapping[int, Level]
     """By the number that CUDA gives the GPU."""
+    unread: tuple[int, ...]
+    """GPUs that are watched, and of whose utilisation there are too few readings."""
     num_workers: int | None
     """Of the DataLoader; None where it is none."""
     cores: float
@@ -53,7 +56,7 @@ class LoopSummary:
     def _step_lines(self) -> list[str]:
         found = self.steps
         if found is None:
-            return ["No step was timed."]
+            return [f"Too few steps to time: the first {WARMUP_STEPS} are warm-up."]
         rate = f"{show_count(found.samples_per_s)} steps/s"
         if found.ci95 is not None:
             rate += f" (95 % interval {show_count(found.ci95[0])} to {show_count(found.ci95[1])})"
@@ -74,6 +77,9 @@ class LoopSummary:
         if len(idle) == len(self.levels):  # then that is the news
             idle = []
         lines = [f"GPU {gpu}: {level.message}" for gpu, level in self.levels.items() if gpu not in idle]
+        lines += [
+            f"GPU {gpu}: no utilisation was read, or too little; a split card (MIG) tells none" for gpu in self.unread
+        ]
         return [*lines, *([f"nothing ran on GPU {', '.join(map(str, idle))}"] if idle else [])]
 
     def advice(self) -> str | None:

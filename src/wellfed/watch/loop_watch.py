@@ -74,6 +74,7 @@ class LoopWatch:
         self._curves: defaultdict[tuple[int, Phase], Curve] = defaultdict(Curve)
         self.unsent: deque[Sequence[Sample]] = deque(maxlen=_MOST_UNSENT)
         """Rounds of readings that nobody has fetched."""
+        self._gpus: list[int] = []
         self._notes: list[str] = []
         self._cores = 1.0
         self.num_workers: int | None = None
@@ -92,8 +93,11 @@ class LoopWatch:
             for gpu in facts.gpus
             if gpu.uuid is not None and gpu.nvml_index is not None and (self._only is None or gpu.index in self._only)
         ]
+        self._gpus = [gpu.index for gpu in gpus]
         if not gpus:
             self._notes.append(f"No GPU is watched (NVML: {facts.nvml_problem or 'none is used'}).")
+        if any(gpu.is_simulated for gpu in facts.gpus):
+            self._notes.append("A simulated GPU: figures of speed and utilisation are of no real card.")
         outlet = Outlet(self._take, self._event)
         sources: list[Source] = [HostSource()]
         if gpus:
@@ -163,7 +167,13 @@ class LoopWatch:
         found = {gpu: level_of(*curve) for gpu, curve in curves.items()}
         levels = {gpu: level for gpu, level in found.items() if level is not None and level.num >= FEWEST_OF_CARD}
         return LoopSummary(
-            summarise(self._rows), frozenset(self.unknown), levels, self.num_workers, self._cores, tuple(self._notes)
+            summarise(self._rows),
+            frozenset(self.unknown),
+            levels,
+            tuple(gpu for gpu in self._gpus if gpu not in levels),
+            self.num_workers,
+            self._cores,
+            tuple(self._notes),
         )
 
     def _take(self, samples: Sequence[Sample]) -> None:
