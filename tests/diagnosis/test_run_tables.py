@@ -34,10 +34,10 @@ def test_what_a_killed_run_left_is_read_up_to_its_last_whole_row(tmp_path):
 
 def test_a_cell_that_is_no_number_is_not_known_and_moves_no_other(tmp_path):
     path = tmp_path / "steps.csv"
-    path.write_bytes(b"a,b\n1,x\n2,3\n\x00\x00,4\n5,6,7\n8,9\n")
+    path.write_bytes(b"a,b\n1,x\n2,3\n\x00\x00,4\n5,6,7\n8,9\ninf,1e308\n")
     found = columns(path, ("a", "b"))
-    same(found["a"], [1, 2, np.nan, 8])
-    same(found["b"], [np.nan, 3, 4, 9])
+    same(found["a"], [1, 2, np.nan, 8, np.nan])
+    same(found["b"], [np.nan, 3, 4, 9, np.nan])
 
 
 rows = st.lists(st.lists(st.none() | st.floats(-1e6, 1e6), min_size=3, max_size=3), max_size=20)
@@ -72,8 +72,8 @@ def test_curves_are_told_apart_by_gpu_and_know_their_phases(tmp_path):
 
 
 def test_a_phase_that_this_version_does_not_know_is_none(tmp_path):
-    (tmp_path / "telemetry.csv").write_text("time_s,phase,gpu,util_pct\n0,train,0,50\n1,dance,0,60\n")
-    same(curves(tmp_path, ("util_pct",))[0]["phase"], [PHASES.index("train"), np.nan])
+    (tmp_path / "telemetry.csv").write_text("time_s,phase,gpu,util_pct\n0,train,0,50\n1,dance,0,60\n2,77,0,60\n")
+    same(curves(tmp_path, ("util_pct",))[0]["phase"], [PHASES.index("train"), np.nan, np.nan])
 
 
 def test_a_metric_s_values_with_their_steps(tmp_path):

@@ -17,6 +17,8 @@ from wellfed.telemetry.series import Phase
 Series = npt.NDArray[np.float64]
 _CHUNK_BYTES = 4 * 2**20
 """Text that is held at a time."""
+_MOST = 1e18
+"""No figure of a run is larger: a damaged cell is, and is not known."""
 HOST = -1
 """Stands for the host where a GPU's number is expected."""
 PHASES: tuple[Phase, ...] = get_args(Phase)
@@ -42,6 +44,7 @@ def columns(path: Path, names: Collection[str], words: Mapping[str, int] = _NO_W
             places = {name: head.index(name) for name in names if name in head}
             while places and (lines := stream.readlines(_CHUNK_BYTES)):
                 rows = _rows(lines, len(head), spelt)
+                rows[~(np.abs(rows) < _MOST)] = np.nan
                 for name, place in places.items():
                     parts[name].append(rows[:, place].copy())
     except OSError:
@@ -56,6 +59,7 @@ def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]
     if not {"phase", "gpu"} <= found.keys():
         return {}
     of_gpu = found.pop("gpu")
+    found["phase"] = np.where(np.isin(found["phase"], range(len(PHASES))), found["phase"], np.nan)
     return {
         int(gpu): {name: column[of_gpu == gpu] for name, column in found.items()}
         for gpu in np.unique(of_gpu[np.isfinite(of_gpu)])
