@@ -442,14 +442,23 @@ def _members(kind: type, found: Mapping[str, Any], place: str) -> dict[str, Any]
     return members
 
 
-@cache
+@cache  # a table lists a thousand records
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
+@cache
+def _kinds_of(hint: Any) -> tuple[Any, tuple[Any, ...], Any]:
+    """Origin and parts of a type, and what its values are in JSON."""
+    origin = get_origin(hint)
+    kinds: dict[Any, Any] = {Literal: str, float: (int, float), int: (int, float)}
+    in_json = dict if is_typeddict(hint) else kinds.get(origin or hint, origin or hint)
+    return origin, get_args(hint), in_json
+
+
 def _of_kind(hint: Any, value: Any, place: str) -> Any:
     """The value, whose parts that lack something are left out. Raises as `_members` does."""
-    origin, parts = get_origin(hint), get_args(hint)
+    origin, parts, in_json = _kinds_of(hint)
     if origin is UnionType:  # with None
         try:
             return None if value is None else _of_kind(parts[0], value, place)
@@ -459,10 +468,9 @@ def _of_kind(hint: Any, value: Any, place: str) -> Any:
         return value
     if value is None:
         raise _NotThereError
-    kinds: dict[Any, Any] = {Literal: str, float: (int, float), int: (int, float)}
-    if not isinstance(value, dict if is_typeddict(hint) else kinds.get(origin or hint, origin or hint)):
+    if not isinstance(value, in_json):
         raise TypeError(f"{place} is {str(value)[:40]!r}")
-    if is_typeddict(hint):
+    if in_json is dict and origin is None:
         return _members(hint, value, f"{place}.")
     if origin not in (list, dict) or parts[-1] is Any:
         return value
