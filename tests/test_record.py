@@ -227,10 +227,13 @@ def typed(tmp_path, **changes):
 
 def test_what_an_older_record_lacks_is_not_there(tmp_path):
     time = {"wait_frac": 0.5, "compute_frac": 0.4, "host_frac": 0.1, "step_ms_p50": 2.0, "step_ms_p95": 3.0}
-    found = typed(tmp_path, phases=..., time=time, throughput={"samples_per_s": 5.0}, memory={"device": None})
+    found = typed(
+        tmp_path, phases=..., time=time, throughput={"samples_per_s": 5.0, "ci95": [None, 6.0]}, memory={"device": None}
+    )
     assert found.phases == {}
     assert found.time == {**time, "copy_frac": None, "launch_ms_p50": None}
-    assert found.throughput is None  # of which half is missing
+    of_rate = {"samples_per_s": 5.0, "ci95": None, "steps": 0, "warmup_steps": 0, "sample_unit": "samples"}
+    assert found.throughput == of_rate
     assert found.memory == {}
     assert typed(tmp_path, throughput={"samples_per_s": None}).throughput is None  # was not finite
     assert typed(tmp_path, metrics={"val/x": None}).metrics == {"val/x": None}
@@ -246,6 +249,7 @@ def test_what_an_older_record_lacks_is_not_there(tmp_path):
         ("plan", {"loader.backend": 7}, "plan.loader.backend is '7'"),
         ("throughput", [1], "throughput is '[1]'"),
         ("events", ["oom"], "events.0 is 'oom'"),
+        ("metrics", {"a": None, "b": "x"}, "metrics.b is 'x'"),
     ],
 )
 def test_a_value_of_another_kind_is_told_with_its_place(tmp_path, key, value, place):

@@ -15,7 +15,6 @@ import platform
 import socket
 import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -358,6 +357,8 @@ class RunRecord:
         found = read(folder)
         if "run_id" not in found:
             raise ValueError(f"{folder / FILE_NAME} is not a run record: it has no key 'run_id'.")
+        if isinstance(throughput := found.get("throughput"), dict):
+            found["throughput"] = {**_ABOUT_THE_RATE, **throughput}
         try:
             made = cls(**_members(cls, found, ""))
         except TypeError as error:
@@ -413,6 +414,10 @@ def read(folder: Path) -> dict[str, Any]:
     return record
 
 
+_ABOUT_THE_RATE = {"ci95": None, "steps": 0, "warmup_steps": 0, "sample_unit": "samples"}
+"""What is taken for it where a record has the rate alone."""
+
+
 class _NotThereError(Exception):
     """A figure that a part of a record can't do without is missing, or was no finite number."""
 
@@ -437,14 +442,23 @@ def _members(kind: type, found: Mapping[str, Any], place: str) -> dict[str, Any]
     return members
 
 
-@cache
+@cache  # a table lists a thousand records
 def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
+@cache
+def _kinds_of(hint: Any) -> tuple[Any, tuple[Any, ...], Any]:
+    """Origin and parts of a type, and what its values are in JSON."""
+    origin = get_origin(hint)
+    kinds: dict[Any, Any] = {Literal: str, float: (int, float), int: (int, float)}
+    in_json = dict if is_typeddict(hint) else kinds.get(origin or hint, origin or hint)
+    return origin, get_args(hint), in_json
+
+
 def _of_kind(hint: Any, value: Any, place: str) -> Any:
     """The value, whose parts that lack something are left out. Raises as `_members` does."""
-    origin, parts = get_origin(hint), get_args(hint)
+    origin, parts, in_json = _kinds_of(hint)
     if origin is UnionType:  # with None
         try:
             return None if value is None else _of_kind(parts[0], value, place)
@@ -454,17 +468,21 @@ def _of_kind(hint: Any, value: Any, place: str) -> Any:
         return value
     if value is None:
         raise _NotThereError
-    kinds: dict[Any, Any] = {Literal: str, float: (int, float), int: (int, float)}
-    if not isinstance(value, dict if is_typeddict(hint) else kinds.get(origin or hint, origin or hint)):
+    if not isinstance(value, in_json):
         raise TypeError(f"{place} is {str(value)[:40]!r}")
-    if is_typeddict(hint):
+    if in_json is dict and origin is None:
         return _members(hint, value, f"{place}.")
     if origin not in (list, dict) or parts[-1] is Any:
         return value
     kept = {}
     for name, item in enumerate(value) if origin is list else value.items():
-        with suppress(_NotThereError):
-            kept[name] = None if item is None and parts[-1] is float else _of_kind(parts[-1], item, f"{place}.{name}")
+        try:
+            kept[name] = _of_kind(parts[-1], item, f"{place}.{name}")
+        except _NotThereError:
+            if parts[-1] is float and origin is list:  # an interval without one of its ends
+                raise
+            if parts[-1] is float:  # the last value of a metric, which was not finite
+                kept[name] = None
     return list(kept.values()) if origin is list else kept
 
 

@@ -80,6 +80,11 @@ def test_a_shallow_swing_is_none():
     assert (level.verdict, level.swing) == ("well used", None)
 
 
+def test_a_gpu_that_was_never_busy_is_idle():
+    assert level_of(*at([0.0, 0.9])).is_idle
+    assert not level_of(*at([0.0, 1.0])).is_idle
+
+
 def test_the_message_has_the_figures_and_the_advice_something_to_type():
     starved = level_of(*at([41.2] * 100))
     assert starved.message == "utilisation 41 % on average: starved"

@@ -45,6 +45,11 @@ def test_a_gpu_without_utilisation_is_said():
     assert "GPU 1: no utilisation was read" in lines[2]
 
 
+def test_a_gpu_that_did_nothing_starves_for_nobody():
+    lines = curve_lines(curves([0.0] * 60))
+    assert lines[1:] == ["GPU 0: nothing ran on it (over 59.0 s)", CAUSES]
+
+
 def test_a_coarse_curve_does_not_show_fast_swings_and_says_so():
     said = "Readings 1.0 s apart can't show a period under 3.0 s"
     assert any(said in line for line in curve_lines(curves([20.0] * 60)))

@@ -127,6 +127,18 @@ class TestLoop:
                 len(watch.batches(iter(range(3))))
         assert watch.summary["steps"] == 7
 
+    def test_what_a_loader_takes_to_begin_is_waited_for(self) -> None:
+        class Starts(Loader):
+            def __iter__(self) -> Iterator[int]:
+                time.sleep(0.1)
+                return super().__iter__()
+
+        with GPUWatch(quiet=True) as watch:
+            for _ in range(3):
+                for _ in watch.batches(Starts(10)):
+                    time.sleep(0.001)
+        assert watch.summary["wait_frac"] > 0.7
+
     def test_a_loop_may_be_left_and_gone_on_with(self) -> None:
         with GPUWatch(quiet=True) as watch:
             for number in watch.batches(itertools.count()):

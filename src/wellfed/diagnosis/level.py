@@ -9,6 +9,7 @@ import numpy as np
 
 from wellfed.diagnosis.run_tables import Series
 from wellfed.diagnosis.swing import LEAST_DEPTH, Swing, swing_in_time
+from wellfed.diagnosis.thresholds import AT_WORK_PCT
 from wellfed.units import show_duration
 
 Verdict = Literal["well used", "room left", "starved", "swings"]
@@ -39,6 +40,11 @@ class Level:
     swing: Swing | None
     """Only one that is deep enough to matter."""
     verdict: Verdict
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing ran on the GPU: it starves for nobody."""
+        return self.peak_pct < AT_WORK_PCT
 
     @property
     def message(self) -> str:

@@ -24,7 +24,7 @@ def curve_lines(file: RecordedCurves) -> list[str]:
     for curve, level in levels:
         name = f"GPU {curve.gpu}".rstrip() + (f" ({curve.card})" if curve.card else "")
         lines.append(f"{name}: {_said(level)}")
-    advised = dict.fromkeys(level.advice for _, level in levels if level is not None)
+    advised = dict.fromkeys(level.advice for _, level in levels if level is not None and not level.is_idle)
     return [*lines, *_limits(file, levels), CAUSES, *advised]
 
 
@@ -59,13 +59,15 @@ def _about(file: RecordedCurves) -> str:
 def _said(level: Level | None) -> str:
     if level is None:
         return "no utilisation was read; some cards, and instances of a card (MIG), do not tell it"
+    if level.is_idle:
+        return f"nothing ran on it (over {show_duration(level.span_s)})"
     figures = f"p5 {level.p5_pct:.0f} %, p95 {level.p95_pct:.0f} %, peak {level.peak_pct:.0f} %"
     return f"{level.message} ({figures}, over {show_duration(level.span_s)})"
 
 
 def _limits(file: RecordedCurves, levels: list[tuple[GpuCurve, Level | None]]) -> list[str]:
     """What was too little, or read too rarely, to tell a swing."""
-    judged = [level for _, level in levels if level is not None]
+    judged = [level for _, level in levels if level is not None and not level.is_idle]
     doubtful = [level for level in judged if level.verdict != "well used"]
     if not doubtful or not file.interval_s:
         return []

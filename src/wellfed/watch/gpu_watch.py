@@ -136,11 +136,13 @@ class TimedBatches(Generic[Batch]):
 
     def __iter__(self) -> Iterator[Batch]:
         watch, this_pass = self._watch, object()
-        batches = iter(self._loader)
+        batches: Iterator[Batch] | None = None
         try:
             while True:
                 watch._ask(this_pass, self._loader)
                 try:
+                    if batches is None:
+                        batches = iter(self._loader)  # which starts workers: the first step waits for them
                     handed = [next(batches)]
                 except StopIteration:
                     return

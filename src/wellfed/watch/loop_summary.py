@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from wellfed.diagnosis.level import Level
-from wellfed.diagnosis.thresholds import AT_WORK_PCT, FEWEST_STEPS, HOST_FRAC, WAIT_FRAC
+from wellfed.diagnosis.thresholds import FEWEST_STEPS, HOST_FRAC, WAIT_FRAC
 from wellfed.timing.readiness import StepSummary
 from wellfed.timing.step_clock import WARMUP_STEPS
 from wellfed.units import counted, show_count, show_percent
@@ -73,7 +73,7 @@ class LoopSummary:
         ]
 
     def _gpu_lines(self) -> list[str]:
-        idle = [gpu for gpu, level in self.levels.items() if level.peak_pct < AT_WORK_PCT]
+        idle = [gpu for gpu, level in self.levels.items() if level.is_idle]
         if len(idle) == len(self.levels):  # then that is the news
             idle = []
         lines = [f"GPU {gpu}: {level.message}" for gpu, level in self.levels.items() if gpu not in idle]
@@ -92,7 +92,7 @@ class LoopSummary:
         hardly = "Steps hardly wait for data" if is_wait_known else "Waiting for data can't be told here"
         if self.steps.host_frac > HOST_FRAC:
             return f"{hardly}; what costs time lies between them: logging, callbacks, values that are printed."
-        if any(level.verdict != "well used" for level in self.levels.values() if level.peak_pct >= AT_WORK_PCT):
+        if any(level.verdict != "well used" for level in self.levels.values() if not level.is_idle):
             within = "small kernels, or lines that wait for the GPU (.item(), .cpu(), a print)"
             return f"{hardly}; where a GPU idles, it does so within steps: {within}."
         return f"{hardly}."
