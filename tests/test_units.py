@@ -12,6 +12,7 @@ from wellfed.units import (
     show_duration,
     show_energy,
     show_line,
+    show_ms,
     show_percent,
     show_text,
 )
@@ -114,3 +115,10 @@ def test_a_name_is_one_line(text):
     assert len(shown.splitlines()) <= 1
     assert shown == show_text(shown).strip()
     assert show_line("a\nb\x1b[31m\tc") == "a b\\x1b[31m c"
+
+
+@pytest.mark.parametrize(
+    ("number", "shown"), [(0.0421, "0.0421 ms"), (85.44, "85.4 ms"), (999.4, "999 ms"), (2990, "3.0 s")]
+)
+def test_a_part_of_a_step(number, shown):
+    assert show_ms(number) == shown

@@ -60,6 +60,11 @@ def show_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def show_ms(milliseconds: float) -> str:
+    """A part of a step for people, with three digits: ``0.42 ms``, ``85.4 ms``, ``2.99 s``."""
+    return f"{milliseconds:.3g} ms" if milliseconds < 999.5 else show_duration(milliseconds / 1e3)
+
+
 def show_energy(joules: float) -> str:
     """An energy with three digits: ``412 uJ``, ``0.21 J``, ``34.1 kJ``."""
     for factor, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ"), (1.0, "J"), (1e-3, "mJ")):

@@ -87,7 +87,7 @@ def test_curves_of_nvidia_smi_have_a_verdict_and_no_cause(tmp_path: Path, capsys
     out = capsys.readouterr().out
     assert "GPU 0 (NVIDIA H200): utilisation 20 % on average: starved" in out
     assert "causes need a run" in out
-    assert "python -m wellfed diagnose names it" in out
+    assert "python -m wellfed diagnose, if it is a run of wellfed" in out
     assert cli.main(["diagnose", "--json", str(path)]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["file"], found["gpus"]["0"]["verdict"]) == (str(path), "starved")

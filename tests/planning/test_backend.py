@@ -8,7 +8,7 @@ from tests.planning.machines import H200, LAPTOP, machine
 from tests.planning.test_decide import FETCH, ITEMS, ITERABLE, check_reasons, config, planned
 from wellfed.config.schema import Backend, LoaderConfig
 from wellfed.loading.first_batches import BackendTime, FirstBatches
-from wellfed.planning.backend import candidates, show_ms, to_time
+from wellfed.planning.backend import candidates, to_time
 
 
 def trial(build_ms=2.0, noise_ms=0.0, failed=(), batch_bytes=1000, **lost_ms):
@@ -193,10 +193,3 @@ def test_what_does_not_fit_is_not_taken():
     assert (chosen.value, chosen.because.rpartition("; ")[2]) == ("inline", "no room for processes")
     assert backend(big, data=ITEMS).value == "processes"
     assert backend(trial(300, batch_bytes=40 * 2**20), data=ITEMS, facts=facts).value == "inline"
-
-
-@pytest.mark.parametrize(
-    ("time_ms", "text"), [(0.0456, "0.046 ms"), (2.54, "2.5 ms"), (9.99, "10 ms"), (310.4, "310 ms"), (0, "0 ms")]
-)
-def test_milliseconds_are_short(time_ms, text):
-    assert show_ms(time_ms) == text

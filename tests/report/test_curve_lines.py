@@ -35,8 +35,8 @@ def test_each_gpu_has_a_line_with_its_verdict_and_each_verdict_its_advice():
         "GPU 0 (NVIDIA H200): utilisation 90 % on average: well used (p5 90 %, p95 90 %, peak 90 %"
     )
     assert lines[2].startswith("GPU 1 (NVIDIA H200): utilisation 20 % on average: starved")
-    assert len([line for line in lines if "What does it wait for?" in line]) == 1
-    assert len([line for line in lines if "Is it full, too?" in line]) == 1
+    assert len([line for line in lines if "To know what it waits for" in line]) == 1
+    assert len([line for line in lines if "Busy is not yet fast" in line]) == 1
     assert CAUSES in lines
 
 

@@ -55,7 +55,7 @@ def test_what_came_before_and_after_a_training_is_told_apart():
     lines = told(seen(0), curves=[[0] * 60 + [90] * 40 + [0] + [90] * 39 + [0] * 60])
     assert lines[1] == "GPU 0 NVIDIA H200: utilisation 35 % on average: starved."
     assert lines[2] == "  while it was in use, for 39.5 s: utilisation 88 % on average: well used"
-    assert lines[-1].startswith("Is it full, too?")
+    assert lines[-1].startswith("Busy is not yet fast")
 
 
 def test_gpus_with_the_same_verdict_share_the_next_step():

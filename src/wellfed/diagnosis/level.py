@@ -15,13 +15,15 @@ from wellfed.units import show_duration
 Verdict = Literal["well used", "room left", "starved", "swings"]
 WELL_USED_PCT, STARVED_PCT = 80, 50
 """Mean utilisation from which a GPU is well used, and below which it is starved."""
-_OWN_LOOP = "any other training: GPUCurves or GPUWatch time its steps (docs/your_own_loop.md)"
+_CAUSE = (
+    "To know {what}: python -m wellfed diagnose, if it is a run of wellfed; else time its steps with GPUCurves or "
+    "GPUWatch (docs/your_own_loop.md)."
+)
 _ADVICE: dict[Verdict, str] = {
-    "well used": "Is it full, too? A run of wellfed: python -m wellfed report sets its rate against its ceiling; "
-    + _OWN_LOOP,
-    "room left": "What takes the rest? A run of wellfed: python -m wellfed diagnose names it; " + _OWN_LOOP,
-    "starved": "What does it wait for? A run of wellfed: python -m wellfed diagnose names it; " + _OWN_LOOP,
-    "swings": "What comes as often? A run of wellfed: python -m wellfed diagnose names it; " + _OWN_LOOP,
+    "well used": "Busy is not yet fast. " + _CAUSE.format(what="whether data still costs it time"),
+    "room left": _CAUSE.format(what="what takes the rest"),
+    "starved": _CAUSE.format(what="what it waits for"),
+    "swings": _CAUSE.format(what="what comes as often"),
 }
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from wellfed.config.schema import Backend, LoaderConfig
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.run_plan import DataFacts, Decided, as_set, by_rule
+from wellfed.units import show_ms
 
 CHEAP_MS = 0.05
 """A batch that is built faster is not worth handing over, which costs 0.02-0.03 ms. After a step it takes twice as long
@@ -132,8 +133,3 @@ def _fastest(names: tuple[str, ...], first: FirstBatches) -> str:
         if gain_ms > max(noise_ms, TIE_FRAC * one.period_ms):
             best = name
     return best
-
-
-def show_ms(time_ms: float) -> str:
-    """Milliseconds with two figures that matter, e.g. ``0.046 ms``, ``2.5 ms``, ``310 ms``."""
-    return f"{time_ms:.0f} ms" if time_ms >= 10 else f"{time_ms:.2g} ms"

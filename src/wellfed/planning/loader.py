@@ -12,7 +12,7 @@ from wellfed.errors import Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.loading.settings import MOST_PARTS
-from wellfed.planning.backend import asks_for_timeout, asks_to_watch, candidates, plan_backend, show_ms, to_time
+from wellfed.planning.backend import asks_for_timeout, asks_to_watch, candidates, plan_backend, to_time
 from wellfed.planning.host_room import NEAR_FRAC, Room
 from wellfed.planning.run_plan import (
     DataFacts,
@@ -24,7 +24,7 @@ from wellfed.planning.run_plan import (
     by_rule,
     unless_set,
 )
-from wellfed.units import GIB, MIB, show_bytes
+from wellfed.units import GIB, MIB, show_bytes, show_ms
 
 _WORKER_LIMIT: Mapping[str, int] = {"balanced": 4, "aggressive": 16}
 """Most workers of a loader option."""

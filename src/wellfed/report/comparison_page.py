@@ -13,6 +13,7 @@ from wellfed.pages.html_page import fill_in
 from wellfed.pages.picture import ACCENT, INK, SERIES, picture
 from wellfed.report.comparison import PARTS, Comparison, Estimate, device, started_with
 from wellfed.report.curve_bins import binned
+from wellfed.units import show_ms
 
 _WIDTH = 5.7
 """Inches of 72 pixels: text is readable on a phone, and two pictures stand side by side on a desk."""
@@ -50,7 +51,7 @@ def _step_picture(both: Comparison) -> Markup | None:
         axes.set_xlabel("mean step, ms")
         drawn.figure.legend(loc="outside upper left", ncols=len(shown), handlelength=1.0)
         told = (
-            f"{letter}: " + ", ".join(f"{name} {one.value:.3g} ms" for name, one in found.items())
+            f"{letter}: " + ", ".join(f"{name} {show_ms(one.value)}" for name, one in found.items())
             for letter, found in parts.items()
         )
         drawn.told = f"Parts of a mean step. {'; '.join(told)}."

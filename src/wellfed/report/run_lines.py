@@ -10,7 +10,7 @@ from typing import Any
 from wellfed.diagnosis.ceiling_check import ceiling_line
 from wellfed.diagnosis.rules.synchronisation import how_often
 from wellfed.record import RunRecord, SwingEntry
-from wellfed.units import counted, show_count, show_duration, show_energy, show_percent
+from wellfed.units import counted, show_count, show_duration, show_energy, show_ms, show_percent
 
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Nothing to worry about, or told beside the figures."""
@@ -222,7 +222,7 @@ def profile_lines(record: RunRecord) -> list[str]:
             "long the host was ahead of it"
         )
     if copy_ms is not None and hidden is not None:
-        lines.append(f"copies take {copy_ms:.3g} ms a step, {show_percent(hidden)} of it while kernels run")
+        lines.append(f"copies take {show_ms(copy_ms)} a step, {show_percent(hidden)} of it while kernels run")
     accelerator = record.plan.get("trainer.accelerator")
     if profile["by"] == "cpu" and accelerator is not None and accelerator["value"] == "gpu":
         lines.append("the host alone: torch recorded nothing of what the GPU did")

@@ -14,7 +14,7 @@ from wellfed.report.curve_bins import MOST, Binned, binned
 from wellfed.report.picture_parts import PERIODS, WIDTH, Key, PagePicture, measure, of_many, rows
 from wellfed.report.run_lines import EVERYDAY_EVENTS
 from wellfed.report.time_axis import TimeAxis
-from wellfed.units import counted, show_duration
+from wellfed.units import counted, show_duration, show_ms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,7 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
         axes.set_ylabel("ms a step")
         keys += _happened(axes, evidence, axis, most_ms)
         axis.put_under(axes)
-        shares = ", ".join(f"{name} {ms.mean():.3g} ms" for name, ms in parts.items())
+        shares = ", ".join(f"{name} {show_ms(ms.mean())}" for name, ms in parts.items())
         if period and swing:
             if evidence.swings_of_steps and evidence.swings_of_steps[0].where == "gap":
                 pauses_ms = np.concatenate([np.zeros(number - len(evidence.gap_ms)), evidence.gap_ms])

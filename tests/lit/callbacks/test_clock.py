@@ -19,7 +19,7 @@ from wellfed.timing.readiness import StepSummary, summarise
 from wellfed.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
-PAUSE_S = 0.02
+PAUSE_S = 0.06
 
 
 class SlowData(tiny.TinyData):

@@ -6,7 +6,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import Feeding, has_unused_fetch, planned_anew
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.waiting import cause_of_waiting
-from wellfed.units import show_percent
+from wellfed.units import show_ms, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -17,7 +17,7 @@ def check(evidence: Evidence) -> Finding | None:
     feeding = waiting.feeding
     said = (
         f"{show_percent(waiting.frac)} of each step waits for data: building a batch takes "
-        f"{feeding.build_cpu_ms:.3g} ms of CPU, a step takes {feeding.fed_ms:.3g} ms"
+        f"{show_ms(feeding.build_cpu_ms)} of CPU, a step takes {show_ms(feeding.fed_ms)}"
     )
     change: tuple[str, ...] = ()
     gain = None

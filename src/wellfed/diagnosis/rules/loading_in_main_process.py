@@ -6,7 +6,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import Feeding, has_unused_fetch, knobs, planned_anew
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.waiting import cause_of_waiting
-from wellfed.units import show_percent
+from wellfed.units import show_ms, show_percent
 
 _FETCH_FRAC = 0.1
 """A batch that is fetched as a whole takes at most so much of the time of its samples one by one: record loader_cpu."""
@@ -20,7 +20,7 @@ def check(evidence: Evidence) -> Finding | None:
     feeding = waiting.feeding
     said = (
         f"{show_percent(waiting.frac)} of each step waits for data: the training process builds a batch itself in "
-        f"{feeding.build_ms:.3g} ms, and a step takes {feeding.fed_ms:.3g} ms"
+        f"{show_ms(feeding.build_ms)}, and a step takes {show_ms(feeding.fed_ms)}"
     )
     fetches = has_unused_fetch(evidence) and not feeding.waits_outside
     if fetches:

@@ -6,7 +6,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import knobs
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.waiting import cause_of_waiting, handover_ms
-from wellfed.units import counted, show_percent
+from wellfed.units import counted, show_ms, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -17,8 +17,8 @@ def check(evidence: Evidence) -> Finding | None:
     feeding, taken_ms = waiting.feeding, handover_ms(evidence)
     said = (
         f"{show_percent(waiting.frac)} of each step waits for data, though {counted(feeding.num_workers, 'worker')} "
-        f"that build a batch in {feeding.build_ms:.3g} ms keep up: to take a batch over from another process takes "
-        f"{taken_ms:.2g} ms of a step of {feeding.step_ms:.3g} ms"
+        f"that build a batch in {show_ms(feeding.build_ms)} keep up: to take a batch over from another process takes "
+        f"{show_ms(taken_ms)} of a step of {show_ms(feeding.step_ms)}"
     )
     figures = {**feeding.figures(), "handover_ms": taken_ms}
     if evidence.record.loading.get("has_fetch"):

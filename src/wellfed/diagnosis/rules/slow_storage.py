@@ -14,7 +14,7 @@ from wellfed.diagnosis.waiting import (
     slow_steps,
     stall_period_s,
 )
-from wellfed.units import show_duration, show_percent
+from wellfed.units import show_duration, show_ms, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -26,8 +26,8 @@ def check(evidence: Evidence) -> Finding | None:
     if (period_s := stall_period_s(evidence, feeding)) is not None and has_slow_samples(evidence, feeding):
         return _stalls(evidence, waiting, period_s)
     said = (
-        f"{show_percent(waiting.frac)} of each step waits for data: a batch takes {feeding.build_ms:.3g} ms to build, "
-        f"only {show_percent(feeding.cpu_frac)} of it CPU time"
+        f"{show_percent(waiting.frac)} of each step waits for data: a batch takes {show_ms(feeding.build_ms)} to "
+        f"build, only {show_percent(feeding.cpu_frac)} of it CPU time"
     )
     iowait_pct, cold = evidence.mean("iowait_pct"), cold_over_warm(evidence)
     if iowait_pct is not None:

@@ -7,7 +7,7 @@ from wellfed.diagnosis.feeding import knobs
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.swing_words import swing_of
 from wellfed.diagnosis.waiting import cause_of_waiting
-from wellfed.units import show_percent
+from wellfed.units import show_ms, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -20,7 +20,7 @@ def check(evidence: Evidence) -> Finding | None:
     about = "about " if feeding.is_estimate else ""
     said = (
         f"{show_percent(waiting.frac)} of each step waits for data: one worker builds a batch in "
-        f"{about}{feeding.build_ms:.3g} ms, a step takes {feeding.fed_ms:.3g} ms; {feeding.show_need()}, "
+        f"{about}{show_ms(feeding.build_ms)}, a step takes {show_ms(feeding.fed_ms)}; {feeding.show_need()}, "
         f"{workers} {'is' if workers == 1 else 'are'} set."
     )
     if feeding.step_ms_with(advised) > 1.1 * feeding.fed_ms:

@@ -8,7 +8,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import knobs
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.waiting import cause_of_waiting, prefetch_needed
-from wellfed.units import counted, show_percent
+from wellfed.units import counted, show_ms, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -21,8 +21,9 @@ def check(evidence: Evidence) -> Finding | None:
     now = evidence.value("loader.prefetch_factor") or 2
     said = (
         f"{show_percent(waiting.frac)} of each step waits for data, though {counted(feeding.num_workers, 'worker')} "
-        f"that build a batch in {feeding.build_ms:.3g} ms keep up with steps of {feeding.fed_ms:.3g} ms on average: "
-        f"the slowest batches take {p99_ms:.3g} ms. {needed} kept ready by each worker bridge that; now it is {now}."
+        f"that build a batch in {show_ms(feeding.build_ms)} keep up with steps of {show_ms(feeding.fed_ms)} on "
+        f"average: the slowest batches take {show_ms(p99_ms)}. {needed} kept ready by each worker bridge "
+        f"that; now it is {now}."
     )
     figures = {**feeding.figures(), "build_ms_p99": p99_ms}
     change = knobs(evidence, prefetch_factor=needed)

@@ -6,7 +6,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.feeding import feeding_of, knobs, workers_crowd
 from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.waiting import cause_of_waiting
-from wellfed.units import counted, show_percent
+from wellfed.units import counted, show_ms, show_percent
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -23,7 +23,7 @@ def check(evidence: Evidence) -> Finding | None:
     if loader_pct is not None:
         said += f" and take {show_percent(loader_pct / 100 / cores)} of them"
     if ceiling is not None:
-        said += f": a step takes {feeding.step_ms:.3g} ms, and {feeding.step_ms / ceiling:.3g} ms in the ceiling"
+        said += f": a step takes {show_ms(feeding.step_ms)}, and {show_ms(feeding.step_ms / ceiling)} in the ceiling"
     fewer_threads = knobs(evidence, worker_threads=1) if threads > 1 else ()
     change = (*fewer_threads, *(knobs(evidence, num_workers=fewer) if workers > fewer else ()))
     figures = {**feeding.figures(), "worker_threads": threads}
