@@ -9,6 +9,7 @@ from tests.planning.test_decide import FETCH, ITEMS, ITERABLE, check_reasons, co
 from wellfed.config.schema import Backend, LoaderConfig
 from wellfed.loading.first_batches import BackendTime, FirstBatches
 from wellfed.planning.backend import candidates, to_time
+from wellfed.units import show_ms
 
 
 def trial(build_ms=2.0, noise_ms=0.0, failed=(), batch_bytes=1000, **lost_ms):
