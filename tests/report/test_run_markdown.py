@@ -123,6 +123,8 @@ def test_a_figure_of_a_gpu_without_its_parts_is_left_out(util):
     record = RunRecord("r", gpus={"0": {"util_pct": util, "power_w": {"mean": 300.0}, "energy_j": None}})
     assert gpu_lines(record) == ["gpu 0: 300 W"]
     assert "GPU utilisation" not in [tile.name for tile in tiles(record)]
+    record.machine = {"gpus": [{}]}
+    assert "## Machine" in to_markdown(record)
 
 
 def test_a_signal_and_the_way_on_are_part_of_the_verdict():
