@@ -112,10 +112,15 @@ def _folded(axes: Axes, table: Mapping[str, Series], parts: Mapping[str, Series]
         _areas(axes, curves[0].x, [curve.mean for curve in curves], list(parts))
     total_ms = np.sum(latest, axis=0)
     top = float(np.percentile(total_ms, 99.5))
-    begin = float(steps[total_ms.reshape(number, period).mean(axis=0).argmax() + period * (number > 2)])
+    first = int(total_ms.reshape(number, period).mean(axis=0).argmax())
+    begins = np.arange(first, max(first + 1, len(steps) - period), period)
+    at_s = table["time_s"][-len(steps) :]
+    lasted_s = at_s[np.minimum(begins + period, len(steps) - 1)] - at_s[begins]
+    begin = float(steps[begins[np.abs(lasted_s - period_s).argmin()]])  # the one that took as long as is said
     measure(
         axes, begin, min(begin + period, float(steps[-1])), 1.12 * top, f"{period} steps, {show_duration(period_s)}"
     )
     axes.set_ylim(0, 1.5 * top)
     axes.set_ylabel("ms a step")
+    axes.locator_params("x", integer=True)
     axes.set_xlabel(f"steps: the last {number} periods")
