@@ -71,3 +71,11 @@ def test_the_same_as_plain_data():
     assert {"mean_pct", "p5_pct", "p95_pct", "peak_pct", "num", "span_s", "message", "advice", "name"} <= set(gpu)
     assert entry["notes"] == [CAUSES]
     assert curve_entry(curves([]))["gpus"] == {"0": None}
+
+
+def test_a_curve_is_judged_as_the_monitor_judges_it():
+    lines = curve_lines(curves([0.0] * 60 + [90.0] * 80 + [0.0] * 60, [50.0]))
+    assert lines[1].startswith("GPU 0: utilisation 36 % on average: starved (")
+    assert lines[2] == "  while it was in use, for 1 min 19 s: utilisation 90 % on average: well used"
+    assert lines[3] == "GPU 1: 1 reading, too few for a verdict"
+    assert lines[-1].startswith("Busy is not yet fast")
