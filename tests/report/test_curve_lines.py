@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -62,6 +63,12 @@ def test_a_coarse_curve_does_not_show_fast_swings_and_says_so():
 def test_too_few_readings_are_said():
     assert any("from 40 readings of a GPU on: watch for longer" in line for line in curve_lines(curves([20.0] * 39)))
     assert curve_lines(curves([20.0]))[0].startswith("Written by nvidia-smi, 1 GPU, 1 reading")
+
+
+def test_rows_from_before_the_clock_was_set_back_are_told_apart_from_damaged_ones():
+    file = dataclasses.replace(curves([50.0] * 60), out_of_order=5)
+    assert "5 rows left out because the clock went back" in curve_lines(file)[0]
+    assert "can't be read" not in curve_lines(file)[0]
 
 
 def test_the_same_as_plain_data():

@@ -37,6 +37,7 @@ def curve_entry(file: RecordedCurves) -> Mapping[str, Any]:
         "writer": file.writer,
         "interval_s": file.interval_s,
         "unread_rows": file.unread,
+        "out_of_order_rows": file.out_of_order,
         "gpus": {curve.gpu: None if entry is None else {"name": curve.card, **entry} for curve, entry in entries},
         "notes": [*_limits(file, verdicts), CAUSES],
     }
@@ -53,6 +54,9 @@ def _about(file: RecordedCurves) -> str:
         parts.append(f"one of each GPU every {show_duration(file.interval_s)}")
     if file.unread:
         parts.append(f"{counted(file.unread, 'row')} left out that can't be read")
+    if file.out_of_order:
+        rows = counted(file.out_of_order, "row")
+        parts.append(f"{rows} left out because the clock went back (the longest stretch in order is kept)")
     return ", ".join(parts)
 
 
