@@ -128,7 +128,9 @@ class CurveVerdict:
     def in_use_message(self) -> str | None:
         """The same in words, without a full stop."""
         found = self.in_use
-        return found and f"while it was in use, for {show_duration(found.span_s)}: {found.message}"
+        if found is None:
+            return None
+        return f"while it was in use, for {show_duration(found.span_s)}: {found.message}"
 
     @property
     def advice(self) -> str | None:

@@ -208,7 +208,7 @@ class _Gathered:
 
 def _in_order(time_s: Series) -> npt.NDArray[np.int64]:
     """Places of the longest stretch in which time goes on, without single rows that are out of it."""
-    places = np.arange(len(time_s))
+    places: npt.NDArray[np.int64] = np.arange(len(time_s))
     if not (np.diff(time_s) < 0).any():
         return places
     before, here, after = time_s[:-2], time_s[1:-1], time_s[2:]
@@ -219,7 +219,8 @@ def _in_order(time_s: Series) -> npt.NDArray[np.int64]:
         return places
     # A clock that is wrong for a while goes as far forward as it comes back.
     cuts = np.flatnonzero((gaps_s < 0) | (gaps_s >= -gaps_s.min())) + 1
-    return max(np.split(places, cuts), key=len)
+    stretches: list[npt.NDArray[np.int64]] = np.split(places, cuts)
+    return max(stretches, key=len)
 
 
 def _gathered(columns: _Columns, rows: Iterator[Sequence[str]]) -> _Gathered:
