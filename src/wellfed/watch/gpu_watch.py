@@ -7,7 +7,6 @@ import math
 import os
 import threading
 from collections.abc import Iterable, Iterator
-from numbers import Real
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
@@ -189,9 +188,9 @@ class TimedBatches(Generic[Batch]):
             watch._end_pass(this_pass)
 
 
-def checked_interval(interval_s: float) -> float:
+def checked_interval(interval_s: object) -> float:
     """The interval; raises TypeError for what is no number, and ValueError for one that is too short."""
-    if isinstance(interval_s, bool) or not isinstance(interval_s, Real):
+    if isinstance(interval_s, bool) or not isinstance(interval_s, (int, float)):
         raise TypeError(f"interval_s={interval_s!r}: must be a number of seconds, as {INTERVAL_S}.")
     if not SHORTEST_S <= interval_s < math.inf:
         raise ValueError(f"interval_s={interval_s}: readings are at least {SHORTEST_S} s apart.")
