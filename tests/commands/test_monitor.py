@@ -84,7 +84,7 @@ def test_the_readings_are_in_the_file(no_gpu: None, tmp_path: Path, capsys: pyte
     rows = table(path)
     assert {row["gpu"] for row in rows} == {"-1"}
     assert 3 <= len(rows) <= 6
-    assert capsys.readouterr().out.endswith(f"The curves again: python -m wellfed diagnose '{path}'\n")
+    assert capsys.readouterr().out.endswith(f"The host's readings: {path}\n")
 
 
 @pytest.fixture

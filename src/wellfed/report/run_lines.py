@@ -44,7 +44,10 @@ def amount_line(record: RunRecord) -> str:
 def error_lines(record: RunRecord) -> list[str]:
     """What ended it, and what to do about it."""
     error = record.error
-    return [f"{error['kind']}: {' '.join(error['message'].split())}", error["advice"]] if error else []
+    if not error:
+        return []
+    kind = "" if error["kind"] == "code" else f"{error['kind']}: "  # any error that is none of the other kinds
+    return [kind + " ".join(error["message"].split()), error["advice"]]
 
 
 def simulated_lines(record: RunRecord) -> list[str]:
