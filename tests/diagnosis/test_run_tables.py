@@ -14,6 +14,11 @@ def same(found, expected):
     np.testing.assert_array_equal(found, np.array(expected, float))
 
 
+def test_a_head_that_is_no_line_of_a_table_has_no_columns(tmp_path):
+    (tmp_path / "steps.csv").write_bytes(b"step,wai\rt_ms,\x00\xff\n1,2,3\n")
+    assert not len(columns(tmp_path / "steps.csv", ["step"])["step"])
+
+
 def test_columns_of_numbers_with_empty_cells(tmp_path):
     path = tmp_path / "steps.csv"
     path.write_text("step,wait_ms,copy_ms\n1,0.5,\n2,,3\n,1,\n")

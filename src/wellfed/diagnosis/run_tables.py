@@ -116,7 +116,11 @@ def _rows(lines: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Serie
 
 
 def _cells(line: bytes) -> list[str]:
-    return next(csv.reader([line.decode("utf-8", "replace")]), [])
+    """Of a damaged line none."""
+    try:
+        return next(csv.reader([line.decode("utf-8", "replace")]), [])
+    except csv.Error:
+        return []
 
 
 def _number(cell: str | None) -> float:
