@@ -228,7 +228,7 @@ def test_a_logger_gets_what_was_found_the_report_and_what_sums_the_run_up(tmp_pa
         "throughput/samples_per_s": 80,
         "throughput/readiness_frac": 0.75,
         "ceiling/samples_per_s": 100,
-        "ceiling/headroom_frac": pytest.approx(0.25),
+        "ceiling/headroom": pytest.approx(0.25),
         "memory/peak_gib": 5.5,
         "gpu0/util_mean_pct": 60,
         "gpu0/util_p5_pct": 10,
@@ -246,7 +246,7 @@ def test_without_a_report_the_rest_is_handed_over(tmp_path, monkeypatch):
     books.record.throughput = {**THROUGHPUT, "samples_per_s": 120.0}
     books.record.ceiling = {"samples_per_s": 100.0}
     books.finish(OK, {})
-    assert handed.got[-1]["ceiling/headroom_frac"] == 0
+    assert handed.got[-1]["ceiling/headroom"] == 0
     assert [one[0] for one in handed.got[:-1]] == ["findings"]
 
 

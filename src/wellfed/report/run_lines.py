@@ -58,7 +58,8 @@ def error_lines(record: RunRecord) -> list[str]:
     """What ended it, and what to do about it."""
     error = record.error
     if error:
-        return [f"{error['kind']}: {' '.join(error['message'].split())}", error["advice"]]
+        kind = "" if error["kind"] == "code" else f"{error['kind']}: "  # any error that is none of the other kinds
+        return [kind + " ".join(error["message"].split()), error["advice"]]
     stops = [event for event in record.events if event["kind"] == "signal"]
     if record.status != "interrupted" or not stops:
         return []

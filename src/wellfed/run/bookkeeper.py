@@ -289,7 +289,7 @@ def _of_the_run(record: RunRecord) -> dict[str, float]:
         "throughput/samples_per_s": rate,
         "throughput/readiness_frac": record.readiness_frac,
         "ceiling/samples_per_s": top,
-        "ceiling/headroom_frac": max(0.0, top / rate - 1) if rate and top else None,
+        "ceiling/headroom": max(0.0, top / rate - 1) if rate and top else None,
         "memory/peak_gib": record.memory.get("measured_peak_gib"),
         **{
             f"gpu{gpu}/util_{figure}_pct": figures.get("util_pct", {}).get(figure)
