@@ -69,6 +69,9 @@ def test_a_run_of_few_steps_or_none_is_said_to_be_too_short():
     assert found.text.startswith("3 steps after the warm-up: that is too little to say where time is lost. It takes 20")
     (found,) = judge(Evidence(RunRecord("run", status="killed")))
     assert found.text.startswith("No step was measured after the warm-up: too little")
+    assert "trainer.max_steps" in found.text
+    (found,) = judge(Evidence(RunRecord("run", status="running")))
+    assert found.text.endswith("It takes 20: ask again when the run has come further.")
 
 
 def test_a_run_without_its_tables_is_judged_by_its_record():

@@ -16,8 +16,10 @@ from tests.sweep.test_leaderboard_html import EVIL, QUOTE, Page
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.judge import conclude
 from wellfed.diagnosis.run_tables import HOST
+from wellfed.report import comparison_page
 from wellfed.report.comparison import Comparison
 from wellfed.report.comparison_page import comparison_html
+from wellfed.report.curve_bins import binned
 
 TRACES = Path(__file__).parents[1] / "traces" / "simulated"
 
@@ -86,11 +88,14 @@ def test_every_text_of_the_users_is_shown_as_it_is(evil: str) -> None:
     assert not {"script", "img"} & set(found.tags)
 
 
-def test_of_one_that_was_not_watched_the_picture_says_so() -> None:
+def test_of_one_that_was_not_watched_the_picture_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(comparison_page, "binned", lambda x, y: drawn.append(y.max()) or binned(x, y))
     curves = {HOST: {"time_s": np.arange(50.0), "cpu_pct": np.full(50, 930.0)}}
     html = comparison_html(Comparison(evidence(curves=curves), evidence()))
     assert "not watched" in html
     assert "CPU cores busy while training. A: mean 9.30." in html
+    assert drawn == [pytest.approx(9.3)]
     assert ">5.0<" in html or ">5<" in html  # the axis goes up to the cores
 
 

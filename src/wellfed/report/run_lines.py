@@ -187,9 +187,8 @@ def machine_lines(record: RunRecord) -> list[str]:
     for gpu in machine.get("gpus", ()):
         size = "" if gpu.get("memory_gib") is None else f", {gpu['memory_gib']:.1f} GiB"
         kind = "" if gpu.get("capability") is None else f", compute capability {gpu['capability']}"
-        lines.append(
-            f"gpu {gpu.get('index', '')}: {gpu.get('name', '')}{size}{kind}{', a MIG instance' if gpu.get('is_mig') else ''}"
-        )
+        mig = ", a MIG instance" if gpu.get("is_mig") else ""
+        lines.append(f"gpu {gpu.get('index', '')}: {gpu.get('name', '')}{size}{kind}{mig}")
     problems = {"NVML": machine.get("nvml_problem"), "torch": machine.get("torch_problem")}
     lines += [f"{name}: {problem}" for name, problem in problems.items() if problem]
     lines.append(", ".join(f"{name} {version}" for name, version in machine.get("versions", {}).items()))
