@@ -57,7 +57,11 @@ class ConfigError(WellfedError):
         self.faults = tuple(faults)
         count = "1 fault" if len(self.faults) == 1 else f"{len(self.faults)} faults"
         head = f"{count} in the configuration; nothing was run."
-        super().__init__("\n".join([head, *(f"  - {fault}" for fault in self.faults)]))
+        super().__init__(self.under(head))
+
+    def under(self, heading: str) -> str:
+        """The faults under another heading than that of a configuration."""
+        return "\n".join([heading, *(f"  - {fault}" for fault in self.faults)])
 
     @classmethod
     def of(cls, where: str, problem: str, way_out: str) -> ConfigError:
@@ -69,6 +73,13 @@ class DataError(WellfedError):
     """Input that is missing, unreadable or not what it claims to be: names file, line and way out."""
 
     kind = "data"
+
+
+class NotShown(WellfedError):
+    """What was to be printed could not be written, as on a disk that is full."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(f"Nothing more can be shown: {error.strerror or error}.")
 
 
 class OutOfMemoryExhausted(WellfedError):

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import difflib
+import os
+import re
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 from wellfed.errors import ConfigError
 
+_TIME = re.compile(r"\d{4}-\d\d-\d\d")
+"""Begins the name of a folder that nobody has named."""
 _LISTED = 12
 """Most folders that a message lists."""
 
@@ -23,12 +29,31 @@ class FolderKind:
     first_command: str
     """Makes one."""
     newest_first: bool = False
-    """Names begin with a time, and the latest are listed first."""
+    """Names begin with a time where users gave none, and the latest are listed first."""
 
     def all(self, log_dir: Path) -> list[Path]:
-        """Those that are there, and any that may not be looked into."""
+        """Those that are there, and any that may not be looked into.
+
+        Raises:
+            ConfigError: the log dir may not be looked into.
+        """
+        try:
+            os.listdir(log_dir)
+        except PermissionError as error:
+            problem = f"can't be looked into: {error.strerror}."
+            raise ConfigError.of(str(log_dir), problem, "Name another: --log-dir.") from error
+        except (OSError, ValueError):  # there is none
+            return []
         found = [path for path in log_dir.glob(f"*/{self.noun}s/*") if self.is_in(path)]
-        return sorted(found, key=lambda path: path.name, reverse=True) if self.newest_first else sorted(found)
+        return sorted(found, key=self._time, reverse=True) if self.newest_first else sorted(found)
+
+    def _time(self, folder: Path) -> str:
+        """When it began, by its name; where that says nothing, when the marker was last written."""
+        if _TIME.match(folder.name):
+            return folder.name
+        with suppress(OSError):
+            return f"{datetime.fromtimestamp((folder / self.marker).stat().st_mtime):%Y-%m-%d_%H-%M-%S}"
+        return ""
 
     def is_in(self, folder: Path) -> bool:
         """Whether a folder is one, or may be one: it is closed to us."""

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from wellfed import record
+from wellfed.commands.answer import Answer
 from wellfed.commands.leaderboard import add_sweep
 from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.option_file import Value, check_name, comment_lines, write_files, yaml_lines
 from wellfed.config.schema import LoaderConfig, MemoryConfig
 from wellfed.errors import EXIT_OK, ConfigError
-from wellfed.run.screen import Terminal
 from wellfed.sweep import folders
 from wellfed.sweep.ranking import Entry, Leaderboard, leaderboard
 from wellfed.sweep.winner import chosen, in_words, overrides_of_other_groups, recorded_knobs, tie_in_words
@@ -57,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     options = [f"{group}={asked.name}" for group in _SCHEMAS]
     words = [*board.sweep.flags, *options, *overrides_of_other_groups(entry, list(_SCHEMAS))]
     said.append(f"Use it: python src/train.py {shlex.join(words)}")
-    Terminal().print("\n".join(filter(None, said)), soft_wrap=True)
+    Answer().print("\n".join(filter(None, said)), soft_wrap=True)
     return EXIT_OK
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed import record
+from wellfed.commands.answer import Answer
 from wellfed.commands.which_run import add_log_dir, folder_of, read
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.judge import conclude
@@ -15,7 +16,6 @@ from wellfed.diagnosis.recorded_curves import read_curves
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.report.curve_lines import curve_entry, curve_lines
 from wellfed.report.run_sections import sections
-from wellfed.run.screen import Terminal
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,11 +37,11 @@ def main(argv: Sequence[str]) -> int:
     folder = folder_of(asked.run, Path(asked.log_dir))
     evidence = Evidence.of(read(folder), folder)
     conclude(evidence)
-    found, terminal = evidence.record, Terminal()
+    found, terminal = evidence.record, Answer()
     if asked.json:
         terminal.show_json({"run_id": found.run_id, "status": found.status, "findings": found.findings})
         return EXIT_OK
-    terminal.print(f"{folder}: {found.status}, {found.steps} steps", soft_wrap=True)
+    terminal.print(str(folder), soft_wrap=True)
     shown = [section for section in sections(found) if section.name in ("verdict", "findings", "utilisation", "time")]
     for line in (line for section in shown for line in section.lines):
         terminal.print(line, soft_wrap=True)
@@ -64,7 +64,7 @@ def _curves(path: Path, *, as_json: bool) -> int:
         problem = f"is a file of the run {folder.name}."
         raise ConfigError.of(str(path), problem, f"Its folder is diagnosed: python -m wellfed diagnose {folder}")
     file = read_curves(path)
-    terminal = Terminal()
+    terminal = Answer()
     if as_json:
         terminal.show_json({"file": str(path), **curve_entry(file)})
         return EXIT_OK

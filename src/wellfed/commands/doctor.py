@@ -47,11 +47,12 @@ def surroundings(environ: Mapping[str, str], home: Path) -> Surroundings:
 
 def show(examination: Examination, stream: IO[str]) -> None:
     """Prints the examination for people: first what keeps torch from the card, then the tables."""
-    from rich.console import Console  # not for --help
-    from rich.table import Table
+    from rich.table import Table  # not for --help
 
-    # soft_wrap: a command to copy must not be broken into lines; markup off: messages hold brackets.
-    console = Console(file=stream, soft_wrap=True, markup=False, highlight=False)
+    from wellfed.commands.answer import Answer
+
+    # soft_wrap: a command to copy must not be broken into lines.
+    console = Answer(file=stream, soft_wrap=True)
     rest = [entry for entry in examination.missing if entry.what != "torch"]
     for entry in examination.missing:
         if entry.what == "torch":

@@ -5,28 +5,44 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from contextlib import suppress
+from pathlib import Path
 
-from wellfed.errors import EXIT_FAILED, EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, WellfedError, is_the_users, shortened
+from wellfed.errors import (
+    EXIT_FAILED,
+    EXIT_NOTHING_RUN,
+    EXIT_OK,
+    EXIT_OUT_OF_MEMORY,
+    ConfigError,
+    NotShown,
+    WellfedError,
+    is_the_users,
+    shortened,
+)
 from wellfed.units import show_text
 
 _BY_KIND = {"config": EXIT_NOTHING_RUN, "data": EXIT_NOTHING_RUN, "device_oom": EXIT_OUT_OF_MEMORY}
 """Exit codes."""
 
 
-def tell(error: Exception, way_on: str = "") -> int:
+def tell(error: Exception, way_on: str = "", heading: str = "") -> int:
     """Print what a user needs to know of an error; the exit code.
 
     Args:
         way_on: what can be typed where the card is the matter: lost, or too small.
+        heading: for faults that are in no configuration.
 
     Raises:
         Exception: ``error`` itself, where a traceback helps and none of its frames is the user's own.
     """
     if os.environ.get("HYDRA_FULL_ERROR") == "1":
         raise error
+    if isinstance(error, OSError) and _is_of_printing(error):
+        return _not_shown(error)
     if isinstance(error, WellfedError):
         more = way_on if error.kind == "device_oom" else ""
-        print(show_text(f"{error}\n{more}".rstrip()), file=sys.stderr)
+        told = error.under(heading) if heading and isinstance(error, ConfigError) else error
+        print(show_text(f"{told}\n{more}".rstrip()), file=sys.stderr)
         return _BY_KIND.get(error.kind, EXIT_FAILED)
     if "torch" not in sys.modules:  # nothing of a card
         return _show(error)
@@ -37,6 +53,29 @@ def tell(error: Exception, way_on: str = "") -> int:
         return _show(error)
     print(show_text(f"{outcome.message}\n{outcome.advice}".rstrip()), file=sys.stderr)
     return outcome.exit_code
+
+
+def all_shown(code: int) -> int:
+    """The exit code of a command that would end with ``code``: another where what it printed can't be written."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        return _not_shown(error, code)
+    return code
+
+
+def _not_shown(error: OSError, code: int = EXIT_OK) -> int:
+    """Says so, unless it is a reader that went away (``| head``): that one has had enough."""
+    with suppress(OSError, ValueError):  # what is still buffered must not fail again when Python ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return code if isinstance(error, BrokenPipeError) else code or tell(NotShown(error))
+
+
+def _is_of_printing(error: OSError) -> bool:
+    """Whether a ``print`` of a command has failed: commands write no file but by way of other rooms."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).parent == Path(__file__).parent
 
 
 def _show(error: Exception) -> int:

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
+from wellfed.commands.answer import Answer
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import EXIT_OK, ConfigError
-from wellfed.run.screen import Terminal
 from wellfed.sweep import folders, leaderboard_files
 from wellfed.sweep.leaderboard_terminal import show, width
 from wellfed.sweep.ranking import leaderboard
@@ -31,9 +31,9 @@ def main(argv: Sequence[str]) -> int:
         problem = f"can't be written to: {error.strerror or error}."
         raise ConfigError.of(str(folder), problem, "Free space, or make the folder writable.") from error
     if asked.json:
-        Terminal().show_json(board.to_dict())
+        Answer().show_json(board.to_dict())
     else:
-        show(Terminal(width=width()), board, written)
+        show(Answer(width=width()), board, written)
     return EXIT_OK
 
 

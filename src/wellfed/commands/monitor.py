@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
+from wellfed.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, NotShown
 from wellfed.run.screen import Terminal
 from wellfed.stop_request import Stopped, StopRequest
 from wellfed.telemetry.ticker import next_beat
@@ -43,8 +43,7 @@ def main(argv: Sequence[str]) -> int:
     with stop.listening(), suppress(Stopped):
         _watch(asked, stop, terminal)
     if terminal.failure is not None:
-        print(f"Nothing more can be shown: {terminal.failure.strerror}.", file=sys.stderr)
-        return EXIT_FAILED
+        raise NotShown(terminal.failure)
     if stop.signum is None or (stop.signum == signal.SIGINT and asked.seconds == 0):
         return EXIT_OK
     return EXIT_INTERRUPTED if stop.signum == signal.SIGINT else EXIT_TERMINATED

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from rich.console import Console
 from rich.table import Table
 
+from wellfed.commands.answer import Answer
 from wellfed.config.compose import Composed, compose, masked_override
 from wellfed.config.experiment_file import free_path, write_experiment
 from wellfed.config.option_file import Value
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 def show(found: DryPlan, stream: IO[str]) -> None:
     """Prints the plan for people."""
     plan = found.plan
-    console = Console(file=stream, markup=False, highlight=False)
+    console = Answer(file=stream)
     if found.imagined is not None:
         console.print(found.imagined, soft_wrap=True)
     console.print(plan_table(found.workload, plan, with_source=True))

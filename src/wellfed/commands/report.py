@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from rich.table import Table
 
+from wellfed.commands.answer import Answer
 from wellfed.commands.which_run import add_log_dir, folder_of, read
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.judge import conclude
@@ -16,7 +18,6 @@ from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.report.comparison import Comparison
 from wellfed.report.run_lines import headline, state_lines
 from wellfed.report.write import MARKDOWN, PAGE, write_comparison, write_reports
-from wellfed.run.screen import Terminal
 from wellfed.sweep.leaderboard_terminal import width
 
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     if len({folder.resolve() for folder in folders}) < len(folders):
         raise ConfigError.of(asked.runs[1], "is the same run.", "Name another one to compare it with.")
     found = [_judged(folder) for folder in folders]
-    terminal = Terminal(width=width())
+    terminal = Answer(width=width())
     if len(found) == 2:
         both = Comparison(*found)
         with _in_folder(out or (log_dir if log_dir.is_dir() else Path())) as place:
@@ -74,7 +75,8 @@ def _in_folder(folder: Path) -> Iterator[Path]:
         yield folder
     except OSError as error:
         problem = f"can't be written to: {error.strerror or error}."
-        raise ConfigError.of(str(folder), problem, "Make room there, or write elsewhere: --out FOLDER.") from error
+        room = "Make room there, or write" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "Write"
+        raise ConfigError.of(str(folder), problem, f"{room} elsewhere: --out FOLDER.") from error
 
 
 def _side_by_side(both: Comparison) -> Iterator[str | Table]:

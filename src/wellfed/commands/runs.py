@@ -8,11 +8,11 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+from wellfed.commands.answer import Answer
 from wellfed.commands.which_run import RUN, add_log_dir
 from wellfed.errors import EXIT_OK, ConfigError
 from wellfed.record import RunRecord
 from wellfed.report.run_digest import RunDigest, digest, lines, row
-from wellfed.run.screen import Terminal
 
 _SHOWN = 20
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         raise ConfigError.of(f"--last {asked.last}", "is no number of runs.", f"Write --last {_SHOWN}.")
     folders = _folders(Path(asked.log_dir), asked.workload)
     found = [_digest(folder) for folder in folders[: asked.last]]
-    terminal = Terminal()
+    terminal = Answer()
     if asked.json:
         terminal.show_json([asdict(one) for one in found])
         return EXIT_OK

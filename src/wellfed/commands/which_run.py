@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from wellfed import record
@@ -10,8 +11,12 @@ from wellfed.config.schema import PathsConfig
 from wellfed.errors import ConfigError
 from wellfed.folder_lookup import FolderKind, find
 from wellfed.record import RunRecord
+from wellfed.units import show_text
 
 RUN = FolderKind("run", record.FILE_NAME, "python src/train.py", newest_first=True)
+
+
+_TABLES = ("steps.csv", "metrics.csv", "telemetry.csv")
 
 
 def add_log_dir(parser: argparse.ArgumentParser) -> None:
@@ -28,15 +33,25 @@ def folder_of(asked: str | None, log_dir: Path) -> Path:
 
 
 def read(folder: Path) -> RunRecord:
-    """The record of a run folder.
+    """The record of a run folder; says which of the tables beside it can't be read.
 
     Raises:
         ConfigError: it can't be read, or is of another schema; says what is wrong with it.
     """
     try:
-        return RunRecord.read(folder)
+        found = RunRecord.read(folder)
     except (OSError, ValueError) as error:
         raise ConfigError.of(str(folder), f"can't be read: {problem_of(error)}", "Name another run.") from error
+    for name in _TABLES:
+        try:
+            with (folder / name).open("rb") as stream:
+                stream.read(1)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            why = f"can't be read ({error.strerror or error}): what it tells is left out."
+            print(show_text(f"{folder / name}: {why}"), file=sys.stderr)
+    return found
 
 
 def problem_of(error: OSError | ValueError) -> str:

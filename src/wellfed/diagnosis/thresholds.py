@@ -8,6 +8,8 @@ WAIT_FRAC = 0.05
 """Share of a step that waits for data: more is a finding (torch-tb-profiler 0.4.3)."""
 CEILING_FACTOR = 1.1
 """Ceiling over rate: less is noise of a ceiling of some 20 steps."""
+WIDEST_HALF_FRAC = 0.5
+"""Half of the rate's 95 % interval over the rate: beyond, the rate is hardly known, nor what could raise it."""
 LOSS_GROWTH, LOSS_WINDOW = 10.0, 5
 """A loss above so many times its running median, over so many values that were logged."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +16,8 @@ from wellfed.report.run_markdown import to_markdown
 from wellfed.report.run_page import to_html
 
 MARKDOWN, PAGE = "report.md", "report.html"
+_LONGEST = 160
+"""Bytes of two names in that of a file: systems take 255 of it all, some of the path."""
 
 
 def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) -> None:
@@ -35,6 +40,19 @@ def write_comparison(both: Comparison, folder: Path, names: Sequence[str]) -> Pa
     Raises:
         OSError: it can't be written.
     """
-    path = folder / f"comparison_{'_'.join(names)}.html"
+    path = folder / f"comparison_{_pair(both, names)}.html"
     write_atomically(path, comparison_html(both))
     return path
+
+
+def _pair(both: Comparison, names: Sequence[str]) -> str:
+    """Of their names, with their workloads where the names are alike; long ones are cut, and a digest stands for the
+    rest."""
+    if len(set(names)) < len(names):
+        workloads = [re.sub(r"\W", "_", record.workload) for record in both.records]
+        names = [f"{workload}_{name}" for workload, name in zip(workloads, names, strict=True)]
+    whole = "_".join(names)
+    if len(os.fsencode(whole)) <= _LONGEST:
+        return whole
+    cut = (os.fsencode(name)[: _LONGEST // 2].decode(errors="ignore") for name in names)
+    return f"{'_'.join(cut)}_{hashlib.sha256(os.fsencode(whole)).hexdigest()[:8]}"

@@ -30,6 +30,16 @@ def test_with_clipping_the_learning_rate_is_lowered():
     assert not check(evidence(losses=losses(2, 2, 2, 2, 2, 90), config={"trainer": {"gradient_clip": 1}})).change
 
 
+def test_a_rate_far_too_high_is_lowered_where_clipping_would_not_help():
+    optimizer = {"_target_": "torch.optim.AdamW", "lr": 1e30}
+    found = check(evidence(losses=losses(2, 2, 2, 2, 2, float("nan")), config={"workload": {"optimizer": optimizer}}))
+    assert found is not None
+    assert found.message.endswith("step 60: the learning rate of 1e+30 is far too high.")
+    assert found.change == ("workload.optimizer.lr=0.01",)
+    config = {"workload": {"optimizer": {**optimizer, "lr": 0.01}}}
+    assert check(evidence(losses=losses(2, 2, 2, 2, 2, 90), config=config)).change == ("trainer.gradient_clip=1.0",)
+
+
 def test_steps_that_were_left_out_are_counted():
     events = [{"kind": "nan", "step": 7, "time_s": 1.0}, {"kind": "nan", "step": 9, "time_s": 1.0}]
     found = check(evidence(events=events))

@@ -36,9 +36,11 @@ def check(evidence: Evidence) -> Finding | None:
         if not np.isfinite(now):
             said = f"The loss was no finite number at step {step}"
         evidence_ |= {"loss": now, "median_before": median}
+    lr = _far_too_high(evidence)
+    cause = "the learning rate is too high for it, or gradients are not bounded"
     return Finding(
         "loss_blows_up",
-        f"{said}: the learning rate is too high for it, or gradients are not bounded.",
+        f"{said}: {cause if lr is None else f'the learning rate of {lr:g} is far too high'}.",
         {"step": step, **evidence_},
         _changes(evidence),
         changes_learning=True,
@@ -47,11 +49,23 @@ def check(evidence: Evidence) -> Finding | None:
 
 
 def _changes(evidence: Evidence) -> tuple[str, ...]:
-    """One of them at a time: clipping first, as the mildest; then a lower rate."""
-    if evidence.value("trainer.gradient_clip") is None:
+    """One of them at a time: clipping first, as the mildest; then a lower rate. Clipping mends no rate that is far too
+    high: what Adam does hardly depends on how large gradients are."""
+    if evidence.value("trainer.gradient_clip") is None and _far_too_high(evidence) is None:
         return ("trainer.gradient_clip=1.0",)
     lr = evidence.value(_LR)
-    return (f"{_LR}={lr / 10:g}",) if isinstance(lr, int | float) and lr > 0 else ()
+    return (f"{_LR}={min(lr / 10, _highest(evidence)):g}",) if isinstance(lr, int | float) and lr > 0 else ()
+
+
+def _far_too_high(evidence: Evidence) -> float | None:
+    """The learning rate, where that alone explains it."""
+    lr = evidence.value(_LR)
+    return lr if isinstance(lr, int | float) and lr > _highest(evidence) else None
+
+
+def _highest(evidence: Evidence) -> float:
+    """No learning rate in use is higher: Adam and its kin move each weight by about that much a step."""
+    return 0.01 if "adam" in str(evidence.value("workload.optimizer._target_")).lower() else 1.0
 
 
 def _first_jump(values: Series) -> int | None:

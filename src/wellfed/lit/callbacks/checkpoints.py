@@ -236,6 +236,6 @@ def no_longer_finite(first: int, last: int) -> str:
     """What became of a training whose weights or loss are not finite after the step ``last``."""
     when = f"in step {last}" if first >= last else f"within the steps {first} to {last}"
     return (
-        f"The weights or the training loss became no finite numbers {when}; they are not saved. {USUAL_CAUSES} "
-        "trainer.on_nan=skip leaves out steps whose loss is no finite number."
+        f"The training loss, or a weight, became NaN or infinite {when}; they are not saved. {USUAL_CAUSES} "
+        "trainer.on_nan=skip leaves out steps whose loss is NaN or infinite."
     )
