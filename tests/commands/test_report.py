@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,7 +122,18 @@ def test_long_names_and_the_same_name_twice_have_a_page_each(runs: Path) -> None
     assert f"comparison_recsys_{A}_forecast_{A}.html" in written[-1]
 
 
-def test_a_table_that_can_not_be_read_is_told(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (runs / A / "telemetry.csv").mkdir()
+def test_a_table_that_can_not_be_read_is_told(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_ = Path.open
+
+    def refusing(self: Path, *words: Any, **options: Any) -> Any:
+        if self.name == "telemetry.csv":
+            raise PermissionError(13, "Permission denied")
+        return open_(self, *words, **options)
+
+    monkeypatch.setattr(Path, "open", refusing)
     assert cli.main(["diagnose", A]) == 0
-    assert f"{A}/telemetry.csv: can't be read (Is a directory): what it tells is left out." in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert told.endswith(f"{A}/telemetry.csv: can't be read (Permission denied): what it tells is left out.\n")
+    assert told.count("\n") == 1
