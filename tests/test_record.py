@@ -231,7 +231,7 @@ def test_what_an_older_record_lacks_is_not_there(tmp_path):
         tmp_path, phases=..., time=time, throughput={"samples_per_s": 5.0, "ci95": [None, 6.0]}, memory={"device": None}
     )
     assert found.phases == {}
-    assert found.time == {**time, "copy_frac": None, "launch_ms_p50": None}
+    assert found.time == {**time, "copy_frac": None, "launch_ms_p50": None, "step_ms_mean": None}
     of_rate = {"samples_per_s": 5.0, "ci95": None, "steps": 0, "warmup_steps": 0, "sample_unit": "samples"}
     assert found.throughput == of_rate
     assert found.memory == {}

@@ -154,6 +154,8 @@ class TimeEntry(TypedDict):
     copy_frac: float | None
     compute_frac: float
     host_frac: float
+    step_ms_mean: float | None
+    """None: recorded by an earlier version."""
     step_ms_p50: float
     step_ms_p95: float
     launch_ms_p50: float | None

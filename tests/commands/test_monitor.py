@@ -84,7 +84,7 @@ def test_the_readings_are_in_the_file(no_gpu: None, tmp_path: Path, capsys: pyte
     rows = table(path)
     assert {row["gpu"] for row in rows} == {"-1"}
     assert 3 <= len(rows) <= 6
-    assert capsys.readouterr().out.endswith(f"The host's readings: {path}\n")
+    assert capsys.readouterr().out.endswith(f"{path} has the readings of the host alone.\n")  # diagnose takes GPUs
 
 
 @pytest.fixture
@@ -212,6 +212,7 @@ def test_several_gpus_are_written_and_some_can_be_chosen(fake_driver: FakeDriver
         out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")
     assert out.startswith("Watching 1 GPU and the host for 2 s.\n")
+    assert out.endswith(f"The curves again: python -m wellfed diagnose {path}\n")
     rows = table(path)
     assert {row["gpu"] for row in rows} == {"1", "-1"}
     assert {row["util_pct"] for row in rows if row["gpu"] == "1"} - {""} == {"90"}  # the last has its energy alone

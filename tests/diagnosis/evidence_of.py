@@ -56,6 +56,7 @@ def evidence(
             "copy_frac": None if copy_ms is None else copy_ms / step_ms,
             "compute_frac": compute_ms / step_ms,
             "host_frac": host_ms / step_ms,
+            "step_ms_mean": step_ms,
             "step_ms_p50": step_ms,
             "step_ms_p95": step_ms,
             "launch_ms_p50": None,

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.diagnosis.test_swing import noise, wave
-from wellfed.diagnosis.level import level_of
+from wellfed.diagnosis.level import level_of, verdict_of
 
 PERCENT = st.floats(0, 100)
 
@@ -101,3 +101,31 @@ def test_without_readings_there_is_no_level():
     assert level_of(np.array([]), np.array([])) is None
     assert level_of(np.arange(3.0), np.full(3, np.nan)) is None
     assert level_of(np.full(3, np.nan), np.arange(3.0)) is None
+
+
+def test_a_verdict_is_of_the_time_in_use():
+    found = verdict_of(*at([0.0] * 60 + [90.0] * 80 + [0.0] * 60))
+    assert (found.message, found.in_use.mean_pct) == ("utilisation 36 % on average: starved", 90)
+    assert found.in_use_message.endswith("utilisation 90 % on average: well used")
+    assert found.advice == found.in_use.advice
+    entry = found.entry()
+    assert (entry["verdict"], entry["in_use"]["verdict"]) == ("starved", "well used")
+    always = verdict_of(*at([90.0] * 80))
+    assert (always.in_use, always.in_use_message, always.judged) == (None, None, always.whole)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], "no utilisation was read"),
+        ([np.nan] * 5, "no utilisation was read"),
+        ([50.0], "1 reading, too few for a verdict"),
+        ([0.0] * 2, "2 readings, too few for a verdict"),
+        ([0.0] * 9, "nothing ran on it"),
+    ],
+)
+def test_of_too_little_there_is_no_verdict(values, message):
+    found = verdict_of(*at(values))
+    assert (found.message, found.judged, found.advice, found.in_use) == (message, None, None, None)
+    entry = found.entry()
+    assert entry is None or (entry["verdict"], entry["advice"]) == (None, None)

@@ -139,11 +139,31 @@ def test_the_last_line_counts_only_whole(read: Write) -> None:
     assert (len(file.curves[0].util_pct), set(file.curves[0].util_pct)) == (59, {100.0})
 
 
-def test_a_second_header_other_lines_and_time_that_goes_back_are_left_out(read: Write) -> None:
+def test_a_second_header_and_other_lines_are_left_out(read: Write) -> None:
     text = smi("timestamp,index,utilization.gpu")
     file = read("a warning of the shell\n" + text + text + "torn, 0\n\nnonsense, 0, 5 %\n")
-    assert len(file.curves[0].util_pct) == 60 + 1  # the second file's last reading is as late as the first's
-    assert file.unread == 59 + 2
+    assert len(file.curves[0].util_pct) == 60  # the second file begins as early as the first
+    assert (file.unread, file.out_of_order) == (2, 60)
+
+
+@pytest.mark.parametrize(
+    ("times", "kept"),
+    [
+        ([9e8, *range(60)], range(60)),  # the clock was wrong at first
+        ([*range(30), 9e8, *range(31, 60)], [*range(30), *range(31, 60)]),
+        ([*range(30), 9e8, 9e8 + 1, *range(32, 70)], range(32, 70)),
+        ([*range(40), *range(20, 50)], range(40)),  # it was set back
+        ([*range(20), *range(10, 50)], range(10, 50)),
+        ([0, 1, 2, 1.5, 3, 4], [0, 1, 3, 4]),
+        ([0, 1, 2, 50, 51, 52], [0, 1, 2, 50, 51, 52]),  # a pause
+    ],
+)
+def test_where_the_clock_goes_back_the_longest_stretch_in_order_is_kept(
+    read: Write, times: list[float], kept: list[float]
+) -> None:
+    file = read("time_s,gpu,util_pct\n" + "".join(f"{at},0,50\n" for at in times))
+    assert list(file.curves[0].time_s) == [at - kept[0] for at in kept]
+    assert (file.unread, file.out_of_order) == (0, len(times) - len(kept))
 
 
 def test_csv_of_wellfed_is_read_without_the_host(read: Write) -> None:
@@ -178,6 +198,9 @@ def test_of_a_run_only_the_steps_count(read: Write) -> None:
         (b"timestamp, utilization.gpu [%]", "no readings of a GPU"),
         (b"time_s,gpu,util_pct,cpu_pct\n1,-1,,50\n", "no readings of a GPU, only of the host"),
         (b"time_s,step,phase,gpu,util_pct\n1,0,start,0,50\n", "no readings of a GPU in training"),
+        (b"timestamp, utilization.gpu [%]\n01.05.2024 12:34:56, 7 %\n", "no time that can be read; the first: '01.05."),
+        (b"timestamp; utilization.gpu [%]\n2024/05/01 12:34:56; 7 %\n", "has semicolons between its columns"),
+        (b"timestamp\tutilization.gpu [%]\n2024/05/01 12:34:56\t7 %\n", "has tabs between its columns"),
         (b'timestamp, utilization.gpu [%]\n"' + b"x" * 200_000 + b"\n", "is no CSV (field larger than"),
     ],
 )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wellfed.diagnosis import run_tables
-from wellfed.diagnosis.run_tables import HOST, PHASES, columns, curves, metric_curves
+from wellfed.diagnosis.run_tables import HOST, PHASES, columns, curves, metric_curves, passes_ended
 
 
 def same(found, expected):
@@ -94,3 +94,14 @@ def test_a_metric_s_values_with_their_steps(tmp_path):
     assert metric_curves(tmp_path / "none") == {}
     (tmp_path / "metrics.csv").write_text("what,ever\n1,2\n")
     assert metric_curves(tmp_path) == {}
+
+
+def test_a_pass_ended_when_its_figures_were_there(tmp_path):
+    head = "step,epoch,time_s,split,name,value\n"
+    rows = "1,0,5.5,val,loss,1\n1,0,5.5,val,auc,1\n2,0,6,train,loss,1\n4,0,9.5,val,loss,\n4,0,x,test,loss,1\n"
+    (tmp_path / "metrics.csv").write_text(head + rows)
+    found = passes_ended(tmp_path)
+    assert set(found) == {"val", "test"}
+    same(found["val"], [5.5, 9.5])
+    same(found["test"], [])
+    assert passes_ended(tmp_path / "none") == {}

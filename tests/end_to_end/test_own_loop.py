@@ -92,7 +92,7 @@ def hold(done: Done, folder: Path, name: str, machine: Mapping[str, str]) -> Non
     assert done.code == 0, done.text
     lines = [line.removeprefix(f"{name}: ") for line in done.out.splitlines() if line.startswith(f"{name}: ")]
     assert re.fullmatch(r"[\d.,]+ steps/s \(95 % interval .*\) over 117 steps after 3 of warm-up", lines[0])
-    assert re.match(r"a step takes .* ms \(p95 .*\): waiting for data \d\d\.\d %, ", lines[1])
+    assert re.match(r"a step takes .* ms on average \(median .*, p95 .*\): waiting for data \d\d\.\d %, ", lines[1])
     assert ("copy " in lines[1]) == (name == "GPUCurves" and "FAKE_NVML_SCENARIO" in machine)
     assert any("the DataLoader builds each batch in the training process (num_workers=0)" in line for line in lines)
     with (folder / "telemetry.csv").open() as stream:

@@ -68,8 +68,27 @@ def test_what_is_not_above_zero_has_no_ratio(value: float) -> None:
 
 def test_without_both_intervals_a_ratio_has_none() -> None:
     assert str(Ratio.of(Estimate(1.0, (0.9, 1.1)), Estimate(2.0))) == "2.0 times"
-    assert str(Ratio.of(Estimate(1.0, (0.0, 2.0)), Estimate(2.0, (1.9, 2.1)))) == "2.0 times"
     assert str(Ratio(0.0001)) == "under 0.01 times"
+
+
+def test_an_interval_down_to_zero_leaves_the_ratio_open_on_one_side() -> None:
+    wide, narrow = Estimate(1.0, (0.0, 2.0)), Estimate(2.0, (1.9, 2.1))
+    assert str(Ratio.of(wide, narrow)) == "not told apart (1.00 or more)"
+    assert str(Ratio.of(wide, Estimate(4.0, (3.9, 4.1)))) == "4.0 times (2.0 or more)"
+    assert str(Ratio.of(narrow, wide)) == "not told apart (0.00 to 1.00)"
+    assert str(Ratio.of(wide, wide)) == "not told apart (0.00 or more)"
+    turned = Ratio.of(Estimate(4.0, (3.9, 4.1)), wide)
+    assert turned is not None
+    assert str(turned.inverse) == "4.0 times (2.0 or more)"
+
+
+def test_a_rate_that_may_be_anything_is_not_told_apart() -> None:
+    found = both()
+    throughput = found.a.record.throughput
+    assert throughput is not None
+    throughput["ci95"] = [0.0, 66_515.0]
+    assert found.verdict.startswith("The rates are not told apart: that of B is 1.00 times that of A (95 % interval 0.")
+    assert found.verdict.endswith(" or more).")
 
 
 def test_the_faster_run_is_named_with_the_interval() -> None:
@@ -82,9 +101,14 @@ def test_the_faster_run_is_named_with_the_interval() -> None:
         "12,673 samples/s (12,420 to 12,927)",
         "2.0 times (1.94 to 2.1)",
     ]
-    assert rows["wait, of a step"] == ["10.10 ms, 50.0 %", "0.00 ms, 0.0 %", ""]
-    assert rows["compute, of a step"] == ["10.00 ms, 49.5 %", "10.00 ms, 99.0 %", "not told apart (1.00 to 1.00)"]
-    assert "copy, of a step" not in rows
+    assert rows["wait, of the mean step"] == ["10.10 ms, 50.0 %", "0.00 ms, 0.0 %", ""]
+    assert rows["compute, of the mean step"] == [
+        "10.00 ms, 49.5 %",
+        "10.00 ms, 99.0 %",
+        "not told apart (1.00 to 1.00)",
+    ]
+    assert "copy, of the mean step" not in rows
+    assert (rows["step, mean"], rows["step, median"]) == (["20.20 ms", "10.10 ms", ""], ["20.20 ms", "10.10 ms", ""])
 
 
 def test_what_chance_could_have_made_is_not_told_apart() -> None:
@@ -169,6 +193,19 @@ def test_settings_plan_machine_and_metrics_are_compared_one_by_one() -> None:
     ]
 
 
+def test_a_setting_that_both_plans_made_the_same_does_not_differ() -> None:
+    plan = {"loader.num_workers": 0, "loader.backend": "inline"}
+    a, b = ({"config": {"loader": {"num_workers": one, "backend": "auto"}}, "plan": plan} for one in (None, 0))
+    assert both(a, b).settings == []
+    assert both(a, b | {"plan": plan | {"loader.num_workers": 1}}).settings == [("loader.num_workers", "null", "0")]
+
+
+def test_metrics_after_other_steps_are_said_to_be_so() -> None:
+    found = both({"steps": 300, "metrics": {"val/x": 0.5}}, {"steps": 32, "metrics": {"val/x": 0.5}})
+    assert "Metrics are those after 300 steps in A and 32 steps in B." in found.caveats
+    assert not any("Metrics" in line for line in both({"steps": 300}, {"steps": 32}).caveats)
+
+
 def test_utilisation_and_energy_are_those_of_each_gpu() -> None:
     busy = {0: {"time_s": np.arange(100.0), "util_pct": np.full(100, 40.0)}}
     found = both(
@@ -182,8 +219,10 @@ def test_utilisation_and_energy_are_those_of_each_gpu() -> None:
 
 
 def test_without_a_gpu_the_processor_is_watched() -> None:
-    found = both({"curves": {HOST: {"time_s": np.arange(3.0), "cpu_pct": np.array([10.0, 20.0, 30.0])}}})
-    assert shown(found)["CPU busy"] == ["20 %", "", ""]
+    curve = {HOST: {"time_s": np.arange(3.0), "cpu_pct": np.array([800.0, 900.0, 1000.0])}}
+    rows = shown(both({"curves": curve, "machine": {"cpu_quota_cores": 16.0}}, {"curves": curve, "machine": {}}))
+    assert rows["CPU cores busy"] == ["9.00 of 16", "9.00", "1.00 times"]
+    assert rows["CPU cores busy, p5"] == ["8.10 of 16", "8.10", ""]
 
 
 def test_figures_of_no_real_gpu_are_called_so_once() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
@@ -64,6 +65,12 @@ def test_too_few_readings_are_said():
     assert curve_lines(curves([20.0]))[0].startswith("Written by nvidia-smi, 1 GPU, 1 reading")
 
 
+def test_rows_from_before_the_clock_was_set_back_are_told_apart_from_damaged_ones():
+    file = dataclasses.replace(curves([50.0] * 60), out_of_order=5)
+    assert "5 rows left out because the clock went back" in curve_lines(file)[0]
+    assert "can't be read" not in curve_lines(file)[0]
+
+
 def test_the_same_as_plain_data():
     entry = json.loads(json.dumps(plain(curve_entry(swinging(9.5, 0.5)))))
     gpu = entry["gpus"]["0"]
@@ -71,3 +78,11 @@ def test_the_same_as_plain_data():
     assert {"mean_pct", "p5_pct", "p95_pct", "peak_pct", "num", "span_s", "message", "advice", "name"} <= set(gpu)
     assert entry["notes"] == [CAUSES]
     assert curve_entry(curves([]))["gpus"] == {"0": None}
+
+
+def test_a_curve_is_judged_as_the_monitor_judges_it():
+    lines = curve_lines(curves([0.0] * 60 + [90.0] * 80 + [0.0] * 60, [50.0]))
+    assert lines[1].startswith("GPU 0: utilisation 36 % on average: starved (")
+    assert lines[2] == "  while it was in use, for 1 min 19 s: utilisation 90 % on average: well used"
+    assert lines[3] == "GPU 1: 1 reading, too few for a verdict"
+    assert lines[-1].startswith("Busy is not yet fast")

@@ -3,8 +3,19 @@ import math
 import pytest
 
 from wellfed.record import RunRecord
-from wellfed.report.run_lines import event_rows, memory_lines, show_value, speed_lines, time_lines
+from wellfed.report.run_lines import (
+    amount_line,
+    error_lines,
+    event_rows,
+    gpu_lines,
+    headline,
+    memory_lines,
+    show_value,
+    speed_lines,
+    time_lines,
+)
 from wellfed.report.run_markdown import to_markdown
+from wellfed.report.run_page import tiles
 
 
 def full():
@@ -22,8 +33,8 @@ def full():
                     "sample_unit": "triplets"},
         ceiling={"samples_per_s": 81_920.0},
         readiness_frac=0.25,
-        time={"wait_frac": 0.5, "copy_frac": None, "compute_frac": 0.4, "host_frac": 0.1, "step_ms_p50": 50.0,
-              "step_ms_p95": 61.25},
+        time={"wait_frac": 0.5, "copy_frac": None, "compute_frac": 0.4, "host_frac": 0.1, "step_ms_mean": 83.2,
+              "step_ms_p50": 50.0, "step_ms_p95": 61.25},
         memory={"device": "NVIDIA H200", "budget_gib": 7.2, "measured_peak_gib": 5.5},
         machine={"gpus": [{"index": 0, "name": "NVIDIA H200"}, {"index": 1, "name": "NVIDIA RTX 4090"}]},
         gpus={
@@ -51,7 +62,7 @@ def test_a_report_in_the_order_a_reader_asks(tmp_path):
         "34.1 kJ, 13.9 mJ a sample\n",
         "- gpu 1 NVIDIA RTX 4090: memory 1.0 GiB (at most 1.0)\n",
         "- readiness 25.0 %:",
-        "- a step takes 50.00 ms (p95 61.25): wait 50.0 %, compute 40.0 %, host 10.0 %",
+        "- a step takes 83.20 ms on average (median 50.00, p95 61.25): wait 50.0 %, compute 40.0 %, host 10.0 %",
         "NVIDIA H200: peak 5.50 GiB, budget 7.2 GiB",
         "| test/ndcg_at_10 |  | 0.12346 |",
         "| train/loss | 0.75 | not finite |",
@@ -89,7 +100,43 @@ def test_what_was_not_measured_is_left_out():
     assert speed_lines(record) == []
     assert time_lines(record) == ["No step was timed."]
     record.memory = {"device": "A CPU", "budget_gib": None, "measured_peak_gib": 0.25}
-    assert memory_lines(record) == ["A CPU: peak 0.25 GiB, no budget"]
+    assert memory_lines(record) == ["A CPU: peak 256.0 MiB, no budget"]
+    record.plan = {"trainer.accelerator": {"value": "cpu", "because": "", "source": "set"}}
+    assert memory_lines(record) == ["A CPU: peak 256.0 MiB more than before training, no budget"]
+
+
+def test_a_single_step_is_counted_as_one_and_its_samples_have_their_name():
+    record = RunRecord("r", status="ok", steps=1, samples=2048, config={"workload": {"sample_unit": "triplets"}})
+    assert headline(record).startswith("ok: 1 step in ")
+    assert amount_line(record) == "0 epochs, 2,048 triplets"
+    assert time_lines(record) == ["No step was timed: all were warm-up."]
+
+
+def test_a_step_of_an_older_record_is_told_by_its_median():
+    record = full()
+    del record.time["step_ms_mean"]
+    assert "a step takes 50.00 ms in the median (p95 61.25); on average: wait 50.0 %, " in time_lines(record)[1]
+
+
+@pytest.mark.parametrize("util", [{}, {"mean": 50.0}, {"mean": None, "p5": 1.0, "p95": 2.0}, None, 3.0])
+def test_a_figure_of_a_gpu_without_its_parts_is_left_out(util):
+    record = RunRecord("r", gpus={"0": {"util_pct": util, "power_w": {"mean": 300.0}, "energy_j": None}})
+    assert gpu_lines(record) == ["gpu 0: 300 W"]
+    assert "GPU utilisation" not in [tile.name for tile in tiles(record)]
+
+
+def test_a_signal_and_the_way_on_are_part_of_the_verdict():
+    stop = {
+        "kind": "signal",
+        "step": 7,
+        "time_s": 1.0,
+        "message": "stopped by SIGTERM",
+        "advice": "resume=auto goes on.",
+    }
+    record = RunRecord("r", status="interrupted", events=[stop])
+    assert "- interrupted: 0 steps in 0 ms\n- stopped by SIGTERM\n- resume=auto goes on.\n" in to_markdown(record)
+    record.status = "ok"  # it was gone on from
+    assert error_lines(record) == []
 
 
 @pytest.mark.parametrize(

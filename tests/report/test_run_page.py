@@ -17,7 +17,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.judge import conclude
 from wellfed.record import RunRecord
 from wellfed.report import metric_pictures
-from wellfed.report.run_page import gain_of, to_html
+from wellfed.report.run_page import gain_of, tiles, to_html
 from wellfed.report.write import write_reports
 
 TRACES = Path(__file__).parents[1] / "traces"
@@ -45,6 +45,13 @@ def test_the_verdict_comes_first_with_what_to_copy(tmp_path: Path) -> None:
     assert places == sorted(places)
     assert ("class", "copy") in page.attributes
     assert "About" in page.text
+    assert "1 event: 1 checkpoint" in page.text
+
+
+def test_the_tile_of_waiting_is_of_the_mean_step() -> None:
+    time: Any = {"wait_frac": 0.01, "copy_frac": None, "step_ms_mean": 83.2, "step_ms_p50": 45.3}
+    (tile,) = tiles(RunRecord("r", time=time))
+    assert (tile.figure, tile.note) == ("1.0 %", "of the mean step, 83.2 ms")
 
 
 def test_pictures_tell_what_they_show(tmp_path: Path) -> None:

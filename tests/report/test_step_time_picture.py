@@ -6,9 +6,11 @@ import re
 from typing import Any
 
 import numpy as np
+import pytest
 
 from tests.diagnosis.evidence_of import evidence
 from wellfed.diagnosis.evidence import Evidence
+from wellfed.report import step_time_picture
 from wellfed.report.picture_parts import PagePicture
 from wellfed.report.step_time_picture import step_time
 from wellfed.report.time_axis import TimeAxis
@@ -57,7 +59,8 @@ def test_the_warm_up_is_shaded() -> None:
 
 def test_a_swing_of_steps_is_shown_step_by_step() -> None:
     wait_ms = np.where(np.arange(400) % 8 == 0, 30.0, 1.0)
-    picture = drawn(evidence(steps=400, columns={"wait_ms": wait_ms}, swing=swing(8)))
+    columns = {"wait_ms": wait_ms, "time_s": 0.05 * np.arange(1, 401)}
+    picture = drawn(evidence(steps=400, columns=columns, swing=swing(8)))
     assert "8 steps, 400 ms" in picture.svg
     assert "steps: the last 6 periods" in picture.svg
 
@@ -68,6 +71,36 @@ def test_a_swing_of_pauses_shows_them() -> None:
     columns = {"time_s": np.cumsum(10.1 + between_ms) / 1e3}
     picture = drawn(evidence(steps=400, config=config, columns=columns, swing=swing(20)))
     assert "what lay before the step" in keys(picture)
+
+
+def test_a_ruler_lies_over_a_period_that_took_as_long_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_ms = np.where(np.arange(80) % 8 == 0, 30.0, 1.0)
+    step_ms = np.where(np.arange(80) // 8 == 7, 50.0, 100.0)  # the others took twice as long
+    columns = {"wait_ms": wait_ms, "time_s": np.cumsum(step_ms) / 1e3}
+    ruled: list[tuple[float, float, str]] = []
+    monkeypatch.setattr(
+        step_time_picture, "measure", lambda axes, begin, end, _, text: ruled.append((begin, end, text))
+    )
+    drawn(evidence(steps=80, columns=columns, swing=swing(8)))
+    columns["time_s"] = 0.1 * np.arange(80)
+    drawn(evidence(steps=80, columns=columns, swing=swing(8)))
+    assert ruled[0] == (57, 65, "8 steps, 400 ms")
+    assert ruled[1][2] == "8 steps"
+
+
+def test_a_gap_is_told_by_what_was_recorded_in_it() -> None:
+    gaps_ms = np.zeros(100)
+    gaps_ms[[13, 40, 60, 80]] = 400, 300, 500, 900
+    columns = {"time_s": np.cumsum(10.1 + gaps_ms) / 1e3}
+    events = [
+        {"kind": "checkpoint", "step": step, "time_s": float(columns["time_s"][step] - 0.05)} for step in (40, 60)
+    ]
+    profile = {"steps": 10, "by": "cpu", "operations": []}
+    caption = drawn(evidence(columns=columns, events=events, profile=profile)).caption
+    assert caption == (
+        "100 steps. The gap of 400 ms before step 14: the profiler's trace was written."
+        " 2 gaps, the longest of 500 ms before step 61: checkpoint."
+    )
 
 
 def test_a_period_that_the_run_is_too_short_for_or_that_is_long_breaks_nothing() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -30,6 +32,22 @@ def test_a_moment_in_a_phase_is_not_all_the_time_since_the_reading_before() -> N
     of = evidence(["train", "validate", "validate", "train", "train"], interval_s=10.0)
     of.record.phases = {"validate": {"total_s": 4.0, "times": 2}}
     assert TimeAxis.of(of).spans == {"validate": [(18, 20), (28, 30)]}
+
+
+def test_a_phase_is_shaded_where_it_ended_not_where_it_was_read() -> None:
+    of = evidence(["train", "validate", "validate", "ceiling"] * 25, interval_s=1.0, saved_s=(52.0,))
+    of.record.phases = {
+        "validate": {"total_s": 4.0, "times": 2},
+        "checkpoint": {"total_s": 1.0, "times": 1},
+        "test": {"total_s": 0.01, "times": 1},
+    }
+    axis = TimeAxis.of(replace(of, ended={"val": np.array([20.0, 50.0]), "test": np.array([70.0])}))
+    assert axis.spans["validate"] == [(18, 20), (48, 50)]
+    assert axis.spans["checkpoint"] == [(51, 52)]
+    assert axis.spans["test"] == [(pytest.approx(69.797), pytest.approx(70.193))]
+    assert axis.spans["ceiling"][0] == (3, 4)
+    told = ["validate, 2 times, 4.0 s in all", "checkpoint, 1.0 s", "test, 10 ms", "ceiling"]
+    assert sorted(key.text for key in axis.keys) == sorted(told)
 
 
 def test_what_is_too_short_or_too_close_to_be_seen_is_widened_and_joined() -> None:

@@ -14,6 +14,7 @@ from wellfed.run.bookkeeper import Bookkeeper, chosen_loggers
 from wellfed.run.outcome import OK, Outcome
 from wellfed.timing.step_clock import StepRow
 from wellfed.tracking.sink import Sink
+from wellfed.units import show_duration
 
 
 def books_of(folder, *overrides):
@@ -108,6 +109,19 @@ def test_the_end_is_in_record_and_report_whatever_it_was(tmp_path):
     assert (found["status"], found["exit_code"], found["events"][0]["kind"]) == ("interrupted", 130, "signal")
     books.finish(Outcome("failed", 1, "code", "ValueError: no", "Mend it."), {})
     assert recorded(tmp_path)["error"] == {"kind": "code", "message": "ValueError: no", "advice": "Mend it."}
+
+
+def test_the_reports_have_the_time_that_the_record_has(tmp_path, monkeypatch):
+    books = books_of(tmp_path)
+    times_s = iter(range(10, 100, 7))  # each look at the clock is 7 s later
+    monkeypatch.setattr(books.journal, "time_s", lambda: float(next(times_s)))
+    books.finish(Outcome("interrupted", 143, None, "stopped by SIGTERM", "resume=auto goes on."), {})
+    took = show_duration(recorded(tmp_path)["duration_s"])
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / name).read_text()
+        assert f"0 steps in {took}" in text
+        assert "stopped by SIGTERM" in text
+        assert "resume=auto goes on." in text
 
 
 def test_a_rule_that_fails_costs_the_run_nothing(tmp_path, monkeypatch, caplog):

@@ -23,6 +23,9 @@ def test_shares_sum_to_one(steps):
     assert total == pytest.approx(1)
     assert (found.copy_frac is None) == all(copy is None for _, copy, _, _ in steps)
     assert found.step_ms_p50 <= found.step_ms_p95
+    assert found.samples_per_s * found.step_ms_mean * found.steps == pytest.approx(
+        1e3 * sum(row.samples for row in rows if not row.warmup)
+    )
     if found.ci95:
         assert found.ci95[0] <= found.samples_per_s <= found.ci95[1]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import logging
+import threading
 import time
 import weakref
 from collections.abc import Iterator
@@ -235,7 +236,73 @@ class TestLoop:
         assert "GPUWatch watches no more (ZeroDivisionError" in told
 
 
-@pytest.mark.parametrize("interval_s", [0.0, 0.05, -1.0, float("nan")])
+@pytest.mark.usefixtures("no_nvml")
+class TestWrongUse:
+    """What times nothing, or the wrong thing, is said, once."""
+
+    def test_a_block_without_batches(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with GPUWatch():
+            list(range(30))
+        assert capsys.readouterr().out.count("No batch came through watch.batches(loader) in this block") == 1
+        with GPUWatch() as watch:
+            list(watch.batches(range(2)))
+        assert "No batch came" not in capsys.readouterr().out
+
+    def test_batches_outside_of_the_block(self, caplog: pytest.LogCaptureFixture) -> None:
+        watch = GPUWatch(quiet=True)
+        with watch:
+            list(watch.batches(range(3)))
+        assert caplog.messages == []
+        list(watch.batches(range(3)))
+        list(GPUWatch().batches(range(3)))
+        assert [told.startswith("watch.batches is gone over outside") for told in caplog.messages] == [True, True]
+
+    def test_loops_that_alternate(self, caplog: pytest.LogCaptureFixture) -> None:
+        for number in range(2):
+            with GPUWatch(quiet=True) as watch:
+                if number:
+                    for _ in zip(watch.batches(range(9)), watch.batches(range(9)), strict=True):
+                        pass
+                else:
+                    for _ in watch.batches(range(3)):
+                        list(watch.batches(range(3)))
+        assert ["alternate" in told for told in caplog.messages] == [True, True]
+
+    def test_a_loop_that_is_left_half_way_is_none(self, caplog: pytest.LogCaptureFixture) -> None:
+        with GPUWatch(quiet=True) as watch:
+            held = iter(watch.batches(range(9)))
+            next(held)
+            for _ in range(3):
+                list(watch.batches(range(9)))
+        assert caplog.messages == []
+
+    def test_a_second_thread_and_its_steps(self, caplog: pytest.LogCaptureFixture) -> None:
+        with GPUWatch(quiet=True) as watch:
+            for number in watch.batches(range(30)):
+                if number in (10, 20):
+                    other = threading.Thread(target=lambda: list(watch.batches(range(50))))
+                    other.start()
+                    other.join()
+        assert watch.summary["steps"] == 27
+        assert [told.startswith("A second thread goes over") for told in caplog.messages] == [True]
+
+    def test_a_second_watch(self, caplog: pytest.LogCaptureFixture) -> None:
+        for _ in range(2):  # one after the other
+            with GPUWatch(quiet=True) as watch:
+                list(watch.batches(range(3)))
+        assert caplog.messages == []
+        with GPUWatch(quiet=True), GPUWatch(quiet=True):
+            pass
+        assert [told.startswith("Another GPUWatch is at work") for told in caplog.messages] == [True]
+
+
+@pytest.mark.parametrize("interval_s", ["x", None, True, [1]])
+def test_an_interval_that_is_no_number_is_refused(interval_s: object) -> None:
+    with pytest.raises(TypeError, match="must be a number of seconds"):
+        GPUWatch(interval_s=interval_s)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 0.05, -1.0, float("nan"), float("inf")])
 def test_an_interval_that_is_too_short_is_refused(interval_s: float) -> None:
     with pytest.raises(ValueError, match=r"readings are at least 0\.1 s apart"):
         GPUWatch(interval_s=interval_s)

@@ -27,7 +27,10 @@ def seen(*, steps=60, levels=None, unread=(), unknown=(), num_workers=None, core
 def test_rate_and_parts_of_a_step_are_said():
     first, second, *_ = seen().lines()
     assert first == "100 steps/s (95 % interval 100 to 100) over 57 steps after 3 of warm-up"
-    assert second == "a step takes 10.00 ms (p95 10.00): waiting for data 10.0 %, compute 90.0 %, between steps 0.0 %"
+    assert second == (
+        "a step takes 10.00 ms on average (median 10.00, p95 10.00): "
+        "waiting for data 10.0 %, compute 90.0 %, between steps 0.0 %"
+    )
     assert "copy 50.0 %" in seen(copy_ms=10.0).lines()[1]
 
 
@@ -59,6 +62,30 @@ def test_waiting_is_said_with_what_can_be_seen_of_the_loader(num_workers, cores,
 )
 def test_what_else_holds_a_loop_up(parts, levels, said):
     assert said in seen(levels=levels, **parts).advice()
+
+
+def test_the_larger_share_comes_first():
+    both = seen(wait_ms=1.0, compute_ms=5.0, host_ms=4.0, num_workers=0).advice()
+    assert both.startswith("10.0 % of the time goes into waiting for data, 40.0 % into what lies between steps: ")
+    assert "num_workers" not in both
+    assert "waiting for data" in seen(wait_ms=4.0, compute_ms=4.0, host_ms=2.0).advice()
+
+
+def test_steps_that_are_shorter_than_a_hand_over_get_no_workers():
+    short = seen(wait_ms=0.3, compute_ms=0.9, num_workers=0).advice()
+    assert "Try num_workers" not in short
+    assert "Larger batches" in short
+    assert "Try num_workers" in seen(wait_ms=3.3, compute_ms=0.9, num_workers=0).advice()
+    fed = seen(wait_ms=2.4, compute_ms=1.0, num_workers=1).advice()
+    assert "Try" not in fed
+    assert "where it does not, use num_workers=0" in fed
+
+
+def test_the_mean_of_steps_is_said_beside_their_median():
+    rows = [row(step, compute_ms=9.0 if step % 10 else 109.0) for step in range(1, 64)]
+    found = LoopSummary(summarise(rows), frozenset(), {}, (), None, 8, ())
+    assert found.lines()[1].startswith("a step takes 20.00 ms on average (median 10.00, p95 ")
+    assert found.entry()["step_ms_mean"] == pytest.approx(1e3 / found.entry()["steps_per_s"])
 
 
 def test_of_few_steps_nothing_is_judged():

@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     if asked.json:
         terminal.show_json({"run_id": found.run_id, "status": found.status, "findings": found.findings})
         return EXIT_OK
-    terminal.print(f"{folder}: {found.status}, {found.steps} steps", soft_wrap=True)
+    terminal.print(str(folder), soft_wrap=True)
     shown = [section for section in sections(found) if section.name in ("verdict", "findings", "utilisation", "time")]
     for line in (line for section in shown for line in section.lines):
         terminal.print(line, soft_wrap=True)

@@ -98,9 +98,10 @@ def _watch(asked: argparse.Namespace, stop: StopRequest, terminal: Terminal) -> 
         table.close()
     for line in [*monitor.told(), *monitor.summary()]:
         screen.say(line)
-    if table is not None:
-        again = f"The curves again: python -m wellfed diagnose {shlex.quote(str(asked.csv))}"
-        screen.say(again if sight.gpus else f"The host's readings: {asked.csv}")
+    if table is not None and sight.gpus:
+        screen.say(f"The curves again: python -m wellfed diagnose {shlex.quote(str(asked.csv))}")
+    elif table is not None:
+        screen.say(f"{asked.csv} has the readings of the host alone.")
 
 
 def _show(

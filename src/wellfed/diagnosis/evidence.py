@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from wellfed.diagnosis.run_tables import HOST, PHASES, Series, columns, curves, metric_curves
+from wellfed.diagnosis.run_tables import HOST, PHASES, Series, columns, curves, metric_curves, passes_ended
 from wellfed.diagnosis.swing import StepSwing, Swing, lags_of, swing_in_time, swings_in_steps
 from wellfed.record import RunRecord, TimeEntry
 from wellfed.telemetry.series import TRAINING
@@ -48,6 +48,8 @@ class Evidence:
     """As `curves`, but of all phases, with ``phase`` (a place in `PHASES`): for show, not for rules."""
     metrics: Mapping[tuple[str, str], tuple[Series, Series]] = field(default_factory=dict)
     """Steps and values of all metrics, by split and name."""
+    ended: Mapping[str, Series] = field(default_factory=dict)
+    """When each pass over ``val`` and ``test`` had its figures, seconds since the run started."""
 
     @classmethod
     def of(cls, record: RunRecord, folder: Path) -> Evidence:
@@ -64,6 +66,7 @@ class Evidence:
             metrics.get(("train", "loss"), (_EMPTY, _EMPTY)),
             watched,
             metrics,
+            passes_ended(folder),
         )
 
     @classmethod

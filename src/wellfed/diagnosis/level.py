@@ -9,12 +9,14 @@ import numpy as np
 
 from wellfed.diagnosis.run_tables import Series
 from wellfed.diagnosis.swing import LEAST_DEPTH, Swing, swing_in_time
-from wellfed.diagnosis.thresholds import AT_WORK_PCT
-from wellfed.units import show_duration
+from wellfed.diagnosis.thresholds import AT_WORK_PCT, FEWEST_OF_CARD
+from wellfed.units import counted, show_duration
 
 Verdict = Literal["well used", "room left", "starved", "swings"]
 WELL_USED_PCT, STARVED_PCT = 80, 50
 """Mean utilisation from which a GPU is well used, and below which it is starved."""
+_IN_USE_FRAC = 0.95
+"""Share of the readings from the first at work to the last: with more it was in use all the time."""
 _CAUSE = (
     "To know {what}: python -m wellfed diagnose, if it is a run of wellfed; else time its steps with GPUCurves or "
     "GPUWatch (docs/your_own_loop.md)."
@@ -95,3 +97,66 @@ def _by_mean(mean_pct: float) -> Verdict:
     if mean_pct >= WELL_USED_PCT:
         return "well used"
     return "room left" if mean_pct >= STARVED_PCT else "starved"
+
+
+@dataclass(frozen=True)
+class CurveVerdict:
+    """What is said of one GPU by its curve alone, live and from a file."""
+
+    whole: Level | None
+    """None without readings."""
+    judged: Level | None
+    """The level that counts: while the GPU was in use, if it was idle before or after; None where none is judged."""
+
+    @property
+    def message(self) -> str:
+        """The verdict of all that was read, without a full stop."""
+        if self.whole is None:
+            return "no utilisation was read"
+        if self.judged is not None:
+            return self.whole.message
+        if self.whole.num < FEWEST_OF_CARD:
+            return f"{counted(self.whole.num, 'reading')}, too few for a verdict"
+        return "nothing ran on it"
+
+    @property
+    def in_use(self) -> Level | None:
+        """The level while it was in use, where that was not all the time."""
+        return None if self.judged is self.whole else self.judged
+
+    @property
+    def in_use_message(self) -> str | None:
+        """The same in words, without a full stop."""
+        found = self.in_use
+        if found is None:
+            return None
+        return f"while it was in use, for {show_duration(found.span_s)}: {found.message}"
+
+    @property
+    def advice(self) -> str | None:
+        """What to type next; None where there is nothing to find out."""
+        return None if self.judged is None else self.judged.advice
+
+    def entry(self) -> dict[str, Any] | None:
+        """All of it as plain data; None without readings. Without a verdict ``verdict`` and ``advice`` are None."""
+        if self.whole is None:
+            return None
+        verdict = None if self.judged is None else self.whole.verdict
+        in_use = None if self.in_use is None else self.in_use.entry()
+        said = {"verdict": verdict, "message": self.message, "advice": self.advice}
+        return {**asdict(self.whole), **said, "in_use": in_use}
+
+
+def verdict_of(time_s: Series, util_pct: Series) -> CurveVerdict:
+    """Judges a curve: what is watched often begins before a training does, or goes on after it."""
+    there = np.isfinite(time_s) & np.isfinite(util_pct)
+    time_s, util_pct = time_s[there], util_pct[there]
+    whole = level_of(time_s, util_pct)
+    if whole is None or whole.num < FEWEST_OF_CARD or whole.is_idle:
+        return CurveVerdict(whole, None)
+    busy = np.flatnonzero(util_pct >= AT_WORK_PCT)
+    used = slice(busy[0], busy[-1] + 1)
+    in_use = level_of(time_s[used], util_pct[used])
+    if in_use is None or in_use.num < FEWEST_OF_CARD or in_use.num > _IN_USE_FRAC * whole.num:
+        return CurveVerdict(whole, whole)
+    return CurveVerdict(whole, in_use)

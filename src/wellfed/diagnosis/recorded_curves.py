@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from wellfed.diagnosis.run_tables import HOST, Series
 from wellfed.errors import DataError
@@ -24,6 +25,7 @@ Writer = Literal["nvidia-smi", "wellfed"]
 ASK_NVIDIA_SMI = "nvidia-smi --query-gpu=timestamp,index,name,utilization.gpu,memory.used --format=csv -l 1 > gpus.csv"
 ASK_MONITOR = "python -m wellfed monitor --seconds 60 --csv gpus.csv"
 _WAY_OUT = f"Such a file comes from: {ASK_MONITOR}, or: {ASK_NVIDIA_SMI}"
+_TIMES = "as 2026/05/01 12:34:56.789 or 2026-05-01T12:34:56, or seconds in a column time_s"
 _UTILISATION = ("util_pct", "utilization.gpu")
 _TIME = ("time_s", "timestamp")
 _GPU = ("gpu", "index", "uuid", "gpu_uuid", "pci.bus_id", "gpu_bus_id", "serial", "gpu_serial")
@@ -59,7 +61,9 @@ class RecordedCurves:
     interval_s: float | None
     """Median time between two readings of a GPU; None with fewer than two."""
     unread: int
-    """Rows that no reading could be taken from: cut, without a time, or from before the row above."""
+    """Rows that no reading could be taken from: cut, or without a time."""
+    out_of_order: int = 0
+    """Rows left out since the clock went back: of each GPU the longest stretch in order is kept."""
 
 
 def read_curves(path: Path) -> RecordedCurves:
@@ -77,14 +81,18 @@ def read_curves(path: Path) -> RecordedCurves:
         raise _refused(path, f"can't be read: {error.strerror or error}.", "Name another file.") from error
     except csv.Error as error:
         raise _refused(path, f"is no CSV ({error}).") from error
+    out_of_order = gathered.put_in_order()
     curves = _curves(gathered, has_gpu=columns.gpu is not None)
+    if not curves and gathered.odd_time is not None:
+        problem = f"has no time that can be read; the first: {show_text(repr(gathered.odd_time[:40]))}."
+        raise _refused(path, problem, f"Times are {_TIMES}. {_WAY_OUT}")
     if not curves:
         only_host = ", only of the host" if gathered.rows_of_host else ""
         in_training = "" if columns.phase is None else " in training"
         raise _refused(path, f"has the columns of telemetry, and no readings of a GPU{in_training}{only_host}.")
     gaps_s = np.concatenate([np.diff(curve.time_s) for curve in curves])
     interval_s = float(np.median(gaps_s)) if len(gaps_s) else None
-    return RecordedCurves(columns.writer, curves, interval_s, gathered.unread)
+    return RecordedCurves(columns.writer, curves, interval_s, gathered.unread, out_of_order)
 
 
 def _refused(path: Path, problem: str, way_out: str = _WAY_OUT) -> DataError:
@@ -158,6 +166,9 @@ def _not_telemetry(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
         first_line = "timestamp, index, utilization.gpu [%]"
         way_out = f"Write what --query-gpu named as the first line, for example: {first_line}"
         return "has no header: nvidia-smi wrote it with noheader.", way_out
+    for mark, name in ((";", "semicolons"), ("\t", "tabs")):
+        if any(mark in cell and any(wanted in cell.lower() for wanted in _UTILISATION) for cell in cells):
+            return f"has {name} between its columns.", "Write it with commas, and with a point in decimals."
     named = show_text(", ".join(cell[:40] for cell in cells[:12]))
     return f"has no column of utilisation (utilization.gpu or util_pct). Its first line: {named or 'none'}.", _WAY_OUT
 
@@ -171,6 +182,8 @@ class _Gathered:
     cards: dict[str, str] = field(default_factory=dict)
     unread: int = 0
     rows_of_host: int = 0
+    odd_time: str | None = None
+    """The first time that could not be read."""
 
     def add(self, gpu: str, card: str, time_s: float, util_pct: float) -> None:
         """A row of the file."""
@@ -178,11 +191,36 @@ class _Gathered:
         if times is None:
             times = self.times[gpu] = array("d")
             self.utils[gpu], self.cards[gpu] = array("d"), card
-        if times and time_s < times[-1]:
-            self.unread += 1
-            return
         times.append(time_s)
         self.utils[gpu].append(util_pct)
+
+    def put_in_order(self) -> int:
+        """Keep of each GPU the longest stretch in which time goes on; returns how many rows that leaves out."""
+        left_out = 0
+        for gpu, times in self.times.items():
+            kept = _in_order(np.array(times))
+            if len(kept) < len(times):
+                left_out += len(times) - len(kept)
+                self.times[gpu] = array("d", np.array(times)[kept])
+                self.utils[gpu] = array("d", np.array(self.utils[gpu])[kept])
+        return left_out
+
+
+def _in_order(time_s: Series) -> npt.NDArray[np.int64]:
+    """Places of the longest stretch in which time goes on, without single rows that are out of it."""
+    places: npt.NDArray[np.int64] = np.arange(len(time_s))
+    if not (np.diff(time_s) < 0).any():
+        return places
+    before, here, after = time_s[:-2], time_s[1:-1], time_s[2:]
+    is_odd = (before <= after) & ((here < before) | (here > after))
+    places = places[~np.concatenate([[False], is_odd, [False]])]
+    gaps_s = np.diff(time_s[places])
+    if not (gaps_s < 0).any():
+        return places
+    # A clock that is wrong for a while goes as far forward as it comes back.
+    cuts = np.flatnonzero((gaps_s < 0) | (gaps_s >= -gaps_s.min())) + 1
+    stretches: list[npt.NDArray[np.int64]] = np.split(places, cuts)
+    return max(stretches, key=len)
 
 
 def _gathered(columns: _Columns, rows: Iterator[Sequence[str]]) -> _Gathered:
@@ -201,6 +239,7 @@ def _gathered(columns: _Columns, rows: Iterator[Sequence[str]]) -> _Gathered:
                 time_s = seconds_of(row[time])
             except ValueError:
                 found.unread += 1
+                found.odd_time = row[time] if found.odd_time is None else found.odd_time
             else:
                 name = "" if gpu is None else row[gpu].strip()
                 found.add(name, "" if card is None else row[card].strip(), time_s, _percent(row[util]))

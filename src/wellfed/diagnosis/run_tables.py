@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import get_args
@@ -69,19 +69,32 @@ def curves(folder: Path, names: Collection[str]) -> dict[int, dict[str, Series]]
 def metric_curves(folder: Path) -> dict[tuple[str, str], tuple[Series, Series]]:
     """Steps and values of each metric of metrics.csv, by split and name, in order."""
     found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for split, name, step, value in _metric_rows(folder, ("split", "name", "step", "value")):
+        found.setdefault((split, name), []).append((_number(step), _number(value)))
+    tables = {key: np.array(rows).reshape(-1, 2) for key, rows in found.items()}
+    return {key: (table[:, 0], table[:, 1]) for key, table in tables.items()}
+
+
+def passes_ended(folder: Path) -> dict[str, Series]:
+    """When each pass over ``val`` and ``test`` had its figures, seconds since the run started, in order."""
+    found: dict[str, set[float]] = {}
+    for split, at_s in _metric_rows(folder, ("split", "time_s")):
+        if split in ("val", "test"):
+            found.setdefault(split, set()).add(_number(at_s))
+    return {split: np.array(sorted(at_s for at_s in times_s if np.isfinite(at_s))) for split, times_s in found.items()}
+
+
+def _metric_rows(folder: Path, names: Sequence[str]) -> Iterator[list[str]]:
+    """These cells of each whole row of metrics.csv."""
     try:
         with (folder / "metrics.csv").open(encoding="utf-8", errors="replace", newline="") as stream:
             rows = csv.reader(stream)
             head = next(rows, [])
-            if {"step", "split", "name", "value"} <= set(head):
-                step, split, name, value = (head.index(column) for column in ("step", "split", "name", "value"))
-                for row in rows:
-                    if len(row) == len(head):
-                        found.setdefault((row[split], row[name]), []).append((_number(row[step]), _number(row[value])))
+            if set(names) <= set(head):
+                places = [head.index(name) for name in names]
+                yield from ([row[place] for place in places] for row in rows if len(row) == len(head))
     except (OSError, csv.Error):
         pass
-    tables = {key: np.array(rows).reshape(-1, 2) for key, rows in found.items()}
-    return {key: (table[:, 0], table[:, 1]) for key, table in tables.items()}
 
 
 def _rows(lines: list[bytes], width: int, spelt: Mapping[bytes, bytes]) -> Series:

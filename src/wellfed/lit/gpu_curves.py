@@ -57,7 +57,8 @@ class GPUCurves(Harmless, *_bases()):  # type: ignore[misc]
             quiet: print nothing at the end; `summary` has it.
 
         Raises:
-            ValueError: the interval is too short.
+            TypeError: the interval is no number.
+            ValueError: it is too short.
         """
         super().__init__()
         self._csv, self._interval_s, self._quiet = csv, checked_interval(interval_s), quiet

@@ -15,7 +15,7 @@ import numpy as np
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.run_tables import HOST, Series
 from wellfed.record import FindingEntry, RunRecord, differences
-from wellfed.report.run_lines import show_figure, show_value, simulated_lines
+from wellfed.report.run_lines import counted_steps, sample_unit, show_figure, show_value, simulated_lines
 from wellfed.timing.interval import half_width
 from wellfed.units import show_count, show_duration, show_energy, show_factor, show_gib, show_percent
 
@@ -56,17 +56,20 @@ class Ratio:
         """Of two independent figures; None where one is missing, or not above 0.
 
         The interval is that of a difference of logarithms, made of the limits of both (MOVER: Zou and Donner,
-        Statistics in Medicine 27, 2008), so that it is as lopsided as they are.
+        Statistics in Medicine 27, 2008), so that it is as lopsided as they are; one that reaches down to 0 leaves the
+        ratio without a bound on that side.
         """
         if a is None or b is None or not (0 < a.value < math.inf and 0 < b.value < math.inf):
             return None
         factor = b.value / a.value
-        if a.interval is None or b.interval is None or min(*a.interval, *b.interval) <= 0:
+        if a.interval is None or b.interval is None:
             return cls(factor)
         (a_low, a_high), (b_low, b_high) = a.interval, b.interval
-        down = math.hypot(math.log(b.value / b_low), math.log(a_high / a.value))
-        up = math.hypot(math.log(b_high / b.value), math.log(a.value / a_low))
-        return cls(factor, factor * math.exp(-down), factor * math.exp(up))
+        below_a = math.log(a.value / a_low) if a_low > 0 else math.inf
+        below_b = math.log(b.value / b_low) if b_low > 0 else math.inf
+        down = math.hypot(below_b, math.log(a_high / a.value))
+        up = math.hypot(math.log(b_high / b.value), below_a)
+        return cls(factor, factor * math.exp(-down), factor * math.exp(up))  # exp(inf) is inf
 
     @property
     def is_told_apart(self) -> bool | None:
@@ -76,14 +79,18 @@ class Ratio:
     @property
     def between(self) -> str:
         """The interval, for show; empty without one."""
-        return "" if self.low is None or self.high is None else f"{show_factor(self.low)} to {show_factor(self.high)}"
+        if self.low is None or self.high is None:
+            return ""
+        if self.high == math.inf:
+            return f"{show_factor(self.low)} or more"
+        return f"{show_factor(self.low)} to {show_factor(self.high)}"
 
     @property
     def inverse(self) -> Ratio:
         """How many times as much A has as B."""
         if self.low is None or self.high is None:
             return Ratio(1 / self.factor)
-        return Ratio(1 / self.factor, 1 / self.high, 1 / self.low)
+        return Ratio(1 / self.factor, 1 / self.high, 1 / self.low if self.low > 0 else math.inf)
 
     @property
     def times(self) -> str:
@@ -136,7 +143,7 @@ class Comparison:
     def is_of_one_unit(self) -> bool:
         """Whether both count the same samples, so that their rates have a ratio."""
         a, b = self.records
-        return a.workload == b.workload and _unit(a) == _unit(b)
+        return a.workload == b.workload and sample_unit(a) == sample_unit(b)
 
     @cached_property
     def verdict(self) -> str:
@@ -163,9 +170,10 @@ class Comparison:
 
     @cached_property
     def settings(self) -> list[Difference]:
-        """Dotted settings of the configuration."""
+        """Dotted settings of the configuration, but those of which both plans made the same."""
         a, b = self.records
-        return _shown(differences(a.config, b.config))
+        same = {knob for knob, one in a.plan.items() if knob in b.plan and one["value"] == b.plan[knob]["value"]}
+        return _shown([one for one in differences(a.config, b.config) if one[0] not in same])
 
     @cached_property
     def plan(self) -> list[Planned]:
@@ -241,8 +249,9 @@ def _figures(both: Comparison) -> Iterator[Compared]:
     shares = [_of_ceiling(record) for record in (a, b)]
     yield Compared("of the ceiling", ["" if share is None else show_percent(share) for share in shares])
     yield _row("readiness", both, lambda one: "" if one.readiness_frac is None else show_percent(one.readiness_frac))
-    yield _row("step, median", both, lambda one: f"{one.time['step_ms_p50']:.2f} ms" if one.time else "")
-    yield _row("step, p95", both, lambda one: f"{one.time['step_ms_p95']:.2f} ms" if one.time else "")
+    for name, key in (("mean", "step_ms_mean"), ("median", "step_ms_p50"), ("p95", "step_ms_p95")):
+        times: list[Mapping[str, Any]] = [one.time or {} for one in (a, b)]
+        yield Compared(f"step, {name}", ["" if one.get(key) is None else f"{one[key]:.2f} ms" for one in times])
     yield from _parts(both)
     yield from _watched(both)
     peaks = [_estimate(one.memory.get("measured_peak_gib")) for one in (a, b)]
@@ -265,23 +274,32 @@ def _parts(both: Comparison) -> Iterator[Compared]:
         ]
         matters = max((share or 0.0 for share in shares), default=0.0) >= _LEAST_FRAC
         ratio = Ratio.of(of_a.get(name), of_b.get(name)) if matters and both.is_of_one_unit else None
-        yield Compared(f"{name}, of a step", shown, ratio)
+        yield Compared(f"{name}, of the mean step", shown, ratio)
 
 
 def _watched(both: Comparison) -> Iterator[Compared]:
     """Utilisation of each GPU, of the processor where there is none."""
     gpus = _either(both.a.gpus, both.b.gpus)
     for gpu, name in [(gpu, "util_pct") for gpu in gpus] or [(HOST, "cpu_pct")]:
-        what = "CPU busy" if gpu == HOST else f"GPU {gpu}: utilisation"
+        what = "CPU cores busy" if gpu == HOST else f"GPU {gpu}: utilisation"
         curves = [one.curve(name, gpu) for one in (both.a, both.b)]
         means = [Estimate.of_mean(curve) for curve in curves]
-        yield Compared(what, ["" if mean is None else f"{mean.value:.0f} %" for mean in means], Ratio.of(*means))
+        shown = [_busy(mean.value, one, gpu) if mean else "" for mean, one in zip(means, both.records, strict=True)]
+        yield Compared(what, shown, Ratio.of(*means))
         for quantile in (5, 95):
-            yield Compared(f"{what}, p{quantile}", [_quantile(curve, quantile) for curve in curves])
+            shown = [
+                _busy(float(np.percentile(curve, quantile)), one, gpu) if len(curve) else ""
+                for curve, one in zip(curves, both.records, strict=True)
+            ]
+            yield Compared(f"{what}, p{quantile}", shown)
 
 
-def _quantile(curve: Series, quantile: int) -> str:
-    return f"{np.percentile(curve, quantile):.0f} %" if len(curve) else ""
+def _busy(busy_pct: float, record: RunRecord, gpu: int) -> str:
+    """Of a GPU, or of the processor, whose cores are 100 % each."""
+    if gpu != HOST:
+        return f"{busy_pct:.0f} %"
+    cores = record.machine.get("cpu_quota_cores")
+    return f"{busy_pct / 100:.2f}" + ("" if cores is None else f" of {cores:.3g}")
 
 
 def _row(name: str, both: Comparison, show: Callable[[RunRecord], str]) -> Compared:
@@ -301,10 +319,12 @@ def _caveats(a: RunRecord, b: RunRecord, *, is_of_one_unit: bool) -> Iterator[st
     if a.workload != b.workload:
         yield f"Different workloads, {a.workload} and {b.workload}: rates, times and metrics are of different work."
     elif not is_of_one_unit:
-        yield f"Samples are {_unit(a)} in A and {_unit(b)} in B: rates have no ratio."
+        yield f"Samples are {sample_unit(a)} in A and {sample_unit(b)} in B: rates have no ratio."
     elif found := [name for name, *_ in differences(a.config.get("workload"), b.config.get("workload"), "workload")]:
         more = f" and {len(found) - 4} more" if len(found) > 4 else ""
         yield f"What is learned differs ({', '.join(found[:4])}{more}): times and metrics are of different work."
+    if a.metrics and b.metrics and a.steps != b.steps:
+        yield f"Metrics are those after {counted_steps(a)} in A and {counted_steps(b)} in B."
     if a.seed != b.seed:
         yield f"Different seeds, {a.seed} and {b.seed}: metrics differ by chance, too."
     if a.machine and b.machine and device(a) != device(b):
@@ -349,14 +369,7 @@ def _shown_rate(record: RunRecord) -> str:
 
 
 def _with_unit(value: float, record: RunRecord) -> str:
-    return f"{show_count(value)} {_unit(record)}/s"
-
-
-def _unit(record: RunRecord) -> str:
-    if record.throughput:
-        return record.throughput["sample_unit"]
-    workload = record.config.get("workload")
-    return str(workload.get("sample_unit", "samples")) if isinstance(workload, Mapping) else "samples"
+    return f"{show_count(value)} {sample_unit(record)}/s"
 
 
 def _of_ceiling(record: RunRecord) -> float | None:

@@ -64,21 +64,25 @@ def _busy_picture(both: Comparison) -> Markup | None:
     curves = [_curves(one, name) for one in (both.a, both.b)]
     if not any(curves):
         return None
-    what = "GPU utilisation" if name == "util_pct" else "CPU busy"
+    what, unit, scale = ("GPU utilisation", "%", 1.0) if name == "util_pct" else ("CPU cores busy", "cores", 0.01)
+    highest = max(float(busy_pct.max()) for found in curves for _, busy_pct in found.values())
+    cores = [one.record.machine.get("cpu_quota_cores") or 0.0 for one in (both.a, both.b)]
+    top = 100.0 if name == "util_pct" else max(*cores, scale * highest)
     with picture(_WIDTH, 3.4) as drawn:
         rows = drawn.figure.subplots(2, sharex=True, sharey=True)
         told = []
         for letter, axes, found in zip("AB", rows, curves, strict=True):
             for place, (gpu, (at_s, busy_pct)) in enumerate(found.items()):
-                curve = binned(at_s - at_s[0], busy_pct)
+                curve = binned(at_s - at_s[0], scale * busy_pct)
                 colour = ACCENT if len(found) == 1 else SERIES[place % len(SERIES)]
                 if curve.is_thinned:
                     axes.fill_between(curve.x, curve.low, curve.high, color=colour, alpha=0.2, linewidth=0)
                 axes.plot(curve.x, curve.mean, color=colour, linewidth=1.2)
                 of = "" if gpu == HOST else f"GPU {gpu} "
-                told.append(f"{letter}: {of}mean {np.mean(busy_pct):.0f} %")
-            axes.set_ylim(0, 105)
-            axes.set_ylabel(f"{letter}, %")
+                mean = scale * float(np.mean(busy_pct))
+                told.append(f"{letter}: {of}mean {mean:.0f} %" if unit == "%" else f"{letter}: mean {mean:.2f}")
+            axes.set_ylim(0, 1.05 * top)
+            axes.set_ylabel(f"{letter}, {unit}")
             axes.grid(color=INK, alpha=0.12, linewidth=0.7)
             if not found:
                 axes.text(0.5, 0.5, "not watched", transform=axes.transAxes, ha="center", va="center", color=INK)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from wellfed.diagnosis.level import Level, level_of
+from wellfed.diagnosis.level import CurveVerdict, verdict_of
 from wellfed.diagnosis.recorded_curves import GpuCurve, RecordedCurves
 from wellfed.diagnosis.swing import MIN_SAMPLES
 from wellfed.units import counted, show_duration
@@ -19,31 +19,32 @@ CAUSES = "A curve shows how busy a GPU was, not why: causes need a run, whose st
 
 def curve_lines(file: RecordedCurves) -> list[str]:
     """Level, swing and verdict of each GPU, what to type next, and what the file can't tell."""
-    levels = _levels(file)
+    verdicts = _verdicts(file)
     lines = [_about(file)]
-    for curve, level in levels:
+    for curve, found in verdicts:
         name = f"GPU {curve.gpu}".rstrip() + (f" ({curve.card})" if curve.card else "")
-        lines.append(f"{name}: {_said(level)}")
-    advised = dict.fromkeys(level.advice for _, level in levels if level is not None and not level.is_idle)
-    return [*lines, *_limits(file, levels), CAUSES, *advised]
+        lines.append(f"{name}: {_said(found)}")
+        lines += [f"  {line}" for line in filter(None, [found.in_use_message])]
+    advised = dict.fromkeys(found.advice for _, found in verdicts if found.advice is not None)
+    return [*lines, *_limits(file, verdicts), CAUSES, *advised]
 
 
 def curve_entry(file: RecordedCurves) -> Mapping[str, Any]:
     """The same as plain data; a GPU of which no utilisation was read is None."""
-    levels = _levels(file)
+    verdicts = _verdicts(file)
+    entries = ((curve, found.entry()) for curve, found in verdicts)
     return {
         "writer": file.writer,
         "interval_s": file.interval_s,
         "unread_rows": file.unread,
-        "gpus": {
-            curve.gpu: None if level is None else {"name": curve.card, **level.entry()} for curve, level in levels
-        },
-        "notes": [*_limits(file, levels), CAUSES],
+        "out_of_order_rows": file.out_of_order,
+        "gpus": {curve.gpu: None if entry is None else {"name": curve.card, **entry} for curve, entry in entries},
+        "notes": [*_limits(file, verdicts), CAUSES],
     }
 
 
-def _levels(file: RecordedCurves) -> list[tuple[GpuCurve, Level | None]]:
-    return [(curve, level_of(curve.time_s, curve.util_pct)) for curve in file.curves]
+def _verdicts(file: RecordedCurves) -> list[tuple[GpuCurve, CurveVerdict]]:
+    return [(curve, verdict_of(curve.time_s, curve.util_pct)) for curve in file.curves]
 
 
 def _about(file: RecordedCurves) -> str:
@@ -53,21 +54,26 @@ def _about(file: RecordedCurves) -> str:
         parts.append(f"one of each GPU every {show_duration(file.interval_s)}")
     if file.unread:
         parts.append(f"{counted(file.unread, 'row')} left out that can't be read")
+    if file.out_of_order:
+        rows = counted(file.out_of_order, "row")
+        parts.append(f"{rows} left out because the clock went back (the longest stretch in order is kept)")
     return ", ".join(parts)
 
 
-def _said(level: Level | None) -> str:
-    if level is None:
-        return "no utilisation was read; some cards, and instances of a card (MIG), do not tell it"
-    if level.is_idle:
-        return f"nothing ran on it (over {show_duration(level.span_s)})"
+def _said(found: CurveVerdict) -> str:
+    if found.whole is None:
+        return f"{found.message}; some cards, and instances of a card (MIG), do not tell it"
+    over = f"over {show_duration(found.whole.span_s)}"
+    if found.judged is None:
+        return f"{found.message} ({over})" if found.whole.is_idle else found.message
+    level = found.whole
     figures = f"p5 {level.p5_pct:.0f} %, p95 {level.p95_pct:.0f} %, peak {level.peak_pct:.0f} %"
-    return f"{level.message} ({figures}, over {show_duration(level.span_s)})"
+    return f"{found.message} ({figures}, {over})"
 
 
-def _limits(file: RecordedCurves, levels: list[tuple[GpuCurve, Level | None]]) -> list[str]:
+def _limits(file: RecordedCurves, verdicts: list[tuple[GpuCurve, CurveVerdict]]) -> list[str]:
     """What was too little, or read too rarely, to tell a swing."""
-    judged = [level for _, level in levels if level is not None and not level.is_idle]
+    judged = [found.judged for _, found in verdicts if found.judged is not None]
     doubtful = [level for level in judged if level.verdict != "well used"]
     if not doubtful or not file.interval_s:
         return []

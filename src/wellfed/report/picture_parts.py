@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH = 5.7
+WIDTH = 5.0
 """Inches of 72 pixels: text is readable on a phone, and two of them stand side by side on a desk."""
 PERIODS = 6
 """Of a swing that is too short for the picture of the whole run."""

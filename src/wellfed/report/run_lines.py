@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wellfed.diagnosis.ceiling_check import ceiling_line
 from wellfed.diagnosis.rules.synchronisation import how_often
 from wellfed.record import RunRecord, SwingEntry
-from wellfed.units import counted, show_count, show_duration, show_energy, show_ms, show_percent
+from wellfed.units import counted, show_count, show_duration, show_energy, show_gib, show_ms, show_percent
 
 EVERYDAY_EVENTS = ("checkpoint", "resume", "metric_absent", "ceiling_doubtful")
 """Nothing to worry about, or told beside the figures."""
@@ -23,7 +24,7 @@ _BUSY = {"sm_active_pct": "SMs", "tensor_active_pct": "tensor cores", "dram_acti
 def headline(record: RunRecord) -> str:
     """How the run ended, and when."""
     ended_by = f", ended by {record.ended_by}" if record.ended_by else ""
-    return f"{record.status}: {record.steps} steps in {show_duration(record.duration_s)}{ended_by}"
+    return f"{record.status}: {counted_steps(record)} in {show_duration(record.duration_s)}{ended_by}"
 
 
 def state_lines(record: RunRecord) -> list[str]:
@@ -37,17 +38,32 @@ def state_lines(record: RunRecord) -> list[str]:
 
 def amount_line(record: RunRecord) -> str:
     """How far it came."""
-    unit = record.throughput["sample_unit"] if record.throughput else "samples"
-    return f"{show_count(record.epochs)} epochs, {show_count(record.samples)} {unit}"
+    return f"{show_count(record.epochs)} epochs, {show_count(record.samples)} {sample_unit(record)}"
+
+
+def sample_unit(record: RunRecord) -> str:
+    """What its samples are called."""
+    if record.throughput:
+        return record.throughput["sample_unit"]
+    workload = record.config.get("workload")
+    return str(workload.get("sample_unit", "samples")) if isinstance(workload, Mapping) else "samples"
+
+
+def counted_steps(record: RunRecord) -> str:
+    """How many it made: ``1 step``, ``1200 steps``."""
+    return f"{record.steps} step{'s' * (record.steps != 1)}"
 
 
 def error_lines(record: RunRecord) -> list[str]:
     """What ended it, and what to do about it."""
     error = record.error
-    if not error:
+    if error:
+        kind = "" if error["kind"] == "code" else f"{error['kind']}: "  # any error that is none of the other kinds
+        return [kind + " ".join(error["message"].split()), error["advice"]]
+    stops = [event for event in record.events if event["kind"] == "signal"]
+    if record.status != "interrupted" or not stops:
         return []
-    kind = "" if error["kind"] == "code" else f"{error['kind']}: "  # any error that is none of the other kinds
-    return [kind + " ".join(error["message"].split()), error["advice"]]
+    return [str(stops[-1][name]) for name in ("message", "advice") if name in stops[-1]]
 
 
 def simulated_lines(record: RunRecord) -> list[str]:
@@ -73,7 +89,8 @@ def speed_lines(record: RunRecord) -> list[str]:
         if throughput["ci95"]:
             low, high = throughput["ci95"]
             line += f" (95 % interval {show_count(low)} to {show_count(high)})"
-        lines.append(f"{line} over {throughput['steps']} steps after {throughput['warmup_steps']} of warm-up")
+        of = "1 step" if throughput["steps"] == 1 else f"{throughput['steps']} steps"
+        lines.append(f"{line} over {of} after {throughput['warmup_steps']} of warm-up")
     ceiling = ceiling_line(record)
     return lines if ceiling is None else [*lines, ceiling]
 
@@ -91,10 +108,15 @@ def time_lines(record: RunRecord) -> list[str]:
     if time:
         shares = {name: time[f"{name}_frac"] for name in ("wait", "copy", "compute", "host")}  # type: ignore[literal-required]
         shown = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
-        lines.append(f"a step takes {time['step_ms_p50']:.2f} ms (p95 {time['step_ms_p95']:.2f}): {shown}")
+        mean_ms, rest = time.get("step_ms_mean"), f"p95 {time['step_ms_p95']:.2f}"
+        takes = f"{time['step_ms_p50']:.2f} ms in the median ({rest}); on average"
+        if mean_ms is not None:
+            takes = f"{mean_ms:.2f} ms on average (median {time['step_ms_p50']:.2f}, {rest})"
+        lines.append(f"a step takes {takes}: {shown}")
     if record.swing and record.swing["period_steps"] is not None:
         lines.append(swing_line(record.swing))
-    return [*(lines or ["No step was timed."]), *phase_lines(record)]
+    none = "No step was timed: all were warm-up." if record.steps else "No step was timed."
+    return [*(lines or [none]), *phase_lines(record)]
 
 
 def phase_lines(record: RunRecord) -> list[str]:
@@ -122,20 +144,27 @@ def gpu_lines(record: RunRecord) -> list[str]:
     lines = []
     for index, figures in record.gpus.items():
         parts = []
-        if (util := figures.get("util_pct")) is not None:
+        if util := figure_of(figures, "util_pct", "mean", "p5", "p95"):
             parts.append(f"utilisation {util['mean']:.0f} % (p5 {util['p5']:.0f}, p95 {util['p95']:.0f})")
-        parts += [f"{name} {figures[key]['mean']:.0f} %" for key, name in _BUSY.items() if figures.get(key) is not None]
-        if (memory := figures.get("mem_used_gib")) is not None:
+        busy = {name: figure_of(figures, key, "mean") for key, name in _BUSY.items()}
+        parts += [f"{name} {one['mean']:.0f} %" for name, one in busy.items() if one]
+        if memory := figure_of(figures, "mem_used_gib", "mean", "max"):
             parts.append(f"memory {memory['mean']:.1f} GiB (at most {memory['max']:.1f})")
-        if (power := figures.get("power_w")) is not None:
+        if power := figure_of(figures, "power_w", "mean"):
             parts.append(f"{power['mean']:.0f} W")
-        if "energy_j" in figures:
-            parts.append(show_energy(figures["energy_j"]))
-        if "energy_per_sample_j" in figures:
-            parts.append(f"{show_energy(figures['energy_per_sample_j'])} a sample")
+        for key, of in (("energy_j", ""), ("energy_per_sample_j", " a sample")):
+            if isinstance(figures.get(key), (int, float)):
+                parts.append(f"{show_energy(figures[key])}{of}")
         if parts:
             lines.append(f"gpu {index} {names.get(index, '')}".rstrip() + f": {', '.join(parts)}")
     return lines
+
+
+def figure_of(figures: Mapping[str, Any], name: str, *parts: str) -> Mapping[str, float] | None:
+    """A figure of a GPU with these parts; None where one of them is missing or no number."""
+    found = figures.get(name)
+    is_whole = isinstance(found, Mapping) and all(isinstance(found.get(part), (int, float)) for part in parts)
+    return found if is_whole else None
 
 
 def host_lines(record: RunRecord) -> list[str]:
@@ -184,6 +213,13 @@ def event_rows(events: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str]
     return rows
 
 
+def events_line(record: RunRecord) -> str:
+    """How many of each kind; empty where there are none."""
+    kinds = Counter(event["kind"] for event in record.events)
+    shown = ", ".join(f"{number} {kind}" for kind, number in kinds.items())
+    return f"{counted(len(record.events), 'event')}: {shown}" if kinds else ""
+
+
 def warning_lines(record: RunRecord) -> list[str]:
     """The first events that are worth a look."""
     found = [event for event in record.events if event["kind"] not in EVERYDAY_EVENTS][:_MOST_WARNINGS]
@@ -204,9 +240,16 @@ def memory_lines(record: RunRecord) -> list[str]:
     if not memory:
         return ["Nothing was measured."]
     budget_gib, predicted = memory.get("budget_gib"), memory.get("predicted_peak_gib")
-    foretold = "" if predicted is None else f" ({predicted:.2f} predicted for a card)"
+    foretold = "" if predicted is None else f" ({show_gib(predicted)} predicted for a card)"
     budget = "no budget" if budget_gib is None else f"budget {budget_gib:.1f} GiB"
-    return [f"{memory['device']}: peak {memory['measured_peak_gib']:.2f} GiB{foretold}, {budget}"]
+    peak = f"peak {show_gib(memory['measured_peak_gib'])}{growth(record)}"
+    return [f"{memory['device']}: {peak}{foretold}, {budget}"]
+
+
+def growth(record: RunRecord) -> str:
+    """Behind a peak of memory: that it is what the process grew by, where it is not a device's."""
+    accelerator = record.plan.get("trainer.accelerator")
+    return " more than before training" if accelerator and accelerator["value"] == "cpu" else ""
 
 
 def profile_lines(record: RunRecord) -> list[str]:

@@ -11,10 +11,10 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.pages.html_page import fill_in
 from wellfed.pages.picture import colour_of_page
 from wellfed.record import FindingEntry, RunRecord
-from wellfed.report.run_lines import error_lines, simulated_lines
+from wellfed.report.run_lines import error_lines, figure_of, growth, simulated_lines
 from wellfed.report.run_pictures import pictures
 from wellfed.report.run_sections import sections
-from wellfed.units import show_count, show_duration, show_gib, show_percent
+from wellfed.units import show_count, show_gib, show_ms, show_percent
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
             frac = throughput["samples_per_s"] / ceiling["samples_per_s"]
             note = f"of {show_count(ceiling['samples_per_s'])} {throughput['sample_unit']}/s"
             yield Tile("of its ceiling", show_percent(frac), "", note, min(1.0, frac))
-    found = [figures["util_pct"] for figures in record.gpus.values() if figures.get("util_pct")]
+    utils = [figure_of(figures, "util_pct", "mean", "p5", "p95") for figures in record.gpus.values()]
+    found = [one for one in utils if one]
     if found:
         mean_pct = fmean(one["mean"] for one in found)
         spread = f"p5 {min(one['p5'] for one in found):.0f}, p95 {max(one['p95'] for one in found):.0f}"
@@ -68,18 +69,13 @@ def tiles(record: RunRecord) -> Iterator[Tile]:
         busy, cores = record.host["cpu_pct"] / 100, record.machine["cpu_quota_cores"]
         yield Tile("CPU", f"{busy:.2f}", f"of {cores:.3g} cores", "busy while it trained", min(1.0, busy / cores))
     if time:
-        waits = time["wait_frac"] + (time["copy_frac"] or 0.0)
-        yield Tile(
-            "waiting for data",
-            show_percent(waits),
-            "",
-            f"of a step of {show_duration(time['step_ms_p50'] / 1e3)}",
-            waits,
-        )
+        waits, mean_ms = time["wait_frac"] + (time["copy_frac"] or 0.0), time.get("step_ms_mean")
+        note = "of the mean step" + ("" if mean_ms is None else f", {show_ms(mean_ms)}")
+        yield Tile("waiting for data", show_percent(waits), "", note, waits)
     if memory:
         peak, budget = memory["measured_peak_gib"], memory.get("budget_gib")
         note = "no budget" if budget is None else f"of a budget of {show_gib(budget)}"
-        yield Tile("peak memory", show_gib(peak), "", note, min(1.0, peak / budget) if budget else None)
+        yield Tile("peak memory", show_gib(peak), growth(record), note, min(1.0, peak / budget) if budget else None)
 
 
 def gain_of(finding: FindingEntry) -> str:

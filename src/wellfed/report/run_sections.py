@@ -32,8 +32,8 @@ class ReportSection:
     rows: Sequence[Row] = ()
     screen: Sequence[str] | None = None
     """What the last screen says of it in place of the lines; one that begins with a blank is a row of a table."""
-    is_folded: bool = False
-    """The page shows it when asked."""
+    folded: str = ""
+    """What the page shows in place of it until asked for more; empty: all of it."""
 
     @property
     def on_screen(self) -> Sequence[str]:
@@ -47,14 +47,12 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
     Args:
         first: the first value of each metric, where it is known.
     """
-    told, error = [run_lines.headline(record), *run_lines.state_lines(record)], run_lines.error_lines(record)
-    told.append(run_lines.amount_line(record))
-    told += run_lines.simulated_lines(record)
-    speed = run_lines.speed_lines(record)
+    begin, error = [run_lines.headline(record), *run_lines.state_lines(record)], run_lines.error_lines(record)
+    rest = [run_lines.amount_line(record), *run_lines.simulated_lines(record), *run_lines.speed_lines(record)]
     metrics, warnings = metric_rows(record, first or {}), run_lines.warning_lines(record)
     return [
         # The screen has the error above it already, on stderr.
-        ReportSection("verdict", "Verdict", [*told, *error, *speed], screen=[*told, *speed]),
+        ReportSection("verdict", "Verdict", [*begin, *error, *rest], screen=[*begin, *rest]),
         ReportSection("findings", "What to change", run_lines.finding_lines(record)),
         ReportSection("utilisation", "Utilisation", utilisation_lines(record)),
         ReportSection("time", "Where the time went", run_lines.time_lines(record)),
@@ -67,7 +65,7 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
         ReportSection(
             *("events", "Events", (), ("step", "event", "facts"), run_lines.event_rows(record.events)),
             screen=warnings,
-            is_folded=True,
+            folded=run_lines.events_line(record),
         ),
         ReportSection("started", "Started with", started_lines(record), screen=()),
     ]

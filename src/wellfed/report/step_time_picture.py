@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from wellfed.report.curve_bins import MOST, Binned, binned
 from wellfed.report.picture_parts import PERIODS, WIDTH, Key, PagePicture, measure, of_many, rows
 from wellfed.report.run_lines import EVERYDAY_EVENTS
 from wellfed.report.time_axis import TimeAxis
+from wellfed.timing.step_clock import WARMUP_STEPS
 from wellfed.units import counted, show_duration, show_ms
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ _PAUSE = "what lay before the step"
 _COLOURS = {**dict(zip(_PARTS, SERIES, strict=True)), _PAUSE: BAD}
 _MARKS = (("v", "▼"), ("^", "▲"), ("s", "■"), ("D", "◆"), ("o", "●"), ("P", "✚"))
 """Of events: matplotlib's, and the legend's."""
+_SEEN_FRAC = 1 / 100
+"""Of the time: a shorter gap can't be seen."""
 
 
 def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
@@ -69,6 +72,7 @@ def step_time(evidence: Evidence, axis: TimeAxis) -> Iterator[PagePicture]:
     caption = of_many(number, "step")
     if total_ms[longest] > most_ms:
         caption += f" The longest, step {table['step'][longest]:.0f}, took {show_duration(total_ms[longest] / 1e3)}."
+    caption += "".join(f" {told}" for told in _pauses(evidence, axis, at_s - total_ms / 1e3))
     yield PagePicture(drawn.svg, keys, caption)
 
 
@@ -92,13 +96,38 @@ def _happened(axes: Axes, evidence: Evidence, axis: TimeAxis, most_ms: float) ->
     """A mark at each event that is worth a look, above the steps."""
     kinds: dict[str, list[float]] = {}
     for event in evidence.record.events:
-        if (event["kind"] not in EVERYDAY_EVENTS or event["kind"] == "resume") and event.get("time_s") is not None:
+        if _is_marked(event):
             kinds.setdefault(event["kind"], []).append(event["time_s"])
     for place, (kind, times_s) in enumerate(kinds.items()):
         x = axis.scaled(np.clip(np.array(times_s), axis.begin_s, axis.end_s))
         mark, character = _MARKS[place % len(_MARKS)]
         axes.plot(x[:MOST], np.full(len(x[:MOST]), 0.96 * most_ms), mark, color=BAD, markersize=6, zorder=5)
         yield Key(BAD, f"{kind}, {len(x)} times" if len(x) > 1 else kind, "mark", character)
+
+
+def _pauses(evidence: Evidence, axis: TimeAxis, began_s: Series) -> Iterator[str]:
+    """What lay where the picture has a gap, as far as that was recorded."""
+    ended_s, steps = evidence.all_steps["time_s"], evidence.all_steps["step"]
+    profiled = evidence.record.profile["steps"] if evidence.record.profile else None
+    found: dict[str, list[int]] = {}
+    for place in np.flatnonzero(began_s[1:] - ended_s[:-1] > _SEEN_FRAC * axis.span_s).tolist():
+        begin_s, end_s = ended_s[place], began_s[place + 1]
+        events = evidence.record.events
+        causes = ["the profiler's trace was written"] if profiled and place + 1 == WARMUP_STEPS + profiled else []
+        causes += [phase for phase, spans in axis.spans.items() if any(a < end_s and b > begin_s for a, b in spans)]
+        causes += [one["kind"] for one in events if _is_marked(one) and begin_s <= one["time_s"] <= end_s]
+        if causes:
+            found.setdefault(", ".join(dict.fromkeys(causes)), []).append(place)
+    for cause, places in found.items():
+        longest = max(places, key=lambda place: float(began_s[place + 1] - ended_s[place]))
+        lasted = show_duration(float(began_s[longest + 1] - ended_s[longest]))
+        often = "The gap" if len(places) == 1 else f"{len(places)} gaps, the longest"
+        yield f"{often} of {lasted} before step {steps[longest + 1]:.0f}: {cause}."
+
+
+def _is_marked(event: Mapping[str, Any]) -> bool:
+    """Whether an event is worth a look."""
+    return (event["kind"] not in EVERYDAY_EVENTS or event["kind"] == "resume") and event.get("time_s") is not None
 
 
 def _folded(axes: Axes, table: Mapping[str, Series], parts: Mapping[str, Series], period: int, period_s: float) -> None:
@@ -112,10 +141,17 @@ def _folded(axes: Axes, table: Mapping[str, Series], parts: Mapping[str, Series]
         _areas(axes, curves[0].x, [curve.mean for curve in curves], list(parts))
     total_ms = np.sum(latest, axis=0)
     top = float(np.percentile(total_ms, 99.5))
-    begin = float(steps[total_ms.reshape(number, period).mean(axis=0).argmax() + period * (number > 2)])
-    measure(
-        axes, begin, min(begin + period, float(steps[-1])), 1.12 * top, f"{period} steps, {show_duration(period_s)}"
-    )
+    first = int(total_ms.reshape(number, period).mean(axis=0).argmax())
+    begins = np.arange(first, max(first + 1, len(steps) - period), period)
+    at_s = table["time_s"][-len(steps) :]
+    lasted_s = at_s[np.minimum(begins + period, len(steps) - 1)] - at_s[begins]
+    nearest = int(np.abs(lasted_s - period_s).argmin())
+    begin = float(steps[begins[nearest]])
+    text = f"{period} steps"
+    if abs(lasted_s[nearest] - period_s) < 0.2 * period_s:  # else a mean that no period took
+        text += f", {show_duration(period_s)}"
+    measure(axes, begin, min(begin + period, float(steps[-1])), 1.12 * top, text)
     axes.set_ylim(0, 1.5 * top)
     axes.set_ylabel("ms a step")
+    axes.locator_params("x", integer=True)
     axes.set_xlabel(f"steps: the last {number} periods")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -12,6 +11,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.run_tables import HOST, PHASES, Series
 from wellfed.pages.picture import ACCENT, SERIES
 from wellfed.report.picture_parts import Key
+from wellfed.units import show_duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,6 +20,8 @@ SHADES = {"validate": SERIES[1], "checkpoint": SERIES[0], "test": ACCENT, "ceili
 """Of phases; training has none."""
 _LEAST_FRAC = 1 / 250
 """Of the axis: what lasted less is still to be seen."""
+_BAND, _LINE = {"alpha": 0.22, "zorder": 0.5}, {"alpha": 0.6, "zorder": 0.6}
+"""A line is thin, and may lie in a band."""
 _UNITS = ((3 * 3600.0, 3600.0, "hours"), (180.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 
 
@@ -31,6 +33,8 @@ class TimeAxis:
     end_s: float
     spans: dict[str, list[tuple[float, float]]] = field(default_factory=dict)
     """Stretches of each phase but training, seconds."""
+    told: dict[str, str] = field(default_factory=dict)
+    """Of phases: how often and how long."""
 
     @classmethod
     def of(cls, evidence: Evidence) -> TimeAxis:
@@ -42,7 +46,14 @@ class TimeAxis:
             return cls(0.0, 1.0)
         begin_s, end_s = min(float(at_s.min()) for at_s in times), max(float(at_s.max()) for at_s in times)
         end_s = max(end_s, begin_s + 1e-3)
-        return cls(begin_s, end_s, _spans(evidence, _LEAST_FRAC * (end_s - begin_s)))
+        told = {
+            phase: f"{phase}, {spent['times']} times, {show_duration(spent['total_s'])} in all"
+            if spent["times"] > 1
+            else f"{phase}, {show_duration(spent['total_s'])}"
+            for phase, spent in evidence.record.phases.items()
+            if spent["times"]
+        }
+        return cls(begin_s, end_s, _spans(evidence, _LEAST_FRAC * (end_s - begin_s)), told)
 
     @property
     def span_s(self) -> float:
@@ -71,45 +82,57 @@ class TimeAxis:
         size_s, _ = self._unit
         for phase, stretches in self.spans.items():
             for begin_s, end_s in stretches:
-                axes.axvspan(begin_s / size_s, end_s / size_s, color=SHADES[phase], alpha=0.22, linewidth=0)
+                is_line = end_s - begin_s < 2 * _LEAST_FRAC * self.span_s
+                axes.axvspan(
+                    begin_s / size_s, end_s / size_s, color=SHADES[phase], linewidth=0, **_LINE if is_line else _BAND
+                )
 
     @property
     def keys(self) -> list[Key]:
         """A legend of the phases."""
-        return [Key(SHADES[phase], phase, "shade") for phase in self.spans]
+        return [Key(SHADES[phase], self.told.get(phase, phase), "shade") for phase in self.spans]
 
 
 def _spans(evidence: Evidence, least_s: float) -> dict[str, list[tuple[float, float]]]:
-    """A reading tells of the time since the one before; checkpoints that fell between two are added."""
+    """Where each phase was; what is too short to be seen is widened, and what is too close to be told apart joined."""
     found: dict[str, list[tuple[float, float]]] = {}
-    for phase, *span in sorted([*_watched(evidence), *_saved(evidence)], key=lambda one: one[1]):
-        short_s = max(0.0, least_s - (span[1] - span[0])) / 2
-        begin_s, end_s = span[0] - short_s, span[1] + short_s
-        stretches = found.setdefault(phase, [])
-        if stretches and begin_s - stretches[-1][1] < least_s / 2:
-            stretches[-1] = (stretches[-1][0], max(end_s, stretches[-1][1]))
-        else:
-            stretches.append((begin_s, end_s))
-    return {phase: found[phase] for phase in SHADES if phase in found}
+    for phase in SHADES:
+        for span in sorted(_known(evidence, phase) or _watched(evidence, phase)):
+            short_s = max(0.0, least_s - (span[1] - span[0])) / 2
+            begin_s, end_s = span[0] - short_s, span[1] + short_s
+            stretches = found.setdefault(phase, [])
+            if stretches and begin_s - stretches[-1][1] < least_s / 2:
+                stretches[-1] = (stretches[-1][0], max(end_s, stretches[-1][1]))
+            else:
+                stretches.append((begin_s, end_s))
+    return found
 
 
-def _watched(evidence: Evidence) -> Iterator[tuple[str, float, float]]:
+def _known(evidence: Evidence, phase: str) -> list[tuple[float, float]]:
+    """From what was written when the phase ended, each as long as the mean; none where nothing was written."""
+    usual_s = _usual_s(evidence, phase)
+    if phase == "checkpoint":
+        events = [event.get("time_s") for event in evidence.record.events if event.get("kind") == "checkpoint"]
+        ended_s = [float(at_s) for at_s in events if isinstance(at_s, (int, float))]
+    else:
+        ended_s = evidence.ended.get({"validate": "val", "test": "test"}.get(phase, ""), np.empty(0)).tolist()
+        if usual_s is None:
+            return []
+    return [(at_s - (usual_s or 0.0), at_s) for at_s in ended_s]
+
+
+def _watched(evidence: Evidence, phase: str) -> list[tuple[float, float]]:
+    """From readings, which tell of the time since the one before; who is there for a moment was not there all of it."""
     curve = evidence.watched.get(HOST) or next(iter(evidence.watched.values()), {})
     at_s, phases = curve.get("time_s", np.empty(0)), curve.get("phase", np.empty(0))
     if len(at_s) != len(phases):
-        return
-    there = np.isfinite(at_s) & np.isfinite(phases)
-    at_s, phases = at_s[there], phases[there].astype(int)
-    for code in sorted(set(phases.tolist())):
-        if (phase := PHASES[code]) in SHADES:
-            spent = evidence.record.phases.get(phase)
-            usual_s = spent["total_s"] / spent["times"] if spent and spent["times"] else np.inf
-            for place in np.flatnonzero(phases == code).tolist():
-                # Whoever is often there for a moment was not there all the time since the reading before.
-                yield phase, float(max(at_s[max(0, place - 1)], at_s[place] - usual_s)), float(at_s[place])
+        return []
+    at_s, phases = (column[np.isfinite(at_s) & np.isfinite(phases)] for column in (at_s, phases))
+    usual_s = _usual_s(evidence, phase) or np.inf
+    places = np.flatnonzero(phases == PHASES.index(phase)).tolist()
+    return [(float(max(at_s[max(0, place - 1)], at_s[place] - usual_s)), float(at_s[place])) for place in places]
 
 
-def _saved(evidence: Evidence) -> Iterator[tuple[str, float, float]]:
-    for event in evidence.record.events:
-        if event.get("kind") == "checkpoint" and isinstance(event.get("time_s"), (int, float)):
-            yield "checkpoint", float(event["time_s"]), float(event["time_s"])
+def _usual_s(evidence: Evidence, phase: str) -> float | None:
+    spent = evidence.record.phases.get(phase)
+    return spent["total_s"] / spent["times"] if spent and spent["times"] else None

@@ -210,7 +210,7 @@ class Bookkeeper:
         if outcome.kind is not None:
             record.error = {"kind": outcome.kind, "message": outcome.message, "advice": outcome.advice}
         if outcome.status == "interrupted":
-            self.journal.event("signal", message=outcome.message)
+            self.journal.event("signal", message=outcome.message, advice=outcome.advice)
         if outcome.by_non_finite_loss:
             self.journal.event("nan", action="raise")
         self._fill_in(metrics)
@@ -227,7 +227,7 @@ class Bookkeeper:
         if page.exists():
             self.journal.sink.page("report", page)
         self.journal.sink.finish({**record.metrics, **_of_the_run(record)}, outcome.exit_code)
-        self.journal.save()
+        self.journal.save(duration_s=record.duration_s)  # as the reports have it
 
     def _judge(self, *, has_page: bool) -> None:
         """What the run's figures mean, in the record and in the reports."""

@@ -28,6 +28,7 @@ class StepSummary:
     """None where there is no copy to a device."""
     compute_frac: float
     host_frac: float
+    step_ms_mean: float
     step_ms_p50: float
     step_ms_p95: float
     launch_ms_p50: float | None = None
@@ -56,6 +57,7 @@ class StepSummary:
             "copy_frac": self.copy_frac,
             "compute_frac": self.compute_frac,
             "host_frac": self.host_frac,
+            "step_ms_mean": self.step_ms_mean,
             "step_ms_p50": self.step_ms_p50,
             "step_ms_p95": self.step_ms_p95,
             "launch_ms_p50": self.launch_ms_p50,
@@ -91,6 +93,7 @@ def summarise(rows: Sequence[StepRow]) -> StepSummary | None:
         copy_frac=sum(row.copy_ms or 0.0 for row in kept) / total_ms if has_copy else None,
         compute_frac=sum(row.compute_ms for row in kept) / total_ms,
         host_frac=sum(row.host_ms for row in kept) / total_ms,
+        step_ms_mean=total_ms / len(kept),
         step_ms_p50=float(p50),
         step_ms_p95=float(p95),
         launch_ms_p50=float(np.median(launches)) if launches else None,

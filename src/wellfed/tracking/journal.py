@@ -160,11 +160,11 @@ class Journal:
         """Samples/s over the last 50 steps."""
         return _rate(list(islice(reversed(self.rows), 50)))
 
-    def save(self) -> None:
-        """Bring the files up to date."""
+    def save(self, *, duration_s: float | None = None) -> None:
+        """Bring the files up to date; ``duration_s``: of a run that is over."""
         for table in (self._steps, self._metrics, self._telemetry):
             table.flush()
-        self.record.duration_s = round(self.time_s(), 3)
+        self.record.duration_s = round(self.time_s(), 3) if duration_s is None else duration_s
         try:
             with self._lock:
                 self.record.write(self.folder)

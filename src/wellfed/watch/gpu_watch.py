@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from wellfed.watch.harmless import Harmless, harmless
 from wellfed.watch.loop_watch import LoopWatch, is_first_of_node, open_csv_for
@@ -22,8 +24,12 @@ class GPUWatch(Harmless):
 
     A step is the body of the loop over `batches`, with the wait for its batch. Where torch uses CUDA, steps are timed
     by events on the device, without synchronising it; else by the host's clock. What goes wrong in here is told once
-    and harms nothing. Of several processes that torchrun or srun start on a machine the first one watches.
+    and harms nothing; so is a use that times nothing. Of several processes that torchrun or srun start on a machine the
+    first one watches.
     """
+
+    _at_work: ClassVar[int] = 0
+    """Blocks that last, in this process."""
 
     def __init__(self, csv: str | Path | None = None, *, interval_s: float = INTERVAL_S, quiet: bool = False) -> None:
         """
@@ -33,15 +39,20 @@ class GPUWatch(Harmless):
             quiet: print nothing at the end; `summary` and `lines` have it.
 
         Raises:
-            ValueError: the interval is too short.
+            TypeError: the interval is no number.
+            ValueError: it is too short.
         """
         self._csv, self._interval_s, self._quiet = csv, checked_interval(interval_s), quiet
         self._watch: LoopWatch | None = None
-        self._is_open = False
+        self._is_entered = self._is_open = False
+        self._thread = 0
         self._pass: object | None = None
+        self._interrupted: object | None = None
         self._told: set[str] = set()
 
     def __enter__(self) -> Self:
+        self._is_entered = True
+        GPUWatch._at_work += 1
         self._begin()
         return self
 
@@ -49,6 +60,8 @@ class GPUWatch(Harmless):
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._end(is_ok=kind is None)
+        self._is_entered = False
+        GPUWatch._at_work -= 1
 
     def batches(self, loader: Iterable[Batch]) -> Iterable[Batch]:
         """The loader's batches, each as a step: ``for x, y in watch.batches(loader):``. For the training alone: what
@@ -79,7 +92,10 @@ class GPUWatch(Harmless):
         self._watch = LoopWatch(interval_s=self._interval_s, table=table)
         self._watch.unknown.add("copy_frac")  # which the body does, as part of the step
         self._watch.start()
+        self._pass = self._interrupted = None
         self._is_open = True
+        if GPUWatch._at_work > 1:
+            self._tell("Another GPUWatch is at work in this process: let one watch, or give each a file of its own.")
 
     @harmless
     def _end(self, *, is_ok: bool) -> None:
@@ -89,6 +105,8 @@ class GPUWatch(Harmless):
         if is_ok:
             self._watch.finish_steps()
         self._watch.stop()
+        if "wait_frac" in self._watch.unknown and is_ok:  # nobody has asked
+            self._watch.note("No batch came through watch.batches(loader) in this block, so no step was timed.")
         if not self._quiet:
             print("\n".join(f"GPUWatch: {line}" for line in self.lines()), flush=True)
 
@@ -99,13 +117,27 @@ class GPUWatch(Harmless):
 
     @harmless
     def _ask(self, of: object, loader: object) -> None:
+        if not self._is_entered:
+            self._tell("watch.batches is gone over outside of the with block: nothing is timed there.")
         watch = self._watch
         if watch is None or not self._is_open:
+            return
+        if self._pass is None:
+            self._thread = threading.get_ident()
+        elif not self._is_mine():
+            self._tell(
+                "A second thread goes over watch.batches at the same time: only the steps of the first are timed."
+            )
             return
         if self._pass is of:
             watch.step_done()
         else:  # a new one, or one that another has interrupted
-            self._pass = of
+            if self._interrupted is of:
+                self._tell(
+                    "Two loops over watch.batches alternate, and are not timed well. Wrap one loader alone, or all of "
+                    "them at once: watch.batches(zip(a, b))."
+                )
+            self._pass, self._interrupted = of, self._pass or self._interrupted
             workers = getattr(loader, "num_workers", None)
             watch.num_workers = workers if isinstance(workers, int) else None
             watch.enter("train")
@@ -114,7 +146,7 @@ class GPUWatch(Harmless):
 
     @harmless
     def _got(self) -> None:
-        if self._watch is not None and self._is_open:
+        if self._watch is not None and self._is_open and self._is_mine():
             self._watch.got()
             self._watch.copied()
 
@@ -123,6 +155,10 @@ class GPUWatch(Harmless):
         if self._watch is not None and self._is_open and self._pass is of:
             self._pass = None
             self._watch.enter("validate")
+
+    def _is_mine(self) -> bool:
+        """Whether the steps of the thread that asks are timed."""
+        return self._thread == threading.get_ident()
 
 
 class TimedBatches(Generic[Batch]):
@@ -152,8 +188,10 @@ class TimedBatches(Generic[Batch]):
             watch._end_pass(this_pass)
 
 
-def checked_interval(interval_s: float) -> float:
-    """The interval; raises ValueError for one that is too short."""
-    if not interval_s >= SHORTEST_S:
+def checked_interval(interval_s: object) -> float:
+    """The interval; raises TypeError for what is no number, and ValueError for one that is too short."""
+    if isinstance(interval_s, bool) or not isinstance(interval_s, (int, float)):
+        raise TypeError(f"interval_s={interval_s!r}: must be a number of seconds, as {INTERVAL_S}.")
+    if not SHORTEST_S <= interval_s < math.inf:
         raise ValueError(f"interval_s={interval_s}: readings are at least {SHORTEST_S} s apart.")
-    return interval_s
+    return float(interval_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,6 +15,13 @@ from wellfed.units import counted, show_count, show_percent
 
 _MOST_WORKERS = 4
 """As many as a run of wellfed begins with."""
+_HANDOVER_MS = 2.0
+"""About what a worker process takes to hand a batch over: steps under twice as long may be slower with workers."""
+
+_BETWEEN = "logging, callbacks, values that are printed"
+_WITHOUT_WORKERS = (
+    "Larger batches, or whole batches at once (a dataset with __getitems__), cost less a sample with any num_workers."
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +50,7 @@ class LoopSummary:
             known = asdict(self.steps)
             names = ("steps", "warmup_steps", "ci95", "readiness_frac", "wait_frac", "copy_frac", "compute_frac")
             steps = {name: known[name] for name in (*names, "host_frac", "step_ms_p50", "step_ms_p95")}
-            steps["steps_per_s"] = self.steps.samples_per_s
+            steps |= {"steps_per_s": self.steps.samples_per_s, "step_ms_mean": self._step_ms()}
             steps |= dict.fromkeys(self.unknown)
             if "wait_frac" in self.unknown:
                 steps["readiness_frac"] = None
@@ -69,8 +77,13 @@ class LoopSummary:
         shown = ", ".join(f"{name} {show_percent(share)}" for name, share in shares.items() if share is not None)
         return [
             f"{rate} over {counted(found.steps, 'step')} after {found.warmup_steps} of warm-up",
-            f"a step takes {found.step_ms_p50:.2f} ms (p95 {found.step_ms_p95:.2f}): {shown}",
+            f"a step takes {self._step_ms():.2f} ms on average (median {found.step_ms_p50:.2f}, "
+            f"p95 {found.step_ms_p95:.2f}): {shown}",
         ]
+
+    def _step_ms(self) -> float:
+        """The mean, as the rate and the shares are of it."""
+        return math.nan if self.steps is None else 1e3 / self.steps.samples_per_s
 
     def _gpu_lines(self) -> list[str]:
         idle = [gpu for gpu, level in self.levels.items() if level.is_idle]
@@ -86,12 +99,16 @@ class LoopSummary:
         """What holds the loop up, in a sentence; None where too little was seen."""
         if self.steps is None or self.steps.steps < FEWEST_STEPS:
             return None
-        is_wait_known = "wait_frac" not in self.unknown
-        if is_wait_known and self.steps.wait_frac > WAIT_FRAC:
-            return f"{show_percent(self.steps.wait_frac)} of the time goes into waiting for data: {self._loader()}"
-        hardly = "Steps hardly wait for data" if is_wait_known else "Waiting for data can't be told here"
-        if self.steps.host_frac > HOST_FRAC:
-            return f"{hardly}; what costs time lies between them: logging, callbacks, values that are printed."
+        wait = None if "wait_frac" in self.unknown else self.steps.wait_frac
+        host = self.steps.host_frac
+        if wait is not None and wait > WAIT_FRAC:
+            if host <= max(HOST_FRAC, wait):
+                return f"{show_percent(wait)} of the time goes into waiting for data: {self._loader()}"
+            most = f"{show_percent(wait)} of the time goes into waiting for data, {show_percent(host)} into"
+            return f"{most} what lies between steps: {_BETWEEN}."
+        hardly = "Waiting for data can't be told here" if wait is None else "Steps hardly wait for data"
+        if host > HOST_FRAC:
+            return f"{hardly}; what costs time lies between them: {_BETWEEN}."
         if any(level.verdict != "well used" for level in self.levels.values() if not level.is_idle):
             within = "small kernels, or lines that wait for the GPU (.item(), .cpu(), a print)"
             return f"{hardly}; where a GPU idles, it does so within steps: {within}."
@@ -100,10 +117,17 @@ class LoopSummary:
     def _loader(self) -> str:
         if self.num_workers is None:
             return "batches are built more slowly than they are used."
-        advised = max(1, min(_MOST_WORKERS, int(self.cores) - 1))
         if self.num_workers == 0:
-            return (
-                f"the DataLoader builds each batch in the training process (num_workers=0). Try num_workers={advised}."
-            )
+            in_process = "the DataLoader builds each batch in the training process (num_workers=0)."
+            if self._step_ms() < 2 * _HANDOVER_MS:
+                return (
+                    f"{in_process} Workers hardly pay: each batch takes about {_HANDOVER_MS:g} ms to hand over, and a "
+                    f"step takes {self._step_ms():.2f} ms. {_WITHOUT_WORKERS}"
+                )
+            return f"{in_process} Try num_workers={max(1, min(_MOST_WORKERS, int(self.cores) - 1))}."
         of = f"num_workers={self.num_workers}, on {self.cores:g} CPU cores"
-        return f"the DataLoader's workers can't keep up ({of}). Try more where there are cores, or cheaper samples."
+        return (
+            f"the DataLoader's workers can't keep up ({of}). Where building a batch takes longer than the about "
+            f"{_HANDOVER_MS:g} ms to hand it over, more workers help while cores are free, and cheaper samples do; "
+            f"where it does not, use num_workers=0. {_WITHOUT_WORKERS}"
+        )

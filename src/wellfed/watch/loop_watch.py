@@ -154,6 +154,10 @@ class LoopWatch:
             sys.modules["torch"].cuda.synchronize()
             self._rows += self.clock.rows(wait=True)
 
+    def note(self, text: str) -> None:
+        """Something for the last lines."""
+        self._notes.append(text)
+
     def latest(self, number: int) -> list[StepRow]:
         """The last so many steps that are known, the latest first."""
         return list(islice(reversed(self._rows), number))

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from wellfed.diagnosis.level import level_of
-from wellfed.diagnosis.thresholds import AT_WORK_PCT, FEWEST_OF_CARD
-from wellfed.units import counted, show_duration, show_energy
+from wellfed.diagnosis.level import verdict_of
+from wellfed.units import show_duration, show_energy
 from wellfed.watch.board import Board
 from wellfed.watch.seen_gpus import SeenGpu
 
-IN_USE_FRAC = 0.95
-"""Share of the readings from the first at work to the last: with more it was in use all the time."""
 _Figures = Mapping[str, Mapping[str, float]]
 
 
@@ -46,26 +41,13 @@ def summary_lines(
     return lines + [f"{', '.join(of)}: {advice}" if len(gpus) > 1 else advice for advice, of in advised.items()]
 
 
-def _verdict(board: Board, gpu: SeenGpu) -> tuple[list[str], str]:
-    """A line or two, and what to type next; empty where there is nothing to find out."""
+def _verdict(board: Board, gpu: SeenGpu) -> tuple[list[str], str | None]:
+    """A line or two, and what to type next; None where there is nothing to find out."""
     if not gpu.has_utilisation:
         where = "an instance" if gpu.device.is_mig else "a split card"
-        return [f"NVML gives no utilisation of {where}"], ""
-    time_s, util_pct = board.curve(gpu.index)
-    level = level_of(time_s, util_pct)
-    if level is None:
-        return ["no utilisation was read"], ""
-    if level.num < FEWEST_OF_CARD:
-        return [f"{counted(level.num, 'reading')}, too few for a verdict"], ""
-    busy = np.flatnonzero(util_pct >= AT_WORK_PCT)
-    if not len(busy):
-        return ["nothing ran on it"], ""
-    # What is watched begins before the training does, or goes on after it.
-    used = slice(busy[0], busy[-1] + 1)
-    in_use = level_of(time_s[used], util_pct[used])
-    if in_use is None or in_use.num < FEWEST_OF_CARD or in_use.num > IN_USE_FRAC * level.num:
-        return [level.message], level.advice
-    return [level.message, f"while it was in use, for {show_duration(in_use.span_s)}: {in_use.message}"], in_use.advice
+        return [f"NVML gives no utilisation of {where}"], None
+    found = verdict_of(*board.curve(gpu.index))
+    return [found.message, *filter(None, [found.in_use_message])], found.advice
 
 
 def _gpu_lines(gpu: SeenGpu, figures: _Figures) -> list[str]:
