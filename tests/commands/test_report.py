@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,3 +106,34 @@ def test_a_damaged_record_is_told(runs: Path, capsys: pytest.CaptureFixture[str]
         error = capsys.readouterr().err
         assert "can't be read: " in error
         assert "has schema 2; this version of wellfed reads schema 1." in error or "is not a run record" in error
+
+
+def test_long_names_and_the_same_name_twice_have_a_page_each(runs: Path) -> None:
+    written = []
+    for first, second in (("x" * 200, "y" * 200), ("x" * 200, "y" * 199 + "z"), (A, B)):
+        for workload, name in (("recsys", first), ("forecast", first), ("recsys", second)):
+            folder = Path("logs", workload, "runs", name)
+            folder.mkdir(parents=True, exist_ok=True)
+            evidence(workload=workload).record.write(folder)
+        for other in (f"logs/forecast/runs/{first}", f"logs/recsys/runs/{second}"):
+            assert cli.main(["report", f"logs/recsys/runs/{first}", other, "--out", "pages"]) == 0
+            written.append(names(Path("pages")))
+    assert [len(pages) for pages in written] == [1, 2, 2, 3, 4, 5]  # the third is the first again
+    assert f"comparison_recsys_{A}_forecast_{A}.html" in written[-1]
+
+
+def test_a_table_that_can_not_be_read_is_told(
+    runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_ = Path.open
+
+    def refusing(self: Path, *words: Any, **options: Any) -> Any:
+        if self.name == "telemetry.csv":
+            raise PermissionError(13, "Permission denied")
+        return open_(self, *words, **options)
+
+    monkeypatch.setattr(Path, "open", refusing)
+    assert cli.main(["diagnose", A]) == 0
+    told = capsys.readouterr().err
+    assert told.endswith(f"{A}/telemetry.csv: can't be read (Permission denied): what it tells is left out.\n")
+    assert told.count("\n") == 1

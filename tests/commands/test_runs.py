@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -119,3 +122,54 @@ def test_a_terminal_of_80_columns_is_not_overrun(
     found = shown(capsys)
     assert max(map(len, found)) <= 80
     assert found[2] == "  80.0 % of the ceiling, 100 steps"
+
+
+def test_a_run_with_a_name_of_its_own_is_as_new_as_its_record(there: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = made(there, "\u00d6l und K\u00e4se")
+    for day, place in (("2026-01-02T12:00", 1), ("2026-01-05T12:00", 0), ("2025-12-31T12:00", 3)):
+        at_s = datetime.fromisoformat(day).timestamp()
+        os.utime(run / "run.json", (at_s, at_s))
+        assert [line.startswith(run.name) for line in shown(capsys)[1:]].index(True) == place
+
+
+def test_a_log_dir_that_is_closed_is_told(
+    there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("wellfed.folder_lookup.os.listdir", refusing)
+    assert cli.main(["runs"]) == 2
+    told = (
+        "python -m wellfed runs: this can't be done.\n  - logs: can't be looked into: Permission denied. Name another"
+    )
+    assert capsys.readouterr().err.startswith(told)
+
+
+@pytest.mark.parametrize("words", [["runs"], ["runs", "--json"], ["--help"], ["completion"]], ids=" ".join)
+@pytest.mark.parametrize("is_buffered", [True, False], ids=["buffered", "unbuffered"])
+def test_a_full_disk_is_told(
+    there: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    is_buffered: bool,
+) -> None:
+    raw = io.FileIO("/dev/full", "w")
+    through: Any = io.BufferedWriter(raw) if is_buffered else raw
+    with io.TextIOWrapper(through, write_through=not is_buffered) as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        assert cli.main(words) == 1
+    assert capsys.readouterr().err == "Nothing more can be shown: No space left on device.\n"
+
+
+def test_a_reader_that_goes_away_has_had_enough(
+    there: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in (["runs"], ["--help"], ["completion"]):
+        reader, writer = os.pipe()
+        os.close(reader)
+        with os.fdopen(writer, "w") as stream:
+            monkeypatch.setattr("sys.stdout", stream)
+            assert cli.main(words) == 0
+    assert capsys.readouterr().err == ""

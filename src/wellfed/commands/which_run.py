@@ -33,7 +33,7 @@ def folder_of(asked: str | None, log_dir: Path) -> Path:
 
 
 def read(folder: Path) -> RunRecord:
-    """The record of a run folder; says which of the tables beside it can't be read.
+    """The record of a run folder; says which of the files beside it can't be read.
 
     Raises:
         ConfigError: it can't be read, or is of another schema; says what is wrong with it.
@@ -46,7 +46,7 @@ def read(folder: Path) -> RunRecord:
         try:
             with (folder / name).open("rb") as stream:
                 stream.read(1)
-        except FileNotFoundError:
+        except (FileNotFoundError, IsADirectoryError):
             pass
         except OSError as error:
             why = f"can't be read ({error.strerror or error}): what it tells is left out."
