@@ -101,7 +101,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 def summary(steps: int, half_frac: float | None = 0.01, rate: float = 100.0) -> StepSummary:
     ci95 = None if half_frac is None else (rate * (1 - half_frac), rate * (1 + half_frac))
-    return StepSummary(steps, 3, rate, ci95, 1.0, 0.0, None, 1.0, 0.0, 1.0, 1.0)
+    return StepSummary(steps, 3, rate, ci95, 1.0, 0.0, None, 1.0, 0.0, 1.0, 1.0, 1.0)
 
 
 def stopped_at(at: Callable[[int], StepSummary | None], *, ranks: int = 1, limit: int = 2000) -> tuple[int, list[int]]:
