@@ -31,7 +31,7 @@ from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave  # noqa: 
 from tests.report.made_run import made_run  # noqa: E402
 from wellfed.record import RunRecord, git_state  # noqa: E402
 
-STEP_MS, LOG_EVERY, NUM_RUNS, MONITOR_S = 20.0, 50, 1000, 15.0
+STEP_MS, LOG_EVERY, NUM_RUNS, MONITOR_S = 20.0, 50, 1000, 10.0
 RATE = {"samples_per_s": 3200.0, "ci95": [3100.0, 3300.0], "warmup_steps": 3, "sample_unit": "samples"}
 WRITE = """
 import json, sys, time

@@ -116,7 +116,7 @@ def test_its_checkpoints_hold_what_loads_weights_only(user: Path) -> None:
 @pytest.mark.parametrize(
     ("workload", "steps_a_batch", "cut_after"),
     [
-        ("guest", 1, 3),
+        pytest.param("guest", 1, 3, marks=pytest.mark.slow),
         pytest.param("two", 2, STEPS_PER_EPOCH, marks=pytest.mark.slow),
         pytest.param("guest", 1, STEPS_PER_EPOCH, marks=pytest.mark.slow),
         pytest.param("two", 2, 3, marks=pytest.mark.slow),

@@ -20,6 +20,7 @@ WORKLOADS = sorted(path.stem for path in (ROOT / "configs" / "workload").glob("*
 EXPERIMENTS = sorted(path.stem for path in (ROOT / "configs" / "experiment").glob("*.yaml"))
 
 
+@pytest.mark.slow  # the main command as typed stays in make test
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_it_trains_and_is_evaluated(workload: str, tmp_path: Path):
     quick = ("gpu=cpu", "trainer.max_steps=2", "logger=none", "telemetry=none", f"hydra.run.dir={tmp_path}/run")
