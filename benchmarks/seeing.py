@@ -13,7 +13,6 @@ import argparse
 import json
 import os
 import platform
-import resource
 import shutil
 import statistics
 import subprocess
@@ -24,6 +23,8 @@ from collections import defaultdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
@@ -31,7 +32,8 @@ from tests.fake_nvml.driver import FakeDriver, FakeGpu, Scenario, Wave  # noqa: 
 from tests.report.made_run import made_run  # noqa: E402
 from wellfed.record import RunRecord, git_state  # noqa: E402
 
-STEP_MS, LOG_EVERY, NUM_RUNS, MONITOR_S = 20.0, 50, 1000, 10.0
+STEP_MS, LOG_EVERY, NUM_RUNS, MONITOR_S = 20.0, 50, 1000, 20.0
+START_S = 3.0
 RATE = {"samples_per_s": 3200.0, "ci95": [3100.0, 3300.0], "warmup_steps": 3, "sample_unit": "samples"}
 WRITE = """
 import json, sys, time
@@ -72,12 +74,17 @@ def monitor_cpu_frac(cards: int, scratch: Path, driver: FakeDriver) -> float:
     """CPU time of the monitor while it watches, as a share of one core; what it takes to start is left out."""
     scenario = Scenario([FakeGpu(f"GPU-{number}", util=Wave(9.5, low=9, high=90), gpm=True) for number in range(cards)])
     environment = driver.environment(scenario)
-    spent_s = []
-    for seconds in (1.0, 1.0 + MONITOR_S):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        python("-m", "wellfed", "monitor", "--seconds", str(seconds), cwd=scratch, **environment)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent_s.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)])}
+    command = [sys.executable, "-m", "wellfed", "monitor", "--seconds", str(START_S + MONITOR_S + 5)]
+    with subprocess.Popen(
+        command, cwd=scratch, env={**os.environ, **paths, **environment}, stdout=subprocess.DEVNULL
+    ) as process:
+        watched, spent_s = psutil.Process(process.pid), []
+        for pause_s in (START_S, MONITOR_S):
+            time.sleep(pause_s)
+            times = watched.cpu_times()
+            spent_s.append(times.user + times.system)
+        process.terminate()
     return (spent_s[1] - spent_s[0]) / MONITOR_S
 
 
