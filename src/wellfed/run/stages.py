@@ -81,7 +81,7 @@ class Run:
         if outcome.exit_code == EXIT_NOTHING_RUN and self.measure is None:
             books.journal.sink.finish({}, outcome.exit_code)
             return outcome.exit_code
-        has_page = self.rank == 0 and self.measure is None  # of a short trial it would take a third of the time
+        has_page = self.rank == 0 and self.measure is None  # it would lengthen short trials
         books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=has_page)
         if self.rank == 0:
             first = self._passes.figures.first if self._passes else {}
