@@ -61,9 +61,15 @@ class Features:
     bytes: int
     """Size of the whole table as it would be held."""
     rows: Callable[[Tensor], Tensor]
-    """Long indices ``[n]`` (on any device) to float rows ``[n, dim]`` on the model's device."""
+    """Long indices ``[n]`` (on any device) to rows ``[n, ...]`` on the model's device; those that `Datasets` offers give
+    them on the CPU."""
     trainable: bool = False
     """True if gradients flow through ``rows``: then only ``dynamic`` is right."""
+    store: Callable[[], Tensor] | None = None
+    """For rows that overlap, as windows of a series and crops of images do: the tensor on the CPU that they are cut from,
+    of ``bytes``. It is kept in the place of a table of rows."""
+    cut: Callable[[Tensor, Tensor], Tensor] | None = None
+    """With ``store``: the store (on any device) and long indices ``[n]`` beside it to rows ``[n, ...]``."""
 
 
 @runtime_checkable
@@ -76,6 +82,9 @@ class TrainData(Protocol):
       ``on_device(batch, rng, features)``. Called once per micro-batch.
     - ``split(batch, sizes) -> list[batch]`` and ``weight(batch) -> int``: for layouts whose parts do not share the
       first dimension. ``weight`` is asked before the forward pass.
+    - ``for_features(mode) -> data``: of this set or a split, where `Datasets` offers features: the same samples, whose
+      batches carry what ``on_device`` and the evaluation lack in that mode. With ``cache`` that is indices of rows
+      alone; else the raw rows too, read by whoever builds the batch. A batch without them stays right in any mode.
     """
 
     def __len__(self) -> int: ...
@@ -130,6 +139,9 @@ class Datasets:
     eval_batch_size: int | Mapping[str, int] | None = None
     """Samples per batch of ``val`` and ``test``, or a number for each; ``workload.eval_batch_size`` goes before it.
     None = the micro-batch."""
+    features: Features | None = None
+    """What the data themselves hold or prepare (a scaled series, decoded images); a model's are offered by
+    ``model.features()``. Not both."""
     evaluation: Evaluation | Any | None = None
     """Or a Metric or MetricCollection of torchmetrics. None = the means of ``model.loss`` and of its metrics over the
     split, best = lowest loss."""
