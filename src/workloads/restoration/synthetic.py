@@ -1,14 +1,18 @@
 """Draws images of leaves that fall on one another, so that a model learns edges and textures without any photograph.
 
-Leaves are ellipses and polygons whose sizes follow a power law: an image of them has the statistics of natural ones at all
-scales (Lee, Mumford, Huang, Occlusion models for natural images, IJCV 2001, https://doi.org/10.1023/A:1011109015675), and
-denoisers that learn from them carry over to photographs (Achddou, Gousseau, Ladjal, Synthetic images as a regularity prior
-for image restoration neural networks, SSVM 2021, https://hal.science/hal-03186499).
+Leaves are ellipses and polygons whose sizes follow a power law: an image of them has the statistics of natural ones at
+all scales (Lee, Mumford, Huang, Occlusion models for natural images, IJCV 2001,
+https://doi.org/10.1023/A:1011109015675), and denoisers that learn from them carry over to photographs (Achddou, Gousseau,
+Ladjal, Synthetic images as a regularity prior for image restoration neural networks, SSVM 2021,
+https://hal.science/hal-03186499).
 
-Shapes: N images of a group, K leaves, S side of an image, F = 2 S side of the finer grid that edges are drawn on, T textures.
+Shapes: N images of a group, K leaves, L = N K, S side of an image, F = 2 S side of the finer grid that edges are drawn on,
+T textures.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +23,7 @@ GROUP = 24
 """Images that are drawn at once: their leaves have the same shapes, at other places, in other colours."""
 SMALLEST_SIDE = 16
 RADII_PX = (1.5, 100.0)
-"""Of the smallest and the largest leaf; the density falls with the third power, so that each scale covers equal area."""
+"""Of the smallest and the largest leaf; the density falls with the third power, so each scale covers equal area."""
 SMALLEST_PX = (1.5, 16.0)
 """Each image leaves out the leaves below a radius of its own between these: photographs have smooth places."""
 COVERS = 4.0
@@ -71,7 +75,7 @@ def _top_leaf(rng: np.random.Generator, radius_K: Floats, centre_NK2: Ints, side
     num_images = len(centre_NK2)
     top_NFF = np.zeros((num_images, side, side), np.int32)
     start_N1 = (np.arange(num_images) * side * side)[:, None]
-    smallest_N = 2 * np.exp(rng.uniform(*np.log(SMALLEST_PX), num_images))
+    smallest_N = 2 * np.exp(rng.uniform(math.log(SMALLEST_PX[0]), math.log(SMALLEST_PX[1]), num_images))
     for number, radius in enumerate(radius_K):
         images = np.flatnonzero(radius >= smallest_N)
         row_M, column_M = _leaf(rng, float(radius))
@@ -107,7 +111,8 @@ def _colours(rng: np.random.Generator, num_images: int, num_leaves: int) -> Floa
     cast_N12 = rng.normal(scale=0.04, size=(num_images, 1, 2))
     tint_NK2 = cast_N12 + rng.laplace(scale=0.035, size=(num_images, num_leaves, 2))
     tint_NK3 = tint_NK2 @ np.array([[1.0, 0.0, -1.0], [0.4, -0.8, 0.4]])
-    return np.clip(light_NK[..., None] + tint_NK3, 0.02, 0.98).astype(np.float32)
+    colour_NK3: Floats = np.clip(light_NK[..., None] + tint_NK3, 0.02, 0.98).astype(np.float32)
+    return colour_NK3
 
 
 def _relief(rng: np.random.Generator, top_NSS: NDArray[np.int32], radius_K: Floats, centre_NK2: Ints) -> Floats:
@@ -115,7 +120,7 @@ def _relief(rng: np.random.Generator, top_NSS: NDArray[np.int32], radius_K: Floa
     num_images, size = top_NSS.shape[:2]
     count = num_images * len(radius_K)
     texture_TSS = _textures(rng, size)
-    slope_L2 = (rng.laplace(scale=0.06, size=(count, 2)) / np.tile(radius_K / 2, num_images)[:, None]).astype(np.float32)
+    slope_L2 = rng.laplace(scale=0.12, size=(count, 2)).astype(np.float32) / np.tile(radius_K, num_images)[:, None]
     strength_L = rng.exponential(0.05, count).astype(np.float32) * (rng.random(count) < 0.7)
     offset_L = rng.integers(NUM_TEXTURES * size * size, size=count)
     place = np.arange(size)
