@@ -71,8 +71,8 @@ class Forecasts:
         """Forecast the samples of a batch, which ``on_device`` has made.
 
         It has ``history`` [B, L, C] (values first, observed last), ``target`` and ``target_observed`` [B, H],
-        ``series``, ``row`` and ``window`` [B], and may have ``split`` [B], a place in `SPLITS`. ``row + L`` is the row of
-        the store where the forecast begins, so all windows of an origin have the same.
+        ``series``, ``row`` and ``window`` [B], and may have ``split`` [B], a place in `SPLITS`.
+        ``row + L`` is the row of the store where the forecast begins, so all windows of an origin have the same.
         """
         predict = cast(Callable[[dict[str, Tensor]], Tensor], model)
         history_BLC = batch["history"]
