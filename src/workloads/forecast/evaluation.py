@@ -1,0 +1,209 @@
+"""Scores forecasts of rolling origins: MAE, RMSE and MASE, and what the seasonal naive forecast scores beside them.
+
+Shapes: B samples of a batch, N samples of the split, O origins, S series, L steps of history, H horizon.
+"""
+
+from __future__ import annotations
+
+import csv
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from wellfed.contract import FeatureSource
+from workloads.forecast.seasonal_naive import seasonal_naive
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+SPLITS = ("val", "test")
+KEYS = ("series", "origin", "window", "split")
+"""What a sample is known by, each a column beside its 4 H numbers."""
+
+
+class Forecasts:
+    """MAE and RMSE in the data's units over all steps; MASE as the mean over series, so that each counts alike.
+
+    MASE is a series' MAE divided by that of the seasonal naive forecast one step after the other in its train part
+    (Hyndman & Koehler 2006, https://doi.org/10.1016/j.ijforecast.2006.03.001); series for which that is 0 are left out
+    of it. An origin that comes with several windows is forecast by their mean. Predictions stay on the device;
+    ``compute`` moves them to the host at once.
+
+    Args:
+        scale_S: standard deviation that each series was divided by; ``center_S`` what was subtracted before.
+        naive_mae_S: MAE of the seasonal naive forecast in each series' train part, in the data's units.
+        season: steps of the main season; the longest window should hold one.
+        names: of the S series.
+        dates: of each row of the store, for the table; without them it counts rows.
+    """
+
+    best_metric = "mase"
+    best_mode: Literal["max", "min"] = "min"
+
+    def __init__(
+        self,
+        scale_S: Tensor,
+        center_S: Tensor,
+        naive_mae_S: Tensor,
+        season: int,
+        horizon: int,
+        names: list[str],
+        dates: NDArray[np.datetime64] | None = None,
+    ) -> None:
+        self.scale_S = scale_S.double().numpy()
+        self.center_S = center_S.double().numpy()
+        self.naive_mae_S = naive_mae_S.double().numpy()
+        self.season, self.horizon, self.names, self.dates = season, horizon, names, dates
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all forecasts."""
+        self._batches: list[Tensor] = []
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, batch: dict[str, Tensor], /, *features: FeatureSource) -> None:
+        """Forecast the samples of a batch, which ``on_device`` has made.
+
+        It has ``history`` [B, L, C] (values first, observed last), ``target`` and ``target_observed`` [B, H],
+        ``series``, ``row`` and ``window`` [B], and may have ``split`` [B], a place in `SPLITS`.
+        ``row + L`` is the row of the store where the forecast begins, so all windows of an origin have the same.
+        """
+        predict = cast(Callable[[dict[str, Tensor]], Tensor], model)
+        history_BLC = batch["history"]
+        naive_BH = seasonal_naive(history_BLC[..., 0], history_BLC[..., -1], self.season, self.horizon)
+        series_B = batch["series"]
+        split_B = batch.get("split", torch.full_like(series_B, -1))
+        keys = (series_B, batch["row"] + history_BLC.shape[1], batch["window"], split_B)
+        numbers = (predict(batch), naive_BH, batch["target"], batch["target_observed"])
+        # Doubles hold a row's number exactly, and all of it in one tensor is one transfer.
+        columns = [torch.stack(keys, 1).double(), *(each_BH.double() for each_BH in numbers)]
+        self._batches.append(torch.cat(columns, 1))
+
+    def state(self) -> list[Tensor]:
+        """The numbers of each batch."""
+        return self._batches
+
+    def merge(self, states: Sequence[list[Tensor]]) -> None:
+        """The batches of all ranks, in the order of the split."""
+        in_turn = itertools.zip_longest(*states)
+        self._batches = [each for batches in in_turn for each in batches if each is not None]
+
+    def compute(self) -> dict[str, float]:
+        """The figures over all origins since `reset`; NaN where there is nothing to score."""
+        found = self._gather()
+        metrics = {}
+        for suffix, forecast_OH in found.forecasts.items():
+            error_OH = np.where(found.seen, forecast_OH - found.target, np.nan)
+            metrics[f"mae{suffix}"] = _mean(np.abs(error_OH))
+            metrics[f"rmse{suffix}"] = _mean(error_OH**2) ** 0.5
+            metrics[f"mase{suffix}"] = _mean(self._mase_by_series(error_OH, found.series))
+        return metrics
+
+    def artifacts(self, folder: Path) -> dict[str, Path]:
+        """``forecasts_<split>.csv``, a row for each step of each origin; ``series_<split>.csv``, one a series."""
+        found = self._gather()
+        if len(found.series) == 0:
+            return {}
+        split = SPLITS[found.split] if found.split >= 0 else "all"
+        tables = {f"forecasts_{split}": self._steps(found), f"series_{split}": self._series(found)}
+        paths = {name: folder / f"{name}.csv" for name in tables}
+        for name, rows in tables.items():
+            with paths[name].open("w", newline="", encoding="utf-8") as file:
+                csv.writer(file).writerows(rows)
+        return paths
+
+    def _gather(self) -> _Origins:
+        """All origins so far, in the data's units; one transfer."""
+        width = len(KEYS) + 4 * self.horizon
+        table = torch.cat(self._batches).cpu().numpy() if self._batches else np.zeros((0, width))
+        key_NK, numbers_N4H = table[:, : len(KEYS)].astype(np.int64), table[:, len(KEYS) :]
+        forecast_NH, naive_NH, target_NH, seen_NH = np.split(numbers_N4H, 4, axis=1)
+        key_OK, sample_N = np.unique(key_NK[:, :2], axis=0, return_inverse=True)
+        sample_N = sample_N.reshape(-1)
+        # The longest window of an origin knows most of its past and speaks for all in what is the same for all.
+        by_window_N = np.argsort(key_NK[:, 2], kind="stable")
+        longest_O = np.zeros(len(key_OK), np.int64)
+        longest_O[sample_N[by_window_N]] = by_window_N
+        forecast_OH = np.zeros((len(key_OK), self.horizon))
+        np.add.at(forecast_OH, sample_N, forecast_NH)
+        forecast_OH /= np.bincount(sample_N, minlength=len(key_OK))[:, None]
+        series_O = key_OK[:, 0]
+        scale_O1, center_O1 = self.scale_S[series_O, None], self.center_S[series_O, None]
+        return _Origins(
+            series=series_O,
+            rows=key_OK[:, 1],
+            split=int(key_NK[0, 3]) if len(key_NK) else -1,
+            forecasts={
+                "": forecast_OH * scale_O1 + center_O1,
+                "_seasonal_naive": naive_NH[longest_O] * scale_O1 + center_O1,
+            },
+            target=target_NH[longest_O] * scale_O1 + center_O1,
+            seen=seen_NH[longest_O] > 0,
+        )
+
+    def _mase_by_series(self, error_OH: Floats, series_O: Ints) -> Floats:
+        """MASE of each series, [S]; NaN where it has no forecasts, or none can be told."""
+        mase_S = np.full(len(self.names), np.nan)
+        for series in np.unique(series_O):
+            if self.naive_mae_S[series] > 0:
+                mase_S[series] = _mean(np.abs(error_OH[series_O == series])) / self.naive_mae_S[series]
+        return mase_S
+
+    def _steps(self, found: _Origins) -> Iterator[Sequence[object]]:
+        yield (
+            "series",
+            "date" if self.dates is not None else "row",
+            "step",
+            "target",
+            *map("forecast{}".format, found.forecasts),
+        )
+        for origin, step in np.argwhere(found.seen):
+            row = found.rows[origin] + step
+            yield (
+                self.names[found.series[origin]],
+                row if self.dates is None else self.dates[row],
+                step + 1,
+                found.target[origin, step],
+                *(forecast_OH[origin, step] for forecast_OH in found.forecasts.values()),
+            )
+
+    def _series(self, found: _Origins) -> Iterator[Sequence[object]]:
+        names = [f"{metric}{suffix}" for suffix in found.forecasts for metric in ("mae", "mase")]
+        yield "series", "origins", *names
+        errors = [np.where(found.seen, each_OH - found.target, np.nan) for each_OH in found.forecasts.values()]
+        mases = [self._mase_by_series(error_OH, found.series) for error_OH in errors]
+        for series in np.unique(found.series):
+            mine_O = found.series == series
+            pairs = (
+                (_mean(np.abs(error_OH[mine_O])), mase_S[series])
+                for error_OH, mase_S in zip(errors, mases, strict=True)
+            )
+            yield self.names[series], int(mine_O.sum()), *itertools.chain.from_iterable(pairs)
+
+
+@dataclass(frozen=True)
+class _Origins:
+    """What has been forecast, sorted by series and time; in the data's units."""
+
+    series: Ints
+    """[O], as are ``rows``."""
+    rows: Ints
+    """Of the store, where the forecast begins."""
+    split: int
+    forecasts: dict[str, Floats]
+    """[O, H] by the suffix of its figures."""
+    target: Floats
+    """[O, H], as is ``seen``."""
+    seen: NDArray[np.bool_]
+
+
+def _mean(values: Floats) -> float:
+    """Of those that are numbers; NaN where there is none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else float("nan")

@@ -1,0 +1,49 @@
+"""Repeats the last season of a window: the forecast that every other has to beat.
+
+Shapes: B batch, L steps of history, H horizon, P steps of a season, K seasons in a window.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+
+def seasonal_naive(value_BL: Tensor, observed_BL: Tensor, season: int, horizon: int) -> Tensor:
+    """For each step to come the value a season before, [B, H].
+
+    Where that one is missing it is the season's before, and so on; where all are, the last value that is there; in an
+    empty window 0.
+
+    Args:
+        value_BL: windows, the latest step last.
+        observed_BL: 1 or True where there is a value.
+        season: P, at least 1; may be longer than the window.
+        horizon: H; after one season the forecast repeats itself.
+    """
+    last_BP = last_of_each_phase(value_BL, observed_BL, season)
+    return last_BP[:, torch.arange(horizon, device=value_BL.device) % season]
+
+
+def last_of_each_phase(value_BL: Tensor, observed_BL: Tensor, season: int) -> Tensor:
+    """The latest value at each place of the season, [B, P]; place 0 is that of the first step to come."""
+    value_BKP, seen_BKP = in_seasons(value_BL, season), in_seasons(observed_BL.to(value_BL.dtype), season) > 0
+    last_BP, any_BP = _latest(value_BKP, seen_BKP)
+    last_B, any_B = _latest(value_BL, observed_BL > 0)
+    fallback_B1 = torch.where(any_B, last_B, 0).unsqueeze(1)
+    return torch.where(any_BP, last_BP, fallback_B1)
+
+
+def in_seasons(value_BL: Tensor, season: int) -> Tensor:
+    """[B, K, P]: the window by seasons, the last of which ends where the window does; zeros before its beginning."""
+    missing = -value_BL.shape[1] % season
+    return pad(value_BL, (missing, 0)).reshape(len(value_BL), -1, season)
+
+
+def _latest(value_BK: Tensor, seen_BK: Tensor) -> tuple[Tensor, Tensor]:
+    """Along dimension 1 the last value that was seen, and whether any was."""
+    count = torch.arange(1, value_BK.shape[1] + 1, device=value_BK.device)
+    count = count.view(1, -1, *[1] * (value_BK.dim() - 2))
+    place_B = (count * seen_BK).amax(1)
+    return value_BK.gather(1, (place_B - 1).clamp(min=0).unsqueeze(1)).squeeze(1), place_B > 0

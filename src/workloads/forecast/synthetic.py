@@ -1,0 +1,69 @@
+"""Makes daily series with a week, a year, a trend and noise, so that all runs offline.
+
+They look like the sales of shops of a few kinds: shops of one kind share their week, and each has a size, a growth, a
+year and a noise of its own. Noise has a memory of some days and now and then an outlier, and levels shift, so that
+smoothing is needed: to repeat the last week, which is the seasonal naive forecast, is a fair opponent.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIRST_DAY = np.datetime64("2019-01-01")
+WEEK, YEAR = 7, 365.25
+KINDS = 4
+"""Weekly patterns that series share."""
+
+Floats = NDArray[np.float64]
+
+
+def daily_series(
+    num_series: int, num_days: int, seed: int
+) -> tuple[NDArray[np.datetime64], NDArray[np.float64], list[str]]:
+    """Draw the set.
+
+    Args:
+        num_series: S; the first ones are the same for any S and T only where ``seed`` and T are.
+        num_days: T, from the first of January 2019 on.
+        seed: another seed is another world; equal arguments give equal sets.
+
+    Returns:
+        Dates [T] by the day, values above 0 [S, T], and a name for each series.
+    """
+    dates = FIRST_DAY + np.arange(num_days)
+    week_KW = _weeks(np.random.default_rng([seed, 0]))
+    rows = [_series(np.random.default_rng([seed, 1 + number]), num_days, week_KW) for number in range(num_series)]
+    values_ST = np.stack(rows) if rows else np.zeros((0, num_days))
+    width = len(str(max(num_series - 1, 0)))
+    return dates, values_ST, [f"shop_{number:0{width}}" for number in range(num_series)]
+
+
+def _weeks(rng: np.random.Generator) -> Floats:
+    """Logarithms of a day's share of the week's mean, [KINDS, WEEK]."""
+    week_KW = rng.normal(0.0, 0.25, (KINDS, WEEK))
+    return np.asarray(week_KW - week_KW.mean(1, keepdims=True))
+
+
+def _series(rng: np.random.Generator, num_days: int, week_KW: Floats) -> Floats:
+    """One series, [T]: the exponential of size + growth + year + week + shifts + noise."""
+    day_T = np.arange(num_days)
+    size, growth = rng.normal(np.log(100.0), 0.8), rng.normal(0.0, 0.08) * day_T / YEAR
+    phase, height = rng.uniform(0, 2 * np.pi, 2), rng.uniform(0.05, 0.3) * np.array([1.0, 0.4])
+    turn_T = 2 * np.pi * day_T / YEAR
+    year_T = height[0] * np.sin(turn_T + phase[0]) + height[1] * np.sin(2 * turn_T + phase[1])
+    week_W = week_KW[rng.integers(KINDS)] + rng.normal(0.0, 0.05, WEEK)
+    shift_T = np.cumsum(rng.normal(0.0, 0.15, num_days) * (rng.random(num_days) < 1 / 400))
+    logarithm_T = size + growth + year_T + week_W[day_T % WEEK] + shift_T + _noise(rng, num_days)
+    return np.asarray(np.exp(logarithm_T))
+
+
+def _noise(rng: np.random.Generator, num_days: int) -> Floats:
+    """Noise that remembers some days, [T], with an outlier in a hundred days."""
+    memory, spread = rng.uniform(0.3, 0.8), rng.uniform(0.05, 0.12)
+    shock_T = rng.normal(0.0, spread * np.sqrt(1 - memory**2), num_days)
+    noise_T = np.zeros(num_days)
+    for day in range(1, num_days):
+        noise_T[day] = memory * noise_T[day - 1] + shock_T[day]
+    outlier_T = (rng.random(num_days) < 0.01) * rng.normal(0.0, 4 * spread, num_days)
+    return np.asarray(noise_T + outlier_T)
