@@ -45,7 +45,7 @@ class ShardReader:
             key, path = self.index.keys[missing], self.index.paths[int(self.index.shard_N[missing])]
             raise DataError(f"{path}: the sample {key!r} has no .{self.part}. Make the shard again.")
         whole = np.empty(int(sizes.sum()), np.uint8)
-        parts = np.split(whole, np.cumsum(sizes)[:-1])
+        parts = np.split(whole, np.cumsum(sizes)[:-1]) if len(rows) else []
         self._fill(rows, parts)
         return parts
 

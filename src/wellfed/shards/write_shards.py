@@ -44,10 +44,9 @@ def write_shards(
 ) -> Written:
     """Pack ``source/<class>/**/*.wav`` into ``num`` files ``out/0000.tar`` and on, in an order drawn by ``seed``.
 
-    A sample is the file's bytes as they are, under its suffix, and its class's number under ``cls``; dots and blanks of
-    its path become ``_``, since a key ends at its first dot. The shards hold equally many samples, of all classes mixed,
-    so that each is as good as the next to begin with. They come into being under another name: an interrupted packing
-    leaves none.
+    A sample is the file's bytes as they are, under its suffix, and its class's number under ``cls``; dots and blanks
+    of its path become ``_``, since a key ends at its first dot. The shards hold equally many samples, one more at most,
+    of all classes mixed. An interrupted packing leaves none.
 
     Args:
         on_file: called with the number of files packed, and of all.
@@ -71,6 +70,7 @@ def write_shards(
     written = 0
     try:
         partial.mkdir(parents=True)
+        done = 0
         for number in range(num):
             path = partial / f"{number:0{max(4, len(str(num - 1)))}}.tar"
             with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as shard:
@@ -80,7 +80,8 @@ def write_shards(
                     written += len(content)
                     _add(shard, f"{keys[place]}{file.suffix.lower()}", content)
                     _add(shard, f"{keys[place]}.cls", str(classes.index(name)).encode())
-                    on_file(place // num + 1 + number * (len(order) // num), len(order))
+                    done += 1
+                    on_file(done, len(order))
         (partial / CLASSES).write_text(json.dumps(classes, indent=1) + "\n", encoding="utf-8")
         if out.exists():
             out.rmdir()
