@@ -37,7 +37,7 @@ def indexed(folder, **more):
 def test_members_that_share_a_key_are_a_sample(shards):
     index = indexed(shards)
     assert index.keys == ("c/1", "c/2", "c/3", "c/4", "c/5")
-    assert index.shard_N.tolist() == [0, 0, 0, 1, 1]
+    assert index.shards.tolist() == [0, 0, 0, 1, 1]
     assert index.parts["wav"][1].tolist() == [2, 3, 4, 5, 6]
     assert index.damages == ()
 

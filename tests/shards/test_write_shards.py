@@ -52,8 +52,8 @@ def test_all_files_are_packed_once_with_their_class(source, tmp_path):
 def test_shards_hold_equally_many_of_mixed_classes(source, tmp_path):
     write_shards(source, tmp_path / "out", num=3)
     index, _ = read(tmp_path / "out", tmp_path / "cache")
-    assert Counter(index.shard_N.tolist()) == {0: 10, 1: 10, 2: 10}
-    first = [key.split("/")[0] for key, shard in zip(index.keys, index.shard_N, strict=True) if shard == 0]
+    assert Counter(index.shards.tolist()) == {0: 10, 1: 10, 2: 10}
+    first = [key.split("/")[0] for key, shard in zip(index.keys, index.shards, strict=True) if shard == 0]
     assert len(set(first)) > 1
 
 

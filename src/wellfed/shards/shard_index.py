@@ -33,8 +33,8 @@ class ShardIndex:
     paths: tuple[Path, ...]
     keys: tuple[str, ...]
     """[N]; with the shard's place unique."""
-    shard_N: Ints
-    """Place of each sample's shard in ``paths``."""
+    shards: Ints
+    """Place of each sample's shard in ``paths``, [N]."""
     parts: Mapping[str, tuple[Ints, Ints]]
     """By part: offset and size of its bytes, [N] each; size -1 = the sample lacks it."""
     damages: tuple[str, ...]
@@ -179,7 +179,7 @@ def _by_row(
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key of the sample and part, in lower case: ``a/b.seg.png`` is ``a/b`` and ``seg.png``; None where there is none."""
+    """Key of the sample and part, in lower case: ``a/b.seg.png`` is ``a/b`` and ``seg.png``; None without either."""
     folder, slash, file = name.removeprefix("./").rpartition("/")
     stem, dot, part = file.partition(".")
     if not stem or not dot or not part:

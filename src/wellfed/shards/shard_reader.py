@@ -42,7 +42,7 @@ class ShardReader:
         sizes = self._size_N[rows]
         if (sizes < 0).any():
             missing = int(rows[np.argmin(sizes)])
-            key, path = self.index.keys[missing], self.index.paths[int(self.index.shard_N[missing])]
+            key, path = self.index.keys[missing], self.index.paths[int(self.index.shards[missing])]
             raise DataError(f"{path}: the sample {key!r} has no .{self.part}. Make the shard again.")
         whole = np.empty(int(sizes.sum()), np.uint8)
         parts = np.split(whole, np.cumsum(sizes)[:-1]) if len(rows) else []
@@ -54,9 +54,9 @@ class ShardReader:
         self._fill(rows, table)
 
     def _fill(self, rows: NDArray[np.int64], targets: Iterable[Bytes]) -> None:
-        shards, offsets = self.index.shard_N[rows].tolist(), self._offset_N[rows].tolist()
+        shards, offsets = self.index.shards[rows].tolist(), self._offset_N[rows].tolist()
         for row, shard, offset, into in zip(rows.tolist(), shards, offsets, targets, strict=True):
-            if os.preadv(self._file(shard), [into], offset) != len(into):
+            if os.preadv(self._file(shard), [into.data], offset) != len(into):
                 path, key = self.index.paths[shard], self.index.keys[row]
                 raise DataError(f"{path} is shorter than it was when it was indexed, at {key!r}. Start again.")
 
