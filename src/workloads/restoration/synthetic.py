@@ -1,13 +1,12 @@
 """Draws images of leaves that fall on one another, so that a model learns edges and textures without any photograph.
 
-Leaves are ellipses and polygons whose sizes follow a power law: an image of them has the statistics of natural ones at
-all scales (Lee, Mumford, Huang, Occlusion models for natural images, IJCV 2001,
-https://doi.org/10.1023/A:1011109015675), and denoisers that learn from them carry over to photographs (Achddou, Gousseau,
-Ladjal, Synthetic images as a regularity prior for image restoration neural networks, SSVM 2021,
-https://hal.science/hal-03186499).
+Leaves are ellipses and polygons whose sizes follow a power law: such an image has the statistics of natural ones at all
+scales (Lee, Mumford, Huang, Occlusion Models for Natural Images, IJCV 41, 2001), and
+denoisers that learn from them carry over to photographs (Achddou, Gousseau, Ladjal, Synthetic Images as a Regularity
+Prior for Image Restoration Neural Networks, 2021, https://openreview.net/forum?id=vKT8fZFGcG).
 
-Shapes: N images of a group, K leaves, L = N K, S side of an image, F = 2 S side of the finer grid that edges are drawn on,
-T textures.
+Shapes: N images of a group, K leaves, L = N K, S side of an image, F = 2 S side of the grid that edges are drawn on, T
+textures.
 """
 
 from __future__ import annotations
