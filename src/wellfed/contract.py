@@ -61,13 +61,13 @@ class Features:
     bytes: int
     """Size of the whole table as it would be held."""
     rows: Callable[[Tensor], Tensor]
-    """Long indices ``[n]`` (on any device) to rows ``[n, ...]`` on the model's device; those that `Datasets` offers give
-    them on the CPU."""
+    """Long indices ``[n]`` to rows ``[n, ...]``: on the model's device where the model offers them, on the CPU where
+    `Datasets` does."""
     trainable: bool = False
     """True if gradients flow through ``rows``: then only ``dynamic`` is right."""
     store: Callable[[], Tensor] | None = None
-    """For rows that overlap, as windows of a series and crops of images do: the tensor on the CPU that they are cut from,
-    of ``bytes``. It is kept in the place of a table of rows."""
+    """For rows that overlap, as windows of a series and crops of images do: the tensor on the CPU that they are cut
+    from, of ``bytes``. It is kept in the place of a table of rows."""
     cut: Callable[[Tensor, Tensor], Tensor] | None = None
     """With ``store``: the store (on any device) and long indices ``[n]`` beside it to rows ``[n, ...]``."""
 

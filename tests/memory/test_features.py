@@ -4,7 +4,7 @@ from torch import nn
 
 from wellfed.contract import Features
 from wellfed.memory import features as room
-from wellfed.memory.features import all_rows, blank, hold
+from wellfed.memory.features import all_rows, blank, hold, of_data
 
 CPU = torch.device("cpu")
 NUM_ROWS = 700  # more than two chunks
@@ -111,3 +111,55 @@ def test_on_a_gpu_every_mode_gives_the_same_rows(encoder):
     assert rows[0].equal(rows[1])
     assert (rows[0] - rows[2]).abs().max() < 1e-5
     assert isinstance(hold(features(encoder), "cache_host", device), room.HostTable)
+
+
+# -- rows that overlap -------------------------------------------------------------------------------------------------
+
+WIDTH = 4
+
+
+def windows(store):
+    """Windows of WIDTH values of a series, each a row."""
+
+    def cut(series, indices):
+        return series.as_strided((len(series) - WIDTH + 1, WIDTH), (1, 1)).index_select(0, indices)
+
+    return Features(
+        len(store) - WIDTH + 1,
+        store.nbytes,
+        rows=lambda indices: cut(store, indices),
+        store=lambda: store,
+        cut=cut,
+    )
+
+
+@pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
+def test_rows_that_overlap_are_cut_from_their_store(mode):
+    source = hold(of_data(windows(torch.arange(10.0))), mode, CPU)
+    assert source.rows(torch.tensor([6, 0])).tolist() == [[6, 7, 8, 9], [0, 1, 2, 3]]
+
+
+def test_a_store_is_held_in_the_place_of_a_table_of_rows():
+    series = torch.arange(1000.0)
+    held = hold(windows(series), "cache", CPU)
+    assert held.table.nbytes == series.nbytes
+    assert blank(windows(series), "cache", CPU).table.shape == series.shape
+    assert not blank(windows(series), "cache", CPU).table.any()
+
+
+def test_what_left_the_device_is_asked_of_the_data_again():
+    features = windows(torch.arange(10.0))
+    for mode in ("cache_host", "dynamic"):
+        source = room.moved(hold(features, "cache", CPU), features, mode, CPU)
+        assert isinstance(source, room.Computed)
+        assert source.rows(torch.tensor([1])).tolist() == [[1, 2, 3, 4]]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
+def test_on_a_gpu_the_datas_rows_arrive_there(mode):
+    device = torch.device("cuda")
+    source = hold(of_data(windows(torch.arange(10.0))), mode, device)
+    rows = source.rows(torch.tensor([6, 0], device=device))
+    assert rows.device.type == "cuda"
+    assert rows.tolist() == [[6, 7, 8, 9], [0, 1, 2, 3]]

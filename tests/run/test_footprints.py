@@ -24,7 +24,7 @@ import sys
 import numpy as np
 import torch
 from torch import nn
-from wellfed.contract import Datasets, LossOutput
+from wellfed.contract import Datasets, Features, LossOutput
 
 print("imported")
 CACHE = {}
@@ -103,6 +103,47 @@ def stream():
 
 def splitting():
     return Datasets(Splitting(64))
+
+
+class Windows:
+    # Of a series; a batch carries their rows where nothing is held on the device.
+
+    def __init__(self, mode="dynamic"):
+        self.mode, self.series = mode, torch.randn(1_000_000)
+
+    def __len__(self):
+        return 64
+
+    def for_features(self, mode):
+        return Windows(mode)
+
+    def rows(self, indices):
+        return cut(self.series, indices)
+
+    def fetch(self, indices, rng):
+        batch = {"index": indices}
+        return batch if self.mode == "cache" else batch | {"x": self.rows(indices)}
+
+    def __getitem__(self, index):
+        return {name: value[0] for name, value in self.fetch(torch.tensor([index]), None).items()}
+
+    def on_device(self, batch, rng, features):
+        return batch if "x" in batch else batch | {"x": features.rows(batch["index"])}
+
+
+def cut(store, indices):
+    return store.as_strided((len(store) - 7, 8), (1, 1)).index_select(0, indices)
+
+
+def windows():
+    train = Windows()
+    size = train.series.nbytes
+    return Datasets(train, features=Features(64, size, train.rows, store=lambda: train.series, cut=cut))
+
+
+class Both(Net):
+    def features(self):
+        return windows().features
 """
 WORKLOAD = {
     "name": "rows",
@@ -252,3 +293,28 @@ def test_a_model_that_keeps_tensors_in_its_module_trains_after_the_estimate(type
     assert done.code == 0, done.text
     assert "not predicted" not in done.text
     assert record_of(only_folder(tmp_path, "rows"))["steps"] == 4
+
+
+def test_a_store_counts_where_it_is_held_on_the_device_alone(typed, capsys):
+    typed.append("workload.data._target_=theirs.windows")
+    parts = {
+        mode: planned(typed, capsys, f"memory={mode}")["parts"]["feature table"]
+        for mode in ("cache", "cache_host", "dynamic")
+    }
+    assert parts == {"cache": pytest.approx(4e6), "cache_host": 0, "dynamic": 0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
+def test_a_run_on_features_of_the_data(typed, tmp_path, mode):
+    options = ["--config-dir", str(tmp_path / "configs"), "trainer.max_steps=2", "logger=none", "telemetry=none"]
+    words = [*options, *typed, "workload.data._target_=theirs.windows", f"memory={mode}"]
+    done = run("train.py", *words, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    assert done.code == 0, done.text
+    assert record_of(only_folder(tmp_path, "rows"))["plan"]["memory.features"]["value"] == mode
+
+
+def test_features_of_both_are_refused(typed):
+    words = [*typed, "workload.data._target_=theirs.windows", "workload.model._target_=theirs.Both"]
+    with pytest.raises(ConfigError, match="offers features, and so does the data"):
+        plan.main(words)

@@ -83,6 +83,7 @@ def digest(model: nn.Module, task: Task, samples: int) -> str:
         "code": _code([*model.modules(), *task.shaped_by, optimizer]),
         "shaped by": [_described(each) for each in task.shaped_by],
         "optimizer": [_class_name(optimizer), [_options(group) for group in optimizer.param_groups]],
+        "features": None if task.features is None else [task.features.num_rows, task.features.bytes],
         "training": [task.precision, task.checkpointed, task.feature_mode, task.compile_mode, samples],
         "allocator": task.expandable_segments,
     }

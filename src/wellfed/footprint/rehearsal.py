@@ -50,8 +50,10 @@ class Task:
     """Of a copy of the data set, since tensors that it keeps for later would be fake ones then."""
     precision: str = "32-true"
     checkpointed: bool = False
+    features: Features | None = None
+    """Those that the data offer; the model is asked for its own."""
     feature_mode: FeatureModeName | None = None
-    """Looked at only where the model offers features; None is ``dynamic`` then."""
+    """Looked at only where there are features; None is ``dynamic`` then."""
     compile_mode: str = "none"
     shaped_by: tuple[object, ...] = ()
     """What decides, beside the model, what a pass makes: the data set, for one. A cached footprint belongs to it."""
@@ -203,12 +205,14 @@ class Rehearsal:
 
     def _features(self) -> FeatureSource | None:
         offered = getattr(self._model, "features", None)
-        features: Features | None = offered() if callable(offered) else None
+        features: Features | None = offered() if callable(offered) else self._task.features
         mode = self._task.feature_mode or "dynamic"
         if features is None:
             return None
         if mode == "dynamic" or features.trainable:
             return Computed(features)
+        if features.store is not None:
+            return self._store(features, mode)
         # Two chunks show what filling takes: all other rows are the same again.
         num_rows = min(features.num_rows, 2 * CHUNK_ROWS)
         self._model.eval()
@@ -226,6 +230,18 @@ class Rehearsal:
             return HostTable(table, CPU)
         self._feature_table = table.nbytes
         return DeviceTable(table)
+
+    def _store(self, features: Features, mode: FeatureModeName) -> FeatureSource:
+        """What rows are cut from, of its size alone; on the device in ``cache`` only."""
+        assert features.store is not None
+        if mode != "cache":
+            return Computed(features)
+        known = features.store()
+        self._live.events = []
+        with self._live:
+            table = torch.zeros(known.shape, dtype=known.dtype)
+        self._filling_events, self._feature_table = self._live.events, table.nbytes
+        return DeviceTable(table, features.cut)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         optimizer = self._task.make_optimizer(self._model)

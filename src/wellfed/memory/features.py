@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -13,15 +15,19 @@ CHUNK_ROWS = 256
 """Rows computed at a time while a table is filled: a GPT-2 base over 64 tokens needs about 0.3 GiB for them."""
 
 
-class DeviceTable:
-    """All rows on the training device."""
+def _select(table: Tensor, indices: Tensor) -> Tensor:
+    return table.index_select(0, indices)
 
-    def __init__(self, table: Tensor) -> None:
-        self.table = table
+
+class DeviceTable:
+    """All rows on the training device, or what they are cut from."""
+
+    def __init__(self, table: Tensor, cut: Callable[[Tensor, Tensor], Tensor] | None = None) -> None:
+        self.table, self._cut = table, cut or _select
 
     def rows(self, indices: Tensor) -> Tensor:
         """A gather on the device."""
-        return self.table.index_select(0, indices)
+        return self._cut(self.table, indices)
 
 
 class HostTable:
@@ -50,12 +56,25 @@ class Computed:
             return self._features.rows(indices)
 
 
+def of_data(features: Features) -> Features:
+    """Those that data offer, for any device: their rows are made on the CPU and copied to where they are asked for."""
+
+    def rows(indices: Tensor) -> Tensor:
+        return features.rows(indices.cpu()).to(indices.device, non_blocking=True)
+
+    return replace(features, rows=rows)
+
+
 def all_rows(features: Features, device: torch.device, home: torch.device) -> Tensor:
     """All rows, computed on ``device`` and kept on ``home``: ``[num_rows, dim]`` in the dtype of ``rows``.
+
+    Of rows that overlap it is what they are cut from.
 
     Raises:
         ValueError: there are none.
     """
+    if features.store is not None:
+        return features.store().to(home)
     table: Tensor | None = None
     with torch.no_grad():
         for start in range(0, features.num_rows, CHUNK_ROWS):
@@ -72,19 +91,22 @@ def all_rows(features: Features, device: torch.device, home: torch.device) -> Te
 def hold(features: Features, mode: FeatureModeName, device: torch.device, known: Tensor | None = None) -> FeatureSource:
     """The source of rows for a mode. ``cache`` and ``cache_host`` compute all rows now, in the dtype of ``rows``.
 
+    What rows are cut from is held on the device or not at all: in ``cache_host`` the data hold it themselves and send
+    the rows with each batch (``for_features``).
+
     Args:
         known: what `all_rows` gave earlier, on the table's home; computed now where it is None.
 
     Raises:
         ValueError: trainable features asked to be kept: they would never change.
     """
-    if mode == "dynamic":
+    if mode == "dynamic" or (mode == "cache_host" and features.store is not None):
         return Computed(features)
     if features.trainable:
         raise ValueError(f"memory.features={mode} would freeze features that are trained; only dynamic can train them.")
     if known is None:
         known = all_rows(features, device, device if mode == "cache" else torch.device("cpu"))
-    return DeviceTable(known) if mode == "cache" else HostTable(known, device)
+    return DeviceTable(known, features.cut) if mode == "cache" else HostTable(known, device)
 
 
 def slower(mode: FeatureModeName) -> FeatureModeName | None:
@@ -94,7 +116,7 @@ def slower(mode: FeatureModeName) -> FeatureModeName | None:
 
 def moved(source: FeatureSource, features: Features, mode: FeatureModeName, device: torch.device) -> FeatureSource:
     """The same rows by a slower mode; nothing is computed anew and nothing more is asked of the device."""
-    if mode == "cache_host" and isinstance(source, DeviceTable):
+    if mode == "cache_host" and isinstance(source, DeviceTable) and features.store is None:
         return HostTable(source.table.cpu(), device)
     return Computed(features)
 
@@ -103,6 +125,8 @@ def blank(features: Features, mode: FeatureModeName, device: torch.device) -> Fe
     """As `hold`, of the same size and without the work: all rows are zeros."""
     if mode == "dynamic":
         return Computed(features)
+    if features.store is not None:
+        return hold(features, mode, device, torch.zeros_like(features.store(), device=device))
     with torch.no_grad():
         row = features.rows(torch.zeros(1, dtype=torch.long, device=device))
     home = device if mode == "cache" else torch.device("cpu")

@@ -33,6 +33,7 @@ from wellfed.loading.stream import Stream, check_items, is_stream
 from wellfed.loading.stream_loader import UNKNOWN_LENGTH, EvalStream, StreamLoader, StreamReading
 from wellfed.loading.train_loader import TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
+from wellfed.memory.features import of_data
 from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, OwnLoader, RunPlan, StreamFacts
 from wellfed.record import OnEvent, ignore_event
 from wellfed.step.train_step import parameter_groups
@@ -96,8 +97,7 @@ def make_parts(config: RunConfig) -> Parts:
         raise ConfigError.of("workload.optimizer", problem, "Set workload.optimizer._target_=torch.optim.AdamW.")
     if data_module is not None:
         _check_hooks(data_module)
-    offered = getattr(model, "features", None)
-    features = offered() if callable(offered) else None
+    features = features_of(data, model)
     sparse = _has_sparse_gradients(model)
     return Parts(data, model, features, has_sparse_gradients=sparse, data_module=data_module)
 
@@ -114,6 +114,31 @@ def _described(data: Datasets) -> Datasets:
         return Stream(dataset, gives_batches=loader.gives_batches or None, worker_init=loader.worker_init)
 
     return replace(data, train=described("train"), val=described("val"), test=described("test"))
+
+
+def features_of(data: Datasets, model: nn.Module) -> Features | None:
+    """Those of the model, or of the data."""
+    offered = getattr(model, "features", None)
+    features: Features | None = offered() if callable(offered) else None
+    if data.features is None:
+        return features
+    if features is not None:
+        problem = "offers features, and so does the data; a step has one source of them."
+        raise ConfigError.of("workload.model", problem, "Leave out features() or Datasets.features.")
+    return of_data(data.features)
+
+
+def for_features(parts: Parts, mode: str | None) -> Parts:
+    """With data whose batches carry what is lacking where features are held so; None: there are no features."""
+    data = parts.data
+    if data.features is None:
+        return parts
+
+    def told(split: Any) -> Any:
+        tell = getattr(split, "for_features", None)
+        return tell(mode) if callable(tell) else split
+
+    return replace(parts, data=replace(data, train=told(data.train), val=told(data.val), test=told(data.test)))
 
 
 def end(parts: Parts) -> None:

@@ -55,7 +55,7 @@ def fit(composed: Composed[RunConfig], target_util_pct: float | None, on_probe: 
     for warning in planner.device.warnings:
         print(f"Warning: {warning}", file=sys.stderr)
     plan, is_whole = planner.rough(), planner.model_facts().has_batch_norm
-    make_batch = planner.estimate(plan).batches
+    make_batch = planner.estimate(plan).batches(plan.memory.features)
     if isinstance(make_batch, NoEstimate):
         raise DataError(f"{make_batch.reason.rstrip('.')}.")
     budget_gib = plan.device.memory_gib or HOST_FRAC * facts.ram_available_gib

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from functools import cached_property
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,8 @@ class Footprints:
     ) -> None:
         self._config, self._plan, self._parts = config, plan, parts
         self._samples, self._host_bytes = samples, host_bytes
-        self._train = copied(parts.data.train)
-        """What it keeps of a rehearsal (a tensor made once) must not reach training."""
+        self._trains: dict[str | None, Any] = {}
+        self._batches: dict[str | None, Callable[[int], Batch] | NoEstimate] = {}
         before = parts.footprints or KnownFootprints({})
         self._known, self._looked_at_before = dict(before.found), before.looked_at
         self._longest: Longest | None = None
@@ -66,7 +66,7 @@ class Footprints:
     def _measure(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
         if self._parts.is_lightning_module:
             return NoEstimate("a LightningModule runs its own step")
-        make_batch = self.batches
+        make_batch, train = self.batches(features), self._train(features)
         if isinstance(make_batch, NoEstimate):
             return make_batch
 
@@ -77,12 +77,13 @@ class Footprints:
         task = Task(
             make_batch=make_batch,
             make_optimizer=make_optimizer,
-            prepare=Preparation(self._train, self._config.seed, self._parts.model),
+            prepare=Preparation(train, self._config.seed, self._parts.model),
             precision=self._plan.device.precision,
             checkpointed=checkpointed,
+            features=None if self._parts.data.features is None else self._parts.features,
             feature_mode=features,  # type: ignore[arg-type]
             compile_mode=self._plan.device.compile,
-            shaped_by=(self._train,),
+            shaped_by=(train,),
             expandable_segments=self._config.gpu.allocator is Allocator.expandable,
         )
         cache_dir, host_bytes = Path(self._config.paths.cache_dir), self._host_bytes
@@ -104,37 +105,49 @@ class Footprints:
         """All that was asked for, to be handed to who asks for the same."""
         return KnownFootprints(dict(self._known), self.looked_at)
 
-    @cached_property
-    def batches(self) -> Callable[[int], Batch] | NoEstimate:
-        """Makes batches of any size on the CPU, out of the longest of the first samples of the training data."""
+    def batches(self, features: str | None) -> Callable[[int], Batch] | NoEstimate:
+        """Makes batches of any size on the CPU, out of the longest of the first samples of the training data.
+
+        Args:
+            features: the mode that they are made for.
+        """
+        if features not in self._batches:
+            self._batches[features] = self._make_batches(self._train(features))
+        return self._batches[features]
+
+    def _train(self, features: str | None) -> Any:
+        """The training data in a feature mode: a copy, since what it keeps of a rehearsal (a tensor made once) must not
+        reach training."""
+        if features not in self._trains:
+            self._trains[features] = copied(assemble.for_features(self._parts, features).data.train)
+        return self._trains[features]
+
+    def _make_batches(self, train: Any) -> Callable[[int], Batch] | NoEstimate:
         try:
             with without_side_effects():  # too little data is told in the user's sizes, not in those of a look at a few
-                self._loader(None)
-            if callable(getattr(self._train, "split", None)):  # its parts need not share the first dimension
-                return self._first_batch
-            with self._deliveries(min(SAMPLES, self._samples)) as deliveries:
+                self._loader(train, None)
+            if callable(getattr(train, "split", None)):  # its parts need not share the first dimension
+                return partial(self._first_batch, train)
+            with self._deliveries(train, min(SAMPLES, self._samples)) as deliveries:
                 # A stream's own batches are as large as they are: no more of them is read than must be.
-                is_one = isinstance(self._train, Stream) and self._train.gives_batches
+                is_one = isinstance(train, Stream) and train.gives_batches
                 self._longest = longest_batch(islice(deliveries, 1) if is_one else deliveries)
             return estimate.repeated(self._longest.batch)
         except Exception as error:  # noqa: BLE001  training asks for the same samples and tells
             return NoEstimate(f"no batch could be built: {first_line(error)}")
 
-    def _first_batch(self, size: int) -> Batch:
-        with self._deliveries(size) as deliveries:
+    def _first_batch(self, train: Any, size: int) -> Batch:
+        with self._deliveries(train, size) as deliveries:
             return next(deliveries).batch
 
     @contextmanager
-    def _deliveries(self, size: int) -> Iterator[Iterator[Delivery]]:
+    def _deliveries(self, train: Any, size: int) -> Iterator[Iterator[Delivery]]:
         """Batches of ``size`` samples, built by whoever is to build batches in training: a sample may end the process
         that loads it."""
-        deliveries: Any = iter(self._loader(size))
+        deliveries: Any = iter(self._loader(train, size))
         with without_side_effects(), closing(deliveries):
             yield deliveries
 
-    def _loader(self, batch_size: int | None) -> TrainLoader | StreamLoader:
-        data, settings = (
-            replace(self._parts.data, train=self._train),
-            assemble.one_off_settings(self._config, self._plan),
-        )
+    def _loader(self, train: Any, batch_size: int | None) -> TrainLoader | StreamLoader:
+        data, settings = replace(self._parts.data, train=train), assemble.one_off_settings(self._config, self._plan)
         return assemble.make_train_loader(self._config, settings, data, batch_size=batch_size)

@@ -185,7 +185,7 @@ class ModelLearner(Learner):
         model, features = parts.model, parts.features
         if self._whole is not None:
             model = copy.deepcopy(model)
-            features = None if features is None else model.features()  # type: ignore[operator]
+            features = assemble.features_of(data, model)
         return StepModule(
             model,
             train_data=data.train,

@@ -123,7 +123,7 @@ def probed(
         footprints: those that ``plan`` was made with.
     """
     footprint = footprints(plan.memory.features, plan.memory.checkpoint_activations)
-    make_batch, facts = footprints.batches, assemble.model_facts(parts, config)
+    make_batch, facts = footprints.batches(plan.memory.features), assemble.model_facts(parts, config)
     if isinstance(footprint, NoEstimate) or isinstance(make_batch, NoEstimate):
         return plan
 
@@ -148,7 +148,7 @@ def with_plateau(
 
     As `probed` in all else.
     """
-    frac, make_batch = config.memory.plateau_frac, footprints.batches
+    frac, make_batch = config.memory.plateau_frac, footprints.batches(plan.memory.features)
     if frac is None or isinstance(make_batch, NoEstimate):
         return plan
     has_peak = plan.predicted_peak_gib is not None
@@ -185,7 +185,8 @@ def _after_steps(
     try:
         with without_side_effects(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             model = copy.deepcopy(parts.model)
-            features = None if parts.features is None else model.features()  # type: ignore[operator]
+            parts = assemble.for_features(parts, plan.memory.features)
+            features = assemble.features_of(parts.data, model)
             data = replace(parts.data, train=copied(parts.data.train))
             its_copy = replace(parts, model=model, features=features, data=data)
             return decide(ConfiguredStep(config, plan, its_copy, device, fill=blank))

@@ -66,6 +66,7 @@ class Passes:
         self, config: RunConfig, parts: Parts, plan: RunPlan, books: Bookkeeper, *, rank: int, may_adapt: bool = True
     ) -> None:
         """``may_adapt``: where the plan says so; False = out of memory ends it, as a result of its own."""
+        parts = assemble.for_features(parts, plan.memory.features)
         self._config, self._parts, self._plan, self._books, self._rank = config, parts, plan, books, rank
         self._journal, self._progress = books.journal, books.progress
         is_guest, trainer = parts.is_lightning_module, config.trainer

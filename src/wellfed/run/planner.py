@@ -78,8 +78,12 @@ class Planner:
         estimate = None if rough.device.memory_gib is None else self.estimate(rough)
         data, on_gpu = assemble.data_facts(self.parts), self.device.on_gpu
         loading = LoaderPlanner(self.config, self.choices, self.facts, data, on_gpu)
+        # What a batch carries goes by where features are held, which an estimate may have moved.
+        moves = self.parts.data.features is not None and estimate is not None
+        held = (self._plan(estimate=estimate) if moves else rough).memory.features
+        parts = assemble.for_features(self.parts, held)
         first = assemble.try_loader(
-            self.config, lambda built: replace(loading, first=built).to_time(), rough, self.parts, rank=rank
+            self.config, lambda built: replace(loading, first=built).to_time(), rough, parts, rank=rank
         )
         plan = self._plan(first=first) if estimate is None else self.estimated(estimate, first)
         if plan.misfit is None:

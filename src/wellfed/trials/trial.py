@@ -88,9 +88,10 @@ def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen
         workload, loader, trainer = config.workload, config.loader, config.trainer
         batches = [workload.effective_batch_size, workload.drop_last, trainer.devices]
         limits = [trainer.limit_batches, trainer.overfit_batches, loader.skip_ids, loader.max_skipped]
-        key = repr([first, batches, limits])  # data and seed are the fork server's
+        features = plan.memory.features
+        key = repr([first, batches, limits, features])  # data and seed are the fork server's
         if key not in seen:
-            seen[key] = assemble.look_at_first_batches(config, first, parts)
+            seen[key] = assemble.look_at_first_batches(config, first, assemble.for_features(parts, features))
         return seen[key]
 
     def planned(point: str, composed: Composed[RunConfig]) -> PointPlan:
@@ -99,7 +100,9 @@ def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen
         estimate, first = planner.estimate(rough), first_batches(planner.config, rough)
         # A backend that is still to be chosen is chosen by times, in the trial.
         plan = planner.estimated(estimate, None if composed.config.loader.backend is Backend.auto else first)
-        is_kept = parts.features is not None and plan.memory.features in ("cache", "cache_host")
+        # What rows are cut from is in memory as it is.
+        is_computed = parts.features is not None and parts.features.store is None
+        is_kept = is_computed and plan.memory.features in ("cache", "cache_host")
         return PointPlan(
             point,
             problem=None if plan.misfit is None else str(plan.misfit),

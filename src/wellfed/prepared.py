@@ -1,0 +1,305 @@
+"""Keeps what was made of a user's files on disk, so that it is made once: decoded images, parsed tables.
+
+An entry is a folder ``<cache_dir>/<kind>/<digest>/``. It is filled under another name and renamed, so that a folder of
+that name is whole unless something damaged it afterwards; its manifest tells that. No torch in here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from wellfed.errors import DataError
+from wellfed.units import MIB
+
+if sys.platform == "win32":
+    fcntl = None  # what is open can't be removed there
+else:
+    import fcntl
+
+MANIFEST = "manifest.json"
+DIGEST = re.compile(r"[0-9a-f]{16}")
+_KIND = re.compile(r"[a-z][a-z0-9_]*")
+BLOCK_BYTES = 64 * 1024
+NUM_BLOCKS = 16
+"""Of a member that are read to check it, evenly spaced from its first to its last; a smaller one is read whole."""
+MOST_HELD = 64
+"""Entries that a process marks as in use at a time; the ones it asked for last."""
+SILENT_WAIT_S = 5.0
+_CANT_WRITE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
+
+
+def prepared(
+    cache_dir: str | Path,
+    kind: str,
+    sources: Sequence[Path],
+    settings: Mapping[str, Any],
+    build: Callable[[Path], None],
+) -> Path:
+    """The folder that ``build(folder)`` has filled, in this process or an earlier one.
+
+    It is built again if a source has another path, size or time of change, if the settings are others, or if what is
+    there is damaged. That is looked for by the sizes of all members and a checksum of 1 MiB of each (`NUM_BLOCKS`):
+    gigabytes cost no more than megabytes, and a bit that flips between those blocks is not seen. Two processes that
+    ask for the same build it once: the second waits. Until this process ends, the entry is marked as in use.
+
+    Args:
+        kind: lower-case name of the folder for all entries of this sort, as ``images``.
+        sources: the files that it is made of, each one: of a folder only its own time is seen, not its files'.
+        settings: what JSON can hold. Put a number among them that you raise when ``build`` makes something else.
+        build: gets an empty folder. A full disk kills the process that writes through a memory map; write with
+            ``file.write``, or reserve the room first (``os.posix_fallocate``).
+
+    Raises:
+        DataError: a source is missing; no room or no right to write.
+    """
+    if not _KIND.fullmatch(kind):
+        raise ValueError(f"kind={kind!r} is no lower-case name, as images is.")
+    home = Path(cache_dir).expanduser().absolute()
+    folder = home / kind / digest(sources, settings)
+    if _is_whole(folder):
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _only_builder(folder):
+            if not _is_whole(folder):  # else another has built it meanwhile
+                _remove_remains(folder)
+                _build(folder, build, sources, settings)
+                _is_whole(folder)  # which marks it as in use
+    except OSError as error:
+        raise _as_data_error(error, home, kind) from error
+    return folder
+
+
+def digest(sources: Sequence[Path], settings: Mapping[str, Any]) -> str:
+    """16 hex digits of each source's path, size and time of change, and of the settings.
+
+    Raises:
+        DataError: a source is missing.
+    """
+    seen = [(str(path), size, changed) for path, size, changed in map(_seen, sources)]
+    content = json.dumps([seen, settings], sort_keys=True)
+    return hashlib.sha256(content.encode("utf-8", "surrogateescape")).hexdigest()[:16]
+
+
+def _seen(source: Path) -> tuple[Path, int, int]:
+    path = Path(source).expanduser().absolute()
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}. It is to be prepared; check workload.data.path.") from error
+    return path, found.st_size, found.st_mtime_ns
+
+
+# -- building -----------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _only_builder(folder: Path) -> Iterator[None]:
+    """Wait until no other process builds this entry; where a file system has no locks, go on without."""
+    lock = FileLock(_lock_file(folder))
+    with contextlib.ExitStack() as held:
+        try:
+            try:
+                held.enter_context(lock.acquire(timeout=SILENT_WAIT_S))
+            except Timeout:
+                print(f"Another process prepares {folder}; waiting for it.", file=sys.stderr, flush=True)
+                held.enter_context(lock.acquire())
+        except NotImplementedError:
+            pass
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        yield
+
+
+def _build(folder: Path, build: Callable[[Path], None], sources: Sequence[Path], settings: Mapping[str, Any]) -> None:
+    partial = folder.with_name(f"{folder.name}.{os.getpid()}-{secrets.token_hex(4)}")
+    partial.mkdir()
+    try:
+        build(partial)
+        _write_manifest(partial, sources, settings)
+        if digest(sources, settings) != folder.name:
+            raise DataError(
+                f"{_first(sources)}: what was to be prepared changed meanwhile. Start again when it is whole."
+            )
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not _is_whole(folder):  # else a process that no lock held back was first
+                raise
+    except (OSError, RuntimeError) as error:  # numpy and torch don't say that it is the disk
+        if shutil.disk_usage(partial).free < MIB:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+        raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
+
+
+def _write_manifest(partial: Path, sources: Sequence[Path], settings: Mapping[str, Any]) -> None:
+    members = {}
+    for file in _files(partial):
+        with file.open("rb") as opened:  # or the name could outlast a power failure, and the content not
+            os.fsync(opened.fileno())
+        members[file.relative_to(partial).as_posix()] = _checked(file)
+    manifest = {
+        "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "first_source": _first(sources),
+        "num_sources": len(sources),
+        "settings": dict(settings),
+        "members": members,
+    }
+    (partial / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+
+def _first(sources: Sequence[Path]) -> str:
+    return str(_seen(sources[0])[0]) if sources else ""
+
+
+def _remove_remains(folder: Path) -> None:
+    """Of an entry that is damaged, and of processes that were killed while they built it."""
+    if folder.exists():
+        warnings.warn(f"{folder} was damaged and is made again.", stacklevel=3)
+        shutil.rmtree(folder)
+    for partial in folder.parent.glob(f"{folder.name}.*-*"):
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _as_data_error(error: OSError, home: Path, kind: str) -> Exception:
+    """What to tell of an error of writing; one that lies elsewhere, as a source that can't be read, stays as it is."""
+    if error.errno in _NO_ROOM:
+        way_out = "python -m wellfed cache clear makes room; or set paths.cache_dir to a folder that has more."
+        return DataError(f"{home}: there is no room for the prepared {kind} ({error.strerror}). {way_out}")
+    place = Path(error.filename) if isinstance(error.filename, str) else home
+    if error.errno in _CANT_WRITE and (place.is_relative_to(home) or home.is_relative_to(place)):
+        way_out = "Set paths.cache_dir to a folder that can be written to."
+        return DataError(f"{home}: the prepared {kind} can't be written there ({error.strerror}). {way_out}")
+    return error
+
+
+# -- checking -----------------------------------------------------------------------------------------------------
+
+
+def _is_whole(folder: Path) -> bool:
+    """Whether all members are as they were written; then the entry is marked as in use."""
+    try:
+        mark = _in_use(folder / MANIFEST, (folder / MANIFEST).stat().st_ino)
+        members = read_manifest(folder)["members"]
+        is_whole = all(_checked(folder / name) == seen for name, seen in members.items())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):  # missing, or no manifest of ours
+        return False
+    # Who cleared it meanwhile has renamed it.
+    return is_whole and (mark is None or mark.is_of(folder / MANIFEST))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What an entry's manifest says. Raises OSError or ValueError where there is none that can be read."""
+    found = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+    if not isinstance(found, dict) or not isinstance(found.get("members"), dict):
+        raise ValueError(f"{folder / MANIFEST} is no manifest.")
+    return found
+
+
+def _checked(file: Path) -> list[Any]:
+    """Size, and checksum of some blocks."""
+    size = file.stat().st_size
+    found = hashlib.blake2b(digest_size=8)
+    with file.open("rb") as opened:
+        if size <= BLOCK_BYTES * NUM_BLOCKS:
+            found.update(opened.read())
+        else:
+            for number in range(NUM_BLOCKS):
+                opened.seek((size - BLOCK_BYTES) * number // (NUM_BLOCKS - 1))
+                found.update(opened.read(BLOCK_BYTES))
+    return [size, found.hexdigest()]
+
+
+# -- in use -------------------------------------------------------------------------------------------------------
+
+
+class _InUse:
+    """A shared lock on a manifest, for as long as this object or a process forked since lives."""
+
+    def __init__(self, manifest: Path) -> None:
+        self._descriptor = os.open(manifest, os.O_RDONLY)
+        with contextlib.suppress(OSError):  # no locks here
+            fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def is_of(self, manifest: Path) -> bool:
+        with contextlib.suppress(OSError):
+            return os.path.samestat(os.fstat(self._descriptor), manifest.stat())
+        return False
+
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, OSError):
+            os.close(self._descriptor)
+
+
+@lru_cache(maxsize=MOST_HELD)
+def _in_use(manifest: Path, inode: int) -> _InUse | None:
+    """Kept here because nobody tells when data are no longer read: a mark ends with its process."""
+    return None if fcntl is None else _InUse(manifest)
+
+
+@contextlib.contextmanager
+def nobody_uses(folder: Path) -> Iterator[bool]:
+    """Whether no process uses or builds an entry; while it is true here, none begins to build it."""
+    lock = FileLock(_lock_file(folder))
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(lock.acquire(timeout=0))
+            if fcntl is not None and (folder / MANIFEST).exists():
+                descriptor = os.open(folder / MANIFEST, os.O_RDWR)  # a network file system locks no other
+                held.callback(os.close, descriptor)
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (Timeout, BlockingIOError):
+            yield False
+            return
+        except NotImplementedError:
+            pass
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        yield True
+
+
+def remove(folder: Path) -> bool:
+    """Take an entry away, or what is left of one; False if a process uses or builds it, and it stays.
+
+    Raises:
+        OSError: it can't be written to.
+    """
+    entry = folder.with_name(folder.name.partition(".")[0])
+    with nobody_uses(entry) as is_free:
+        if is_free:
+            away = entry.with_name(f"{entry.name}.{os.getpid()}-{secrets.token_hex(4)}")
+            folder.rename(away)  # in one go: nobody finds half of it
+            shutil.rmtree(away)
+            if not entry.exists():
+                _lock_file(entry).unlink(missing_ok=True)
+        return is_free
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")

@@ -1,0 +1,136 @@
+"""Makes the input of the model from a clean image: noise, blur, or a loss of resolution.
+
+Shapes: B images, C channels, H height, W width, M numbers of one image (C H W).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from wellfed.errors import ConfigError, Fault
+from wellfed.sample_rng import SampleRng, mix
+
+Task = Literal["denoise", "deblur", "super_resolve"]
+TASKS: tuple[Task, ...] = get_args(Task)
+USUAL_SIGMA: dict[str, float] = {"denoise": 25.0, "deblur": 2.0, "super_resolve": 0.0}
+"""Spread of the noise where none is asked for, as the literature of each task has it, of 255."""
+BANK_NUMBERS = 2**22
+"""Normal numbers, 16 MiB, that training noise is cut out of at a random place with a random sign: drawing them anew for
+each patch would cost more than all else that is done to it. An image asks for a fourth of the bank at most."""
+PLACE_DRAW, SIGN_DRAW = 64, 65
+"""Which of a sample's random numbers are the noise's; those of crops and flips are below."""
+NOISE_SEED = 0x5EED
+
+
+class Degradation:
+    """What is done to clean images, in training to batches and in evaluations to whole images.
+
+    Args:
+        task: ``denoise`` adds noise; ``deblur`` blurs by a Gaussian first; ``super_resolve`` shrinks and enlarges again
+            by bicubic interpolation first, so that the size stays.
+        sigma: spread of the white noise, of 255; None = 25, 2 and 0 for the three tasks.
+        blur_sigma: spread of the blur in pixels.
+        scale: by how much the image is shrunk.
+
+    Raises:
+        ConfigError: see `faults`.
+    """
+
+    def __init__(
+        self, task: str = "denoise", sigma: float | None = None, blur_sigma: float = 1.6, scale: int = 2
+    ) -> None:
+        if found := faults(task, sigma, blur_sigma, scale):
+            raise ConfigError(found)
+        self.task = task
+        self.sigma = USUAL_SIGMA[task] if sigma is None else float(sigma)
+        self.blur_sigma, self.scale = float(blur_sigma), int(scale)
+        self._banks: dict[tuple[str, int], Tensor] = {}
+
+    def __call__(self, clean_BCHW: Tensor, key_B: Tensor, rng: SampleRng) -> Tensor:
+        """Degraded float32 [B, C, H, W] of clean ones in 0..1; unclipped, as what a sensor's noise does is symmetrical.
+
+        The noise is a function of the rng's (seed, epoch) and of ``key_B`` (int64 [B], such as the samples' indices).
+        """
+        degraded_BCHW = self.without_noise(clean_BCHW)
+        if self.sigma == 0:
+            return degraded_BCHW
+        bank_N = self._bank(clean_BCHW[0].numel(), clean_BCHW.device)
+        num_places = len(bank_N) - clean_BCHW[0].numel() + 1
+        cut_NM = bank_N.as_strided((num_places, clean_BCHW[0].numel()), (1, 1))
+        noise_BCHW = cut_NM.index_select(0, rng.randint_at(key_B, num_places, PLACE_DRAW)).view(clean_BCHW.shape)
+        sign_B = 1 - 2 * rng.randint_at(key_B, 2, SIGN_DRAW)
+        return torch.addcmul(degraded_BCHW, noise_BCHW, (sign_B * (self.sigma / 255)).float().view(-1, 1, 1, 1))
+
+    def for_evaluation(self, image_CHW: Tensor, image_index: int) -> Tensor:
+        """Degraded float32 [C, H, W] of a uint8 image of any size; the noise belongs to ``image_index`` for ever."""
+        degraded_CHW = self.without_noise(image_CHW.float().div(255).unsqueeze(0)).squeeze(0)
+        generator = torch.Generator().manual_seed(mix(NOISE_SEED, image_index))
+        return degraded_CHW + torch.randn(image_CHW.shape, generator=generator) * (self.sigma / 255)
+
+    def without_noise(self, clean_BCHW: Tensor) -> Tensor:
+        """Blurred or coarse images as ``task`` says; with ``denoise`` the same."""
+        if self.task == "deblur":
+            return blur(clean_BCHW, self.blur_sigma)
+        return shrink_and_enlarge(clean_BCHW, self.scale) if self.task == "super_resolve" else clean_BCHW
+
+    def _bank(self, numbers: int, device: torch.device) -> Tensor:
+        """Normal numbers for images of so many; the same on each device."""
+        length = max(BANK_NUMBERS, 4 * numbers)
+        bank_N = self._banks.get((str(device), length))
+        if bank_N is None:
+            bank_N = torch.randn(length, generator=torch.Generator().manual_seed(NOISE_SEED)).to(device)
+            if type(bank_N) is Tensor:  # no stand-in of a step that is rehearsed without data
+                self._banks[str(device), length] = bank_N
+        return bank_N
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_banks": {}}
+
+
+def blur(image_BCHW: Tensor, sigma: float) -> Tensor:
+    """Convolved with a Gaussian of spread ``sigma`` pixels, reflected at the edges of an image larger than 3 sigma."""
+    reach = math.ceil(3 * sigma)
+    weight_K = gaussian_window(reach, sigma).to(image_BCHW)
+    channels = image_BCHW.shape[1]
+    padded = functional.pad(image_BCHW, (reach, reach, reach, reach), mode="reflect")
+    down = functional.conv2d(padded, weight_K.view(1, 1, -1, 1).expand(channels, 1, -1, 1), groups=channels)
+    return functional.conv2d(down, weight_K.view(1, 1, 1, -1).expand(channels, 1, 1, -1), groups=channels)
+
+
+def gaussian_window(reach: int, sigma: float) -> Tensor:
+    """Weights at -reach..reach that sum to 1, float32 [2 reach + 1]."""
+    place_K = torch.arange(-reach, reach + 1, dtype=torch.float64)
+    weight_K = torch.exp(-0.5 * (place_K / sigma) ** 2)
+    return (weight_K / weight_K.sum()).float()
+
+
+def shrink_and_enlarge(image_BCHW: Tensor, scale: int) -> Tensor:
+    """Bicubic to 1 / scale of the size (each pixel a mean over what it covers) and back; the edges are reflected."""
+    height, width = image_BCHW.shape[-2:]
+    padded = functional.pad(image_BCHW, (0, -width % scale, 0, -height % scale), mode="reflect")
+    small_size = (padded.shape[-2] // scale, padded.shape[-1] // scale)
+    small = functional.interpolate(padded, size=small_size, mode="bicubic", antialias=True)
+    large = functional.interpolate(small, size=padded.shape[-2:], mode="bicubic")
+    return large[..., :height, :width]
+
+
+def faults(task: str, sigma: float | None, blur_sigma: float, scale: int) -> list[Fault]:
+    """All that is wrong with the arguments of `Degradation`, as knobs of ``workload.data``."""
+    found = []
+    if task not in TASKS:
+        found.append(Fault("workload.data.task", f"{task!r} is none of {', '.join(TASKS)}.", "Write task=denoise."))
+    if sigma is not None and not 0 <= sigma <= 255:
+        found.append(Fault("workload.data.sigma", f"{sigma} is not in 0..255.", "Write sigma=25, or null."))
+    if task == "denoise" and sigma == 0:
+        found.append(Fault("workload.data.sigma", "0 leaves nothing to remove with task=denoise.", "Write sigma=25."))
+    if not 0.1 <= blur_sigma <= 10:
+        problem = f"{blur_sigma} pixels are not in 0.1..10."
+        found.append(Fault("workload.data.blur_sigma", problem, "Write blur_sigma=1.6."))
+    if not 2 <= scale <= 8 or scale != int(scale):
+        found.append(Fault("workload.data.scale", f"{scale} is no whole number in 2..8.", "Write scale=2."))
+    return found
