@@ -16,6 +16,7 @@ from pathlib import Path
 from wellfed.errors import ConfigError, DataError
 from wellfed.units import counted
 
+USUAL_NUM = 16
 CLASSES = "classes.json"
 """Beside the shards: the names of the classes, in the order of their numbers."""
 _NOT_IN_A_KEY = re.compile(r"[.\\\s]+")
@@ -37,7 +38,7 @@ def write_shards(
     source: Path,
     out: Path,
     *,
-    num: int,
+    num: int | None = None,
     suffixes: Sequence[str] = (".wav",),
     seed: int = 0,
     on_file: Callable[[int, int], None] = lambda done, total: None,
@@ -49,19 +50,23 @@ def write_shards(
     of all classes mixed. An interrupted packing leaves none.
 
     Args:
+        num: None = 16, or one for each file where there are fewer.
         on_file: called with the number of files packed, and of all.
 
     Raises:
         DataError: no such files, or one that can't be read.
         ConfigError: ``out`` holds shards already, or ``num`` is out of range.
     """
-    files, skipped = _files(source, suffixes)
-    if num < 1 or num > len(files):
-        rule = f"{counted(len(files), 'file')} can't be packed into {num} shards, each with one or more."
-        raise ConfigError.of(f"--num {num}", rule, f"Write --num {min(len(files), 16)}.")
+    if num is not None and num < 1:
+        raise ConfigError.of(f"--num {num}", "is no number of shards.", f"Write --num {USUAL_NUM}.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         problem = "is not empty, and shards of two packings would be read as one set."
         raise ConfigError.of(f"--out {out}", problem, "Name a new folder, or clear this one yourself.")
+    files, skipped = _files(source, suffixes)
+    num = num or min(USUAL_NUM, len(files))
+    if num > len(files):
+        problem = f"are more than the {counted(len(files), 'file')} in {source}."
+        raise ConfigError.of(f"--num {num}", problem, f"Write --num {min(len(files), USUAL_NUM)}.")
     classes = tuple(sorted({name for name, _ in files}))
     order = sorted(files, key=lambda file: str(file[1]))
     random.Random(seed).shuffle(order)
