@@ -1,0 +1,155 @@
+"""Holds series of one frequency, fills their gaps as configured, and splits each by time.
+
+Shapes: S series, T steps of one series.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from wellfed.errors import DataError
+from wellfed.units import counted, show_count
+from workloads.forecast.steps import Frequency, Ints, show_date
+
+Floats = npt.NDArray[np.float64]
+FillName = Literal["none", "forward", "linear", "zero"]
+
+
+@dataclass(frozen=True)
+class SeriesSet:
+    """One or many series; each begins and ends with a value that is there, whenever that is."""
+
+    names: list[str]
+    values: list[Floats]
+    """[T] of each series, NaN where a step is missing."""
+    starts: list[int]
+    """The step of the frequency that each series begins with."""
+    frequency: Frequency
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where one series is cut; all in steps from its beginning."""
+
+    train_end: int
+    val_end: int
+    """Beginning of the test part."""
+    end: int
+
+
+def trimmed(names: list[str], columns: list[Floats], start: int, frequency: Frequency) -> SeriesSet:
+    """Series of columns that begin with the same step, each cut to where it has values; columns without any are left
+    out with a note."""
+    kept = [number for number, column in enumerate(columns) if not np.isnan(column).all()]
+    seen = [np.flatnonzero(~np.isnan(columns[number])) for number in kept]
+    empty = [names[number] for number in range(len(names)) if number not in set(kept)]
+    return SeriesSet(
+        [names[number] for number in kept],
+        [columns[number][known[0] : known[-1] + 1] for number, known in zip(kept, seen, strict=True)],
+        [start + int(known[0]) for known in seen],
+        frequency,
+        (f"{counted(len(empty), 'column')} without any value left out, the first: {empty[0]}",) if empty else (),
+    )
+
+
+def cut_by_time(num_steps: int, horizon: int, val_frac: float, test_frac: float) -> Parts:
+    """The last ``test_frac`` for the test, the ``val_frac`` before it for validation: whole horizons, at least one each
+    unless the fraction is 0."""
+    held = [max(1, round(frac * num_steps / horizon)) * horizon if frac else 0 for frac in (val_frac, test_frac)]
+    return Parts(num_steps - sum(held), num_steps - held[1], num_steps)
+
+
+def split_by_time(
+    found: SeriesSet, *, horizon: int, shortest: int, val_frac: float, test_frac: float
+) -> tuple[SeriesSet, list[Parts]]:
+    """The series long enough to be trained on, and where each is cut.
+
+    Args:
+        shortest: the shortest window; with a horizon after it that is one training sample.
+
+    Raises:
+        DataError: none is long enough.
+    """
+    parts = [cut_by_time(len(values), horizon, val_frac, test_frac) for values in found.values]
+    kept = [number for number, each in enumerate(parts) if each.train_end >= shortest + horizon]
+    if not kept:
+        longest = max(range(len(parts)), key=lambda number: len(found.values[number]))
+        steps, held = len(found.values[longest]), horizon * ((val_frac > 0) + (test_frac > 0))
+        raise DataError(
+            f"No series is long enough: the longest, {found.names[longest]!r}, has {counted(steps, 'step')} of "
+            f"{found.frequency.name}, and training takes a window of {shortest} and a horizon of {horizon} in its train "
+            f"part, with {show_count(held)} more held out at the least. Give a longer series, or write "
+            "workload.data.windows=[3] workload.data.horizon=1, say."
+        )
+    notes = list(found.notes)
+    if left_out := len(parts) - len(kept):
+        first = next(number for number in range(len(parts)) if number not in set(kept))
+        notes.append(
+            f"{counted(left_out, 'short series').replace('seriess', 'series')} left out, the first: "
+            f"{found.names[first]} ({counted(len(found.values[first]), 'step')})"
+        )
+    of = SeriesSet(
+        [found.names[number] for number in kept],
+        [found.values[number] for number in kept],
+        [found.starts[number] for number in kept],
+        found.frequency,
+        tuple(notes),
+    )
+    return of, [parts[number] for number in kept]
+
+
+def filled(found: SeriesSet, parts: list[Parts], fill: FillName, horizon: int) -> SeriesSet:
+    """The series with their gaps filled, and a note of how many there were.
+
+    Steps that are filled count as known from then on. A line is drawn to a value to come only where no forecast of the
+    evaluation begins in between: there it would tell what is to be forecast, and the last value is carried on instead.
+    """
+    gaps = [int(np.isnan(values).sum()) for values in found.values]
+    if not any(gaps):
+        return found
+    first = next(number for number, count in enumerate(gaps) if count)
+    step = int(np.isnan(found.values[first]).argmax()) + found.starts[first]
+    date = show_date(found.frequency.dates(np.array([step]))[0])
+    what = (
+        "left out of loss and scores; workload.data.fill=forward, linear or zero would fill them"
+        if fill == "none"
+        else f"filled (workload.data.fill={fill})"
+    )
+    note = (
+        f"{show_count(sum(gaps))} of {counted(sum(map(len, found.values)), 'step')} missing, in "
+        f"{sum(count > 0 for count in gaps)} of {len(gaps)} series, the first: {found.names[first]}, {date}; {what}"
+    )
+    values = [_fill(each, fill, cut, horizon) for each, cut in zip(found.values, parts, strict=True)]
+    return SeriesSet(found.names, values, found.starts, found.frequency, (*found.notes, note))
+
+
+def _fill(value_T: Floats, fill: FillName, parts: Parts, horizon: int) -> Floats:
+    missing_T = np.isnan(value_T)
+    if fill == "none" or not missing_T.any():
+        return value_T
+    if fill == "zero":
+        return np.where(missing_T, 0.0, value_T)
+    last_T = np.maximum.accumulate(np.where(missing_T, 0, np.arange(len(value_T))))
+    forward_T = value_T[last_T]
+    if fill == "forward":
+        return forward_T
+    return np.where(_ends_unseen(missing_T, parts, horizon), forward_T, _lines(value_T, missing_T))
+
+
+def _lines(value_T: Floats, missing_T: npt.NDArray[np.bool_]) -> Floats:
+    step_T, known = np.arange(len(value_T)), ~missing_T
+    return np.interp(step_T, step_T[known], value_T[known])
+
+
+def _ends_unseen(missing_T: npt.NDArray[np.bool_], parts: Parts, horizon: int) -> npt.NDArray[np.bool_]:
+    """Missing steps between which and the next value an evaluated forecast begins."""
+    step_T = np.arange(len(missing_T))
+    next_T = np.minimum.accumulate(np.where(missing_T, len(missing_T), step_T)[::-1])[::-1]
+    is_origin_T = (step_T >= parts.train_end) & ((step_T - parts.train_end) % horizon == 0)
+    origins_until_T = np.cumsum(is_origin_T)
+    return missing_T & (origins_until_T[np.minimum(next_T, len(step_T) - 1)] > origins_until_T[step_T])

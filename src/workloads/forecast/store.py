@@ -1,0 +1,128 @@
+"""Lays scaled series one after the other in one tensor, out of which windows are cut without being copied before.
+
+Shapes: N rows of the store, M steps of a window and its horizon, K calendar periods, C = 2 + 2 K channels, P phases,
+B windows.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wellfed.contract import Features
+from workloads.forecast.series import Floats, Parts, SeriesSet
+from workloads.forecast.steps import Calendar, Dates
+
+
+class SeriesStore:
+    """All series, scaled, with their calendar: ready to be kept as one tensor, or computed for each batch.
+
+    A row of the store is one step: the scaled value, sine and cosine of each calendar period, and 1 where the value is
+    there (0 where it is missing, whose value is 0 too). Before the first series there are as many empty rows as the
+    longest window has steps, so that every forecast has a whole window before it.
+
+    Args:
+        longest: L, steps of the longest window.
+    """
+
+    def __init__(self, found: SeriesSet, parts: list[Parts], *, longest: int, horizon: int) -> None:
+        self.longest, self.horizon = longest, horizon
+        scales = [_scale(values[: cut.train_end]) for values, cut in zip(found.values, parts, strict=True)]
+        self.center_S = torch.tensor([center for center, _ in scales], dtype=torch.float32)
+        self.scale_S = torch.tensor([scale for _, scale in scales], dtype=torch.float32)
+        """Standard deviation of each series' train part; 1 where that is 0."""
+        lengths = [len(values) for values in found.values]
+        self.start_S = torch.from_numpy(longest + np.cumsum([0, *lengths[:-1]]))
+        """Row of each series' first step."""
+        self.dates = _dates(found, longest)
+        """Of each row; those of the empty rows are the first's."""
+        empty = np.full(longest, np.nan)
+        scaled = [(values - center) / scale for values, (center, scale) in zip(found.values, scales, strict=True)]
+        self._value_N = torch.from_numpy(np.concatenate([empty, *scaled]).astype(np.float32))
+        calendar = Calendar(found.frequency)
+        self._phase_NK, self._table_P2 = calendar.phases(self.dates), calendar.table_P2
+
+    @property
+    def num_channels(self) -> int:
+        """C."""
+        return 2 + 2 * self._phase_NK.shape[1]
+
+    @property
+    def num_rows(self) -> int:
+        """Windows that can be cut, each known by its first row."""
+        return len(self._value_N) - self._steps + 1
+
+    @property
+    def observed_N(self) -> Tensor:
+        """Bool [N]."""
+        return ~self._value_N.isnan()
+
+    @property
+    def _steps(self) -> int:
+        return self.longest + self.horizon
+
+    def table(self) -> Tensor:
+        """The whole store, float32 [N, C]."""
+        return self._channels(self._value_N, self._phase_NK)
+
+    @cached_property
+    def held_table(self) -> Tensor:
+        """`table`, kept: for whoever cuts windows in host memory."""
+        return self.table()
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Windows that begin with these rows, computed: float32 [B, M, C] on the CPU."""
+        indices = indices.cpu()
+        return self._channels(_cut(self._value_N, indices, self._steps), _cut(self._phase_NK, indices, self._steps))
+
+    def cut(self, table_NC: Tensor, indices: Tensor) -> Tensor:
+        """The same windows out of a `table`, on its device."""
+        return _cut(table_NC, indices, self._steps)
+
+    def held_rows(self, indices: Tensor) -> Tensor:
+        """The same as `rows`, out of `held_table`."""
+        return self.cut(self.held_table, indices)
+
+    def features(self) -> Features:
+        """What the engine may keep where it likes."""
+        size = len(self._value_N) * self.num_channels * 4
+        return Features(self.num_rows, size, self.rows, store=self.table, cut=self.cut)
+
+    def _channels(self, value: Tensor, phase_K: Tensor) -> Tensor:
+        """[..., C] of values [...] and phases [..., K]."""
+        calendar = self._table_P2.index_select(0, phase_K.flatten().int()).view(*value.shape, -1)
+        missing = value.isnan()
+        return torch.cat([value.masked_fill(missing, 0.0)[..., None], calendar, (~missing)[..., None].float()], dim=-1)
+
+
+def _cut(rows_N: Tensor, indices: Tensor, steps: int) -> Tensor:
+    """Successive rows [B, steps, ...] from each index on; a view of overlapping windows, of which some are copied."""
+    shape, stride = rows_N.shape, rows_N.stride()
+    windows = rows_N.as_strided((shape[0] - steps + 1, steps, *shape[1:]), (stride[0], *stride))
+    return windows.index_select(0, indices)
+
+
+def _dates(found: SeriesSet, longest: int) -> Dates:
+    numbers = [start + np.arange(len(values)) for start, values in zip(found.starts, found.values, strict=True)]
+    return found.frequency.dates(np.concatenate([np.full(longest, found.starts[0]), *numbers]))
+
+
+def _scale(train_T: Floats) -> tuple[float, float]:
+    """Mean and standard deviation of the values that are there; 0 and 1 where none is."""
+    known = train_T[~np.isnan(train_T)]
+    if len(known) == 0:
+        return 0.0, 1.0
+    spread = float(known.std())
+    return float(known.mean()), spread if spread > 1e-12 * max(1e-300, float(np.abs(known).max())) else 1.0
+
+
+def naive_mae(train_T: Floats, season: int) -> float:
+    """Mean absolute difference of values a season apart, in their units; NaN where no two are there."""
+    if len(train_T) <= season:
+        return float("nan")
+    gap_T = np.abs(train_T[season:] - train_T[:-season])
+    known = gap_T[~np.isnan(gap_T)]
+    return float(known.mean()) if len(known) else float("nan")

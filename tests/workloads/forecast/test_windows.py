@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from tests.loading.sets import loader_of
+from wellfed.loading.settings import LoaderSettings
+from wellfed.sample_rng import SampleRng
+from workloads.forecast.data import build
+from workloads.forecast.series import SeriesSet
+from workloads.forecast.steps import Frequency
+
+FIRST = np.datetime64("2024-01-01", "us")
+DAILY = Frequency("time", 86_400_000_000, FIRST)
+MODES = ("cache", "cache_host", "dynamic")
+
+
+class Table:
+    """The store held as a tensor, as the engine does."""
+
+    def __init__(self, features):
+        self.features, self.table = features, features.store()
+
+    def rows(self, indices):
+        return self.features.cut(self.table, indices)
+
+
+@pytest.fixture(scope="module")
+def found() -> SeriesSet:
+    """Three series of unequal length and beginning, the second with gaps."""
+    rng = np.random.default_rng(0)
+    values = [rng.normal(50, 10, 200), rng.normal(-3, 0.1, 120), rng.normal(1e6, 5, 90)]
+    values[1][[5, 6, 40, 41, 42, 99]] = np.nan
+    return SeriesSet(["a", "b", "c"], values, [0, 30, -4], DAILY)
+
+
+@pytest.fixture(scope="module")
+def made(found: SeriesSet):
+    return build(found, horizon=4, windows=(20, 8))
+
+
+def everything(data, features=None, mode="dynamic"):
+    data = data.for_features(mode)
+    rng = SampleRng(0, 0)
+    return data.on_device(data.fetch(torch.arange(len(data)), rng), rng, features)
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_window_is_what_the_series_says(found, made, split: str):
+    batch = everything(getattr(made, split))
+    store = made.train._store
+    for sample in range(len(batch["row"])):
+        series, window = int(batch["series"][sample]), int(batch["window"][sample])
+        values = found.values[series]
+        origin = int(batch["row"][sample]) + 20 - int(store.start_S[series])
+        scale, center = batch["scale"][sample].double(), batch["center"][sample].double()
+        past = batch["history"][sample, 20 - window :]
+        target, seen = batch["target"][sample], batch["target_observed"][sample] > 0
+        for scaled, observed, true in (
+            (past[:, 0], past[:, -1] > 0, values[origin - window : origin]),
+            (target, seen, values[origin : origin + 4]),
+        ):
+            assert observed.tolist() == (~np.isnan(true)).tolist()
+            again = (scaled * scale + center).numpy()
+            assert np.allclose(again[observed], true[~np.isnan(true)], rtol=1e-6, atol=1e-6)
+            assert (scaled[~observed] == 0).all()
+        assert (batch["history"][sample, : 20 - window] == 0).all()
+
+
+def test_targets_of_training_are_never_held_out_and_those_held_out_are_told_once(found, made):
+    starts = made.train._store.start_S
+    told = {}
+    for split in ("train", "val", "test"):
+        batch = everything(getattr(made, split))
+        steps = [
+            (int(s), int(row) + 20 - int(starts[s]) + h)
+            for s, row in zip(batch["series"], batch["row"], strict=True)
+            for h in range(4)
+        ]
+        told[split] = set(steps)
+        if split != "train":
+            assert len(steps) == 2 * len(told[split])  # for each of two windows
+    assert told["train"].isdisjoint(told["val"] | told["test"])
+    assert told["val"].isdisjoint(told["test"])
+    for series, values in enumerate(found.values):
+        held = sorted(step for s, step in told["test"] if s == series)
+        assert held == list(range(len(values) - len(held), len(values)))
+        assert len(held) == max(1, round(0.1 * len(values) / 4)) * 4
+
+
+def test_training_has_each_origin_with_each_window_and_one_sample_more_a_step(made):
+    assert len(made.train) == 2 * len(set(everything(made.train)["row"].tolist()))
+    assert len(made.train) == 2 * (200 - 40 - 8 - 3 + 120 - 24 - 8 - 3 + 90 - 16 - 8 - 3)
+
+
+def test_all_modes_give_the_same_numbers_and_carry_no_more_than_they_need(made):
+    features = made.features
+    table = Table(features)
+    for data in (made.train, made.val, made.test):
+        by_mode = {mode: everything(data, table if mode == "cache" else None, mode) for mode in MODES}
+        for name, values in by_mode["cache"].items():
+            assert all(torch.equal(values, by_mode[mode][name]) for mode in MODES), name
+        carried = {mode: set(data.for_features(mode).fetch(torch.arange(3))) for mode in MODES}
+        assert carried["cache"] == carried["dynamic"] - {"rows"} == carried["cache_host"] - {"rows"}
+        assert set(data.fetch(torch.arange(3))) == carried["dynamic"]  # as built
+    indices = torch.arange(features.num_rows)
+    assert torch.equal(table.rows(indices), features.rows(indices))
+    assert table.table.numel() * table.table.element_size() == features.bytes
+
+
+def test_a_batch_of_another_mode_stays_right(made):
+    """After a step down in mid-epoch batches that were built before it come through."""
+    rng, some = SampleRng(0, 0), torch.tensor([3, 77, 150])
+    table = Table(made.features)
+    old = made.train.for_features("cache").fetch(some)
+    new = made.train.for_features("dynamic")
+    expected = new.on_device(new.fetch(some), rng)
+    for features in (table, made.features):
+        got = new.on_device(old, rng, features)
+        assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+def test_a_batch_can_be_cut_and_a_sample_is_its_row(made):
+    batch = everything(made.train)
+    for index in (0, 7, -1):
+        sample = made.train[index]
+        assert all(torch.equal(sample[name], batch[name][index]) for name in ("row", "series", "window", "scale"))
+    with pytest.raises(IndexError):
+        made.train[len(made.train)]
+    again = pickle.loads(pickle.dumps(made.train))
+    assert torch.equal(everything(again)["history"], batch["history"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "settings",
+    [LoaderSettings("threads", 2, 2), pytest.param(LoaderSettings("processes", 2, 2), marks=pytest.mark.slow)],
+    ids=lambda settings: settings.backend,
+)
+def test_whoever_builds_them_batches_are_the_same_and_go_on_after_a_stop(made, mode: str, settings: LoaderSettings):
+    def batches(plan, start=0):
+        loader = loader_of(made.train.for_features(mode), plan, batch_size=100)
+        loader.load_state_dict({"epoch": 1, "batch": start})
+        try:
+            return [{name: values.clone() for name, values in delivery.batch.items()} for delivery in loader]
+        finally:
+            loader.close()
+
+    expected = batches(LoaderSettings())
+    assert sum(len(batch["row"]) for batch in expected) == len(made.train)
+    for start in (0, 2):
+        for batch, other in zip(batches(settings, start), expected[start:], strict=True):
+            assert batch.keys() == other.keys()
+            assert all(torch.equal(batch[name], other[name]) for name in batch)
+
+
+def test_windows_are_views_of_the_store_not_copies():
+    """100,000 windows of 200 steps: held as rows they would take 200 times the store."""
+    series = SeriesSet(["a"], [np.sin(np.arange(100_000.0))], [0], DAILY)
+    made = build(series, horizon=10, windows=(190,))
+    store = made.features.store()
+    assert made.features.num_rows * 200 * store.shape[1] * 4 > 150 * made.features.bytes
+    held = [values for values in vars(made.train).values() if isinstance(values, torch.Tensor)]
+    size = sum(values.numel() * values.element_size() for values in held)
+    assert len(pickle.dumps(made.train)) < 3 * made.features.bytes
+    assert size < made.features.bytes
+    few = made.features.cut(store, torch.tensor([0, 5]))
+    assert few.untyped_storage().nbytes() == 2 * 200 * store.shape[1] * 4
