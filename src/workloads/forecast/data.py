@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.units import counted
 from workloads.forecast.evaluation import Forecasts
+from workloads.forecast.read_csv import read_csv
 from workloads.forecast.series import FillName, SeriesSet, filled, split_by_time, trimmed
 from workloads.forecast.steps import parse_frequency, show_date
 from workloads.forecast.store import SeriesStore, naive_mae
@@ -22,18 +24,78 @@ from workloads.forecast.windows import Windows, held_out_windows, train_windows
 def datasets(
     path: str | None = None,
     *,
+    date_column: str | None = None,
+    target: str | Sequence[str] | None = None,
+    series_column: str | None = None,
     horizon: int = 7,
     windows: Sequence[int] = (30, 60, 90),
+    frequency: str | None = None,
     fill: FillName = "none",
     val_frac: float = 0.1,
     test_frac: float = 0.1,
+    max_bad_rows: int = 100,
+    decimal: str | None = None,
+    day_first: bool | None = None,
     num_series: int = 20,
     num_days: int = 1500,
     seed: int = 0,
 ) -> Datasets:
-    dates, values_ST, names = daily_series(num_series, num_days, seed)
-    frequency = parse_frequency("D", dates[0].astype("M8[us]"))
-    found = trimmed(names, list(values_ST), 0, frequency)
+    """Windows of history with the horizon after them: to train on, and at rolling origins for validation and test.
+
+    Args:
+        path: CSV file; None = the embedded set. The six arguments after it, but for ``horizon`` and ``windows``, and
+            ``max_bad_rows``, ``decimal``, ``day_first`` say how to read it.
+        date_column: None = one called date, ds and so on, or the first whose cells are dates.
+        target: column of the values where each row is of one series; names of columns where each column is a series;
+            None = all columns of numbers.
+        series_column: names the series of each row. None = each column is a series, unless dates repeat and one column
+            alone tells their rows apart.
+        horizon: steps to forecast.
+        windows: steps of history; each origin is a training sample with each of them.
+        frequency: D, h, 15min, B (business days), W, M and so on: dates are rounded down to it. None = the one on
+            which all dates lie.
+        fill: what missing steps become. none = they count neither in the loss nor in scores; forward = the last value;
+            linear = a line to the next one, where no evaluated forecast begins before that; zero = 0.
+        val_frac: share of each series' steps, before those of the test, that are forecast for validation; 0 = none.
+        test_frac: the last steps of each series, for the test; 0 = none.
+        max_bad_rows: rows and cells that can't be read, to skip. A few should not cost an evening, a wrong format
+            should stop at once.
+        decimal: ``.`` or ``,`` before tenths; None = as the values tell.
+        day_first: how 03/04/2024 is meant; None = as the other dates tell.
+        num_series: of the embedded set.
+        num_days: steps of each of them.
+        seed: of the embedded set; not of the training.
+
+    Raises:
+        DataError: the file is missing, unreadable or not what it should be, or too short for windows and horizon.
+        ConfigError: an argument out of its range, or one that only a file can use.
+    """
+    of_file = {
+        "date_column": date_column,
+        "target": target,
+        "series_column": series_column,
+        "frequency": frequency,
+        "decimal": decimal,
+        "day_first": day_first,
+    }
+    faults = [*_of_windows(horizon, windows, fill, val_frac, test_frac), *_of_source(path, of_file, max_bad_rows)]
+    faults += _of_embedded(num_series, num_days, seed)
+    if faults:
+        raise ConfigError(faults)
+    if path is None:
+        dates, values_ST, names = daily_series(num_series, num_days, seed)
+        found = trimmed(names, list(values_ST), parse_frequency("D", dates[0].astype("M8[us]")))
+    else:
+        found = read_csv(
+            Path(path),
+            date_column=date_column,
+            target=target,
+            series_column=series_column,
+            frequency=frequency,
+            max_bad_rows=max_bad_rows,
+            decimal=decimal,
+            day_first=day_first,
+        )
     return build(found, horizon=horizon, windows=tuple(windows), fill=fill, val_frac=val_frac, test_frac=test_frac)
 
 
@@ -100,3 +162,51 @@ def _size(found: SeriesSet, train: Windows) -> str:
         f"{len(found.names)} series, {counted(steps, 'step')} of {found.frequency.name} from {show_date(first)} to "
         f"{show_date(last)}, {counted(len(train), 'training window')}"
     )
+
+
+def _of_windows(horizon: int, windows: Sequence[int], fill: str, val_frac: float, test_frac: float) -> Iterator[Fault]:
+    """What is wrong with how series are cut."""
+    if not _is_count(horizon):
+        yield Fault("workload.data.horizon", f"{horizon!r} is no number of steps above 0.", "Write horizon=7 or so.")
+    if not isinstance(windows, Sequence) or not windows or not all(map(_is_count, windows)):
+        problem = f"{windows!r} is no list of numbers of steps above 0."
+        yield Fault("workload.data.windows", problem, "Write windows=[30,60,90] or so.")
+    if fill not in get_args(FillName):
+        problem = f"{fill!r} is none of {', '.join(get_args(FillName))}."
+        yield Fault("workload.data.fill", problem, "Write fill=none or one of the others.")
+    for name, frac in (("val_frac", val_frac), ("test_frac", test_frac)):
+        if not 0 <= frac < 1:
+            yield Fault(f"workload.data.{name}", f"{frac} is not in [0, 1).", f"Write {name}=0.1 or so.")
+    if 0 <= val_frac < 1 and 0 <= test_frac < 1 <= val_frac + test_frac:
+        problem = f"with test_frac={test_frac} nothing is left to train on."
+        yield Fault("workload.data.val_frac", f"{val_frac}: {problem}", "Write two fractions that sum to less than 1.")
+
+
+def _of_source(path: str | None, of_file: Mapping[str, object], max_bad_rows: int) -> Iterator[Fault]:
+    """What is wrong with how a file is to be read."""
+    if path is None:
+        for name, value in of_file.items():
+            if value is not None:
+                problem = f"{value} has no effect on the embedded set."
+                yield Fault(f"workload.data.{name}", problem, "Write workload.data.path=FILE.csv with it.")
+    if max_bad_rows < 0:
+        yield Fault("workload.data.max_bad_rows", f"{max_bad_rows} is negative.", "Write 0 to allow none.")
+    if of_file["decimal"] not in (None, ".", ","):
+        problem = f"{of_file['decimal']!r} is neither a point nor a comma."
+        yield Fault("workload.data.decimal", problem, "Write decimal='.' or decimal=','.")
+    if of_file["frequency"] is not None:
+        try:
+            parse_frequency(str(of_file["frequency"]), np.datetime64("2024-01-01", "us"))
+        except ValueError as error:
+            yield Fault("workload.data.frequency", f"{error}.", "Write frequency=D, frequency=15min or so.")
+
+
+def _of_embedded(num_series: int, num_days: int, seed: int) -> Iterator[Fault]:
+    """What is wrong with the embedded set's size."""
+    for name, number, least in (("num_series", num_series, 1), ("num_days", num_days, 1), ("seed", seed, 0)):
+        if number < least:
+            yield Fault(f"workload.data.{name}", f"{number} is below {least}.", f"Write {name}={least} or more.")
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1

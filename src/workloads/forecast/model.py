@@ -1,7 +1,7 @@
 """Forecasts by exponential smoothing of the window and an LSTM that corrects it, all steps of the horizon at once.
 
-After the winner of the M4 competition (Smyl 2020, https://doi.org/10.1016/j.ijforecast.2019.03.017), with rates that all
-series share. Missing steps count nowhere.
+After the winner of the M4 competition (Smyl 2020, https://doi.org/10.1016/j.ijforecast.2019.03.017). Missing steps
+count nowhere.
 Shapes: B batch, L steps of history, H horizon, C channels (value, calendar, observed), P steps of a season, K seasons.
 """
 
@@ -102,26 +102,25 @@ class LSTMForecaster(nn.Module):
 
 
 class Smoothing(nn.Module):
-    """Exponential smoothing of season, trend and level, with rates that are learned: shared ones, and each series' own.
+    """Exponential smoothing of season, trend and level; its rates are learned, one for all series and what each adds.
 
-    The season is taken in deviations from the season's mean, so what is left is a level that moves by seasons; a fast and
-    a slow mean of it are mixed for each step of the horizon. The trend is the mean difference between two seasons.
+    The season is taken in deviations from the season's mean, so what is left is a level that moves by seasons; a fast
+    and a slow mean of it are mixed for each step of the horizon. The trend is how much a season's mean changes.
     """
 
     def __init__(self, season: int, horizon: int, num_series: int) -> None:
         super().__init__()
         self.season, self.horizon = season, horizon
-        self.shared_R = nn.Parameter(torch.zeros(len(RATES)))
+        self.shared_R = nn.Parameter(torch.tensor(list(RATES.values())) / STEP)
         self.own_SR = nn.Parameter(torch.zeros(num_series, len(RATES)))
         self.mix_H = nn.Parameter(torch.zeros(horizon))
-        self.register_buffer("start_R", torch.tensor(list(RATES.values())), persistent=False)
 
     def forward(self, value_BL: Tensor, observed_BL: Tensor, series_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The forecast [B, H], the slow level [B, 1], and what is left of each step without season and level [B, L]."""
         own_BR = self.own_SR.float().index_select(0, series_B)
-        logit_BR = self.start_R.float() + STEP * (self.shared_R.float() + own_BR)
-        season_B1, trend_B1, slope_B1, fast_B1, slow_B1 = logit_BR[:, :5].sigmoid().split(1, 1)
-        mix_BH = (logit_BR[:, 5:] + STEP * self.mix_H.float()).sigmoid()
+        logit_BR = STEP * (self.shared_R.float() + own_BR)
+        season_B1, trend_B1, slope_B1, fast_B1, slow_B1, _ = logit_BR.sigmoid().tensor_split(len(RATES), 1)
+        mix_BH = (logit_BR[:, -1:] + STEP * self.mix_H.float()).sigmoid()
 
         season_BP, change_B1 = self._season_and_trend(value_BL, observed_BL, season_B1, slope_B1)
         length = value_BL.shape[1]
@@ -136,7 +135,7 @@ class Smoothing(nn.Module):
     def _season_and_trend(
         self, value_BL: Tensor, observed_BL: Tensor, season_B1: Tensor, slope_B1: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """How each place of the season differs from its season's mean [B, P], and how that mean changes a season [B, 1].
+        """How each place of the season differs from the season's mean [B, P], and how that mean changes [B, 1].
 
         Zeros where it was never seen.
         """

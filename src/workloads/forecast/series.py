@@ -5,6 +5,7 @@ Shapes: S series, T steps of one series.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from wellfed.errors import DataError
 from wellfed.units import counted, show_count
-from workloads.forecast.steps import Frequency, Ints, show_date
+from workloads.forecast.steps import Frequency, show_date
 
 Floats = npt.NDArray[np.float64]
 FillName = Literal["none", "forward", "linear", "zero"]
@@ -42,18 +43,29 @@ class Parts:
     end: int
 
 
-def trimmed(names: list[str], columns: list[Floats], start: int, frequency: Frequency) -> SeriesSet:
-    """Series of columns that begin with the same step, each cut to where it has values; columns without any are left
-    out with a note."""
-    kept = [number for number, column in enumerate(columns) if not np.isnan(column).all()]
-    seen = [np.flatnonzero(~np.isnan(columns[number])) for number in kept]
-    empty = [names[number] for number in range(len(names)) if number not in set(kept)]
+def trimmed(
+    names: list[str],
+    values: list[Floats],
+    frequency: Frequency,
+    starts: Sequence[int] | None = None,
+    notes: tuple[str, ...] = (),
+) -> SeriesSet:
+    """Each series from its first to its last value; those without any are left out with a note.
+
+    Args:
+        starts: step that each one begins with; None = 0.
+    """
+    seen = [np.flatnonzero(~np.isnan(each)) for each in values]
+    kept = [number for number, known in enumerate(seen) if len(known)]
+    if len(kept) < len(names):
+        first = next(name for name, known in zip(names, seen, strict=True) if not len(known))
+        notes += (f"{len(names) - len(kept)} of {len(names)} series without any value left out, the first: {first}",)
     return SeriesSet(
         [names[number] for number in kept],
-        [columns[number][known[0] : known[-1] + 1] for number, known in zip(kept, seen, strict=True)],
-        [start + int(known[0]) for known in seen],
+        [values[number][seen[number][0] : seen[number][-1] + 1] for number in kept],
+        [int(seen[number][0]) + (starts[number] if starts else 0) for number in kept],
         frequency,
-        (f"{counted(len(empty), 'column')} without any value left out, the first: {empty[0]}",) if empty else (),
+        notes,
     )
 
 
@@ -82,9 +94,9 @@ def split_by_time(
         steps, held = len(found.values[longest]), horizon * ((val_frac > 0) + (test_frac > 0))
         raise DataError(
             f"No series is long enough: the longest, {found.names[longest]!r}, has {counted(steps, 'step')} of "
-            f"{found.frequency.name}, and training takes a window of {shortest} and a horizon of {horizon} in its train "
-            f"part, with {show_count(held)} more held out at the least. Give a longer series, or write "
-            "workload.data.windows=[3] workload.data.horizon=1, say."
+            f"{found.frequency.name}, and training takes a window of {shortest} and a horizon of {horizon}, with "
+            f"{show_count(held)} steps or more held out after them. Give longer series, or shorter "
+            "workload.data.windows and workload.data.horizon."
         )
     notes = list(found.notes)
     if left_out := len(parts) - len(kept):

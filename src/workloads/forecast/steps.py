@@ -35,6 +35,14 @@ _ALIASES: dict[str, tuple[Literal["time", "months", "business"], int]] = {
 }  # fmt: skip
 
 
+class UnevenDates(ValueError):
+    """Dates that do not lie on one frequency; ``date`` is the first that does not fit."""
+
+    def __init__(self, message: str, date: np.datetime64) -> None:
+        super().__init__(message)
+        self.date = date
+
+
 @dataclass(frozen=True)
 class Frequency:
     """Evenly spaced dates: every so much time, every so many months, or every business day (Monday to Friday)."""
@@ -58,7 +66,7 @@ class Frequency:
 
     @property
     def season(self) -> int:
-        """Steps of the main season: a day for hours, a week for days, a year for weeks and months; 1 if there is none."""
+        """Steps of the main season: a day for hours, a week for days, a year for weeks and months; 1 = there is none."""
         if self.kind == "business":
             return 5
         if self.kind == "months":
@@ -76,8 +84,9 @@ class Frequency:
             return (dates_N - self.first).astype(np.int64) // self.every
         if self.kind == "months":
             return (months_of(dates_N) - months_of(np.array([self.first]))) // self.every
-        counted_N: Ints = np.busday_count(self.first.astype("M8[D]"), dates_N.astype("M8[D]")).astype(np.int64)
-        return counted_N
+        days_N = np.busday_offset(dates_N.astype("M8[D]"), 0, roll="backward")
+        numbers_N: Ints = np.busday_count(self.first.astype("M8[D]"), days_N).astype(np.int64)
+        return numbers_N
 
     def dates(self, numbers_N: Ints) -> Dates:
         """The date of each step."""
@@ -87,8 +96,10 @@ class Frequency:
             months = self.first.astype("M8[M]") + numbers_N * self.every
             days = np.minimum(self.day, days_in(months)) - 1
             time_of_day = self.first - self.first.astype("M8[D]")
-            return (months.astype("M8[D]") + days).astype("M8[us]") + time_of_day
-        return np.busday_offset(self.first.astype("M8[D]"), numbers_N, roll="backward").astype("M8[us]")
+            dates_N: Dates = (months.astype("M8[D]") + days).astype("M8[us]") + time_of_day
+            return dates_N
+        days_N: Dates = np.busday_offset(self.first.astype("M8[D]"), numbers_N, roll="backward")
+        return days_N.astype("M8[us]")
 
 
 def show_time(length: int) -> str:
@@ -106,7 +117,8 @@ def months_of(dates_N: Dates) -> Ints:
 
 def days_in(months_N: Dates) -> Ints:
     """Days of each month (``datetime64[M]``)."""
-    return ((months_N + 1).astype("M8[D]") - months_N.astype("M8[D]")).astype(np.int64)
+    days: Ints = ((months_N + 1).astype("M8[D]") - months_N.astype("M8[D]")).astype(np.int64)
+    return days
 
 
 def parse_frequency(text: str, first: np.datetime64) -> Frequency:
@@ -139,10 +151,11 @@ def infer_frequency(dates_N: Dates) -> Frequency:
         dates_N: ascending, each once.
 
     Raises:
-        ValueError: there is none; says which date does not fit.
+        UnevenDates: there is none.
     """
     if len(dates_N) < 2:
-        raise ValueError("one date alone has no step")
+        only = dates_N[0]
+        raise UnevenDates(f"one date alone ({show_date(only)}), and a series needs two at the least", only)
     first, days = dates_N[0], dates_N.astype("M8[D]")
     gaps = np.diff(dates_N).astype(np.int64)
     months = months_of(dates_N)
@@ -159,9 +172,8 @@ def infer_frequency(dates_N: Dates) -> Frequency:
         if not ((dates_N - first).astype(np.int64) % every).any():
             return Frequency("time", every, first)
     off = int(np.flatnonzero((dates_N - first).astype(np.int64) % usual)[0])
-    raise ValueError(
-        f"most are {show_time(usual)} apart, counted from {show_date(first)}, but not {show_date(dates_N[off])}"
-    )
+    message = f"the dates are not even: most are {show_time(usual)} apart, counted from {show_date(first)}, but not "
+    raise UnevenDates(message + show_date(dates_N[off]), dates_N[off])
 
 
 def show_date(date: np.datetime64) -> str:

@@ -56,8 +56,8 @@ class SeriesStore:
         return len(self._value_N) - self._steps + 1
 
     @property
-    def observed_N(self) -> Tensor:
-        """Bool [N]."""
+    def observed(self) -> Tensor:
+        """Whether each row has a value, bool [N]."""
         return ~self._value_N.isnan()
 
     @property

@@ -126,7 +126,7 @@ def _windows(
     """Of all series; without origins whose shortest window or whole horizon is missing."""
     first_row_O = torch.cat([origin_O + start for origin_O, start in zip(origins, store.start_S, strict=True)])
     series_O = torch.repeat_interleave(torch.tensor([len(each) for each in origins]))
-    seen_N1 = torch.cat([torch.zeros(1, dtype=torch.long), store.observed_N.cumsum(0)])
+    seen_N1 = torch.cat([torch.zeros(1, dtype=torch.long), store.observed.cumsum(0)])
     has_target_O = seen_N1[first_row_O + store.horizon] > seen_N1[first_row_O]
     begin_O = torch.maximum(first_row_O - min(windows), store.start_S[series_O])
     has_past_O = seen_N1[first_row_O] > seen_N1[begin_O]

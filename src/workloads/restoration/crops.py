@@ -40,7 +40,7 @@ class CropData:
         patches_per_image: int | None,
         degrade: Degrade,
     ) -> None:
-        self.patch_size, self.degrade = patch_size, degrade
+        self.images, self.patch_size, self.degrade = tuple(images), patch_size, degrade
         self._pixels = pixels
         self._read: ImagePixels | None = pixels
         """Where `fetch` cuts crops out of; None = it leaves that to `on_device`."""

@@ -24,7 +24,7 @@ from workloads.restoration.tiles import HALO, TileData
 VERSION = 1
 """Of what is written for a folder; another one is decoded anew."""
 SIDE = 128
-"""Of the embedded images."""
+"""Of the embedded images; those of larger crops are half as large again as a crop."""
 EVAL_TILES = 8
 """In a batch of validation: about the pixels of 70 crops of the default size, without gradients."""
 SMALLEST_PATCH = 16
@@ -67,8 +67,10 @@ def datasets(
     degradation_faults = degradations.faults(task, sigma, blur_sigma, scale)
     _check(degradation_faults, patch_size, patches_per_image, max_bad_files, val_frac, test_frac, num_images)
     if path is None:
-        settings = {"version": VERSION, "embedded": num_images, "side": SIDE, "seed": seed}
-        folder = prepared(cache_dir, "images", (), settings, partial(_write_embedded, num_images=num_images, seed=seed))
+        side = max(SIDE, patch_size * 3 // 2)
+        settings = {"version": VERSION, "embedded": num_images, "side": side, "seed": seed}
+        build = partial(_write_embedded, num_images=num_images, side=side, seed=seed)
+        folder = prepared(cache_dir, "images", (), settings, build)
         index, split_folders = read_index(folder), frozenset[str]()
         notes: tuple[str, ...] = ()
     else:
@@ -121,8 +123,8 @@ def _decoded(
     return folder, index, (*found.notes, *bad.notes())
 
 
-def _write_embedded(folder: Path, *, num_images: int, seed: int) -> None:
-    drawn = dead_leaves(num_images, SIDE, seed)
+def _write_embedded(folder: Path, *, num_images: int, side: int, seed: int) -> None:
+    drawn = dead_leaves(num_images, side, seed)
     write_images(folder, ((f"leaves_{number:04d}", "train", Decoded(image, ())) for number, image in enumerate(drawn)))
 
 

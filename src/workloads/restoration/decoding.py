@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageOps, UnidentifiedImageError
+
+# Pillow knows the last three once they are imported; threads that would make it look for them disturb one another.
+from PIL import BmpImagePlugin, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401
 
 from wellfed.errors import first_line
 from wellfed.units import show_count
 
 Pixels = NDArray[np.uint8]
-FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "BMP", "TIFF")
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
 """What Pillow may take a file for, whatever its name: none of them runs a program."""
 MAX_PIXELS = 150_000_000
 """Above what any camera gives; a larger image takes more than 450 MB to decode."""
@@ -65,10 +67,10 @@ def decode(path: Path) -> Decoded:
         DamagedImage: unreadable, cut short, too large.
     """
     with _opened(path) as image:
+        depth = _raw_mode(image)  # gone once the pixels are there, which the EXIF of a PNG lies behind
         turned = ["more than one frame"] if getattr(image, "n_frames", 1) > 1 and image.format != "MPO" else []
         if image.getexif().get(_ORIENTATION, 1) != 1:
             turned.append("turned by EXIF")
-        depth = _raw_mode(image)
         image.load()
         upright = ImageOps.exif_transpose(image)
         pixels, kind = _rgb(upright)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from wellfed.errors import DataError
-from wellfed.units import counted
+from wellfed.units import counted, show_line
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
 """Of files that are read, in any case of letters."""
@@ -24,7 +24,7 @@ class ImageFile:
     """A file that should hold an image."""
 
     name: str
-    """Path within the folder, with slashes."""
+    """Path within the folder, with slashes, in characters that can be shown."""
     path: Path
     split: str
     """``train``, ``val`` or ``test``; ``train`` for all of a folder that has no such folders inside."""
@@ -65,23 +65,33 @@ def find_images(folder: Path, seed: int) -> FoundImages:
         elif of_split and relative.parts[0] not in of_split:
             beside += 1
         elif problem := _problem(path):
-            unreadable.append((relative.as_posix(), problem))
+            unreadable.append((_shown(relative), problem))
         else:
-            files.append(ImageFile(relative.as_posix(), path, of_split.get(relative.parts[0], "train")))
+            files.append(ImageFile(_shown(relative), path, of_split.get(relative.parts[0], "train")))
     _refuse_missing(name, of_split, files, unreadable, others)
     notes = []
     if others:
         kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(5))
         notes.append(f"{counted(others.total(), 'file')} of other kinds left out: {kinds}")
     if beside:
-        notes.append(f"{counted(beside, 'image')} beside {' and '.join(f'{each}/' for each in of_split)} left out")
+        notes.append(f"{counted(beside, 'image')} beside {_listed(of_split)} left out")
     files.sort(key=lambda file: (SPLITS.index(file.split), _rank(seed, file.name)))
     return FoundImages(folder, tuple(files), frozenset(of_split.values()), tuple(unreadable), tuple(notes))
 
 
+def _shown(path: Path) -> str:
+    """A name that has bytes of no text, or line breaks, with these written out."""
+    return show_line(os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace"))
+
+
+def _listed(folders: Iterable[str]) -> str:
+    *others, last = (f"{each}/" for each in folders)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
 def _rank(seed: int, name: str) -> bytes:
     """Decides on an order that another file more or less hardly changes."""
-    return hashlib.blake2b(f"{seed}/{name}".encode(errors="surrogateescape"), digest_size=8).digest()
+    return hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
 
 
 def _split_folders(folder: Path) -> dict[str, str]:
@@ -105,7 +115,7 @@ def _walk(top: Path, folder: Path, above: set[tuple[int, int]], unreadable: list
         state = folder.stat()
         inside = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except OSError as error:
-        unreadable.append((f"{folder.relative_to(top).as_posix()}/", error.strerror or str(error)))
+        unreadable.append((f"{_shown(folder.relative_to(top))}/", error.strerror or str(error)))
         return
     identity = (state.st_dev, state.st_ino)
     if identity in above:
@@ -141,7 +151,7 @@ def _refuse_missing(
     """Raise DataError where there is nothing to train on, or a split is empty."""
     if of_split and "train" not in of_split.values():
         raise DataError(
-            f"{name} holds {' and '.join(f'{each}/' for each in of_split)} but no train/. "
+            f"{name} holds {_listed(of_split)} but no train/. "
             "Put the images to train on into train/, or rename the folders."
         )
     if not files and not of_split:

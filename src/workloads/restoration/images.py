@@ -121,7 +121,7 @@ def write_images(folder: Path, decoded: Iterable[tuple[str, str, Decoded | Damag
             turned.update(each.turned)
             offset = images[-1].end
     index = asdict(ImageIndex(tuple(images), tuple(damaged), tuple(turned.most_common())))
-    (folder / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8", errors="surrogateescape")
+    (folder / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
 
 
 def decode_into(folder: Path, files: Iterable[ImageFile], bad: BadFiles) -> None:

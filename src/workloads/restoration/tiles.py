@@ -47,7 +47,7 @@ class TileData:
         core: int | None = None,
         halo: int = HALO,
     ) -> None:
-        self._pixels, self._images, self._degrade, self._first = pixels, tuple(images), degrade, first_image
+        self._pixels, self.images, self._degrade, self._first = pixels, tuple(images), degrade, first_image
         core = core or min(CORE, max(max(image.height, image.width) for image in images))
         self.core, self.halo = core, halo
         self.place_N3 = torch.tensor(
@@ -79,7 +79,7 @@ class TileData:
         valid = []
         numbers, corners = self.place_N3[indices, 0], self.place_N3[indices, 1:]
         for row, (number, (y, x)) in enumerate(zip(numbers.tolist(), corners.tolist(), strict=True)):
-            image = self._images[number]
+            image = self.images[number]
             whole = self._pixels.image(image).transpose(2, 0, 1)
             inside = mirrored(y - self.halo, side, image.height)[:, None], mirrored(x - self.halo, side, image.width)
             clean[row] = whole[:, *inside]
@@ -95,8 +95,8 @@ class TileData:
 
     def _degraded(self, number: int) -> NDArray[np.float32]:
         """The whole image, degraded, [3, H, W]."""
-        clean = self._pixels.image(self._images[number]).transpose(2, 0, 1)
-        made = self._degrade(torch.from_numpy(np.ascontiguousarray(clean)), int(self._images[number].digest[:12], 16))
+        clean = self._pixels.image(self.images[number]).transpose(2, 0, 1)
+        made = self._degrade(torch.from_numpy(np.ascontiguousarray(clean)), int(self.images[number].digest[:12], 16))
         values: NDArray[np.float32] = made.to(torch.float32).numpy()
         return values
 
@@ -105,17 +105,17 @@ class HeldImages:
     """The last few images that were made; those of another process are not handed on."""
 
     def __init__(self) -> None:
-        self._images: OrderedDict[int, NDArray[np.float32]] = OrderedDict()
+        self.images: OrderedDict[int, NDArray[np.float32]] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, number: int, make: Callable[[int], NDArray[np.float32]]) -> NDArray[np.float32]:
         """The image, made now if it is not there; threads that want the same one wait for it."""
         with self._lock:
-            if number not in self._images:
-                self._images[number] = make(number)
-                if len(self._images) > _HELD:
-                    self._images.popitem(last=False)
-            return self._images[number]
+            if number not in self.images:
+                self.images[number] = make(number)
+                if len(self.images) > _HELD:
+                    self.images.popitem(last=False)
+            return self.images[number]
 
     def __reduce__(self) -> tuple[type[HeldImages], tuple[()]]:
         return HeldImages, ()
