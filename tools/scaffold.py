@@ -290,8 +290,8 @@ def _edits(source: Files, answers: Answers) -> dict[str, list[Edit]]:
         "pyproject.toml": [replacing(*_of_pyproject(answers))],
         "constraints.txt": [lambda text: re.sub(rf"(?m)^({'|'.join(TEMPLATE_TOOLS)})==.*\n", "", text)],
         "Makefile": [
-            replacing((" constraints clean new\n", " constraints clean\n"), (" bench-gpu ", " "), ("$(ON)", "")),
-            lambda text: re.sub(r"(?m)^(?:new|bench-gpu):.*\n(?:\t.*\n)+\n", "", text),
+            replacing((" constraints clean new\n", " constraints clean\n"), (" bench-gpu before-after ", " "), ("$(ON)", "")),
+            lambda text: re.sub(r"(?m)^(?:new|bench-gpu|before-after):.*\n(?:\t.*\n)+\n", "", text),
             lambda text: re.sub(r"(?m)^# SIMULATED=.*\nON = .*\n\n", "", text),
             lambda text: text.replace("W=recsys", f"W={package}"),
         ],

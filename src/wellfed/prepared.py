@@ -114,7 +114,7 @@ def _seen(source: Path) -> tuple[Path, int, int]:
 @contextlib.contextmanager
 def _only_builder(folder: Path) -> Iterator[None]:
     """Wait until no other process builds this entry; where a file system has no locks, go on without."""
-    lock = FileLock(folder.with_name(f"{folder.name}.lock"))
+    lock = FileLock(_lock_file(folder))
     with contextlib.ExitStack() as held:
         try:
             try:
@@ -265,12 +265,12 @@ def _in_use(manifest: Path, inode: int) -> _InUse | None:
 @contextlib.contextmanager
 def nobody_uses(folder: Path) -> Iterator[bool]:
     """Whether no process uses or builds an entry; while it is true here, none begins to build it."""
-    lock = FileLock(folder.with_name(f"{folder.name}.lock"))
+    lock = FileLock(_lock_file(folder))
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(lock.acquire(timeout=0))
             if fcntl is not None and (folder / MANIFEST).exists():
-                descriptor = os.open(folder / MANIFEST, os.O_RDWR)
+                descriptor = os.open(folder / MANIFEST, os.O_RDWR)  # a network file system locks no other
                 held.callback(os.close, descriptor)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except (Timeout, BlockingIOError):
@@ -282,3 +282,24 @@ def nobody_uses(folder: Path) -> Iterator[bool]:
             if error.errno not in _NO_LOCKS:
                 raise
         yield True
+
+
+def remove(folder: Path) -> bool:
+    """Take an entry away, or what is left of one; False if a process uses or builds it, and it stays.
+
+    Raises:
+        OSError: it can't be written to.
+    """
+    entry = folder.with_name(folder.name.partition(".")[0])
+    with nobody_uses(entry) as is_free:
+        if is_free:
+            away = entry.with_name(f"{entry.name}.{os.getpid()}-{secrets.token_hex(4)}")
+            folder.rename(away)  # in one go: nobody finds half of it
+            shutil.rmtree(away)
+            if not entry.exists():
+                _lock_file(entry).unlink(missing_ok=True)
+        return is_free
+
+
+def _lock_file(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.lock")

@@ -33,6 +33,8 @@ from wellfed.commands.completion import candidates
         (".venv/bin/python -m wellfed do", ["doctor "]),
         ("python -m wellfed ", ["add ", "doctor ", "plan "]),
         ("python -m wellfed plan --js", ["--json "]),
+        ("python -m wellfed cache ", ["clear ", "list "]),
+        ("python -m wellfed cache list --cache", ["--cache-dir "]),
         ("python -m wellfed plan --json gpu=8", ["gpu=8gb "]),
     ],
 )

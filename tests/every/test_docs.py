@@ -23,6 +23,7 @@ from wellfed.config.compose import compose
 from wellfed.loading.loader_parts import loader_of, without_loaders
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import train_loader
+from wellfed.memory import features as feature_rows
 from wellfed.sample_rng import SampleRng
 from wellfed.step.train_step import parameter_groups
 from wellfed.telemetry import metrics
@@ -155,7 +156,7 @@ def test_every_part_of_the_contract_is_described():
 def examples() -> dict[str, Any]:
     """What the code blocks of docs/workloads.md define."""
     blocks = re.findall(r"^```python\n(.*?)^```$", page("docs/workloads.md"), flags=re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 7
     space: dict[str, Any] = {}
     for block in blocks:
         exec(block, space)
@@ -192,6 +193,31 @@ def test_the_dataset_of_the_page_is_right(examples: dict[str, Any]):
     part = data.on_device(data.fetch(torch.tensor([3]), SampleRng(1, 0, 7)), SampleRng(1, 0, 7))["values"]
     assert torch.equal(whole[1:], part)  # the draw belongs to the index, not to the batch
     assert not torch.equal(whole[0], whole[1])
+
+
+def test_the_windows_of_the_page_are_the_same_in_all_modes(examples: dict[str, Any]):
+    data = examples["datasets"](num_days=300)
+    assert isinstance(data.train, contract.TrainData)
+    rng, indices = SampleRng(1, 0, 0), torch.tensor([3, 0, len(data.val) - 1])
+    whole = torch.stack([data.val[int(index)]["window"] for index in indices])
+    assert whole[1, 0] == data.features.store()[data.val.first]
+    of_data = feature_rows.of_data(data.features)
+    for mode in contract.FEATURE_MODES:
+        split, source = data.val.for_features(mode), feature_rows.hold(of_data, mode, torch.device("cpu"))
+        fetched = split.fetch(indices, rng)
+        assert set(fetched) == ({"row"} if mode == "cache" else {"row", "window"})
+        batch = split.on_device(fetched, rng, source)
+        assert torch.equal(torch.column_stack([batch["history"], batch["target"]]), whole)
+        assert torch.equal(source.rows(fetched["row"]), whole)
+
+
+def test_the_table_of_the_page_is_parsed_once(examples: dict[str, Any], tmp_path: Path):
+    path = tmp_path / "numbers.csv"
+    path.write_text("a,b\n1,2\n3,4\n")
+    first = examples["parsed"](path, tmp_path / "cache")
+    again = examples["parsed"](path, tmp_path / "cache")
+    assert first.tolist() == again.tolist() == [[1, 2], [3, 4]]
+    assert len([folder for folder in (tmp_path / "cache" / "tables").iterdir() if folder.is_dir()]) == 1
 
 
 def test_the_loaders_of_the_page_are_taken_apart(examples: dict[str, Any]):

@@ -36,6 +36,8 @@ COMMANDS = (
     Command("leaderboard", "the ranks of a sweep, and its files anew", composes=False),
     Command("choose", "the winner of a sweep as options of loader and memory"),
     Command("fit", "the micro-batch that this device can take, by running a few sizes"),
+    Command("cache", "what is kept so that it is made once: cache list, cache clear", composes=False),
+    Command("shards", "a folder of recordings by class as a few tar files, which are read faster", composes=False),
     Command("completion", "what turns on tab completion in your shell", composes=False),
 )
 

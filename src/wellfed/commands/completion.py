@@ -33,6 +33,7 @@ autoload -U bashcompinit && bashcompinit first. It completes the options, knobs 
 src/evaluate.py, and the commands and flags of python -m wellfed."""
 _WITH_OVERRIDES = ("plan", "fit")
 """Commands that take what `python src/train.py` takes."""
+_SECOND_WORDS = {"cache": ("clear", "list")}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,6 +80,8 @@ def _commands(words: Sequence[str]) -> Iterator[str]:
             cli.main([name, "--help"])
         flags = sorted(set(re.findall(r"(?<!\S)--[\w-]+", shown.getvalue())))
         yield from (f"{flag} " for flag in flags if flag.startswith(rest[-1]))
+    elif name in _SECOND_WORDS and len(rest) == 1:
+        yield from (f"{word} " for word in _SECOND_WORDS[name] if word.startswith(rest[0]))
     elif name in _WITH_OVERRIDES:
         yield from _overrides("train", [word for word in rest if not word.startswith("-")])
 

@@ -167,7 +167,7 @@ class Forecasts:
             row = found.rows[origin] + step
             yield (
                 self.names[found.series[origin]],
-                row if self.dates is None else self.dates[row],
+                row if self.dates is None else np.datetime_as_string(self.dates[row], unit="auto"),
                 step + 1,
                 found.target[origin, step],
                 *(forecast_OH[origin, step] for forecast_OH in found.forecasts.values()),

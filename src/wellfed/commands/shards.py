@@ -1,0 +1,47 @@
+"""Packs a folder of recordings by class into tar shards (``python -m wellfed shards``)."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from wellfed.commands.answer import Answer
+from wellfed.errors import EXIT_OK
+from wellfed.shards.write_shards import USUAL_NUM, Written, write_shards
+from wellfed.units import counted, show_bytes, show_count
+
+_NAMED = 5
+"""Files that were left out and are shown by name."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints what was packed, and what was left out."""
+    parser = argparse.ArgumentParser(
+        prog="python -m wellfed shards",
+        description="Pack many small files into a few tar files, in webdataset's layout: SRC/<class>/**/*.wav become "
+        "DIR/0000.tar and on, each file with the number of its class beside it (.cls); the names of the classes are in "
+        "DIR/classes.json. Files on a network drive or a spinning disk are read several times as fast then.",
+    )
+    parser.add_argument("source", metavar="SRC", type=Path, help="the folder that holds a folder for each class")
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new folder for the shards")
+    parser.add_argument("--num", metavar="N", type=int, help=f"number of shards (default: {USUAL_NUM})")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the order in which files are packed")
+    asked = parser.parse_args(argv)
+    terminal = Answer()
+    written = write_shards(asked.source.expanduser(), asked.out.expanduser(), num=asked.num, seed=asked.seed)
+    terminal.print("\n".join(_lines(written, asked.out)), soft_wrap=True)
+    return EXIT_OK
+
+
+def _lines(written: Written, out: Path) -> list[str]:
+    size = show_bytes(written.num_bytes)
+    classes = "1 class" if len(written.classes) == 1 else f"{show_count(len(written.classes))} classes"
+    files = f"{counted(written.num_samples, 'file')} of {classes} ({size})"
+    lines = [f"{files} in {counted(len(written.shards), 'shard')}: {out}"]
+    if written.skipped:
+        lines.append(f"{counted(len(written.skipped), 'other file')} left out:")
+        lines += [f"  {reason}" for reason in written.skipped[:_NAMED]]
+        if len(written.skipped) > _NAMED:
+            lines.append(f"  and {show_count(len(written.skipped) - _NAMED)} more")
+    return lines

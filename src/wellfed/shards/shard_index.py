@@ -1,0 +1,187 @@
+"""Finds the samples in tar shards of webdataset's layout, so that any of them can be read at any time.
+
+Members that follow one another and share their path up to the first dot of the file's name are one sample:
+``class/clip_17.wav`` and ``class/clip_17.cls`` make the sample ``class/clip_17`` of the parts ``wav`` and ``cls``
+(https://github.com/webdataset/webdataset).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellfed.errors import DataError
+from wellfed.prepared import prepared
+from wellfed.shards.tar_members import Damage, members
+from wellfed.units import counted
+
+Ints = NDArray[np.int64]
+KIND = "shards"
+_MAKING = 1
+"""To be raised where an index is made in another way."""
+
+
+@dataclass(frozen=True)
+class ShardIndex:
+    """Where the samples of some shards lie. N samples, in the order of the shards and within them."""
+
+    paths: tuple[Path, ...]
+    keys: tuple[str, ...]
+    """[N]; with the shard's place unique."""
+    shards: Ints
+    """Place of each sample's shard in ``paths``, [N]."""
+    parts: Mapping[str, tuple[Ints, Ints]]
+    """By part: offset and size of its bytes, [N] each; size -1 = the sample lacks it."""
+    damages: tuple[str, ...]
+    """What could not be used: file, offset and reason."""
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+
+def find_shards(place: Path) -> list[Path]:
+    """The ``.tar`` files of a folder, or the one file, by name.
+
+    Raises:
+        DataError: there are none.
+    """
+    found = [place] if place.is_file() else sorted(path for path in place.glob("*.tar") if path.is_file())
+    if not found:
+        problem = "has no .tar files" if place.is_dir() else "is neither a folder nor a file"
+        raise DataError(f"{place} {problem}. Make shards with `python -m wellfed shards FOLDER --out {place}`.")
+    return found
+
+
+def index_shards(
+    paths: Sequence[Path], parts: Sequence[str], cache_dir: str | Path, *, max_damaged: int = 0
+) -> ShardIndex:
+    """The samples that have at least one of ``parts``; each shard's index is kept under ``cache_dir``.
+
+    Raises:
+        DataError: a file is no tar file; more than ``max_damaged`` members are damaged; there are no samples.
+    """
+    keys: list[str] = []
+    shards: list[Ints] = []
+    places: dict[str, list[tuple[Ints, Ints]]] = {part: [] for part in parts}
+    damages: list[str] = []
+    for number, path in enumerate(paths):
+        found = _of_shard(path, cache_dir)
+        damages += [f"{path}, byte {offset}: {problem}" for offset, problem in found.damages]
+        if len(damages) > max_damaged:
+            raise _too_damaged(damages, max_damaged)
+        wanted = [place for part in parts if (place := found.parts.get(part)) is not None]
+        has_any_N = np.zeros(len(found.keys), bool)
+        for _, size_N in wanted:
+            has_any_N |= size_N >= 0
+        rows = np.flatnonzero(has_any_N)
+        keys += [found.keys[row] for row in rows]
+        shards.append(np.full(len(rows), number, np.int64))
+        absent = np.full(len(found.keys), -1, np.int64)
+        for part, pieces in places.items():
+            offset_N, size_N = found.parts.get(part, (absent, absent))
+            pieces.append((offset_N[rows], size_N[rows]))
+    if not keys:
+        problem = f"no member of {counted(len(paths), 'shard')} ends in {' or '.join(f'.{part}' for part in parts)}"
+        raise DataError(f"{paths[0]}: {problem}. Check what the shards hold: tar tf {paths[0]} | head")
+    return ShardIndex(
+        tuple(paths),
+        tuple(keys),
+        np.concatenate(shards),
+        {part: _joined(pieces) for part, pieces in places.items()},
+        tuple(damages),
+    )
+
+
+def _joined(pieces: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    offsets, sizes = zip(*pieces, strict=True)
+    return np.concatenate(offsets), np.concatenate(sizes)
+
+
+def _too_damaged(damages: Sequence[str], limit: int) -> DataError:
+    allowed = "none is allowed" if limit == 0 else f"{limit} are allowed"
+    return DataError(
+        f"{damages[0]}. {counted(len(damages), 'damaged member')} so far, and {allowed} "
+        "(workload.data.max_damaged). Make the shard again, or raise the limit to leave such members out."
+    )
+
+
+# -- one shard ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """The samples of one file."""
+
+    keys: list[str]
+    parts: dict[str, tuple[Ints, Ints]]
+    damages: list[tuple[int, str]]
+
+
+def _of_shard(path: Path, cache_dir: str | Path) -> _Shard:
+    folder = prepared(cache_dir, KIND, [path], {"making": _MAKING}, lambda folder: _store(_read(path), folder))
+    texts = json.loads((folder / "texts.json").read_text(encoding="utf-8", errors="surrogatepass"))
+    with np.load(folder / "places.npz") as places:
+        parts = {
+            part: (places[f"offset_{place}"], places[f"size_{place}"]) for place, part in enumerate(texts["parts"])
+        }
+    return _Shard(texts["keys"], parts, [(offset, problem) for offset, problem in texts["damages"]])
+
+
+def _store(shard: _Shard, folder: Path) -> None:
+    texts = {"keys": shard.keys, "parts": list(shard.parts), "damages": shard.damages}
+    (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8", errors="surrogatepass")
+    places: dict[str, Ints] = {}
+    for place, (offset_N, size_N) in enumerate(shard.parts.values()):
+        places |= {f"offset_{place}": offset_N, f"size_{place}": size_N}
+    np.savez(folder / "places.npz", **places)  # type: ignore[arg-type]
+
+
+def _read(path: Path) -> _Shard:
+    keys: list[str] = []
+    places: dict[str, tuple[list[int], list[int], list[int]]] = {}
+    """By part: rows, offsets, sizes."""
+    damages: list[tuple[int, str]] = []
+    there: set[str] = set()
+    for member in members(path):
+        if isinstance(member, Damage):
+            damages.append((member.offset, member.problem))
+            continue
+        split = split_name(member.name)
+        if split is None:  # no sample's: hidden files, README
+            continue
+        key, part = split
+        if not keys or key != keys[-1]:
+            keys.append(key)
+            there.clear()
+        if part in there:
+            damages.append((member.offset, f"{member.name!r} comes twice in one sample"))
+            continue
+        there.add(part)
+        rows, offsets, sizes = places.setdefault(part, ([], [], []))
+        rows.append(len(keys) - 1)
+        offsets.append(member.offset)
+        sizes.append(member.size)
+    return _Shard(keys, dict(_by_row(places, len(keys))), damages)
+
+
+def _by_row(
+    places: Mapping[str, tuple[list[int], list[int], list[int]]], count: int
+) -> Iterator[tuple[str, tuple[Ints, Ints]]]:
+    for part, (rows, offsets, sizes) in places.items():
+        offset_N, size_N = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
+        offset_N[rows], size_N[rows] = offsets, sizes
+        yield part, (offset_N, size_N)
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Key of the sample and part, in lower case: ``a/b.seg.png`` is ``a/b`` and ``seg.png``; None without either."""
+    folder, slash, file = name.removeprefix("./").rpartition("/")
+    stem, dot, part = file.partition(".")
+    if not stem or not dot or not part:
+        return None
+    return f"{folder}{slash}{stem}", part.lower()

@@ -1,0 +1,95 @@
+"""Reads the bytes of samples out of tar shards by their places, any samples in any order."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellfed.errors import DataError
+from wellfed.shards.shard_index import ShardIndex
+
+Bytes = NDArray[np.uint8]
+
+
+class ShardReader:
+    """Bytes of one part of the samples of an index; for threads and processes alike.
+
+    Files are opened when they are first read, in each process of its own.
+    """
+
+    def __init__(self, index: ShardIndex, part: str) -> None:
+        self.index, self.part = index, part
+        self._offset_N, self._size_N = index.parts[part]
+        self._files: dict[int, int] = {}
+        self._process = os.getpid()
+        self._opening = Lock()
+
+    def sizes(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bytes of each sample, -1 where it lacks the part."""
+        return self._size_N[rows]
+
+    def read(self, rows: NDArray[np.int64]) -> list[Bytes]:
+        """The bytes of each of the samples ``rows``; views of one array.
+
+        Raises:
+            DataError: a sample lacks the part, or a shard is not as it was.
+        """
+        sizes = self._size_N[rows]
+        if (sizes < 0).any():
+            missing = int(rows[np.argmin(sizes)])
+            key, path = self.index.keys[missing], self.index.paths[int(self.index.shards[missing])]
+            raise DataError(f"{path}: the sample {key!r} has no .{self.part}. Make the shard again.")
+        whole = np.empty(int(sizes.sum()), np.uint8)
+        parts = np.split(whole, np.cumsum(sizes)[:-1]) if len(rows) else []
+        self._fill(rows, parts)
+        return parts
+
+    def read_into(self, rows: NDArray[np.int64], table: Bytes) -> None:
+        """The bytes of samples that are all of ``table``'s width, into its rows ``[len(rows), width]``."""
+        self._fill(rows, table)
+
+    def _fill(self, rows: NDArray[np.int64], targets: Iterable[Bytes]) -> None:
+        shards, offsets = self.index.shards[rows].tolist(), self._offset_N[rows].tolist()
+        for row, shard, offset, into in zip(rows.tolist(), shards, offsets, targets, strict=True):
+            if os.preadv(self._file(shard), [into.data], offset) != len(into):
+                path, key = self.index.paths[shard], self.index.keys[row]
+                raise DataError(f"{path} is shorter than it was when it was indexed, at {key!r}. Start again.")
+
+    def _file(self, shard: int) -> int:
+        if self._process != os.getpid():  # a fork's own descriptors: positions are not shared by preadv, closing is
+            self._files, self._process = {}, os.getpid()
+        found = self._files.get(shard)
+        if found is None:
+            with self._opening:
+                found = self._files.get(shard)
+                if found is None:
+                    path = self.index.paths[shard]
+                    try:
+                        found = self._files[shard] = os.open(path, os.O_RDONLY)
+                    except OSError as error:
+                        raise DataError(f"{path} can't be read: {error.strerror}. It was there a while ago.") from error
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"index": self.index, "part": self.part}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["index"], state["part"])  # type: ignore[misc]
+
+    def __del__(self) -> None:
+        if self._process == os.getpid():
+            close(list(self._files.values()))
+
+
+def close(descriptors: Sequence[int]) -> None:
+    """Let go of files; what is closed already is left."""
+    for descriptor in descriptors:
+        try:
+            os.close(descriptor)
+        except OSError:
+            continue

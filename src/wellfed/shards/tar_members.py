@@ -1,0 +1,211 @@
+"""Lists the members of a tar file with where their bytes lie, and what is damaged in it.
+
+Python's ``tarfile`` ends without a word at a header that it can't read; here the walk goes on at the next good one.
+The format: https://pubs.opengroup.org/onlinepubs/9699919799/utilities/pax.html and GNU tar's own long names and sizes.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wellfed.errors import DataError
+from wellfed.units import show_bytes
+
+BLOCK = 512
+_ZEROS = bytes(BLOCK)
+_FILE, _FOLDER, _LONG_NAME, _LONG_LINK, _PAX, _PAX_OF_ALL = b"07\0", b"5", b"L", b"K", b"x", b"g"
+_OTHERS = {
+    b"1": "a link", b"2": "a link", b"3": "a device", b"4": "a device", b"6": "a pipe", b"S": "a sparse file",
+}  # fmt: skip
+_MOST_OF_A_NAME = 2**20
+"""Bytes of a long name or of pax records; more is no name."""
+_MAGIC, _MAGIC_AT = b"ustar", 257
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file within a tar file."""
+
+    name: str
+    offset: int
+    """Of its first byte in the tar file."""
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """What can't be used of a tar file, and where."""
+
+    offset: int
+    """Of the header in question."""
+    problem: str
+
+
+def members(path: Path) -> Iterator[Member | Damage]:
+    """All files of a tar file in their order, with what is damaged between them.
+
+    Links, devices and names that lead out of a folder (absolute, with ``..``) are damage: nothing of them is read. Two
+    archives one after the other are read as one.
+
+    Raises:
+        DataError: the file can't be read, is empty, is compressed, or is no tar file at all.
+    """
+    try:
+        with path.open("rb") as file:
+            if not path.stat().st_size:
+                raise DataError(f"{path} is empty. Make it again, or take it out of the folder.")
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                _refuse_others(path, data)
+                yield from _Walk(data).members()
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror or error}. Check its rights.") from error
+
+
+def _refuse_others(path: Path, data: mmap.mmap) -> None:
+    kinds = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard", b"PK": "zip"}
+    for start, kind in kinds.items():
+        if data[: len(start)] == start:
+            problem = f"is compressed ({kind}), and members of a compressed file can't be found by their place"
+            raise DataError(f"{path} {problem}. Unpack it to a plain .tar first.")
+    if _next_header(data, 0) is None and data[:BLOCK].strip(b"\0"):
+        raise DataError(f"{path} is no tar file: it has no header that can be read. Take it out of the folder.")
+
+
+class _Walk:
+    """From header to header."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self._data, self._at, self._is_closed = data, 0, False
+        self._name: str | None = None
+        """Told by the header before, as is the size."""
+        self._size: int | None = None
+
+    def members(self) -> Iterator[Member | Damage]:
+        size = len(self._data)
+        while self._at < size:
+            header = self._data[self._at : self._at + BLOCK]
+            if header == _ZEROS:
+                self._is_closed = True
+                self._at = size if (found := _next_header(self._data, self._at)) is None else found
+            elif not is_header(header):
+                yield self._damage("its header is damaged" if len(header) == BLOCK else "its header is cut off")
+                self._at = size if (found := _next_header(self._data, self._at + BLOCK)) is None else found
+            else:
+                self._is_closed = False
+                yield from self._member(header)
+        if not self._is_closed:
+            yield Damage(size, "the file ends without the blocks of zeros that close it: it may have been cut off")
+
+    def _member(self, header: bytes) -> Iterator[Member | Damage]:
+        start, kind = self._at + BLOCK, header[156:157]
+        size = _number(header[124:136])
+        if size is None:
+            yield self._damage("its size is no number")
+            self._at = start
+            return
+        name, own = self._name or _name(header), size if self._size is None else self._size
+        if kind in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_OF_ALL):
+            if start + size > len(self._data) or size > _MOST_OF_A_NAME:
+                yield self._damage("a name or the notes of a member are cut off, or too long")
+            else:
+                self._told(kind, self._data[start : start + size])
+            self._at = start + _padded(min(size, _MOST_OF_A_NAME))
+            return
+        self._name = self._size = None
+        if kind in _FILE and kind:
+            if start + own > len(self._data):
+                there = show_bytes(max(0, len(self._data) - start))
+                yield self._damage(f"{name!r} is cut off: {there} of {show_bytes(own)} are there")
+                # Where the size itself is wrong, the next members are there all the same.
+                self._at = len(self._data) if (found := _next_header(self._data, start)) is None else found
+                return
+            problem = unsafe(name)
+            yield Member(name, start, own) if problem is None else self._damage(f"{name!r} {problem}")
+        elif kind != _FOLDER:
+            yield self._damage(f"{name!r} is {_OTHERS.get(kind, f'of an unknown kind {kind!r}')}, not a file")
+            own = size if kind not in b"12" else 0  # links have no bytes, whatever their size says
+        self._at = start + _padded(own)
+
+    def _told(self, kind: bytes, content: bytes) -> None:
+        """Take note of what is said of the next member."""
+        if kind == _LONG_NAME:
+            self._name = _text(content.rstrip(b"\0"))
+        elif kind == _PAX:
+            records = _records(content)
+            self._name = records.get("path", self._name)
+            if (size := records.get("size", "")).isdecimal():
+                self._size = int(size)
+
+    def _damage(self, problem: str) -> Damage:
+        return Damage(self._at, problem)
+
+
+def is_header(block: bytes) -> bool:
+    """Whether 512 bytes are a header whose checksum is right."""
+    if len(block) != BLOCK:
+        return False
+    told = _number(block[148:156])
+    return told is not None and told == sum(block) - sum(block[148:156]) + 8 * ord(" ")
+
+
+def unsafe(name: str) -> str | None:
+    """What is wrong with the name of a member that must stay within a folder; None if nothing is."""
+    if not name:
+        return "has no name"
+    if name.startswith(("/", "\\")) or re.match(r"[A-Za-z]:", name):
+        return "has an absolute path"
+    if ".." in re.split(r"[/\\]", name):
+        return "leads out of its folder by '..'"
+    return None
+
+
+def _next_header(data: mmap.mmap, start: int) -> int | None:
+    """Offset of the next good header at or after ``start``."""
+    at = max(0, start + _MAGIC_AT)
+    while (found := data.find(_MAGIC, at)) >= 0:
+        offset = found - _MAGIC_AT
+        if offset % BLOCK == 0 and is_header(data[offset : offset + BLOCK]):
+            return offset
+        at = found + 1
+    return None
+
+
+def _number(field: bytes) -> int | None:
+    """An octal number, or one of base 256, as GNU tar writes sizes from 8 GiB on."""
+    if field[:1] == b"\x80":
+        return int.from_bytes(field[1:], "big")
+    try:
+        return int(field.strip(b" \0") or b"0", 8)
+    except ValueError:
+        return None
+
+
+def _name(header: bytes) -> str:
+    name = header[:100].split(b"\0", 1)[0]
+    prefix = header[345:500].split(b"\0", 1)[0] if header[257:263] == b"ustar\0" else b""
+    return _text(prefix + b"/" + name if prefix else name)
+
+
+def _text(name: bytes) -> str:
+    return name.decode("utf-8", "surrogateescape")
+
+
+def _records(content: bytes) -> dict[str, str]:
+    """Those of a pax header, ``25 path=a/long/name.wav\\n``; what can't be read ends them."""
+    found: dict[str, str] = {}
+    while match := re.match(rb"(\d{1,20}) ([^=]+)=", content):
+        length = int(match[1])
+        value = content[match.end() : length - 1]
+        if not match.end() < length <= len(content):
+            break
+        found[_text(match[2])] = _text(value)
+        content = content[length:]
+    return found
+
+
+def _padded(size: int) -> int:
+    return -(-size // BLOCK) * BLOCK

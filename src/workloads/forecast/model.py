@@ -1,0 +1,174 @@
+"""Forecasts by exponential smoothing of the window and an LSTM that corrects it, all steps of the horizon at once.
+
+After the winner of the M4 competition (Smyl 2020, https://doi.org/10.1016/j.ijforecast.2019.03.017). Missing steps
+count nowhere.
+Shapes: B batch, L steps of history, H horizon, C channels (value, calendar, observed), P steps of a season, K seasons.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import gelu, huber_loss
+
+from wellfed.contract import LossOutput
+from wellfed.errors import ConfigError, Fault
+from workloads.forecast.seasonal_naive import in_seasons
+
+WindowBatch = dict[str, Tensor]
+"""``history`` [B, L, C], ``future_known`` [B, H, C - 2], ``target`` and ``target_observed`` [B, H]; what else there is
+belongs to the evaluation."""
+
+SMALLEST_SPREAD = 0.02
+"""In standard deviations of the series' train part: a window in which nothing happens is not blown up beyond it."""
+
+
+RATES = {"season": 1.4, "trend": -2.0, "slope": 1.4, "fast": 0.0, "slow": 3.0, "mix": 0.0}
+"""Logits that training starts from: what a season keeps (0.8), the share of the trend that goes on (0.12), what the
+trend keeps a season (0.8), a fast (0.5) and a slow level (0.95) a step, and the fast one's share (0.5)."""
+STEP = 10.0
+"""Logits to a unit of a rate's parameter: Adam moves all parameters alike, and logits have further to go."""
+TINY = 1e-6
+
+
+class LSTMForecaster(nn.Module):
+    """A window's smoothed level and season, and what an LSTM over the window and the calendar ahead adds to them.
+
+    Args:
+        horizon: H; ``num_channels`` C, ``season`` P and ``num_series`` come from the data, too.
+        hidden_size: of each of the ``num_layers`` layers of the LSTM, and of the head.
+        dropout: share dropped between the layers and before the head, in training.
+        huber_delta: from which error, in spreads of the window, the loss is linear.
+    """
+
+    def __init__(
+        self,
+        horizon: int,
+        num_channels: int,
+        season: int,
+        num_series: int,
+        *,
+        hidden_size: int = 64,
+        num_layers: int = 2,
+        dropout: float = 0.1,
+        huber_delta: float = 0.5,
+    ) -> None:
+        super().__init__()
+        _check(hidden_size, num_layers, dropout, huber_delta)
+        self.huber_delta = huber_delta
+        self.smoothing = Smoothing(season, horizon, num_series)
+        self.lstm = nn.LSTM(
+            num_channels + 1, hidden_size, num_layers, batch_first=True, dropout=dropout if num_layers > 1 else 0.0
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(hidden_size + horizon * (num_channels - 2), hidden_size)
+        self.out = nn.Linear(hidden_size, horizon)
+        nn.init.zeros_(self.out.weight)  # so that training starts from the smoothed forecast
+        nn.init.zeros_(self.out.bias)
+
+    def forward(self, batch: WindowBatch) -> Tensor:
+        """Forecasts [B, H], float32, in the units of ``target``."""
+        forecast_BH, _ = self._forecast(batch)
+        return forecast_BH
+
+    def loss(self, batch: WindowBatch) -> LossOutput:
+        """Huber's loss in spreads of the window, and the mean absolute error ``mae`` in standard deviations."""
+        forecast_BH, spread_B1 = self._forecast(batch)
+        seen_BH = batch["target_observed"].float()
+        share_B1 = 1 / seen_BH.sum(1, keepdim=True).clamp(min=1)
+        error_BH = (forecast_BH - batch["target"].float()) * seen_BH
+        scaled_BH = error_BH / spread_B1
+        each_BH = huber_loss(scaled_BH, torch.zeros_like(scaled_BH), reduction="none", delta=self.huber_delta)
+        mae = (error_BH.detach().abs() * share_B1).sum(1).mean()
+        return LossOutput((each_BH * share_B1).sum(1).mean(), {"mae": mae}, num_samples=len(seen_BH))
+
+    def _forecast(self, batch: WindowBatch) -> tuple[Tensor, Tensor]:
+        """Forecasts [B, H] and the spread of each window [B, 1]."""
+        history_BLC = batch["history"]
+        with torch.autocast(history_BLC.device.type, enabled=False):
+            observed_BL = history_BLC[..., -1].float()
+            value_BL = history_BLC[..., 0].float() * observed_BL
+            base_BH, level_B1, rest_BL = self.smoothing(value_BL, observed_BL, batch["series"])
+            deviation_BL = (value_BL - level_B1) * observed_BL
+            count_B1 = observed_BL.sum(1, keepdim=True).clamp(min=1)
+            variance_B1 = deviation_BL.square().sum(1, keepdim=True) / count_B1
+            spread_B1 = variance_B1.clamp(min=SMALLEST_SPREAD**2).sqrt()  # a root's slope at 0 would be infinite
+            own_BL2 = torch.stack((deviation_BL, rest_BL), 2) / spread_B1.unsqueeze(2)
+        dtype = self.head.weight.dtype
+        steps_BLD = torch.cat((own_BL2.to(dtype), history_BLC[..., 1:].to(dtype)), 2)
+        hidden_BLD, _ = self.lstm(steps_BLD)
+        known_BD = torch.cat((hidden_BLD[:, -1], batch["future_known"].to(hidden_BLD.dtype).flatten(1)), 1)
+        added_BH = self.out(self.dropout(gelu(self.head(known_BD))))
+        return base_BH + spread_B1 * added_BH.float(), spread_B1
+
+
+class Smoothing(nn.Module):
+    """Exponential smoothing of season, trend and level; its rates are learned, one for all series and what each adds.
+
+    The season is taken in deviations from the season's mean, so what is left is a level that moves by seasons; a fast
+    and a slow mean of it are mixed for each step of the horizon. The trend is how much a season's mean changes.
+    """
+
+    def __init__(self, season: int, horizon: int, num_series: int) -> None:
+        super().__init__()
+        self.season, self.horizon = season, horizon
+        self.shared_R = nn.Parameter(torch.tensor(list(RATES.values())) / STEP)
+        self.own_SR = nn.Parameter(torch.zeros(num_series, len(RATES)))
+        self.mix_H = nn.Parameter(torch.zeros(horizon))
+
+    def forward(self, value_BL: Tensor, observed_BL: Tensor, series_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The forecast [B, H], the slow level [B, 1], and what is left of each step without season and level [B, L]."""
+        own_BR = self.own_SR.float().index_select(0, series_B)
+        logit_BR = STEP * (self.shared_R.float() + own_BR)
+        season_B1, trend_B1, slope_B1, fast_B1, slow_B1, _ = logit_BR.sigmoid().tensor_split(len(RATES), 1)
+        mix_BH = (logit_BR[:, -1:] + STEP * self.mix_H.float()).sigmoid()
+
+        season_BP, change_B1 = self._season_and_trend(value_BL, observed_BL, season_B1, slope_B1)
+        length = value_BL.shape[1]
+        plain_BL = (value_BL - season_BP.repeat(1, -(-length // self.season))[:, -length:]) * observed_BL
+        fast_B1, slow_B1 = _smoothed(plain_BL, observed_BL, fast_B1), _smoothed(plain_BL, observed_BL, slow_B1)
+
+        step_H = torch.arange(self.horizon, device=value_BL.device)
+        seasons_H = step_H // self.season + 1
+        forecast_BH = season_BP[:, step_H % self.season] + slow_B1 + mix_BH * (fast_B1 - slow_B1)
+        return forecast_BH + trend_B1 * change_B1 * seasons_H, slow_B1, (plain_BL - slow_B1) * observed_BL
+
+    def _season_and_trend(
+        self, value_BL: Tensor, observed_BL: Tensor, season_B1: Tensor, slope_B1: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """How each place of the season differs from the season's mean [B, P], and how that mean changes [B, 1].
+
+        Zeros where it was never seen.
+        """
+        value_BKP, seen_BKP = in_seasons(value_BL, self.season), in_seasons(observed_BL, self.season)
+        count_BK = seen_BKP.sum(2)
+        mean_BK = value_BKP.sum(2) / count_BK.clamp(min=1)
+        age_K = torch.arange(value_BKP.shape[1] - 1, -1, -1, device=value_BL.device)
+        weight_BKP = seen_BKP * (season_B1**age_K).unsqueeze(2)
+        deviation_BKP = (value_BKP - mean_BK.unsqueeze(2)) * weight_BKP
+        season_BP = deviation_BKP.sum(1) / weight_BKP.sum(1).clamp(min=TINY)
+        full_BK = (count_BK == self.season).float()
+        weight_BK = full_BK[:, 1:] * full_BK[:, :-1] * slope_B1 ** age_K[1:]
+        change_BK = (mean_BK[:, 1:] - mean_BK[:, :-1]) * weight_BK
+        return season_BP, change_BK.sum(1, keepdim=True) / weight_BK.sum(1, keepdim=True).clamp(min=TINY)
+
+
+def _smoothed(value_BL: Tensor, observed_BL: Tensor, keep_B1: Tensor) -> Tensor:
+    """The mean of what is observed, [B, 1]; a step counts ``keep_B1`` times as much as the one after it."""
+    age_L = torch.arange(value_BL.shape[1] - 1, -1, -1, device=value_BL.device)
+    weight_BL = observed_BL * keep_B1**age_L
+    return (value_BL * weight_BL).sum(1, keepdim=True) / weight_BL.sum(1, keepdim=True).clamp(min=TINY)
+
+
+def _check(hidden_size: int, num_layers: int, dropout: float, huber_delta: float) -> None:
+    """All faults of the arguments in one ConfigError."""
+    faults = []
+    for name, value in (("hidden_size", hidden_size), ("num_layers", num_layers)):
+        if value < 1:
+            faults.append(Fault(f"workload.model.{name}", f"{value} is below 1.", f"Write {name}=2 or so."))
+    if not 0 <= dropout < 1:
+        faults.append(Fault("workload.model.dropout", f"{dropout} is not in [0, 1).", "Write dropout=0.1 or so."))
+    if huber_delta <= 0:
+        faults.append(Fault("workload.model.huber_delta", f"{huber_delta} is not above 0.", "Write huber_delta=0.5."))
+    if faults:
+        raise ConfigError(faults)

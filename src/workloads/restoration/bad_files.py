@@ -1,0 +1,51 @@
+"""Counts the files that can't be used, and gives up beyond a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from wellfed.errors import DataError
+from wellfed.units import counted
+
+
+class BadFiles:
+    """Files that were skipped: an error beyond ``limit``.
+
+    Args:
+        folder: that they lie in.
+        known: name and reason of those that were found before.
+
+    Raises:
+        DataError: there are more than ``limit`` known.
+    """
+
+    def __init__(self, folder: Path, limit: int, known: Iterable[tuple[str, str]] = ()) -> None:
+        self.folder, self.limit = folder, limit
+        self.files: list[tuple[str, str]] = []
+        for name, reason in known:
+            self.add(name, reason)
+
+    def add(self, name: str, reason: str) -> None:
+        """Take note of a file.
+
+        Raises:
+            DataError: there are more than ``limit`` now.
+        """
+        self.files.append((name, reason))
+        if len(self.files) > self.limit:
+            raise DataError(
+                f"More files of workload.data.path={self.folder} can't be used than "
+                f"workload.data.max_bad_files={self.limit}; the first is {self._first()}. "
+                "Replace or remove them, or raise the limit."
+            )
+
+    def notes(self) -> tuple[str, ...]:
+        """One sentence if files were skipped."""
+        if not self.files:
+            return ()
+        return (f"{counted(len(self.files), 'bad file')} skipped, the first: {self._first()}",)
+
+    def _first(self) -> str:
+        name, reason = self.files[0]
+        return f"{name}: {reason}"

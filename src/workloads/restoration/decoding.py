@@ -1,0 +1,134 @@
+"""Decodes image files of any kind into 8-bit RGB pixels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Pillow knows the last three once they are imported; threads that would make it look for them disturb one another.
+from PIL import BmpImagePlugin, Image, ImageOps, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin  # noqa: F401
+
+from wellfed.errors import first_line
+from wellfed.units import show_count
+
+Pixels = NDArray[np.uint8]
+FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "TIFF")
+"""What Pillow may take a file for, whatever its name: none of them runs a program."""
+MAX_PIXELS = 150_000_000
+"""Above what any camera gives; a larger image takes more than 450 MB to decode."""
+_ORIENTATION = 0x0112
+_WITH_ALPHA = ("RGBA", "LA", "PA", "RGBa", "La")
+
+
+class DamagedImage(Exception):
+    """A file whose image can't be had; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """An image, and what became of it."""
+
+    pixels: Pixels
+    """``[height, width, 3]``."""
+    turned: tuple[str, ...]
+    """What it was before it was made 8-bit RGB, and what was left out: ``grey``, ``CMYK``, ``16 bits``."""
+
+
+@contextmanager
+def quiet_pillow() -> Iterator[None]:
+    """Pillow warns of odd metadata and of large images, which `decode` judges by itself. Not within a thread."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module=r"PIL\.")
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+        yield
+
+
+def size_of(path: Path) -> int:
+    """Pixels of an image, from its header.
+
+    Raises:
+        DamagedImage: there is none, or it is larger than `MAX_PIXELS`.
+    """
+    with _opened(path) as image:
+        return image.width * image.height
+
+
+def decode(path: Path) -> Decoded:
+    """The first image of a file, upright as its EXIF orientation says.
+
+    Raises:
+        DamagedImage: unreadable, cut short, too large.
+    """
+    with _opened(path) as image:
+        depth = _raw_mode(image)  # gone once the pixels are there, which the EXIF of a PNG lies behind
+        turned = ["more than one frame"] if getattr(image, "n_frames", 1) > 1 and image.format != "MPO" else []
+        if image.getexif().get(_ORIENTATION, 1) != 1:
+            turned.append("turned by EXIF")
+        image.load()
+        upright = ImageOps.exif_transpose(image)
+        pixels, kind = _rgb(upright)
+        turned += [kind] if kind else []
+        if ";16" in depth and kind != "16 bits":
+            turned.append("16 bits")
+        return Decoded(np.ascontiguousarray(pixels), tuple(turned))
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Image.Image]:
+    """The image with its header read; whatever goes wrong with it is its damage."""
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            num_pixels = image.width * image.height
+            if num_pixels > MAX_PIXELS:
+                raise DamagedImage(_too_large(f"{image.width} x {image.height}"))
+            yield image
+    except (DamagedImage, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise DamagedImage(_too_large("the image's")) from error
+    except UnidentifiedImageError as error:
+        raise DamagedImage("not an image, or one of another kind") from error
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
+        raise DamagedImage(first_line(error)) from error
+
+
+def _too_large(size: str) -> str:
+    return f"{size} pixels are more than {show_count(MAX_PIXELS)}; cut it into pieces"
+
+
+def _raw_mode(image: Image.Image) -> str:
+    """How the file holds its samples, as ``RGB;16B``; Pillow shortens colours of 16 bits without a word."""
+    tiles: Any = getattr(image, "tile", None)
+    arguments = tiles[0][3] if tiles else ""
+    first = arguments[0] if isinstance(arguments, tuple) and arguments else arguments
+    return first if isinstance(first, str) else ""
+
+
+def _rgb(image: Image.Image) -> tuple[Pixels, str]:
+    """Pixels ``[height, width, 3]``, and what they were; empty = RGB before."""
+    mode = image.mode
+    if mode.startswith("I"):
+        return _of_16_bits(image), "16 bits"
+    if mode == "F":
+        raise DamagedImage("its samples are floats, of no range that could be known; save it with 8 bits")
+    if mode in _WITH_ALPHA or "transparency" in image.info:
+        with_alpha = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, (255, 255, 255, 255))
+        return np.asarray(Image.alpha_composite(white, with_alpha).convert("RGB")), "alpha laid over white"
+    kind = {"RGB": "", "L": "grey", "1": "black and white", "P": "palette"}.get(mode, mode)
+    return np.asarray(image.convert("RGB")), kind
+
+
+def _of_16_bits(image: Image.Image) -> Pixels:
+    """The upper 8 of 16 bits, as grey."""
+    values_HW = np.asarray(image).astype(np.int64)
+    if values_HW.min() < 0 or values_HW.max() > 0xFFFF:
+        raise DamagedImage(f"its samples reach from {values_HW.min()} to {values_HW.max()}; save it with 8 or 16 bits")
+    return np.repeat((values_HW >> 8).astype(np.uint8)[..., None], 3, axis=2)

@@ -1,0 +1,169 @@
+"""Finds the image files of a folder, and which of them are for training, validation and test."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from wellfed.errors import DataError
+from wellfed.units import counted, show_line
+
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff")
+"""Of files that are read, in any case of letters."""
+SPLIT_FOLDERS = {"train": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
+"""Names of folders that are used as a split, in any case of letters."""
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """A file that should hold an image."""
+
+    name: str
+    """Path within the folder, with slashes, in characters that can be shown."""
+    path: Path
+    split: str
+    """``train``, ``val`` or ``test``; ``train`` for all of a folder that has no such folders inside."""
+
+
+@dataclass(frozen=True)
+class FoundImages:
+    """What lies in a folder."""
+
+    folder: Path
+    files: tuple[ImageFile, ...]
+    """Training first, then validation and test; within each in an order that belongs to (seed, name)."""
+    split_folders: frozenset[str]
+    """Splits that have a folder of their own."""
+    unreadable: tuple[tuple[str, str], ...]
+    """Name and reason of files and folders that can't be opened."""
+    notes: tuple[str, ...]
+    """What was left out."""
+
+
+def find_images(folder: Path, seed: int) -> FoundImages:
+    """Image files in the folder and all folders in it, links followed.
+
+    Raises:
+        DataError: no such folder, no image in it or in one of its splits, validation or test images without training.
+    """
+    folder = folder.expanduser()
+    name = f"workload.data.path={folder}"
+    if not folder.is_dir():
+        problem = "is a file; name the folder that holds it" if folder.exists() else "no such folder"
+        raise DataError(f"{name}: {problem}. Expected is a folder with images; path=null takes the embedded ones.")
+    of_split, unreadable = _split_folders(folder), list[tuple[str, str]]()
+    files, others, beside = list[ImageFile](), Counter[str](), 0
+    for path in _walk(folder, folder, set(), unreadable):
+        relative = path.relative_to(folder)
+        if path.suffix.lower() not in SUFFIXES:
+            others[path.suffix.lower() or path.name] += 1
+        elif of_split and relative.parts[0] not in of_split:
+            beside += 1
+        elif problem := _problem(path):
+            unreadable.append((_shown(relative), problem))
+        else:
+            files.append(ImageFile(_shown(relative), path, of_split.get(relative.parts[0], "train")))
+    _refuse_missing(name, of_split, files, unreadable, others)
+    notes = []
+    if others:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in others.most_common(5))
+        notes.append(f"{counted(others.total(), 'file')} of other kinds left out: {kinds}")
+    if beside:
+        notes.append(f"{counted(beside, 'image')} beside {_listed(of_split)} left out")
+    files.sort(key=lambda file: (SPLITS.index(file.split), _rank(seed, file.name)))
+    return FoundImages(folder, tuple(files), frozenset(of_split.values()), tuple(unreadable), tuple(notes))
+
+
+def _shown(path: Path) -> str:
+    """A name that has bytes of no text, or line breaks, with these written out."""
+    return show_line(os.fsencode(path.as_posix()).decode("utf-8", "backslashreplace"))
+
+
+def _listed(folders: Iterable[str]) -> str:
+    *others, last = (f"{each}/" for each in folders)
+    return f"{', '.join(others)} and {last}" if others else last
+
+
+def _rank(seed: int, name: str) -> bytes:
+    """Decides on an order that another file more or less hardly changes."""
+    return hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+
+
+def _split_folders(folder: Path) -> dict[str, str]:
+    """Name of a folder to the split that it is; empty where the folder has none of them."""
+    try:
+        inside = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(
+            f"{folder} can't be read: {error.strerror}. Check workload.data.path and its rights."
+        ) from error
+    return {each.name: SPLIT_FOLDERS[each.name.lower()] for each in inside if _is_split(each)}
+
+
+def _is_split(path: Path) -> bool:
+    return path.name.lower() in SPLIT_FOLDERS and path.is_dir()
+
+
+def _walk(top: Path, folder: Path, above: set[tuple[int, int]], unreadable: list[tuple[str, str]]) -> Iterator[Path]:
+    """Files within, hidden ones left out; a link to a folder that it lies in is not followed."""
+    try:
+        state = folder.stat()
+        inside = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        unreadable.append((f"{_shown(folder.relative_to(top))}/", error.strerror or str(error)))
+        return
+    identity = (state.st_dev, state.st_ino)
+    if identity in above:
+        return
+    for entry in inside:
+        if entry.name.startswith("."):
+            continue
+        path = folder / entry.name
+        if path.is_dir():
+            yield from _walk(top, path, above | {identity}, unreadable)
+        else:
+            yield path
+
+
+def _problem(path: Path) -> str:
+    """Why a file can't be opened; empty = it can."""
+    try:
+        with path.open("rb") as file:
+            return "" if file.read(1) else "empty file"
+    except FileNotFoundError:
+        return "a link to a file that is not there"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def _refuse_missing(
+    name: str,
+    of_split: dict[str, str],
+    files: list[ImageFile],
+    unreadable: list[tuple[str, str]],
+    others: Counter[str],
+) -> None:
+    """Raise DataError where there is nothing to train on, or a split is empty."""
+    if of_split and "train" not in of_split.values():
+        raise DataError(
+            f"{name} holds {_listed(of_split)} but no train/. "
+            "Put the images to train on into train/, or rename the folders."
+        )
+    if not files and not of_split:
+        found = [f"{counted(others.total(), 'other file')} ({', '.join(list(others)[:5])})"] if others else []
+        found += [f"{file} ({reason})" for file, reason in unreadable[:3]]
+        raise DataError(
+            f"{name} holds no image ({', '.join(SUFFIXES)}), but {'; '.join(found) or 'nothing'}. "
+            "Name the folder with the images; path=null takes the embedded ones."
+        )
+    for folder, split in of_split.items():
+        if not any(file.split == split for file in files):
+            raise DataError(
+                f"{name}: {folder}/ holds no image. Put some there, or remove the folder: "
+                f"{'then all images of the folder are split' if split == 'train' else 'then some of train/ are taken'}."
+            )

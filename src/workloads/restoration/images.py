@@ -1,0 +1,181 @@
+"""Keeps decoded images one after the other in one file, uint8, which is mapped into memory.
+
+Shapes: N bytes of all images, R rows of bytes, W width of a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import weakref
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from workloads.restoration.bad_files import BadFiles
+from workloads.restoration.decoding import MAX_PIXELS, DamagedImage, Decoded, Pixels, decode, quiet_pillow, size_of
+from workloads.restoration.image_files import ImageFile
+
+PIXELS_FILE = "pixels.bin"
+INDEX_FILE = "images.json"
+
+
+@dataclass(frozen=True)
+class StoredImage:
+    """Where an image lies in the file of all pixels."""
+
+    name: str
+    split: str
+    """Of `ImageFile`."""
+    offset: int
+    """Of its first byte."""
+    height: int
+    width: int
+    digest: str
+    """Of its pixels and size: equal images have equal ones."""
+
+    @property
+    def end(self) -> int:
+        """Byte behind its last."""
+        return self.offset + 3 * self.height * self.width
+
+
+@dataclass(frozen=True)
+class ImageIndex:
+    """What a folder of decoded images holds."""
+
+    images: tuple[StoredImage, ...]
+    damaged: tuple[tuple[str, str], ...] = ()
+    """Name and reason of files that could not be decoded."""
+    turned: tuple[tuple[str, int], ...] = ()
+    """What images were before they became 8-bit RGB, with their number."""
+
+
+class ImagePixels:
+    """The bytes of decoded images, in a file that is mapped or in a copy of it in RAM.
+
+    A process that it is sent to maps or reads the file anew; nothing of its content is sent. A forked one shares what
+    was there before.
+    """
+
+    def __init__(self, file: Path, num_bytes: int, *, in_memory: bool = False) -> None:
+        self.file, self.num_bytes, self.is_in_memory = file, num_bytes, in_memory
+        self._copied: weakref.ref[ImagePixels] | None = None
+
+    @cached_property
+    def flat(self) -> Tensor:
+        """All bytes, uint8 [N]; not to be written to."""
+        if self.is_in_memory:
+            return torch.from_numpy(np.fromfile(self.file, dtype=np.uint8, count=self.num_bytes))
+        # Copy-on-write, as torch wants a tensor that may be written: pages that are only read stay the file's own.
+        return torch.from_numpy(np.memmap(self.file, dtype=np.uint8, mode="c", shape=(self.num_bytes,)))
+
+    def in_memory(self) -> ImagePixels:
+        """The same, read into RAM at first use; one copy for all who ask for it while any of them holds it."""
+        copied = self._copied() if self._copied is not None else None
+        if copied is None:
+            copied = ImagePixels(self.file, self.num_bytes, in_memory=True)
+            self._copied = weakref.ref(copied)
+        return copied
+
+    def image(self, image: StoredImage) -> Pixels:
+        """``[height, width, 3]``; a view."""
+        flat: Pixels = self.flat[image.offset : image.end].numpy()
+        return flat.reshape(image.height, image.width, 3)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "flat"} | {"_copied": None}
+
+
+def cut_rows(bytes_N: Tensor, start_R: Tensor, width: int) -> Tensor:
+    """Rows ``[R, width]`` of bytes that begin at ``start_R``, which may overlap; nothing else is copied."""
+    return bytes_N.as_strided((len(bytes_N) - width + 1, width), (1, 1)).index_select(0, start_R)
+
+
+def read_index(folder: Path) -> ImageIndex:
+    """What `write_images` or `decode_into` has left."""
+    content = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8", errors="surrogateescape"))
+    return ImageIndex(
+        tuple(StoredImage(**image) for image in content["images"]),
+        tuple((name, reason) for name, reason in content["damaged"]),
+        tuple((kind, count) for kind, count in content["turned"]),
+    )
+
+
+def write_images(folder: Path, decoded: Iterable[tuple[str, str, Decoded | DamagedImage]]) -> None:
+    """Write images, each with its name and split, in this order."""
+    images, damaged, turned, offset = list[StoredImage](), list[tuple[str, str]](), Counter[str](), 0
+    with (folder / PIXELS_FILE).open("wb") as file:
+        for name, split, each in decoded:
+            if isinstance(each, DamagedImage):
+                damaged.append((name, str(each)))
+                continue
+            height, width, _ = each.pixels.shape
+            digest = hashlib.blake2b(each.pixels.data, digest_size=16, salt=height.to_bytes(8)).hexdigest()
+            images.append(StoredImage(name, split, offset, height, width, digest))
+            file.write(each.pixels.data)
+            turned.update(each.turned)
+            offset = images[-1].end
+    index = asdict(ImageIndex(tuple(images), tuple(damaged), tuple(turned.most_common())))
+    (folder / INDEX_FILE).write_text(json.dumps(index), encoding="utf-8")
+
+
+def decode_into(folder: Path, files: Iterable[ImageFile], bad: BadFiles) -> None:
+    """Decode files in several threads and write what they hold, in their order.
+
+    Raises:
+        DataError: more of them are damaged than ``bad`` allows.
+    """
+
+    def judged() -> Iterator[tuple[str, str, Decoded | DamagedImage]]:
+        for file, decoded in _decoded(files):
+            if isinstance(decoded, DamagedImage):
+                bad.add(file.name, str(decoded))
+            yield file.name, file.split, decoded
+
+    with quiet_pillow():
+        write_images(folder, judged())
+
+
+def _decoded(files: Iterable[ImageFile]) -> Iterator[tuple[ImageFile, Decoded | DamagedImage]]:
+    """Images in the order of files; those decoded ahead have no more than `MAX_PIXELS` together."""
+    num_threads = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    ahead: deque[tuple[ImageFile, int, Future[Decoded | DamagedImage]]] = deque()
+    with ThreadPoolExecutor(num_threads, "decode") as pool:
+        try:
+            for file in files:
+                num_pixels = _size_or_0(file.path)
+                while ahead and (
+                    len(ahead) >= 4 * num_threads or num_pixels + sum(size for _, size, _ in ahead) > MAX_PIXELS
+                ):
+                    done, _, future = ahead.popleft()
+                    yield done, future.result()
+                ahead.append((file, num_pixels, pool.submit(_try_decode, file.path)))
+            while ahead:
+                done, _, future = ahead.popleft()
+                yield done, future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _size_or_0(path: Path) -> int:
+    try:
+        return size_of(path)
+    except DamagedImage:
+        return 0
+
+
+def _try_decode(path: Path) -> Decoded | DamagedImage:
+    try:
+        return decode(path)
+    except DamagedImage as error:
+        return error

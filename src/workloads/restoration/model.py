@@ -1,0 +1,120 @@
+"""Restores images by a residual network that works at half their resolution, so that each layer costs a fourth.
+
+Shapes: B images, H height, W width, C channels of the network; 3 colours, 12 = 4 x 3 of the half-size image.
+Half resolution: Zhang, Zuo, Zhang, FFDNet, IEEE TIP 2018, https://arxiv.org/abs/1710.04026
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wellfed.contract import LossOutput
+from wellfed.errors import ConfigError, Fault
+from workloads.restoration.perceptual import PERCEPTUAL, FixedFeatures, vgg_features
+
+SHRINK = 2
+"""Blocks of 2 x 2 pixels become channels."""
+COLOURS = 3
+
+
+class RestorationCNN(nn.Module):
+    """Clean image = degraded image + what convolutions find in it; images of any size.
+
+    There is no normalisation: the input's own scale says how strong the noise is, and each block starts as identity.
+
+    Args:
+        base_channels: C.
+        num_blocks: residual blocks of two convolutions each.
+        perceptual_weight: weight of the difference of fixed features beside that of pixels; 0 leaves it out.
+        perceptual: ``fixed`` features are filters that ship with the code; ``vgg`` needs torchvision or timm.
+
+    Raises:
+        ConfigError: an argument out of its range, or ``vgg`` without its package or weights.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_channels: int = 32,
+        num_blocks: int = 4,
+        perceptual_weight: float = 0.0,
+        perceptual: str = "fixed",
+    ) -> None:
+        super().__init__()
+        _check(base_channels, num_blocks, perceptual_weight, perceptual)
+        self.num_blocks, self.perceptual_weight = num_blocks, perceptual_weight
+        inner = COLOURS * SHRINK**2
+        self.head = nn.Conv2d(inner, base_channels, 3, padding=1)
+        self.blocks = nn.Sequential(*(ResidualBlock(base_channels) for _ in range(num_blocks)))
+        self.tail = nn.Conv2d(base_channels, inner, 3, padding=1)
+        _silence(self.tail)
+        self.features_of: nn.Module | None = None
+        if perceptual_weight > 0:
+            self.features_of = FixedFeatures() if perceptual == "fixed" else vgg_features()
+
+    @property
+    def reach(self) -> int:
+        """Pixels beyond which the input changes nothing in the output; tiles with a halo of so many are exact."""
+        return SHRINK * (2 + 2 * self.num_blocks) + SHRINK - 1
+
+    def forward(self, degraded_BCHW: Tensor) -> Tensor:
+        """Restored images [B, 3, H, W] of the input's dtype, unclipped; the parameters' dtype may be another."""
+        height, width = degraded_BCHW.shape[-2:]
+        even = functional.pad(degraded_BCHW, (0, width % SHRINK, 0, height % SHRINK), mode="replicate")
+        hidden = self.head(functional.pixel_unshuffle(even.to(self.head.weight.dtype), SHRINK))
+        found = functional.pixel_shuffle(self.tail(self.blocks(hidden) + hidden), SHRINK)
+        return degraded_BCHW + found[..., :height, :width].to(degraded_BCHW.dtype)
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        """Mean absolute difference of pixels, and of fixed features where they are asked for.
+
+        Args:
+            batch: ``degraded`` and ``clean``, float [B, 3, H, W] in 0..1.
+        """
+        restored, clean = self(batch["degraded"]).float(), batch["clean"].float()
+        loss = functional.l1_loss(restored, clean)
+        mse_B = (restored.detach() - clean).square().flatten(1).mean(1)
+        metrics = {"psnr": (-10 * mse_B.clamp(min=1e-10).log10()).mean()}
+        if self.features_of is not None:
+            difference = self.features_of(restored, clean)
+            metrics["perceptual"] = difference.detach()
+            loss = loss + self.perceptual_weight * difference
+        return LossOutput(loss, metrics, num_samples=len(clean))
+
+
+class ResidualBlock(nn.Module):
+    """Adds what two convolutions find; nothing, to begin with."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(channels, channels, 3, padding=1)
+        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        _silence(self.second)
+
+    def forward(self, hidden_BCHW: Tensor) -> Tensor:
+        """The same shape."""
+        found: Tensor = self.second(functional.relu(self.first(hidden_BCHW)))
+        return hidden_BCHW + found
+
+
+def _silence(layer: nn.Conv2d) -> None:
+    """Begin with an output of zero."""
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
+
+
+def _check(base_channels: int, num_blocks: int, perceptual_weight: float, perceptual: str) -> None:
+    """All faults of the arguments in one ConfigError."""
+    faults = []
+    for name, value in (("base_channels", base_channels), ("num_blocks", num_blocks)):
+        if value < 1:
+            faults.append(Fault(f"workload.model.{name}", f"{value} is below 1.", f"Write {name}=8 or so."))
+    if not perceptual_weight >= 0:
+        problem = f"{perceptual_weight} is negative."
+        faults.append(Fault("workload.model.perceptual_weight", problem, "Write perceptual_weight=0.1, or 0 for none."))
+    if perceptual not in PERCEPTUAL:
+        problem = f"{perceptual!r} is none of {', '.join(PERCEPTUAL)}."
+        faults.append(Fault("workload.model.perceptual", problem, "Write perceptual=fixed."))
+    if faults:
+        raise ConfigError(faults)

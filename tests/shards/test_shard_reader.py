@@ -1,0 +1,56 @@
+import multiprocessing
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from tests.shards.test_tar_members import packed
+from wellfed.shards.shard_index import find_shards, index_shards
+from wellfed.shards.shard_reader import ShardReader
+
+
+@pytest.fixture
+def reader(tmp_path):
+    for shard in range(4):
+        clips = [(f"{shard}_{number}.wav", bytes([shard, number]) * 50) for number in range(25)]
+        (tmp_path / f"{shard}.tar").write_bytes(packed(clips))
+    return ShardReader(index_shards(find_shards(tmp_path), ["wav"], tmp_path / "cache"), "wav")
+
+
+def expected(row):
+    return bytes([row // 25, row % 25]) * 50
+
+
+def test_threads_read_the_same(reader):
+    orders = [np.random.default_rng(seed).permutation(100) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for order, found in zip(orders, pool.map(reader.read, orders), strict=True):
+            assert [bytes(each) for each in found] == list(map(expected, order))
+
+
+def _read(reader, rows, out):
+    out.put([bytes(each) for each in reader.read(rows)])
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_other_processes_read_the_same(reader, method):
+    reader.read(np.arange(100))  # opens all files here
+    context = multiprocessing.get_context(method)
+    out = context.Queue()
+    process = context.Process(target=_read, args=(reader, np.array([99, 3]), out))
+    process.start()
+    assert out.get(timeout=60) == [expected(99), expected(3)]
+    process.join()
+    assert bytes(reader.read(np.array([7]))[0]) == expected(7)
+
+
+def test_it_is_sent_without_its_files_and_lets_them_go(reader):
+    reader.read(np.arange(100))
+    copy = pickle.loads(pickle.dumps(reader))
+    before = len(os.listdir("/proc/self/fd"))
+    assert bytes(copy.read(np.array([50]))[0]) == expected(50)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    del copy
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,42 @@
+"""Folders of small images."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The machine is shared; results do not depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    """A folder of their own, empty."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def put(photos: Path) -> Callable[..., Path]:
+    """Puts an image of noise into the folder: its name, and width and height."""
+    rng = np.random.default_rng(0)
+
+    def write(name: str, width: int = 32, height: int = 24, **options: int) -> Path:
+        path = photos / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8)).save(path, **options)
+        return path
+
+    return write

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from workloads.restoration.decoding import MAX_PIXELS, DamagedImage, decode, quiet_pillow, size_of
+
+Put = Callable[..., Path]
+HEIGHT, WIDTH = 24, 32
+RAMP = np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH)
+
+
+def colours() -> np.ndarray:
+    return np.stack([RAMP % 256, RAMP // 3 % 256, 255 - RAMP % 256], axis=2).astype(np.uint8)
+
+
+def saved(path: Path, image: Image.Image, **options: object) -> Path:
+    image.save(path, **options)
+    return path
+
+
+def test_colours_are_as_they_were(tmp_path: Path):
+    for suffix in ("png", "bmp", "tif"):
+        decoded = decode(saved(tmp_path / f"a.{suffix}", Image.fromarray(colours())))
+        assert np.array_equal(decoded.pixels, colours())
+        assert decoded.turned == ()
+    decoded = decode(saved(tmp_path / "a.JPG", Image.fromarray(colours()[:, ::-1] // 2 + 60), quality=100))
+    assert np.abs(decoded.pixels.astype(int) - (colours()[:, ::-1] // 2 + 60)).mean() < 16
+    assert size_of(tmp_path / "a.JPG") == HEIGHT * WIDTH
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("L", "grey"), ("1", "black and white"), ("P", "palette"), ("CMYK", "CMYK"), ("LAB", "LAB"), ("YCbCr", "YCbCr")],
+)
+def test_other_kinds_of_colour_become_rgb(tmp_path: Path, mode: str, kind: str):
+    suffix = "tif" if mode in ("CMYK", "LAB", "YCbCr") else "png"
+    source = Image.new("RGB", (WIDTH, HEIGHT), (250, 128, 4))
+    changed = source if mode == "LAB" else source.convert(mode)
+    if mode == "LAB":
+        changed = Image.new("LAB", (WIDTH, HEIGHT), (160, 180, 200))
+    decoded = decode(saved(tmp_path / f"a.{suffix}", changed))
+    assert decoded.pixels.shape == (HEIGHT, WIDTH, 3)
+    assert decoded.turned == (kind,)
+    if mode in ("P", "CMYK"):
+        assert np.abs(decoded.pixels[0, 0].astype(int) - (250, 128, 4)).max() < 40
+
+
+def test_jpeg_of_a_printer(tmp_path: Path):
+    image = Image.new("CMYK", (WIDTH, HEIGHT), (0, 255, 255, 0))
+    decoded = decode(saved(tmp_path / "a.jpg", image))
+    assert np.abs(decoded.pixels[5, 5].astype(int) - (255, 0, 0)).max() < 8
+    assert decoded.turned == ("CMYK",)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_is_white(tmp_path: Path, mode: str):
+    rgba = np.dstack([colours(), np.full((HEIGHT, WIDTH), 255, np.uint8)])
+    rgba[:5, :, 3] = 0
+    image = Image.fromarray(rgba).convert(mode) if mode != "P" else Image.fromarray(rgba).quantize(16)
+    decoded = decode(saved(tmp_path / "a.png", image))
+    assert decoded.pixels.shape == (HEIGHT, WIDTH, 3)
+    assert (decoded.pixels[:5] == 255).all()
+    assert decoded.turned == ("alpha laid over white",)
+    if mode == "RGBA":
+        assert np.array_equal(decoded.pixels[5:], colours()[5:])
+
+
+def test_a_transparent_colour_is_white(tmp_path: Path):
+    decoded = decode(
+        saved(tmp_path / "a.png", Image.fromarray(colours()), transparency=tuple(colours()[0, 0].tolist()))
+    )
+    assert decoded.pixels[0, 0].tolist() == [255, 255, 255]
+    assert decoded.turned == ("alpha laid over white",)
+
+
+def test_16_bits_keep_their_upper_eight(tmp_path: Path):
+    values = (RAMP * 80).astype(np.uint16)
+    for suffix in ("png", "tif"):
+        decoded = decode(saved(tmp_path / f"a.{suffix}", Image.fromarray(values)))
+        assert np.array_equal(decoded.pixels, np.repeat((values >> 8)[..., None], 3, axis=2))
+        assert decoded.turned == ("16 bits",)
+
+
+def png_chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def png_of(width: int, height: int, rows: bytes, depth: int = 8, kind: int = 2) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, depth, kind, 0, 0, 0)
+    chunks = png_chunk(b"IHDR", header) + png_chunk(b"IDAT", zlib.compress(rows)) + png_chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + chunks
+
+
+def test_colours_of_16_bits_are_said(tmp_path: Path):
+    values = ((colours().astype(int) << 8) + 3).astype(">u2")
+    path = tmp_path / "a.png"
+    path.write_bytes(png_of(WIDTH, HEIGHT, b"".join(b"\0" + row.tobytes() for row in values), depth=16))
+    decoded = decode(path)
+    assert np.array_equal(decoded.pixels, colours())
+    assert decoded.turned == ("16 bits",)
+
+
+@pytest.mark.parametrize(("value", "message"), [(np.float32(0.5), "floats"), (np.int32(-7), "-7 to -7")])
+def test_samples_of_unknown_range_are_refused(tmp_path: Path, value: np.generic, message: str):
+    path = saved(tmp_path / "a.tif", Image.fromarray(np.full((8, 8), value)))
+    with pytest.raises(DamagedImage, match=message):
+        decode(path)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_upright(tmp_path: Path, orientation: int):
+    """Each of the eight orientations of EXIF, as a camera writes them; only the first is upright by itself."""
+    turns = {
+        1: lambda x: x,
+        2: lambda x: x[:, ::-1],
+        3: lambda x: x[::-1, ::-1],
+        4: lambda x: x[::-1],
+        5: lambda x: x.transpose(1, 0, 2),
+        6: lambda x: x.transpose(1, 0, 2)[::-1],
+        7: lambda x: x[::-1, ::-1].transpose(1, 0, 2),
+        8: lambda x: x.transpose(1, 0, 2)[:, ::-1],
+    }
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    lying = np.ascontiguousarray(turns[orientation](colours()))
+    decoded = decode(saved(tmp_path / "a.png", Image.fromarray(lying), exif=exif))
+    assert np.array_equal(decoded.pixels, colours())
+    assert decoded.turned == (() if orientation == 1 else ("turned by EXIF",))
+
+
+def test_of_many_frames_the_first_is_taken(tmp_path: Path):
+    frames = [Image.new("RGB", (WIDTH, HEIGHT), (shade, 0, 0)) for shade in (10, 200)]
+    decoded = decode(saved(tmp_path / "a.tif", frames[0], save_all=True, append_images=frames[1:]))
+    assert (decoded.pixels[0, 0].tolist(), decoded.turned) == ([10, 0, 0], ("more than one frame",))
+
+
+@pytest.mark.parametrize("suffix", ["png", "jpg", "webp", "bmp", "tif"])
+def test_files_that_are_cut_short_are_damaged(tmp_path: Path, suffix: str):
+    path = saved(
+        tmp_path / f"a.{suffix}", Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8))
+    )
+    whole = path.read_bytes()
+    for share in (0.02, 0.5, 0.9):
+        path.write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(DamagedImage):
+            decode(path)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"x", b"<html>404 not found</html>", b"\x89PNG\r\n\x1a\n", b"%!PS-Adobe-3.0 EPSF"]
+)
+def test_what_is_no_image_is_damaged(tmp_path: Path, content: bytes):
+    path = tmp_path / "a.png"
+    path.write_bytes(content)
+    with pytest.raises(DamagedImage):
+        decode(path)
+    with pytest.raises(DamagedImage):
+        size_of(path)
+
+
+@given(st.integers(0, 2**32), st.sampled_from(["png", "jpeg", "webp", "tiff", "bmp"]), st.integers(1, 20))
+@settings(max_examples=60, deadline=None)
+def test_bytes_that_flip_are_damage_or_pixels(
+    tmp_path_factory: pytest.TempPathFactory, seed: int, kind: str, flips: int
+):
+    rng, content = np.random.default_rng(seed), io.BytesIO()
+    Image.fromarray(colours()).save(content, kind)
+    torn = np.frombuffer(content.getvalue(), dtype=np.uint8).copy()
+    torn[rng.integers(0, len(torn), flips)] = rng.integers(0, 256, flips)
+    path = tmp_path_factory.getbasetemp() / f"torn.{kind}"
+    path.write_bytes(torn.tobytes())
+    with quiet_pillow(), suppress(DamagedImage):
+        assert decode(path).pixels.shape[2] == 3
+
+
+@pytest.mark.parametrize("side", [13_000, 30_000, 60_000])
+def test_a_bomb_is_not_decoded(tmp_path: Path, side: int):
+    """A file of some bytes that would be gigabytes of pixels."""
+    path = tmp_path / "bomb.png"
+    path.write_bytes(png_of(side, side, b"\0" * 1000))
+    with quiet_pillow(), pytest.raises(DamagedImage, match="more than 150,000,000; cut it into pieces"):
+        decode(path)
+
+
+def test_a_large_photograph_is_no_bomb(tmp_path: Path):
+    """Pillow warns of 100 million pixels, which some cameras give."""
+    assert MAX_PIXELS > 102_000_000
+    path = tmp_path / "large.png"
+    path.write_bytes(png_of(11_600, 8_800, b"\0" * 1000))
+    with quiet_pillow():
+        assert size_of(path) == 11_600 * 8_800

@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import multiprocessing
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from workloads.restoration.bad_files import BadFiles
+from workloads.restoration.decoding import DamagedImage, Decoded
+from workloads.restoration.image_files import ImageFile
+from workloads.restoration.images import (
+    PIXELS_FILE,
+    ImagePixels,
+    cut_rows,
+    decode_into,
+    read_index,
+    write_images,
+)
+
+SIZES = ((40, 50), (33, 64), (64, 32))
+
+
+@pytest.fixture
+def drawn() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in SIZES]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, drawn: list[np.ndarray]) -> Path:
+    members = [(f"{number}.png", "train", Decoded(image, ("grey",))) for number, image in enumerate(drawn)]
+    write_images(tmp_path, [*members[:1], ("bad.png", "train", DamagedImage("torn")), *members[1:]])
+    return tmp_path
+
+
+def pixels_of(folder: Path) -> ImagePixels:
+    return ImagePixels(folder / PIXELS_FILE, read_index(folder).images[-1].end)
+
+
+def test_what_is_written_is_read(folder: Path, drawn: list[np.ndarray]):
+    index, pixels = read_index(folder), pixels_of(folder)
+    assert [image.name for image in index.images] == ["0.png", "1.png", "2.png"]
+    assert (index.damaged, index.turned) == ((("bad.png", "torn"),), (("grey", 3),))
+    for source in (pixels, pixels.in_memory()):
+        for image, expected in zip(index.images, drawn, strict=True):
+            assert np.array_equal(source.image(image), expected)
+
+
+def test_equal_pixels_of_another_size_have_another_digest(tmp_path: Path):
+    flat = np.zeros((12, 20, 3), dtype=np.uint8)
+    shapes = (flat, flat.copy(), flat.reshape(20, 12, 3))
+    write_images(tmp_path, [(str(number), "train", Decoded(each, ())) for number, each in enumerate(shapes)])
+    first, same, other = (image.digest for image in read_index(tmp_path).images)
+    assert first == same != other
+
+
+def test_rows_overlap_and_equal_the_bytes(folder: Path):
+    flat = pixels_of(folder).flat
+    start_R = torch.tensor([0, 1, 5, len(flat) - 9])
+    rows = cut_rows(flat, start_R, 9)
+    assert [row.tolist() for row in rows] == [flat[start : start + 9].tolist() for start in start_R.tolist()]
+
+
+def test_files_are_decoded_in_their_order(tmp_path: Path, drawn: list[np.ndarray]):
+    files = []
+    for number in range(30):
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(drawn[number % 3]).save(path)
+        files.append(ImageFile(path.name, path, "train"))
+    torn = tmp_path / "torn.png"
+    torn.write_bytes(files[0].path.read_bytes()[:200])
+    files.insert(7, ImageFile(torn.name, torn, "train"))
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    decode_into(kept, files, BadFiles(tmp_path, 1))
+    index, pixels = read_index(kept), pixels_of(kept)
+    assert [image.name for image in index.images] == [f"{number}.png" for number in range(30)]
+    assert [name for name, _ in index.damaged] == ["torn.png"]
+    assert all(np.array_equal(pixels.image(image), drawn[at % 3]) for at, image in enumerate(index.images))
+
+
+def _sum_of(pixels: ImagePixels, sent: multiprocessing.Queue) -> None:
+    sent.put(int(pixels.flat.long().sum()))
+
+
+def test_bytes_are_not_pickled(folder: Path):
+    for pixels in (pixels_of(folder), pixels_of(folder).in_memory()):
+        total = int(pixels.flat.long().sum())
+        sent = pickle.dumps(pixels)
+        assert len(sent) < 1000
+        assert int(pickle.loads(sent).flat.long().sum()) == total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_process_maps_the_file_anew(folder: Path, method: str):
+    pixels, context = pixels_of(folder), multiprocessing.get_context(method)
+    queue = context.Queue()
+    process = context.Process(target=_sum_of, args=(pixels, queue))
+    process.start()
+    assert queue.get(timeout=60) == int(pixels.flat.long().sum())
+    process.join()
+
+
+def _anonymous_kib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("RssAnon"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux says what is of files")
+def test_mapped_pixels_stay_the_files(tmp_path: Path):
+    """All that was read belongs to the file's pages, which the system may drop; a copy in RAM would not."""
+    image = np.full((4000, 4000, 3), 7, dtype=np.uint8)
+    write_images(tmp_path, [("large", "train", Decoded(image, ()))])
+    del image
+    pixels = pixels_of(tmp_path)
+    before_kib = _anonymous_kib()
+    for start in range(0, pixels.num_bytes - 2**20, 2**20):
+        cut_rows(pixels.flat, torch.arange(start, start + 2**20, 4096), 192)
+    assert _anonymous_kib() - before_kib < 10_000
+    held, again = pixels.in_memory(), pixels.in_memory()
+    assert torch.equal(held.flat[:9], again.flat[:9])
+    assert 40_000 < _anonymous_kib() - before_kib < 60_000
+    del held, again
+    assert _anonymous_kib() - before_kib < 10_000
