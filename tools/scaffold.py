@@ -224,10 +224,15 @@ def renamed(text: str, start: str, package: str) -> str:
     )
 
 
+PLACES = (
+    "workload=", "workload: ", "--workload ", "add workload ", "\nname: ", r"\Aname: ", r"\A# ", "W=", "logs/", "`",
+)  # fmt: skip
+"""What stands before the name of a workload in commands, yaml, paths and headings."""
+
+
 def _named(name: str) -> str:
-    """Pattern of an example's name where it is one, in commands, yaml, paths and headings: it may be a word, too."""
-    places = ("workload=", "workload: ", "--workload ", "add workload ", "\nname: ", r"\Aname: ", r"\A# ", "W=", "logs/", "`")
-    before = "|".join(f"(?<={place})" for place in places)
+    """Pattern of an example's name where it is one: elsewhere it may be a word."""
+    before = "|".join(f"(?<={place})" for place in PLACES)
     return rf"(?:{before}){re.escape(name)}(?![\w-])|(?<=experiment=){re.escape(name)}(?=_)"
 
 
@@ -296,8 +301,10 @@ def _edits(source: Files, answers: Answers) -> dict[str, list[Edit]]:
         ],
         "constraints.txt": [lambda text: re.sub(rf"(?m)^({'|'.join(TEMPLATE_TOOLS)})==.*\n", "", text)],
         "Makefile": [
-            replacing((" constraints clean new\n", " constraints clean\n"), (" bench-gpu ", " "), ("$(ON)", "")),
-            lambda text: re.sub(r"(?m)^(?:new|bench-gpu):.*\n(?:\t.*\n)+\n", "", text),
+            replacing(
+                (" constraints clean new\n", " constraints clean\n"), (" bench-gpu before-after ", " "), ("$(ON)", "")
+            ),
+            lambda text: re.sub(r"(?m)^(?:new|bench-gpu|before-after):.*\n(?:\t.*\n)+\n", "", text),
             lambda text: re.sub(r"(?m)^# SIMULATED=.*\nON = .*\n\n", "", text),
             lambda text: text.replace("W=recsys", f"W={package}"),
             lambda text: text if keep else text.replace("guests,references,", "guests,"),

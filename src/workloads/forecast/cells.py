@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ import pandas as pd  # type: ignore[import-untyped]
 from workloads.forecast.series import Floats
 from workloads.forecast.steps import Dates, Ints
 
+T = TypeVar("T", bound=np.generic)
 Bools = npt.NDArray[np.bool_]
 Cells = npt.NDArray[np.object_]
 
@@ -74,7 +76,8 @@ def _without_offsets(cell_U: Cells) -> tuple[Cells, tuple[str, ...]]:
     if not offsets:
         return cell_U, ()
     timed = [number for number, cell in enumerate(cell_U) if ":" in cell]
-    if without := next((number for number in timed if found[number] is None), None):
+    without = next((number for number in timed if found[number] is None), None)
+    if without is not None:
         raise Unclear(
             f"Some dates have a UTC offset ({cell_U[next(n for n in timed if found[n])]}), and others none "
             f"({cell_U[without]}). Write all of them in one way."
@@ -166,6 +169,12 @@ def coded(cells_N: Sequence[str]) -> tuple[Ints, list[str]]:
     return code_N.astype(np.int64), [str(cell) for cell in cell_U]
 
 
+def different(values_N: npt.NDArray[T]) -> npt.NDArray[T]:
+    """Each once."""
+    value_U: npt.NDArray[T] = pd.unique(values_N)
+    return value_U
+
+
 def is_missing(cells_N: Sequence[str]) -> Bools:
     """Whether each cell says that there is no value."""
     return np.fromiter((cell.lower() in MISSING for cell in cells_N), bool, len(cells_N))
@@ -227,7 +236,7 @@ def _plain(cell: str, form: re.Pattern[str], away: str, decimal: str) -> str:
 def _numbers(cells_N: Sequence[str]) -> Floats:
     value_N: Floats = _floats(cells_N).copy()
     failed = np.flatnonzero(np.isnan(value_N))
-    value_N[failed] = _floats([_SPACES.sub("", cells_N[number]) for number in failed])
+    value_N[failed] = _floats([_SPACES.sub("", cells_N[number]) for number in failed.tolist()])
     value_N[~np.isfinite(value_N)] = np.nan
     return value_N
 

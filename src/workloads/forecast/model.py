@@ -91,7 +91,8 @@ class LSTMForecaster(nn.Module):
             base_BH, level_B1, rest_BL = self.smoothing(value_BL, observed_BL, batch["series"])
             deviation_BL = (value_BL - level_B1) * observed_BL
             count_B1 = observed_BL.sum(1, keepdim=True).clamp(min=1)
-            spread_B1 = (deviation_BL.square().sum(1, keepdim=True) / count_B1).sqrt().clamp(min=SMALLEST_SPREAD)
+            variance_B1 = deviation_BL.square().sum(1, keepdim=True) / count_B1
+            spread_B1 = variance_B1.clamp(min=SMALLEST_SPREAD**2).sqrt()  # a root's slope at 0 would be infinite
             own_BL2 = torch.stack((deviation_BL, rest_BL), 2) / spread_B1.unsqueeze(2)
         dtype = self.head.weight.dtype
         steps_BLD = torch.cat((own_BL2.to(dtype), history_BLC[..., 1:].to(dtype)), 2)

@@ -19,7 +19,7 @@ from workloads.restoration.image_files import FoundImages, find_images
 from workloads.restoration.images import PIXELS_FILE, ImageIndex, ImagePixels, decode_into, read_index, write_images
 from workloads.restoration.splits import split_images
 from workloads.restoration.synthetic import dead_leaves
-from workloads.restoration.tiles import HALO, TileData
+from workloads.restoration.tiles import CORE, HALO, TileData
 
 VERSION = 1
 """Of what is written for a folder; another one is decoded anew."""
@@ -42,7 +42,8 @@ def datasets(
     max_bad_files: int = 10,
     val_frac: float = 0.1,
     test_frac: float = 0.1,
-    num_images: int = 120,
+    num_images: int = 240,
+    halo: int = HALO,
     seed: int = 0,
     cache_dir: str = ".cache",
 ) -> Datasets:
@@ -57,6 +58,8 @@ def datasets(
         max_bad_files: files to skip that can't be decoded.
         val_frac: share of the images to validate on, unless there is ``val/``; ``test_frac`` likewise. 0 = none.
         num_images: size of the embedded set.
+        halo: pixels that evaluation sees around each tile of an image; the model's reach and 5 more give the figures of
+            images that are restored in one piece.
         seed: of the split and of the embedded set; not of the training.
         cache_dir: where decoded images are kept.
 
@@ -65,7 +68,7 @@ def datasets(
         ConfigError: an argument out of its range.
     """
     degradation_faults = degradations.faults(task, sigma, blur_sigma, scale)
-    _check(degradation_faults, patch_size, patches_per_image, max_bad_files, val_frac, test_frac, num_images)
+    _check(degradation_faults, patch_size, patches_per_image, max_bad_files, val_frac, test_frac, num_images, halo)
     if path is None:
         side = max(SIDE, patch_size * 3 // 2)
         settings = {"version": VERSION, "embedded": num_images, "side": side, "seed": seed}
@@ -87,21 +90,19 @@ def datasets(
         patches_per_image=patches_per_image,
         degrade=degradation,
     )
-    judged = [*parts.val, *parts.test]
     whole = ImagePixels(folder / PIXELS_FILE, max(image.end for image in index.images))
+    tiles = partial(TileData, whole, degrade=degradation.for_evaluation, halo=halo)
     size = (
         f"{counted(len(parts.train), 'training image')} ({show_bytes(train_pixels.num_bytes)} decoded), "
         f"{show_count(len(train))} crops an epoch, {len(parts.val)} to validate on, {len(parts.test)} to test on"
     )
     return Datasets(
         train=train,
-        val=TileData(whole, parts.val, degrade=degradation.for_evaluation) if parts.val else None,
-        test=TileData(whole, parts.test, degrade=degradation.for_evaluation, first_image=len(parts.val))
-        if parts.test
-        else None,
+        val=tiles(parts.val) if parts.val else None,
+        test=tiles(parts.test, first_image=len(parts.val)) if parts.test else None,
         eval_batch_size=EVAL_TILES,
         features=crop_features(train_pixels, patch_size),
-        evaluation=ImageQuality([image.name for image in judged], HALO),
+        evaluation=ImageQuality([image.name for image in (*parts.val, *parts.test)], halo),
         notes=(size, *notes, *parts.notes),
     )
 
@@ -136,6 +137,7 @@ def _check(
     val_frac: float,
     test_frac: float,
     num_images: int,
+    halo: int,
 ) -> None:
     """Raise ConfigError with these faults and those of the other arguments."""
     faults = list(faults)
@@ -153,6 +155,8 @@ def _check(
         if not 0 <= share <= 0.5:
             refuse(name, f"{share} is not in 0..0.5.", f"Write {name}=0.1, or 0 for none.")
     if not 3 <= num_images <= 100_000:
-        refuse("num_images", f"{num_images} is not in 3..100,000.", "Write num_images=120 or so.")
+        refuse("num_images", f"{num_images} is not in 3..100,000.", "Write num_images=240 or so.")
+    if halo % 2 or not 8 <= halo <= CORE:
+        refuse("halo", f"{halo} is no even number in 8..{CORE}.", "Write halo=32 or so.")
     if faults:
         raise ConfigError(faults)

@@ -204,7 +204,7 @@ def test_a_split_whose_images_are_all_bad_is_refused(photos: Path, put: Put, rea
         ({"patches_per_image": 0}, ["patches_per_image"]),
         ({"max_bad_files": -1}, ["max_bad_files"]),
         ({"val_frac": 0.6, "test_frac": -0.1}, ["val_frac", "test_frac"]),
-        ({"num_images": 2}, ["num_images"]),
+        ({"num_images": 2, "halo": 7}, ["num_images", "halo"]),
         ({"task": "sharpen", "patch_size": 5000, "sigma": 300}, ["task", "patch_size", "sigma"]),
     ],
 )
