@@ -42,8 +42,8 @@ EXAMPLES = {"forecast", "recsys", "restoration"}
 LIBRARIES = {
     "check_jsonschema", "filelock", "huggingface_hub", "hydra", "hypothesis", "importlinter", "jinja2", "lightning",
     "markupsafe", "matplotlib", "mypy", "numpy", "omegaconf", "pandas", "peft", "pil", "PIL", "psutil", "pynvml",
-    "pytest", "pytorch_lightning", "rich", "ruff", "safetensors", "scipy", "soundfile", "threadpoolctl", "tokenizers", "torch",
-    "torchmetrics", "transformers", "wandb", "xdist", "yaml",
+    "pytest", "pytorch_lightning", "rich", "ruff", "safetensors", "scipy", "soundfile", "threadpoolctl", "tokenizers",
+    "torch", "torchmetrics", "transformers", "wandb", "xdist", "yaml",
 }  # fmt: skip
 """What the project imports or runs: a package of that name would hide it, or be hidden."""
 DISTRIBUTIONS = LIBRARIES | {
