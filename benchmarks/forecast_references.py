@@ -3,7 +3,7 @@
     python benchmarks/forecast_references.py --out benchmarks/records/DATE_forecast_references_DEVICE.json
 
 Needs statsmodels, for ETS and for the real series that come with it. Every training is ``python src/train.py`` as a
-user types it, tested with the weights that were best on validation. ETS is chosen for each series by AICc among `FORMS`,
+user types it, tested with the weights that were best on validation. ETS is chosen for each series by AICc of `FORMS`,
 fitted to all that comes before the first test origin (validation included, which the network is not trained on), and
 rolled over the origins with these parameters; missing values are interpolated for it. MASE divides by the seasonal
 naive error of the train part. Differences come with a paired bootstrap over series, or over origins where series are
