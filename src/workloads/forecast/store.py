@@ -31,8 +31,8 @@ class SeriesStore:
     def __init__(self, found: SeriesSet, parts: list[Parts], *, longest: int, horizon: int) -> None:
         self.longest, self.horizon = longest, horizon
         scales = [_scale(values[: cut.train_end]) for values, cut in zip(found.values, parts, strict=True)]
-        self.center_S = torch.tensor([center for center, _ in scales], dtype=torch.float32)
-        self.scale_S = torch.tensor([scale for _, scale in scales], dtype=torch.float32)
+        self.center_S = torch.tensor([center for center, _ in scales], dtype=torch.float64)
+        self.scale_S = torch.tensor([scale for _, scale in scales], dtype=torch.float64)
         """Standard deviation of each series' train part; 1 where that is 0."""
         lengths = [len(values) for values in found.values]
         self.start_S = torch.from_numpy(longest + np.cumsum([0, *lengths[:-1]]))
@@ -116,7 +116,8 @@ def _scale(train_T: Floats) -> tuple[float, float]:
     if len(known) == 0:
         return 0.0, 1.0
     spread = float(known.std())
-    return float(known.mean()), spread if spread > 1e-12 * max(1e-300, float(np.abs(known).max())) else 1.0
+    # Below that it is the noise of summing, or what float32 does not hold.
+    return float(known.mean()), spread if spread > max(1e-30, 1e-12 * float(np.abs(known).max())) else 1.0
 
 
 def naive_mae(train_T: Floats, season: int) -> float:
