@@ -16,7 +16,7 @@ from workloads.forecast.evaluation import Forecasts
 from workloads.forecast.read_csv import read_csv
 from workloads.forecast.series import FillName, SeriesSet, filled, split_by_time, trimmed
 from workloads.forecast.steps import parse_frequency, show_date
-from workloads.forecast.store import SeriesStore, naive_mae
+from workloads.forecast.store import SeriesStore, naive_mae, row_dates
 from workloads.forecast.synthetic import daily_series
 from workloads.forecast.windows import Windows, held_out_windows, train_windows
 
@@ -134,7 +134,7 @@ def build(
             season,
             horizon,
             kept.names,
-            store.dates,
+            row_dates(kept, windows[-1]),
         ),
         model_args={
             "horizon": horizon,

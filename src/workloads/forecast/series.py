@@ -98,9 +98,9 @@ def split_by_time(
         steps, held = len(found.values[longest]), horizon * ((val_frac > 0) + (test_frac > 0))
         raise DataError(
             f"{found.source}: no series is long enough. The longest, {found.names[longest]!r}, has "
-            f"{counted(steps, 'step')} of {found.frequency.name}, and training takes a window of {shortest} and a horizon of "
-            f"{horizon}, with {show_count(held)} steps or more held out after them. Give longer series, or shorter "
-            "workload.data.windows and workload.data.horizon."
+            f"{counted(steps, 'step')} of {found.frequency.name}, and training takes a window of {shortest} and a "
+            f"horizon of {horizon}, with {show_count(held)} steps or more held out after them. Give longer series, or "
+            "shorter workload.data.windows and workload.data.horizon."
         )
     notes = list(found.notes)
     if left_out := len(parts) - len(kept):

@@ -37,13 +37,11 @@ class SeriesStore:
         lengths = [len(values) for values in found.values]
         self.start_S = torch.from_numpy(longest + np.cumsum([0, *lengths[:-1]]))
         """Row of each series' first step."""
-        self.dates = _dates(found, longest)
-        """Of each row; those of the empty rows are the first's."""
         empty = np.full(longest, np.nan)
         scaled = [(values - center) / scale for values, (center, scale) in zip(found.values, scales, strict=True)]
         self._value_N = torch.from_numpy(np.concatenate([empty, *scaled]).astype(np.float32))
         calendar = Calendar(found.frequency)
-        self._phase_NK, self._table_P2 = calendar.phases(self.dates), calendar.table_P2
+        self._phase_NK, self._table_P2 = calendar.phases(row_dates(found, longest)), calendar.table_P2
 
     @property
     def num_channels(self) -> int:
@@ -105,7 +103,8 @@ def _cut(rows_N: Tensor, indices: Tensor, steps: int) -> Tensor:
     return windows.index_select(0, indices)
 
 
-def _dates(found: SeriesSet, longest: int) -> Dates:
+def row_dates(found: SeriesSet, longest: int) -> Dates:
+    """The date of each row of the store, [N]; empty rows have the first series' first."""
     numbers = [start + np.arange(len(values)) for start, values in zip(found.starts, found.values, strict=True)]
     return found.frequency.dates(np.concatenate([np.full(longest, found.starts[0]), *numbers]))
 
