@@ -86,9 +86,9 @@ def _note_bad_dates(table: TextTable, place: int, date_R: Dates) -> None:
     column, bad = table.columns[place], np.flatnonzero(np.isnat(date_R)).tolist()
     if 2 * len(bad) > len(column):
         raise DataError(
-            f"{table.file}: {len(bad)} of {counted(len(column), 'cell')} of column {table.names[place]!r} are no dates, "
-            f"such as {show_line(column[bad[0]])!r} in line {table.lines[bad[0]]}. Write workload.data.date_column=NAME "
-            "for another column, or dates such as 2024-05-31."
+            f"{table.file}: {len(bad)} of {counted(len(column), 'cell')} of column {table.names[place]!r} are no "
+            f"dates, such as {show_line(column[bad[0]])!r} in line {table.lines[bad[0]]}. "
+            "Write workload.data.date_column=NAME for another column, or dates such as 2024-05-31."
         )
     for row in bad:
         reason = f"{show_line(column[row])!r} in column {table.names[place]!r} is no date" if column[row] else "no date"
