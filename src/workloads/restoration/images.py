@@ -120,7 +120,7 @@ def write_images(folder: Path, decoded: Iterable[tuple[str, str, Decoded | Damag
                 damaged.append((name, str(each)))
                 continue
             height, width, _ = each.pixels.shape
-            digest = hashlib.blake2b(each.pixels.data, digest_size=16, salt=height.to_bytes(8)).hexdigest()
+            digest = hashlib.sha256(each.pixels.data).hexdigest()[:24] + f"{height:08x}"
             images.append(StoredImage(name, split, offset, height, width, digest))
             file.write(each.pixels.data)
             turned.update(each.turned)
