@@ -31,8 +31,8 @@ _ISO_WEEK = re.compile(r"(\d{4})-?W(\d{2})", re.IGNORECASE)
 _MONTH_NAME = re.compile(r".*\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\b.*", re.IGNORECASE)
 _DIGITS = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d", 10: "s", 12: "%Y%m%d%H%M", 13: "ms", 14: "%Y%m%d%H%M%S"}
 """What a number of so many digits says as a date; seconds and milliseconds since 1970."""
-_POINT = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)?(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
-_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?(,\d*)?(e[+-]?\d+)?", re.IGNORECASE)
+_POINT = re.compile(r"[+-]?(\d+|[1-9]\d{0,2}(,\d{3})+)?(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
+_COMMA = re.compile(r"[+-]?(\d+|[1-9]\d{0,2}(\.\d{3})+)?(,\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 SAMPLE = 1000
 """Cells by which a column is judged."""
 _SPACES = re.compile(r"(?<=\d)[ \u00a0\u202f'](?=\d{3})")

@@ -102,8 +102,8 @@ def split_by_time(
     if left_out := len(parts) - len(kept):
         first = next(number for number in range(len(parts)) if number not in set(kept))
         notes.append(
-            f"{counted(left_out, 'short series').replace('seriess', 'series')} left out, the first: "
-            f"{found.names[first]} ({counted(len(found.values[first]), 'step')})"
+            f"{left_out} of {len(parts)} series too short and left out, the first: {found.names[first]} "
+            f"({counted(len(found.values[first]), 'step')})"
         )
     of = SeriesSet(
         [found.names[number] for number in kept],

@@ -53,7 +53,7 @@ class BadRows:
         if self._count and 2 * self._count >= num_rows:
             raise DataError(
                 f"{self._file}: {self._count} of {counted(num_rows, 'row')} can't be read, such as {self._one}. "
-                "Correct the file, or say by workload.data.date_column, target, series_column and decimal how to read it."
+                "Correct the file, or say by workload.data.date_column, target, series_column or decimal how to read it."
             )
 
     def notes(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from wellfed.contract import FEATURE_MODES, Features, TrainData
+from wellfed.contract import FEATURE_MODES, FeatureModeName, Features, TrainData
+from wellfed.loading.settings import LoaderSettings
+from wellfed.loading.train_loader import train_loader
 from wellfed.sample_rng import SampleRng
 from workloads.restoration.crops import CropData, crop_features, turned
 from workloads.restoration.decoding import Decoded
@@ -181,6 +184,27 @@ def test_crops_can_be_sent_to_another_process(stored):
         assert len(sent) < 20_000
         one, two = (each.fetch(torch.arange(9), SampleRng(0, 0)) for each in (data, pickle.loads(sent)))
         assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", FEATURE_MODES)
+def test_every_backend_gives_the_same_batches(stored, mode: FeatureModeName):
+    """Threads share the map, forked processes have it from before, and each epoch has crops of its own."""
+    plans = [
+        LoaderSettings("inline"),
+        LoaderSettings("threads", num_workers=2, prefetch_factor=2),
+        LoaderSettings("processes", num_workers=2, prefetch_factor=2),
+        LoaderSettings("torch"),
+    ]
+    seen = []
+    for plan in plans:
+        with closing(train_loader(crops_of(stored).for_features(mode), batch_size=16, seed=3, settings=plan)) as loader:
+            seen.append([delivery.batch for _ in range(2) for delivery in loader])
+    for batches in seen[1:]:
+        for one, two in zip(seen[0], batches, strict=True):
+            assert all(torch.equal(one[name], two[name]) for name in one)
+    name = "line" if mode == "cache" else "crop"
+    assert not torch.equal(seen[0][0][name], seen[0][len(seen[0]) // 2][name])
 
 
 def test_an_index_out_of_range_is_an_error(stored):

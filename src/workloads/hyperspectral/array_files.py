@@ -1,0 +1,94 @@
+"""Reads the arrays of a .npy or .mat file and says what is wrong with one that can't be used."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellfed.errors import DataError, first_line
+from wellfed.units import show_line
+
+SUFFIXES = (".mat", ".npy")
+_HDF5_MARK = b"\x89HDF\r\n\x1a\n"
+_AS_NPY = "Save it as an array of numbers: numpy.save('X.npy', cube)."
+
+Array = NDArray[Any]
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Array], list[str]]:
+    """Arrays of real numbers by their name in the file (``.npy``: the file's), and what else is in it, in words.
+
+    That of a .npy file is mapped into memory, those of a .mat file are read.
+
+    Raises:
+        DataError: no such file, no array file, damaged, holding Python objects, or of MATLAB 7.3.
+    """
+    try:
+        if path.suffix.lower() == ".npy":
+            return _npy(path), []
+        return _mat(path)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or _damaged(error)} Check workload.data.path.") from error
+
+
+def _npy(path: Path) -> dict[str, Array]:
+    try:
+        return {path.stem: _number_array(path, np.load(path, mmap_mode="r", allow_pickle=False))}
+    except (ValueError, EOFError, TypeError) as error:
+        if "object" in str(error).lower():
+            raise DataError(f"{path}: holds Python objects, which are not read. {_AS_NPY}") from error
+        raise DataError(f"{path}: {_damaged(error)} Write it anew with numpy.save.") from error
+
+
+def _number_array(path: Path, found: Any) -> Array:
+    if not isinstance(found, np.ndarray) or not _is_number(found):
+        kind = getattr(found, "dtype", type(found).__name__)
+        raise DataError(f"{path}: holds {kind}, no real numbers. {_AS_NPY}")
+    return found
+
+
+def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
+    from scipy.io import loadmat  # 0.1 s that a scene in .npy or the embedded one need not wait
+
+    if is_hdf5(path):
+        raise DataError(
+            f"{path}: is of MATLAB 7.3 (HDF5), which is not read here. In MATLAB: save('{path.name}', '-v7'). "
+            "In Python, with h5py: numpy.save('X.npy', h5py.File('X.mat')[name][()].T), and the same for X_gt."
+        )
+    try:
+        content = loadmat(path)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, TypeError, IndexError, KeyError, NotImplementedError, zlib.error) as error:
+        raise DataError(f"{path}: {_damaged(error)} Save it anew, in MATLAB with save(..., '-v7').") from error
+    except Exception as error:  # MatReadError and others of scipy, which have no base of their own
+        if not type(error).__module__.startswith("scipy"):
+            raise
+        raise DataError(f"{path}: {_damaged(error)} Save it anew, in MATLAB with save(..., '-v7').") from error
+    arrays, others = dict[str, Array](), list[str]()
+    for name, value in content.items():
+        if isinstance(value, np.ndarray) and _is_number(value):
+            arrays[name] = value
+        elif not name.startswith("__"):
+            kind = getattr(value, "dtype", type(value).__name__)
+            others.append(f"{show_line(name)} ({'objects' if kind == object else kind})")
+    return arrays, others
+
+
+def _is_number(array: Array) -> bool:
+    return array.dtype.kind in "buif"
+
+
+def is_hdf5(path: Path) -> bool:
+    """Whether a file is HDF5, with MATLAB's 512 bytes before it or without."""
+    with path.open("rb") as file:
+        head = file.read(520)
+    return head.startswith(_HDF5_MARK) or head[512:] == _HDF5_MARK or head[:10] == b"MATLAB 7.3"
+
+
+def _damaged(error: Exception) -> str:
+    return f"is damaged or no {'/'.join(SUFFIXES)} file ({show_line(first_line(error))[:120]})."

@@ -1,0 +1,87 @@
+"""Scales the bands of a cube, or turns them into principal components, by what the training pixels show alone.
+
+Shapes: N training pixels, C bands, K components.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from wellfed.errors import ConfigError
+from wellfed.units import counted
+
+
+@dataclass(frozen=True)
+class BandScaling:
+    """(value - mean) / spread of each band, on any device."""
+
+    mean_C: Tensor
+    spread_C: Tensor
+    _moved: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """[..., C] of any type to float32."""
+        name = str(values.device)
+        found = self._moved.get(name)
+        if found is None:
+            found = self.mean_C.to(values.device), self.spread_C.to(values.device)
+            if type(found[0]) is Tensor:  # no stand-in of a step that is rehearsed without data
+                self._moved[name] = found
+        mean_C, spread_C = found
+        return (values.float() - mean_C) / spread_C
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_moved": {}}
+
+
+@dataclass(frozen=True)
+class PrincipalComponents:
+    """What is left of spectra in the directions in which those of the training pixels differ most; on the CPU."""
+
+    mean_C: Tensor
+    direction_CK: Tensor
+    """Divided by the spread of the first component, so that values are about 1."""
+    kept_frac: float
+    """Share of the training pixels' variance."""
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """[..., C] of any type to float32 [..., K]."""
+        return (values.float() - self.mean_C) @ self.direction_CK
+
+
+def fit_scaling(spectra_NC: Tensor) -> BandScaling:
+    """Mean and spread of the training pixels' bands; a band that is the same everywhere is only centred."""
+    spectra_NC = spectra_NC.double()
+    spread_C = spectra_NC.std(0, correction=0)
+    spread_C = torch.where(spread_C > 1e-9 * spectra_NC.abs().amax(0), spread_C, torch.ones_like(spread_C))
+    return BandScaling(spectra_NC.mean(0).float(), spread_C.float())
+
+
+def fit_components(spectra_NC: Tensor, num_components: int) -> PrincipalComponents:
+    """The first principal components of the training pixels, from their covariance.
+
+    Raises:
+        ConfigError: more than there can be.
+    """
+    num_pixels, num_bands = spectra_NC.shape
+    most = min(num_bands, num_pixels - 1)
+    if num_components > most:
+        raise ConfigError.of(
+            "workload.data.num_components",
+            f"{num_components} components of {counted(num_bands, 'band')} and {counted(num_pixels, 'training pixel')}.",
+            f"Write num_components={most} at most, or null for all bands.",
+        )
+    mean_C = spectra_NC.double().mean(0)
+    centred_NC = spectra_NC.double() - mean_C
+    value_C, vector_CC = torch.linalg.eigh(centred_NC.T @ centred_NC / num_pixels)
+    value_K, vector_CK = value_C.flip(0)[:num_components], vector_CC.flip(1)[:, :num_components]
+    total = float(value_C.clamp(min=0).sum())
+    # Which way a component points is left to chance by eigh: its largest entry is to be positive.
+    sign_K = vector_CK.gather(0, vector_CK.abs().argmax(0, keepdim=True)).sign()
+    spread = value_K[0].clamp(min=1e-30).sqrt()
+    kept_frac = float(value_K.clamp(min=0).sum()) / total if total > 0 else 1.0
+    return PrincipalComponents(mean_C.float(), (vector_CK * sign_K / spread).float().contiguous(), kept_frac)

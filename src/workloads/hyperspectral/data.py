@@ -1,0 +1,223 @@
+"""Makes data for classification of a hyperspectral scene: patches to train on, pixels to test on, the map of all."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from wellfed.contract import Datasets
+from wellfed.errors import ConfigError, DataError, Fault
+from wellfed.prepared import prepared
+from wellfed.units import counted, show_bytes, show_count, show_percent
+from workloads.hyperspectral.bands import fit_components, fit_scaling
+from workloads.hyperspectral.evaluation import ClassScores
+from workloads.hyperspectral.padded_cube import PaddedCube, read_cube, write_scene
+from workloads.hyperspectral.patches import NO_LABEL, PatchData, PatchStore, patch_features
+from workloads.hyperspectral.pixel_split import (
+    SPLITS,
+    TEST,
+    TRAIN,
+    VAL,
+    SplitName,
+    keep_apart,
+    split_blocks,
+    split_random,
+)
+from workloads.hyperspectral.scene_files import RawScene, find_scene, read_scene
+from workloads.hyperspectral.synthetic import field_scene
+
+VERSION = 1
+"""Of what is written for a scene; another one is read anew."""
+EVAL_PIXELS = 1024
+"""In a batch of validation."""
+
+
+def datasets(
+    path: str | None = None,
+    *,
+    patch_size: int = 9,
+    num_components: int | None = 30,
+    split: SplitName = "blocks",
+    block_size: int = 16,
+    train_frac: float = 0.2,
+    val_frac: float = 0.1,
+    background: int = 0,
+    whole_map: bool = True,
+    size: int = 96,
+    num_bands: int = 100,
+    num_classes: int = 9,
+    seed: int = 0,
+    cache_dir: str = ".cache",
+) -> Datasets:
+    """Patches around labelled pixels to train on and to validate on, and those to test on.
+
+    Args:
+        path: cube ``X.npy`` or ``X.mat`` with ``X_gt.npy`` or ``.mat`` beside it, or a folder with one; None = the
+            embedded scene.
+        patch_size: side in pixels, odd.
+        num_components: principal components, fitted on training pixels; None = all bands.
+        split: ``blocks`` of ground, or ``random`` pixels, whose neighbours are then seen in training.
+        block_size: side of a block in pixels.
+        train_frac: share of each class to train on, about; ``val_frac`` to validate on. The rest is for the test.
+        background: label of the pixels that have none.
+        whole_map: classify all pixels of the scene in the test, for the map; figures are of test pixels alone.
+        size: side of the embedded scene in pixels, of ``num_bands`` and ``num_classes``.
+        seed: of the split and of the embedded scene; not of the training.
+        cache_dir: where the cube is kept with a margin around it.
+
+    Raises:
+        DataError: no scene, damaged, cube and ground truth that don't fit, or too few pixels.
+        ConfigError: an argument out of its range.
+    """
+    _check(patch_size, num_components, split, block_size, train_frac, val_frac)
+    radius = patch_size // 2
+    if path is None:
+        cube_HWC, labels_HW = field_scene(size, num_bands, num_classes, seed)
+        scene = RawScene(cube_HWC, labels_HW)
+        settings = {"version": VERSION, "radius": radius, "embedded": [size, num_bands, num_classes, seed]}
+        build = partial(write_scene, scene=scene, radius=radius, source="the embedded scene")
+        folder = prepared(cache_dir, "scenes", (), settings, build)
+        source = "the embedded scene"
+    else:
+        files = find_scene(Path(path))
+        source = str(files.paths[-1])
+
+        def write(folder: Path) -> None:
+            write_scene(folder, read_scene(files), radius, str(files.cube))
+
+        folder = prepared(cache_dir, "scenes", files.paths, {"version": VERSION, "radius": radius}, write)
+    cube, labels_HW, notes = read_cube(folder)
+    class_HW, names, class_notes = _classes(labels_HW, background, source)
+    shares = (train_frac, val_frac, 1 - train_frac - val_frac)
+    part_HW, split_notes = _split(class_HW, names, split, shares, block_size, radius, seed)
+    return _wrapped(
+        cube, class_HW, part_HW, names, num_components, whole_map, (*notes, *class_notes, *split_notes)
+    )
+
+
+def _wrapped(
+    cube: PaddedCube,
+    class_HW: NDArray[np.int64],
+    part_HW: NDArray[np.int64],
+    names: list[str],
+    num_components: int | None,
+    whole_map: bool,
+    notes: tuple[str, ...],
+) -> Datasets:
+    spectra = cube.pixels(*map(torch.from_numpy, np.nonzero(part_HW == TRAIN)))
+    components = None if num_components is None else fit_components(spectra, num_components)
+    scaling = fit_scaling(spectra) if components is None else None
+    store = PatchStore(cube, components)
+
+    def part(number: int) -> PatchData | None:
+        is_asked_HW = np.ones_like(part_HW, dtype=bool) if number == TEST and whole_map else part_HW == number
+        row, column = map(torch.from_numpy, np.nonzero(is_asked_HW))
+        label = torch.from_numpy(np.where(part_HW == number, class_HW, NO_LABEL)[is_asked_HW])
+        if not len(row):
+            return None
+        return PatchData(store, cube.place_of(row, column), label, scaling=scaling, is_mirrored=number == TRAIN)
+
+    height, width, bands = cube.shape
+    counts = [show_count(int((part_HW == number).sum())) for number in (TRAIN, VAL, TEST)]
+    said = (
+        f"{height} x {width} pixels, {counted(bands, 'band')} ({show_bytes(cube.values.nbytes)} with its margin), "
+        f"{len(names)} classes; {counts[0]} pixels to train on, {counts[1]} to validate on, {counts[2]} to test on"
+    )
+    if components is not None:
+        said += f"; {num_components} components hold {show_percent(components.kept_frac)} of the training pixels' variance"
+    train = part(TRAIN)
+    assert train is not None
+    return Datasets(
+        train=train,
+        val=part(VAL),
+        test=part(TEST),
+        eval_batch_size=EVAL_PIXELS,
+        features=patch_features(store),
+        evaluation=ClassScores(names, class_HW, cube.radius),
+        model_args={"num_channels": num_components or bands, "num_classes": len(names)},
+        notes=(said, *notes),
+    )
+
+
+def _classes(
+    labels_HW: NDArray[np.int32], background: int, source: str
+) -> tuple[NDArray[np.int64], list[str], tuple[str, ...]]:
+    """Classes from 0 with -1 for background, their names, and which have too few pixels."""
+    found, count = np.unique(labels_HW[labels_HW != background], return_counts=True)
+    single = found[count == 1]
+    kept = found[count > 1]
+    if len(kept) < 2:
+        held = ", ".join(f"{label} ({number})" for label, number in zip(found, count, strict=True)) or "none"
+        raise DataError(
+            f"{source}: classes to tell apart need two pixels each, and there must be two of them. Labels beside the "
+            f"background {background}, with their pixels: {held}. workload.data.background=0 names the background."
+        )
+    notes = []
+    for label in single:
+        row, column = np.argwhere(labels_HW == label)[0]
+        notes.append(
+            f"Class {label} of {source} has one pixel, at row {row}, column {column}: there is none to test on, so it "
+            "is left out. Label more of it, or give it the background's label."
+        )
+    place = np.searchsorted(kept, labels_HW).clip(max=len(kept) - 1)
+    class_HW = np.where(kept[place] == labels_HW, place, -1)
+    return class_HW, [str(label) for label in kept], tuple(notes)
+
+
+def _split(
+    class_HW: NDArray[np.int64],
+    names: list[str],
+    split: SplitName,
+    shares: tuple[float, float, float],
+    block_size: int,
+    radius: int,
+    seed: int,
+) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """The part of each pixel, and what is to be said of it."""
+    rng = np.random.default_rng([seed, 20])
+    if split == "random":
+        part_HW = split_random(class_HW, shares, rng)
+        note = "Random pixels: most test pixels lie in a patch that was trained on. split=blocks keeps them apart."
+        return part_HW, (note,)
+    part_HW, num_left_out, too_close = keep_apart(class_HW, split_blocks(class_HW, shares, block_size, rng), radius)
+    notes = []
+    if num_left_out:
+        notes.append(f"{counted(num_left_out, 'pixel')} beside training pixels are left out of validation and test")
+    if too_close:
+        listed = ", ".join(names[each] for each in too_close)
+        notes.append(
+            f"Of {'class' if len(too_close) == 1 else 'classes'} {listed} all test pixels lie in patches of training "
+            "pixels; they are kept, and their figures are too good. A smaller patch_size may help."
+        )
+    return part_HW, tuple(notes)
+
+
+def _check(
+    patch_size: int, num_components: int | None, split: str, block_size: int, train_frac: float, val_frac: float
+) -> None:
+    """All faults of the arguments in one ConfigError."""
+    faults = []
+
+    def refuse(name: str, problem: str, way_out: str) -> None:
+        faults.append(Fault(f"workload.data.{name}", problem, way_out))
+
+    if not 1 <= patch_size <= 63 or patch_size % 2 == 0:
+        refuse("patch_size", f"{patch_size} is no odd number in 1..63.", "Write patch_size=9 or so.")
+    if num_components is not None and num_components < 1:
+        refuse("num_components", f"{num_components} is below 1.", "Write num_components=30, or null for all bands.")
+    if split not in SPLITS:
+        refuse("split", f"{split!r} is none of {', '.join(SPLITS)}.", "Write split=blocks.")
+    if block_size < 2:
+        refuse("block_size", f"{block_size} is below 2.", "Write block_size=16 or so.")
+    if not 0.01 <= train_frac <= 0.9:
+        refuse("train_frac", f"{train_frac} is not in 0.01..0.9.", "Write train_frac=0.2 or so.")
+    if not 0 <= val_frac <= 0.5:
+        refuse("val_frac", f"{val_frac} is not in 0..0.5.", "Write val_frac=0.1, or 0 for none.")
+    if not faults and train_frac + val_frac > 0.95:
+        refuse("val_frac", f"{val_frac} and train_frac={train_frac} leave nothing to test on.", "Write val_frac=0.1.")
+    if faults:
+        raise ConfigError(faults)

@@ -1,0 +1,114 @@
+"""Keeps a cube with a mirrored margin in one mapped file, so that a patch around any pixel is a view.
+
+Shapes: H height, W width, C bands, R radius of a patch, P = 2 R + 1 its side, B pixels.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from wellfed.errors import DataError
+from workloads.hyperspectral.scene_files import RawScene
+
+CUBE_FILE, LABELS_FILE, ABOUT_FILE = "cube.bin", "labels.npy", "scene.json"
+KEPT_TYPES = {"uint8": "uint8", "int16": "int16", "uint16": "int16", "bool": "uint8", "int8": "int16"}
+"""Of a cube in memory; all others become float32. Most operations of torch lack uint16: it is kept less 2**15, which
+the scaling of the bands takes out."""
+
+
+class PaddedCube:
+    """A cube [H + 2 R, W + 2 R, C] in a file that is mapped or, once ``in_memory``, in a copy of it.
+
+    A process that it is sent to maps the file anew; nothing of its content is sent.
+    """
+
+    def __init__(
+        self, file: Path, shape: tuple[int, int, int], radius: int, dtype: str, *, in_memory: bool = False
+    ) -> None:
+        self.file, self.shape, self.radius, self.dtype, self.is_in_memory = file, shape, radius, dtype, in_memory
+
+    @cached_property
+    def values(self) -> Tensor:
+        """The whole of it, not to be written to."""
+        height, width, bands = self.shape
+        shape = (height + 2 * self.radius, width + 2 * self.radius, bands)
+        if self.is_in_memory:
+            return torch.from_numpy(np.fromfile(self.file, self.dtype).reshape(shape))
+        # Copy-on-write, as torch wants a tensor that may be written: pages that are only read stay the file's own.
+        return torch.from_numpy(np.memmap(self.file, self.dtype, mode="c", shape=shape))
+
+    def in_memory(self) -> PaddedCube:
+        """The same, read into RAM now."""
+        copied = PaddedCube(self.file, self.shape, self.radius, self.dtype, in_memory=True)
+        assert copied.values.shape == self.values.shape
+        return copied
+
+    def place_of(self, row_B: Tensor, column_B: Tensor) -> Tensor:
+        """What `cut_patches` calls the patches around pixels [B]."""
+        return row_B * (self.shape[1] + 2 * self.radius) + column_B
+
+    def pixels(self, row_B: Tensor, column_B: Tensor) -> Tensor:
+        """Their spectra [B, C]."""
+        return self.values[row_B + self.radius, column_B + self.radius]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "values"}
+
+
+def cut_patches(padded: Tensor, place_B: Tensor, side: int) -> Tensor:
+    """Patches [B, P, P, C] whose upper left corners are the pixels ``place_B`` of the padded cube, counted line by
+    line; nothing else is copied."""
+    height, width, bands = padded.shape
+    num_places = (height - side) * width + width - side + 1
+    views = padded.as_strided((num_places, side, side, bands), (bands, width * bands, bands, 1))
+    return views.index_select(0, place_B)
+
+
+def write_scene(folder: Path, scene: RawScene, radius: int, source: str) -> None:
+    """Write what `read_cube` and `read_labels` give.
+
+    Args:
+        source: of the cube, for messages.
+
+    Raises:
+        DataError: a value that is not finite.
+    """
+    height, width, bands = scene.cube_HWC.shape
+    dtype = KEPT_TYPES.get(scene.cube_HWC.dtype.name, "float32")
+    column = np.pad(np.arange(width), radius, mode="reflect")
+    with (folder / CUBE_FILE).open("wb") as file:
+        for row in np.pad(np.arange(height), radius, mode="reflect"):
+            file.write(_line(scene, int(row), source).astype(dtype)[column].tobytes())
+    np.save(folder / LABELS_FILE, scene.labels_HW)
+    about = {"shape": [height, width, bands], "radius": radius, "dtype": dtype, "notes": scene.notes}
+    (folder / ABOUT_FILE).write_text(json.dumps(about), encoding="utf-8")
+
+
+def _line(scene: RawScene, row: int, source: str) -> NDArray[Any]:
+    """One line of the cube [W, C]; raises where it is not finite."""
+    line_WC = np.ascontiguousarray(scene.cube_HWC[row])
+    if line_WC.dtype.kind == "u" and line_WC.dtype.itemsize == 2:
+        return line_WC.astype(np.int32) - 2**15
+    if line_WC.dtype.kind == "f" and not np.isfinite(line_WC.astype(np.float32)).all():
+        column, band = np.argwhere(~np.isfinite(line_WC.astype(np.float32)))[0]
+        raise DataError(
+            f"{source}: {line_WC[column, band]} at row {row}, column {column}, band {band} is no finite float32. "
+            "Take such bands or lines out, or write numpy.save('X.npy', numpy.nan_to_num(cube))."
+        )
+    return line_WC
+
+
+def read_cube(folder: Path) -> tuple[PaddedCube, NDArray[np.int32], tuple[str, ...]]:
+    """What `write_scene` has left: cube, labels [H, W] and notes."""
+    about = json.loads((folder / ABOUT_FILE).read_text(encoding="utf-8"))
+    height, width, bands = about["shape"]
+    cube = PaddedCube(folder / CUBE_FILE, (height, width, bands), about["radius"], about["dtype"])
+    return cube, np.load(folder / LABELS_FILE), tuple(about["notes"])

@@ -1,0 +1,143 @@
+"""Gives the patches around pixels, a whole batch by one lookup.
+
+Shapes: B pixels, P side of a patch, C channels: bands or components; N pixels of a split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from wellfed.contract import FeatureModeName, Features, FeatureSource
+from wellfed.sample_rng import SampleRng
+from workloads.hyperspectral.bands import BandScaling, PrincipalComponents
+from workloads.hyperspectral.padded_cube import PaddedCube, cut_patches
+
+NO_LABEL = -1
+_LINES = 16
+"""Of the cube that are turned into components at a time."""
+
+
+class PatchStore:
+    """What patches are cut out of: the padded cube as it is, or its principal components, padded.
+
+    Args:
+        components: None = the bands themselves.
+    """
+
+    def __init__(self, cube: PaddedCube, components: PrincipalComponents | None) -> None:
+        self.cube, self.components = cube, components
+        self.side = 2 * cube.radius + 1
+
+    def raw(self, place_B: Tensor) -> Tensor:
+        """Patches [B, P, P, C] out of the file; components are computed of each."""
+        rows = cut_patches(self.cube.values, place_B, self.side)
+        return rows if self.components is None else self.components(rows)
+
+    def held(self, place_B: Tensor) -> Tensor:
+        """The same out of host memory."""
+        return cut_patches(self.in_memory, place_B, self.side)
+
+    @cached_property
+    def in_memory(self) -> Tensor:
+        """[H + P - 1, W + P - 1, C], bands in the cube's own type, components in float32."""
+        if self.components is None:
+            return self.cube.in_memory().values
+        parts = [self.components(lines) for lines in self.cube.values.split(_LINES)]
+        return torch.cat(parts)
+
+    @property
+    def bytes(self) -> int:
+        """Of `in_memory`."""
+        height, width, bands = self.cube.values.shape
+        if self.components is None:
+            return height * width * bands * self.cube.values.element_size()
+        return height * width * self.components.direction_CK.shape[1] * 4
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "in_memory"}
+
+
+def patch_features(store: PatchStore) -> Features:
+    """Row i is the patch whose upper left corner is pixel i of the padded cube."""
+    height, width, _ = store.cube.values.shape
+    return Features(
+        num_rows=(height - store.side) * width + width - store.side + 1,
+        bytes=store.bytes,
+        rows=store.raw,
+        store=lambda: store.in_memory,
+        cut=partial(cut_patches, side=store.side),
+    )
+
+
+class PatchData:
+    """A sample for each of the pixels ``place_N``.
+
+    Args:
+        label_N: class of each, `NO_LABEL` for those that are only to be drawn on the map.
+        scaling: of bands; None where the store holds components.
+        is_mirrored: as training patches are, at random.
+    """
+
+    def __init__(
+        self,
+        store: PatchStore,
+        place_N: Tensor,
+        label_N: Tensor,
+        *,
+        scaling: BandScaling | None,
+        is_mirrored: bool,
+    ) -> None:
+        self.place_N, self.label_N = place_N.to(torch.int64), label_N.to(torch.int64)
+        self._store, self._scaling, self._is_mirrored = store, scaling, is_mirrored
+        self._read: Callable[[Tensor], Tensor] | None = store.raw
+        """Where `fetch` gets patches from; None = it leaves that to `on_device`."""
+
+    def __len__(self) -> int:
+        return len(self.place_N)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """One sample, equal to the row that `fetch` gives."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} of {len(self)} pixels")
+        return {name: values.squeeze(0) for name, values in self.fetch(torch.tensor([index % len(self)])).items()}
+
+    def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
+        """``index``, ``place`` and ``label``, int64 [B]; but in mode ``cache`` also ``rows`` [B, P, P, C]. Nothing is
+        drawn."""
+        place_B = self.place_N.index_select(0, indices)
+        batch = {"index": indices, "place": place_B, "label": self.label_N.index_select(0, indices)}
+        return batch if self._read is None else batch | {"rows": self._read(place_B)}
+
+    def on_device(
+        self, batch: dict[str, Tensor], rng: SampleRng, features: FeatureSource | None = None
+    ) -> dict[str, Tensor]:
+        """``patch`` float32 [B, C, P, P], ``label`` and ``place``; in training mirrored left to right, upside down, or
+        along the diagonal, by (seed, epoch, index)."""
+        rows = batch.get("rows")
+        if rows is None:
+            if features is None:
+                raise ValueError("A batch of mode cache holds no patches: on_device wants the features.")
+            rows = features.rows(batch["place"])
+        patch = (rows if self._scaling is None else self._scaling(rows)).permute(0, 3, 1, 2)
+        if self._is_mirrored:
+            patch = mirrored(patch, rng.bits_at(batch["index"]))
+        return {"patch": patch, "label": batch["label"], "place": batch["place"]}
+
+    def for_features(self, mode: FeatureModeName) -> PatchData:
+        """The same samples, whose batches carry what ``on_device`` lacks in that mode."""
+        other = copy(self)
+        other._read = None if mode == "cache" else self._store.raw if mode == "dynamic" else self._store.held
+        return other
+
+
+def mirrored(patch_BCPP: Tensor, way_B: Tensor) -> Tensor:
+    """Patches seen in one of eight ways each, by the lowest three bits of ``way_B``."""
+    is_turned, is_flipped, is_upside_down = ((way_B >> bit & 1).bool()[:, None, None, None] for bit in range(3))
+    patch_BCPP = torch.where(is_flipped, patch_BCPP.flip(3), patch_BCPP)
+    patch_BCPP = torch.where(is_upside_down, patch_BCPP.flip(2), patch_BCPP)
+    return torch.where(is_turned, patch_BCPP.transpose(2, 3), patch_BCPP)

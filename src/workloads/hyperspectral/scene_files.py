@@ -1,0 +1,182 @@
+"""Finds a cube and its ground truth among files, and which of the cube's axes is which.
+
+Shapes: H height, W width, C bands.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellfed.errors import DataError
+from wellfed.units import show_line
+from workloads.hyperspectral.array_files import SUFFIXES, Array, read_arrays
+
+LAYOUTS = {(0, 1, 2): "bands last", (1, 2, 0): "bands first", (0, 2, 1): "bands between lines and columns"}
+"""Orders of a cube's axes that make [H, W, C] of it."""
+MARK = "_gt"
+"""How the name of a ground truth ends."""
+
+
+@dataclass(frozen=True)
+class SceneFiles:
+    """Where a scene is."""
+
+    cube: Path
+    labels: Path | None
+    """None: in the file of the cube."""
+
+    @property
+    def paths(self) -> list[Path]:
+        """One or two."""
+        return [self.cube] if self.labels is None else [self.cube, self.labels]
+
+
+@dataclass(frozen=True)
+class RawScene:
+    """A cube and its ground truth as they were read."""
+
+    cube_HWC: Array
+    labels_HW: NDArray[np.int32]
+    notes: tuple[str, ...] = ()
+
+
+def find_scene(path: Path) -> SceneFiles:
+    """The files of a scene; ``path`` is that of the cube, or a folder with one cube whose ground truth is beside it.
+
+    Raises:
+        DataError: nothing there, not a cube, or several.
+    """
+    path = path.expanduser()
+    if not path.exists():
+        raise DataError(f"workload.data.path={path}: no such file or folder. Name a cube: X.mat or X.npy.")
+    if path.is_file():
+        return _beside(path)
+    files = sorted(each for each in path.iterdir() if each.suffix.lower() in SUFFIXES and each.is_file())
+    cubes = [each for each in files if not _is_ground_truth(each)]
+    with_truth = [each for each in cubes if _ground_truth_of(each) is not None]
+    found = with_truth or cubes
+    if len(found) == 1:
+        return _beside(found[0])
+    if not found:
+        raise DataError(f"workload.data.path={path}: no cube in it. Put X.npy or X.mat there, and X{MARK}.npy or .mat.")
+    names = ", ".join(show_line(each.name) for each in found[:10])
+    raise DataError(f"workload.data.path={path}: holds {len(found)} cubes ({names}). Name one of them.")
+
+
+def _beside(cube: Path) -> SceneFiles:
+    if cube.suffix.lower() not in SUFFIXES:
+        raise DataError(f"workload.data.path={cube}: is neither .mat nor .npy. Write numpy.save('X.npy', cube).")
+    if _is_ground_truth(cube):
+        raise DataError(f"workload.data.path={cube}: is a ground truth by its name. Name the cube beside it.")
+    labels = _ground_truth_of(cube)
+    if labels is None and cube.suffix.lower() == ".npy":
+        wanted = " or ".join(f"{cube.stem}{MARK}{suffix}" for suffix in reversed(SUFFIXES))
+        raise DataError(f"workload.data.path={cube}: no ground truth beside it. Put {wanted} there.")
+    return SceneFiles(cube, labels)
+
+
+def _is_ground_truth(path: Path) -> bool:
+    return path.stem.lower().endswith(MARK)
+
+
+def _ground_truth_of(cube: Path) -> Path | None:
+    """Beside ``A_b.mat`` it is ``A_b_gt`` or ``A_gt``, first of the cube's own type; None where there is none."""
+    beside = {each.name.lower(): each for each in cube.parent.iterdir()}
+    own = cube.suffix.lower()
+    words = cube.stem.lower().split("_")
+    for count in range(len(words), 0, -1):
+        for suffix in (own, *(each for each in SUFFIXES if each != own)):
+            found = beside.get("_".join(words[:count]) + MARK + suffix)
+            if found is not None:
+                return found
+    return None
+
+
+def read_scene(files: SceneFiles) -> RawScene:
+    """Cube and ground truth, the cube's axes in order.
+
+    Raises:
+        DataError: what is there can't be one; see `array_files.read_arrays` as well.
+    """
+    arrays, others = read_arrays(files.cube)
+    cube_name, cube = _cube_of(files.cube, arrays, others)
+    notes = list[str]()
+    rest = [name for name, array in arrays.items() if name != cube_name and np.squeeze(array).ndim == 3]
+    if rest:
+        notes.append(f"{files.cube.name} holds {len(rest) + 1} cubes: {cube_name}, the largest, is taken.")
+    if files.labels is None:
+        del arrays[cube_name]
+        source = files.cube
+    else:
+        source = files.labels
+        arrays, others = read_arrays(source)
+    labels, layout = _labels_of(source, arrays, others, cube.shape, is_own_file=files.labels is not None)
+    if layout != (0, 1, 2):
+        notes.append(f"The axes of {files.cube.name} ({_sizes(cube.shape)}) are read as {LAYOUTS[layout]}.")
+    return RawScene(cube.transpose(layout), _whole_numbers(source, labels), tuple(notes))
+
+
+def _cube_of(path: Path, arrays: dict[str, Array], others: list[str]) -> tuple[str, Array]:
+    """Name and array of the largest with three axes; axes of length 1 don't count."""
+    found = {name: np.squeeze(array) for name, array in arrays.items() if np.squeeze(array).ndim == 3}
+    if not found:
+        raise DataError(f"{path}: no cube (three axes: height, width, bands) in it, but {_content(arrays, others)}.")
+    name = max(found, key=lambda each: found[each].size)
+    return name, found[name]
+
+
+def _labels_of(
+    path: Path, arrays: dict[str, Array], others: list[str], cube_shape: tuple[int, ...], *, is_own_file: bool
+) -> tuple[Array, tuple[int, ...]]:
+    """The array of labels and the layout of the cube that it fits."""
+    maps = {name: np.squeeze(array) for name, array in arrays.items() if np.squeeze(array).ndim == 2}
+    for (name, array), layout in itertools.product(maps.items(), LAYOUTS):
+        if array.shape == tuple(cube_shape[axis] for axis in layout[:2]):
+            return maps[name], layout
+    if not is_own_file:
+        raise DataError(
+            f"{path}: no ground truth beside it, and in it no map of labels that fits a cube of {_sizes(cube_shape)}, "
+            f"but {_content(arrays, others)}. Put {path.stem}{MARK}.mat or .npy there."
+        )
+    if not maps:
+        raise DataError(f"{path}: no map of labels (two axes) in it, but {_content(arrays, others)}.")
+    array = next(iter(maps.values()))
+    turned = any(array.shape[::-1] == tuple(cube_shape[axis] for axis in layout[:2]) for layout in LAYOUTS)
+    way_out = (
+        f"Turned it fits: numpy.save('{path.stem}.npy', labels.T)."
+        if turned
+        else "Both must be of the same scene, cut alike."
+    )
+    raise DataError(
+        f"{path}: a ground truth of {_sizes(array.shape)} pixels does not fit the cube of {_sizes(cube_shape)}. {way_out}"
+    )
+
+
+def _whole_numbers(path: Path, labels: Array) -> NDArray[np.int32]:
+    if labels.dtype.kind == "f":
+        wrong = ~np.isfinite(labels) | (labels != np.round(labels))
+        if wrong.any():
+            row, column = np.argwhere(wrong)[0]
+            raise DataError(
+                f"{path}: label {labels[row, column]} at row {row}, column {column} is no whole number "
+                f"({int(wrong.sum())} such pixels). Labels are class numbers, 0 for background."
+            )
+    low, high = int(labels.min()), int(labels.max())
+    if low < -(2**31) or high >= 2**31:
+        raise DataError(f"{path}: labels from {low} to {high} are no class numbers. Number the classes from 1.")
+    return np.ascontiguousarray(labels, dtype=np.int32)
+
+
+def _content(arrays: dict[str, Array], others: list[str]) -> str:
+    found = [f"{show_line(name)} ({_sizes(array.shape)} {array.dtype})" for name, array in arrays.items()]
+    return ", ".join([*found, *others]) or "nothing"
+
+
+def _sizes(shape: Iterable[int]) -> str:
+    return " x ".join(map(str, shape))

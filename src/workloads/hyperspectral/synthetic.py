@@ -1,0 +1,136 @@
+"""Draws a scene of fields: spectra of soil and plants mixed in patterns, so that there is something to learn.
+
+What makes it hard is what makes real scenes hard: classes whose mean spectra are nearly the same and differ by how
+plants and soil are arranged (rows, tussocks, an even cover); fields of one class that differ in light, moisture and
+cover; mixed pixels at edges; bands that are mostly noise.
+
+Shapes: H height, W width, C bands, K classes, F fields, E materials.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellfed.errors import ConfigError, Fault
+
+WAVELENGTHS_UM = (0.4, 2.5)
+WATER_UM = (1.38, 1.87)
+"""Where the air lets little light through."""
+PATTERNS = ("even", "rows", "tussocks")
+NUM_MATERIALS = 5
+FIELD_PX = 18
+"""Side of a square as large as a field on average."""
+NOISE = 0.02
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def field_scene(size: int, num_bands: int, num_classes: int, seed: int) -> tuple[NDArray[np.uint16], NDArray[np.int32]]:
+    """A cube [H, W, C] of reflectance times 10,000, and its ground truth [H, W], 0 for background.
+
+    Raises:
+        ConfigError: sizes out of their ranges.
+    """
+    _check(size, num_bands, num_classes)
+    rng = np.random.default_rng([seed, size, num_bands, num_classes])
+    field_HW, border_HW = _fields(rng, size)
+    num_fields = int(field_HW.max()) + 1
+    class_F = _classes(rng, num_fields, num_classes)
+    cover_HW = np.zeros((size, size))
+    for number in range(num_fields):
+        inside = field_HW == number
+        cover_HW[inside] = _cover(rng, int(class_F[number]), size)[inside]
+    soil_FC, plant_FC = _spectra(rng, class_F, num_bands)
+    light_F11 = rng.normal(1, 0.08, num_fields)[:, None]
+    cover_HW1 = np.clip(cover_HW, 0, 1)[..., None]
+    cube_HWC = (1 - cover_HW1) * (light_F11 * soil_FC)[field_HW] + cover_HW1 * (light_F11 * plant_FC)[field_HW]
+    cube_HWC = _blurred(cube_HWC)
+    cube_HWC += rng.normal(size=cube_HWC.shape) * _noise(rng, num_bands)
+    labels_HW = class_F[field_HW] + 1
+    labels_HW[border_HW | (rng.random(num_fields) < 0.1)[field_HW]] = 0
+    return np.clip(np.rint(cube_HWC * 10_000), 0, 65_535).astype(np.uint16), labels_HW.astype(np.int32)
+
+
+def _fields(rng: np.random.Generator, size: int) -> tuple[Ints, NDArray[np.bool_]]:
+    """The field that each pixel is of, and where its borders are: the pixels nearest to each of some points."""
+    num_fields = max(8, round((size / FIELD_PX) ** 2))
+    centre_F2 = rng.random((num_fields, 2)) * size
+    row, column = np.mgrid[:size, :size]
+    distance_FHW = np.hypot(row - centre_F2[:, 0, None, None], column - centre_F2[:, 1, None, None])
+    nearest = np.partition(distance_FHW, 1, axis=0)
+    return distance_FHW.argmin(0), nearest[1] - nearest[0] < 1.5
+
+
+def _classes(rng: np.random.Generator, num_fields: int, num_classes: int) -> Ints:
+    """Each class has fields; some have more than others."""
+    weight_K = np.linspace(1, 0.35, num_classes)
+    own = np.arange(num_classes).repeat(2)[:num_fields]
+    more = rng.choice(num_classes, size=num_fields - len(own), p=weight_K / weight_K.sum())
+    found: Ints = rng.permutation(np.concatenate([own, more]))
+    return found
+
+
+def _cover(rng: np.random.Generator, number: int, size: int) -> Floats:
+    """Share of plants over a field [H, W]: its mean differs from field to field, its pattern is the class's."""
+    mean, (row, column) = rng.normal(0.5, 0.06), np.mgrid[:size, :size]
+    rough = rng.normal(size=(size, size))
+    pattern = PATTERNS[number % len(PATTERNS)]
+    if pattern == "rows":
+        angle = rng.random() * np.pi
+        wave = np.cos(angle) * row + np.sin(angle) * column
+        return mean + 0.22 * np.sin(2 * np.pi * wave / 3.3) + 0.05 * rough
+    if pattern == "tussocks":
+        for _ in range(2):
+            rough = _blurred(rough[..., None])[..., 0]
+        return mean + 0.2 * rough / rough.std()
+    return mean + 0.05 * rough
+
+
+def _spectra(rng: np.random.Generator, class_F: Ints, num_bands: int) -> tuple[Floats, Floats]:
+    """Reflectance of soil and of plants in each field, [F, C]."""
+    wave_C = np.linspace(*WAVELENGTHS_UM, num_bands)
+    soil_C = 0.12 + 0.2 * (1 - np.exp(-(wave_C - 0.35) / 0.7)) - 0.05 * _band(wave_C, 2.2, 0.06)
+    soil_FC = soil_C + rng.normal(0, 0.02, len(class_F))[:, None] * _band(wave_C, 1.6, 0.8)
+    edge_C = 1 / (1 + np.exp(-(wave_C - 0.715) / 0.018))
+    plant_FC = np.empty((len(class_F), num_bands))
+    kinds = 1 + class_F.max() // len(PATTERNS)
+    shape_K3 = np.random.default_rng(7).normal(size=(kinds, 3))
+    for number, each in enumerate(class_F):
+        height, water, chlorophyll = 0.045 * shape_K3[each // len(PATTERNS)] + rng.normal(0, 0.015, 3)
+        green_C = 0.06 + 0.05 * _band(wave_C, 0.55, 0.04) * (1 + 4 * chlorophyll)
+        infrared_C = (0.48 + height) * edge_C * np.exp(-(0.45 + 2 * water) * np.clip(wave_C - 0.9, 0, None))
+        drop_C = 1 - (0.45 + 2 * water) * (_band(wave_C, 1.45, 0.07) + _band(wave_C, 1.94, 0.09))
+        plant_FC[number] = green_C + infrared_C * np.clip(drop_C, 0.05, None)
+    return soil_FC, plant_FC
+
+
+def _noise(rng: np.random.Generator, num_bands: int) -> Floats:
+    """Spread of the noise in each band; ten times as large where water in the air leaves little light."""
+    wave_C = np.linspace(*WAVELENGTHS_UM, num_bands)
+    dark_C = sum(_band(wave_C, centre, 0.035) for centre in WATER_UM)
+    return NOISE * rng.uniform(0.6, 1.4, num_bands) * (1 + 9 * dark_C)
+
+
+def _band(wave_C: Floats, centre: float, width: float) -> Floats:
+    found: Floats = np.exp(-0.5 * ((wave_C - centre) / width) ** 2)
+    return found
+
+
+def _blurred(image_HWC: Floats) -> Floats:
+    """As a lens sees it: each pixel takes some light from those beside it."""
+    for axis in (0, 1):
+        beside = np.roll(image_HWC, 1, axis) + np.roll(image_HWC, -1, axis)
+        image_HWC = 0.7 * image_HWC + 0.15 * beside
+    return image_HWC
+
+
+def _check(size: int, num_bands: int, num_classes: int) -> None:
+    faults = []
+    ranges = {"size": (size, 32, 2048), "num_bands": (num_bands, 8, 1000), "num_classes": (num_classes, 2, 50)}
+    for name, (value, low, high) in ranges.items():
+        if not low <= value <= high:
+            faults.append(Fault(f"workload.data.{name}", f"{value} is not in {low}..{high}.", f"Write {name}={2 * low}."))
+    if faults:
+        raise ConfigError(faults)
