@@ -117,7 +117,7 @@ class Masking:
     """Widest band that is blanked, of all bands."""
 
     def __call__(self, log_mel_BMT: Tensor, clip_B: Tensor, rng: SampleRng) -> Tensor:
-        """The same shape; what is blanked, or moved in from outside, gets the clip's mean.
+        """The same shape; what is blanked, or moved in from outside, gets the band's mean.
 
         Functions of (seed, epoch, clip). After SpecAugment (Park et al. 2019, https://arxiv.org/abs/1904.08779).
         """
@@ -131,8 +131,8 @@ class Masking:
         is_blank_BM = _stretch(clip_B, num_mels, self.mel_frac, rng, draw=3)
         frame_BMT = frame_BT.clamp(0, num_frames - 1)[:, None].expand(-1, num_mels, -1)
         moved_BMT = log_mel_BMT.gather(2, frame_BMT)
-        mean_B11 = log_mel_BMT.mean((1, 2), keepdim=True)
-        return torch.where(is_blank_BT[:, None] | is_blank_BM[..., None], mean_B11, moved_BMT)
+        mean_BM1 = log_mel_BMT.mean(2, keepdim=True)
+        return torch.where(is_blank_BT[:, None] | is_blank_BM[..., None], mean_BM1, moved_BMT)
 
 
 def _stretch(clip_B: Tensor, size: int, most_frac: float, rng: SampleRng, *, draw: int) -> Tensor:

@@ -20,7 +20,7 @@ GROUPS = 4
 
 
 class ClipClassifier(nn.Module):
-    """Scores of the classes for a log-mel spectrogram, whose own mean and spread are taken out first.
+    """Scores of the classes for a log-mel spectrogram, whose mean and spread over time are taken out of each band first.
 
     Args:
         num_mels: M.
@@ -34,11 +34,11 @@ class ClipClassifier(nn.Module):
     """
 
     def __init__(
-        self, num_mels: int, num_classes: int, *, base_channels: int = 32, num_blocks: int = 3, dropout: float = 0.1
+        self, num_mels: int, num_classes: int, *, base_channels: int = 24, num_blocks: int = 3, dropout: float = 0.1
     ) -> None:
         super().__init__()
         _check(base_channels, num_blocks, dropout)
-        self.input_norm = nn.GroupNorm(1, num_mels)
+        self.input_norm = nn.GroupNorm(num_mels, num_mels)
         self.first = nn.Conv1d(num_mels, base_channels, 3, padding=1, bias=False)
         sizes = [base_channels * (place + 1) for place in range(num_blocks + 1)]
         self.blocks = nn.Sequential(
@@ -93,7 +93,7 @@ def _check(base_channels: int, num_blocks: int, dropout: float) -> None:
     faults = []
     if base_channels < GROUPS or base_channels % GROUPS:
         problem = f"{base_channels} is no multiple of {GROUPS}."
-        faults.append(Fault("workload.model.base_channels", problem, "Write base_channels=32 or so."))
+        faults.append(Fault("workload.model.base_channels", problem, "Write base_channels=24 or so."))
     if not 1 <= num_blocks <= 5:
         faults.append(Fault("workload.model.num_blocks", f"{num_blocks} is not in 1..5.", "Write num_blocks=3 or so."))
     if not 0 <= dropout < 1:

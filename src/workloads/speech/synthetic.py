@@ -1,7 +1,6 @@
 """Draws recordings that sound somewhat like spoken words: made-up ones, by speakers who differ.
 
-A word is a few sounds in an order, and other words are the same sounds in another order, so what counts is when each is
-heard. A sound is a hum of a voice or a hiss, shaped by resonances (formants) that move from one sound to the next.
+A word is a few sounds in an order, and another word has the same sounds backwards, so it counts when each is heard. A sound is a hum of a voice or a hiss, shaped by resonances (formants) that move from one sound to the next.
 
 Shapes: B clips, L samples, T frames, F frequencies, S sounds of a word, R resonances.
 """
@@ -31,11 +30,11 @@ SOUNDS: dict[str, tuple[float, float, float, float, float]] = {
     "z": (4600, 5800, 6900, 0.3, 0.35),
 }
 """Roughly those of the vowels and consonants that are written so (Peterson & Barney 1952 for the vowels)."""
-WORDS = ("sai", "sia", "asi", "isa", "nue", "eun", "une", "enu", "xau", "xua", "axu", "uxa")
+WORDS = ("sai", "ias", "nue", "eun", "xau", "uax", "zen", "nez", "usi", "isu")
 BANDWIDTHS = (90.0, 130.0, 220.0)
 HISS_BANDWIDTH = 700.0
 WINDOW, HOP = 512, 128
-MEAN_SNR_DB = 14.0
+MEAN_SNR_DB = 10.0
 
 
 @dataclass(frozen=True)
