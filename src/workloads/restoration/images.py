@@ -111,7 +111,7 @@ def cut_rows(bytes_N: Tensor, start_R: Tensor, width: int) -> Tensor:
 
 def read_index(folder: Path) -> ImageIndex:
     """What `write_images` or `decode_into` has left."""
-    content = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8", errors="surrogateescape"))
+    content = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
     return ImageIndex(
         tuple(StoredImage(**image) for image in content["images"]),
         tuple((name, reason) for name, reason in content["damaged"]),
