@@ -120,7 +120,7 @@ def write_images(folder: Path, decoded: Iterable[tuple[str, str, Decoded | Damag
                 damaged.append((name, str(each)))
                 continue
             height, width, _ = each.pixels.shape
-            digest = hashlib.blake2b(each.pixels.data, digest_size=16, salt=height.to_bytes(8)).hexdigest()
+            digest = hashlib.sha256(each.pixels.data).hexdigest()[:24] + f"{height:08x}"
             images.append(StoredImage(name, split, offset, height, width, digest))
             file.write(each.pixels.data)
             turned.update(each.turned)
@@ -137,7 +137,7 @@ def decode_into(folder: Path, files: Iterable[ImageFile], bad: BadFiles) -> None
     """
 
     def judged() -> Iterator[tuple[str, str, Decoded | DamagedImage]]:
-        for file, decoded in _decoded(files):
+        for file, decoded in decoded_in_order(files):
             if isinstance(decoded, DamagedImage):
                 bad.add(file.name, str(decoded))
             yield file.name, file.split, decoded
@@ -146,7 +146,7 @@ def decode_into(folder: Path, files: Iterable[ImageFile], bad: BadFiles) -> None
         write_images(folder, judged())
 
 
-def _decoded(files: Iterable[ImageFile]) -> Iterator[tuple[ImageFile, Decoded | DamagedImage]]:
+def decoded_in_order(files: Iterable[ImageFile]) -> Iterator[tuple[ImageFile, Decoded | DamagedImage]]:
     """Images in the order of files; those decoded ahead have no more than `MAX_PIXELS` together."""
     num_threads = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     ahead: deque[tuple[ImageFile, int, Future[Decoded | DamagedImage]]] = deque()
