@@ -22,7 +22,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train sweep test test-guests bench-gpu test-all goldens check format doctor constraints clean new
+.PHONY: help install train sweep test test-guests bench-gpu before-after test-all goldens check format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -47,6 +47,9 @@ test-guests: $(GUESTS) ## run the tests of code that people bring: installs othe
 
 bench-gpu: $(RUNS) ## on a machine with a GPU: check what only a real one can show, and leave a record to send in
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
+
+before-after: $(RUNS) ## from the start of a guide to where the findings lead: W=recsys; ARGS="--where cpu|simulated|gpu"
+	$(BIN)/python benchmarks/before_after.py $(if $(filter command,$(origin W)),$(W),recsys) $(ARGS)
 
 test-all: $(GUESTS) ## run the slow tests and those of guests too
 	HYPOTHESIS_PROFILE=fresh $(PYTEST) -m "slow or not slow" $(ARGS)

@@ -37,17 +37,17 @@ PROJECT = {
     "workloads",
 }
 """Names that the project itself uses."""
-EXAMPLES = {"recsys"}
+EXAMPLES = {"forecast", "recsys", "restoration"}
 """The folders of src/workloads/ in the template."""
 LIBRARIES = {
-    "check_jsonschema", "huggingface_hub", "hydra", "hypothesis", "importlinter", "jinja2", "lightning", "markupsafe",
-    "matplotlib", "mypy", "numpy", "omegaconf", "peft", "psutil", "pynvml", "pytest", "pytorch_lightning", "rich",
-    "ruff", "safetensors", "threadpoolctl", "tokenizers", "torch", "torchmetrics", "transformers", "wandb", "xdist",
-    "yaml",
+    "check_jsonschema", "filelock", "huggingface_hub", "hydra", "hypothesis", "importlinter", "jinja2", "lightning",
+    "markupsafe", "matplotlib", "mypy", "numpy", "omegaconf", "pandas", "peft", "pil", "PIL", "psutil", "pynvml",
+    "pytest", "pytorch_lightning", "rich", "ruff", "safetensors", "scipy", "soundfile", "threadpoolctl", "tokenizers",
+    "torch", "torchmetrics", "transformers", "wandb", "xdist", "yaml",
 }  # fmt: skip
 """What the project imports or runs: a package of that name would hide it, or be hidden."""
 DISTRIBUTIONS = LIBRARIES | {
-    "hydra_core", "import_linter", "nvidia_ml_py", "pip", "pre_commit", "pytest_xdist", "setuptools",
+    "hydra_core", "import_linter", "nvidia_ml_py", "pillow", "pip", "pre_commit", "pytest_xdist", "setuptools",
 }  # fmt: skip
 """What pip knows these by: a project of that name would take its place."""
 WORDS = {"false", "inf", "n", "nan", "no", "none", "null", "off", "on", "true", "y", "yes"}

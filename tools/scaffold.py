@@ -186,6 +186,7 @@ def starting_workload(source: Files, answers: Answers) -> Files:
     start, package = str(answers["workload"]), str(answers["package_name"])
     moves = {
         f"configs/workload/{start}.yaml": f"configs/workload/{package}.yaml",
+        f"configs/experiment/{start}_": f"configs/experiment/{package}_",
         f"src/workloads/{start}/": f"src/{package}/",
         f"tests/workloads/{start}/": f"tests/{package}/",
     }
@@ -215,7 +216,7 @@ def renamed(text: str, start: str, package: str) -> str:
     text = text.partition("\n**Learning.**")[0].rstrip("\n") + "\n" if "\n**Learning.**" in text else text
     text = re.sub(r" \(`benchmarks/[\w./]+`\)", "", text)
     text = re.sub(rf"\b(workloads|wellfed)([./]){re.escape(start)}\b", package, text)
-    text = re.sub(_word(start), package, text)
+    text = re.sub(_named(start), package, text)
     return re.sub(
         rf"(?m)(?:^{STATEMENT})+",
         lambda block: _sorted_imports(block[0]) if re.search(rf"(?m)^from {package}\b", block[0]) else block[0],
@@ -223,9 +224,16 @@ def renamed(text: str, start: str, package: str) -> str:
     )
 
 
-def _word(name: str) -> str:
-    """Pattern of a name that stands by itself: not recsys_8gb."""
-    return rf"(?<![\w-]){re.escape(name)}(?![\w-])"
+PLACES = (
+    "workload=", "workload: ", "--workload ", "add workload ", "\nname: ", r"\Aname: ", r"\A# ", "W=", "logs/", "`",
+)  # fmt: skip
+"""What stands before the name of a workload in commands, yaml, paths and headings."""
+
+
+def _named(name: str) -> str:
+    """Pattern of an example's name where it is one: elsewhere it may be a word."""
+    before = "|".join(f"(?<={place})" for place in PLACES)
+    return rf"(?:{before}){re.escape(name)}(?![\w-])|(?<=experiment=){re.escape(name)}(?=_)"
 
 
 def _sorted_imports(block: str) -> str:
@@ -283,17 +291,23 @@ def _edits(source: Files, answers: Answers) -> dict[str, list[Edit]]:
     def speak_of_the_package(text: str) -> str:
         """Commands shown for an example are shown for the package where the example is gone."""
         for name in [] if keep else examples(source):
-            text = re.sub(_word(name), package, text)
+            text = re.sub(_named(name), package, text)
         return text
 
     return {
-        "pyproject.toml": [replacing(*_of_pyproject(answers))],
+        "pyproject.toml": [
+            replacing(*_of_pyproject(answers)),
+            lambda text: text if keep else re.sub(r"(?m)^# .*_references\.py.*\nreferences = .*\n", "", text),
+        ],
         "constraints.txt": [lambda text: re.sub(rf"(?m)^({'|'.join(TEMPLATE_TOOLS)})==.*\n", "", text)],
         "Makefile": [
-            replacing((" constraints clean new\n", " constraints clean\n"), (" bench-gpu ", " "), ("$(ON)", "")),
-            lambda text: re.sub(r"(?m)^(?:new|bench-gpu):.*\n(?:\t.*\n)+\n", "", text),
+            replacing(
+                (" constraints clean new\n", " constraints clean\n"), (" bench-gpu before-after ", " "), ("$(ON)", "")
+            ),
+            lambda text: re.sub(r"(?m)^(?:new|bench-gpu|before-after):.*\n(?:\t.*\n)+\n", "", text),
             lambda text: re.sub(r"(?m)^# SIMULATED=.*\nON = .*\n\n", "", text),
             lambda text: text.replace("W=recsys", f"W={package}"),
+            lambda text: text if keep else text.replace("guests,references,", "guests,"),
         ],
         ".github/workflows/ci.yml": [
             replacing(("\n        env:\n          WELLFED_REQUIRE: cc", "")),

@@ -29,7 +29,7 @@ ERROR = {"kind": "device_oom", "message": "Out of memory\nafter 4 steps down", "
 def page_of(folder: Path) -> Page:
     evidence = Evidence.read(folder)
     conclude(evidence)
-    return read_page(to_html(evidence))
+    return read_page(to_html(evidence, folder))
 
 
 def pictures_of(page: Page) -> list[str]:

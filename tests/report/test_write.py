@@ -27,7 +27,7 @@ def test_a_page_is_left_out_where_nobody_asks_for_it(tmp_path: Path) -> None:
 
 
 def test_what_can_t_be_drawn_leaves_the_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(evidence: Evidence) -> str:
+    def broken(evidence: Evidence, folder: Path) -> str:
         raise KeyError("a font")
 
     monkeypatch.setattr(write, "to_html", broken)

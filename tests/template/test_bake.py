@@ -112,7 +112,9 @@ def test_no_trace_of_the_template(default: Path, template: Path):
     assert [path for path, content in outside.items() if b"wellfed" in engine.sub(b"", content)] == []
     assert 'name = "wellfed"' not in outside["pyproject.toml"].decode()
     makefile = (default / "Makefile").read_text()
-    assert not [word for word in ("new:", "bench-gpu", "SIMULATED", "$(ON)") if word in makefile]
+    gone = ("new:", "bench-gpu", "before-after", "SIMULATED", "$(ON)", "references")
+    assert not [word for word in gone if word in makefile]
+    assert "references" not in tomllib.loads(outside["pyproject.toml"].decode())["project"]["optional-dependencies"]
 
 
 def test_what_is_copied_is_not_rendered(default: Path, template: Path):

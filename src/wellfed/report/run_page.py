@@ -29,15 +29,15 @@ class Tile:
     """Of a bar, 0..1; None = without one."""
 
 
-def to_html(evidence: Evidence) -> str:
-    """The page. Every text of the user's is escaped."""
+def to_html(evidence: Evidence, folder: Path) -> str:
+    """The page of the run in ``folder``. Every text of the user's is escaped."""
     record = evidence.record
     return fill_in(
         Path(__file__).with_name("run_page.html.j2"),
         {
             "record": record,
             "sections": sections(record, evidence.first_metrics),
-            "pictures": pictures(evidence),
+            "pictures": pictures(evidence, folder),
             "simulated": simulated_lines(record),
             "wrong": error_lines(record),
             "tiles": list(tiles(record)),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.report.memory_picture import memory
 from wellfed.report.metric_pictures import metrics
+from wellfed.report.own_pictures import own_pictures
 from wellfed.report.picture_parts import PagePicture
 from wellfed.report.run_sections import Name
 from wellfed.report.step_time_picture import step_time
@@ -14,12 +16,13 @@ from wellfed.report.time_axis import TimeAxis
 from wellfed.report.utilisation_picture import utilisation
 
 
-def pictures(evidence: Evidence) -> Mapping[Name, Sequence[PagePicture]]:
-    """Those that there are figures for, by the section that they belong to."""
+def pictures(evidence: Evidence, folder: Path) -> Mapping[Name, Sequence[PagePicture]]:
+    """Those that there are figures or files for, by the section that they belong to."""
     axis = TimeAxis.of(evidence)
     return {
         "utilisation": list(utilisation(evidence, axis)),
         "time": list(step_time(evidence, axis)),
         "memory": list(memory(evidence, axis)),
         "metrics": list(metrics(evidence)),
+        "files": list(own_pictures(evidence.record, folder)),
     }

@@ -12,8 +12,11 @@ from wellfed.report import run_lines
 from wellfed.units import show_percent
 
 Name = Literal[
-    "verdict", "findings", "utilisation", "time", "memory", "metrics", "plan", "profile", "machine", "events", "started"
-]
+    "verdict", "findings", "utilisation", "time", "memory", "metrics", "files", "plan", "profile", "machine", "events",
+    "started",
+]  # fmt: skip
+OF_EVERY_RUN = frozenset({"report", "page", "steps", "metrics", "telemetry", "log", "last", "best", "profile"})
+"""Artifacts that are no workload's own."""
 Row = tuple[str, ...]
 _SHOWN, _NAME_WIDTH = 10, 100
 """Operations of a profile on the last screen, and characters of a name: a kernel's may have hundreds."""
@@ -58,6 +61,7 @@ def sections(record: RunRecord, first: Mapping[str, float] | None = None) -> lis
         ReportSection("time", "Where the time went", run_lines.time_lines(record)),
         ReportSection("memory", "Memory", run_lines.memory_lines(record)),
         ReportSection("metrics", "Metrics", (), ("metric", "first", "latest"), metrics, screen=metric_lines(metrics)),
+        *file_sections(record),
         # Shown when the run began.
         ReportSection("plan", "Plan", (), ("knob", "value", "source", "because"), plan_rows(record), screen=()),
         *profile_sections(record),
@@ -98,6 +102,21 @@ def plan_rows(record: RunRecord) -> list[Row]:
     return [
         (knob, run_lines.show_value(one["value"]), one["source"], one["because"]) for knob, one in record.plan.items()
     ]
+
+
+def own_files(record: RunRecord) -> dict[str, str]:
+    """Tables and pictures that the workload's evaluation has written: name to file, relative to the run folder."""
+    return {name: path for name, path in record.artifacts.items() if name not in OF_EVERY_RUN}
+
+
+def file_sections(record: RunRecord) -> list[ReportSection]:
+    """What the workload's evaluation has written; none where that is nothing."""
+    files = own_files(record)
+    if not files:
+        return []
+    on_screen = [f"of the evaluation: {', '.join(files.values())}"]
+    lines = [f"{name}: {path}" for name, path in files.items()]
+    return [ReportSection("files", "What the evaluation left", lines, screen=on_screen)]
 
 
 def profile_sections(record: RunRecord) -> list[ReportSection]:

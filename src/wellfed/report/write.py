@@ -31,7 +31,7 @@ def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) ->
     """
     write_atomically(folder / MARKDOWN, to_markdown(evidence.record, evidence.first_metrics))
     if has_page:
-        write_atomically(folder / PAGE, to_html(evidence))
+        write_atomically(folder / PAGE, to_html(evidence, folder))
 
 
 def write_comparison(both: Comparison, folder: Path, names: Sequence[str]) -> Path:

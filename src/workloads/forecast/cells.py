@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ import pandas as pd  # type: ignore[import-untyped]
 from workloads.forecast.series import Floats
 from workloads.forecast.steps import Dates, Ints
 
+T = TypeVar("T", bound=np.generic)
 Bools = npt.NDArray[np.bool_]
 Cells = npt.NDArray[np.object_]
 
@@ -29,8 +31,10 @@ _ISO_WEEK = re.compile(r"(\d{4})-?W(\d{2})", re.IGNORECASE)
 _MONTH_NAME = re.compile(r".*\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\b.*", re.IGNORECASE)
 _DIGITS = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d", 10: "s", 12: "%Y%m%d%H%M", 13: "ms", 14: "%Y%m%d%H%M%S"}
 """What a number of so many digits says as a date; seconds and milliseconds since 1970."""
-_POINT = re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)?(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
-_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)?(,\d*)?(e[+-]?\d+)?", re.IGNORECASE)
+_POINT = re.compile(r"[+-]?(\d+|[1-9]\d{0,2}(,\d{3})+)?(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
+_COMMA = re.compile(r"[+-]?(\d+|[1-9]\d{0,2}(\.\d{3})+)?(,\d*)?(e[+-]?\d+)?", re.IGNORECASE)
+LARGEST = 1e30
+"""Beyond it nothing is read as a number: in float32 it could not be reckoned with."""
 SAMPLE = 1000
 """Cells by which a column is judged."""
 _SPACES = re.compile(r"(?<=\d)[ \u00a0\u202f'](?=\d{3})")
@@ -74,7 +78,8 @@ def _without_offsets(cell_U: Cells) -> tuple[Cells, tuple[str, ...]]:
     if not offsets:
         return cell_U, ()
     timed = [number for number, cell in enumerate(cell_U) if ":" in cell]
-    if without := next((number for number in timed if found[number] is None), None):
+    without = next((number for number in timed if found[number] is None), None)
+    if without is not None:
         raise Unclear(
             f"Some dates have a UTC offset ({cell_U[next(n for n in timed if found[n])]}), and others none "
             f"({cell_U[without]}). Write all of them in one way."
@@ -166,15 +171,21 @@ def coded(cells_N: Sequence[str]) -> tuple[Ints, list[str]]:
     return code_N.astype(np.int64), [str(cell) for cell in cell_U]
 
 
+def different(values_N: npt.NDArray[T]) -> npt.NDArray[T]:
+    """Each once."""
+    value_U: npt.NDArray[T] = pd.unique(values_N)
+    return value_U
+
+
 def is_missing(cells_N: Sequence[str]) -> Bools:
     """Whether each cell says that there is no value."""
     return np.fromiter((cell.lower() in MISSING for cell in cells_N), bool, len(cells_N))
 
 
-def looks_like_dates(cells_N: Sequence[str]) -> bool:
-    """Whether most of the first cells are dates; of plain numbers those of 8 digits alone."""
+def looks_like_dates(cells_N: Sequence[str], numbers_too: bool = False) -> bool:
+    """Whether most of the first cells are dates; of plain numbers those of 8 digits alone, unless ``numbers_too``."""
     sample = [cell for cell in cells_N[:SAMPLE] if cell.lower() not in MISSING]
-    if not sample or any(cell.isdigit() and len(cell) != 8 for cell in sample):
+    if not numbers_too and any(cell.isdigit() and len(cell) != 8 for cell in sample):
         return False
     try:
         date_N, _ = parse_dates(sample)
@@ -191,7 +202,7 @@ def looks_like_numbers(cells_N: Sequence[str]) -> bool:
 
 
 def parse_numbers(columns: Sequence[Sequence[str]], decimal: str | None = None) -> list[Floats]:
-    """The finite number of each cell of some columns, NaN where there is none.
+    """The number of each cell of some columns, NaN where there is none.
 
     Args:
         decimal: ``.`` or ``,`` before tenths; the other one then parts thousands. None = as the cells tell.
@@ -227,8 +238,8 @@ def _plain(cell: str, form: re.Pattern[str], away: str, decimal: str) -> str:
 def _numbers(cells_N: Sequence[str]) -> Floats:
     value_N: Floats = _floats(cells_N).copy()
     failed = np.flatnonzero(np.isnan(value_N))
-    value_N[failed] = _floats([_SPACES.sub("", cells_N[number]) for number in failed])
-    value_N[~np.isfinite(value_N)] = np.nan
+    value_N[failed] = _floats([_SPACES.sub("", cells_N[number]) for number in failed.tolist()])
+    value_N[~(np.abs(value_N) <= LARGEST)] = np.nan
     return value_N
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from wellfed.errors import DataError
-from workloads.forecast.cells import coded, looks_like_dates, looks_like_numbers
+from workloads.forecast.cells import coded, different, looks_like_dates, looks_like_numbers
 from workloads.forecast.steps import Dates
 from workloads.forecast.text_table import TextTable
 
-DATE_NAMES = ("date", "ds", "datetime", "timestamp", "time", "day", "week", "month")
+DATE_NAMES = ("date", "ds", "datetime", "timestamp", "time", "period", "day", "week", "month", "quarter", "year")
 SERIES_NAMES = ("unique_id", "series_id", "series", "item_id", "id")
 LEAST_REPEATS = 0.2
 """Share of rows whose date another row has too, from which a column that tells them apart names series."""
@@ -38,12 +38,15 @@ def find_dates(table: TextTable, wanted: str | None) -> int:
     if wanted is not None:
         return table.place(wanted, "date_column")
     low = [name.casefold() for name in table.names]
-    for name in DATE_NAMES:
-        if name in low:
-            return low.index(name)
+    named = [low.index(name) for name in DATE_NAMES if name in low]
+    for place in named:
+        if looks_like_dates(table.columns[place], numbers_too=True):
+            return place
     for place, column in enumerate(table.columns):
         if looks_like_dates(column):
             return place
+    if named:  # its cells will be refused with their lines
+        return named[0]
     raise DataError(
         f"{table.file}: no column holds dates; there are {listed(table.names)}. Write workload.data.date_column=NAME; "
         "dates such as 2024-05-31 are read."
@@ -90,16 +93,16 @@ def find_columns(
 def _series_place(table: TextTable, date: int, date_R: Dates, numeric: list[bool]) -> int | None:
     """The column that tells rows of one date apart, if dates repeat and one column alone does."""
     known_R = ~np.isnat(date_R)
-    if len(np.unique(date_R[known_R])) > (1 - LEAST_REPEATS) * known_R.sum():
+    if len(different(date_R[known_R])) > (1 - LEAST_REPEATS) * known_R.sum():
         return None
     others = [place for place in range(len(table.names)) if place != date]
     named = [place for place in others if table.names[place].casefold() in SERIES_NAMES]
     candidates = named or [place for place in others if not numeric[place]]
     if len(candidates) != 1:
         return None
-    code_R, _ = coded(table.columns[candidates[0]])
-    pairs_R2 = np.stack([date_R.astype(np.int64), code_R], axis=1)[known_R]
-    return candidates[0] if len(np.unique(pairs_R2, axis=0)) > (1 - LEAST_REPEATS) * len(pairs_R2) else None
+    code_R, names = coded(table.columns[candidates[0]])
+    pair_R = (date_R.astype(np.int64) * len(names) + code_R)[known_R]
+    return candidates[0] if len(different(pair_R)) > (1 - LEAST_REPEATS) * len(pair_R) else None
 
 
 def describe(table: TextTable, columns: Columns) -> str:

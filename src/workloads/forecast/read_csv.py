@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
 from wellfed.errors import DataError
 from wellfed.units import counted, show_count, show_line
-from workloads.forecast.cells import Unclear, coded, is_missing, parse_dates, parse_numbers
+from workloads.forecast.cells import Unclear, coded, different, is_missing, parse_dates, parse_numbers
 from workloads.forecast.csv_columns import Columns, describe, find_columns, find_dates, listed
 from workloads.forecast.series import Floats, SeriesSet, trimmed
 from workloads.forecast.steps import Dates, Frequency, Ints, UnevenDates, infer_frequency, parse_frequency, show_date
@@ -77,6 +78,7 @@ def read_csv(
         found,
         starts,
         (describe(table, columns), *table.notes, *notes, *more, *table.bad.notes()),
+        str(table.file),
     )
 
 
@@ -98,10 +100,10 @@ def _entries(table: TextTable, columns: Columns, date_R: Dates, values: list[Flo
     names, code_R = [table.names[place] for place in columns.values], np.zeros(len(line_R), np.int64)
     if columns.series is not None:
         cells = table.columns[columns.series]
-        code_R, names = coded(cells)
         for row in np.flatnonzero(is_missing(cells) & known_R):
             table.bad.add(table.lines[row], f"no name of a series in column {table.names[columns.series]!r}")
             known_R[row] = False
+        code_R[known_R], names = coded([cells[row] for row in np.flatnonzero(known_R)])
     rows = []
     for number, (place, value_R) in enumerate(zip(columns.values, values, strict=True)):
         cells = table.columns[place]
@@ -111,6 +113,7 @@ def _entries(table: TextTable, columns: Columns, date_R: Dates, values: list[Flo
         kept_R = np.flatnonzero(known_R & ~np.isnan(value_R))
         rows.append((code_R[kept_R] + number, date_R[kept_R], value_R[kept_R], line_R[kept_R]))
     code_E, date_E, value_E, line_E = (np.concatenate(each) for each in zip(*rows, strict=True))
+    table.bad.check(len(table.lines))
     if not len(value_E):
         raise DataError(
             f"{table.file}: no value in {listed(table.names, columns.values)}. Write workload.data.target=NAME for "
@@ -120,17 +123,14 @@ def _entries(table: TextTable, columns: Columns, date_R: Dates, values: list[Flo
 
 
 def _frequency(table: TextTable, date_R: Dates, wanted: str | None) -> Frequency:
-    date_U = np.unique(date_R[~np.isnat(date_R)])
+    date_U = np.sort(different(date_R[~np.isnat(date_R)]))
     if wanted is not None:
         return parse_frequency(wanted, date_U[0])
     try:
         return infer_frequency(date_U)
     except UnevenDates as error:
         line = table.lines[int(np.flatnonzero(date_R == error.date)[0])]
-        raise DataError(
-            f"{table.file}, line {line}: {error}. Correct the date, or write workload.data.frequency=D (or h, W, "
-            "M ...) to round all dates down to one."
-        ) from error
+        raise DataError(f"{table.file}, line {line}: {error}") from error
 
 
 def _laid_out(table: TextTable, entries: Entries, frequency: Frequency) -> tuple[list[Floats], list[int], list[str]]:
@@ -147,26 +147,23 @@ def _laid_out(table: TextTable, entries: Entries, frequency: Frequency) -> tuple
         notes.append(f"{counted(len(again), 'value')} given twice, the same each time; the second left out")
         once = np.delete(np.arange(len(code_E)), again)
         code_E, step_E, value_E = code_E[once], step_E[once], value_E[once]
-    num_series = len(entries.names)
-    begin_S = np.searchsorted(code_E, np.arange(num_series))
-    end_S = np.searchsorted(code_E, np.arange(num_series), side="right")
-    spans = [
-        int(step_E[end - 1] - step_E[begin]) + 1 if end > begin else 0
-        for begin, end in zip(begin_S, end_S, strict=True)
-    ]
+    edges = np.searchsorted(code_E, np.arange(len(entries.names) + 1))
+    steps = [step_E[begin:end] for begin, end in pairwise(edges)]
+    starts = [int(each[0]) if len(each) else 0 for each in steps]
+    spans = [int(each[-1] - each[0]) + 1 if len(each) else 0 for each in steps]
     _refuse_sparse(table, entries, frequency, sum(spans))
-    values = [np.full(span, np.nan) for span in spans]
-    for each, begin, end in zip(values, begin_S, end_S, strict=True):
-        each[step_E[begin:end] - step_E[begin]] = value_E[begin:end]
-    return values, [int(step_E[begin]) if span else 0 for begin, span in zip(begin_S, spans, strict=True)], notes
+    series = [np.full(span, np.nan) for span in spans]
+    for value_T, start, step, (begin, end) in zip(series, starts, steps, pairwise(edges), strict=True):
+        value_T[step - start] = value_E[begin:end]
+    return series, starts, notes
 
 
 def _sorted_note(entries: Entries) -> list[str]:
     """Said only where the dates within a series are out of order."""
-    date_E = entries.dates[np.argsort(entries.codes, kind="stable")]
-    code_E = np.sort(entries.codes)
-    back_E = (np.diff(date_E).astype(np.int64) < 0) & (np.diff(code_E) == 0)
-    return [f"{counted(int(back_E.sum()), 'row')} earlier than the row before; sorted by date"] if back_E.any() else []
+    order_E = np.argsort(entries.codes, kind="stable")
+    is_back_E = (np.diff(entries.dates[order_E]).astype(np.int64) < 0) & (np.diff(entries.codes[order_E]) == 0)
+    num_rows = len(np.unique(entries.lines[order_E[1:][is_back_E]]))
+    return [f"{counted(num_rows, 'row')} earlier than the row before; sorted by date"] if num_rows else []
 
 
 def _refuse_double(table: TextTable, entries: Entries, frequency: Frequency, pair_2: Ints) -> None:

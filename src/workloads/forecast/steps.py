@@ -36,7 +36,7 @@ _ALIASES: dict[str, tuple[Literal["time", "months", "business"], int]] = {
 
 
 class UnevenDates(ValueError):
-    """Dates that do not lie on one frequency; ``date`` is the first that does not fit."""
+    """Dates that do not lie on one frequency, with the way out; ``date`` is the first that does not fit."""
 
     def __init__(self, message: str, date: np.datetime64) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class Frequency:
 
     @property
     def season(self) -> int:
-        """Steps of the main season: a day for hours, a week for days, a year for weeks and months; 1 = there is none."""
+        """Steps of the main season, a day for hours, a week for days, a year for weeks and months; 1 = none."""
         if self.kind == "business":
             return 5
         if self.kind == "months":
@@ -154,8 +154,7 @@ def infer_frequency(dates_N: Dates) -> Frequency:
         UnevenDates: there is none.
     """
     if len(dates_N) < 2:
-        only = dates_N[0]
-        raise UnevenDates(f"one date alone ({show_date(only)}), and a series needs two at the least", only)
+        raise UnevenDates(f"{show_date(dates_N[0])} is the only date, and a series needs several.", dates_N[0])
     first, days = dates_N[0], dates_N.astype("M8[D]")
     gaps = np.diff(dates_N).astype(np.int64)
     months = months_of(dates_N)
@@ -172,8 +171,12 @@ def infer_frequency(dates_N: Dates) -> Frequency:
         if not ((dates_N - first).astype(np.int64) % every).any():
             return Frequency("time", every, first)
     off = int(np.flatnonzero((dates_N - first).astype(np.int64) % usual)[0])
-    message = f"the dates are not even: most are {show_time(usual)} apart, counted from {show_date(first)}, but not "
-    raise UnevenDates(message + show_date(dates_N[off]), dates_N[off])
+    raise UnevenDates(
+        f"the dates are not even: most are {show_time(usual)} apart, counted from {show_date(first)}, but not "
+        f"{show_date(dates_N[off])}. Correct it, or write workload.data.frequency=D (or h, W, M ...) to round all "
+        "dates down.",
+        dates_N[off],
+    )
 
 
 def show_date(date: np.datetime64) -> str:

@@ -15,16 +15,21 @@ from wellfed.units import counted, show_line
 SEPARATORS = (",", ";", "\t", "|")
 SAMPLE_ROWS = 50
 """Rows by which the separator is told."""
+BLOCK_CELLS = 2**16
+"""Read before they are put into columns."""
+MOST_SHARED = 2**16
+"""Different cells of a column, about, that are looked up by their text."""
 _FOREIGN = {b"PK\x03\x04": "a workbook or an archive", b"\x1f\x8b": "compressed (gzip)", b"PAR1": "a Parquet file"}
 _DATE = re.compile(r"\s*(\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4})\b.*")
 
 
 class BadRows:
-    """Rows and cells that were skipped: counted, the first one kept, an error beyond ``limit``."""
+    """Lines in which something can't be read: counted, one of them kept, an error beyond ``limit``."""
 
     def __init__(self, file: Path, limit: int) -> None:
         self._file, self._limit = file, limit
-        self._count, self._first = 0, ""
+        self._lines: set[int] = set()
+        self._one = ""
 
     def add(self, line: int, reason: str) -> None:
         """Take note of what is wrong in a line (from 1).
@@ -32,17 +37,31 @@ class BadRows:
         Raises:
             DataError: there are more than ``limit`` now.
         """
-        self._count += 1
-        self._first = self._first or f"line {line}: {reason}"
-        if self._count > self._limit:
+        self._lines.add(line)
+        self._one = self._one or f"line {line}: {reason}"
+        if len(self._lines) > self._limit:
             raise DataError(
-                f"{self._file}: more bad rows than workload.data.max_bad_rows={self._limit}; the first is "
-                f"{self._first}. Correct the file, or write workload.data.max_bad_rows=N to skip as many."
+                f"{self._file}: more bad rows than workload.data.max_bad_rows={self._limit}, such as {self._one}. "
+                "Correct the file, or write workload.data.max_bad_rows=N to skip as many."
+            )
+
+    def check(self, num_rows: int) -> None:
+        """Stop where half of the rows are bad: then the file is of another form.
+
+        Raises:
+            DataError: at least half of them are.
+        """
+        if self._lines and 2 * len(self._lines) >= num_rows:
+            raise DataError(
+                f"{self._file}: {len(self._lines)} of {counted(num_rows, 'row')} can't be read, such as {self._one}. "
+                "Correct the file, or say by workload.data.date_column, target, series_column, decimal how to read it."
             )
 
     def notes(self) -> tuple[str, ...]:
         """One sentence if there were any."""
-        return (f"{counted(self._count, 'bad row')} skipped, the first: {self._first}",) if self._count else ()
+        if not self._lines:
+            return ()
+        return (f"{counted(len(self._lines), 'bad row')} skipped, in whole or in part, such as {self._one}",)
 
 
 @dataclass(frozen=True)
@@ -100,20 +119,52 @@ def read_text_table(path: Path, max_bad_rows: int) -> TextTable:
     rows = _rows(file, text, separator, skipped, bad)
     _, header = next(rows)
     names = _names(file, skipped + 1, header)
-    cells, lines = [], []
+    columns, lines, num_rows = Columned(len(names)), [], 0
     for line, row in rows:
+        num_rows += 1
         while len(row) > len(names) and not row[-1].strip():
             row.pop()
-        if len(row) != len(names):
-            if any(cell.strip() for cell in row):
-                bad.add(line, f"{counted(len(row), 'cell')} instead of {len(names)}")
-        elif any(cell.strip() for cell in row):
-            cells.append(row)
+        if not "".join(row).strip():
+            continue
+        if len(row) == len(names):
+            columns.add(row)
             lines.append(line)
-    if not cells:
+        else:
+            bad.add(line, f"{counted(len(row), 'cell')} instead of {len(names)}")
+    bad.check(num_rows)
+    if not lines:
         raise DataError(f"{file} has a header line ({', '.join(names)}) and no rows under it. Give a file with data.")
-    columns = [[cell.strip() for cell in column] for column in zip(*cells, strict=True)]
-    return TextTable(file, names, columns, lines, bad, notes)
+    return TextTable(file, names, columns.all(), lines, bad, notes)
+
+
+class Columned:
+    """Takes rows and gives columns; cells of the same text, such as dates and names of series, become one object."""
+
+    def __init__(self, num_columns: int) -> None:
+        self._columns: list[list[str]] = [[] for _ in range(num_columns)]
+        self._shared: list[dict[str, str]] = [{} for _ in range(num_columns)]
+        self._waiting: list[str] = []
+        """Cells of the last rows, row by row: a list for each row would be dear to make and to keep."""
+
+    def add(self, row: list[str]) -> None:
+        """One row, of a cell for each column."""
+        self._waiting += row
+        if len(self._waiting) >= BLOCK_CELLS:
+            self._take()
+
+    def all(self) -> list[list[str]]:
+        """The columns, without the blanks around their cells."""
+        self._take()
+        return self._columns
+
+    def _take(self) -> None:
+        for number, (column, shared) in enumerate(zip(self._columns, self._shared, strict=True)):
+            cells = map(str.strip, self._waiting[number :: len(self._columns)])
+            if len(shared) < MOST_SHARED:
+                column += [shared.setdefault(cell, cell) for cell in cells]
+            else:
+                column += [shared.get(cell, cell) for cell in cells]
+        self._waiting.clear()
 
 
 def _content(file: Path) -> bytes:

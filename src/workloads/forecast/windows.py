@@ -73,8 +73,8 @@ class Windows:
             "row": row_B,
             "series": series_B,
             "window": self._window_W.index_select(0, indices % len(self._window_W)).minimum(past_B),
-            "center": store.center_S.index_select(0, series_B),
-            "scale": store.scale_S.index_select(0, series_B),
+            "center": store.center_S.index_select(0, series_B).float(),
+            "scale": store.scale_S.index_select(0, series_B).float(),
         }
         if self._split:
             batch["split"] = torch.full_like(series_B, SPLITS.index(self._split))

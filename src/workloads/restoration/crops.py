@@ -106,11 +106,24 @@ class CropData:
 
 
 def turned(image_BCPP: Tensor, way_B: Tensor) -> Tensor:
-    """Square images mirrored or turned in one of eight ways each, by the lowest three bits of ``way_B``."""
-    is_mirrored, is_upside_down, is_turned = ((way_B >> bit & 1).bool()[:, None, None, None] for bit in range(3))
-    image_BCPP = torch.where(is_mirrored, image_BCPP.flip(-1), image_BCPP)
-    image_BCPP = torch.where(is_upside_down, image_BCPP.flip(-2), image_BCPP)
-    return torch.where(is_turned, image_BCPP.transpose(-1, -2), image_BCPP)
+    """Square images of whole numbers mirrored or turned in one of eight ways each, by the lowest bits of ``way_B``."""
+    for bit, of_image in enumerate((_mirrored, _upside_down, _transposed)):
+        # As torch.where does, in a twentieth of its time for bytes on a CPU: a mask of all ones takes the other image.
+        mask_B111 = -(way_B >> bit & 1).to(image_BCPP.dtype)[:, None, None, None]
+        image_BCPP = image_BCPP ^ (image_BCPP ^ of_image(image_BCPP)) & mask_B111
+    return image_BCPP
+
+
+def _mirrored(image: Tensor) -> Tensor:
+    return image.flip(-1)
+
+
+def _upside_down(image: Tensor) -> Tensor:
+    return image.flip(-2)
+
+
+def _transposed(image: Tensor) -> Tensor:
+    return image.transpose(-1, -2)
 
 
 def crop_features(pixels: ImagePixels, patch_size: int) -> Features:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from workloads.restoration.image_files import FoundImages, find_images
 from workloads.restoration.images import PIXELS_FILE, ImageIndex, ImagePixels, decode_into, read_index, write_images
 from workloads.restoration.splits import split_images
 from workloads.restoration.synthetic import dead_leaves
-from workloads.restoration.tiles import HALO, TileData
+from workloads.restoration.tiles import CORE, HALO, TileData
 
 VERSION = 1
 """Of what is written for a folder; another one is decoded anew."""
@@ -27,7 +29,17 @@ SIDE = 128
 """Of the embedded images; those of larger crops are half as large again as a crop."""
 EVAL_TILES = 8
 """In a batch of validation: about the pixels of 70 crops of the default size, without gradients."""
-SMALLEST_PATCH = 16
+MANY = 200
+"""Images whose decoding takes long enough to be told: seconds, or minutes."""
+NUMBERS: Mapping[str, tuple[range, int | None]] = {
+    "patch_size": (range(16, 1025), 64),
+    "patches_per_image": (range(1, 1_000_001), None),
+    "max_bad_files": (range(1_000_001), 10),
+    "num_images": (range(3, 100_001), 240),
+    "halo": (range(8, CORE + 1, 2), HALO),
+    "seed": (range(2**63), 0),
+}
+"""What the arguments that are whole numbers may be, and what they are unless they are set."""
 
 
 def datasets(
@@ -42,7 +54,8 @@ def datasets(
     max_bad_files: int = 10,
     val_frac: float = 0.1,
     test_frac: float = 0.1,
-    num_images: int = 120,
+    num_images: int = 240,
+    halo: int = HALO,
     seed: int = 0,
     cache_dir: str = ".cache",
 ) -> Datasets:
@@ -57,6 +70,8 @@ def datasets(
         max_bad_files: files to skip that can't be decoded.
         val_frac: share of the images to validate on, unless there is ``val/``; ``test_frac`` likewise. 0 = none.
         num_images: size of the embedded set.
+        halo: pixels that evaluation sees around each tile of an image; the model's reach and 5 more give the figures of
+            images that are restored in one piece.
         seed: of the split and of the embedded set; not of the training.
         cache_dir: where decoded images are kept.
 
@@ -64,8 +79,16 @@ def datasets(
         DataError: folder missing, without images, with too many damaged ones or too few to split; nowhere to keep them.
         ConfigError: an argument out of its range.
     """
-    degradation_faults = degradations.faults(task, sigma, blur_sigma, scale)
-    _check(degradation_faults, patch_size, patches_per_image, max_bad_files, val_frac, test_frac, num_images)
+    numbers = {
+        "patch_size": patch_size,
+        "patches_per_image": patches_per_image,
+        "max_bad_files": max_bad_files,
+        "num_images": num_images,
+        "halo": halo,
+        "seed": seed,
+    }
+    shares = {"val_frac": val_frac, "test_frac": test_frac}
+    _check(numbers, shares, degradations.faults(task, sigma, blur_sigma, scale))
     if path is None:
         side = max(SIDE, patch_size * 3 // 2)
         settings = {"version": VERSION, "embedded": num_images, "side": side, "seed": seed}
@@ -77,7 +100,8 @@ def datasets(
         found = find_images(Path(path), seed)
         folder, index, notes = _decoded(found, max_bad_files, seed, cache_dir)
         split_folders = found.split_folders
-    parts = split_images(index, split_folders, patch_size=patch_size, val_frac=val_frac, test_frac=test_frac)
+    where = "The embedded set" if path is None else f"workload.data.path={path}"
+    parts = split_images(index, split_folders, where, patch_size=patch_size, val_frac=val_frac, test_frac=test_frac)
     degradation = Degradation(task, sigma, blur_sigma, scale)
     train_pixels = ImagePixels(folder / PIXELS_FILE, max(image.end for image in parts.train))
     train = CropData(
@@ -87,21 +111,19 @@ def datasets(
         patches_per_image=patches_per_image,
         degrade=degradation,
     )
-    judged = [*parts.val, *parts.test]
     whole = ImagePixels(folder / PIXELS_FILE, max(image.end for image in index.images))
+    tiles = partial(TileData, whole, degrade=degradation.for_evaluation, halo=halo)
     size = (
         f"{counted(len(parts.train), 'training image')} ({show_bytes(train_pixels.num_bytes)} decoded), "
         f"{show_count(len(train))} crops an epoch, {len(parts.val)} to validate on, {len(parts.test)} to test on"
     )
     return Datasets(
         train=train,
-        val=TileData(whole, parts.val, degrade=degradation.for_evaluation) if parts.val else None,
-        test=TileData(whole, parts.test, degrade=degradation.for_evaluation, first_image=len(parts.val))
-        if parts.test
-        else None,
+        val=tiles(parts.val) if parts.val else None,
+        test=tiles(parts.test, first_image=len(parts.val)) if parts.test else None,
         eval_batch_size=EVAL_TILES,
         features=crop_features(train_pixels, patch_size),
-        evaluation=ImageQuality([image.name for image in judged], HALO),
+        evaluation=ImageQuality([image.name for image in (*parts.val, *parts.test)], halo),
         notes=(size, *notes, *parts.notes),
     )
 
@@ -112,6 +134,12 @@ def _decoded(
     """The folder with the pixels of all files, what it holds, and what is to be said of that."""
 
     def build(folder: Path) -> None:
+        if len(found.files) >= MANY:
+            print(
+                f"Decoding {show_count(len(found.files))} images into {folder.parent}, once.",
+                file=sys.stderr,
+                flush=True,
+            )
         decode_into(folder, found.files, BadFiles(found.folder, max_bad_files, found.unreadable))
 
     settings = {"version": VERSION, "most_pixels": MAX_PIXELS, "seed": seed}
@@ -128,31 +156,22 @@ def _write_embedded(folder: Path, *, num_images: int, side: int, seed: int) -> N
     write_images(folder, ((f"leaves_{number:04d}", "train", Decoded(image, ())) for number, image in enumerate(drawn)))
 
 
-def _check(
-    faults: list[Fault],
-    patch_size: int,
-    patches_per_image: int | None,
-    max_bad_files: int,
-    val_frac: float,
-    test_frac: float,
-    num_images: int,
-) -> None:
-    """Raise ConfigError with these faults and those of the other arguments."""
-    faults = list(faults)
-
-    def refuse(name: str, problem: str, way_out: str) -> None:
-        faults.append(Fault(f"workload.data.{name}", problem, way_out))
-
-    if not SMALLEST_PATCH <= patch_size <= 1024:
-        refuse("patch_size", f"{patch_size} is not in {SMALLEST_PATCH}..1024.", "Write patch_size=64 or so.")
-    if patches_per_image is not None and patches_per_image < 1:
-        refuse("patches_per_image", f"{patches_per_image} is not positive.", "Write patches_per_image=16, or null.")
-    if max_bad_files < 0:
-        refuse("max_bad_files", f"{max_bad_files} is negative.", "Write 0 to allow none.")
-    for name, share in (("val_frac", val_frac), ("test_frac", test_frac)):
-        if not 0 <= share <= 0.5:
-            refuse(name, f"{share} is not in 0..0.5.", f"Write {name}=0.1, or 0 for none.")
-    if not 3 <= num_images <= 100_000:
-        refuse("num_images", f"{num_images} is not in 3..100,000.", "Write num_images=120 or so.")
+def _check(numbers: Mapping[str, int | None], shares: Mapping[str, float], others: Sequence[Fault]) -> None:
+    """Raise ConfigError with all that is wrong."""
+    faults = list(others)
+    for name, number in numbers.items():
+        span, usual = NUMBERS[name]
+        if number is None and usual is None:
+            continue
+        if type(number) is not int or number not in span:
+            kind = "even" if span.step == 2 else "whole"
+            problem = f"{number!r} is no {kind} number in {span[0]:,}..{span[-1]:,}."
+            faults.append(
+                Fault(f"workload.data.{name}", problem, f"Write {name}={'null' if usual is None else usual}.")
+            )
+    for name, share in shares.items():
+        if not isinstance(share, (int, float)) or not 0 <= share <= 0.5:
+            problem = f"{share!r} is not in 0..0.5."
+            faults.append(Fault(f"workload.data.{name}", problem, f"Write {name}=0.1, or 0 for none."))
     if faults:
         raise ConfigError(faults)

@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from wellfed.contract import FeatureSource
 from workloads.restoration.degradations import gaussian_window
 
 WINDOW_REACH, WINDOW_SIGMA = 5, 1.5
@@ -59,12 +60,13 @@ class ImageQuality:
         self._candidates: list[tuple[Tensor, Tensor]] = []
 
     @torch.no_grad()
-    def update(self, model: nn.Module, batch: dict[str, Tensor], /) -> None:
+    def update(self, model: nn.Module, batch: dict[str, Tensor], /, *features: FeatureSource) -> None:
         """Restore the tiles of a batch.
 
         Args:
             batch: ``clean`` uint8 and ``degraded`` float [B, 3, T, T]; ``image`` int64 [B], its number; ``valid`` int64
                 [B, 4], y0, y1, x0 and x1 of the core, which lies ``halo`` within the tile.
+            features: of the crops that are trained on; tiles bring their pixels.
         """
         degraded = batch["degraded"].float()
         clean = batch["clean"].float() / 255

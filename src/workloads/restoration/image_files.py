@@ -53,8 +53,8 @@ def find_images(folder: Path, seed: int) -> FoundImages:
     """
     folder = folder.expanduser()
     name = f"workload.data.path={folder}"
-    if not folder.is_dir():
-        problem = "is a file; name the folder that holds it" if folder.exists() else "no such folder"
+    if not os.path.isdir(folder):
+        problem = "is a file; name the folder that holds it" if os.path.exists(folder) else "no such folder"
         raise DataError(f"{name}: {problem}. Expected is a folder with images; path=null takes the embedded ones.")
     of_split, unreadable = _split_folders(folder), list[tuple[str, str]]()
     files, others, beside = list[ImageFile](), Counter[str](), 0
@@ -106,7 +106,7 @@ def _split_folders(folder: Path) -> dict[str, str]:
 
 
 def _is_split(path: Path) -> bool:
-    return path.name.lower() in SPLIT_FOLDERS and path.is_dir()
+    return path.name.lower() in SPLIT_FOLDERS and os.path.isdir(path)
 
 
 def _walk(top: Path, folder: Path, above: set[tuple[int, int]], unreadable: list[tuple[str, str]]) -> Iterator[Path]:
@@ -124,7 +124,7 @@ def _walk(top: Path, folder: Path, above: set[tuple[int, int]], unreadable: list
         if entry.name.startswith("."):
             continue
         path = folder / entry.name
-        if path.is_dir():
+        if os.path.isdir(path):  # Path.is_dir raises where a folder is closed
             yield from _walk(top, path, above | {identity}, unreadable)
         else:
             yield path
@@ -158,7 +158,7 @@ def _refuse_missing(
         found = [f"{counted(others.total(), 'other file')} ({', '.join(list(others)[:5])})"] if others else []
         found += [f"{file} ({reason})" for file, reason in unreadable[:3]]
         raise DataError(
-            f"{name} holds no image ({', '.join(SUFFIXES)}), but {'; '.join(found) or 'nothing'}. "
+            f"{name} holds {'; '.join(found) or 'nothing'}, and no image ({', '.join(SUFFIXES)}). "
             "Name the folder with the images; path=null takes the embedded ones."
         )
     for folder, split in of_split.items():

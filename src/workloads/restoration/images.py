@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import weakref
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -60,13 +61,15 @@ class ImageIndex:
 
 
 class ImagePixels:
-    """The bytes of decoded images, in a file that is mapped or, once ``in_memory``, in a copy of it.
+    """The bytes of decoded images, in a file that is mapped or in a copy of it in RAM.
 
-    A process that it is sent to maps the file anew; nothing of its content is sent.
+    A process that it is sent to maps or reads the file anew; nothing of its content is sent. A forked one shares what
+    was there before.
     """
 
     def __init__(self, file: Path, num_bytes: int, *, in_memory: bool = False) -> None:
         self.file, self.num_bytes, self.is_in_memory = file, num_bytes, in_memory
+        self._copied: weakref.ref[ImagePixels] | None = None
 
     @cached_property
     def flat(self) -> Tensor:
@@ -77,9 +80,11 @@ class ImagePixels:
         return torch.from_numpy(np.memmap(self.file, dtype=np.uint8, mode="c", shape=(self.num_bytes,)))
 
     def in_memory(self) -> ImagePixels:
-        """The same, read into RAM now."""
-        copied = ImagePixels(self.file, self.num_bytes, in_memory=True)
-        assert len(copied.flat) == self.num_bytes
+        """The same, read into RAM at first use; one copy for all who ask for it while any of them holds it."""
+        copied = self._copied() if self._copied is not None else None
+        if copied is None:
+            copied = ImagePixels(self.file, self.num_bytes, in_memory=True)
+            self._copied = weakref.ref(copied)
         return copied
 
     def image(self, image: StoredImage) -> Pixels:
@@ -88,7 +93,7 @@ class ImagePixels:
         return flat.reshape(image.height, image.width, 3)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "flat"}
+        return {name: value for name, value in vars(self).items() if name != "flat"} | {"_copied": None}
 
 
 def cut_rows(bytes_N: Tensor, start_R: Tensor, width: int) -> Tensor:
@@ -115,7 +120,7 @@ def write_images(folder: Path, decoded: Iterable[tuple[str, str, Decoded | Damag
                 damaged.append((name, str(each)))
                 continue
             height, width, _ = each.pixels.shape
-            digest = hashlib.blake2b(each.pixels.data, digest_size=16, salt=height.to_bytes(8)).hexdigest()
+            digest = hashlib.sha256(each.pixels.data).hexdigest()[:24] + f"{height:08x}"
             images.append(StoredImage(name, split, offset, height, width, digest))
             file.write(each.pixels.data)
             turned.update(each.turned)
@@ -132,7 +137,7 @@ def decode_into(folder: Path, files: Iterable[ImageFile], bad: BadFiles) -> None
     """
 
     def judged() -> Iterator[tuple[str, str, Decoded | DamagedImage]]:
-        for file, decoded in _decoded(files):
+        for file, decoded in decoded_in_order(files):
             if isinstance(decoded, DamagedImage):
                 bad.add(file.name, str(decoded))
             yield file.name, file.split, decoded
@@ -141,7 +146,7 @@ def decode_into(folder: Path, files: Iterable[ImageFile], bad: BadFiles) -> None
         write_images(folder, judged())
 
 
-def _decoded(files: Iterable[ImageFile]) -> Iterator[tuple[ImageFile, Decoded | DamagedImage]]:
+def decoded_in_order(files: Iterable[ImageFile]) -> Iterator[tuple[ImageFile, Decoded | DamagedImage]]:
     """Images in the order of files; those decoded ahead have no more than `MAX_PIXELS` together."""
     num_threads = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     ahead: deque[tuple[ImageFile, int, Future[Decoded | DamagedImage]]] = deque()

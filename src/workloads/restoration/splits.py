@@ -23,9 +23,12 @@ class ImageSplits:
 
 
 def split_images(
-    index: ImageIndex, split_folders: Collection[str], *, patch_size: int, val_frac: float, test_frac: float
+    index: ImageIndex, split_folders: Collection[str], where: str, *, patch_size: int, val_frac: float, test_frac: float
 ) -> ImageSplits:
     """Images by the folders that they were in; where a split had none, it takes its share of the training images.
+
+    Args:
+        where: names the folder in errors.
 
     Raises:
         DataError: a part has no image.
@@ -34,7 +37,7 @@ def split_images(
     small = [image for image in index.images if min(image.height, image.width) < patch_size]
     once, again = _without_copies(large)
     part = {split: [image for image in once if image.split == split] for split in SPLITS}
-    _refuse_empty(part, split_folders, small, patch_size)
+    _refuse_empty(part, split_folders, where, small, patch_size)
     shares = {"val": val_frac, "test": test_frac}
     num_train = len(part["train"])
     for split in ("test", "val"):
@@ -43,7 +46,7 @@ def split_images(
             part["train"], part[split] = part["train"][:-num], part["train"][-num:]
     if not part["train"] or any(not part[split] and shares[split] > 0 for split in shares):
         raise DataError(
-            f"{counted(num_train, 'image')} to train on can't be split three ways. Add some, or train without "
+            f"{where}: {counted(num_train, 'image')} to train on can't be split three ways. Add some, or train without "
             "validation or test: workload.data.val_frac=0, workload.data.test_frac=0."
         )
     notes = [f"{counted(count, 'image')} changed: {kind}" for kind, count in index.turned]
@@ -71,6 +74,7 @@ def _without_copies(images: Sequence[StoredImage]) -> tuple[list[StoredImage], l
 def _refuse_empty(
     part: dict[str, list[StoredImage]],
     split_folders: Collection[str],
+    where: str,
     small: Sequence[StoredImage],
     patch_size: int,
 ) -> None:
@@ -78,15 +82,15 @@ def _refuse_empty(
     for split in SPLITS:
         if part[split] or (split not in split_folders and split != "train"):
             continue
-        where = f"{split}/" if split in split_folders else "The folder"
+        place = f"{where}: {split}/" if split in split_folders else where
         largest = max((min(image.height, image.width) for image in small if image.split == split), default=0)
         if largest:
             raise DataError(
-                f"{where} holds no image with both sides of patch_size={patch_size} or more, the largest has "
+                f"{place} holds no image with both sides of patch_size={patch_size} or more, the largest has "
                 f"{largest}. Write workload.data.patch_size={largest}, or add larger ones."
             )
         raise DataError(
-            f"{where} holds no image that can be used: all are damaged, or copies of images of another split. "
+            f"{place} holds no image that can be used: all are damaged, or copies of images of another split. "
             "Add others, or remove the folder."
         )
 

@@ -52,7 +52,7 @@ def everything(data, features=None, mode="dynamic"):
 def test_a_window_is_what_the_series_says(found, made, split: str):
     batch = everything(getattr(made, split))
     store = made.train._store
-    for sample in range(len(batch["row"])):
+    for sample in range(0, len(batch["row"]), 3):
         series, window = int(batch["series"][sample]), int(batch["window"][sample])
         values = found.values[series]
         origin = int(batch["row"][sample]) + 20 - int(store.start_S[series])

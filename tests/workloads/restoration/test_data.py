@@ -201,10 +201,12 @@ def test_a_split_whose_images_are_all_bad_is_refused(photos: Path, put: Put, rea
     ("arguments", "where"),
     [
         ({"patch_size": 8}, ["patch_size"]),
+        ({"patch_size": "64", "num_images": 7.5, "val_frac": None}, ["patch_size", "num_images", "val_frac"]),
+        ({"seed": -1, "halo": 33}, ["seed", "halo"]),
         ({"patches_per_image": 0}, ["patches_per_image"]),
         ({"max_bad_files": -1}, ["max_bad_files"]),
         ({"val_frac": 0.6, "test_frac": -0.1}, ["val_frac", "test_frac"]),
-        ({"num_images": 2}, ["num_images"]),
+        ({"num_images": 2, "halo": 7}, ["num_images", "halo"]),
         ({"task": "sharpen", "patch_size": 5000, "sigma": 300}, ["task", "patch_size", "sigma"]),
     ],
 )

@@ -57,7 +57,7 @@ def tiles(*, size: int = 3) -> list[Batch]:
 def quality(model: nn.Module, batches: list[Batch]) -> ImageQuality:
     found = ImageQuality([f"image_{number}" for number in range(5)], HALO)
     for batch in batches:
-        found.update(model, batch)
+        found.update(model, batch, "features of the crops, which tiles don't need")
     return found
 
 

@@ -88,8 +88,8 @@ def test_empty_and_closed_files_are_told(photos: Path, put: Put):
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ([], "holds no image .*but nothing"),
-        (["notes.txt", "a.gif"], r"holds no image .*2 other files \(.gif, .txt\)"),
+        ([], r"photos holds nothing, and no image \(.png, "),
+        (["notes.txt", "a.gif"], r"holds 2 other files \(.gif, .txt\), and no image"),
         (["val/a.png"], "holds val/ but no train/"),
         (["test/a.png", "valid/b.png", "c.png"], "holds test/ and valid/ but no train/"),
         (["train/a.txt", "test/b.png"], "train/ holds no image"),

@@ -1,0 +1,343 @@
+"""How well are photographs denoised? Non-local means, BM3D and two trainings of our model, same noise for all.
+
+    pip install -e '.[references]'
+    python benchmarks/restoration_references.py --work FOLDER --out RECORD
+
+Judged on the colour photographs that scikit-image and scikit-learn bring along, at a noise of 25 of 255. Our model is
+trained by ``python src/train.py workload=restoration gpu=cpu`` as typed: on the embedded dead leaves, which know
+nothing of photographs; and on photographs, half of them at a time, so that each is restored by a model that never saw
+it. Non-local means gets the true noise and the best of its two modes, of `NLM_STRENGTHS` and of two distances, chosen
+on the very images it is judged on. Whole images in floats, clipped to 0..1; PSNR and SSIM by scikit-image. What
+``--work`` holds is not done again: each reference image takes up to a minute, each training some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from wellfed.inference import load_model
+from wellfed.sample_rng import SampleRng
+from workloads.restoration.data import datasets
+from workloads.restoration.degradations import Degradation
+from workloads.restoration.evaluation import ImageQuality
+from workloads.restoration.model import RestorationCNN
+
+ROOT = Path(__file__).parents[1]
+SIGMA = 25.0
+PHOTOGRAPHS = {  # those of one fold in turns with those of the other
+    "astronaut": "skimage/data/astronaut.png",
+    "chelsea": "skimage/data/chelsea.png",
+    "coffee": "skimage/data/coffee.png",
+    "rocket": "skimage/data/rocket.jpg",
+    "motorcycle": "skimage/data/motorcycle_left.png",
+    "china": "sklearn/datasets/images/china.jpg",
+    "flower": "sklearn/datasets/images/flower.jpg",
+}
+GREY = ("brick", "camera", "coins", "grass", "gravel")
+"""Photographs without colour, of scikit-image: trained on in both folds, judged in none."""
+NLM_STRENGTHS = {True: (0.5, 0.6, 0.7, 0.8, 0.9), False: (0.4, 0.5, 0.6, 0.7)}
+"""Strength of the filter in multiples of the noise, in the fast mode and in the other; 0.8 and 0.6 are recommended."""
+NLM_DISTANCES = (6, 11)
+"""How far it looks for likes, in pixels; the larger one is tried at each mode's best strength."""
+CROPS_AN_EPOCH = 1536
+"""As many as of the embedded set, so that both trainings take the same number of steps."""
+Floats = NDArray[np.float64]
+
+
+def photograph(name: str) -> NDArray[np.uint8]:
+    package, inside = PHOTOGRAPHS[name].split("/", 1)
+    return read(package, inside)
+
+
+def read(package: str, inside: str) -> NDArray[np.uint8]:
+    """RGB [H, W, 3] of a file that a package brings along."""
+    module = __import__(package)
+    with Image.open(Path(module.__file__).parent / inside) as image:
+        return np.array(image.convert("RGB"))
+
+
+def noisy_of(number: int, clean: NDArray[np.uint8]) -> Floats:
+    image = torch.from_numpy(clean).permute(2, 0, 1)
+    return Degradation("denoise", SIGMA).for_evaluation(image, number).permute(1, 2, 0).double().numpy()
+
+
+def figures(restored: Floats, clean: NDArray[np.uint8]) -> dict[str, float]:
+    from skimage.metrics import peak_signal_noise_ratio, structural_similarity
+
+    truth, restored = clean / 255, np.clip(restored, 0, 1)
+    window = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
+    return {
+        "psnr": float(peak_signal_noise_ratio(truth, restored, data_range=1.0)),
+        "ssim": float(structural_similarity(truth, restored, data_range=1.0, channel_axis=-1, **window)),
+    }
+
+
+def non_local_means(noisy: Floats, *, fast: bool, h: float, patch_distance: int) -> Floats:
+    from skimage.restoration import denoise_nl_means
+
+    sigma = SIGMA / 255
+    size = {"patch_size": 5, "patch_distance": patch_distance}
+    restored: Floats = denoise_nl_means(noisy, h=h * sigma, sigma=sigma, fast_mode=fast, channel_axis=-1, **size)
+    return restored
+
+
+def bm3d(noisy: Floats) -> Floats:
+    from bm3d import bm3d_rgb
+
+    restored: Floats = bm3d_rgb(noisy, SIGMA / 255)
+    return restored
+
+
+def ours(model: torch.nn.Module, noisy: Floats) -> Floats:
+    """The whole image at once, its edges mirrored by 32 pixels as in the evaluation's tiles."""
+    image = torch.from_numpy(noisy).float().permute(2, 0, 1).unsqueeze(0)
+    wide = torch.nn.functional.pad(image, (32, 32, 32, 32), mode="reflect")
+    with torch.inference_mode():
+        restored = model(wide)[0, :, 32:-32, 32:-32]
+    return restored.permute(1, 2, 0).double().numpy()
+
+
+class Work:
+    """Restored figures by method and image, kept in a file as they come."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self._file = folder, folder / "figures.json"
+        self.found: dict[str, dict[str, Any]] = json.loads(self._file.read_text()) if self._file.is_file() else {}
+
+    def judge(self, method: str, restore: Callable[[Floats], Floats]) -> None:
+        """``restore`` all photographs that this method has not restored yet."""
+        for number, name in enumerate(PHOTOGRAPHS):
+            self.judge_one(method, name, number, restore)
+
+    def judge_one(self, method: str, name: str, number: int, restore: Callable[[Floats], Floats]) -> None:
+        rows = self.found.setdefault(method, {})
+        if name in rows:
+            return
+        clean = photograph(name)
+        noisy = noisy_of(number, clean)
+        began_at_s = time.perf_counter()
+        restored = restore(noisy)
+        rows[name] = figures(restored, clean) | {"seconds": round(time.perf_counter() - began_at_s, 2)}
+        print(method, name, rows[name], flush=True)
+        self._file.write_text(json.dumps(self.found, indent=1))
+
+
+def tune_non_local_means(work: Work) -> str:
+    """Restore by all that is to be tried; gives the name of the best."""
+    best = []
+    for is_fast, strengths in NLM_STRENGTHS.items():
+        tried = {run_non_local_means(work, is_fast, h, NLM_DISTANCES[0]): h for h in strengths}
+        h = tried[best_of(work, list(tried))]
+        best.append(best_of(work, [*tried, run_non_local_means(work, is_fast, h, NLM_DISTANCES[1])]))
+    return best_of(work, best)
+
+
+def run_non_local_means(work: Work, is_fast: bool, h: float, distance: int) -> str:
+    """Its name."""
+    name = f"nlm fast={str(is_fast).lower()} h={h} patch_distance={distance}"
+    work.judge(name, lambda noisy: non_local_means(noisy, fast=is_fast, h=h, patch_distance=distance))
+    return name
+
+
+def best_of(work: Work, names: list[str]) -> str:
+    return max(names, key=lambda name: mean(work.found[name], "psnr"))
+
+
+def mean(rows: dict[str, dict[str, float]], figure: str) -> float:
+    return float(np.mean([row[figure] for row in rows.values()]))
+
+
+def train(folder: Path, *overrides: str) -> float:
+    """Seconds of one run of the command, in ``folder``; a run that is there is not done again.
+
+    Raises:
+        subprocess.CalledProcessError: the run failed; its output has been shown.
+    """
+    if not (folder / "run.json").is_file() or json.loads((folder / "run.json").read_text())["status"] != "ok":
+        command = [sys.executable, str(ROOT / "src" / "train.py"), "workload=restoration", "gpu=cpu", "seed=1"]
+        quiet = ["logger=none", "telemetry=none", f"hydra.run.dir={folder}", f"paths.cache_dir={folder.parent}/cache"]
+        subprocess.run([*command, *quiet, *overrides], check=True, stdout=subprocess.DEVNULL)
+    return float(json.loads((folder / "run.json").read_text())["duration_s"])
+
+
+def write_fold(folder: Path, trained_on: list[str]) -> int:
+    """The photographs of a fold and those without colour as PNG in ``folder``; gives their number."""
+    folder.mkdir(parents=True, exist_ok=True)
+    images = {name: photograph(name) for name in trained_on}
+    images |= {name: read("skimage", f"data/{name}.png") for name in GREY}
+    for name, image in images.items():
+        Image.fromarray(image).save(folder / f"{name}.png")
+    return len(images)
+
+
+def train_ours(work: Work, overrides: list[str]) -> dict[str, float]:
+    """Both trainings and what they restore; gives the seconds of each run."""
+    seconds = {"leaves": train(work.folder / "leaves", *overrides)}
+    leaves = load_model(work.folder / "leaves", model_args={})
+    work.judge("ours, trained on dead leaves", lambda noisy: ours(leaves, noisy))
+    names = list(PHOTOGRAPHS)
+    for fold in (0, 1):
+        data = work.folder / f"photographs_{fold}"
+        count = write_fold(data, names[1 - fold :: 2])
+        source = [f"workload.data.path={data}", "workload.data.val_frac=0", "workload.data.test_frac=0"]
+        crops = f"workload.data.patches_per_image={CROPS_AN_EPOCH // count}"
+        seconds[f"fold_{fold}"] = train(work.folder / f"fold_{fold}", *source, crops, *overrides)
+        model = load_model(work.folder / f"fold_{fold}", model_args={})
+        for number in range(fold, len(names), 2):
+            method = "ours, trained on other photographs"
+            work.judge_one(method, names[number], number, lambda noisy, model=model: ours(model, noisy))
+    return seconds
+
+
+def largest_difference_of_ssim() -> float:
+    """Between our evaluation and scikit-image's, of all noisy photographs in one tile each."""
+    from skimage.metrics import structural_similarity
+
+    differences = []
+    for number, name in enumerate(PHOTOGRAPHS):
+        clean = photograph(name)[:256, :256]
+        noisy = noisy_of(number, clean)
+        wide = [np.pad(each, ((5, 5), (5, 5), (0, 0)), mode="reflect") for each in (clean, noisy)]
+        rows = [torch.from_numpy(each).permute(2, 0, 1).unsqueeze(0) for each in wide]
+        quality = ImageQuality([name], halo=5)
+        place = {"image": torch.tensor([0]), "valid": torch.tensor([[5, 261, 5, 261]])}
+        quality.update(torch.nn.Identity(), {"clean": rows[0], "degraded": rows[1], **place})
+        window = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False}
+        theirs = structural_similarity(wide[0] / 255, np.clip(wide[1], 0, 1), data_range=1.0, channel_axis=-1, **window)
+        differences.append(abs(quality.compute()["ssim"] - theirs))
+    return float(max(differences))
+
+
+class DrawnNoise:
+    """What `Degradation` does with a bank, of numbers drawn anew for each batch."""
+
+    def __call__(self, clean_BCHW: torch.Tensor, key_B: torch.Tensor, rng: SampleRng) -> torch.Tensor:
+        return clean_BCHW + torch.randn(clean_BCHW.shape, generator=rng) * (SIGMA / 255)
+
+
+def bank_minus_drawn(folder: Path, seeds: int = 5, steps: int = 500) -> dict[str, Any]:
+    """Mean PSNR of photographs' corners by small models that learned from noise of the bank, less of drawn noise."""
+    data = datasets(num_images=48, val_frac=0, test_frac=0, patch_size=48, patches_per_image=40, cache_dir=str(folder))
+    raw: dict[str, list[float]] = {"bank": [], "drawn": []}
+    for seed in range(seeds):
+        for name, degrade in (("bank", Degradation("denoise", SIGMA)), ("drawn", DrawnNoise())):
+            data.train.degrade = degrade
+            model = small_model(data.train, seed, steps)
+            corners = [(number, photograph(each)[:256, :256]) for number, each in enumerate(PHOTOGRAPHS)]
+            psnr = [figures(ours(model, noisy_of(number, clean)), clean)["psnr"] for number, clean in corners]
+            raw[name].append(float(np.mean(psnr)))
+    paired = np.subtract(raw["bank"], raw["drawn"])
+    return {"mean_db": paired.mean(), "sd_db": paired.std(ddof=1), "n": seeds, "steps": steps, "raw_psnr_db": raw}
+
+
+def small_model(data: Any, seed: int, steps: int) -> RestorationCNN:
+    torch.manual_seed(seed)
+    model = RestorationCNN(base_channels=16, num_blocks=2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for step in range(steps):
+        rng = SampleRng(seed, 0, step)
+        indices = torch.randint(len(data), (8,), generator=torch.Generator().manual_seed(seed * steps + step))
+        loss = model.loss(data.on_device(data.fetch(indices, rng), rng)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
+def difference(rows: dict[str, Any], others: dict[str, Any], figure: str) -> dict[str, Any]:
+    """First minus second, paired by photograph."""
+    paired = np.array([rows[name][figure] - others[name][figure] for name in PHOTOGRAPHS])
+    return {"mean": paired.mean(), "sd": paired.std(ddof=1), "n": len(paired), "ahead_on": int((paired > 0).sum())}
+
+
+def summary(found: dict[str, Any], best_nlm: str) -> dict[str, Any]:
+    methods = ["noisy", best_nlm, "bm3d", "ours, trained on dead leaves", "ours, trained on other photographs"]
+    results = [
+        {"method": name, "n": len(found[name])}
+        | {f"{figure}_{unit}": mean(found[name], figure) for figure, unit in (("psnr", "db"), ("ssim", "frac"))}
+        | {"seconds_an_image": mean(found[name], "seconds")}
+        for name in methods
+    ]
+    ahead = {
+        f"{one} minus {other}": {figure: difference(found[one], found[other], figure) for figure in ("psnr", "ssim")}
+        for one in methods[3:]
+        for other in methods[1:3]
+    }
+    return {"results": results, "paired": ahead, "raw": {name: found[name] for name in methods}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Denoising of photographs, ours beside non-local means and BM3D.")
+    parser.add_argument("--work", type=Path, required=True, help="folder for runs and figures, kept between calls")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--references-only", action="store_true", help="leave our trainings for another call")
+    parser.add_argument("overrides", nargs="*", help="of our trainings, such as trainer.max_epochs=10")
+    chosen = parser.parse_args()
+    work = Work(chosen.work.resolve())
+    work.judge("noisy", lambda noisy: noisy)
+    best_nlm = tune_non_local_means(work)
+    work.judge("bm3d", bm3d)
+    if chosen.references_only:
+        return
+    seconds = train_ours(work, chosen.overrides)
+    run = json.loads((work.folder / "leaves" / "run.json").read_text())
+    grid = {name: mean(rows, "psnr") for name, rows in work.found.items() if name.startswith("nlm")}
+    record = {
+        "theme": "restoration_references",
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": " ".join(
+            ["python benchmarks/restoration_references.py --work FOLDER --out RECORD", *chosen.overrides]
+        ),
+        "git": run["git"] | {"diff": None},
+        "machine": {
+            "cpu": platform.processor() or platform.machine(),
+            "cores": len(os.sched_getaffinity(0)),
+            "versions": {name: version(name) for name in ("torch", "numpy", "scikit-image", "scikit-learn", "bm3d")}
+            | {"python": platform.python_version()},
+        },
+        "config": {
+            "sigma_of_255": SIGMA,
+            "workload": run["config"]["workload"],
+            "steps": run["steps"],
+            "seconds_of_training": seconds,
+            "nlm_grid_psnr_db": grid,
+            "nlm_best": best_nlm,
+            "folds": [list(PHOTOGRAPHS)[0::2], list(PHOTOGRAPHS)[1::2]],
+        },
+        **summary(work.found, best_nlm),
+        "noise_of_the_bank_minus_drawn_anew": bank_minus_drawn(work.folder / "cache"),
+        "ssim_largest_difference_to_scikit_image": largest_difference_of_ssim(),
+    }
+    record["says"] = says(record)
+    text = json.dumps(record, indent=1)
+    print(text)
+    if chosen.out:
+        chosen.out.write_text(text + "\n")
+
+
+def says(record: dict[str, Any]) -> str:
+    levels = ", ".join(f"{row['method']} {row['psnr_db']:.2f} dB" for row in record["results"])
+    return f"Mean PSNR of {len(PHOTOGRAPHS)} photographs at a noise of {SIGMA:g}: {levels}."
+
+
+if __name__ == "__main__":
+    main()

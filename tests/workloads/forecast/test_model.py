@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from wellfed.errors import ConfigError
+from wellfed.sample_rng import SampleRng
+from workloads.forecast.data import datasets
+from workloads.forecast.model import LSTMForecaster, Smoothing
+from workloads.forecast.seasonal_naive import seasonal_naive
+
+SEASON, HORIZON, LONGEST, CHANNELS, SERIES = 7, 5, 28, 4, 3
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """The machine is shared; results do not depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def windows(size: int = 6, gaps: float = 0.2) -> dict[str, Tensor]:
+    draw = torch.Generator().manual_seed(0)
+    history = torch.randn(size, LONGEST, CHANNELS, generator=draw)
+    history[..., -1] = (torch.rand(size, LONGEST, generator=draw) >= gaps).float()
+    history[..., 0] *= history[..., -1]
+    return {
+        "history": history,
+        "future_known": torch.randn(size, HORIZON, CHANNELS - 2, generator=draw),
+        "target": torch.randn(size, HORIZON, generator=draw),
+        "target_observed": (torch.rand(size, HORIZON, generator=draw) >= gaps).float(),
+        "series": torch.arange(size) % SERIES,
+    }
+
+
+def forecaster(**options: object) -> LSTMForecaster:
+    """A model whose LSTM has a say from the start."""
+    torch.manual_seed(0)
+    chosen = {"hidden_size": 8, "num_layers": 2, "dropout": 0.0} | options
+    model = LSTMForecaster(HORIZON, CHANNELS, SEASON, SERIES, **chosen)
+    torch.nn.init.normal_(model.out.weight)
+    return model
+
+
+def test_the_loss_of_a_batch_is_the_weighted_mean_of_its_parts():
+    model, whole = forecaster(), windows(10)
+    model.loss(whole).loss.backward()
+    expected = [parameter.grad.clone() for parameter in model.parameters()]
+    model.zero_grad()
+    for start, size in ((0, 3), (3, 7)):
+        part = {name: values.narrow(0, start, size) for name, values in whole.items()}
+        output = model.loss(part)
+        assert output.num_samples == size
+        (output.loss * size / 10).backward()
+    for parameter, want in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(parameter.grad, want, atol=1e-6)
+
+
+def test_missing_steps_count_nowhere():
+    """Neither in the window nor in the horizon, whatever stands there."""
+    model, batch = forecaster(), windows()
+    other = {name: values.clone() for name, values in batch.items()}
+    gone = batch["history"][..., -1] == 0
+    assert gone.any()
+    other["history"][..., 0][gone] = 1e3
+    other["target"][batch["target_observed"] == 0] = 1e3
+    assert torch.equal(model(batch), model(other))
+    assert model.loss(batch).loss.item() == model.loss(other).loss.item()
+
+
+def test_a_sample_without_any_target_and_an_empty_window_are_no_error():
+    model, batch = forecaster(), windows()
+    batch["target_observed"][0] = 0
+    batch["history"][1] = 0
+    output = model.loss(batch)
+    output.loss.backward()
+    assert output.loss.isfinite()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+
+
+def test_a_window_that_is_masked_is_forecast_as_a_short_one():
+    """The same 14 days behind zeros, or with nothing before them; the LSTM runs over zeros before a window begins."""
+    short = windows(gaps=0.0)
+    short["history"] = short["history"][:, -14:]
+    long = short | {"history": torch.cat((torch.zeros(6, 14, CHANNELS), short["history"]), 1)}
+    smoothing = Smoothing(SEASON, HORIZON, SERIES)
+    found = [smoothing(each["history"][..., 0], each["history"][..., -1], each["series"]) for each in (short, long)]
+    assert torch.allclose(found[0][0], found[1][0], atol=1e-6)
+    assert torch.allclose(found[0][1], found[1][1], atol=1e-6)
+
+
+@given(level=st.floats(-100, 100), slope=st.floats(-1, 1), season=st.lists(st.floats(-10, 10), min_size=1, max_size=9))
+def test_a_line_with_a_season_is_continued_exactly_where_the_rates_say_so(
+    level: float, slope: float, season: list[float]
+):
+    length, horizon, period = 40, 12, len(season)
+    step = torch.arange(length + horizon, dtype=torch.float32)
+    series = level + slope * step + torch.tensor(season).repeat(60)[: length + horizon]
+    smoothing = Smoothing(period, horizon, 1)
+    with torch.no_grad():  # the trend goes on, and the level is the last season's alone
+        smoothing.shared_R.copy_(torch.tensor([-3.0, 3.0, 0.0, -3.0, -3.0, 3.0]))
+        forecast, _, _ = smoothing(series[None, :length], torch.ones(1, length), torch.zeros(1, dtype=torch.long))
+    assert torch.allclose(forecast[0], series[length:], atol=2e-3 * (1 + series.abs().max().item()))
+
+
+def test_what_comes_out_moves_with_the_level_and_unit_of_the_window():
+    model, batch = forecaster(), windows(gaps=0.0)
+    moved = batch | {"history": batch["history"].clone()}
+    moved["history"][..., 0] = 3 * batch["history"][..., 0] + 2
+    assert torch.allclose(model(moved), 3 * model(batch) + 2, atol=1e-4)
+
+
+def test_a_series_may_have_rates_of_its_own():
+    model, batch = forecaster(), windows()
+    before = model(batch)
+    with torch.no_grad():
+        model.smoothing.own_SR[1] += 0.2
+    changed = (model(batch) != before).any(1)
+    assert torch.equal(changed, batch["series"] == 1)
+
+
+def test_dropout_is_at_work_in_training_alone():
+    model, batch = forecaster(dropout=0.5), windows()
+    assert not torch.equal(model(batch), model(batch))
+    model.eval()
+    assert torch.equal(model(batch), model(batch))
+
+
+@pytest.mark.parametrize("num_channels", [2, 6])
+def test_any_number_of_calendar_channels_will_do(num_channels: int):
+    batch = windows()
+    calendar = torch.zeros(6, LONGEST, num_channels - 2)
+    batch["history"] = torch.cat((batch["history"][..., :1], calendar, batch["history"][..., -1:]), 2)
+    batch["future_known"] = torch.zeros(6, HORIZON, num_channels - 2)
+    assert LSTMForecaster(HORIZON, num_channels, SEASON, SERIES)(batch).shape == (6, HORIZON)
+
+
+def test_it_runs_in_bfloat16_and_under_autocast():
+    model, batch = forecaster(), windows()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        mixed = model.loss(batch).loss
+    assert mixed.dtype == torch.float32
+    assert mixed.item() == pytest.approx(model.loss(batch).loss.item(), rel=0.05)
+    model.to(torch.bfloat16).loss(batch).loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({"hidden_size": 0}, "hidden_size"),
+        ({"num_layers": 0}, "num_layers"),
+        ({"dropout": 1.0}, "dropout"),
+        ({"huber_delta": 0.0}, "huber_delta"),
+    ],
+)
+def test_arguments_out_of_range_are_named(arguments: dict[str, object], name: str):
+    with pytest.raises(ConfigError, match=rf"workload\.model\.{name}: "):
+        LSTMForecaster(HORIZON, CHANNELS, SEASON, SERIES, **arguments)
+
+
+def test_it_learns_the_embedded_set_in_seconds():
+    """Better than to repeat the last week, and than smoothing at the rates that it starts from."""
+    data = datasets(windows=[28], num_series=8, num_days=700)
+    torch.manual_seed(0)
+    model = LSTMForecaster(**data.model_args, hidden_size=8, num_layers=1)
+    before = scored(model, data)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    order = torch.randperm(len(data.train), generator=torch.Generator().manual_seed(0))
+    for number, indices in enumerate(order.split(256)):
+        batch = data.train.on_device(data.train.fetch(indices), SampleRng(0, 0, number))
+        optimizer.zero_grad()
+        model.loss(batch).loss.backward()
+        optimizer.step()
+    after = scored(model, data)
+    assert after["mase"] < 0.9 * after["mase_seasonal_naive"]
+    assert after["mase"] < 0.99 * before["mase"]
+
+
+def scored(model: LSTMForecaster, data: object) -> dict[str, float]:
+    indices = torch.arange(len(data.test))
+    data.evaluation.reset()
+    data.evaluation.update(model.eval(), data.test.on_device(data.test.fetch(indices), SampleRng(0, 0)))
+    return data.evaluation.compute()
+
+
+def test_its_own_evaluation_repeats_the_season_as_the_data_has_it():
+    """MASE of the naive forecast, from the values themselves."""
+    data = datasets(windows=[14], num_series=3, num_days=200)
+    found = scored(LSTMForecaster(**data.model_args, hidden_size=4, num_layers=1), data)
+    batch = data.test.on_device(data.test.fetch(torch.arange(len(data.test))), SampleRng(0, 0))
+    naive = seasonal_naive(batch["history"][..., 0], batch["history"][..., -1], 7, 7)
+    error = ((naive - batch["target"]).abs() * batch["scale"][:, None])[batch["target_observed"] > 0]
+    assert found["mae_seasonal_naive"] == pytest.approx(error.mean().item(), rel=1e-5)

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workloads.forecast.steps import DAY, HOUR, Calendar, Frequency, UnevenDates, infer_frequency, parse_frequency
+
+FIRST = np.datetime64("2023-11-30T06:00", "us")
+MIDNIGHT = FIRST.astype("M8[D]").astype("M8[us]")
+FREQUENCIES = {
+    "second": Frequency("time", 1_000_000, FIRST),
+    "quarter of an hour": Frequency("time", HOUR // 4, FIRST),
+    "hour": Frequency("time", HOUR, FIRST),
+    "day": Frequency("time", DAY, FIRST),
+    "week": Frequency("time", 7 * DAY, FIRST),
+    "business day": Frequency("business", 1, MIDNIGHT),
+    "month": Frequency("months", 1, FIRST, day=15),
+    "end of the month": Frequency("months", 1, FIRST, day=31),
+    "quarter": Frequency("months", 3, FIRST, day=1),
+    "year": Frequency("months", 12, FIRST, day=30),
+}
+
+
+@settings(max_examples=60, deadline=None)
+@given(frequency=st.sampled_from(list(FREQUENCIES.values())), start=st.integers(-50, 50), data=st.data())
+def test_a_frequency_is_found_again_with_steps_left_out(frequency: Frequency, start: int, data: st.DataObject):
+    left_out = data.draw(st.sets(st.integers(3, 28)))
+    numbers = np.array([start + step for step in range(31) if step not in left_out])
+    dates = frequency.dates(numbers)
+    assert frequency.numbers(dates).tolist() == numbers.tolist()
+    found = infer_frequency(dates)
+    again = found.numbers(dates)
+    assert found.dates(again).tolist() == dates.tolist()
+    assert (again - again[0]).tolist() == (numbers - numbers[0]).tolist()
+    assert found.season == frequency.season
+
+
+@pytest.mark.parametrize(
+    ("word", "name", "season"),
+    [
+        ("s", "1 second", 3600),
+        ("15min", "15 minutes", 96),
+        ("h", "1 hour", 24),
+        ("2H", "2 hours", 12),
+        ("5h", "5 hours", 1),
+        ("D", "1 day", 7),
+        ("2D", "2 days", 1),
+        ("B", "1 business day", 5),
+        ("W", "1 week", 52),
+        ("W-SUN", "1 week", 52),
+        ("MS", "1 month", 12),
+        ("ME", "1 month", 12),
+        ("q", "3 months", 4),
+        ("5M", "5 months", 1),
+        ("Y", "1 year", 1),
+        ("ms", "0.001 seconds", 1),
+    ],
+)
+def test_frequencies_have_words_names_and_seasons(word: str, name: str, season: int):
+    found = parse_frequency(word, FIRST)
+    assert (found.name, found.season) == (name, season)
+
+
+@pytest.mark.parametrize("word", ["", "x", "0D", "D2", "2B", "-1D", "1.5h"])
+def test_words_that_are_none(word: str):
+    with pytest.raises(ValueError, match="is none of s, min, h, D, B"):
+        parse_frequency(word, FIRST)
+
+
+@pytest.mark.parametrize(
+    ("word", "date", "expected"),
+    [
+        ("D", "2023-12-02T23:59", "2023-12-02"),
+        ("15min", "2023-11-30T06:14:59", "2023-11-30T06:00"),
+        ("h", "2023-11-30T05:59", "2023-11-30T05:00"),
+        ("W", "2023-12-08T12:00", "2023-12-07"),
+        ("M", "2024-02-29", "2024-02-01"),
+        ("Q", "2024-03-29", "2024-02-01"),
+        ("B", "2023-12-03", "2023-12-01"),  # a Sunday, to Friday
+    ],
+)
+def test_dates_between_steps_are_of_the_earlier_one(word: str, date: str, expected: str):
+    found = parse_frequency(word, FIRST)
+    step = found.numbers(np.array([date], dtype="M8[us]"))
+    assert found.dates(step)[0] == np.datetime64(expected)
+
+
+def test_dates_that_are_not_even_name_the_first_that_is_off():
+    dates = np.array(["2024-01-01", "2024-01-02", "2024-01-03T12:00", "2024-01-04"], dtype="M8[us]")
+    with pytest.raises(UnevenDates, match="most are 12 hours apart|most are 1 day apart") as caught:
+        infer_frequency(np.append(dates, np.datetime64("2024-01-05T01:00")))
+    assert caught.value.date == np.datetime64("2024-01-05T01:00")
+
+
+def test_a_place_in_day_week_and_year_repeats_after_each():
+    calendar = Calendar(parse_frequency("h", FIRST))
+    assert calendar.periods == ("day", "week", "year")
+    at = {name: np.datetime64(date, "us") for name, date in (("now", "2023-03-06T10:00"), ("day", "2023-03-07T10:00"))}
+    at |= {"week": np.datetime64("2023-03-13T10:00", "us"), "year": np.datetime64("2027-03-06T10:00", "us")}
+    phases = calendar.phases(np.array(list(at.values())))
+    same = (phases == phases[0]).tolist()
+    assert same == [[True, True, True], [True, False, False], [True, True, False], [True, False, True]]
+    circle = calendar.table_P2.square().sum(1)
+    assert torch.allclose(circle, torch.ones(len(circle)))
+
+
+@pytest.mark.parametrize(
+    ("word", "periods"),
+    [("min", 3), ("12h", 3), ("D", 2), ("B", 2), ("3D", 2), ("W", 1), ("M", 1), ("Q", 1), ("Y", 0)],
+)
+def test_a_calendar_tells_what_steps_are_short_enough_for(word: str, periods: int):
+    frequency = parse_frequency(word, FIRST)
+    calendar = Calendar(frequency)
+    phases = calendar.phases(frequency.dates(np.arange(5)))
+    assert phases.shape == (5, periods) == (5, len(calendar.periods))
+    assert periods == 0 or phases.max() < len(calendar.table_P2)
