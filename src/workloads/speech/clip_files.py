@@ -237,13 +237,11 @@ def _of_shards(place: Path, parts: dict[str, Path], cache_dir: str | Path, max_d
     for row, text in enumerate(texts):
         if text is None:
             continue
-        if known is not None and text.isdecimal():
-            if int(text) >= len(known):
-                bad.append(f"{_sample(index, row)}: its class is {text}, and {CLASSES} has {len(known)}")
-                continue
-            text = known[int(text)]
+        if known is not None and text.isdecimal() and int(text) >= len(known):
+            bad.append(f"{_sample(index, row)}: its class is {text}, and {CLASSES} has {len(known)}")
+            continue
         rows.append(row)
-        labels.append(text)
+        labels.append(known[int(text)] if known is not None and text.isdecimal() else text)
     if not rows:
         raise _without_labels(place, index, sound_N, bad)
     row_N = np.array(rows, np.int64)

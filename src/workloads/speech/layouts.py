@@ -26,21 +26,21 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Layouts:
-    """What the recordings hold."""
+    """What the recordings hold, [N] each."""
 
-    offset_N: Ints
+    offset: Ints
     """First byte of the samples; -1 = they must be decoded by soundfile."""
-    frames_N: Ints
+    frames: Ints
     """Samples of one channel; 0 = the recording is damaged."""
-    rate_N: Ints
-    channels_N: Ints
+    rate: Ints
+    channels: Ints
     damages: dict[int, str]
     """Reason for each damaged recording."""
 
     @property
-    def plain_N(self) -> NDArray[np.bool_]:
+    def is_plain(self) -> NDArray[np.bool_]:
         """Whether the bytes are samples of 16 bits as they lie there."""
-        return self.offset_N >= 0
+        return self.offset >= 0
 
 
 def look_at(found: FoundClips, cache_dir: str | Path) -> Layouts:
@@ -54,8 +54,8 @@ def look_at(found: FoundClips, cache_dir: str | Path) -> Layouts:
     build = partial(_write, found.reader, len(found.names))
     folder = prepared(cache_dir, KIND, found.sources, settings, build)
     damages = json.loads((folder / "damages.json").read_text(encoding="utf-8"))
-    columns = np.load(folder / "layouts.npy")
-    return Layouts(*columns, damages={int(row): reason for row, reason in damages.items()})
+    offset, frames, rate, channels = np.load(folder / "layouts.npy")
+    return Layouts(offset, frames, rate, channels, {int(row): reason for row, reason in damages.items()})
 
 
 def _write(reader: ClipReader, count: int, folder: Path) -> None:
