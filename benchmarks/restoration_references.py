@@ -32,8 +32,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from wellfed.inference import load_model
+from wellfed.sample_rng import SampleRng
+from workloads.restoration.data import datasets
 from workloads.restoration.degradations import Degradation
 from workloads.restoration.evaluation import ImageQuality
+from workloads.restoration.model import RestorationCNN
 
 ROOT = Path(__file__).parents[1]
 SIGMA = 25.0
@@ -222,6 +225,44 @@ def largest_difference_of_ssim() -> float:
     return float(max(differences))
 
 
+class DrawnNoise:
+    """What `Degradation` does with a bank, of numbers drawn anew for each batch."""
+
+    def __call__(self, clean_BCHW: torch.Tensor, key_B: torch.Tensor, rng: SampleRng) -> torch.Tensor:
+        return clean_BCHW + torch.randn(clean_BCHW.shape, generator=rng) * (SIGMA / 255)
+
+
+def bank_minus_drawn(folder: Path, seeds: int = 5, steps: int = 500) -> dict[str, Any]:
+    """Mean PSNR of photographs' corners by small models that learned from noise of the bank, less of drawn noise."""
+    data = datasets(num_images=48, val_frac=0, test_frac=0, patch_size=48, patches_per_image=40, cache_dir=str(folder))
+    raw: dict[str, list[float]] = {"bank": [], "drawn": []}
+    for seed in range(seeds):
+        for name, degrade in (("bank", Degradation("denoise", SIGMA)), ("drawn", DrawnNoise())):
+            data.train.degrade = degrade
+            model = small_model(data.train, seed, steps)
+            corners = [(number, photograph(each)[:256, :256]) for number, each in enumerate(PHOTOGRAPHS)]
+            psnr = [figures(ours(model, noisy_of(number, clean)), clean)["psnr"] for number, clean in corners]
+            raw[name].append(float(np.mean(psnr)))
+    paired = np.subtract(raw["bank"], raw["drawn"])
+    return {"mean_db": paired.mean(), "sd_db": paired.std(ddof=1), "n": seeds, "steps": steps, "raw_psnr_db": raw}
+
+
+def small_model(data: Any, seed: int, steps: int) -> RestorationCNN:
+    torch.manual_seed(seed)
+    model = RestorationCNN(base_channels=16, num_blocks=2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=4e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+    for step in range(steps):
+        rng = SampleRng(seed, 0, step)
+        indices = torch.randint(len(data), (8,), generator=torch.Generator().manual_seed(seed * steps + step))
+        loss = model.loss(data.on_device(data.fetch(indices, rng), rng)).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    return model.eval()
+
+
 def difference(rows: dict[str, Any], others: dict[str, Any], figure: str) -> dict[str, Any]:
     """First minus second, paired by photograph."""
     paired = np.array([rows[name][figure] - others[name][figure] for name in PHOTOGRAPHS])
@@ -283,6 +324,7 @@ def main() -> None:
             "folds": [list(PHOTOGRAPHS)[0::2], list(PHOTOGRAPHS)[1::2]],
         },
         **summary(work.found, best_nlm),
+        "noise_of_the_bank_minus_drawn_anew": bank_minus_drawn(work.folder / "cache"),
         "ssim_largest_difference_to_scikit_image": largest_difference_of_ssim(),
     }
     record["says"] = says(record)
