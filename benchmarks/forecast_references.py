@@ -3,7 +3,7 @@
     python benchmarks/forecast_references.py --out benchmarks/records/DATE_forecast_references_DEVICE.json
 
 Needs statsmodels, for ETS and for the real series that come with it. Every training is ``python src/train.py`` as a
-user types it, tested with the weights that were best on validation. ETS is chosen for each series by AICc among `FORMS`,
+user types it, tested with the weights that were best on validation. ETS is chosen for each series by AICc of `FORMS`,
 fitted to all that comes before the first test origin (validation included, which the network is not trained on), and
 rolled over the origins with these parameters; missing values are interpolated for it. MASE divides by the seasonal
 naive error of the train part. Differences come with a paired bootstrap over series, or over origins where series are
@@ -23,6 +23,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -210,19 +211,20 @@ def difference(one: Errors, other: Errors) -> dict[str, Any]:
     }
 
 
-def compared(name: str, table: SeriesTable, seeds: int, *overrides: str) -> dict[str, Any]:
+def compared(name: str, table: SeriesTable, seeds: int, jobs: int, *overrides: str) -> dict[str, Any]:
     """One set: MASE of each series and each forecaster, and paired differences to the mean over seeds."""
     runs = []
-    for seed in range(1, seeds + 1):
-        runs.append(train(table, seed, *overrides))
-        found = by_series(runs[-1].default)
-        print(f"{name} seed {seed}: {np.mean(list(found.values())):.3f} in {runs[-1].seconds:.0f} s", flush=True)
+    with ThreadPoolExecutor(jobs) as pool:
+        for seed, run in enumerate(pool.map(lambda seed: train(table, seed, *overrides), range(1, seeds + 1)), 1):
+            runs.append(run)
+            mase = np.mean(list(by_series(run.default).values()))
+            print(f"{name} seed {seed}: {mase:.3f} in {run.seconds:.0f} s", flush=True)
     naive = runs[0].seasonal_naive
     default = {key: np.mean([run.default[key] for run in runs], 0) for key in naive}
     smoothed, forms = ets(table, naive, runs[0].naive_mae)
     errors = {"seasonal_naive": naive, "ets": smoothed, "default": default}
-    mase = {of: by_series(each) for of, each in errors.items()}
-    summary = {of: float(np.mean(list(each.values()))) for of, each in mase.items()}
+    of_series = {of: by_series(each) for of, each in errors.items()}
+    summary = {of: float(np.mean(list(each.values()))) for of, each in of_series.items()}
     print(f"{name}: {summary}", flush=True)
     return {
         "set": name,
@@ -232,10 +234,10 @@ def compared(name: str, table: SeriesTable, seeds: int, *overrides: str) -> dict
         "n": seeds,
         "mase": summary,
         "mase_of_each_seed": [float(np.mean(list(by_series(run.default).values()))) for run in runs],
-        "mase_of_each_series": mase,
+        "mase_of_each_series": of_series,
         "mae_of_each_series": {
             of: {series: value * runs[0].naive_mae[series] for series, value in each.items()}
-            for of, each in mase.items()
+            for of, each in of_series.items()
         },
         "ets_form": forms,
         "default_minus_ets": difference(default, smoothed),
@@ -255,6 +257,7 @@ def sentences(results: list[dict[str, Any]]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Forecasts of workload=forecast against its references.")
     parser.add_argument("--seeds", type=int, default=5, help="trainings of the default options, seeds 1, 2, ...")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at a time; nothing is timed")
     parser.add_argument("--only", help="names of sets, with commas between")
     parser.add_argument("--steps", type=int, help="trainer.max_steps; left out: as long as the default options train")
     parser.add_argument("--out", type=Path)
@@ -263,7 +266,7 @@ def main() -> None:
     overrides = [] if chosen.steps is None else [f"trainer.max_steps={chosen.steps}"]
     sets = {name: table for name, table in tables().items() if not chosen.only or name in chosen.only.split(",")}
     began_at_s = time.perf_counter()
-    results = [compared(name, table, chosen.seeds, *overrides) for name, table in sets.items()]
+    results = [compared(name, table, chosen.seeds, chosen.jobs, *overrides) for name, table in sets.items()]
     record = {
         "theme": "forecast_references",
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),

@@ -46,15 +46,24 @@ class ShardReader:
             raise DataError(f"{path}: the sample {key!r} has no .{self.part}. Make the shard again.")
         whole = np.empty(int(sizes.sum()), np.uint8)
         parts = np.split(whole, np.cumsum(sizes)[:-1]) if len(rows) else []
-        self._fill(rows, parts)
+        self.fill(rows, parts)
         return parts
 
     def read_into(self, rows: NDArray[np.int64], table: Bytes) -> None:
         """The bytes of samples that are all of ``table``'s width, into its rows ``[len(rows), width]``."""
-        self._fill(rows, table)
+        self.fill(rows, table)
 
-    def _fill(self, rows: NDArray[np.int64], targets: Iterable[Bytes]) -> None:
-        shards, offsets = self.index.shards[rows].tolist(), self._offset_N[rows].tolist()
+    def fill(self, rows: NDArray[np.int64], targets: Iterable[Bytes], starts: NDArray[np.int64] | None = None) -> None:
+        """A piece of each of the samples ``rows`` into an array of its size.
+
+        Args:
+            starts: of the pieces within the samples' bytes; None = from the first on.
+
+        Raises:
+            DataError: a shard is not as it was.
+        """
+        offset_N = self._offset_N[rows] if starts is None else self._offset_N[rows] + starts
+        shards, offsets = self.index.shards[rows].tolist(), offset_N.tolist()
         for row, shard, offset, into in zip(rows.tolist(), shards, offsets, targets, strict=True):
             if os.preadv(self._file(shard), [into.data], offset) != len(into):
                 path, key = self.index.paths[shard], self.index.keys[row]

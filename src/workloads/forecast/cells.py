@@ -33,6 +33,8 @@ _DIGITS = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d", 10: "s", 12: "%Y%m%d%H%M", 13: "ms",
 """What a number of so many digits says as a date; seconds and milliseconds since 1970."""
 _POINT = re.compile(r"[+-]?(\d+|[1-9]\d{0,2}(,\d{3})+)?(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 _COMMA = re.compile(r"[+-]?(\d+|[1-9]\d{0,2}(\.\d{3})+)?(,\d*)?(e[+-]?\d+)?", re.IGNORECASE)
+LARGEST = 1e30
+"""Beyond it nothing is read as a number: in float32 it could not be reckoned with."""
 SAMPLE = 1000
 """Cells by which a column is judged."""
 _SPACES = re.compile(r"(?<=\d)[ \u00a0\u202f'](?=\d{3})")
@@ -180,10 +182,10 @@ def is_missing(cells_N: Sequence[str]) -> Bools:
     return np.fromiter((cell.lower() in MISSING for cell in cells_N), bool, len(cells_N))
 
 
-def looks_like_dates(cells_N: Sequence[str]) -> bool:
-    """Whether most of the first cells are dates; of plain numbers those of 8 digits alone."""
+def looks_like_dates(cells_N: Sequence[str], numbers_too: bool = False) -> bool:
+    """Whether most of the first cells are dates; of plain numbers those of 8 digits alone, unless ``numbers_too``."""
     sample = [cell for cell in cells_N[:SAMPLE] if cell.lower() not in MISSING]
-    if not sample or any(cell.isdigit() and len(cell) != 8 for cell in sample):
+    if not numbers_too and any(cell.isdigit() and len(cell) != 8 for cell in sample):
         return False
     try:
         date_N, _ = parse_dates(sample)
@@ -200,7 +202,7 @@ def looks_like_numbers(cells_N: Sequence[str]) -> bool:
 
 
 def parse_numbers(columns: Sequence[Sequence[str]], decimal: str | None = None) -> list[Floats]:
-    """The finite number of each cell of some columns, NaN where there is none.
+    """The number of each cell of some columns, NaN where there is none.
 
     Args:
         decimal: ``.`` or ``,`` before tenths; the other one then parts thousands. None = as the cells tell.
@@ -237,7 +239,7 @@ def _numbers(cells_N: Sequence[str]) -> Floats:
     value_N: Floats = _floats(cells_N).copy()
     failed = np.flatnonzero(np.isnan(value_N))
     value_N[failed] = _floats([_SPACES.sub("", cells_N[number]) for number in failed.tolist()])
-    value_N[~np.isfinite(value_N)] = np.nan
+    value_N[~(np.abs(value_N) <= LARGEST)] = np.nan
     return value_N
 
 

@@ -12,7 +12,7 @@ from workloads.forecast.cells import coded, different, looks_like_dates, looks_l
 from workloads.forecast.steps import Dates
 from workloads.forecast.text_table import TextTable
 
-DATE_NAMES = ("date", "ds", "datetime", "timestamp", "time", "day", "week", "month")
+DATE_NAMES = ("date", "ds", "datetime", "timestamp", "time", "period", "day", "week", "month", "quarter", "year")
 SERIES_NAMES = ("unique_id", "series_id", "series", "item_id", "id")
 LEAST_REPEATS = 0.2
 """Share of rows whose date another row has too, from which a column that tells them apart names series."""
@@ -38,12 +38,15 @@ def find_dates(table: TextTable, wanted: str | None) -> int:
     if wanted is not None:
         return table.place(wanted, "date_column")
     low = [name.casefold() for name in table.names]
-    for name in DATE_NAMES:
-        if name in low:
-            return low.index(name)
+    named = [low.index(name) for name in DATE_NAMES if name in low]
+    for place in named:
+        if looks_like_dates(table.columns[place], numbers_too=True):
+            return place
     for place, column in enumerate(table.columns):
         if looks_like_dates(column):
             return place
+    if named:  # its cells will be refused with their lines
+        return named[0]
     raise DataError(
         f"{table.file}: no column holds dates; there are {listed(table.names)}. Write workload.data.date_column=NAME; "
         "dates such as 2024-05-31 are read."

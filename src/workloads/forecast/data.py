@@ -16,9 +16,9 @@ from workloads.forecast.evaluation import Forecasts
 from workloads.forecast.read_csv import read_csv
 from workloads.forecast.series import FillName, SeriesSet, filled, split_by_time, trimmed
 from workloads.forecast.steps import parse_frequency, show_date
-from workloads.forecast.store import SeriesStore, naive_mae
+from workloads.forecast.store import SeriesStore, naive_mae, row_dates
 from workloads.forecast.synthetic import daily_series
-from workloads.forecast.windows import Windows, held_out_windows, train_windows
+from workloads.forecast.windows import SPLITS, Windows, held_out_windows, train_windows
 
 
 def datasets(
@@ -43,8 +43,7 @@ def datasets(
     """Windows of history with the horizon after them: to train on, and at rolling origins for validation and test.
 
     Args:
-        path: CSV file; None = the embedded set. The six arguments after it, but for ``horizon`` and ``windows``, and
-            ``max_bad_rows``, ``decimal``, ``day_first`` say how to read it.
+        path: CSV file; None = the embedded set, for which nothing that says how to read a file may be set.
         date_column: None = one called date, ds and so on, or the first whose cells are dates.
         target: column of the values where each row is of one series; names of columns where each column is a series;
             None = all columns of numbers.
@@ -116,20 +115,32 @@ def build(
     train = train_windows(store, parts, windows)
     if len(train) == 0:
         raise DataError(
-            "No window to train on: wherever one ends, all of it or the whole horizon after it is missing. "
-            "Fill the gaps with workload.data.fill=forward, or write a longer workload.data.horizon."
+            f"{kept.source}: no window to train on. Wherever one ends, all of it or the whole horizon after it is "
+            "missing. Fill the gaps with workload.data.fill=forward, or write a longer workload.data.horizon."
         )
-    val = held_out_windows(store, parts, windows, "val") if val_frac else None
-    test = held_out_windows(store, parts, windows, "test") if test_frac else None
+    held_out = {
+        split: held_out_windows(store, parts, windows, split)
+        for split, frac in zip(SPLITS, (val_frac, test_frac), strict=True)
+        if frac
+    }
+    empty = [
+        f"the {split} part has no value, so there is no {split}" for split, each in held_out.items() if not len(each)
+    ]
     season, season_notes = _season(kept, [cut.train_end for cut in parts], windows[-1])
     naive = [naive_mae(values[: cut.train_end], season) for values, cut in zip(kept.values, parts, strict=True)]
     return Datasets(
         train=train,
-        val=val if val is not None and len(val) else None,
-        test=test if test is not None and len(test) else None,
+        val=held_out.get("val") or None,
+        test=held_out.get("test") or None,
         features=store.features(),
         evaluation=Forecasts(
-            store.scale_S, store.center_S, torch.tensor(naive), season, horizon, kept.names, store.dates
+            store.scale_S,
+            store.center_S,
+            torch.tensor(naive, dtype=torch.float64),
+            season,
+            horizon,
+            kept.names,
+            row_dates(kept, windows[-1]),
         ),
         model_args={
             "horizon": horizon,
@@ -137,7 +148,7 @@ def build(
             "season": season,
             "num_series": len(kept.names),
         },
-        notes=(_size(kept, train), *kept.notes, *season_notes),
+        notes=(_size(kept, train), *kept.notes, *empty, *season_notes),
     )
 
 

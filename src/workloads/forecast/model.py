@@ -28,7 +28,7 @@ RATES = {"season": 1.4, "trend": -2.0, "slope": 1.4, "fast": 0.0, "slow": 3.0, "
 trend keeps a season (0.8), a fast (0.5) and a slow level (0.95) a step, and the fast one's share (0.5)."""
 STEP = 10.0
 """Logits to a unit of a rate's parameter: Adam moves all parameters alike, and logits have further to go."""
-TINY = 1e-6
+TINY = 1e-9
 
 
 class LSTMForecaster(nn.Module):
@@ -114,19 +114,19 @@ class Smoothing(nn.Module):
         self.season, self.horizon = season, horizon
         self.shared_R = nn.Parameter(torch.tensor(list(RATES.values())) / STEP)
         self.own_SR = nn.Parameter(torch.zeros(num_series, len(RATES)))
-        self.mix_H = nn.Parameter(torch.zeros(horizon))
+        self.mix_H = nn.Parameter(torch.zeros(horizon))  # what each step adds to the logit of the fast level's share
 
     def forward(self, value_BL: Tensor, observed_BL: Tensor, series_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The forecast [B, H], the slow level [B, 1], and what is left of each step without season and level [B, L]."""
         own_BR = self.own_SR.float().index_select(0, series_B)
         logit_BR = STEP * (self.shared_R.float() + own_BR)
-        season_B1, trend_B1, slope_B1, fast_B1, slow_B1, _ = logit_BR.sigmoid().tensor_split(len(RATES), 1)
+        of_season_B1, trend_B1, of_slope_B1, of_fast_B1, of_slow_B1, _ = logit_BR.sigmoid().tensor_split(len(RATES), 1)
         mix_BH = (logit_BR[:, -1:] + STEP * self.mix_H.float()).sigmoid()
 
-        season_BP, change_B1 = self._season_and_trend(value_BL, observed_BL, season_B1, slope_B1)
+        season_BP, change_B1 = self._season_and_trend(value_BL, observed_BL, of_season_B1, of_slope_B1)
         length = value_BL.shape[1]
         plain_BL = (value_BL - season_BP.repeat(1, -(-length // self.season))[:, -length:]) * observed_BL
-        fast_B1, slow_B1 = _smoothed(plain_BL, observed_BL, fast_B1), _smoothed(plain_BL, observed_BL, slow_B1)
+        fast_B1, slow_B1 = (_smoothed(plain_BL, observed_BL, keep_B1) for keep_B1 in (of_fast_B1, of_slow_B1))
 
         step_H = torch.arange(self.horizon, device=value_BL.device)
         seasons_H = step_H // self.season + 1
@@ -134,29 +134,33 @@ class Smoothing(nn.Module):
         return forecast_BH + trend_B1 * change_B1 * seasons_H, slow_B1, (plain_BL - slow_B1) * observed_BL
 
     def _season_and_trend(
-        self, value_BL: Tensor, observed_BL: Tensor, season_B1: Tensor, slope_B1: Tensor
+        self, value_BL: Tensor, observed_BL: Tensor, of_season_B1: Tensor, of_slope_B1: Tensor
     ) -> tuple[Tensor, Tensor]:
         """How each place of the season differs from the season's mean [B, P], and how that mean changes [B, 1].
 
-        Zeros where it was never seen.
+        Zeros where it was never seen. The mean of a season with gaps leans to what is there: it counts less for the
+        one, and not at all for the other.
         """
         value_BKP, seen_BKP = in_seasons(value_BL, self.season), in_seasons(observed_BL, self.season)
         count_BK = seen_BKP.sum(2)
         mean_BK = value_BKP.sum(2) / count_BK.clamp(min=1)
         age_K = torch.arange(value_BKP.shape[1] - 1, -1, -1, device=value_BL.device)
-        weight_BKP = seen_BKP * (season_B1**age_K).unsqueeze(2)
+        share_BK = count_BK / self.season
+        weight_BKP = seen_BKP * (of_season_B1**age_K * share_BK**4).unsqueeze(2)
         deviation_BKP = (value_BKP - mean_BK.unsqueeze(2)) * weight_BKP
         season_BP = deviation_BKP.sum(1) / weight_BKP.sum(1).clamp(min=TINY)
-        full_BK = (count_BK == self.season).float()
-        weight_BK = full_BK[:, 1:] * full_BK[:, :-1] * slope_B1 ** age_K[1:]
+        full_BK = (share_BK == 1).float()
+        weight_BK = full_BK[:, 1:] * full_BK[:, :-1] * of_slope_B1 ** age_K[1:]
         change_BK = (mean_BK[:, 1:] - mean_BK[:, :-1]) * weight_BK
         return season_BP, change_BK.sum(1, keepdim=True) / weight_BK.sum(1, keepdim=True).clamp(min=TINY)
 
 
 def _smoothed(value_BL: Tensor, observed_BL: Tensor, keep_B1: Tensor) -> Tensor:
     """The mean of what is observed, [B, 1]; a step counts ``keep_B1`` times as much as the one after it."""
-    age_L = torch.arange(value_BL.shape[1] - 1, -1, -1, device=value_BL.device)
-    weight_BL = observed_BL * keep_B1**age_L
+    length = value_BL.shape[1]
+    age_L = torch.arange(length - 1, -1, -1, device=value_BL.device)
+    age_BL = torch.where(observed_BL > 0, age_L, length)
+    weight_BL = observed_BL * keep_B1 ** (age_BL - age_BL.amin(1, keepdim=True))  # the last that is there counts 1
     return (value_BL * weight_BL).sum(1, keepdim=True) / weight_BL.sum(1, keepdim=True).clamp(min=TINY)
 
 

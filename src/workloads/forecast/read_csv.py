@@ -70,7 +70,6 @@ def read_csv(
         entries = _entries(table, columns, date_R, parse_numbers([table.columns[p] for p in columns.values], decimal))
     except Unclear as error:
         raise DataError(f"{table.file}: {error}") from error
-    table.bad.check(len(table.lines))
     found = _frequency(table, date_R, frequency)
     values, starts, more = _laid_out(table, entries, found)
     return trimmed(
@@ -79,19 +78,21 @@ def read_csv(
         found,
         starts,
         (describe(table, columns), *table.notes, *notes, *more, *table.bad.notes()),
+        str(table.file),
     )
 
 
 def _note_bad_dates(table: TextTable, place: int, date_R: Dates) -> None:
-    column = table.columns[place]
-    for row in np.flatnonzero(np.isnat(date_R)):
-        reason = f"{column[row]!r} in column {table.names[place]!r} is no date" if column[row] else "no date"
-        table.bad.add(table.lines[row], reason)
-    if np.isnat(date_R).all():
+    column, bad = table.columns[place], np.flatnonzero(np.isnat(date_R)).tolist()
+    if 2 * len(bad) > len(column):
         raise DataError(
-            f"{table.file}: no cell of column {table.names[place]!r} is a date, such as {column[0]!r} in line "
-            f"{table.lines[0]}. Write workload.data.date_column=NAME for another, or dates such as 2024-05-31."
+            f"{table.file}: {len(bad)} of {counted(len(column), 'cell')} of column {table.names[place]!r} are no "
+            f"dates, such as {show_line(column[bad[0]])!r} in line {table.lines[bad[0]]}. "
+            "Write workload.data.date_column=NAME for another column, or dates such as 2024-05-31."
         )
+    for row in bad:
+        reason = f"{show_line(column[row])!r} in column {table.names[place]!r} is no date" if column[row] else "no date"
+        table.bad.add(table.lines[row], reason)
 
 
 def _entries(table: TextTable, columns: Columns, date_R: Dates, values: list[Floats]) -> Entries:
@@ -113,6 +114,7 @@ def _entries(table: TextTable, columns: Columns, date_R: Dates, values: list[Flo
         kept_R = np.flatnonzero(known_R & ~np.isnan(value_R))
         rows.append((code_R[kept_R] + number, date_R[kept_R], value_R[kept_R], line_R[kept_R]))
     code_E, date_E, value_E, line_E = (np.concatenate(each) for each in zip(*rows, strict=True))
+    table.bad.check(len(table.lines))
     if not len(value_E):
         raise DataError(
             f"{table.file}: no value in {listed(table.names, columns.values)}. Write workload.data.target=NAME for "
@@ -159,10 +161,10 @@ def _laid_out(table: TextTable, entries: Entries, frequency: Frequency) -> tuple
 
 def _sorted_note(entries: Entries) -> list[str]:
     """Said only where the dates within a series are out of order."""
-    date_E = entries.dates[np.argsort(entries.codes, kind="stable")]
-    code_E = np.sort(entries.codes)
-    back_E = (np.diff(date_E).astype(np.int64) < 0) & (np.diff(code_E) == 0)
-    return [f"{counted(int(back_E.sum()), 'row')} earlier than the row before; sorted by date"] if back_E.any() else []
+    order_E = np.argsort(entries.codes, kind="stable")
+    is_back_E = (np.diff(entries.dates[order_E]).astype(np.int64) < 0) & (np.diff(entries.codes[order_E]) == 0)
+    num_rows = len(np.unique(entries.lines[order_E[1:][is_back_E]]))
+    return [f"{counted(num_rows, 'row')} earlier than the row before; sorted by date"] if num_rows else []
 
 
 def _refuse_double(table: TextTable, entries: Entries, frequency: Frequency, pair_2: Ints) -> None:

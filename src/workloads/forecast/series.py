@@ -6,7 +6,7 @@ Shapes: S series, T steps of one series.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -31,6 +31,8 @@ class SeriesSet:
     """The step of the frequency that each series begins with."""
     frequency: Frequency
     notes: tuple[str, ...] = ()
+    source: str = "The embedded set"
+    """Names the file in errors."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ def trimmed(
     frequency: Frequency,
     starts: Sequence[int] | None = None,
     notes: tuple[str, ...] = (),
+    source: str = "The embedded set",
 ) -> SeriesSet:
     """Each series from its first to its last value; those without any are left out with a note.
 
@@ -66,6 +69,7 @@ def trimmed(
         [int(seen[number][0]) + (starts[number] if starts else 0) for number in kept],
         frequency,
         notes,
+        source,
     )
 
 
@@ -93,10 +97,10 @@ def split_by_time(
         longest = max(range(len(parts)), key=lambda number: len(found.values[number]))
         steps, held = len(found.values[longest]), horizon * ((val_frac > 0) + (test_frac > 0))
         raise DataError(
-            f"No series is long enough: the longest, {found.names[longest]!r}, has {counted(steps, 'step')} of "
-            f"{found.frequency.name}, and training takes a window of {shortest} and a horizon of {horizon}, with "
-            f"{show_count(held)} steps or more held out after them. Give longer series, or shorter "
-            "workload.data.windows and workload.data.horizon."
+            f"{found.source}: no series is long enough. The longest, {found.names[longest]!r}, has "
+            f"{counted(steps, 'step')} of {found.frequency.name}, and training takes a window of {shortest} and a "
+            f"horizon of {horizon}, with {show_count(held)} steps or more held out after them. Give longer series, or "
+            "shorter workload.data.windows and workload.data.horizon."
         )
     notes = list(found.notes)
     if left_out := len(parts) - len(kept):
@@ -111,6 +115,7 @@ def split_by_time(
         [found.starts[number] for number in kept],
         found.frequency,
         tuple(notes),
+        found.source,
     )
     return of, [parts[number] for number in kept]
 
@@ -137,7 +142,7 @@ def filled(found: SeriesSet, parts: list[Parts], fill: FillName, horizon: int) -
         f"{sum(count > 0 for count in gaps)} of {len(gaps)} series, the first: {found.names[first]}, {date}; {what}"
     )
     values = [_fill(each, fill, cut, horizon) for each, cut in zip(found.values, parts, strict=True)]
-    return SeriesSet(found.names, values, found.starts, found.frequency, (*found.notes, note))
+    return replace(found, values=values, notes=(*found.notes, note))
 
 
 def _fill(value_T: Floats, fill: FillName, parts: Parts, horizon: int) -> Floats:

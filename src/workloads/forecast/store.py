@@ -31,19 +31,17 @@ class SeriesStore:
     def __init__(self, found: SeriesSet, parts: list[Parts], *, longest: int, horizon: int) -> None:
         self.longest, self.horizon = longest, horizon
         scales = [_scale(values[: cut.train_end]) for values, cut in zip(found.values, parts, strict=True)]
-        self.center_S = torch.tensor([center for center, _ in scales], dtype=torch.float32)
-        self.scale_S = torch.tensor([scale for _, scale in scales], dtype=torch.float32)
+        self.center_S = torch.tensor([center for center, _ in scales], dtype=torch.float64)
+        self.scale_S = torch.tensor([scale for _, scale in scales], dtype=torch.float64)
         """Standard deviation of each series' train part; 1 where that is 0."""
         lengths = [len(values) for values in found.values]
         self.start_S = torch.from_numpy(longest + np.cumsum([0, *lengths[:-1]]))
         """Row of each series' first step."""
-        self.dates = _dates(found, longest)
-        """Of each row; those of the empty rows are the first's."""
         empty = np.full(longest, np.nan)
         scaled = [(values - center) / scale for values, (center, scale) in zip(found.values, scales, strict=True)]
         self._value_N = torch.from_numpy(np.concatenate([empty, *scaled]).astype(np.float32))
         calendar = Calendar(found.frequency)
-        self._phase_NK, self._table_P2 = calendar.phases(self.dates), calendar.table_P2
+        self._phase_NK, self._table_P2 = calendar.phases(row_dates(found, longest)), calendar.table_P2
 
     @property
     def num_channels(self) -> int:
@@ -105,7 +103,8 @@ def _cut(rows_N: Tensor, indices: Tensor, steps: int) -> Tensor:
     return windows.index_select(0, indices)
 
 
-def _dates(found: SeriesSet, longest: int) -> Dates:
+def row_dates(found: SeriesSet, longest: int) -> Dates:
+    """The date of each row of the store, [N]; empty rows have the first series' first."""
     numbers = [start + np.arange(len(values)) for start, values in zip(found.starts, found.values, strict=True)]
     return found.frequency.dates(np.concatenate([np.full(longest, found.starts[0]), *numbers]))
 
@@ -116,7 +115,8 @@ def _scale(train_T: Floats) -> tuple[float, float]:
     if len(known) == 0:
         return 0.0, 1.0
     spread = float(known.std())
-    return float(known.mean()), spread if spread > 1e-12 * max(1e-300, float(np.abs(known).max())) else 1.0
+    # Below that it is the noise of summing, or what float32 does not hold.
+    return float(known.mean()), spread if spread > max(1e-30, 1e-12 * float(np.abs(known).max())) else 1.0
 
 
 def naive_mae(train_T: Floats, season: int) -> float:

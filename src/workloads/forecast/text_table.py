@@ -24,11 +24,12 @@ _DATE = re.compile(r"\s*(\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?|\d{1,2}[-/.]\d{1,2}[-/
 
 
 class BadRows:
-    """Rows and cells that were skipped: counted, one of them kept, an error beyond ``limit``."""
+    """Lines in which something can't be read: counted, one of them kept, an error beyond ``limit``."""
 
     def __init__(self, file: Path, limit: int) -> None:
         self._file, self._limit = file, limit
-        self._count, self._one = 0, ""
+        self._lines: set[int] = set()
+        self._one = ""
 
     def add(self, line: int, reason: str) -> None:
         """Take note of what is wrong in a line (from 1).
@@ -36,29 +37,31 @@ class BadRows:
         Raises:
             DataError: there are more than ``limit`` now.
         """
-        self._count += 1
+        self._lines.add(line)
         self._one = self._one or f"line {line}: {reason}"
-        if self._count > self._limit:
+        if len(self._lines) > self._limit:
             raise DataError(
                 f"{self._file}: more bad rows than workload.data.max_bad_rows={self._limit}, such as {self._one}. "
                 "Correct the file, or write workload.data.max_bad_rows=N to skip as many."
             )
 
     def check(self, num_rows: int) -> None:
-        """Stop where most rows are bad: then the file is of another form.
+        """Stop where half of the rows are bad: then the file is of another form.
 
         Raises:
-            DataError: as many rows are bad as there are good ones, or more.
+            DataError: at least half of them are.
         """
-        if self._count and 2 * self._count >= num_rows:
+        if self._lines and 2 * len(self._lines) >= num_rows:
             raise DataError(
-                f"{self._file}: {self._count} of {counted(num_rows, 'row')} can't be read, such as {self._one}. "
-                "Correct the file, or say by workload.data.date_column, target, series_column or decimal how to read it."
+                f"{self._file}: {len(self._lines)} of {counted(num_rows, 'row')} can't be read, such as {self._one}. "
+                "Correct the file, or say by workload.data.date_column, target, series_column, decimal how to read it."
             )
 
     def notes(self) -> tuple[str, ...]:
         """One sentence if there were any."""
-        return (f"{counted(self._count, 'bad row')} skipped, such as {self._one}",) if self._count else ()
+        if not self._lines:
+            return ()
+        return (f"{counted(len(self._lines), 'bad row')} skipped, in whole or in part, such as {self._one}",)
 
 
 @dataclass(frozen=True)

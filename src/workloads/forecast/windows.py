@@ -38,7 +38,6 @@ class Windows:
         split: Literal["val", "test"] | None = None,
     ) -> None:
         small = torch.int32 if store.num_rows < 2**31 else torch.int64
-        small = torch.int32 if store.num_rows < 2**31 else torch.int64
         self._row_O, self._series_O = row_O.to(small), series_O.to(torch.int32)
         self._window_W = torch.tensor(windows)
         self._store, self._split = store, split
@@ -73,8 +72,8 @@ class Windows:
             "row": row_B,
             "series": series_B,
             "window": self._window_W.index_select(0, indices % len(self._window_W)).minimum(past_B),
-            "center": store.center_S.index_select(0, series_B),
-            "scale": store.scale_S.index_select(0, series_B),
+            "center": store.center_S.index_select(0, series_B).float(),
+            "scale": store.scale_S.index_select(0, series_B).float(),
         }
         if self._split:
             batch["split"] = torch.full_like(series_B, SPLITS.index(self._split))

@@ -75,8 +75,8 @@ def fit_components(spectra_NC: Tensor, num_components: int) -> PrincipalComponen
             f"{num_components} components of {counted(num_bands, 'band')} and {counted(num_pixels, 'training pixel')}.",
             f"Write num_components={most} at most, or null for all bands.",
         )
-    mean_C = spectra_NC.double().mean(0)
-    centred_NC = spectra_NC.double() - mean_C
+    scaling = fit_scaling(spectra_NC)
+    centred_NC = scaling(spectra_NC).double()
     value_C, vector_CC = torch.linalg.eigh(centred_NC.T @ centred_NC / num_pixels)
     value_K, vector_CK = value_C.flip(0)[:num_components], vector_CC.flip(1)[:, :num_components]
     total = float(value_C.clamp(min=0).sum())
@@ -84,4 +84,5 @@ def fit_components(spectra_NC: Tensor, num_components: int) -> PrincipalComponen
     sign_K = vector_CK.gather(0, vector_CK.abs().argmax(0, keepdim=True)).sign()
     spread = value_K[0].clamp(min=1e-30).sqrt()
     kept_frac = float(value_K.clamp(min=0).sum()) / total if total > 0 else 1.0
-    return PrincipalComponents(mean_C.float(), (vector_CK * sign_K / spread).float().contiguous(), kept_frac)
+    direction_CK = vector_CK * sign_K / (spread * scaling.spread_C.double()[:, None])
+    return PrincipalComponents(scaling.mean_C, direction_CK.float(), kept_frac)

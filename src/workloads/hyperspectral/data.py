@@ -40,7 +40,7 @@ def datasets(
     path: str | None = None,
     *,
     patch_size: int = 9,
-    num_components: int | None = 30,
+    num_components: int | None = 15,
     split: SplitName = "blocks",
     block_size: int = 16,
     train_frac: float = 0.2,
@@ -208,7 +208,7 @@ def _check(
     if not 1 <= patch_size <= 63 or patch_size % 2 == 0:
         refuse("patch_size", f"{patch_size} is no odd number in 1..63.", "Write patch_size=9 or so.")
     if num_components is not None and num_components < 1:
-        refuse("num_components", f"{num_components} is below 1.", "Write num_components=30, or null for all bands.")
+        refuse("num_components", f"{num_components} is below 1.", "Write num_components=15, or null for all bands.")
     if split not in SPLITS:
         refuse("split", f"{split!r} is none of {', '.join(SPLITS)}.", "Write split=blocks.")
     if block_size < 2:

@@ -97,13 +97,17 @@ def _line(scene: RawScene, row: int, source: str) -> NDArray[Any]:
     line_WC = np.ascontiguousarray(scene.cube_HWC[row])
     if line_WC.dtype.kind == "u" and line_WC.dtype.itemsize == 2:
         return line_WC.astype(np.int32) - 2**15
-    if line_WC.dtype.kind == "f" and not np.isfinite(line_WC.astype(np.float32)).all():
-        column, band = np.argwhere(~np.isfinite(line_WC.astype(np.float32)))[0]
+    if line_WC.dtype.kind != "f":
+        return line_WC
+    with np.errstate(over="ignore"):
+        kept_WC = line_WC.astype(np.float32)
+    if not np.isfinite(kept_WC).all():
+        column, band = np.argwhere(~np.isfinite(kept_WC))[0]
         raise DataError(
             f"{source}: {line_WC[column, band]} at row {row}, column {column}, band {band} is no finite float32. "
             "Take such bands or lines out, or write numpy.save('X.npy', numpy.nan_to_num(cube))."
         )
-    return line_WC
+    return kept_WC
 
 
 def read_cube(folder: Path) -> tuple[PaddedCube, NDArray[np.int32], tuple[str, ...]]:

@@ -37,7 +37,13 @@ def split_blocks(
     count_MK = np.zeros((cell_N.max() + 1, class_N.max() + 1))
     np.add.at(count_MK, (cell_N, class_N), 1)
     part_HW = np.full(class_HW.shape, NONE)
-    part_HW[row_N, column_N] = _assigned(count_MK, np.array(shares), rng)[cell_N]
+    part_N = _assigned(count_MK, np.array(shares), rng)[cell_N]
+    for each in range(class_N.max() + 1):
+        place = np.flatnonzero(class_N == each)
+        if len({TRAIN, TEST}.intersection(part_N[place])) < 2:  # a class of a few pixels between those of others
+            part_N[place] = TEST
+            part_N[place[: max(1, int(shares[TRAIN] * len(place)))]] = TRAIN
+    part_HW[row_N, column_N] = part_N
     return part_HW
 
 

@@ -72,8 +72,8 @@ def decode(path: Path) -> Decoded:
         if image.getexif().get(_ORIENTATION, 1) != 1:
             turned.append("turned by EXIF")
         image.load()
-        upright = ImageOps.exif_transpose(image)
-        pixels, kind = _rgb(upright)
+        ImageOps.exif_transpose(image, in_place=True)
+        pixels, kind = _rgb(image)
         turned += [kind] if kind else []
         if ";16" in depth and kind != "16 bits":
             turned.append("16 bits")
@@ -123,7 +123,7 @@ def _rgb(image: Image.Image) -> tuple[Pixels, str]:
         white = Image.new("RGBA", image.size, (255, 255, 255, 255))
         return np.asarray(Image.alpha_composite(white, with_alpha).convert("RGB")), "alpha laid over white"
     kind = {"RGB": "", "L": "grey", "1": "black and white", "P": "palette"}.get(mode, mode)
-    return np.asarray(image.convert("RGB")), kind
+    return np.asarray(image if mode == "RGB" else image.convert("RGB")), kind
 
 
 def _of_16_bits(image: Image.Image) -> Pixels:

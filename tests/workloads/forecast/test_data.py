@@ -116,10 +116,18 @@ def test_windows_without_anything_to_learn_from_are_left_out():
     batch = gappy.on_device(gappy.fetch(torch.arange(len(gappy))), SampleRng(0, 0))
     assert batch["target_observed"].sum(1).min() > 0
     assert batch["history"][..., -1].sum(1).min() > 0
-    with pytest.raises(DataError, match=r"No window to train on.*workload\.data\.fill=forward"):
-        holes = np.full(60, np.nan)
-        holes[[0, 30, 59]] = 1
+    holes = np.full(60, np.nan)
+    holes[[0, 30, 59]] = 1
+    with pytest.raises(DataError, match=r"no window to train on.*workload\.data\.fill=forward"):
         build(of(holes), horizon=1, windows=(1,))
+
+
+def test_a_validation_part_without_a_value_is_told():
+    values = np.arange(100.0)
+    values[80:90] = np.nan
+    made = build(of(values), horizon=5, windows=(10,))
+    assert made.val is None
+    assert "the val part has no value, so there is no val" in made.notes
 
 
 @pytest.mark.parametrize(("val_frac", "test_frac"), [(0, 0.1), (0.1, 0), (0, 0)])
@@ -138,11 +146,22 @@ def test_what_a_season_needs_is_told():
     assert none.notes[-1].startswith("no train part holds two seasons of 52 steps")
 
 
+def test_a_file_that_is_too_short_is_named(tmp_path: Path):
+    file = tmp_path / "short.csv"
+    file.write_text("date,v\n" + "".join(f"2024-01-{day:02},{day}\n" for day in range(1, 31)))
+    with pytest.raises(
+        DataError, match=r"short\.csv: no series is long enough. The longest, 'v', has 30 steps of 1 day"
+    ):
+        datasets(str(file))
+    assert len(datasets(str(file), windows=[7], horizon=2).train) == 30 - 8 - 7 - 1
+
+
 def test_large_numbers_keep_their_differences():
     values = 1e9 + np.sin(np.arange(100.0))
     made = build(of(values), horizon=5, windows=(10,))
     batch = made.train.on_device(made.train.fetch(torch.arange(len(made.train))), SampleRng(0, 0))
     assert float(batch["target"].std()) == pytest.approx(1, rel=0.1)
+    assert float(made.evaluation.center_S[0]) == pytest.approx(values[:80].mean(), abs=1e-3)
 
 
 def test_yearly_series_have_no_calendar():

@@ -113,7 +113,8 @@ REFUSED = {
         r"line 42: 'sales' has 2024-01-30 twice: 12.5 \(line 4\) and 7\. .*series_column=NAME",
     ),
     "no dates": ("a,b\n1,2\n2,3\n", "no column holds dates; there are 'a', 'b'"),
-    "no readable date": ("date,b\nx,2\ny,3\n", "2 of 2 rows can't be read|no cell of column 'date' is a date"),
+    "no readable date": ("date,b\nx,2\ny,3\n", "2 of 2 cells of column 'date' are no dates, such as 'x' in line 2"),
+    "no number in the column": ("date,sales\n2024-01-01,$1\n2024-01-02,$2\n", "no column of numbers beside the dates"),
     "no values": ("date,b\n2024-01-01,\n2024-01-02,NA\n", "no value in 'b'"),
     "words": ("date,b\n2024-01-01,x\n2024-01-02,y\n", "no column of numbers beside the dates"),
     "a date between": (
@@ -154,7 +155,7 @@ def test_what_can_not_be_meant_is_refused_with_its_place(read: Read, content: st
         ({"date_column": "day"}, r"no column 'day'. Write workload.data.date_column=NAME with one of 'date', 'store'"),
         ({"target": "sale"}, r"no column 'sale'. Write workload.data.target=NAME"),
         ({"series_column": "shop"}, r"no column 'shop'. Write workload.data.series_column=NAME"),
-        ({"date_column": "store"}, "120 of 120 rows|more bad rows|no cell of column 'store' is a date"),
+        ({"date_column": "store"}, "120 of 120 cells of column 'store' are no dates, such as 'north' in line 2"),
         ({"target": "store", "series_column": "store"}, "'store' can't be target and dates or names of series at once"),
         ({"target": ["sales", "date"], "series_column": "store"}, "several columns of numbers"),
     ],
@@ -190,7 +191,7 @@ BAD = {
 def test_a_bad_row_is_skipped_with_a_note_of_its_place_up_to_the_limit(read: Read, row: str, reason: str):
     found = read(wide() + row + "\n")
     assert is_plain(found)
-    assert f"1 bad row skipped, such as line 42: {reason}" in found.notes[-1]
+    assert f"1 bad row skipped, in whole or in part, such as line 42: {reason}" in found.notes[-1]
     with pytest.raises(DataError, match=rf"max_bad_rows=1, such as line 42: {reason}"):
         read(wide() + f"{row}\n{row}\n", max_bad_rows=1)
 
@@ -215,6 +216,12 @@ def test_one_series_a_column(read: Read):
     assert found.notes == ("sales.csv: dates of 'day', values of 'a', 'b'; left out 'weather'",)
     assert read(content, target="B").names == ["b"]
     assert read(content, target=["b", "a"]).names == ["b", "a"]
+
+
+def test_the_column_of_dates_is_one_that_holds_some(read: Read):
+    content = "day,month,when,sales\n" + "".join(f"{row},1,{date},{row}\n" for row, date in enumerate(DAYS))
+    assert read(content, target="sales").notes[0].startswith("sales.csv: dates of 'when', values of 'sales'")
+    assert read("year,sales\n1990,1\n1991,2\n1993,4\n").frequency.name == "1 year"
 
 
 @pytest.mark.parametrize("arguments", [{}, {"series_column": "Store", "target": "sales", "date_column": "date"}])

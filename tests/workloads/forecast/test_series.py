@@ -48,6 +48,7 @@ def test_no_line_is_drawn_over_the_beginning_of_an_evaluated_forecast():
 values = st.lists(st.one_of(st.none(), st.floats(-9, 9)), min_size=12, max_size=24)
 
 
+@settings(max_examples=30)
 @given(values=values, horizon=st.integers(1, 3), change=st.floats(10, 20))
 def test_no_filled_step_knows_what_is_forecast_after_it(values: list[float | None], horizon: int, change: float):
     """Whatever lies after an origin may change: nothing before it does."""
@@ -98,7 +99,8 @@ def test_series_too_short_are_left_out_or_refused():
     assert split_by_time(found, shortest=4, **arguments)[0].names == ["long", "short"]
     with pytest.raises(
         DataError,
-        match=r"the longest, 'long', has 50 steps of 1 day, and training takes a window of 40 and a horizon of 3, with "
+        match=r"The embedded set: no series is long enough. The longest, 'long', has 50 steps of 1 day, and training "
+        r"takes a window of 40 and a horizon of 3, with "
         r"6 steps or more held out.*shorter workload\.data\.windows and workload\.data\.horizon",
     ):
         split_by_time(found, shortest=40, **arguments)

@@ -78,6 +78,16 @@ def test_crops_lie_anywhere_in_their_image(stored):
         assert np.ptp(across) > 0.7 * (width - SIDE)
 
 
+def test_places_down_and_across_are_drawn_apart():
+    image = StoredImage("square", "train", 0, 40, 40, "")
+    pixels = ImagePixels(Path("none"), image.end)
+    data = CropData(pixels, [image], patch_size=SIDE, patches_per_image=400, degrade=Degradation())
+    first = data.for_features("cache").fetch(torch.arange(400), SampleRng(0, 0))["line"][:, 0]
+    down, across = first // 120, first % 120 // 3
+    assert len(down.unique()) == len(across.unique()) == 33
+    assert abs(torch.corrcoef(torch.stack([down, across]).double())[0, 1]) < 0.2
+
+
 def test_crops_belong_to_seed_epoch_and_index(stored):
     data, indices = crops_of(stored), torch.tensor([60, 149, 3, 77])
     whole = data.fetch(indices, SampleRng(1, 2, batch=5))["crop"]
@@ -128,6 +138,27 @@ def test_patches_do_not_depend_on_micro_batches(stored):
     ]
     for name, values in whole.items():
         assert torch.equal(torch.cat([part[name] for part in parts]), values)
+
+
+def test_clean_patches_are_the_crops_in_0_to_1(stored):
+    data = crops_of(stored)
+    batch = data.fetch(torch.arange(60), SampleRng(0, 0))
+    clean = data.on_device(batch, SampleRng(0, 0))["clean"]
+    crop = batch["crop"].permute(0, 3, 1, 2)
+    assert torch.equal((clean * 255).flatten(2).sort().values.round(), crop.flatten(2).sort().values.float())
+    assert clean.max() == crop.max() / 255
+
+
+def test_a_copy_in_memory_outlives_the_file(stored, tmp_path: Path):
+    pixels, images = stored
+    file = tmp_path / "pixels"
+    file.write_bytes(pixels.file.read_bytes())
+    data = crops_of((ImagePixels(file, pixels.num_bytes), images))
+    held, indices = data.for_features("cache_host"), torch.arange(60, 80)
+    before = held.fetch(indices, SampleRng(0, 0))["crop"]
+    file.write_bytes(bytes(pixels.num_bytes))
+    assert torch.equal(held.fetch(indices, SampleRng(0, 0))["crop"], before)
+    assert data.for_features("dynamic").fetch(indices, SampleRng(0, 0))["crop"].max() == 0
 
 
 def test_what_is_offered_describes_itself(stored):

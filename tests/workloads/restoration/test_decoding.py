@@ -169,6 +169,14 @@ def test_what_is_no_image_is_damaged(tmp_path: Path, content: bytes):
         size_of(path)
 
 
+def test_kinds_that_are_not_asked_for_are_not_tried(tmp_path: Path):
+    """Under whatever name: some of Pillow's decoders start programs."""
+    Image.fromarray(colours()).save(tmp_path / "a.gif")
+    path = (tmp_path / "a.gif").rename(tmp_path / "a.png")
+    with pytest.raises(DamagedImage, match="one of another kind"):
+        decode(path)
+
+
 @given(st.integers(0, 2**32), st.sampled_from(["png", "jpeg", "webp", "tiff", "bmp"]), st.integers(1, 20))
 @settings(max_examples=60, deadline=None)
 def test_bytes_that_flip_are_damage_or_pixels(

@@ -9,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from workloads.restoration import images
 from workloads.restoration.bad_files import BadFiles
 from workloads.restoration.decoding import DamagedImage, Decoded
 from workloads.restoration.image_files import ImageFile
@@ -81,6 +82,24 @@ def test_files_are_decoded_in_their_order(tmp_path: Path, drawn: list[np.ndarray
     assert [image.name for image in index.images] == [f"{number}.png" for number in range(30)]
     assert [name for name, _ in index.damaged] == ["torn.png"]
     assert all(np.array_equal(pixels.image(image), drawn[at % 3]) for at, image in enumerate(index.images))
+
+
+def test_images_that_are_decoded_ahead_are_bounded(
+    tmp_path: Path, drawn: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
+):
+    """By their pixels together, however many threads there are."""
+    files, begun = [], []
+    for number in range(6):
+        path = tmp_path / f"{number}.png"
+        Image.fromarray(drawn[0]).save(path)
+        files.append(ImageFile(path.name, path, "train"))
+    decode = images.decode
+    monkeypatch.setattr(images, "decode", lambda path: begun.append(path) or decode(path))
+    monkeypatch.setattr(images, "MAX_PIXELS", 2 * drawn[0][..., 0].size)
+    coming = images.decoded_in_order(files)
+    assert next(coming)[0] == files[0]
+    assert len(begun) <= 2
+    assert [file for file, _ in coming] == files[1:]
 
 
 def _sum_of(pixels: ImagePixels, sent: multiprocessing.Queue) -> None:

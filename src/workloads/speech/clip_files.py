@@ -1,0 +1,324 @@
+"""Finds the recordings of a folder of classes or of tar shards, and reads bytes of any of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellfed.errors import DataError
+from wellfed.shards.shard_index import ShardIndex, find_shards, index_shards
+from wellfed.shards.shard_reader import Bytes, ShardReader
+from wellfed.units import counted
+
+Ints = NDArray[np.int64]
+SOUNDS = ("wav", "flac", "ogg")
+"""Endings of recordings; of a sample in a shard that has several the first counts."""
+LABELS = ("cls", "json", "txt")
+"""Parts of a shard's sample that may name its class."""
+LABEL_KEYS = ("label", "class", "cls")
+"""Of a json part."""
+SPLITS = ("train", "val", "test")
+CLASSES = "classes.json"
+LISTS = {"validation_list.txt": "val", "testing_list.txt": "test"}
+"""Beside the folders of classes, as Speech Commands has them: paths of the clips of a split, one a line."""
+
+
+class ClipReader(Protocol):
+    """Bytes of recordings by their number, for threads and processes alike."""
+
+    def size(self, row: int) -> int:
+        """Of a recording in bytes."""
+
+    def place(self, row: int) -> str:
+        """Names a recording in messages."""
+
+    def fill(self, rows: Ints, targets: Iterable[Bytes], starts: Ints | None = None) -> None:
+        """A piece of each of the recordings, from byte ``starts`` on, into an array of its size."""
+
+
+@dataclass
+class FoundClips:
+    """What lies there. N recordings."""
+
+    reader: ClipReader
+    sources: list[Path]
+    """Files that they are in."""
+    names: list[str]
+    """[N]: path without the ending."""
+    labels: list[str]
+    """[N]: name of the class."""
+    splits: list[str] | None
+    """[N], one of `SPLITS`; None = nothing says which."""
+    classes: list[str]
+    bad: list[str] = field(default_factory=list)
+    """What can't be used, with its place and the reason."""
+    notes: list[str] = field(default_factory=list)
+
+
+def find_clips(place: Path, cache_dir: str | Path, max_damaged: int) -> FoundClips:
+    """The recordings of a folder or of a tar file, in an order that depends on their names alone.
+
+    A folder that has ``.tar`` files holds shards, any other one folders of classes; either may lie in ``train/``,
+    ``val/`` and ``test/``.
+
+    Raises:
+        DataError: there are none, they have no labels, or a shard is damaged beyond ``max_damaged``.
+    """
+    place = place.expanduser()
+    name = f"workload.data.path={place}"
+    if not place.exists():
+        raise DataError(f"{name}: no such file or folder. path=null takes the embedded set.")
+    if place.is_file() and place.suffix.lower() != ".tar":
+        raise DataError(f"{name} is neither a folder nor a .tar file. Name the folder that holds the recordings.")
+    parts = {split: place / split for split in SPLITS if (place / split).is_dir()}
+    if "train" not in parts:
+        parts = {"": place}
+    if place.is_file() or any(True for folder in parts.values() for _ in folder.glob("*.tar")):
+        return _of_shards(place, parts, cache_dir, max_damaged)
+    return _of_folder(place, parts)
+
+
+# -- folders ------------------------------------------------------------------------------------------------------
+
+
+class FileReader:
+    """Recordings that are a file each; opened anew each time, since no process may hold thousands open."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.paths = tuple(paths)
+
+    def size(self, row: int) -> int:
+        """As `ClipReader`."""
+        try:
+            return self.paths[row].stat().st_size
+        except OSError as error:
+            raise self._unreadable(row, error) from error
+
+    def place(self, row: int) -> str:
+        """As `ClipReader`."""
+        return str(self.paths[row])
+
+    def fill(self, rows: Ints, targets: Iterable[Bytes], starts: Ints | None = None) -> None:
+        """As `ClipReader`.
+
+        Raises:
+            DataError: a file is not as it was.
+        """
+        first = [0] * len(rows) if starts is None else starts.tolist()
+        for row, into, start in zip(rows.tolist(), targets, first, strict=True):
+            try:
+                descriptor = os.open(self.paths[row], os.O_RDONLY)
+                try:
+                    count = os.preadv(descriptor, [into.data], start)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                raise self._unreadable(row, error) from error
+            if count != len(into):
+                raise DataError(f"{self.paths[row]} is shorter than it was when it was looked at. Start again.")
+
+    def _unreadable(self, row: int, error: OSError) -> DataError:
+        return DataError(f"{self.paths[row]} can't be read: {error.strerror or error}. Check that it is still there.")
+
+
+def _of_folder(place: Path, parts: dict[str, Path]) -> FoundClips:
+    paths, names, labels, splits, notes = list[Path](), list[str](), list[str](), list[str](), list[str]()
+    others: Counter[str] = Counter()
+    unlabelled, hidden = 0, set[str]()
+    for split, folder in parts.items():
+        for path in _files(folder):
+            inside = path.relative_to(folder)
+            if path.suffix.lower().removeprefix(".") not in SOUNDS:
+                others[path.suffix.lower() or path.name] += len(inside.parts) > 1
+            elif len(inside.parts) < 2:
+                unlabelled += 1
+            elif inside.parts[0].startswith("_"):
+                hidden.add(inside.parts[0])
+            else:
+                paths.append(path)
+                names.append(inside.with_suffix("").as_posix())
+                labels.append(inside.parts[0])
+                splits.append(split)
+    if not paths:
+        beside = f" Beside it lie {counted(unlabelled, 'recording')} in no folder of a class." if unlabelled else ""
+        raise DataError(
+            f"workload.data.path={place} has no recordings in folders of classes (<class>/*.wav) and no .tar "
+            f"files.{beside} Put each recording into a folder that is named as its class."
+        )
+    if hidden:
+        notes.append(f"folders left out, as their names begin with _: {', '.join(sorted(hidden))}")
+    if unlabelled:
+        notes.append(f"{counted(unlabelled, 'recording')} in no folder of a class left out")
+    if left := +others:
+        notes.append(f"{counted(left.total(), 'other file')} left out: {', '.join(left)}")
+    told = None if parts.keys() == {""} else splits
+    if told is None:
+        told = _listed(place, names)
+    return FoundClips(FileReader(paths), paths, names, labels, told, _in_order(labels), notes=notes)
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        found = sorted(folder.rglob("*"))
+    except OSError as error:
+        raise DataError(f"{folder} can't be read: {error.strerror or error}. Check its rights.") from error
+    return [
+        path for path in found if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
+    ]
+
+
+def _listed(place: Path, names: Sequence[str]) -> list[str] | None:
+    """Split of each clip as the lists beside them say; None where there are no lists."""
+    of_name: dict[str, str] = {}
+    for file, split in LISTS.items():
+        if (place / file).is_file():
+            lines = (place / file).read_text(encoding="utf-8", errors="replace").split()
+            of_name |= {line.rpartition(".")[0] or line: split for line in lines}
+    return [of_name.get(name, "train") for name in names] if of_name else None
+
+
+# -- shards -------------------------------------------------------------------------------------------------------
+
+
+class ShardClips:
+    """Recordings that are members of tar files, each under one of a few endings."""
+
+    def __init__(self, index: ShardIndex, rows: Ints, parts: Ints) -> None:
+        self.index = index
+        self._row_N, self._part_N = rows, parts
+        self._readers = {part: ShardReader(index, SOUNDS[part]) for part in np.unique(parts).tolist()}
+
+    def size(self, row: int) -> int:
+        """As `ClipReader`."""
+        return int(self._readers[int(self._part_N[row])].sizes(self._row_N[row : row + 1])[0])
+
+    def place(self, row: int) -> str:
+        """As `ClipReader`."""
+        at = int(self._row_N[row])
+        return f"{self.index.paths[int(self.index.shards[at])]}: {self.index.keys[at]}.{SOUNDS[int(self._part_N[row])]}"
+
+    def fill(self, rows: Ints, targets: Iterable[Bytes], starts: Ints | None = None) -> None:
+        """As `ClipReader`.
+
+        Raises:
+            DataError: a shard is not as it was.
+        """
+        if len(self._readers) == 1:
+            next(iter(self._readers.values())).fill(self._row_N[rows], targets, starts)
+            return
+        part_B, into = self._part_N[rows], list(targets)
+        for part, reader in self._readers.items():
+            mine = np.flatnonzero(part_B == part)
+            pieces = None if starts is None else starts[mine]
+            reader.fill(self._row_N[rows[mine]], [into[each] for each in mine], pieces)
+
+
+def _of_shards(place: Path, parts: dict[str, Path], cache_dir: str | Path, max_damaged: int) -> FoundClips:
+    paths, split_of = list[Path](), list[str]()
+    for split, folder in parts.items():
+        found = find_shards(folder)
+        paths += found
+        split_of += [split] * len(found)
+    index = index_shards(paths, [*SOUNDS, *LABELS], cache_dir, max_damaged=max_damaged)
+    has_SN = np.stack([index.parts[part][1] >= 0 for part in SOUNDS])
+    sound_N = np.where(has_SN.any(0), has_SN.argmax(0), -1)
+    texts, bad = _label_texts(index, sound_N)
+    bad = [*index.damages, *bad]
+    known = _names_of_classes(place)
+    rows, labels = list[int](), list[str]()
+    for row, text in enumerate(texts):
+        if text is None:
+            continue
+        if known is not None and text.isdecimal() and int(text) >= len(known):
+            bad.append(f"{_sample(index, row)}: its class is {text}, and {CLASSES} has {len(known)}")
+            continue
+        rows.append(row)
+        labels.append(known[int(text)] if known is not None and text.isdecimal() else text)
+    if not rows:
+        raise _without_labels(place, index, sound_N, bad)
+    row_N = np.array(rows, np.int64)
+    reader = ShardClips(index, row_N, sound_N[row_N])
+    splits = None if parts.keys() == {""} else [split_of[shard] for shard in index.shards[row_N].tolist()]
+    names = [index.keys[row] for row in rows]
+    classes = known if known is not None and set(labels) <= set(known) else _in_order(labels)
+    return FoundClips(reader, paths, names, labels, splits, list(classes), bad)
+
+
+def _sample(index: ShardIndex, row: int) -> str:
+    return f"{index.paths[int(index.shards[row])]}: {index.keys[row]}"
+
+
+def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], list[str]]:
+    """Label of each sample with sound, and what is wrong with others."""
+    texts: list[str | None] = [None] * len(index)
+    lacking = sound_N < 0
+    bad = [f"{_sample(index, row)}: no sound ({', '.join(SOUNDS)})" for row in np.flatnonzero(lacking).tolist()]
+    done_N = lacking.copy()
+    for part in LABELS:
+        rows = np.flatnonzero(~done_N & (index.parts[part][1] >= 0))
+        if len(rows):
+            for row, content in zip(rows.tolist(), ShardReader(index, part).read(rows), strict=True):
+                text = _label(part, bytes(content))
+                texts[row] = text or None
+                if not text:
+                    bad.append(f"{_sample(index, row)}.{part}: no class can be read from it")
+            done_N[rows] = True
+    bad += [f"{_sample(index, row)}: no label ({', '.join(LABELS)})" for row in np.flatnonzero(~done_N).tolist()]
+    return texts, bad
+
+
+def _label(part: str, content: bytes) -> str:
+    """Name or number of a class; empty = there is none."""
+    text = content.decode("utf-8", "replace").strip()
+    if part == "json":
+        try:
+            found = json.loads(text)
+        except ValueError:
+            return ""
+        if isinstance(found, dict):
+            found = next((found[key] for key in LABEL_KEYS if key in found), None)
+        if isinstance(found, bool) or not isinstance(found, str | int):
+            return ""
+        text = str(found).strip()
+    return text if len(text) <= 200 and "\n" not in text and "\ufffd" not in text else ""
+
+
+def _names_of_classes(place: Path) -> list[str] | None:
+    """What ``classes.json`` beside the shards says; None without one."""
+    folder = place if place.is_dir() else place.parent
+    file = next((each for each in (folder / CLASSES, folder / "train" / CLASSES) if each.is_file()), None)
+    if file is None:
+        return None
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} can't be read ({error}). Make the shards again, or remove it.") from error
+    if not isinstance(found, list) or not found or not all(isinstance(each, str) for each in found):
+        raise DataError(f"{file} is no list of names. Make the shards again, or remove it.")
+    return found
+
+
+def _without_labels(place: Path, index: ShardIndex, sound_N: Ints, bad: Sequence[str]) -> DataError:
+    if (sound_N < 0).all():
+        problem = f"no sample has sound ({', '.join(SOUNDS)})"
+    else:
+        problem = f"no sample has a label ({', '.join(LABELS)} beside the sound)"
+    first = f" The first: {bad[0]}." if bad else ""
+    return DataError(
+        f"{index.paths[0]}: {problem}, of {counted(len(index), 'sample')} in workload.data.path={place}.{first} "
+        "Make the shards with `python -m wellfed shards FOLDER --out DIR`, which writes .cls files."
+    )
+
+
+def _in_order(labels: Iterable[str]) -> list[str]:
+    """Each class once: numbers by their size, names by the alphabet."""
+    found = set(labels)
+    return sorted(found, key=int) if all(label.isdecimal() for label in found) else sorted(found)

@@ -1,0 +1,208 @@
+"""Gives clips to train and to evaluate on: audio, log-mel spectrograms, or their numbers alone.
+
+Shapes: B samples, L samples of audio, M mel bands, T frames, N clips of all splits.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from wellfed.contract import FeatureModeName, Features, FeatureSource
+from wellfed.prepared import prepared
+from wellfed.sample_rng import SampleRng
+from workloads.speech.clip_files import Ints
+from workloads.speech.log_mel import LogMel
+from workloads.speech.waveforms import Waveforms
+
+KIND = "log_mel"
+VERSION = 1
+"""To be raised where the same settings give other spectrograms."""
+CHUNK = 64
+"""Clips whose spectrograms are made at a time: 256 MiB of frames at 16 kHz."""
+
+
+class LogMelTable:
+    """Spectrograms of all clips, made once and kept in a file under ``paths.cache_dir``, or made anew of the audio.
+
+    Args:
+        row_N: numbers of the clips' recordings.
+        sources: files that the recordings are in; ``settings`` what else the spectrograms depend on.
+    """
+
+    def __init__(
+        self,
+        waveforms: Waveforms,
+        log_mel: LogMel,
+        row_N: Ints,
+        *,
+        sources: Sequence[Path],
+        settings: dict[str, Any],
+        cache_dir: str | Path,
+    ) -> None:
+        self.waveforms, self.log_mel, self.row_N = waveforms, log_mel, row_N
+        self._sources, self._cache_dir = tuple(sources), str(cache_dir)
+        self._settings = settings | {"version": VERSION}
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """N, M, T."""
+        return len(self.row_N), self.log_mel.num_mels, self.log_mel.num_frames
+
+    def audio(self, clips: Tensor) -> Tensor:
+        """Int16 [B, L], read now."""
+        return self.waveforms.read(self.row_N[clips.numpy()])
+
+    def made(self, clips: Tensor) -> Tensor:
+        """Float32 [B, M, T], of audio that is read now."""
+        return self.log_mel(self.audio(clips))
+
+    @cached_property
+    def mapped(self) -> Tensor:
+        """Float32 [N, M, T] in a file that is mapped into memory; made when it is asked for the first time."""
+        folder = prepared(self._cache_dir, KIND, self._sources, self._settings, self._write)
+        # Copy-on-write, as torch wants a tensor that may be written: pages that are only read stay the file's own.
+        return torch.from_numpy(np.memmap(folder / "log_mel.bin", dtype=np.float32, mode="c", shape=self.shape))
+
+    @cached_property
+    def held(self) -> Tensor:
+        """The same in RAM."""
+        return self.mapped.clone()
+
+    def features(self) -> Features:
+        """Row i is the spectrogram of clip i, [M, T]."""
+        return Features(
+            num_rows=len(self.row_N),
+            bytes=4 * int(np.prod(self.shape)),
+            rows=lambda clips: self.made(clips.cpu()),
+            store=lambda: self.mapped,
+            cut=_select,
+        )
+
+    def _write(self, folder: Path) -> None:
+        num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        count = len(self.row_N)
+        chunks = [torch.arange(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
+        with (folder / "log_mel.bin").open("wb") as file, ThreadPoolExecutor(min(8, num_threads), "log-mel") as pool:
+            for first in range(0, len(chunks), 4 * num_threads):
+                for made in pool.map(self.made, chunks[first : first + 4 * num_threads]):
+                    file.write(made.contiguous().numpy().data)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in ("mapped", "held")}
+
+
+def _select(store: Tensor, indices: Tensor) -> Tensor:
+    return store.index_select(0, indices)
+
+
+@dataclass(frozen=True)
+class Masking:
+    """What training changes in a spectrogram, each drawn anew in every epoch."""
+
+    shift_frac: float = 0.1
+    """Most that a clip is moved in time, of its length."""
+    time_frac: float = 0.15
+    """Longest stretch of frames that is blanked, of all frames."""
+    mel_frac: float = 0.15
+    """Widest band that is blanked, of all bands."""
+
+    def __call__(self, log_mel_BMT: Tensor, clip_B: Tensor, rng: SampleRng) -> Tensor:
+        """The same shape; what is blanked, or moved in from outside, gets the band's mean.
+
+        Functions of (seed, epoch, clip). After SpecAugment (Park et al. 2019, https://arxiv.org/abs/1904.08779).
+        """
+        num_mels, num_frames = log_mel_BMT.shape[1:]
+        device = log_mel_BMT.device
+        most = round(self.shift_frac * num_frames)
+        shift_B = rng.randint_at(clip_B, 2 * most + 1, draw=0) - most
+        frame_BT = torch.arange(num_frames, device=device) - shift_B[:, None]
+        is_blank_BT = (frame_BT < 0) | (frame_BT >= num_frames)
+        is_blank_BT |= _stretch(clip_B, num_frames, self.time_frac, rng, draw=1)
+        is_blank_BM = _stretch(clip_B, num_mels, self.mel_frac, rng, draw=3)
+        frame_BMT = frame_BT.clamp(0, num_frames - 1)[:, None].expand(-1, num_mels, -1)
+        moved_BMT = log_mel_BMT.gather(2, frame_BMT)
+        mean_BM1 = log_mel_BMT.mean(2, keepdim=True)
+        return torch.where(is_blank_BT[:, None] | is_blank_BM[..., None], mean_BM1, moved_BMT)
+
+
+def _stretch(clip_B: Tensor, size: int, most_frac: float, rng: SampleRng, *, draw: int) -> Tensor:
+    """True in a run of 0 to ``most_frac * size`` of ``size`` places, [B, size]."""
+    length_B = rng.randint_at(clip_B, int(most_frac * size) + 1, draw)
+    start_B = rng.randint_at(clip_B, size + 1 - length_B, draw + 1)
+    place_S = torch.arange(size, device=clip_B.device)
+    return (place_S >= start_B[:, None]) & (place_S < (start_B + length_B)[:, None])
+
+
+class ClipData:
+    """Clips of one split.
+
+    Args:
+        clip_S: their numbers in the table; ``label_S`` their classes.
+        masking: None = leave spectrograms as they are.
+        split: its number, for evaluations.
+    """
+
+    def __init__(
+        self, table: LogMelTable, clip_S: Tensor, label_S: Tensor, *, split: int, masking: Masking | None = None
+    ) -> None:
+        self.table, self.clip_S, self.label_S, self.split, self.masking = table, clip_S, label_S, split, masking
+        self._mode: FeatureModeName = "dynamic"
+
+    def __len__(self) -> int:
+        return len(self.clip_S)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        """One sample, equal to the row that `fetch` gives."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} of {len(self)} clips")
+        batch = self.fetch(torch.tensor([index % len(self)]))
+        return {name: values.squeeze(0) for name, values in batch.items()}
+
+    def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
+        """``clip``, ``label`` and ``split`` int64 [B]; in mode ``dynamic`` ``audio`` int16 [B, L], in ``cache_host``
+        ``log_mel`` float32 [B, M, T]. Nothing is drawn: ``rng`` is not needed."""
+        clip_B = self.clip_S.index_select(0, indices)
+        batch = {
+            "clip": clip_B,
+            "label": self.label_S.index_select(0, indices),
+            "split": torch.full_like(clip_B, self.split),
+        }
+        if self._mode == "dynamic":
+            batch["audio"] = self.table.audio(clip_B)
+        elif self._mode == "cache_host":
+            batch["log_mel"] = self.table.held.index_select(0, clip_B)
+        return batch
+
+    def on_device(
+        self, batch: dict[str, Tensor], rng: SampleRng, features: FeatureSource | None = None
+    ) -> dict[str, Tensor]:
+        """``log_mel`` float32 [B, M, T] in the place of ``audio`` or of nothing; masked where this is training."""
+        log_mel_BMT = batch.get("log_mel")
+        if log_mel_BMT is None:
+            if "audio" in batch:
+                log_mel_BMT = self.table.log_mel(batch["audio"])
+            elif features is None:
+                raise ValueError("A batch of mode cache holds no audio: on_device wants the features.")
+            else:
+                log_mel_BMT = features.rows(batch["clip"])
+        if self.masking is not None:
+            log_mel_BMT = self.masking(log_mel_BMT, batch["clip"], rng)
+        rest = {name: values for name, values in batch.items() if name != "audio"}
+        return rest | {"log_mel": log_mel_BMT}
+
+    def for_features(self, mode: FeatureModeName) -> Self:
+        """The same samples, whose batches carry what ``on_device`` lacks in that mode."""
+        other = copy.copy(self)
+        other._mode = mode
+        return other

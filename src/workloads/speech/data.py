@@ -1,0 +1,216 @@
+"""Makes data for speech of a folder, of tar shards or of the embedded words: clips to train and to evaluate on."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from wellfed.contract import Datasets
+from wellfed.errors import ConfigError, DataError, Fault
+from wellfed.prepared import prepared
+from wellfed.shards.write_shards import write_shards
+from wellfed.units import counted, show_bytes, show_count
+from workloads.speech.clip_files import SPLITS, FoundClips, Ints, find_clips
+from workloads.speech.clips import ClipData, LogMelTable, Masking
+from workloads.speech.evaluation import SpokenWords
+from workloads.speech.layouts import Layouts, look_at
+from workloads.speech.log_mel import FRAME_S, LogMel
+from workloads.speech.splits import SPEAKER, choose_splits
+from workloads.speech.synthetic import write_wavs
+from workloads.speech.waveforms import Waveforms
+
+EMBEDDED_VERSION = 1
+"""To be raised where other recordings are drawn for the same arguments."""
+CLIPS_OF_A_SPEAKER = 36
+NUM_SHARDS = 4
+
+
+def datasets(
+    path: str | None = None,
+    *,
+    clip_seconds: float = 1.0,
+    sample_rate: int = 16_000,
+    num_mels: int = 40,
+    mask: bool = True,
+    max_damaged: int = 10,
+    val_frac: float = 0.1,
+    test_frac: float = 0.1,
+    speaker: str = SPEAKER,
+    num_clips: int = 2400,
+    seed: int = 0,
+    cache_dir: str = ".cache",
+) -> Datasets:
+    """Clips of one length, each with the word or class that it is.
+
+    Args:
+        path: folder of classes (``<class>/*.wav``, also flac and ogg), or of tar shards in webdataset's layout, or one
+            tar file; with ``train/``, ``val/`` and ``test/`` inside these are used as such. None = the embedded set.
+        clip_seconds: length that clips are cut or padded to, in the middle.
+        sample_rate: that clips are resampled to where theirs is another one.
+        num_mels: bands of the spectrogram.
+        mask: move clips in time and blank parts of them in training.
+        max_damaged: recordings to leave out that can't be decoded, have no label or are cut off.
+        val_frac: share of the clips to validate on where nothing says which; ``test_frac`` likewise. 0 = none.
+        speaker: regular expression that finds the speaker in a name; clips of one stay in one split.
+        num_clips: size of the embedded set.
+        seed: of the split and of the embedded set; not of the training.
+        cache_dir: where the index of shards and spectrograms are kept.
+
+    Raises:
+        DataError: nothing there, no labels, too many damaged recordings, too few to split; nowhere to keep them.
+        ConfigError: an argument out of its range.
+    """
+    _check(clip_seconds, sample_rate, num_mels, max_damaged, val_frac, test_frac, speaker, num_clips)
+    place = _embedded(num_clips, sample_rate, seed, cache_dir) if path is None else Path(path)
+    found = find_clips(place, cache_dir, max_damaged)
+    layouts = look_at(found, cache_dir)
+    bad = [*found.bad, *(f"{found.reader.place(row)}: {reason}" for row, reason in layouts.damages.items())]
+    _refuse_damaged(bad, max_damaged, len(found.names), len(layouts.damages))
+    kept = [row for row in range(len(found.names)) if row not in layouts.damages]
+    splits, split_notes = choose_splits(
+        [found.names[row] for row in kept],
+        None if found.splits is None else [found.splits[row] for row in kept],
+        speaker=speaker,
+        val_frac=val_frac,
+        test_frac=test_frac,
+        seed=seed,
+    )
+    label_N = torch.tensor([found.classes.index(found.labels[row]) for row in kept])
+    num_samples = round(clip_seconds * sample_rate)
+    settings = {"num_samples": num_samples, "sample_rate": sample_rate, "num_mels": num_mels}
+    row_N = np.array(kept, np.int64)
+    table = LogMelTable(
+        Waveforms(found.reader, layouts, sample_rate, num_samples),
+        LogMel(sample_rate, num_samples, num_mels),
+        row_N,
+        sources=found.sources,
+        settings=settings | {"clips": len(kept)},
+        cache_dir=cache_dir,
+    )
+    clips = {split: torch.tensor([at for at, each in enumerate(splits) if each == split]).long() for split in SPLITS}
+
+    def data(split: str) -> ClipData | None:
+        masking = Masking() if split == "train" and mask else None
+        clip_S = clips[split]
+        found = ClipData(table, clip_S, label_N[clip_S], split=SPLITS.index(split), masking=masking)
+        return found if len(found) else None
+
+    train = data("train")
+    assert train is not None
+    return Datasets(
+        train=train,
+        val=data("val"),
+        test=data("test"),
+        features=table.features(),
+        evaluation=SpokenWords(found.classes),
+        model_args={"num_mels": num_mels, "num_classes": len(found.classes)},
+        notes=(
+            _size(found, clips, num_samples),
+            *split_notes,
+            *_missing(found, label_N, clips["train"]),
+            *found.notes,
+            *_converted(layouts, row_N, sample_rate, num_samples),
+            *([f"{counted(len(bad), 'damaged recording')} left out, the first: {bad[0]}"] if bad else []),
+        ),
+    )
+
+
+def _embedded(num_clips: int, sample_rate: int, seed: int, cache_dir: str) -> Path:
+    """Shards of the drawn words, packed by what packs a user's own."""
+    drawn = {"num_clips": num_clips, "sample_rate": sample_rate, "seed": seed}
+
+    def build(folder: Path) -> None:
+        write_wavs(folder / "wavs", num_speakers=max(10, num_clips // CLIPS_OF_A_SPEAKER), **drawn)
+        write_shards(folder / "wavs", folder / "shards", num=NUM_SHARDS, seed=seed)
+        shutil.rmtree(folder / "wavs")
+
+    return prepared(cache_dir, "speech_words", (), drawn | {"version": EMBEDDED_VERSION}, build) / "shards"
+
+
+def _refuse_damaged(bad: list[str], limit: int, num_found: int, num_damaged: int) -> None:
+    if num_found == num_damaged:
+        raise DataError(f"No recording can be used; the first: {bad[0]}. Check workload.data.path.")
+    if len(bad) > limit:
+        allowed = "none is allowed" if limit == 0 else f"{limit} are allowed"
+        raise DataError(
+            f"{counted(len(bad), 'damaged recording')}, and {allowed} (workload.data.max_damaged); the first: "
+            f"{bad[0]}. Repair or remove them, or raise the limit to leave them out."
+        )
+
+
+def _size(found: FoundClips, clips: dict[str, torch.Tensor], num_samples: int) -> str:
+    counts = {split: show_count(len(each)) for split, each in clips.items()}
+    audio = show_bytes(2 * num_samples * len(clips["train"]))
+    return (
+        f"{counts['train']} training clips of {show_count(len(found.classes))} classes ({audio} of audio), "
+        f"{counts['val']} to validate on, {counts['test']} to test on"
+    )
+
+
+def _missing(found: FoundClips, label_N: torch.Tensor, clip_S: torch.Tensor) -> list[str]:
+    """Classes that training lacks."""
+    trained = set(label_N[clip_S].tolist())
+    missing = [name for place, name in enumerate(found.classes) if place not in trained]
+    return [f"without a clip to train on: {', '.join(missing[:10])}"] if missing else []
+
+
+def _converted(layouts: Layouts, row_N: Ints, sample_rate: int, num_samples: int) -> list[str]:
+    """What becomes of clips that are not as they are wanted."""
+    rate_N, frames_N = layouts.rate[row_N], layouts.frames[row_N]
+    notes = [
+        f"{counted(count, 'clip')} resampled from {show_count(rate)} to {show_count(sample_rate)} Hz"
+        for rate, count in Counter(rate_N.tolist()).most_common()
+        if rate != sample_rate
+    ]
+    if several := int((layouts.channels[row_N] > 1).sum()):
+        notes.append(f"{counted(several, 'clip')} of several channels mixed down")
+    wanted_N = num_samples * rate_N / sample_rate
+    longer, shorter = int((frames_N > wanted_N + 1).sum()), int((frames_N < wanted_N - 1).sum())
+    if longer:
+        notes.append(f"{counted(longer, 'clip')} longer than clip_seconds cut to the middle")
+    if shorter:
+        notes.append(f"{counted(shorter, 'clip')} shorter than clip_seconds padded with silence")
+    return notes
+
+
+def _check(
+    clip_seconds: float,
+    sample_rate: int,
+    num_mels: int,
+    max_damaged: int,
+    val_frac: float,
+    test_frac: float,
+    speaker: str,
+    num_clips: int,
+) -> None:
+    """All faults of the arguments in one ConfigError."""
+    faults = []
+
+    def refuse(name: str, problem: str, way_out: str) -> None:
+        faults.append(Fault(f"workload.data.{name}", problem, way_out))
+
+    if not 1000 <= sample_rate <= 192_000:
+        refuse("sample_rate", f"{sample_rate} Hz is not in 1,000..192,000.", "Write sample_rate=16000.")
+    elif not 4 * FRAME_S <= clip_seconds <= 60:
+        refuse("clip_seconds", f"{clip_seconds} is not in {4 * FRAME_S}..60.", "Write clip_seconds=1.0 or so.")
+    if not 8 <= num_mels <= 256:
+        refuse("num_mels", f"{num_mels} is not in 8..256.", "Write num_mels=40 or so.")
+    if max_damaged < 0:
+        refuse("max_damaged", f"{max_damaged} is negative.", "Write 0 to allow none.")
+    for name, share in (("val_frac", val_frac), ("test_frac", test_frac)):
+        if not 0 <= share <= 0.45:
+            refuse(name, f"{share} is not in 0..0.45.", f"Write {name}=0.1, or 0 for none.")
+    try:
+        if re.compile(speaker).groups != 1:
+            refuse("speaker", f"{speaker!r} has not one group.", f"Write speaker='{SPEAKER}' or so.")
+    except re.error as error:
+        refuse("speaker", f"{speaker!r} is no regular expression ({error}).", f"Write speaker='{SPEAKER}' or so.")
+    if not 120 <= num_clips <= 1_000_000:
+        refuse("num_clips", f"{num_clips} is not in 120..1,000,000.", "Write num_clips=2400 or so.")
+    if faults:
+        raise ConfigError(faults)

@@ -1,0 +1,95 @@
+"""Looks at each recording once: what it holds, where its samples lie, and whether it can be used.
+
+N recordings. What was seen is kept under ``paths.cache_dir``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellfed.prepared import prepared
+from workloads.speech import sound_files
+from workloads.speech.clip_files import ClipReader, FoundClips, Ints
+from workloads.speech.wav_layout import DamagedClip, wav_layout
+
+KIND = "speech_clips"
+VERSION = 1
+"""To be raised where they are looked at in another way."""
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """What the recordings hold, [N] each."""
+
+    offset: Ints
+    """First byte of the samples; -1 = they must be decoded by soundfile."""
+    frames: Ints
+    """Samples of one channel; 0 = the recording is damaged."""
+    rate: Ints
+    channels: Ints
+    damages: dict[int, str]
+    """Reason for each damaged recording."""
+
+    @property
+    def is_plain(self) -> NDArray[np.bool_]:
+        """Whether the bytes are samples of 16 bits as they lie there."""
+        return self.offset >= 0
+
+
+def look_at(found: FoundClips, cache_dir: str | Path) -> Layouts:
+    """The layouts of all recordings; looked at only if that has not been done before.
+
+    Raises:
+        DataError: a file can't be read, or soundfile is needed and missing.
+    """
+    which = hashlib.blake2b("\n".join(found.names).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
+    settings = {"version": VERSION, "which": which}
+    build = partial(_write, found.reader, len(found.names))
+    folder = prepared(cache_dir, KIND, found.sources, settings, build)
+    damages = json.loads((folder / "damages.json").read_text(encoding="utf-8"))
+    offset, frames, rate, channels = np.load(folder / "layouts.npy")
+    return Layouts(offset, frames, rate, channels, {int(row): reason for row, reason in damages.items()})
+
+
+def _write(reader: ClipReader, count: int, folder: Path) -> None:
+    columns, damages = np.zeros((4, count), np.int64), dict[int, str]()
+    for row in range(count):
+        try:
+            columns[:, row] = _layout(reader, row)
+        except DamagedClip as error:
+            damages[row] = str(error)
+    np.save(folder / "layouts.npy", columns)
+    (folder / "damages.json").write_text(json.dumps(damages), encoding="utf-8")
+
+
+def _layout(reader: ClipReader, row: int) -> tuple[int, int, int, int]:
+    """Offset, frames, rate and channels."""
+    size = reader.size(row)
+
+    def read(start: int, count: int) -> bytes:
+        count = min(count, size - start)
+        return content(reader, row, start, count) if count > 0 else b""
+
+    if read(0, 4) in (b"fLaC", b"OggS"):
+        layout = None
+    else:
+        layout = wav_layout(read, size)
+        if layout.is_pcm16:
+            frames = layout.num_bytes // (2 * layout.num_channels)
+            return layout.offset, frames, layout.sample_rate, layout.num_channels
+    sound, rate = sound_files.decode(content(reader, row, 0, size))
+    return -1, len(sound), rate, sound.shape[1]
+
+
+def content(reader: ClipReader, row: int, start: int, count: int) -> bytes:
+    """Bytes of one recording."""
+    into = np.empty(count, np.uint8)
+    reader.fill(np.array([row]), [into], np.array([start]))
+    return into.tobytes()

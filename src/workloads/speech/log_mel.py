@@ -1,0 +1,72 @@
+"""Makes log-mel spectrograms of sound, on whatever device it is.
+
+Shapes: B clips, L samples, T frames, W samples of a frame, F frequencies, M mel bands.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FRAME_S, HOP_S = 0.025, 0.010
+LOWEST_HZ = 20.0
+FLOOR = 1e-6
+"""Added to the power of a band before the logarithm, for samples in -1..1: about that of the noise of 16 bits."""
+PRECISION = torch.float64
+"""Of all that comes before the logarithm: in float32 the FFTs of a CPU and of a GPU would not agree about a quiet band
+beside a loud one, and TF32 would round the sums over frequencies."""
+
+
+class LogMel:
+    """Natural logarithms of the power in ``num_mels`` bands, of frames of 25 ms every 10 ms."""
+
+    def __init__(self, sample_rate: int, num_samples: int, num_mels: int) -> None:
+        self.sample_rate, self.num_samples, self.num_mels = sample_rate, num_samples, num_mels
+        self.window, self.hop = round(FRAME_S * sample_rate), round(HOP_S * sample_rate)
+        self.num_frames = 1 + (num_samples - self.window) // self.hop
+        self._constants: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, audio_BL: Tensor) -> Tensor:
+        """Float32 [B, M, T] of int16 [B, L]."""
+        window_W, bank_FM = self._on(audio_BL.device)
+        frames_BTW = audio_BL.to(PRECISION).unfold(1, self.window, self.hop) * window_W
+        power_BTF = torch.view_as_real(torch.fft.rfft(frames_BTW)).square().sum(-1)
+        return (power_BTF @ bank_FM + FLOOR).log().float().transpose(1, 2).contiguous()
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        found = self._constants.get(str(device))
+        if found is None:
+            window_W = torch.hann_window(self.window, dtype=PRECISION) / 2**15
+            bank_FM = mel_bank(self.sample_rate, self.window, self.num_mels)
+            found = window_W.to(device), bank_FM.to(device)
+            if type(found[0]) is Tensor:  # no stand-in of a step that is rehearsed without data
+                self._constants[str(device)] = found
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_constants": {}}
+
+
+def mel_bank(sample_rate: int, window: int, num_mels: int) -> Tensor:
+    """Triangles [F, M] whose tops are 1 and lie evenly on the mel scale, each from its neighbour's top to the next's.
+
+    A band that is narrower than the frequencies lie apart takes the one next to its top.
+    """
+    hz_F = torch.arange(window // 2 + 1, dtype=PRECISION) * (sample_rate / window)
+    mel_E = torch.linspace(_mel(LOWEST_HZ), _mel(sample_rate / 2), num_mels + 2, dtype=PRECISION)
+    edge_E = 700 * (torch.exp(mel_E / 1127) - 1)
+    below_M, top_M, above_M = edge_E[:-2], edge_E[1:-1], edge_E[2:]
+    rising_FM = (hz_F[:, None] - below_M) / (top_M - below_M)
+    falling_FM = (above_M - hz_F[:, None]) / (above_M - top_M)
+    bank_FM = torch.minimum(rising_FM, falling_FM).clamp(min=0)
+    empty_M = bank_FM.sum(0) == 0
+    nearest_M = (hz_F[:, None] - top_M).abs().argmin(0)
+    bank_FM[nearest_M[empty_M], empty_M.nonzero().squeeze(1)] = 1
+    return bank_FM
+
+
+def _mel(hz: float) -> float:
+    return 1127 * math.log(1 + hz / 700)

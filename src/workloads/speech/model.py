@@ -1,0 +1,101 @@
+"""Classifies clips by convolutions over time, with mel bands as channels, so that each layer sees all of the spectrum.
+
+Shapes: B clips, M mel bands, T frames, C channels, K classes.
+After TC-ResNet (Choi et al. 2019, https://arxiv.org/abs/1904.03814), with GroupNorm.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from wellfed.contract import LossOutput
+from wellfed.errors import ConfigError, Fault
+
+WIDTH = 9
+"""Frames that a convolution of a block sees."""
+GROUPS = 4
+
+
+class ClipClassifier(nn.Module):
+    """Scores of the classes for a log-mel spectrogram; each band's mean and spread over time are taken out first.
+
+    Args:
+        num_mels: M.
+        num_classes: K.
+        base_channels: C of the first layer; each block has as many more. A multiple of 4.
+        num_blocks: residual blocks, each of which halves the frames.
+        dropout: share of what is averaged over time that is dropped in training.
+
+    Raises:
+        ConfigError: an argument out of its range.
+    """
+
+    def __init__(
+        self, num_mels: int, num_classes: int, *, base_channels: int = 24, num_blocks: int = 3, dropout: float = 0.1
+    ) -> None:
+        super().__init__()
+        _check(base_channels, num_blocks, dropout)
+        self.input_norm = nn.GroupNorm(num_mels, num_mels)
+        self.first = nn.Conv1d(num_mels, base_channels, 3, padding=1, bias=False)
+        sizes = [base_channels * (place + 1) for place in range(num_blocks + 1)]
+        self.blocks = nn.Sequential(*(ResidualBlock(before, after) for before, after in pairwise(sizes)))
+        self.dropout = nn.Dropout(dropout)
+        self.last = nn.Linear(sizes[-1], num_classes)
+
+    def forward(self, log_mel_BMT: Tensor) -> Tensor:
+        """[B, K]."""
+        hidden_BCT = self.blocks(self.first(self.input_norm(log_mel_BMT)))
+        return cast(Tensor, self.last(self.dropout(hidden_BCT.mean(2))))
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        """Cross entropy; ``accuracy`` is the share of clips whose class has the highest score.
+
+        Args:
+            batch: ``log_mel`` float [B, M, T] and ``label`` int64 [B].
+        """
+        score_BK, label_B = self(batch["log_mel"]).float(), batch["label"]
+        is_right_B = score_BK.detach().argmax(1) == label_B
+        return LossOutput(
+            functional.cross_entropy(score_BK, label_B),
+            {"accuracy": is_right_B.float().mean()},
+            num_samples=len(label_B),
+            predictions=score_BK.detach(),
+            targets=label_B,
+        )
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions over time, the first of which takes every other frame."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.one = nn.Conv1d(before, after, WIDTH, stride=2, padding=WIDTH // 2, bias=False)
+        self.one_norm = nn.GroupNorm(GROUPS, after)
+        self.two = nn.Conv1d(after, after, WIDTH, padding=WIDTH // 2, bias=False)
+        self.two_norm = nn.GroupNorm(GROUPS, after)
+        self.past = nn.Conv1d(before, after, 1, stride=2, bias=False)
+        self.past_norm = nn.GroupNorm(GROUPS, after)
+
+    def forward(self, hidden_BCT: Tensor) -> Tensor:
+        """Half the frames."""
+        found_BCT = functional.relu(self.one_norm(self.one(hidden_BCT)))
+        found_BCT = self.two_norm(self.two(found_BCT))
+        return functional.relu(found_BCT + self.past_norm(self.past(hidden_BCT)))
+
+
+def _check(base_channels: int, num_blocks: int, dropout: float) -> None:
+    """All faults of the arguments in one ConfigError."""
+    faults = []
+    if base_channels < GROUPS or base_channels % GROUPS:
+        problem = f"{base_channels} is no multiple of {GROUPS}."
+        faults.append(Fault("workload.model.base_channels", problem, "Write base_channels=24 or so."))
+    if not 1 <= num_blocks <= 5:
+        faults.append(Fault("workload.model.num_blocks", f"{num_blocks} is not in 1..5.", "Write num_blocks=3 or so."))
+    if not 0 <= dropout < 1:
+        faults.append(Fault("workload.model.dropout", f"{dropout} is not in [0, 1).", "Write dropout=0.1, or 0."))
+    if faults:
+        raise ConfigError(faults)

@@ -1,0 +1,43 @@
+"""Changes how many samples a second sound has, by a windowed sinc in one strided convolution.
+
+Shapes: B clips, L samples, K taps, N phases. After torchaudio's resample (https://github.com/pytorch/audio).
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+REACH = 12
+"""Zero crossings of the sinc on either side."""
+ROLLOFF = 0.97
+"""Of the lower of both Nyquist frequencies, above which nothing passes."""
+
+
+def resample(sound_BL: Tensor, rate: int, wanted: int) -> Tensor:
+    """Float32 [B, ceil(L * wanted / rate)]; the first sample stays where it is in time."""
+    if rate == wanted:
+        return sound_BL
+    common = math.gcd(rate, wanted)
+    step, num_phases = rate // common, wanted // common
+    kernel_NK, before = _kernel(step, num_phases)
+    length = sound_BL.shape[1]
+    padded = functional.pad(sound_BL[:, None], (before, before + step))
+    found_BNP = functional.conv1d(padded, kernel_NK[:, None], stride=step)
+    return found_BNP.transpose(1, 2).flatten(1)[:, : -(-length * num_phases // step)]
+
+
+@lru_cache(maxsize=8)
+def _kernel(step: int, num_phases: int) -> tuple[Tensor, int]:
+    """Taps [N, K] for each of the samples that come out of ``step`` that go in, and how many taps lie before them."""
+    cut = min(step, num_phases) * ROLLOFF
+    before = math.ceil(REACH * step / cut)
+    tap_K = torch.arange(-before, before + step, dtype=torch.float64) / step
+    phase_N = torch.arange(num_phases, dtype=torch.float64) / num_phases
+    time_NK = ((tap_K - phase_N[:, None]) * cut).clamp(-REACH, REACH)
+    window_NK = torch.cos(time_NK * math.pi / REACH / 2).square()
+    return (torch.sinc(time_NK) * window_NK * cut / step).float(), before

@@ -1,0 +1,48 @@
+"""Decodes sound files of any format that soundfile knows: the only place that imports it."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellfed.errors import DataError
+from workloads.speech.wav_layout import DamagedClip
+
+Sound = NDArray[np.float32]
+
+
+def decode(content: bytes) -> tuple[Sound, int]:
+    """Samples ``[frames, channels]`` in -1..1, and how many there are in a second.
+
+    Raises:
+        DamagedClip: it can't be decoded, or holds none.
+        DataError: soundfile is missing.
+    """
+    soundfile = _soundfile()
+    try:
+        with soundfile.SoundFile(io.BytesIO(content)) as file:
+            told, rate = file.frames, file.samplerate
+            sound = file.read(dtype="float32", always_2d=True)
+    except (soundfile.SoundFileError, ValueError, TypeError) as error:
+        raise DamagedClip(f"it can't be decoded ({str(error).rstrip('.')})") from error
+    if not len(sound):
+        raise DamagedClip("it holds no samples")
+    if len(sound) < told:
+        raise DamagedClip(f"cut off: {len(sound)} of {told} samples can be decoded")
+    if not np.isfinite(sound).all():
+        raise DamagedClip("some of its samples are no numbers")
+    return sound, rate
+
+
+def _soundfile() -> Any:
+    try:
+        import soundfile  # type: ignore[import-untyped]
+    except (ImportError, OSError) as error:  # OSError: the package is there, its library of C is not
+        raise DataError(
+            f"Sound files other than wav of 16 bits are decoded by soundfile, which is not there ({error}). "
+            "pip install soundfile"
+        ) from error
+    return soundfile

@@ -1,0 +1,165 @@
+"""Draws recordings that sound somewhat like spoken words: made-up ones, by speakers who differ.
+
+A word is a few sounds in an order, and another word has the same sounds backwards, so it counts when each is heard. A
+sound is the hum of a voice or a hiss, shaped by resonances (formants) that move from one sound to the next.
+
+Shapes: B clips, L samples, T frames, F frequencies, S sounds of a word, R resonances.
+"""
+
+from __future__ import annotations
+
+import wave
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wellfed.sample_rng import mix
+
+Floats = NDArray[np.float64]
+SOUNDS: dict[str, tuple[float, float, float, float, float]] = {
+    # three resonances in Hz, loudness of the voice, loudness of the hiss
+    "a": (750, 1250, 2600, 1.0, 0.0),
+    "i": (290, 2250, 3000, 0.8, 0.0),
+    "u": (320, 800, 2300, 0.8, 0.0),
+    "e": (480, 1900, 2550, 0.9, 0.0),
+    "n": (260, 1500, 2400, 0.35, 0.0),
+    "s": (5200, 6300, 7200, 0.0, 0.5),
+    "x": (2300, 3200, 4300, 0.0, 0.5),
+    "z": (4600, 5800, 6900, 0.3, 0.35),
+}
+"""Roughly those of the vowels and consonants that are written so (Peterson & Barney 1952 for the vowels)."""
+WORDS = ("sai", "ias", "nue", "eun", "xau", "uax", "zen", "nez", "usi", "isu")
+BANDWIDTHS = (90.0, 130.0, 220.0)
+HISS_BANDWIDTH = 700.0
+WINDOW, HOP = 512, 128
+MEAN_SNR_DB = 10.0
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """What is the same in all words of one."""
+
+    pitch_hz: float
+    tract: float
+    """Factor of all resonances: shorter throats have higher ones."""
+    pace: float
+    tilt: float
+    """Of the spectrum, in powers of the frequency."""
+    breath: float
+
+
+def write_wavs(folder: Path, *, num_clips: int, num_speakers: int, sample_rate: int, seed: int) -> None:
+    """Wav files ``<word>/<speaker>_nohash_<number>.wav`` of a second each, equally many of each word."""
+    for word in WORDS:
+        (folder / word).mkdir(parents=True, exist_ok=True)
+    for number, (word, speaker, sound_L) in enumerate(spoken_words(num_clips, num_speakers, sample_rate, seed)):
+        with wave.open(str(folder / word / f"{speaker:04d}_nohash_{number}.wav"), "wb") as file:
+            file.setnchannels(1)
+            file.setsampwidth(2)
+            file.setframerate(sample_rate)
+            file.writeframes(sound_L.astype("<i2").tobytes())
+
+
+def spoken_words(
+    num_clips: int, num_speakers: int, sample_rate: int, seed: int
+) -> Iterator[tuple[str, int, NDArray[np.int16]]]:
+    """Word, number of the speaker, and a second of sound."""
+    speakers = [_speaker(np.random.default_rng(mix(seed, 1, number))) for number in range(num_speakers)]
+    for number in range(num_clips):
+        rng = np.random.default_rng(mix(seed, 2, number))
+        word, speaker = WORDS[number % len(WORDS)], int(rng.integers(num_speakers))
+        yield word, speaker, _recorded(_said(word, speakers[speaker], sample_rate, rng), sample_rate, rng)
+
+
+def _speaker(rng: np.random.Generator) -> Speaker:
+    is_high = rng.random() < 0.5
+    return Speaker(
+        pitch_hz=rng.uniform(165, 260) if is_high else rng.uniform(85, 150),
+        tract=rng.uniform(1.0, 1.2) if is_high else rng.uniform(0.85, 1.02),
+        pace=rng.uniform(0.8, 1.25),
+        tilt=rng.uniform(-1.3, -0.6),
+        breath=rng.uniform(0.002, 0.01),
+    )
+
+
+def _said(word: str, speaker: Speaker, sample_rate: int, rng: np.random.Generator) -> Floats:
+    """The word alone, [L] for L of its own."""
+    long_S = rng.uniform(0.11, 0.2, len(word)) / speaker.pace
+    length = int(long_S.sum() * sample_rate)
+    num_frames = -(-length // HOP)
+    # Each sound at its middle, and the way between two straight; a tenth is the same from one to the other.
+    middle_S = (long_S.cumsum() - long_S / 2) / long_S.sum()
+    sounds_S5 = np.array([SOUNDS[sound] for sound in word])
+    sounds_S5[:, :3] *= speaker.tract * rng.normal(1, 0.04, (len(word), 3))
+    at_T = np.linspace(0, 1, num_frames)
+    steep_T = _in_steps(at_T, middle_S)
+    track_T5 = np.stack([np.interp(steep_T, np.arange(len(word)), column) for column in sounds_S5.T], 1)
+    hiss_L = rng.standard_normal(length)
+    voice_L = _hum(speaker, length, sample_rate, rng) + speaker.breath * hiss_L
+    voiced_L = _shaped(voice_L, track_T5[:, :3], BANDWIDTHS, speaker.tilt, sample_rate)
+    hissed_L = _shaped(hiss_L, track_T5[:, :3], (HISS_BANDWIDTH,) * 3, 0.0, sample_rate)
+    loud_TL = [np.interp(np.arange(length) / length, at_T, track_T5[:, column]) for column in (3, 4)]
+    ends_L = np.minimum(1, np.minimum(np.arange(length), np.arange(length)[::-1]) / (0.02 * sample_rate))
+    return np.asarray((_even(voiced_L) * loud_TL[0] + _even(hissed_L) * loud_TL[1]) * ends_L)
+
+
+def _in_steps(at_T: Floats, middle_S: Floats) -> Floats:
+    """Number of the sound at each time, with ways between them that are steeper than straight."""
+    place_T = np.interp(at_T, middle_S, np.arange(len(middle_S)))
+    whole_T = np.floor(place_T)
+    return np.asarray(whole_T + np.clip((place_T - whole_T - 0.5) * 2.5 + 0.5, 0, 1))
+
+
+def _hum(speaker: Speaker, length: int, sample_rate: int, rng: np.random.Generator) -> Floats:
+    """Pulses of the voice, [L], whose pitch falls and trembles."""
+    time_L = np.arange(length) / sample_rate
+    fall = rng.uniform(-0.3, 0.1) * time_L / time_L[-1]
+    tremble = 0.015 * np.sin(2 * np.pi * (rng.uniform(4, 7) * time_L + rng.random()))
+    phase_L = np.cumsum(speaker.pitch_hz * rng.normal(1, 0.06) * (1 + fall + tremble)) / sample_rate
+    return np.diff(np.floor(phase_L), prepend=0.0)
+
+
+def _shaped(
+    sound_L: Floats, resonance_TR: Floats, bandwidths: tuple[float, ...], tilt: float, sample_rate: int
+) -> Floats:
+    """Sound whose spectrum at each frame is weighted by resonances there and a slope, [L]."""
+    num_frames = len(resonance_TR)
+    padded = np.zeros((num_frames - 1) * HOP + WINDOW)
+    padded[WINDOW // 2 : WINDOW // 2 + len(sound_L)] = sound_L[: len(padded) - WINDOW // 2]
+    window_W = np.sqrt(0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW))
+    frames_TW = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP] * window_W
+    hz_F = np.fft.rfftfreq(WINDOW, 1 / sample_rate)
+    gain_TF = np.full((num_frames, len(hz_F)), 0.003)
+    for resonance_T, bandwidth in zip(resonance_TR.T, bandwidths, strict=True):
+        gain_TF += 1 / (1 + ((hz_F - resonance_T[:, None]) / bandwidth) ** 2)
+    gain_TF *= np.maximum(hz_F / 500, 0.2) ** tilt
+    frames_TW = np.fft.irfft(np.fft.rfft(frames_TW) * gain_TF) * window_W
+    found = np.zeros(len(padded))
+    for start in range(0, WINDOW, HOP):
+        # Frames that lie WINDOW apart touch and do not overlap.
+        piece = frames_TW[start // HOP :: WINDOW // HOP].reshape(-1)
+        found[start : start + len(piece)] += piece
+    return found[WINDOW // 2 : WINDOW // 2 + len(sound_L)]
+
+
+def _even(sound_L: Floats) -> Floats:
+    return np.asarray(sound_L / (np.sqrt(np.mean(sound_L**2)) + 1e-9))
+
+
+def _recorded(word_L: Floats, sample_rate: int, rng: np.random.Generator) -> NDArray[np.int16]:
+    """A second that the word lies in, with noise and at any volume."""
+    spare = sample_rate - len(word_L)
+    found = np.zeros(sample_rate)
+    start = int(rng.integers(max(1, spare)))
+    found[start : start + len(word_L)] = word_L[:sample_rate]
+    spectrum_F = np.fft.rfft(rng.standard_normal(sample_rate))
+    spectrum_F *= np.maximum(np.arange(len(spectrum_F)), 20.0) ** rng.uniform(-1.0, 0.0)
+    noise = np.fft.irfft(spectrum_F, sample_rate)
+    snr_db = rng.normal(MEAN_SNR_DB, 5)
+    found += _even(noise) * np.sqrt(np.mean(word_L**2)) * 10 ** (-snr_db / 20)
+    volume = rng.uniform(0.05, 0.9) * 2**15 / np.abs(found).max()
+    recorded: NDArray[np.int16] = (found * volume).astype(np.int16)
+    return recorded

@@ -1,0 +1,80 @@
+"""Reads recordings as audio of one rate and one length.
+
+Shapes: B clips, L samples of a clip.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from wellfed.errors import DataError
+from workloads.speech import sound_files
+from workloads.speech.clip_files import ClipReader, Ints
+from workloads.speech.layouts import Layouts, content
+from workloads.speech.resampling import resample
+from workloads.speech.wav_layout import DamagedClip
+
+
+class Waveforms:
+    """Audio of recordings: one channel, ``sample_rate``, ``num_samples``, 16 bits.
+
+    A longer one loses its beginning and end in equal parts, a shorter one gets silence there. What is stored as it is
+    wanted is read straight into the batch; all else is mixed down and resampled first.
+    """
+
+    def __init__(self, reader: ClipReader, layouts: Layouts, sample_rate: int, num_samples: int) -> None:
+        self.reader, self.layouts, self.sample_rate, self.num_samples = reader, layouts, sample_rate, num_samples
+        self._is_direct_N = layouts.is_plain & (layouts.rate == sample_rate) & (layouts.channels == 1)
+        spare_N = layouts.frames - num_samples
+        self._start_N = layouts.offset + np.maximum(spare_N, 0) // 2 * 2
+        """Byte at which a direct one begins."""
+        self._is_whole_N = self._is_direct_N & (spare_N >= 0)
+
+    def read(self, rows: Ints) -> Tensor:
+        """Int16 [B, L].
+
+        Raises:
+            DataError: a file is not as it was when it was looked at.
+        """
+        is_whole_B = self._is_whole_N[rows]
+        if is_whole_B.all():
+            audio_BL = np.empty((len(rows), self.num_samples), np.int16)
+            self.reader.fill(rows, audio_BL.view(np.uint8), self._start_N[rows])
+            return torch.from_numpy(audio_BL)
+        audio_BL = np.zeros((len(rows), self.num_samples), np.int16)
+        is_direct_B = self._is_direct_N[rows]
+        for place in np.flatnonzero(~is_direct_B).tolist():
+            self._put(audio_BL[place], self._converted(int(rows[place])))
+        targets, direct = list[NDArray[np.uint8]](), np.flatnonzero(is_direct_B)
+        for place in direct.tolist():
+            frames = min(int(self.layouts.frames[rows[place]]), self.num_samples)
+            before = (self.num_samples - frames) // 2
+            targets.append(audio_BL[place, before : before + frames].view(np.uint8))
+        self.reader.fill(rows[direct], targets, self._start_N[rows[direct]])
+        return torch.from_numpy(audio_BL)
+
+    def _put(self, into_L: NDArray[np.int16], sound: Tensor) -> None:
+        spare = len(sound) - self.num_samples
+        if spare >= 0:
+            sound = sound[spare // 2 : spare // 2 + self.num_samples]
+        before = max(0, -spare) // 2
+        into_L[before : before + len(sound)] = (sound * 2**15).round().clamp(-(2**15), 2**15 - 1).to(torch.int16)
+
+    def _converted(self, row: int) -> Tensor:
+        """Float32 samples in -1..1, in one channel and at our rate."""
+        layouts = self.layouts
+        channels, rate = int(layouts.channels[row]), int(layouts.rate[row])
+        if layouts.offset[row] >= 0:
+            num_bytes = 2 * channels * int(layouts.frames[row])
+            raw = content(self.reader, row, int(layouts.offset[row]), num_bytes)
+            sound = np.frombuffer(raw, "<i2").reshape(-1, channels).astype(np.float32) / np.float32(2**15)
+        else:
+            try:
+                sound, _ = sound_files.decode(content(self.reader, row, 0, self.reader.size(row)))
+            except DamagedClip as error:
+                raise DataError(f"{self.reader.place(row)}: {error}. Start again: it has changed.") from error
+        mono = torch.from_numpy(sound.mean(1, dtype=np.float32))
+        return resample(mono[None], rate, self.sample_rate)[0]
