@@ -70,7 +70,7 @@ class ShardReader:
         row = -1
         try:
             for row, file, offset, into in zip(rows.tolist(), self._opened(shard_B), offsets, targets, strict=True):
-                if os.preadv(file, (into,), offset) != into.nbytes:
+                if os.preadv(file, (into,), offset) != into.nbytes:  # type: ignore[arg-type]
                     problem = f"is shorter than it was when it was indexed, at {self.index.keys[row]!r}. Start again."
                     raise DataError(f"{self._path(row)} {problem}")
         except OSError as error:
