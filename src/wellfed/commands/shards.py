@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,6 +47,8 @@ def _lines(written: Written, out: Path) -> list[str]:
         lines += [f"  {reason}" for reason in written.skipped[:_NAMED]]
         if len(written.skipped) > _NAMED:
             lines.append(f"  and {show_count(len(written.skipped) - _NAMED)} more")
-    where = shlex.quote(assigned("workload.data.path", str(out)))
+    where = assigned("workload.data.path", str(out))
+    # Hydra's quotes within the shell's: double ones, unless they would not hold.
+    where = f'"{where}"' if "'" in where and not re.search(r'["$`\\!]', where) else shlex.quote(where)
     lines.append(f"To train on them: python src/train.py workload=speech {where}")
     return lines

@@ -94,9 +94,7 @@ def datasets(
     class_HW, names, class_notes = _classes(labels_HW, background, source)
     shares = (train_frac, val_frac, 1 - train_frac - val_frac)
     part_HW, split_notes = _split(class_HW, names, split, shares, block_size, radius, seed)
-    return _wrapped(
-        cube, class_HW, part_HW, names, num_components, whole_map, (*notes, *class_notes, *split_notes)
-    )
+    return _wrapped(cube, class_HW, part_HW, names, num_components, whole_map, (*notes, *class_notes, *split_notes))
 
 
 def _wrapped(
@@ -128,7 +126,9 @@ def _wrapped(
         f"{len(names)} classes; {counts[0]} pixels to train on, {counts[1]} to validate on, {counts[2]} to test on"
     )
     if components is not None:
-        said += f"; {num_components} components hold {show_percent(components.kept_frac)} of the training pixels' variance"
+        said += (
+            f"; {num_components} components hold {show_percent(components.kept_frac)} of the training pixels' variance"
+        )
     train = part(TRAIN)
     assert train is not None
     return Datasets(

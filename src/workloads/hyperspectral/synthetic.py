@@ -135,6 +135,8 @@ def _check(size: int, num_bands: int, num_classes: int) -> None:
     ranges = {"size": (size, 32, 2048), "num_bands": (num_bands, 8, 1000), "num_classes": (num_classes, 2, 50)}
     for name, (value, low, high) in ranges.items():
         if not low <= value <= high:
-            faults.append(Fault(f"workload.data.{name}", f"{value} is not in {low}..{high}.", f"Write {name}={2 * low}."))
+            faults.append(
+                Fault(f"workload.data.{name}", f"{value} is not in {low}..{high}.", f"Write {name}={2 * low}.")
+            )
     if faults:
         raise ConfigError(faults)

@@ -29,7 +29,7 @@ KIND = "log_mel"
 VERSION = 1
 """To be raised where the same settings give other spectrograms."""
 CHUNK = 64
-"""Clips whose spectrograms are made at a time: 256 MiB of frames at 16 kHz."""
+"""Clips that a thread takes at a time."""
 
 
 class LogMelTable:
@@ -205,4 +205,6 @@ class ClipData:
         """The same samples, whose batches carry what ``on_device`` lacks in that mode."""
         other = copy.copy(self)
         other._mode = mode
+        if mode == "cache_host":
+            assert len(self.table.held)  # made now, so that processes which are forked share it
         return other

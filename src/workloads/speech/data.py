@@ -89,7 +89,7 @@ def datasets(
         LogMel(sample_rate, num_samples, num_mels),
         row_N,
         sources=found.sources,
-        settings=settings | {"clips": len(kept)},
+        settings=settings | {"which": found.which},
         cache_dir=cache_dir,
     )
     clips = {split: torch.tensor([at for at, each in enumerate(splits) if each == split]).long() for split in SPLITS}

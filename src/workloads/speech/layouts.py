@@ -5,7 +5,6 @@ N recordings. What was seen is kept under ``paths.cache_dir``.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import partial
@@ -49,8 +48,7 @@ def look_at(found: FoundClips, cache_dir: str | Path) -> Layouts:
     Raises:
         DataError: a file can't be read, or soundfile is needed and missing.
     """
-    which = hashlib.blake2b("\n".join(found.names).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-    settings = {"version": VERSION, "which": which}
+    settings = {"version": VERSION, "which": found.which}
     build = partial(_write, found.reader, len(found.names))
     folder = prepared(cache_dir, KIND, found.sources, settings, build)
     damages = json.loads((folder / "damages.json").read_text(encoding="utf-8"))

@@ -19,5 +19,7 @@ def test_a_scene_has_fields_of_all_classes():
 
 
 def test_sizes_out_of_range_are_refused():
-    with pytest.raises(ConfigError, match=r"3 faults.*\n.*workload\.data\.size: 5 .*\n.*num_bands: 2 .*\n.*num_classes"):
+    with pytest.raises(
+        ConfigError, match=r"3 faults.*\n.*workload\.data\.size: 5 .*\n.*num_bands: 2 .*\n.*num_classes"
+    ):
         field_scene(5, 2, 1, 0)
