@@ -81,20 +81,20 @@ def write_scene(folder: Path, scene: RawScene, radius: int, source: str) -> None
     Raises:
         DataError: a value that is not finite.
     """
-    height, width, bands = scene.cube_HWC.shape
-    dtype = KEPT_TYPES.get(scene.cube_HWC.dtype.name, "float32")
+    height, width, bands = scene.cube.shape
+    dtype = KEPT_TYPES.get(scene.cube.dtype.name, "float32")
     column = np.pad(np.arange(width), radius, mode="reflect")
     with (folder / CUBE_FILE).open("wb") as file:
         for row in np.pad(np.arange(height), radius, mode="reflect"):
             file.write(_line(scene, int(row), source).astype(dtype)[column].tobytes())
-    np.save(folder / LABELS_FILE, scene.labels_HW)
+    np.save(folder / LABELS_FILE, scene.labels)
     about = {"shape": [height, width, bands], "radius": radius, "dtype": dtype, "notes": scene.notes}
     (folder / ABOUT_FILE).write_text(json.dumps(about), encoding="utf-8")
 
 
 def _line(scene: RawScene, row: int, source: str) -> NDArray[Any]:
     """One line of the cube [W, C]; raises where it is not finite."""
-    line_WC = np.ascontiguousarray(scene.cube_HWC[row])
+    line_WC = np.ascontiguousarray(scene.cube[row])
     if line_WC.dtype.kind == "u" and line_WC.dtype.itemsize == 2:
         return line_WC.astype(np.int32) - 2**15
     if line_WC.dtype.kind != "f":
