@@ -240,6 +240,7 @@ class Rehearsal:
             return Computed(features)
         known = features.store()
         table = torch.zeros(known.shape, dtype=known.dtype)
+        self._live.note([table], "feature table")  # or a view of it would count as an activation
         self._filling_events, self._feature_table = [(_STORE, table.nbytes)], table.nbytes
         return DeviceTable(table, features.cut)
 
