@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import re
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed.commands.answer import Answer
+from wellfed.config.quoting import assigned
 from wellfed.errors import EXIT_OK
 from wellfed.shards.write_shards import USUAL_NUM, Written, write_shards
 from wellfed.units import counted, show_bytes, show_count
@@ -44,4 +47,8 @@ def _lines(written: Written, out: Path) -> list[str]:
         lines += [f"  {reason}" for reason in written.skipped[:_NAMED]]
         if len(written.skipped) > _NAMED:
             lines.append(f"  and {show_count(len(written.skipped) - _NAMED)} more")
+    where = assigned("workload.data.path", str(out))
+    # Hydra's quotes within the shell's: double ones, unless they would not hold.
+    where = f'"{where}"' if "'" in where and not re.search(r'["$`\\!]', where) else shlex.quote(where)
+    lines.append(f"To train on them: python src/train.py workload=speech {where}")
     return lines

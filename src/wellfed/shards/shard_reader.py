@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from threading import Lock
 from typing import Any
 
@@ -25,7 +27,8 @@ class ShardReader:
     def __init__(self, index: ShardIndex, part: str) -> None:
         self.index, self.part = index, part
         self._offset_N, self._size_N = index.parts[part]
-        self._files: dict[int, int] = {}
+        self._files = np.full(len(index.paths), -1)
+        """Descriptor of each shard, -1 = not open."""
         self._process = os.getpid()
         self._opening = Lock()
 
@@ -42,8 +45,8 @@ class ShardReader:
         sizes = self._size_N[rows]
         if (sizes < 0).any():
             missing = int(rows[np.argmin(sizes)])
-            key, path = self.index.keys[missing], self.index.paths[int(self.index.shards[missing])]
-            raise DataError(f"{path}: the sample {key!r} has no .{self.part}. Make the shard again.")
+            key = self.index.keys[missing]
+            raise DataError(f"{self._path(missing)}: the sample {key!r} has no .{self.part}. Make the shard again.")
         whole = np.empty(int(sizes.sum()), np.uint8)
         parts = np.split(whole, np.cumsum(sizes)[:-1]) if len(rows) else []
         self.fill(rows, parts)
@@ -62,27 +65,43 @@ class ShardReader:
         Raises:
             DataError: a shard is not as it was.
         """
-        offset_N = self._offset_N[rows] if starts is None else self._offset_N[rows] + starts
-        shards, offsets = self.index.shards[rows].tolist(), offset_N.tolist()
-        for row, shard, offset, into in zip(rows.tolist(), shards, offsets, targets, strict=True):
-            if os.preadv(self._file(shard), [into.data], offset) != len(into):
-                path, key = self.index.paths[shard], self.index.keys[row]
-                raise DataError(f"{path} is shorter than it was when it was indexed, at {key!r}. Start again.")
+        offsets = (self._offset_N[rows] if starts is None else self._offset_N[rows] + starts).tolist()
+        shard_B = self.index.shards[rows]
+        row = -1
+        try:
+            for row, file, offset, into in zip(rows.tolist(), self._opened(shard_B), offsets, targets, strict=True):
+                if os.preadv(file, (into,), offset) != into.nbytes:  # type: ignore[arg-type]
+                    problem = f"is shorter than it was when it was indexed, at {self.index.keys[row]!r}. Start again."
+                    raise DataError(f"{self._path(row)} {problem}")
+        except OSError as error:
+            problem = f"can't be read at {self.index.keys[row]!r}: {error.strerror}. Check the disk."
+            raise DataError(f"{self._path(row)} {problem}") from error
 
-    def _file(self, shard: int) -> int:
+    def _path(self, row: int) -> Path:
+        return self.index.paths[int(self.index.shards[row])]
+
+    def _opened(self, shards: NDArray[np.int64]) -> list[int]:
+        """Descriptors of the files of samples; each file is opened once in a process."""
         if self._process != os.getpid():  # a fork's own descriptors: positions are not shared by preadv, closing is
-            self._files, self._process = {}, os.getpid()
-        found = self._files.get(shard)
-        if found is None:
+            self._files, self._process = np.full(len(self.index.paths), -1), os.getpid()
+        found = self._files[shards]
+        if len(found) and found.min() < 0:
             with self._opening:
-                found = self._files.get(shard)
-                if found is None:
-                    path = self.index.paths[shard]
-                    try:
-                        found = self._files[shard] = os.open(path, os.O_RDONLY)
-                    except OSError as error:
-                        raise DataError(f"{path} can't be read: {error.strerror}. It was there a while ago.") from error
-        return found
+                for shard in np.unique(shards[found < 0]).tolist():
+                    if self._files[shard] < 0:
+                        self._files[shard] = self._open(self.index.paths[shard])
+            found = self._files[shards]
+        descriptors: list[int] = found.tolist()
+        return descriptors
+
+    def _open(self, path: Path) -> int:
+        try:
+            return os.open(path, os.O_RDONLY)
+        except OSError as error:
+            way_out = "It was there a while ago."
+            if error.errno == errno.EMFILE:
+                way_out = "Make fewer and larger shards, or allow more open files: ulimit -n 65536"
+            raise DataError(f"{path} can't be read: {error.strerror}. {way_out}") from error
 
     def __getstate__(self) -> dict[str, Any]:
         return {"index": self.index, "part": self.part}
@@ -92,7 +111,7 @@ class ShardReader:
 
     def __del__(self) -> None:
         if self._process == os.getpid():
-            close(list(self._files.values()))
+            close(self._files[self._files >= 0].tolist())
 
 
 def close(descriptors: Sequence[int]) -> None:

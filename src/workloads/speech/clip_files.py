@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections import Counter
@@ -23,6 +24,8 @@ SOUNDS = ("wav", "flac", "ogg")
 """Endings of recordings; of a sample in a shard that has several the first counts."""
 LABELS = ("cls", "json", "txt")
 """Parts of a shard's sample that may name its class."""
+READ_AT_ONCE = 4096
+"""Labels; a json part may be long."""
 LABEL_KEYS = ("label", "class", "cls")
 """Of a json part."""
 SPLITS = ("train", "val", "test")
@@ -61,6 +64,12 @@ class FoundClips:
     bad: list[str] = field(default_factory=list)
     """What can't be used, with its place and the reason."""
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def which(self) -> str:
+        """Tells these recordings from others of the same files."""
+        names = "\n".join(self.names).encode("utf-8", "surrogateescape")
+        return hashlib.blake2b(names, digest_size=8).hexdigest()
 
 
 def find_clips(place: Path, cache_dir: str | Path, max_damaged: int) -> FoundClips:
@@ -237,13 +246,11 @@ def _of_shards(place: Path, parts: dict[str, Path], cache_dir: str | Path, max_d
     for row, text in enumerate(texts):
         if text is None:
             continue
-        if known is not None and text.isdecimal():
-            if int(text) >= len(known):
-                bad.append(f"{_sample(index, row)}: its class is {text}, and {CLASSES} has {len(known)}")
-                continue
-            text = known[int(text)]
+        if known is not None and text.isdecimal() and int(text) >= len(known):
+            bad.append(f"{_sample(index, row)}: its class is {text}, and {CLASSES} has {len(known)}")
+            continue
         rows.append(row)
-        labels.append(text)
+        labels.append(known[int(text)] if known is not None and text.isdecimal() else text)
     if not rows:
         raise _without_labels(place, index, sound_N, bad)
     row_N = np.array(rows, np.int64)
@@ -267,11 +274,12 @@ def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], li
     for part in LABELS:
         rows = np.flatnonzero(~done_N & (index.parts[part][1] >= 0))
         if len(rows):
-            for row, content in zip(rows.tolist(), ShardReader(index, part).read(rows), strict=True):
-                text = _label(part, bytes(content))
-                texts[row] = text or None
-                if not text:
-                    bad.append(f"{_sample(index, row)}.{part}: no class can be read from it")
+            reader = ShardReader(index, part)
+            for some in np.array_split(rows, -(-len(rows) // READ_AT_ONCE)):
+                for row, content in zip(some.tolist(), reader.read(some), strict=True):
+                    texts[row] = _label(part, bytes(content)) or None
+                    if texts[row] is None:
+                        bad.append(f"{_sample(index, row)}.{part}: no class can be read from it")
             done_N[rows] = True
     bad += [f"{_sample(index, row)}: no label ({', '.join(LABELS)})" for row in np.flatnonzero(~done_N).tolist()]
     return texts, bad

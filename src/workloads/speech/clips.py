@@ -29,7 +29,7 @@ KIND = "log_mel"
 VERSION = 1
 """To be raised where the same settings give other spectrograms."""
 CHUNK = 64
-"""Clips whose spectrograms are made at a time: 256 MiB of frames at 16 kHz."""
+"""Clips that a thread takes at a time."""
 
 
 class LogMelTable:
@@ -91,7 +91,8 @@ class LogMelTable:
 
     def _write(self, folder: Path) -> None:
         num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        chunks = torch.arange(len(self.row_N)).split(CHUNK)
+        count = len(self.row_N)
+        chunks = [torch.arange(first, min(first + CHUNK, count)) for first in range(0, count, CHUNK)]
         with (folder / "log_mel.bin").open("wb") as file, ThreadPoolExecutor(min(8, num_threads), "log-mel") as pool:
             for first in range(0, len(chunks), 4 * num_threads):
                 for made in pool.map(self.made, chunks[first : first + 4 * num_threads]):
@@ -204,4 +205,6 @@ class ClipData:
         """The same samples, whose batches carry what ``on_device`` lacks in that mode."""
         other = copy.copy(self)
         other._mode = mode
+        if mode == "cache_host":
+            assert len(self.table.held)  # made now, so that processes which are forked share it
         return other

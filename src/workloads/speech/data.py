@@ -15,7 +15,7 @@ from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.prepared import prepared
 from wellfed.shards.write_shards import write_shards
 from wellfed.units import counted, show_bytes, show_count
-from workloads.speech.clip_files import SPLITS, FoundClips, find_clips
+from workloads.speech.clip_files import SPLITS, FoundClips, Ints, find_clips
 from workloads.speech.clips import ClipData, LogMelTable, Masking
 from workloads.speech.evaluation import SpokenWords
 from workloads.speech.layouts import Layouts, look_at
@@ -89,7 +89,7 @@ def datasets(
         LogMel(sample_rate, num_samples, num_mels),
         row_N,
         sources=found.sources,
-        settings=settings | {"clips": len(kept)},
+        settings=settings | {"which": found.which},
         cache_dir=cache_dir,
     )
     clips = {split: torch.tensor([at for at, each in enumerate(splits) if each == split]).long() for split in SPLITS}
@@ -138,8 +138,8 @@ def _refuse_damaged(bad: list[str], limit: int, num_found: int, num_damaged: int
     if len(bad) > limit:
         allowed = "none is allowed" if limit == 0 else f"{limit} are allowed"
         raise DataError(
-            f"{counted(len(bad), 'damaged recording')}, and {allowed} (workload.data.max_damaged); the first: {bad[0]}. "
-            "Repair or remove them, or raise the limit to leave them out."
+            f"{counted(len(bad), 'damaged recording')}, and {allowed} (workload.data.max_damaged); the first: "
+            f"{bad[0]}. Repair or remove them, or raise the limit to leave them out."
         )
 
 
@@ -159,15 +159,15 @@ def _missing(found: FoundClips, label_N: torch.Tensor, clip_S: torch.Tensor) -> 
     return [f"without a clip to train on: {', '.join(missing[:10])}"] if missing else []
 
 
-def _converted(layouts: Layouts, row_N: np.ndarray, sample_rate: int, num_samples: int) -> list[str]:
+def _converted(layouts: Layouts, row_N: Ints, sample_rate: int, num_samples: int) -> list[str]:
     """What becomes of clips that are not as they are wanted."""
-    rate_N, frames_N = layouts.rate_N[row_N], layouts.frames_N[row_N]
+    rate_N, frames_N = layouts.rate[row_N], layouts.frames[row_N]
     notes = [
         f"{counted(count, 'clip')} resampled from {show_count(rate)} to {show_count(sample_rate)} Hz"
         for rate, count in Counter(rate_N.tolist()).most_common()
         if rate != sample_rate
     ]
-    if several := int((layouts.channels_N[row_N] > 1).sum()):
+    if several := int((layouts.channels[row_N] > 1).sum()):
         notes.append(f"{counted(several, 'clip')} of several channels mixed down")
     wanted_N = num_samples * rate_N / sample_rate
     longer, shorter = int((frames_N > wanted_N + 1).sum()), int((frames_N < wanted_N - 1).sum())

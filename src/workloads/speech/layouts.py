@@ -5,7 +5,6 @@ N recordings. What was seen is kept under ``paths.cache_dir``.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import partial
@@ -26,21 +25,21 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Layouts:
-    """What the recordings hold."""
+    """What the recordings hold, [N] each."""
 
-    offset_N: Ints
+    offset: Ints
     """First byte of the samples; -1 = they must be decoded by soundfile."""
-    frames_N: Ints
+    frames: Ints
     """Samples of one channel; 0 = the recording is damaged."""
-    rate_N: Ints
-    channels_N: Ints
+    rate: Ints
+    channels: Ints
     damages: dict[int, str]
     """Reason for each damaged recording."""
 
     @property
-    def plain_N(self) -> NDArray[np.bool_]:
+    def is_plain(self) -> NDArray[np.bool_]:
         """Whether the bytes are samples of 16 bits as they lie there."""
-        return self.offset_N >= 0
+        return self.offset >= 0
 
 
 def look_at(found: FoundClips, cache_dir: str | Path) -> Layouts:
@@ -49,13 +48,12 @@ def look_at(found: FoundClips, cache_dir: str | Path) -> Layouts:
     Raises:
         DataError: a file can't be read, or soundfile is needed and missing.
     """
-    which = hashlib.blake2b("\n".join(found.names).encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-    settings = {"version": VERSION, "which": which}
+    settings = {"version": VERSION, "which": found.which}
     build = partial(_write, found.reader, len(found.names))
     folder = prepared(cache_dir, KIND, found.sources, settings, build)
     damages = json.loads((folder / "damages.json").read_text(encoding="utf-8"))
-    columns = np.load(folder / "layouts.npy")
-    return Layouts(*columns, damages={int(row): reason for row, reason in damages.items()})
+    offset, frames, rate, channels = np.load(folder / "layouts.npy")
+    return Layouts(offset, frames, rate, channels, {int(row): reason for row, reason in damages.items()})
 
 
 def _write(reader: ClipReader, count: int, folder: Path) -> None:

@@ -6,6 +6,7 @@ After TC-ResNet (Choi et al. 2019, https://arxiv.org/abs/1904.03814), with Group
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import cast
 
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ GROUPS = 4
 
 
 class ClipClassifier(nn.Module):
-    """Scores of the classes for a log-mel spectrogram, whose mean and spread over time are taken out of each band first.
+    """Scores of the classes for a log-mel spectrogram; each band's mean and spread over time are taken out first.
 
     Args:
         num_mels: M.
@@ -41,9 +42,7 @@ class ClipClassifier(nn.Module):
         self.input_norm = nn.GroupNorm(num_mels, num_mels)
         self.first = nn.Conv1d(num_mels, base_channels, 3, padding=1, bias=False)
         sizes = [base_channels * (place + 1) for place in range(num_blocks + 1)]
-        self.blocks = nn.Sequential(
-            *(ResidualBlock(before, after) for before, after in zip(sizes, sizes[1:], strict=False))
-        )
+        self.blocks = nn.Sequential(*(ResidualBlock(before, after) for before, after in pairwise(sizes)))
         self.dropout = nn.Dropout(dropout)
         self.last = nn.Linear(sizes[-1], num_classes)
 

@@ -39,7 +39,7 @@ def decode(content: bytes) -> tuple[Sound, int]:
 
 def _soundfile() -> Any:
     try:
-        import soundfile
+        import soundfile  # type: ignore[import-untyped]
     except (ImportError, OSError) as error:  # OSError: the package is there, its library of C is not
         raise DataError(
             f"Sound files other than wav of 16 bits are decoded by soundfile, which is not there ({error}). "

@@ -44,8 +44,8 @@ def choose_splits(
     if len(training) <= len(wanted):
         told_by = "speaker" if training.total() > len(training) else "clip"
         raise DataError(
-            f"{counted(len(training), told_by)} can't be split into {', '.join(SPLITS)}: workload.data.path needs more, "
-            "or set workload.data.val_frac=0 and test_frac=0."
+            f"{counted(len(training), told_by)} can't be split into {', '.join(SPLITS)}: workload.data.path needs "
+            "more, or set workload.data.val_frac=0 and test_frac=0."
         )
     order = sorted(training, key=lambda group: _rank(seed, group))
     of_group: dict[str, str] = {}

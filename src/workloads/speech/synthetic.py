@@ -1,6 +1,7 @@
 """Draws recordings that sound somewhat like spoken words: made-up ones, by speakers who differ.
 
-A word is a few sounds in an order, and another word has the same sounds backwards, so it counts when each is heard. A sound is a hum of a voice or a hiss, shaped by resonances (formants) that move from one sound to the next.
+A word is a few sounds in an order, and another word has the same sounds backwards, so it counts when each is heard. A
+sound is the hum of a voice or a hiss, shaped by resonances (formants) that move from one sound to the next.
 
 Shapes: B clips, L samples, T frames, F frequencies, S sounds of a word, R resonances.
 """
@@ -160,4 +161,5 @@ def _recorded(word_L: Floats, sample_rate: int, rng: np.random.Generator) -> NDA
     snr_db = rng.normal(MEAN_SNR_DB, 5)
     found += _even(noise) * np.sqrt(np.mean(word_L**2)) * 10 ** (-snr_db / 20)
     volume = rng.uniform(0.05, 0.9) * 2**15 / np.abs(found).max()
-    return (found * volume).astype(np.int16)
+    recorded: NDArray[np.int16] = (found * volume).astype(np.int16)
+    return recorded

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from wellfed.units import counted, show_bytes
+from wellfed.units import counted
 
 _HEAD = 256
 """Bytes read at first; the header of most files has 44."""
@@ -75,8 +75,7 @@ def _with_samples(form: bytes | None, at: int, told: int, size: int) -> WavLayou
         raise DamagedClip(f"its header says {counted(num_channels, 'channel')} at {sample_rate} Hz")
     num_bytes = size - at if told in _UNKNOWN_SIZES else told
     if num_bytes > size - at:
-        there = show_bytes(max(0, size - at))
-        raise DamagedClip(f"cut off: {there} of {show_bytes(num_bytes)} of its samples are there")
+        raise DamagedClip(f"cut off: {max(0, size - at):,} of {num_bytes:,} bytes of samples are there")
     is_pcm16 = kind == _PCM and bits == 16 and block == 2 * num_channels
     if num_bytes < block:
         raise DamagedClip("it holds no samples")

@@ -27,9 +27,9 @@ class Waveforms:
 
     def __init__(self, reader: ClipReader, layouts: Layouts, sample_rate: int, num_samples: int) -> None:
         self.reader, self.layouts, self.sample_rate, self.num_samples = reader, layouts, sample_rate, num_samples
-        self._is_direct_N = layouts.plain_N & (layouts.rate_N == sample_rate) & (layouts.channels_N == 1)
-        spare_N = layouts.frames_N - num_samples
-        self._start_N = layouts.offset_N + np.maximum(spare_N, 0) // 2 * 2
+        self._is_direct_N = layouts.is_plain & (layouts.rate == sample_rate) & (layouts.channels == 1)
+        spare_N = layouts.frames - num_samples
+        self._start_N = layouts.offset + np.maximum(spare_N, 0) // 2 * 2
         """Byte at which a direct one begins."""
         self._is_whole_N = self._is_direct_N & (spare_N >= 0)
 
@@ -50,7 +50,7 @@ class Waveforms:
             self._put(audio_BL[place], self._converted(int(rows[place])))
         targets, direct = list[NDArray[np.uint8]](), np.flatnonzero(is_direct_B)
         for place in direct.tolist():
-            frames = min(int(self.layouts.frames_N[rows[place]]), self.num_samples)
+            frames = min(int(self.layouts.frames[rows[place]]), self.num_samples)
             before = (self.num_samples - frames) // 2
             targets.append(audio_BL[place, before : before + frames].view(np.uint8))
         self.reader.fill(rows[direct], targets, self._start_N[rows[direct]])
@@ -66,11 +66,11 @@ class Waveforms:
     def _converted(self, row: int) -> Tensor:
         """Float32 samples in -1..1, in one channel and at our rate."""
         layouts = self.layouts
-        channels, rate = int(layouts.channels_N[row]), int(layouts.rate_N[row])
-        if layouts.offset_N[row] >= 0:
-            num_bytes = 2 * channels * int(layouts.frames_N[row])
-            raw = content(self.reader, row, int(layouts.offset_N[row]), num_bytes)
-            sound = np.frombuffer(raw, "<i2").reshape(-1, channels).astype(np.float32) / 2**15
+        channels, rate = int(layouts.channels[row]), int(layouts.rate[row])
+        if layouts.offset[row] >= 0:
+            num_bytes = 2 * channels * int(layouts.frames[row])
+            raw = content(self.reader, row, int(layouts.offset[row]), num_bytes)
+            sound = np.frombuffer(raw, "<i2").reshape(-1, channels).astype(np.float32) / np.float32(2**15)
         else:
             try:
                 sound, _ = sound_files.decode(content(self.reader, row, 0, self.reader.size(row)))

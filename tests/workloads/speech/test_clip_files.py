@@ -1,0 +1,103 @@
+import json
+
+import numpy as np
+import pytest
+
+from tests.workloads.speech.recordings import folder, shard, tone, wav
+from wellfed.errors import DataError
+from workloads.speech.clip_files import find_clips
+
+
+def sounds(found):
+    sizes = [found.reader.size(row) for row in range(len(found.names))]
+    targets = [np.empty(size, np.uint8) for size in sizes]
+    found.reader.fill(np.arange(len(sizes)), targets)
+    return [bytes(each) for each in targets]
+
+
+def test_a_folder_of_classes(tmp_path):
+    place = folder(tmp_path / "wavs")
+    (place / "_background_noise_").mkdir()
+    (place / "_background_noise_" / "rain.wav").write_bytes(wav(tone()))
+    (place / "yes" / "notes.txt").write_text("x")
+    (place / "lost.wav").write_bytes(wav(tone()))
+    found = find_clips(place, tmp_path / "cache", 0)
+    assert found.names[0] == "no/s0_nohash_0"
+    assert found.labels == ["no"] * 16 + ["yes"] * 16
+    assert found.classes == ["no", "yes"]
+    assert sounds(found)[0] == (place / "no" / "s0_nohash_0.wav").read_bytes()
+    said = " ".join(found.notes)
+    assert "_background_noise_" in said
+    assert "1 recording in no folder of a class" in said
+    assert "1 other file left out: .txt" in said
+
+
+def test_lists_and_folders_of_splits_are_used_as_such(tmp_path):
+    place = folder(tmp_path / "listed", of_each=1)
+    (place / "testing_list.txt").write_text("yes/s0_nohash_0.wav\n")
+    (place / "validation_list.txt").write_text("no/s1_nohash_0.wav\nno/gone.wav\n")
+    found = find_clips(place, tmp_path, 0)
+    of_split = dict(zip(found.names, found.splits, strict=True))
+    assert of_split["yes/s0_nohash_0"] == "test"
+    assert of_split["no/s1_nohash_0"] == "val"
+    assert list(of_split.values()).count("train") == 14
+    for split in ("train", "test"):
+        folder(tmp_path / "split" / split, of_each=1)
+    found = find_clips(tmp_path / "split", tmp_path, 0)
+    assert found.splits == ["train"] * 16 + ["test"] * 16
+    assert found.classes == ["no", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("part", "content"), [("cls", "1"), ("txt", " 1\n"), ("json", '{"label": 1, "x": 2}'), ("json", '"1"')]
+)
+def test_labels_of_shards(tmp_path, part, content):
+    shard(tmp_path / "a" / "0.tar", [("x/1.wav", wav(tone())), (f"x/1.{part}", content.encode())])
+    found = find_clips(tmp_path / "a", tmp_path / "cache", 0)
+    assert (found.names, found.labels, found.classes, found.bad) == (["x/1"], ["1"], ["1"], [])
+    (tmp_path / "a" / "classes.json").write_text(json.dumps(["no", "yes"]))
+    found = find_clips(tmp_path / "a", tmp_path / "cache", 0)
+    assert (found.labels, found.classes) == (["yes"], ["no", "yes"])
+
+
+def test_what_a_sample_lacks_is_told_with_its_place(tmp_path):
+    members = [("1.wav", wav(tone())), ("1.cls", b"0"), ("2.wav", wav(tone())), ("3.cls", b"0")]
+    members += [("4.wav", wav(tone())), ("4.json", b"{}"), ("5.wav", wav(tone())), ("5.cls", b"7")]
+    place = shard(tmp_path / "0.tar", members)
+    (tmp_path / "classes.json").write_text('["no"]')
+    found = find_clips(place, tmp_path / "cache", 0)
+    assert found.names == ["1"]
+    assert [each.removeprefix(f"{place}: ") for each in found.bad] == [
+        "3: no sound (wav, flac, ogg)",
+        "4.json: no class can be read from it",
+        "2: no label (cls, json, txt)",
+        "5: its class is 7, and classes.json has 1",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("members", "said"),
+    [
+        ([("1.wav", b"RIFF")], "no sample has a label"),
+        ([("1.cls", b"0")], "no sample has sound"),
+        ([("1.png", b"0")], "no member of 1 shard ends in"),
+    ],
+)
+def test_a_shard_that_has_nothing_to_use(tmp_path, members, said):
+    shard(tmp_path / "0.tar", members)
+    with pytest.raises(DataError, match=said):
+        find_clips(tmp_path, tmp_path / "cache", 10)
+
+
+def test_nothing_to_find(tmp_path):
+    with pytest.raises(DataError, match="no such file or folder"):
+        find_clips(tmp_path / "nowhere", tmp_path, 0)
+    (tmp_path / "a.wav").write_bytes(wav(tone()))
+    with pytest.raises(DataError, match=r"neither a folder nor a \.tar"):
+        find_clips(tmp_path / "a.wav", tmp_path, 0)
+    with pytest.raises(DataError, match=r"no recordings in folders of classes.* 1 recording in no folder"):
+        find_clips(tmp_path, tmp_path, 0)
+    (tmp_path / "classes.json").write_text("{}")
+    shard(tmp_path / "0.tar", [("1.wav", wav(tone())), ("1.cls", b"0")])
+    with pytest.raises(DataError, match=r"classes\.json is no list of names"):
+        find_clips(tmp_path, tmp_path, 0)

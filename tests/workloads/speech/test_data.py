@@ -1,0 +1,115 @@
+import numpy as np
+import pytest
+import torch
+
+from tests.workloads.speech.recordings import folder, shard, tone, wav
+from wellfed.errors import ConfigError, DataError
+from wellfed.sample_rng import SampleRng
+from wellfed.shards.write_shards import write_shards
+from workloads.speech.data import datasets
+from workloads.speech.model import ClipClassifier
+
+
+def test_a_folder_and_the_shards_of_it_are_the_same_data(data, tones, tmp_path):
+    write_shards(tones, tmp_path / "shards", num=3)
+    packed = datasets(str(tmp_path / "shards"), cache_dir=str(tmp_path))
+    assert packed.model_args == data.model_args == {"num_mels": 40, "num_classes": 2}
+    for split in ("train", "val", "test"):
+        clips = []
+        for each in (data, packed):
+            part = getattr(each, split)
+            batch = part.fetch(torch.arange(len(part)))
+            clips.append(
+                {
+                    (int(label), audio.numpy().tobytes())
+                    for label, audio in zip(batch["label"], batch["audio"], strict=True)
+                }
+            )
+        assert clips[0] == clips[1]
+    assert data.notes == (
+        "32 training clips of 2 classes (1000.0 KiB of audio), 4 to validate on, 4 to test on",
+        "split by speaker: 10 speakers, none in two splits",
+    )
+
+
+def test_what_is_made_of_other_recordings_is_said(tones, tmp_path):
+    place = folder(tmp_path / "wavs")
+    (place / "yes" / "slow.wav").write_bytes(wav(tone(rate=8000), 8000))
+    (place / "yes" / "two.wav").write_bytes(wav(np.stack([tone(seconds=2.0)] * 2, 1), channels=2))
+    (place / "yes" / "short.wav").write_bytes(wav(tone(seconds=0.5)))
+    (place / "yes" / "broken.wav").write_bytes(wav(tone())[:-7])
+    notes = datasets(str(place), cache_dir=str(tmp_path)).notes[2:]
+    assert notes[:4] == (
+        "1 clip resampled from 8,000 to 16,000 Hz",
+        "1 clip of several channels mixed down",
+        "1 clip longer than clip_seconds cut to the middle",
+        "1 clip shorter than clip_seconds padded with silence",
+    )
+    assert notes[4].startswith(f"1 damaged recording left out, the first: {place}/yes/broken.wav: cut off: 31,993 of")
+    with pytest.raises(DataError, match=r"1 damaged recording, and none is allowed \(workload\.data\.max_damaged\)"):
+        datasets(str(place), cache_dir=str(tmp_path), max_damaged=0)
+
+
+def test_damaged_shards_are_told_with_their_place(tones, tmp_path):
+    paths = write_shards(tones, tmp_path / "shards", num=2).shards
+    whole = paths[0].read_bytes()
+    paths[0].write_bytes(whole[: len(whole) // 2])
+    found = datasets(str(tmp_path / "shards"), cache_dir=str(tmp_path))
+    assert any("damaged" in note and f"{paths[0]}, byte" in note and "cut off" in note for note in found.notes)
+    with pytest.raises(DataError, match=r"0000\.tar, byte \d+: .*max_damaged"):
+        datasets(str(tmp_path / "shards"), cache_dir=str(tmp_path), max_damaged=0)
+
+
+@pytest.mark.parametrize("name", ["../up.wav", "/etc/up.wav"])
+def test_members_that_lead_out_are_left_out(tones, tmp_path, name):
+    write_shards(tones, tmp_path / "shards", num=1)
+    shard(tmp_path / "shards" / "x.tar", [(name, wav(tone())), ("ok/1.wav", wav(tone())), ("ok/1.cls", b"0")])
+    before = sorted(tmp_path.parent.rglob("*"))
+    found = datasets(str(tmp_path / "shards"), cache_dir=str(tmp_path / "cache"))
+    assert f"x.tar, byte 0: {name!r}" in found.notes[-1]
+    outside = {path for path in tmp_path.parent.rglob("*") if tmp_path / "cache" not in [path, *path.parents]}
+    assert sorted(outside) == before
+
+
+def test_only_damaged_recordings(tmp_path):
+    place = tmp_path / "wavs" / "yes"
+    place.mkdir(parents=True)
+    (place / "a.wav").write_bytes(b"RIFF")
+    with pytest.raises(DataError, match="No recording can be used"):
+        datasets(str(tmp_path / "wavs"), cache_dir=str(tmp_path))
+
+
+def test_all_wrong_arguments_at_once(tmp_path):
+    wrong = {"clip_seconds": 0.01, "num_mels": 2, "max_damaged": -1, "val_frac": 0.9, "speaker": "(", "num_clips": 3}
+    with pytest.raises(ConfigError) as caught:
+        datasets(cache_dir=str(tmp_path), **wrong)
+    assert [fault.where for fault in caught.value.faults] == [f"workload.data.{name}" for name in wrong]
+    with pytest.raises(ConfigError, match="has not one group"):
+        datasets(cache_dir=str(tmp_path), speaker="abc")
+    with pytest.raises(ConfigError, match="sample_rate"):
+        datasets(cache_dir=str(tmp_path), sample_rate=3)
+
+
+def test_the_embedded_words_come_from_shards_and_are_kept(tmp_path):
+    first, again = (datasets(num_clips=120, cache_dir=str(tmp_path)) for _ in range(2))
+    assert len(list(tmp_path.glob("speech_words/*/shards/*.tar"))) == 4
+    assert first.notes == again.notes
+    assert first.model_args["num_classes"] == 10
+
+
+@pytest.mark.slow
+def test_it_learns_the_embedded_words(tmp_path):
+    """One pass over the clips: far above what guessing gives."""
+    torch.manual_seed(0)
+    data = datasets(num_clips=1200, cache_dir=str(tmp_path))
+    model = ClipClassifier(**data.model_args)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.005)
+    for epoch in range(3):
+        for step, indices in enumerate(torch.randperm(len(data.train)).split(16)):
+            rng = SampleRng(0, epoch, step)
+            optimizer.zero_grad()
+            model.loss(data.train.on_device(data.train.fetch(indices, rng), rng)).loss.backward()
+            optimizer.step()
+    model.eval()
+    data.evaluation.update(model, data.test.on_device(data.test.fetch(torch.arange(len(data.test))), SampleRng(0, 0)))
+    assert data.evaluation.compute()["accuracy"] > 0.5
