@@ -39,8 +39,15 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from benchmarks.memory_cases import CARDS_ALONE, Case, cases, counted_peak, cuda_peak, workload_cases  # noqa: E402
-from wellfed.footprint.estimate import measure  # noqa: E402
+from benchmarks.memory_cases import (  # noqa: E402
+    CARDS_ALONE,
+    Case,
+    cases,
+    counted_peak,
+    cuda_peak,
+    estimated,
+    workload_cases,
+)
 from wellfed.footprint.footprint import NoEstimate, StepShape, predicted_peak  # noqa: E402
 from wellfed.hardware.detect import machine  # noqa: E402
 from wellfed.hardware.facts import SIMULATED  # noqa: E402
@@ -64,12 +71,12 @@ def compare(case: Case, precision: str) -> Iterator[dict[str, Any]]:
     """A row a micro-batch."""
     case = replace(case, task=replace(case.task, precision=precision))
     began_s = time.perf_counter()
-    exact = measure(case.model, case.task, max(case.sizes), block_bytes=1)
+    exact = estimated(case, max(case.sizes), block_bytes=1)
     took_s = time.perf_counter() - began_s
     if isinstance(exact, NoEstimate):
         yield {"model": case.name, "precision": precision, "no_estimate": exact.reason}
         return
-    blocks = measure(case.model, case.task, max(case.sizes))
+    blocks = estimated(case, max(case.sizes))
     assert not isinstance(blocks, NoEstimate)
     for micro_batch, samples in steps(case):
         step = StepShape(samples)

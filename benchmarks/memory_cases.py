@@ -6,7 +6,7 @@ import copy
 import gc
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -36,9 +36,10 @@ from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.config.compose import compose
 from wellfed.config.schema import RunConfig
-from wellfed.contract import FEATURE_MODES, Batch, FeatureModeName, FeatureSource
+from wellfed.contract import FEATURE_MODES, Batch, FeatureModeName, Features, FeatureSource
 from wellfed.footprint.cuda_emulation import as_on_cuda, backward
-from wellfed.footprint.estimate import repeated
+from wellfed.footprint.estimate import measure, repeated
+from wellfed.footprint.footprint import Footprint, NoEstimate
 from wellfed.footprint.rehearsal import Task
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.train_loader import train_loader
@@ -46,7 +47,7 @@ from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.memory.features import hold
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.run_plan import RunPlan
-from wellfed.run.assemble import Parts, make_optimizer, make_parts
+from wellfed.run.assemble import Parts, for_features, make_optimizer, make_parts
 from wellfed.step.compiled import Loss
 from wellfed.step.micro_batches import Preparation
 from wellfed.step.precision import Precision
@@ -135,11 +136,21 @@ def _case(
     return Case(name, model, Task(repeated(sample), make, **more), sizes)
 
 
-def workload_cases(configs: Path, sizes: tuple[int, ...] = (64, 256, 1024, 2048)) -> Iterator[Case]:
-    """Every workload there is in every feature mode, as its configuration has it; trained encoders where it may."""
+def estimated(case: Case, samples: int, **more: Any) -> Footprint | NoEstimate:
+    """What is predicted. The data that training goes on with keep no fake tensors of it."""
+    task = replace(case.task, prepare=copy.deepcopy(case.task.prepare))
+    return measure(case.model, task, samples, **more)
+
+
+def workload_cases(configs: Path) -> Iterator[Case]:
+    """Every workload there is in every feature mode, as its configuration has it; trained encoders where it may.
+
+    Micro-batches of a thirty-second of its step, an eighth, a half, and the whole step.
+    """
     for file in sorted((configs / "workload").glob("*.yaml")):
         config = compose([f"workload={file.stem}", "gpu=cpu", "logger=none"]).config
-        parts = make_parts(config)
+        parts, samples = make_parts(config), config.workload.samples_per_step
+        sizes = tuple(max(1, samples // part) for part in (32, 8, 2, 1))
         modes: Iterable[FeatureModeName | None] = (None,) if parts.features is None else FEATURE_MODES
         for mode in modes:
             yield workload_case(config, parts, sizes, mode)
@@ -147,19 +158,19 @@ def workload_cases(configs: Path, sizes: tuple[int, ...] = (64, 256, 1024, 2048)
 
 def workload_case(config: RunConfig, parts: Parts, sizes: tuple[int, ...], mode: FeatureModeName | None) -> Case:
     """One of them."""
-    loader = train_loader(
-        parts.data.train, batch_size=max(sizes), seed=0, settings=LoaderSettings(), collate=parts.data.collate
-    )
+    train = for_features(parts, mode).data.train
+    loader = train_loader(train, batch_size=max(sizes), seed=0, settings=LoaderSettings(), collate=parts.data.collate)
     with closing(loader), closing(iter(loader)) as deliveries:
         sample = next(deliveries).batch
-    prepare = Preparation(parts.data.train, config.seed)
+    features = None if parts.data.features is None else parts.features
 
     def make(model: nn.Module) -> torch.optim.Optimizer:
         plan = SimpleNamespace(device=SimpleNamespace(precision="32-true"))
         return make_optimizer(config, cast(RunPlan, plan), parameter_groups(model))
 
     name = config.workload.name + (f", {mode}" if mode else "")
-    return _case(name, parts.model, sample, sizes, make, prepare=prepare, feature_mode=mode)
+    more = {"prepare": Preparation(train, config.seed), "features": features, "feature_mode": mode}
+    return _case(name, parts.model, sample, sizes, make, **more)
 
 
 class Counter(MemTracker):
@@ -185,12 +196,13 @@ def counted_peak(case: Case, micro_batch: int, samples: int) -> int:
     A table in host memory is taken off: here it lies beside all else.
     """
     counter, peaks = Counter(), []
-    features = case.model.features() if case.task.feature_mode == "cache_host" else None
+    features = _features(case, case.model) if case.task.feature_mode == "cache_host" else None
+    on_host = features.bytes if features and features.store is None else 0
     with as_on_cuda():
         for moment in training(case, micro_batch, samples, CPU, counter.track_external):
             with counter:
                 moment()
-            peaks.append(counter.peak_bytes() - (features.bytes if features else 0))
+            peaks.append(counter.peak_bytes() - on_host)
     return max(peaks)
 
 
@@ -219,7 +231,7 @@ def training(
     if task.checkpointed:
         checkpoint_blocks(model)
     count(model)
-    features = model.features() if hasattr(model, "features") else None
+    features = _features(case, model)
     source: list[FeatureSource | None] = [None]
 
     def fill() -> None:
@@ -254,6 +266,11 @@ def training(
 
     for _ in range(STEPS):
         yield step
+
+
+def _features(case: Case, model: nn.Module) -> Features | None:
+    """Those of the data, or of the model."""
+    return case.task.features or (model.features() if hasattr(model, "features") else None)
 
 
 class _AsOnCuda(Ranks):

@@ -6,9 +6,10 @@
 float32 in 0..1: a crop at a random place, mirrored at random, with Gaussian noise of sigma 25 / 255.
 
 - per sample: a Dataset that does all of that for one patch on the CPU with torch, torch's default collate, DataLoader
-  without workers and with two (`limits.md` of the project had the first as the fastest of its kind).
+  without workers and with two; a ratio is to the faster of them.
 - fetch: `CropData.fetch` alone, for each `memory.features`; in `cache` it names the lines of a crop and copies none.
-- loader: `train_loader` over it, with all that a run has, in mode `dynamic`: crops as uint8.
+- loader: `train_loader` over it, with all that a run has, in mode `dynamic`: crops as uint8. Worker processes send each
+  batch through new pages of shared memory, which costs more than to cut it; a plan that times them takes others.
 - with on_device: the same and `on_device` on this CPU, which a GPU would do: what is left of the gain without one.
 
 Every round times all of them once, in turns, so that a noisy machine disturbs all alike; a ratio is of one round. One
@@ -51,7 +52,7 @@ from workloads.restoration.synthetic import dead_leaves  # noqa: E402
 
 IMAGES, SIDE, PATCHES_PER_IMAGE, SIGMA = 48, 256, 4000, 25.0
 SHAPES = ((64, 16), (128, 16), (64, 64))
-"""Patch and batch; the second is that of `limits.md`."""
+"""Patch and batch."""
 LOADERS = {
     "inline": LoaderSettings(),
     "threads": LoaderSettings("threads", num_workers=1, prefetch_factor=8),

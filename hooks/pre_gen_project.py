@@ -37,7 +37,7 @@ PROJECT = {
     "workloads",
 }
 """Names that the project itself uses."""
-EXAMPLES = {"forecast", "recsys", "restoration"}
+EXAMPLES = {"forecast", "hyperspectral", "recsys", "restoration", "speech"}
 """The folders of src/workloads/ in the template."""
 LIBRARIES = {
     "check_jsonschema", "filelock", "huggingface_hub", "hydra", "hypothesis", "importlinter", "jinja2", "lightning",

@@ -226,7 +226,7 @@ def test_features_are_the_same_wherever_they_are_held(workload: str, made: Calla
         torch.testing.assert_close(losses[mode], losses["dynamic"], rtol=1e-5, atol=1e-5)
     if one.parts.data.features is not None:
         sent = {mode: num_bytes(one.first_batch(mode).batch) for mode in one.modes}
-        assert sent["cache"] < sent["cache_host"] == sent["dynamic"], "in cache a batch is indices alone"
+        assert sent["cache"] < min(sent["cache_host"], sent["dynamic"]), "in cache a batch is indices alone"
     # A batch of another mode stays right: a step that ran out of memory goes on with the next one.
     early, source = one.first_batch("cache"), one.source("dynamic")
     assert_same(one.preparation("cache")(early.batch, early, 0, source), found["dynamic"], 1e-5)

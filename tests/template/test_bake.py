@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.template.commands import Done, commit, cookiecutter, git, run, tree
+from tests.template.commands import Done, commit, cookiecutter, git, load, run, tree
 
 AWKWARD = {
     "project_name": "Réseau 4 GPU!",
@@ -25,6 +25,7 @@ AWKWARD = {
     "wandb_mode": "offline",
     "wandb_entity": "my-team",
 }
+EXAMPLES: set[str] = load("hooks/pre_gen_project.py").EXAMPLES
 LONGEST, LONGEST_COPY = "n" * 60, "n" * 30
 
 
@@ -159,7 +160,19 @@ def test_an_example_is_copied_and_kept(awkward: Path, template: Path):
     assert model["_target_"] == "reseau_4_gpu.model.TwoTowerRecommender"
 
 
-@pytest.mark.parametrize(("workload", "package"), [("blank", LONGEST), ("recsys", LONGEST_COPY), ("recsys", "a")])
+@pytest.mark.parametrize(
+    ("workload", "package"),
+    [
+        ("blank", LONGEST),
+        ("recsys", LONGEST_COPY),
+        ("recsys", "a"),
+        *(
+            pytest.param(example, package, marks=pytest.mark.slow)
+            for example in sorted(EXAMPLES - {"recsys"})
+            for package in (LONGEST_COPY, "a")
+        ),
+    ],
+)
 def test_any_name_passes_format_and_lint(workload: str, package: str, template: Path, tmp_path: Path):
     """Names change the order of imports and the length of lines."""
     project = made(
@@ -168,6 +181,29 @@ def test_any_name_passes_format_and_lint(workload: str, package: str, template: 
     for check in (["format", "--check"], ["check"]):
         done = run(sys.executable, "-m", "ruff", *check, "--no-cache", ".", cwd=project, home=tmp_path)
         assert done.code == 0, done.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", sorted(EXAMPLES))
+def test_a_project_starts_from_any_example(workload: str, template: Path, tmp_path: Path):
+    """Its name is gone where it is a name; where it is a word it stays. The copy trains, its slow start too."""
+    project = made(cookiecutter(template, *answers(workload=workload), cwd=tmp_path), tmp_path / "my-nets")
+    ours = {path.name for path in (template / "src/workloads" / workload).iterdir()}
+    assert {path.name for path in (project / "src/my_nets").iterdir()} == ours
+    named = re.compile(
+        rf"workloads[./]|workload[=:] ?{workload}|experiment={workload}_|^name: {workload}$", re.MULTILINE
+    )
+    for folder in ("src/my_nets", "tests/my_nets", "configs/workload", "configs/experiment"):
+        for path, (content, _) in tree(project / folder).items():
+            assert not named.search(content.decode(errors="ignore")), path
+    for words in (["workload=my_nets"], ["experiment=my_nets_starved", "workload.effective_batch_size=16"]):
+        quick = ("gpu=cpu", "trainer.max_steps=2", "trainer.limit_batches=2", "logger=none", "telemetry=none")
+        environment = {"PYTHONPATH": str(project / "src")}
+        if words[0].startswith("workload") or (project / "configs/experiment/my_nets_starved.yaml").is_file():
+            done = run(
+                sys.executable, "src/train.py", *words, *quick, cwd=project, home=tmp_path, timeout_s=300, **environment
+            )
+            assert done.code == 0, done.text
 
 
 # ---- where the template comes from: all give the same project ----
@@ -356,12 +392,14 @@ def test_in_place_needs_a_clean_tree(own_template: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("which", ["default", "awkward", "longest"])
+@pytest.mark.parametrize("which", ["default", "awkward", "longest", *sorted(EXAMPLES - {"recsys"})])
 def test_the_project_passes_its_own_checks(which: str, template: Path, tmp_path: Path, request: pytest.FixtureRequest):
     """`make check`, `make test`, `make train`, with the Python of the tests in place of a .venv."""
     if which == "longest":
         done = cookiecutter(template, *answers(package_name=LONGEST_COPY, workload="recsys"), cwd=tmp_path)
         project = made(done, tmp_path / "my-nets")
+    elif which in EXAMPLES:
+        project = made(cookiecutter(template, *answers(workload=which), cwd=tmp_path), tmp_path / "my-nets")
     else:
         project = shutil.copytree(request.getfixturevalue(which), tmp_path / "project")
     programs = tmp_path / "venv/bin"

@@ -18,7 +18,7 @@ from workloads.forecast.series import FillName, SeriesSet, filled, split_by_time
 from workloads.forecast.steps import parse_frequency, show_date
 from workloads.forecast.store import SeriesStore, naive_mae, row_dates
 from workloads.forecast.synthetic import daily_series
-from workloads.forecast.windows import Windows, held_out_windows, train_windows
+from workloads.forecast.windows import SPLITS, Windows, held_out_windows, train_windows
 
 
 def datasets(
@@ -118,14 +118,20 @@ def build(
             f"{kept.source}: no window to train on. Wherever one ends, all of it or the whole horizon after it is "
             "missing. Fill the gaps with workload.data.fill=forward, or write a longer workload.data.horizon."
         )
-    val = held_out_windows(store, parts, windows, "val") if val_frac else None
-    test = held_out_windows(store, parts, windows, "test") if test_frac else None
+    held_out = {
+        split: held_out_windows(store, parts, windows, split)
+        for split, frac in zip(SPLITS, (val_frac, test_frac), strict=True)
+        if frac
+    }
+    empty = [
+        f"the {split} part has no value, so there is no {split}" for split, each in held_out.items() if not len(each)
+    ]
     season, season_notes = _season(kept, [cut.train_end for cut in parts], windows[-1])
     naive = [naive_mae(values[: cut.train_end], season) for values, cut in zip(kept.values, parts, strict=True)]
     return Datasets(
         train=train,
-        val=val if val is not None and len(val) else None,
-        test=test if test is not None and len(test) else None,
+        val=held_out.get("val") or None,
+        test=held_out.get("test") or None,
         features=store.features(),
         evaluation=Forecasts(
             store.scale_S,
@@ -142,7 +148,7 @@ def build(
             "season": season,
             "num_series": len(kept.names),
         },
-        notes=(_size(kept, train), *kept.notes, *season_notes),
+        notes=(_size(kept, train), *kept.notes, *empty, *season_notes),
     )
 
 

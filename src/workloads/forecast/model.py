@@ -157,8 +157,10 @@ class Smoothing(nn.Module):
 
 def _smoothed(value_BL: Tensor, observed_BL: Tensor, keep_B1: Tensor) -> Tensor:
     """The mean of what is observed, [B, 1]; a step counts ``keep_B1`` times as much as the one after it."""
-    age_L = torch.arange(value_BL.shape[1] - 1, -1, -1, device=value_BL.device)
-    weight_BL = observed_BL * keep_B1**age_L
+    length = value_BL.shape[1]
+    age_L = torch.arange(length - 1, -1, -1, device=value_BL.device)
+    age_BL = torch.where(observed_BL > 0, age_L, length)
+    weight_BL = observed_BL * keep_B1 ** (age_BL - age_BL.amin(1, keepdim=True))  # the last that is there counts 1
     return (value_BL * weight_BL).sum(1, keepdim=True) / weight_BL.sum(1, keepdim=True).clamp(min=TINY)
 
 

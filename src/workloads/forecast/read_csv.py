@@ -83,15 +83,16 @@ def read_csv(
 
 
 def _note_bad_dates(table: TextTable, place: int, date_R: Dates) -> None:
-    column = table.columns[place]
-    for row in np.flatnonzero(np.isnat(date_R)):
-        reason = f"{column[row]!r} in column {table.names[place]!r} is no date" if column[row] else "no date"
-        table.bad.add(table.lines[row], reason)
-    if np.isnat(date_R).all():
+    column, bad = table.columns[place], np.flatnonzero(np.isnat(date_R)).tolist()
+    if 2 * len(bad) > len(column):
         raise DataError(
-            f"{table.file}: no cell of column {table.names[place]!r} is a date, such as {column[0]!r} in line "
-            f"{table.lines[0]}. Write workload.data.date_column=NAME for another, or dates such as 2024-05-31."
+            f"{table.file}: {len(bad)} of {counted(len(column), 'cell')} of column {table.names[place]!r} are no "
+            f"dates, such as {show_line(column[bad[0]])!r} in line {table.lines[bad[0]]}. "
+            "Write workload.data.date_column=NAME for another column, or dates such as 2024-05-31."
         )
+    for row in bad:
+        reason = f"{show_line(column[row])!r} in column {table.names[place]!r} is no date" if column[row] else "no date"
+        table.bad.add(table.lines[row], reason)
 
 
 def _entries(table: TextTable, columns: Columns, date_R: Dates, values: list[Floats]) -> Entries:

@@ -38,7 +38,6 @@ class Windows:
         split: Literal["val", "test"] | None = None,
     ) -> None:
         small = torch.int32 if store.num_rows < 2**31 else torch.int64
-        small = torch.int32 if store.num_rows < 2**31 else torch.int64
         self._row_O, self._series_O = row_O.to(small), series_O.to(torch.int32)
         self._window_W = torch.tensor(windows)
         self._store, self._split = store, split

@@ -40,7 +40,7 @@ def datasets(
     path: str | None = None,
     *,
     patch_size: int = 9,
-    num_components: int | None = 30,
+    num_components: int | None = 15,
     split: SplitName = "blocks",
     block_size: int = 16,
     train_frac: float = 0.2,
@@ -94,9 +94,7 @@ def datasets(
     class_HW, names, class_notes = _classes(labels_HW, background, source)
     shares = (train_frac, val_frac, 1 - train_frac - val_frac)
     part_HW, split_notes = _split(class_HW, names, split, shares, block_size, radius, seed)
-    return _wrapped(
-        cube, class_HW, part_HW, names, num_components, whole_map, (*notes, *class_notes, *split_notes)
-    )
+    return _wrapped(cube, class_HW, part_HW, names, num_components, whole_map, (*notes, *class_notes, *split_notes))
 
 
 def _wrapped(
@@ -128,7 +126,9 @@ def _wrapped(
         f"{len(names)} classes; {counts[0]} pixels to train on, {counts[1]} to validate on, {counts[2]} to test on"
     )
     if components is not None:
-        said += f"; {num_components} components hold {show_percent(components.kept_frac)} of the training pixels' variance"
+        said += (
+            f"; {num_components} components hold {show_percent(components.kept_frac)} of the training pixels' variance"
+        )
     train = part(TRAIN)
     assert train is not None
     return Datasets(
@@ -208,7 +208,7 @@ def _check(
     if not 1 <= patch_size <= 63 or patch_size % 2 == 0:
         refuse("patch_size", f"{patch_size} is no odd number in 1..63.", "Write patch_size=9 or so.")
     if num_components is not None and num_components < 1:
-        refuse("num_components", f"{num_components} is below 1.", "Write num_components=30, or null for all bands.")
+        refuse("num_components", f"{num_components} is below 1.", "Write num_components=15, or null for all bands.")
     if split not in SPLITS:
         refuse("split", f"{split!r} is none of {', '.join(SPLITS)}.", "Write split=blocks.")
     if block_size < 2:

@@ -41,7 +41,8 @@ class ClassScores:
         radius: of the patches, by which places count in the padded scene.
     """
 
-    best_metric = "overall_accuracy"
+    best_metric = "average_accuracy"
+    """Blocks of ground give validation other shares of the classes than the test has; this figure does not mind."""
     best_mode: Literal["max", "min"] = "max"
     with_loss = False
     """It is taken here, of labelled pixels alone."""
@@ -145,9 +146,7 @@ def scores_of(confusion_KK: NDArray[np.float64]) -> dict[str, float]:
 def per_class(confusion_KK: NDArray[np.float64]) -> list[list[Any]]:
     """Pixels, recall, precision and F1 of each class; empty where there is none to divide by."""
     rows = []
-    for truth, found, right in zip(
-        confusion_KK.sum(1), confusion_KK.sum(0), confusion_KK.diagonal(), strict=True
-    ):
+    for truth, found, right in zip(confusion_KK.sum(1), confusion_KK.sum(0), confusion_KK.diagonal(), strict=True):
         shares = [
             f"{part / whole:.4f}" if whole else ""
             for part, whole in ((right, truth), (right, found), (2 * right, truth + found))
@@ -179,5 +178,7 @@ def draw_maps(maps: Sequence[NDArray[np.int64]], names: Sequence[str]) -> Image.
 
 def colour_of(number: int) -> tuple[int, int, int]:
     """A colour that differs from those of the classes before: hues by the golden section, in three brightnesses."""
-    red, green, blue = colorsys.hsv_to_rgb(number * 0.618034 % 1, (0.85, 0.55)[number % 2], (1.0, 0.75, 0.9)[number % 3])
+    red, green, blue = colorsys.hsv_to_rgb(
+        number * 0.618034 % 1, (0.85, 0.55)[number % 2], (1.0, 0.75, 0.9)[number % 3]
+    )
     return round(255 * red), round(255 * green), round(255 * blue)

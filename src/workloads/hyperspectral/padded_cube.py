@@ -81,29 +81,33 @@ def write_scene(folder: Path, scene: RawScene, radius: int, source: str) -> None
     Raises:
         DataError: a value that is not finite.
     """
-    height, width, bands = scene.cube_HWC.shape
-    dtype = KEPT_TYPES.get(scene.cube_HWC.dtype.name, "float32")
+    height, width, bands = scene.cube.shape
+    dtype = KEPT_TYPES.get(scene.cube.dtype.name, "float32")
     column = np.pad(np.arange(width), radius, mode="reflect")
     with (folder / CUBE_FILE).open("wb") as file:
         for row in np.pad(np.arange(height), radius, mode="reflect"):
             file.write(_line(scene, int(row), source).astype(dtype)[column].tobytes())
-    np.save(folder / LABELS_FILE, scene.labels_HW)
+    np.save(folder / LABELS_FILE, scene.labels)
     about = {"shape": [height, width, bands], "radius": radius, "dtype": dtype, "notes": scene.notes}
     (folder / ABOUT_FILE).write_text(json.dumps(about), encoding="utf-8")
 
 
 def _line(scene: RawScene, row: int, source: str) -> NDArray[Any]:
     """One line of the cube [W, C]; raises where it is not finite."""
-    line_WC = np.ascontiguousarray(scene.cube_HWC[row])
+    line_WC = np.ascontiguousarray(scene.cube[row])
     if line_WC.dtype.kind == "u" and line_WC.dtype.itemsize == 2:
         return line_WC.astype(np.int32) - 2**15
-    if line_WC.dtype.kind == "f" and not np.isfinite(line_WC.astype(np.float32)).all():
-        column, band = np.argwhere(~np.isfinite(line_WC.astype(np.float32)))[0]
+    if line_WC.dtype.kind != "f":
+        return line_WC
+    with np.errstate(over="ignore"):
+        kept_WC = line_WC.astype(np.float32)
+    if not np.isfinite(kept_WC).all():
+        column, band = np.argwhere(~np.isfinite(kept_WC))[0]
         raise DataError(
             f"{source}: {line_WC[column, band]} at row {row}, column {column}, band {band} is no finite float32. "
             "Take such bands or lines out, or write numpy.save('X.npy', numpy.nan_to_num(cube))."
         )
-    return line_WC
+    return kept_WC
 
 
 def read_cube(folder: Path) -> tuple[PaddedCube, NDArray[np.int32], tuple[str, ...]]:

@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 SplitName = Literal["blocks", "random"]
 SPLITS: tuple[SplitName, ...] = get_args(SplitName)
 TRAIN, VAL, TEST, NONE = 0, 1, 2, -1
-LARGEST_SHARE = 1 / 3
-"""Of a class in one cell: a cell that holds more of one is quartered, so that each class lies in several."""
+LARGEST_SHARE = 1 / 5
+"""Of a class in one cell: a cell that holds more of one is quartered, so that each class lies in several. With less
+than a fifth, cells become so small that most test pixels lie beside training pixels; with more, validation lacks some
+classes."""
 _SWEEPS = 10
 _LACKING = 100.0
 """What it costs, in squares of shares, that a class has no pixel to train on, or none to test on."""
@@ -23,9 +25,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-def split_blocks(
-    class_HW: Ints, shares: tuple[float, float, float], block_size: int, rng: np.random.Generator
-) -> Ints:
+def split_blocks(class_HW: Ints, shares: tuple[float, float, float], block_size: int, rng: np.random.Generator) -> Ints:
     """The part of each labelled pixel [H, W], `NONE` elsewhere: all pixels of a square are of one part.
 
     Squares have sides of ``block_size``, smaller ones where a class would lie in too few of them. Which goes where is
@@ -37,7 +37,13 @@ def split_blocks(
     count_MK = np.zeros((cell_N.max() + 1, class_N.max() + 1))
     np.add.at(count_MK, (cell_N, class_N), 1)
     part_HW = np.full(class_HW.shape, NONE)
-    part_HW[row_N, column_N] = _assigned(count_MK, np.array(shares), rng)[cell_N]
+    part_N = _assigned(count_MK, np.array(shares), rng)[cell_N]
+    for each in range(class_N.max() + 1):
+        place = np.flatnonzero(class_N == each)
+        if len({TRAIN, TEST}.intersection(part_N[place])) < 2:  # a class of a few pixels between those of others
+            part_N[place] = TEST
+            part_N[place[: max(1, int(shares[TRAIN] * len(place)))]] = TRAIN
+    part_HW[row_N, column_N] = part_N
     return part_HW
 
 

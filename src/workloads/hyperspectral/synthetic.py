@@ -4,7 +4,7 @@ What makes it hard is what makes real scenes hard: classes whose mean spectra ar
 plants and soil are arranged (rows, tussocks, an even cover); fields of one class that differ in light, moisture and
 cover; mixed pixels at edges; bands that are mostly noise.
 
-Shapes: H height, W width, C bands, K classes, F fields, E materials.
+Shapes: H height, W width, C bands, K classes, F fields, N curves of B bumps.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ WAVELENGTHS_UM = (0.4, 2.5)
 WATER_UM = (1.38, 1.87)
 """Where the air lets little light through."""
 PATTERNS = ("even", "rows", "tussocks")
-NUM_MATERIALS = 5
-FIELD_PX = 18
+NUM_BUMPS = 8
+KIND_SPREAD, FIELD_SPREAD = 0.08, 0.008
+"""Of reflectance, as shares of it: between plants of two kinds, and between fields of one."""
+FIELD_PX = 13
 """Side of a square as large as a field on average."""
 NOISE = 0.02
 
@@ -43,7 +45,7 @@ def field_scene(size: int, num_bands: int, num_classes: int, seed: int) -> tuple
         inside = field_HW == number
         cover_HW[inside] = _cover(rng, int(class_F[number]), size)[inside]
     soil_FC, plant_FC = _spectra(rng, class_F, num_bands)
-    light_F11 = rng.normal(1, 0.08, num_fields)[:, None]
+    light_F11 = rng.normal(1, 0.02, num_fields)[:, None]
     cover_HW1 = np.clip(cover_HW, 0, 1)[..., None]
     cube_HWC = (1 - cover_HW1) * (light_F11 * soil_FC)[field_HW] + cover_HW1 * (light_F11 * plant_FC)[field_HW]
     cube_HWC = _blurred(cube_HWC)
@@ -74,36 +76,42 @@ def _classes(rng: np.random.Generator, num_fields: int, num_classes: int) -> Int
 
 def _cover(rng: np.random.Generator, number: int, size: int) -> Floats:
     """Share of plants over a field [H, W]: its mean differs from field to field, its pattern is the class's."""
-    mean, (row, column) = rng.normal(0.5, 0.06), np.mgrid[:size, :size]
-    rough = rng.normal(size=(size, size))
+    row, column = np.mgrid[:size, :size]
+    mean = float(rng.normal(0.5, 0.03))
+    rough: Floats = rng.normal(size=(size, size))
+    cover: Floats = mean + 0.05 * rough
     pattern = PATTERNS[number % len(PATTERNS)]
     if pattern == "rows":
         angle = rng.random() * np.pi
         wave = np.cos(angle) * row + np.sin(angle) * column
-        return mean + 0.22 * np.sin(2 * np.pi * wave / 3.3) + 0.05 * rough
-    if pattern == "tussocks":
+        cover += 0.3 * np.sin(2 * np.pi * wave / 3.3)
+    elif pattern == "tussocks":
         for _ in range(2):
             rough = _blurred(rough[..., None])[..., 0]
-        return mean + 0.2 * rough / rough.std()
-    return mean + 0.05 * rough
+        cover = mean + 0.25 * rough / rough.std()
+    return cover
 
 
 def _spectra(rng: np.random.Generator, class_F: Ints, num_bands: int) -> tuple[Floats, Floats]:
-    """Reflectance of soil and of plants in each field, [F, C]."""
+    """Reflectance of soil and of plants in each field, [F, C]; classes of other kinds have plants of their own."""
     wave_C = np.linspace(*WAVELENGTHS_UM, num_bands)
     soil_C = 0.12 + 0.2 * (1 - np.exp(-(wave_C - 0.35) / 0.7)) - 0.05 * _band(wave_C, 2.2, 0.06)
-    soil_FC = soil_C + rng.normal(0, 0.02, len(class_F))[:, None] * _band(wave_C, 1.6, 0.8)
     edge_C = 1 / (1 + np.exp(-(wave_C - 0.715) / 0.018))
-    plant_FC = np.empty((len(class_F), num_bands))
-    kinds = 1 + class_F.max() // len(PATTERNS)
-    shape_K3 = np.random.default_rng(7).normal(size=(kinds, 3))
-    for number, each in enumerate(class_F):
-        height, water, chlorophyll = 0.045 * shape_K3[each // len(PATTERNS)] + rng.normal(0, 0.015, 3)
-        green_C = 0.06 + 0.05 * _band(wave_C, 0.55, 0.04) * (1 + 4 * chlorophyll)
-        infrared_C = (0.48 + height) * edge_C * np.exp(-(0.45 + 2 * water) * np.clip(wave_C - 0.9, 0, None))
-        drop_C = 1 - (0.45 + 2 * water) * (_band(wave_C, 1.45, 0.07) + _band(wave_C, 1.94, 0.09))
-        plant_FC[number] = green_C + infrared_C * np.clip(drop_C, 0.05, None)
+    drop_C = 1 - 0.5 * (_band(wave_C, 1.45, 0.07) + _band(wave_C, 1.94, 0.09))
+    plant_C = 0.05 + 0.05 * _band(wave_C, 0.55, 0.04) + 0.45 * edge_C * drop_C * np.exp(-0.45 * (wave_C - 0.9).clip(0))
+    kind_F = class_F // len(PATTERNS)
+    own_KC = _bumps(np.random.default_rng(7), int(kind_F.max()) + 1, wave_C)
+    soil_FC = soil_C * (1 + FIELD_SPREAD * _bumps(rng, len(class_F), wave_C))
+    plant_FC = plant_C * (1 + KIND_SPREAD * own_KC[kind_F] + FIELD_SPREAD * _bumps(rng, len(class_F), wave_C))
     return soil_FC, plant_FC
+
+
+def _bumps(rng: np.random.Generator, count: int, wave_C: Floats) -> Floats:
+    """Smooth curves about 0, of a spread of 1 or so."""
+    shape = (count, NUM_BUMPS, 1)
+    centre_NB1, width_NB1 = rng.uniform(*WAVELENGTHS_UM, shape), rng.uniform(0.05, 0.4, shape)
+    curve_NC: Floats = (rng.normal(size=shape) * _band(wave_C, centre_NB1, width_NB1)).sum(1)
+    return curve_NC
 
 
 def _noise(rng: np.random.Generator, num_bands: int) -> Floats:
@@ -113,7 +121,7 @@ def _noise(rng: np.random.Generator, num_bands: int) -> Floats:
     return NOISE * rng.uniform(0.6, 1.4, num_bands) * (1 + 9 * dark_C)
 
 
-def _band(wave_C: Floats, centre: float, width: float) -> Floats:
+def _band(wave_C: Floats, centre: float | Floats, width: float | Floats) -> Floats:
     found: Floats = np.exp(-0.5 * ((wave_C - centre) / width) ** 2)
     return found
 
@@ -131,6 +139,8 @@ def _check(size: int, num_bands: int, num_classes: int) -> None:
     ranges = {"size": (size, 32, 2048), "num_bands": (num_bands, 8, 1000), "num_classes": (num_classes, 2, 50)}
     for name, (value, low, high) in ranges.items():
         if not low <= value <= high:
-            faults.append(Fault(f"workload.data.{name}", f"{value} is not in {low}..{high}.", f"Write {name}={2 * low}."))
+            faults.append(
+                Fault(f"workload.data.{name}", f"{value} is not in {low}..{high}.", f"Write {name}={2 * low}.")
+            )
     if faults:
         raise ConfigError(faults)

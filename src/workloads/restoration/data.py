@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from workloads.restoration.crops import CropData, crop_features
 from workloads.restoration.decoding import MAX_PIXELS, Decoded
 from workloads.restoration.degradations import Degradation
 from workloads.restoration.evaluation import ImageQuality
-from workloads.restoration.image_files import FoundImages, find_images
+from workloads.restoration.image_files import find_images
 from workloads.restoration.images import PIXELS_FILE, ImageIndex, ImagePixels, decode_into, read_index, write_images
 from workloads.restoration.splits import split_images
 from workloads.restoration.synthetic import dead_leaves
@@ -90,31 +91,22 @@ def datasets(
     shares = {"val_frac": val_frac, "test_frac": test_frac}
     _check(numbers, shares, degradations.faults(task, sigma, blur_sigma, scale))
     if path is None:
-        side = max(SIDE, patch_size * 3 // 2)
-        settings = {"version": VERSION, "embedded": num_images, "side": side, "seed": seed}
-        build = partial(_write_embedded, num_images=num_images, side=side, seed=seed)
-        folder = prepared(cache_dir, "images", (), settings, build)
-        index, split_folders = read_index(folder), frozenset[str]()
-        notes: tuple[str, ...] = ()
+        made = _embedded(num_images, max(SIDE, patch_size * 3 // 2), seed, cache_dir)
     else:
-        found = find_images(Path(path), seed)
-        folder, index, notes = _decoded(found, max_bad_files, seed, cache_dir)
-        split_folders = found.split_folders
+        made = _decoded(Path(path), max_bad_files, seed, cache_dir)
     where = "The embedded set" if path is None else f"workload.data.path={path}"
-    parts = split_images(index, split_folders, where, patch_size=patch_size, val_frac=val_frac, test_frac=test_frac)
-    degradation = Degradation(task, sigma, blur_sigma, scale)
-    train_pixels = ImagePixels(folder / PIXELS_FILE, max(image.end for image in parts.train))
-    train = CropData(
-        train_pixels,
-        parts.train,
-        patch_size=patch_size,
-        patches_per_image=patches_per_image,
-        degrade=degradation,
+    parts = split_images(
+        made.index, made.split_folders, where, patch_size=patch_size, val_frac=val_frac, test_frac=test_frac
     )
-    whole = ImagePixels(folder / PIXELS_FILE, max(image.end for image in index.images))
+    degradation = Degradation(task, sigma, blur_sigma, scale)
+    pixels = ImagePixels(made.file, max(image.end for image in parts.train))
+    train = CropData(
+        pixels, parts.train, patch_size=patch_size, patches_per_image=patches_per_image, degrade=degradation
+    )
+    whole = ImagePixels(made.file, max(image.end for image in made.index.images))
     tiles = partial(TileData, whole, degrade=degradation.for_evaluation, halo=halo)
     size = (
-        f"{counted(len(parts.train), 'training image')} ({show_bytes(train_pixels.num_bytes)} decoded), "
+        f"{counted(len(parts.train), 'training image')} ({show_bytes(pixels.num_bytes)} decoded), "
         f"{show_count(len(train))} crops an epoch, {len(parts.val)} to validate on, {len(parts.test)} to test on"
     )
     return Datasets(
@@ -122,24 +114,44 @@ def datasets(
         val=tiles(parts.val) if parts.val else None,
         test=tiles(parts.test, first_image=len(parts.val)) if parts.test else None,
         eval_batch_size=EVAL_TILES,
-        features=crop_features(train_pixels, patch_size),
+        features=crop_features(pixels, patch_size),
         evaluation=ImageQuality([image.name for image in (*parts.val, *parts.test)], halo),
-        notes=(size, *notes, *parts.notes),
+        notes=(size, *made.notes, *parts.notes),
     )
 
 
-def _decoded(
-    found: FoundImages, max_bad_files: int, seed: int, cache_dir: str
-) -> tuple[Path, ImageIndex, tuple[str, ...]]:
-    """The folder with the pixels of all files, what it holds, and what is to be said of that."""
+@dataclass(frozen=True)
+class _Made:
+    """Images that lie decoded on disk."""
+
+    file: Path
+    index: ImageIndex
+    split_folders: frozenset[str] = frozenset()
+    """Splits that had a folder of their own."""
+    notes: tuple[str, ...] = ()
+
+
+def _embedded(num_images: int, side: int, seed: int, cache_dir: str) -> _Made:
+    """Images of dead leaves."""
+    settings = {"version": VERSION, "embedded": num_images, "side": side, "seed": seed}
+    build = partial(_write_embedded, num_images=num_images, side=side, seed=seed)
+    folder = prepared(cache_dir, "images", (), settings, build)
+    return _Made(folder / PIXELS_FILE, read_index(folder))
+
+
+def _write_embedded(folder: Path, *, num_images: int, side: int, seed: int) -> None:
+    drawn = dead_leaves(num_images, side, seed)
+    write_images(folder, ((f"leaves_{number:04d}", "train", Decoded(image, ())) for number, image in enumerate(drawn)))
+
+
+def _decoded(path: Path, max_bad_files: int, seed: int, cache_dir: str) -> _Made:
+    """Those of a folder."""
+    found = find_images(path, seed)
 
     def build(folder: Path) -> None:
         if len(found.files) >= MANY:
-            print(
-                f"Decoding {show_count(len(found.files))} images into {folder.parent}, once.",
-                file=sys.stderr,
-                flush=True,
-            )
+            count = show_count(len(found.files))
+            print(f"Decoding {count} images into {folder.parent}, once.", file=sys.stderr, flush=True)
         decode_into(folder, found.files, BadFiles(found.folder, max_bad_files, found.unreadable))
 
     settings = {"version": VERSION, "most_pixels": MAX_PIXELS, "seed": seed}
@@ -148,12 +160,7 @@ def _decoded(
     bad = BadFiles(found.folder, max_bad_files, (*found.unreadable, *index.damaged))
     if not index.images:
         raise DataError(f"workload.data.path={found.folder}: no image in it can be decoded. {' '.join(bad.notes())}")
-    return folder, index, (*found.notes, *bad.notes())
-
-
-def _write_embedded(folder: Path, *, num_images: int, side: int, seed: int) -> None:
-    drawn = dead_leaves(num_images, side, seed)
-    write_images(folder, ((f"leaves_{number:04d}", "train", Decoded(image, ())) for number, image in enumerate(drawn)))
+    return _Made(folder / PIXELS_FILE, index, found.split_folders, (*found.notes, *bad.notes()))
 
 
 def _check(numbers: Mapping[str, int | None], shares: Mapping[str, float], others: Sequence[Fault]) -> None:

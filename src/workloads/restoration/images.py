@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -70,10 +70,18 @@ class ImagePixels:
     def __init__(self, file: Path, num_bytes: int, *, in_memory: bool = False) -> None:
         self.file, self.num_bytes, self.is_in_memory = file, num_bytes, in_memory
         self._copied: weakref.ref[ImagePixels] | None = None
+        self._flat: Tensor | None = None
+        self._opening = threading.Lock()
 
-    @cached_property
+    @property
     def flat(self) -> Tensor:
         """All bytes, uint8 [N]; not to be written to."""
+        if self._flat is None:
+            with self._opening:  # threads that build the first batches want one copy, not one each
+                self._flat = self._open() if self._flat is None else self._flat
+        return self._flat
+
+    def _open(self) -> Tensor:
         if self.is_in_memory:
             return torch.from_numpy(np.fromfile(self.file, dtype=np.uint8, count=self.num_bytes))
         # Copy-on-write, as torch wants a tensor that may be written: pages that are only read stay the file's own.
@@ -92,8 +100,8 @@ class ImagePixels:
         flat: Pixels = self.flat[image.offset : image.end].numpy()
         return flat.reshape(image.height, image.width, 3)
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "flat"} | {"_copied": None}
+    def __reduce__(self) -> tuple[Callable[..., ImagePixels], tuple[Path, int]]:
+        return partial(ImagePixels, in_memory=self.is_in_memory), (self.file, self.num_bytes)
 
 
 def cut_rows(bytes_N: Tensor, start_R: Tensor, width: int) -> Tensor:
@@ -103,7 +111,7 @@ def cut_rows(bytes_N: Tensor, start_R: Tensor, width: int) -> Tensor:
 
 def read_index(folder: Path) -> ImageIndex:
     """What `write_images` or `decode_into` has left."""
-    content = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8", errors="surrogateescape"))
+    content = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
     return ImageIndex(
         tuple(StoredImage(**image) for image in content["images"]),
         tuple((name, reason) for name, reason in content["damaged"]),

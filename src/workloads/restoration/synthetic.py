@@ -21,9 +21,9 @@ from wellfed.errors import ConfigError, Fault
 GROUP = 24
 """Images that are drawn at once: their leaves have the same shapes, at other places, in other colours."""
 SMALLEST_SIDE = 16
-RADII_PX = (1.5, 100.0)
+RADII_PX = (3.0, 100.0)
 """Of the smallest and the largest leaf; the density falls with the third power, so each scale covers equal area."""
-SMALLEST_PX = (1.5, 16.0)
+SMALLEST_PX = (3.0, 24.0)
 """Each image leaves out the leaves below a radius of its own between these: photographs have smooth places."""
 COVERS = 4.0
 """Area of all leaves over that of the image, before some are left out: exp(-4) of the ground is seen."""

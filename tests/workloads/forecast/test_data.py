@@ -122,6 +122,14 @@ def test_windows_without_anything_to_learn_from_are_left_out():
         build(of(holes), horizon=1, windows=(1,))
 
 
+def test_a_validation_part_without_a_value_is_told():
+    values = np.arange(100.0)
+    values[80:90] = np.nan
+    made = build(of(values), horizon=5, windows=(10,))
+    assert made.val is None
+    assert "the val part has no value, so there is no val" in made.notes
+
+
 @pytest.mark.parametrize(("val_frac", "test_frac"), [(0, 0.1), (0.1, 0), (0, 0)])
 def test_a_part_of_no_share_is_no_split(val_frac: float, test_frac: float):
     made = build(of(np.arange(100.0)), horizon=5, windows=(10,), val_frac=val_frac, test_frac=test_frac)

@@ -108,6 +108,17 @@ def test_a_line_with_a_season_is_continued_exactly_where_the_rates_say_so(
     assert torch.allclose(forecast[0], series[length:], atol=2e-3 * (1 + series.abs().max().item()))
 
 
+def test_a_long_gap_at_the_end_leaves_the_level_where_it_was():
+    """Whatever the rates: what is far away counts little beside what is near, and all where nothing is near."""
+    value, observed = torch.full((1, LONGEST), 50.0), torch.ones(1, LONGEST)
+    observed[:, -20:] = 0
+    smoothing = Smoothing(SEASON, HORIZON, 1)
+    with torch.no_grad():
+        smoothing.shared_R.fill_(-1.0)
+        forecast, _, _ = smoothing(value * observed, observed, torch.zeros(1, dtype=torch.long))
+    assert torch.allclose(forecast, torch.full((1, HORIZON), 50.0), atol=1e-3)
+
+
 def test_what_comes_out_moves_with_the_level_and_unit_of_the_window():
     model, batch = forecaster(), windows(gaps=0.0)
     moved = batch | {"history": batch["history"].clone()}

@@ -5,8 +5,11 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.loading.sets import loader_of
+from wellfed.errors import DataError
 from wellfed.loading.settings import LoaderSettings
 from wellfed.sample_rng import SampleRng
 from workloads.forecast.data import build
@@ -109,6 +112,33 @@ def test_all_modes_give_the_same_numbers_and_carry_no_more_than_they_need(made):
     indices = torch.arange(features.num_rows)
     assert torch.equal(table.rows(indices), features.rows(indices))
     assert table.table.numel() * table.table.element_size() == features.bytes
+
+
+value = st.one_of(st.none(), st.floats(-1e6, 1e6))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    series=st.lists(st.lists(value, min_size=14, max_size=40), min_size=1, max_size=4),
+    windows=st.sets(st.integers(1, 12), min_size=1, max_size=3),
+    horizon=st.integers(1, 3),
+    kind=st.sampled_from(["time", "months", "business"]),
+)
+def test_whatever_the_series_batches_are_finite_and_alike_in_all_modes(series, windows, horizon: int, kind):
+    values = [np.array([0.0, *(np.nan if each is None else each for each in one), 1.0]) for one in series]
+    frequency = Frequency(kind, DAILY.every if kind == "time" else 1, FIRST)
+    made_of = SeriesSet([str(number) for number in range(len(values))], values, [0] * len(values), frequency)
+    try:
+        made = build(made_of, horizon=horizon, windows=tuple(windows))
+    except DataError:
+        return
+    table = Table(made.features)
+    for data in filter(None, (made.train, made.val, made.test)):
+        batch, *others = (everything(data, table, mode) for mode in MODES)
+        assert all(torch.equal(batch[name], other[name]) for other in others for name in batch)
+        assert all(each.isfinite().all() for each in batch.values())
+        assert (batch["history"][..., -1].sum(1) <= batch["window"]).all()
+        assert (batch["target_observed"].sum(1) > 0).all()
 
 
 def test_a_batch_of_another_mode_stays_right(made):

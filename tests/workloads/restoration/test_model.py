@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from wellfed.errors import ConfigError
-from workloads.restoration.model import RestorationCNN
+from workloads.restoration.model import RestorationCNN, frequencies
 
 
 def awake(**arguments: object) -> RestorationCNN:
@@ -26,6 +26,13 @@ def batch(count: int = 6, size: int = 24) -> dict[str, torch.Tensor]:
 def test_an_untrained_model_gives_its_input_back():
     images = batch()["degraded"]
     assert torch.equal(RestorationCNN(base_channels=4, num_blocks=1)(images), images)
+
+
+def test_the_first_layer_is_given_means_and_details_apart():
+    matrix = frequencies()[:, :, 0, 0]
+    assert torch.allclose(matrix @ matrix.T, torch.eye(12), atol=1e-6)
+    flat_grey = torch.nn.functional.pixel_unshuffle(torch.full((1, 3, 2, 2), 0.5), 2).flatten()
+    assert torch.allclose(matrix @ flat_grey, torch.tensor([0.5 * 12**0.5] + [0.0] * 11), atol=1e-6)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (7, 10), (16, 13)])

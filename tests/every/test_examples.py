@@ -1,0 +1,58 @@
+"""The workloads that the template brings: a slow start to compare with, and a smoke run that learns within a minute."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.commands import record_of, run
+from tests.template.commands import load
+from wellfed.config.compose import compose
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES: list[str] = sorted(load("hooks/pre_gen_project.py").EXAMPLES)
+LONGEST_S = 60
+BEATS = {
+    "forecast": lambda test: test["test/mase_seasonal_naive"] - test["test/mase"],
+    "hyperspectral": lambda test: test["test/kappa"],  # 0 = what chance would give
+    "recsys": lambda test: test["test/recall_at_10"] - 2 * 10 / 600,  # items drawn at random
+    "restoration": lambda test: test["test/psnr"] - test["test/psnr_degraded"] - 1,
+    "speech": lambda test: test["test/accuracy"] - 0.5,
+}
+"""By how much a smoke run is better than what needs no learning; above 0."""
+
+
+def test_all_are_examples_with_something_to_beat():
+    assert set(EXAMPLES) == set(BEATS)
+    assert {path.stem for path in (ROOT / "configs" / "workload").glob("*.yaml")} >= set(EXAMPLES)
+
+
+@pytest.mark.parametrize("workload", EXAMPLES)
+def test_it_has_a_slow_start(workload: str):
+    if not (ROOT / "configs" / "experiment" / f"{workload}_starved.yaml").is_file():
+        pytest.xfail("it is not there yet")
+    composed = compose([f"experiment={workload}_starved"])
+    assert composed.choices["workload"] == workload
+    fed = compose([f"workload={workload}"])
+    assert composed.config != fed.config
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workload", EXAMPLES)
+def test_a_smoke_run_learns_within_a_minute(workload: str, tmp_path: Path):
+    begun = time.monotonic()
+    words = (f"workload={workload}", "gpu=cpu", "trainer=smoke", "logger=none", "hydra.run.dir=run")
+    done = run("train.py", *words, cwd=tmp_path, fresh=True)
+    took_s = time.monotonic() - begun
+    assert done.code == 0, done.text
+    record = record_of(tmp_path / "run")
+    assert (record["status"], record["workload"]) == ("ok", workload)
+    better_by = BEATS[workload](record["metrics"])
+    assert math.isfinite(better_by)
+    assert better_by > 0, record["metrics"]
+    others = max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))  # a machine that others use, too
+    assert took_s < LONGEST_S * others, took_s

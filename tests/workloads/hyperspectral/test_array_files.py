@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from wellfed.errors import DataError
+from workloads.hyperspectral.array_files import read_arrays
+
+
+def test_a_npy_file_is_mapped(tmp_path: Path):
+    np.save(tmp_path / "a.npy", np.arange(6).reshape(2, 3))
+    arrays, others = read_arrays(tmp_path / "a.npy")
+    assert isinstance(arrays["a"], np.memmap)
+    assert (arrays["a"] == np.arange(6).reshape(2, 3)).all()
+    assert others == []
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_arrays_of_a_mat_file_are_named(tmp_path: Path, compressed: bool):
+    content = {"cube": np.ones((2, 3, 4), np.uint16), "note": "text", "cell": np.array([1, "a"], dtype=object)}
+    savemat(tmp_path / "a.mat", content, do_compression=compressed)
+    arrays, others = read_arrays(tmp_path / "a.mat")
+    assert {name: array.dtype for name, array in arrays.items()} == {"cube": np.uint16}
+    assert others == ["note (<U4)", "cell (objects)"]
+
+
+def test_python_objects_are_not_read(tmp_path: Path):
+    np.save(tmp_path / "a.npy", np.array([1, "a"], dtype=object))
+    with pytest.raises(DataError, match=r"a\.npy: holds Python objects.*numpy\.save"):
+        read_arrays(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("values", [np.ones(3, complex), np.array(["a"])])
+def test_what_is_no_number_is_refused(tmp_path: Path, values: np.ndarray):
+    np.save(tmp_path / "a.npy", values)
+    with pytest.raises(DataError, match="no real numbers"):
+        read_arrays(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".mat"])
+@pytest.mark.parametrize("kept", [0, 5, 50, 100, 128, 140, 200])
+def test_what_was_cut_off_is_damaged(tmp_path: Path, suffix: str, kept: int):
+    path = tmp_path / f"a{suffix}"
+    values = np.random.default_rng(0).normal(size=(5, 5, 5))
+    np.save(path, values) if suffix == ".npy" else savemat(path, {"a": values})
+    path.write_bytes(path.read_bytes()[:kept])
+    if suffix == ".mat" and kept == 128:
+        assert read_arrays(path) == ({}, [])
+        return
+    with pytest.raises(DataError, match=r"a\.(npy|mat): .*(damaged|Python objects)"):
+        read_arrays(path)
+
+
+def test_bytes_that_are_nothing_are_damaged(tmp_path: Path):
+    for suffix in (".npy", ".mat"):
+        path = tmp_path / f"a{suffix}"
+        path.write_bytes(np.random.default_rng(1).bytes(4000))
+        with pytest.raises(DataError, match="damaged|Python objects"):
+            read_arrays(path)
+
+
+@pytest.mark.parametrize("offset", [0, 512])
+def test_matlab_7_3_says_what_to_do(tmp_path: Path, offset: int):
+    head = b"MATLAB 7.3 MAT-file".ljust(offset)[:offset]
+    (tmp_path / "a.mat").write_bytes(head + b"\x89HDF\r\n\x1a\n" + bytes(600))
+    with pytest.raises(DataError, match=r"MATLAB 7\.3 .*'-v7'.*h5py"):
+        read_arrays(tmp_path / "a.mat")
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path):
+    for suffix in (".npy", ".mat"):
+        with pytest.raises(DataError, match=f"none{suffix}: No such file"):
+            read_arrays(tmp_path / f"none{suffix}")
