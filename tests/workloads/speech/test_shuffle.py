@@ -30,6 +30,10 @@ def clips(delivery):
     return delivery.batch["clip"].tolist()
 
 
+def together(deliveries):
+    return [clip for each in deliveries for clip in clips(each)]
+
+
 def sound(deliveries):
     return [each.batch["audio"] for each in deliveries]
 
@@ -41,7 +45,7 @@ def test_each_clip_comes_once_an_epoch_in_the_same_order_for_any_readers(train, 
     for _ in range(2):
         expected, found = list(alone), list(with_others)
         assert [clips(each) for each in found] == [clips(each) for each in expected]
-        assert sorted(sum(map(clips, found), [])) == sorted(train.clip_S.tolist())
+        assert sorted(together(found)) == sorted(train.clip_S.tolist())
         assert all(torch.equal(one, other) for one, other in zip(sound(found), sound(expected), strict=True))
     with_others.close()
 
@@ -55,7 +59,7 @@ def test_each_epoch_draws_a_batch_from_many_shards(train):
 
 
 def test_ranks_share_an_epoch_out(train):
-    shares = [sum(map(clips, loader(train, rank=rank, world_size=2)), []) for rank in range(2)]
+    shares = [together(loader(train, rank=rank, world_size=2)) for rank in range(2)]
     assert not set(shares[0]) & set(shares[1])
     assert sorted(shares[0] + shares[1]) == sorted(train.clip_S.tolist())
 
@@ -69,4 +73,5 @@ def test_an_epoch_goes_on_where_it_was_left(train):
     left.close()
     resumed = loader(train)
     resumed.load_state_dict(state)
-    assert begun + [clips(each) for each in resumed] + [clips(each) for each in resumed] == expected
+    rest = [clips(each) for epoch in range(2) for each in resumed]
+    assert begun + rest == expected
