@@ -30,7 +30,9 @@ _QUARTER = re.compile(r"(\d{4})[- ]?Q([1-4])", re.IGNORECASE)
 _ISO_WEEK = re.compile(r"(\d{4})-?W(\d{2})", re.IGNORECASE)
 _MONTH_NAME = re.compile(r".*\b(jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\b.*", re.IGNORECASE)
 _DIGITS = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d", 10: "s", 12: "%Y%m%d%H%M", 13: "ms", 14: "%Y%m%d%H%M%S"}
-"""What a number of so many digits says as a date; seconds and milliseconds since 1970."""
+"""What a number of so many digits says as a date; seconds and milliseconds since 1970, unless they are hours."""
+_HOURS = re.compile(r"(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])(?:[01]\d|2[0-3])")
+"""``2024053118``, as weather services have it. In a column of seconds since 1970 hardly a number looks like that."""
 _POINT = re.compile(r"[+-]?(\d+|[1-9]\d{0,2}(,\d{3})+)?(\.\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 _COMMA = re.compile(r"[+-]?(\d+|[1-9]\d{0,2}(\.\d{3})+)?(,\d*)?(e[+-]?\d+)?", re.IGNORECASE)
 LARGEST = 1e30
@@ -58,6 +60,8 @@ def parse_dates(cells_N: Sequence[str], day_first: bool | None = None) -> tuple[
     local_U, notes = _without_offsets(cell_U)
     date_U = _iso(local_U)
     order: bool | None = None
+    ten_digits = [cell for cell in local_U if len(cell) == 10 and cell.isdigit()]
+    has_hours = 2 * sum(bool(_HOURS.fullmatch(cell)) for cell in ten_digits) > len(ten_digits)
     for number in np.flatnonzero(np.isnat(date_U)):
         cell = local_U[number]
         if found := _YEAR_LAST.fullmatch(cell):
@@ -67,7 +71,7 @@ def parse_dates(cells_N: Sequence[str], day_first: bool | None = None) -> tuple[
             first, second = (found[3], found[1]) if order else (found[1], found[3])
             date_U[number] = _of_text(f"{found[4]}-{first:0>2}-{second:0>2}T{_time(found[5])}")
         else:
-            date_U[number] = _other(cell)
+            date_U[number] = _other(cell, has_hours)
     return date_U[code_N], notes
 
 
@@ -125,10 +129,10 @@ def _day_comes_first(cell_U: Cells, day_first: bool | None) -> bool:
     return days_first > months_first
 
 
-def _other(cell: str) -> np.datetime64:
-    """A date written in a way that needs no other to be read; NaT if it is none."""
+def _other(cell: str, has_hours: bool) -> np.datetime64:
+    """A date written in a way that needs no other to be read, but for what 10 digits are; NaT if it is none."""
     if cell.isascii() and cell.isdigit():
-        return _of_digits(cell)
+        return _of_digits(cell, has_hours)
     if found := _YEAR_FIRST.fullmatch(cell):
         return _of_text(f"{found[1]}-{found[2]:0>2}-{found[3]:0>2}T{_time(found[4])}")
     if found := _QUARTER.fullmatch(cell):
@@ -143,8 +147,8 @@ def _other(cell: str) -> np.datetime64:
     return np.datetime64("NaT", "us")
 
 
-def _of_digits(cell: str) -> np.datetime64:
-    form = _DIGITS.get(len(cell))
+def _of_digits(cell: str, has_hours: bool) -> np.datetime64:
+    form = "%Y%m%d%H" if has_hours and len(cell) == 10 else _DIGITS.get(len(cell))
     if form in ("s", "ms"):
         return np.datetime64(int(cell) * (1_000_000 if form == "s" else 1000), "us")
     try:

@@ -159,7 +159,8 @@ def _season(found: SeriesSet, train_steps: list[int], longest: int) -> tuple[int
         return 1, [f"no train part holds two seasons of {season} steps; seasonal naive repeats the last value instead"]
     if season > longest:
         return season, [
-            f"the longest window ({longest}) holds no season ({season} steps); workload.data.windows=[{season}] would"
+            f"the longest window ({longest}) holds no season ({season} steps): where seasonal naive finds no value a "
+            f"season ago, it repeats the last one; workload.data.windows=[{season}] would hold it"
         ]
     return season, []
 

@@ -124,3 +124,15 @@ def test_what_columns_look_like():
     assert looks_like_numbers(["", "NA"])
     assert looks_like_numbers(["1,5", "2", "x"])
     assert not looks_like_numbers(["x", "y", "2"])
+
+
+def test_ten_digits_are_hours_where_most_look_so_and_seconds_since_1970_elsewhere():
+    hours, _ = parse_dates(["2024053122", "2024053123", "2024060100", "2024060124"])
+    assert hours[:3].tolist() == [
+        datetime.datetime(2024, 5, 31, 22),
+        datetime.datetime(2024, 5, 31, 23),
+        datetime.datetime(2024, 6, 1),
+    ]
+    assert np.isnat(hours[3])
+    seconds, _ = parse_dates([str(2024053122 + 3600 * hour) for hour in range(9)])
+    assert (np.diff(seconds) == np.timedelta64(1, "h")).all()

@@ -139,7 +139,8 @@ def test_a_part_of_no_share_is_no_split(val_frac: float, test_frac: float):
 def test_what_a_season_needs_is_told():
     short = build(of(np.arange(40.0)), horizon=2, windows=(5,))
     assert short.model_args["season"] == 7
-    assert short.notes[-1] == "the longest window (5) holds no season (7 steps); workload.data.windows=[7] would"
+    assert short.notes[-1].startswith("the longest window (5) holds no season (7 steps): where seasonal naive finds no")
+    assert short.notes[-1].endswith("; workload.data.windows=[7] would hold it")
     yearly = Frequency("time", 7 * 86_400_000_000, DAILY.first)
     none = build(of(np.arange(60.0), frequency=yearly), horizon=2, windows=(5,))
     assert none.model_args["season"] == 1
