@@ -148,7 +148,7 @@ def build(
             "season": season,
             "num_series": len(kept.names),
         },
-        notes=(_size(kept, train), *kept.notes, *empty, *season_notes),
+        notes=(_size(kept, train), *kept.notes, *empty, *season_notes, *_without_mase(kept.names, naive)),
     )
 
 
@@ -163,6 +163,17 @@ def _season(found: SeriesSet, train_steps: list[int], longest: int) -> tuple[int
             f"season ago, it repeats the last one; workload.data.windows=[{season}] would hold it"
         ]
     return season, []
+
+
+def _without_mase(names: list[str], naive_mae: list[float]) -> list[str]:
+    """What is to be said of series that the best metric does not see."""
+    without = [name for name, mae in zip(names, naive_mae, strict=True) if not mae > 0]
+    if not without:
+        return []
+    return [
+        f"MASE leaves out {len(without)} of {len(names)} series, where seasonal naive makes no error in the train part "
+        f"or can't be tried, the first: {without[0]}"
+    ]
 
 
 def _size(found: SeriesSet, train: Windows) -> str:

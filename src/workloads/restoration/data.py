@@ -89,7 +89,8 @@ def datasets(
         "seed": seed,
     }
     shares = {"val_frac": val_frac, "test_frac": test_frac}
-    _check(numbers, shares, degradations.faults(task, sigma, blur_sigma, scale))
+    of_degradation = degradations.faults(task, sigma, blur_sigma, scale)
+    _check(numbers, shares, of_degradation or _too_wide_a_blur(task, blur_sigma, patch_size))
     if path is None:
         made = _embedded(num_images, max(SIDE, patch_size * 3 // 2), seed, cache_dir)
     else:
@@ -107,7 +108,7 @@ def datasets(
     tiles = partial(TileData, whole, degrade=degradation.for_evaluation, halo=halo)
     size = (
         f"{counted(len(parts.train), 'training image')} ({show_bytes(pixels.num_bytes)} decoded), "
-        f"{show_count(len(train))} crops an epoch, {len(parts.val)} to validate on, {len(parts.test)} to test on"
+        f"{counted(len(train), 'crop')} an epoch, {len(parts.val)} to validate on, {len(parts.test)} to test on"
     )
     return Datasets(
         train=train,
@@ -161,6 +162,15 @@ def _decoded(path: Path, max_bad_files: int, seed: int, cache_dir: str) -> _Made
     if not index.images:
         raise DataError(f"workload.data.path={found.folder}: no image in it can be decoded. {' '.join(bad.notes())}")
     return _Made(folder / PIXELS_FILE, index, found.split_folders, (*found.notes, *bad.notes()))
+
+
+def _too_wide_a_blur(task: str, blur_sigma: float, patch_size: int) -> list[Fault]:
+    """A fault where a crop is no larger than what the blur mirrors at its edges."""
+    reach = degradations.blur_reach(blur_sigma)
+    if task != "deblur" or type(patch_size) is not int or reach < patch_size:
+        return []
+    problem = f"{blur_sigma:g} pixels blur over {reach} to each side, and a crop has patch_size={patch_size}."
+    return [Fault("workload.data.blur_sigma", problem, f"Write patch_size={reach + 1} or more, or a smaller blur.")]
 
 
 def _check(numbers: Mapping[str, int | None], shares: Mapping[str, float], others: Sequence[Fault]) -> None:

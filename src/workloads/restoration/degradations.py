@@ -93,12 +93,17 @@ class Degradation:
 
 def blur(image_BCHW: Tensor, sigma: float) -> Tensor:
     """Convolved with a Gaussian of spread ``sigma`` pixels, reflected at the edges of an image larger than 3 sigma."""
-    reach = math.ceil(3 * sigma)
+    reach = blur_reach(sigma)
     weight_K = gaussian_window(reach, sigma).to(image_BCHW)
     channels = image_BCHW.shape[1]
     padded = functional.pad(image_BCHW, (reach, reach, reach, reach), mode="reflect")
     down = functional.conv2d(padded, weight_K.view(1, 1, -1, 1).expand(channels, 1, -1, 1), groups=channels)
     return functional.conv2d(down, weight_K.view(1, 1, 1, -1).expand(channels, 1, 1, -1), groups=channels)
+
+
+def blur_reach(sigma: float) -> int:
+    """Pixels that `blur` looks at to each side; an image has to be larger."""
+    return math.ceil(3 * sigma)
 
 
 def gaussian_window(reach: int, sigma: float) -> Tensor:

@@ -147,6 +147,13 @@ def test_what_a_season_needs_is_told():
     assert none.notes[-1].startswith("no train part holds two seasons of 52 steps")
 
 
+def test_series_that_mase_leaves_out_are_told():
+    plain = SeriesSet(["a", "b"], [np.arange(60.0), np.arange(60.0) % 7], [0, 0], DAILY)
+    made = build(plain, horizon=2, windows=(14,))
+    assert made.notes[-1].startswith("MASE leaves out 1 of 2 series")
+    assert made.notes[-1].endswith("the first: b")
+
+
 def test_a_file_that_is_too_short_is_named(tmp_path: Path):
     file = tmp_path / "short.csv"
     file.write_text("date,v\n" + "".join(f"2024-01-{day:02},{day}\n" for day in range(1, 31)))

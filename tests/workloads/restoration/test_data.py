@@ -207,6 +207,7 @@ def test_a_split_whose_images_are_all_bad_is_refused(photos: Path, put: Put, rea
         ({"max_bad_files": -1}, ["max_bad_files"]),
         ({"val_frac": 0.6, "test_frac": -0.1}, ["val_frac", "test_frac"]),
         ({"num_images": 2, "halo": 7}, ["num_images", "halo"]),
+        ({"task": "deblur", "blur_sigma": 5.1, "patch_size": 16}, ["blur_sigma"]),
         ({"task": "sharpen", "patch_size": 5000, "sigma": 300}, ["task", "patch_size", "sigma"]),
     ],
 )
@@ -214,6 +215,13 @@ def test_arguments_out_of_range_are_named_all_at_once(arguments: dict[str, Any],
     with pytest.raises(ConfigError) as caught:
         datasets(**arguments)
     assert {fault.where for fault in caught.value.faults} == {f"workload.data.{name}" for name in where}
+
+
+def test_the_widest_blur_that_fits_a_crop_is_taken(tmp_path: Path):
+    made = datasets(task="deblur", blur_sigma=5, patch_size=16, num_images=3, cache_dir=str(tmp_path))
+    rng = SampleRng(0, 0)
+    batch = made.train.on_device(made.train.fetch(torch.arange(2), rng), rng)
+    assert batch["degraded"].isfinite().all()
 
 
 def test_names_that_are_no_text_are_read(photos: Path, put: Put, read: Callable[..., Datasets]):
