@@ -38,6 +38,10 @@ class PaddedCube:
     @cached_property
     def values(self) -> Tensor:
         """The whole of it, not to be written to."""
+        return self.opened()
+
+    def opened(self) -> Tensor:
+        """The same, mapped or read anew: what was read of the file leaves memory with the tensor."""
         height, width, bands = self.shape
         shape = (height + 2 * self.radius, width + 2 * self.radius, bands)
         if self.is_in_memory:
@@ -57,7 +61,7 @@ class PaddedCube:
 
     def pixels(self, row_B: Tensor, column_B: Tensor) -> Tensor:
         """Their spectra [B, C]."""
-        return self.values[row_B + self.radius, column_B + self.radius]
+        return self.opened()[row_B + self.radius, column_B + self.radius]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "values"}

@@ -47,7 +47,7 @@ class PatchStore:
         """[H + P - 1, W + P - 1, C], bands in the cube's own type, components in float32."""
         if self.components is None:
             return self.cube.in_memory().values
-        parts = [self.components(lines) for lines in torch.split(self.cube.values, _LINES)]
+        parts = [self.components(lines) for lines in torch.split(self.cube.opened(), _LINES)]
         return torch.cat(parts)
 
     @property
