@@ -1,4 +1,4 @@
-"""Does the classifier of hyperspectral scenes learn? A tuned support vector machine and the default options, same pixels.
+"""Does the classifier of hyperspectral scenes learn? A tuned support vector machine and the default options.
 
     pip install -e '.[references]'
     python benchmarks/hyperspectral_references.py --out benchmarks/records/DATE_hyperspectral_references_DEVICE.json

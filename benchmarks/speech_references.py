@@ -2,7 +2,7 @@
 
     python benchmarks/speech_references.py --out benchmarks/records/DATE_speech_references_DEVICE.json
 
-Needs scikit-learn. Five embedded sets are drawn (``workload.data.seed``: other words' sounds, speakers and splits), or
+Needs scikit-learn. Five embedded sets are drawn (``workload.data.seed``: other speakers, clips and splits), or
 with ``--data`` one folder or set of shards is split five times. On each the classifier is trained as a user types it,
 ``python src/train.py workload=speech trainer.max_epochs=5``, and tested with the weights that were best on validation.
 The regression gets, of 20 MFCC (the cosine transform of the same log-mel spectrograms) and their first and second

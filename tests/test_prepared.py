@@ -371,3 +371,9 @@ def test_one_process_holds_so_many_at_a_time(tmp_path: Path, source: Path, monke
     for folder in folders[1:]:
         prepared(tmp_path, "images", [source], read_manifest(folder)["settings"], Builder())
     assert len(os.listdir("/proc/self/fd")) == open_files
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="nothing can be made there")
+def test_a_cache_that_can_t_be_made_is_told(source: Path):
+    with pytest.raises(DataError, match=r"can't be written there.*Set paths\.cache_dir"):
+        prepared("/proc/nowhere", "images", [source], {}, Builder())

@@ -28,7 +28,7 @@ def test_it_tells_what_was_packed_and_what_was_not(wavs: Path, tmp_path: Path, c
     assert lines[1] == "7 other files left out:"
     assert "notes0.txt: not .wav" in lines[2]
     assert lines[-2] == "  and 2 more"
-    assert lines[-1] == f"To train on them: python src/train.py workload=speech workload.data.path={tmp_path / 'out'}"
+    assert lines[-1] == f"To train on them: python src/train.py workload=... workload.data.path={tmp_path / 'out'}"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0000.tar", "0001.tar", "classes.json"]
 
 

@@ -33,8 +33,6 @@ def test_all_are_examples_with_something_to_beat():
 
 @pytest.mark.parametrize("workload", EXAMPLES)
 def test_it_has_a_slow_start(workload: str):
-    if not (ROOT / "configs" / "experiment" / f"{workload}_starved.yaml").is_file():
-        pytest.xfail("it is not there yet")
     composed = compose([f"experiment={workload}_starved"])
     assert composed.choices["workload"] == workload
     fed = compose([f"workload={workload}"])

@@ -1,3 +1,4 @@
+import errno
 import multiprocessing
 import os
 import pickle
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.shards.test_tar_members import packed
+from wellfed.errors import DataError
 from wellfed.shards.shard_index import find_shards, index_shards
 from wellfed.shards.shard_reader import ShardReader
 
@@ -54,3 +56,28 @@ def test_it_is_sent_without_its_files_and_lets_them_go(reader):
     assert len(os.listdir("/proc/self/fd")) == before + 1
     del copy
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_piece_of_each_is_read_into_a_table(reader):
+    rows, table = np.array([30, 99, 0]), np.zeros((3, 7), np.uint8)
+    reader.fill(rows, table, np.array([1, 2, 93]))
+    assert [bytes(each) for each in table] == [expected(30)[1:8], expected(99)[2:9], expected(0)[93:]]
+
+
+def test_a_shard_that_changes_or_goes_is_told(reader):
+    paths = reader.index.paths
+    paths[0].write_bytes(b"")
+    with pytest.raises(DataError, match=r"0\.tar is shorter than it was when it was indexed, at '0_3'"):
+        reader.read(np.array([3]))
+    paths[1].unlink()
+    with pytest.raises(DataError, match=r"1\.tar can't be read: No such file"):
+        reader.read(np.array([30]))
+
+
+def test_too_many_open_files_have_a_way_out(reader, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("wellfed.shards.shard_reader.os.open", refuse)
+    with pytest.raises(DataError, match=r"Too many open files\. Make fewer and larger shards.*ulimit"):
+        reader.read(np.array([3]))

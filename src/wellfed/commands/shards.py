@@ -50,5 +50,5 @@ def _lines(written: Written, out: Path) -> list[str]:
     where = assigned("workload.data.path", str(out))
     # Hydra's quotes within the shell's: double ones, unless they would not hold.
     where = f'"{where}"' if "'" in where and not re.search(r'["$`\\!]', where) else shlex.quote(where)
-    lines.append(f"To train on them: python src/train.py workload=speech {where}")
+    lines.append(f"To train on them: python src/train.py workload=... {where}")
     return lines

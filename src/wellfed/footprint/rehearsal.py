@@ -61,6 +61,8 @@ class Task:
     """Of the CUDA allocator."""
 
 
+_STORE = 1
+"""Number of what rows are cut from, among the events of filling: the only one."""
 _Pass = tuple[dict[str, int], Events]
 """Forward and backward of a micro-batch: bytes by kind at the peak, and all that was made and let go."""
 
@@ -237,10 +239,9 @@ class Rehearsal:
         if mode != "cache":
             return Computed(features)
         known = features.store()
-        self._live.events = []
-        with self._live:
-            table = torch.zeros(known.shape, dtype=known.dtype)
-        self._filling_events, self._feature_table = self._live.events, table.nbytes
+        table = torch.zeros(known.shape, dtype=known.dtype)
+        self._live.note([table], "feature table")  # or a view of it would count as an activation
+        self._filling_events, self._feature_table = [(_STORE, table.nbytes)], table.nbytes
         return DeviceTable(table, features.cut)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:

@@ -74,7 +74,8 @@ class ShardReader:
                     problem = f"is shorter than it was when it was indexed, at {self.index.keys[row]!r}. Start again."
                     raise DataError(f"{self._path(row)} {problem}")
         except OSError as error:
-            raise DataError(f"{self._path(row)} can't be read: {error.strerror} at {self.index.keys[row]!r}.") from error
+            problem = f"can't be read at {self.index.keys[row]!r}: {error.strerror}. Check the disk."
+            raise DataError(f"{self._path(row)} {problem}") from error
 
     def _path(self, row: int) -> Path:
         return self.index.paths[int(self.index.shards[row])]

@@ -75,7 +75,7 @@ def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
             arrays[name] = value
         elif not name.startswith("__"):
             kind = getattr(value, "dtype", type(value).__name__)
-            others.append(f"{show_line(name)} ({'objects' if kind == object else kind})")
+            others.append(f"{show_line(name)} ({'objects' if kind == np.dtype(object) else kind})")
     return arrays, others
 
 

@@ -19,8 +19,9 @@ from wellfed.units import counted
 class BandScaling:
     """(value - mean) / spread of each band, on any device."""
 
-    mean_C: Tensor
-    spread_C: Tensor
+    mean: Tensor
+    """Float32 [C], as is ``spread``."""
+    spread: Tensor
     _moved: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False, compare=False)
 
     def __call__(self, values: Tensor) -> Tensor:
@@ -28,7 +29,7 @@ class BandScaling:
         name = str(values.device)
         found = self._moved.get(name)
         if found is None:
-            found = self.mean_C.to(values.device), self.spread_C.to(values.device)
+            found = self.mean.to(values.device), self.spread.to(values.device)
             if type(found[0]) is Tensor:  # no stand-in of a step that is rehearsed without data
                 self._moved[name] = found
         mean_C, spread_C = found
@@ -42,15 +43,16 @@ class BandScaling:
 class PrincipalComponents:
     """What is left of spectra in the directions in which those of the training pixels differ most; on the CPU."""
 
-    mean_C: Tensor
-    direction_CK: Tensor
-    """Divided by the spread of the first component, so that values are about 1."""
+    mean: Tensor
+    """Float32 [C]."""
+    directions: Tensor
+    """Float32 [C, K], divided by the spread of the first component, so that values are about 1."""
     kept_frac: float
     """Share of the training pixels' variance."""
 
     def __call__(self, values: Tensor) -> Tensor:
         """[..., C] of any type to float32 [..., K]."""
-        return (values.float() - self.mean_C) @ self.direction_CK
+        return (values.float() - self.mean) @ self.directions
 
 
 def fit_scaling(spectra_NC: Tensor) -> BandScaling:
@@ -84,5 +86,5 @@ def fit_components(spectra_NC: Tensor, num_components: int) -> PrincipalComponen
     sign_K = vector_CK.gather(0, vector_CK.abs().argmax(0, keepdim=True)).sign()
     spread = value_K[0].clamp(min=1e-30).sqrt()
     kept_frac = float(value_K.clamp(min=0).sum()) / total if total > 0 else 1.0
-    direction_CK = vector_CK * sign_K / (spread * scaling.spread_C.double()[:, None])
-    return PrincipalComponents(scaling.mean_C, direction_CK.float(), kept_frac)
+    direction_CK = vector_CK * sign_K / (spread * scaling.spread.double()[:, None])
+    return PrincipalComponents(scaling.mean, direction_CK.float(), kept_frac)

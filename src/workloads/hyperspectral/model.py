@@ -73,12 +73,14 @@ class SpectralPatchCNN(nn.Module):
         return logits
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
-        """Cross-entropy of ``label`` int64 [B], and the share of right answers, ``accuracy``."""
+        """Cross-entropy of ``label`` int64 [B], and the share of right answers, ``accuracy``; -1 does not count."""
         logits = self(batch).float()
         label_B = batch["label"]
-        loss = cross_entropy(logits, label_B, label_smoothing=self.label_smoothing if self.training else 0.0)
-        accuracy = (logits.detach().argmax(1) == label_B).float().mean()
-        return LossOutput(loss, {"accuracy": accuracy}, num_samples=len(label_B))
+        count = (label_B >= 0).sum().clamp(min=1)
+        smoothing = self.label_smoothing if self.training else 0.0
+        loss = cross_entropy(logits, label_B, ignore_index=-1, reduction="sum", label_smoothing=smoothing) / count
+        accuracy = (logits.detach().argmax(1) == label_B).sum() / count
+        return LossOutput(loss, {"accuracy": accuracy}, num_samples=len(label_B), predictions=logits, targets=label_B)
 
 
 class PatchBlock(nn.Module):

@@ -38,6 +38,10 @@ class PaddedCube:
     @cached_property
     def values(self) -> Tensor:
         """The whole of it, not to be written to."""
+        return self.opened()
+
+    def opened(self) -> Tensor:
+        """The same, mapped or read anew: what was read of the file leaves memory with the tensor."""
         height, width, bands = self.shape
         shape = (height + 2 * self.radius, width + 2 * self.radius, bands)
         if self.is_in_memory:
@@ -57,7 +61,7 @@ class PaddedCube:
 
     def pixels(self, row_B: Tensor, column_B: Tensor) -> Tensor:
         """Their spectra [B, C]."""
-        return self.values[row_B + self.radius, column_B + self.radius]
+        return self.opened()[row_B + self.radius, column_B + self.radius]
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "values"}
@@ -81,20 +85,20 @@ def write_scene(folder: Path, scene: RawScene, radius: int, source: str) -> None
     Raises:
         DataError: a value that is not finite.
     """
-    height, width, bands = scene.cube_HWC.shape
-    dtype = KEPT_TYPES.get(scene.cube_HWC.dtype.name, "float32")
+    height, width, bands = scene.cube.shape
+    dtype = KEPT_TYPES.get(scene.cube.dtype.name, "float32")
     column = np.pad(np.arange(width), radius, mode="reflect")
     with (folder / CUBE_FILE).open("wb") as file:
         for row in np.pad(np.arange(height), radius, mode="reflect"):
             file.write(_line(scene, int(row), source).astype(dtype)[column].tobytes())
-    np.save(folder / LABELS_FILE, scene.labels_HW)
+    np.save(folder / LABELS_FILE, scene.labels)
     about = {"shape": [height, width, bands], "radius": radius, "dtype": dtype, "notes": scene.notes}
     (folder / ABOUT_FILE).write_text(json.dumps(about), encoding="utf-8")
 
 
 def _line(scene: RawScene, row: int, source: str) -> NDArray[Any]:
     """One line of the cube [W, C]; raises where it is not finite."""
-    line_WC = np.ascontiguousarray(scene.cube_HWC[row])
+    line_WC = np.ascontiguousarray(scene.cube[row])
     if line_WC.dtype.kind == "u" and line_WC.dtype.itemsize == 2:
         return line_WC.astype(np.int32) - 2**15
     if line_WC.dtype.kind != "f":

@@ -47,7 +47,7 @@ class PatchStore:
         """[H + P - 1, W + P - 1, C], bands in the cube's own type, components in float32."""
         if self.components is None:
             return self.cube.in_memory().values
-        parts = [self.components(lines) for lines in self.cube.values.split(_LINES)]
+        parts = [self.components(lines) for lines in torch.split(self.cube.opened(), _LINES)]
         return torch.cat(parts)
 
     @property
@@ -56,7 +56,7 @@ class PatchStore:
         height, width, bands = self.cube.values.shape
         if self.components is None:
             return height * width * bands * self.cube.values.element_size()
-        return height * width * self.components.direction_CK.shape[1] * 4
+        return height * width * self.components.directions.shape[1] * 4
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in vars(self).items() if name != "in_memory"}

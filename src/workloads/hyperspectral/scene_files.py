@@ -17,7 +17,11 @@ from wellfed.errors import DataError
 from wellfed.units import show_line
 from workloads.hyperspectral.array_files import SUFFIXES, Array, read_arrays
 
-LAYOUTS = {(0, 1, 2): "bands last", (1, 2, 0): "bands first", (0, 2, 1): "bands between lines and columns"}
+LAYOUTS: dict[tuple[int, ...], str] = {
+    (0, 1, 2): "bands last",
+    (1, 2, 0): "bands first",
+    (0, 2, 1): "bands between lines and columns",
+}
 """Orders of a cube's axes that make [H, W, C] of it."""
 MARK = "_gt"
 """How the name of a ground truth ends."""
@@ -41,8 +45,10 @@ class SceneFiles:
 class RawScene:
     """A cube and its ground truth as they were read."""
 
-    cube_HWC: Array
-    labels_HW: NDArray[np.int32]
+    cube: Array
+    """[H, W, C], of any type of real numbers."""
+    labels: NDArray[np.int32]
+    """[H, W]."""
     notes: tuple[str, ...] = ()
 
 
@@ -154,7 +160,8 @@ def _labels_of(
         else "Both must be of the same scene, cut alike."
     )
     raise DataError(
-        f"{path}: a ground truth of {_sizes(array.shape)} pixels does not fit the cube of {_sizes(cube_shape)}. {way_out}"
+        f"{path}: a ground truth of {_sizes(array.shape)} pixels does not fit the cube of {_sizes(cube_shape)}. "
+        f"{way_out}"
     )
 
 

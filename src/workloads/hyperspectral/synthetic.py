@@ -4,7 +4,7 @@ What makes it hard is what makes real scenes hard: classes whose mean spectra ar
 plants and soil are arranged (rows, tussocks, an even cover); fields of one class that differ in light, moisture and
 cover; mixed pixels at edges; bands that are mostly noise.
 
-Shapes: H height, W width, C bands, K classes, F fields, E materials.
+Shapes: H height, W width, C bands, K classes, F fields, N curves of B bumps.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ WAVELENGTHS_UM = (0.4, 2.5)
 WATER_UM = (1.38, 1.87)
 """Where the air lets little light through."""
 PATTERNS = ("even", "rows", "tussocks")
+NUM_BUMPS = 8
 KIND_SPREAD, FIELD_SPREAD = 0.08, 0.008
 """Of reflectance, as shares of it: between plants of two kinds, and between fields of one."""
 FIELD_PX = 13
@@ -75,18 +76,20 @@ def _classes(rng: np.random.Generator, num_fields: int, num_classes: int) -> Int
 
 def _cover(rng: np.random.Generator, number: int, size: int) -> Floats:
     """Share of plants over a field [H, W]: its mean differs from field to field, its pattern is the class's."""
-    mean, (row, column) = rng.normal(0.5, 0.03), np.mgrid[:size, :size]
-    rough = rng.normal(size=(size, size))
+    row, column = np.mgrid[:size, :size]
+    mean = float(rng.normal(0.5, 0.03))
+    rough: Floats = rng.normal(size=(size, size))
+    cover: Floats = mean + 0.05 * rough
     pattern = PATTERNS[number % len(PATTERNS)]
     if pattern == "rows":
         angle = rng.random() * np.pi
         wave = np.cos(angle) * row + np.sin(angle) * column
-        return mean + 0.3 * np.sin(2 * np.pi * wave / 3.3) + 0.05 * rough
-    if pattern == "tussocks":
+        cover += 0.3 * np.sin(2 * np.pi * wave / 3.3)
+    elif pattern == "tussocks":
         for _ in range(2):
             rough = _blurred(rough[..., None])[..., 0]
-        return mean + 0.25 * rough / rough.std()
-    return mean + 0.05 * rough
+        cover = mean + 0.25 * rough / rough.std()
+    return cover
 
 
 def _spectra(rng: np.random.Generator, class_F: Ints, num_bands: int) -> tuple[Floats, Floats]:
@@ -105,9 +108,10 @@ def _spectra(rng: np.random.Generator, class_F: Ints, num_bands: int) -> tuple[F
 
 def _bumps(rng: np.random.Generator, count: int, wave_C: Floats) -> Floats:
     """Smooth curves about 0, of a spread of 1 or so."""
-    centre_N1, width_N1 = rng.uniform(*WAVELENGTHS_UM, (2 * count * 4, 1)), rng.uniform(0.05, 0.4, (2 * count * 4, 1))
-    height_N1 = rng.normal(size=(2 * count * 4, 1))
-    return (height_N1 * _band(wave_C, centre_N1, width_N1)).reshape(count, 8, -1).sum(1)
+    shape = (count, NUM_BUMPS, 1)
+    centre_NB1, width_NB1 = rng.uniform(*WAVELENGTHS_UM, shape), rng.uniform(0.05, 0.4, shape)
+    curve_NC: Floats = (rng.normal(size=shape) * _band(wave_C, centre_NB1, width_NB1)).sum(1)
+    return curve_NC
 
 
 def _noise(rng: np.random.Generator, num_bands: int) -> Floats:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -89,6 +89,9 @@ class CropData:
         way_B = rng.bits_at(batch["index"], TURN_DRAW)
         clean = turned(crop.permute(0, 3, 1, 2).contiguous(), way_B).to(torch.float32) / 255
         return {"clean": clean, "degraded": self.degrade(clean, batch["index"], rng)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"degrade": copy.copy(self.degrade)}  # what it keeps on a device stays with this one
 
     def for_features(self, mode: FeatureModeName) -> Self:
         """The same samples, whose batches carry what ``on_device`` lacks in that mode."""

@@ -84,8 +84,7 @@ class Degradation:
         bank_N = self._banks.get((str(device), length))
         if bank_N is None:
             bank_N = torch.randn(length, generator=torch.Generator().manual_seed(NOISE_SEED)).to(device)
-            if type(bank_N) is Tensor:  # no stand-in of a step that is rehearsed without data
-                self._banks[str(device), length] = bank_N
+            self._banks[str(device), length] = bank_N
         return bank_N
 
     def __getstate__(self) -> dict[str, Any]:

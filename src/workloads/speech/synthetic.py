@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from wellfed.sample_rng import mix
 
 Floats = NDArray[np.float64]
+Sound = NDArray[np.float32]
 SOUNDS: dict[str, tuple[float, float, float, float, float]] = {
     # three resonances in Hz, loudness of the voice, loudness of the hiss
     "a": (750, 1250, 2600, 1.0, 0.0),
@@ -34,7 +35,7 @@ SOUNDS: dict[str, tuple[float, float, float, float, float]] = {
 WORDS = ("sai", "ias", "nue", "eun", "xau", "uax", "zen", "nez", "usi", "isu")
 BANDWIDTHS = (90.0, 130.0, 220.0)
 HISS_BANDWIDTH = 700.0
-WINDOW, HOP = 512, 128
+WINDOW, HOP = 512, 256
 MEAN_SNR_DB = 10.0
 
 
@@ -85,7 +86,7 @@ def _speaker(rng: np.random.Generator) -> Speaker:
     )
 
 
-def _said(word: str, speaker: Speaker, sample_rate: int, rng: np.random.Generator) -> Floats:
+def _said(word: str, speaker: Speaker, sample_rate: int, rng: np.random.Generator) -> Sound:
     """The word alone, [L] for L of its own."""
     long_S = rng.uniform(0.11, 0.2, len(word)) / speaker.pace
     length = int(long_S.sum() * sample_rate)
@@ -97,13 +98,14 @@ def _said(word: str, speaker: Speaker, sample_rate: int, rng: np.random.Generato
     at_T = np.linspace(0, 1, num_frames)
     steep_T = _in_steps(at_T, middle_S)
     track_T5 = np.stack([np.interp(steep_T, np.arange(len(word)), column) for column in sounds_S5.T], 1)
-    hiss_L = rng.standard_normal(length)
-    voice_L = _hum(speaker, length, sample_rate, rng) + speaker.breath * hiss_L
+    hiss_L = rng.standard_normal(length, dtype=np.float32)
+    voice_L = _hum(speaker, length, sample_rate, rng) + np.float32(speaker.breath) * hiss_L
     voiced_L = _shaped(voice_L, track_T5[:, :3], BANDWIDTHS, speaker.tilt, sample_rate)
     hissed_L = _shaped(hiss_L, track_T5[:, :3], (HISS_BANDWIDTH,) * 3, 0.0, sample_rate)
     loud_TL = [np.interp(np.arange(length) / length, at_T, track_T5[:, column]) for column in (3, 4)]
     ends_L = np.minimum(1, np.minimum(np.arange(length), np.arange(length)[::-1]) / (0.02 * sample_rate))
-    return np.asarray((_even(voiced_L) * loud_TL[0] + _even(hissed_L) * loud_TL[1]) * ends_L)
+    said_L = (_even(voiced_L) * loud_TL[0] + _even(hissed_L) * loud_TL[1]) * ends_L
+    return np.asarray(said_L, np.float32)
 
 
 def _in_steps(at_T: Floats, middle_S: Floats) -> Floats:
@@ -113,31 +115,31 @@ def _in_steps(at_T: Floats, middle_S: Floats) -> Floats:
     return np.asarray(whole_T + np.clip((place_T - whole_T - 0.5) * 2.5 + 0.5, 0, 1))
 
 
-def _hum(speaker: Speaker, length: int, sample_rate: int, rng: np.random.Generator) -> Floats:
+def _hum(speaker: Speaker, length: int, sample_rate: int, rng: np.random.Generator) -> Sound:
     """Pulses of the voice, [L], whose pitch falls and trembles."""
     time_L = np.arange(length) / sample_rate
     fall = rng.uniform(-0.3, 0.1) * time_L / time_L[-1]
     tremble = 0.015 * np.sin(2 * np.pi * (rng.uniform(4, 7) * time_L + rng.random()))
     phase_L = np.cumsum(speaker.pitch_hz * rng.normal(1, 0.06) * (1 + fall + tremble)) / sample_rate
-    return np.diff(np.floor(phase_L), prepend=0.0)
+    return np.asarray(np.diff(np.floor(phase_L), prepend=0.0), np.float32)
 
 
 def _shaped(
-    sound_L: Floats, resonance_TR: Floats, bandwidths: tuple[float, ...], tilt: float, sample_rate: int
-) -> Floats:
+    sound_L: Sound, resonance_TR: Floats, bandwidths: tuple[float, ...], tilt: float, sample_rate: int
+) -> Sound:
     """Sound whose spectrum at each frame is weighted by resonances there and a slope, [L]."""
     num_frames = len(resonance_TR)
-    padded = np.zeros((num_frames - 1) * HOP + WINDOW)
+    padded = np.zeros((num_frames - 1) * HOP + WINDOW, np.float32)
     padded[WINDOW // 2 : WINDOW // 2 + len(sound_L)] = sound_L[: len(padded) - WINDOW // 2]
-    window_W = np.sqrt(0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW))
+    window_W = np.sin(np.pi * np.arange(WINDOW) / WINDOW).astype(np.float32)
     frames_TW = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP] * window_W
-    hz_F = np.fft.rfftfreq(WINDOW, 1 / sample_rate)
-    gain_TF = np.full((num_frames, len(hz_F)), 0.003)
-    for resonance_T, bandwidth in zip(resonance_TR.T, bandwidths, strict=True):
+    hz_F = np.fft.rfftfreq(WINDOW, 1 / sample_rate).astype(np.float32)
+    gain_TF = np.full((num_frames, len(hz_F)), 0.003, np.float32)
+    for resonance_T, bandwidth in zip(resonance_TR.T.astype(np.float32), bandwidths, strict=True):
         gain_TF += 1 / (1 + ((hz_F - resonance_T[:, None]) / bandwidth) ** 2)
     gain_TF *= np.maximum(hz_F / 500, 0.2) ** tilt
     frames_TW = np.fft.irfft(np.fft.rfft(frames_TW) * gain_TF) * window_W
-    found = np.zeros(len(padded))
+    found = np.zeros_like(padded)
     for start in range(0, WINDOW, HOP):
         # Frames that lie WINDOW apart touch and do not overlap.
         piece = frames_TW[start // HOP :: WINDOW // HOP].reshape(-1)
@@ -145,19 +147,19 @@ def _shaped(
     return found[WINDOW // 2 : WINDOW // 2 + len(sound_L)]
 
 
-def _even(sound_L: Floats) -> Floats:
+def _even(sound_L: Sound) -> Sound:
     return np.asarray(sound_L / (np.sqrt(np.mean(sound_L**2)) + 1e-9))
 
 
-def _recorded(word_L: Floats, sample_rate: int, rng: np.random.Generator) -> NDArray[np.int16]:
+def _recorded(word_L: Sound, sample_rate: int, rng: np.random.Generator) -> NDArray[np.int16]:
     """A second that the word lies in, with noise and at any volume."""
     spare = sample_rate - len(word_L)
-    found = np.zeros(sample_rate)
+    found = np.zeros(sample_rate, np.float32)
     start = int(rng.integers(max(1, spare)))
     found[start : start + len(word_L)] = word_L[:sample_rate]
-    spectrum_F = np.fft.rfft(rng.standard_normal(sample_rate))
-    spectrum_F *= np.maximum(np.arange(len(spectrum_F)), 20.0) ** rng.uniform(-1.0, 0.0)
-    noise = np.fft.irfft(spectrum_F, sample_rate)
+    spectrum_F = np.fft.rfft(rng.standard_normal(sample_rate, dtype=np.float32))
+    spectrum_F *= np.maximum(np.arange(len(spectrum_F), dtype=np.float32), 20) ** np.float32(rng.uniform(-1.0, 0.0))
+    noise = np.fft.irfft(spectrum_F, sample_rate).astype(np.float32)
     snr_db = rng.normal(MEAN_SNR_DB, 5)
     found += _even(noise) * np.sqrt(np.mean(word_L**2)) * 10 ** (-snr_db / 20)
     volume = rng.uniform(0.05, 0.9) * 2**15 / np.abs(found).max()

@@ -41,6 +41,16 @@ def test_it_can_be_bfloat16_throughout():
     assert output.loss.dtype == torch.float32
 
 
+def test_pixels_without_a_label_do_not_count():
+    model = SpectralPatchCNN(5, 3, **SMALL).eval()
+    batch = batch_of(5, 3)
+    some = model.loss({name: values[:4] for name, values in batch.items()})
+    held_out = model.loss(batch | {"label": torch.tensor([0, 1, 2, 0, -1, -1])})
+    assert torch.allclose(held_out.loss, some.loss)
+    assert torch.equal(held_out.metrics["accuracy"], some.metrics["accuracy"])
+    assert model.loss(batch | {"label": torch.full((6,), -1)}).loss == 0
+
+
 def test_smoothed_labels_are_for_training_alone():
     model = SpectralPatchCNN(5, 3, **SMALL, dropout=0.0, label_smoothing=0.5)
     batch = batch_of(5, 3)

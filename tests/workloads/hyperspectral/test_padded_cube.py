@@ -40,8 +40,10 @@ def test_a_margin_may_be_larger_than_the_scene(tmp_path: Path, shape: tuple[int,
 
 @pytest.mark.parametrize(
     ("given", "kept"),
-    [("u1", "uint8"), ("i2", "int16"), ("<u2", "int16"), (">u2", "int16"), ("f8", "float32"), (">f4", "float32")]
-    + [("i8", "float32"), ("?", "uint8"), ("i1", "int16")],
+    [
+        *(("u1", "uint8"), ("i2", "int16"), ("<u2", "int16"), (">u2", "int16"), ("f8", "float32")),
+        *((">f4", "float32"), ("i8", "float32"), ("?", "uint8"), ("i1", "int16")),
+    ],
 )
 def test_numbers_are_kept_in_small_types(tmp_path: Path, given: str, kept: str):
     cube = np.random.default_rng(0).integers(0, 2, (4, 5, 3)).astype(given)

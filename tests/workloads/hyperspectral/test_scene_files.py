@@ -16,8 +16,8 @@ def scene_of(path: Path) -> RawScene:
 
 def test_cube_and_ground_truth_are_found_by_name(put, cube, labels):
     scene = scene_of(put())
-    assert (scene.cube_HWC == cube).all()
-    assert (scene.labels_HW == labels).all()
+    assert (scene.cube == cube).all()
+    assert (scene.labels == labels).all()
     assert scene.notes == ()
 
 
@@ -28,29 +28,29 @@ def test_a_longer_name_finds_the_ground_truth_of_a_shorter_one(tmp_path: Path, c
     savemat(path, {"truth": labels}) if path.suffix == ".mat" else np.save(path, labels)
     for place in (tmp_path / "Indian_pines_corrected.mat", tmp_path):
         scene = scene_of(place)
-        assert (scene.cube_HWC == cube).all()
-        assert (scene.labels_HW == labels).all()
+        assert (scene.cube == cube).all()
+        assert (scene.labels == labels).all()
 
 
 def test_one_mat_file_may_hold_both(tmp_path: Path, cube, labels):
     savemat(tmp_path / "both.mat", {"x": cube, "half": cube[..., :3], "y": labels.astype(float), "z": np.ones((3, 3))})
     scene = scene_of(tmp_path / "both.mat")
-    assert (scene.cube_HWC == cube).all()
-    assert (scene.labels_HW == labels).all()
+    assert (scene.cube == cube).all()
+    assert (scene.labels == labels).all()
     assert scene.notes == ("both.mat holds 2 cubes: x, the largest, is taken.",)
 
 
 @pytest.mark.parametrize("order", [(2, 0, 1), (0, 2, 1)])
 def test_other_orders_of_axes_are_read_and_said(put, cube, order: tuple[int, int, int]):
     scene = scene_of(put(cube.transpose(order)))
-    assert (scene.cube_HWC == cube).all()
+    assert (scene.cube == cube).all()
     assert "are read as bands" in scene.notes[0]
 
 
 def test_axes_of_length_1_do_not_count(put, cube, labels):
     scene = scene_of(put(cube[None], labels[..., None]))
-    assert scene.cube_HWC.shape == cube.shape
-    assert scene.labels_HW.shape == labels.shape
+    assert scene.cube.shape == cube.shape
+    assert scene.labels.shape == labels.shape
 
 
 def test_other_sizes_are_refused(put, cube, labels):

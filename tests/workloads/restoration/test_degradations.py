@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import pickle
 
 import pytest
@@ -94,10 +95,11 @@ def test_a_pickled_one_does_the_same_and_is_small():
     assert torch.equal(pickle.loads(sent)(clean(), torch.arange(6), SampleRng(0, 0)), before)
 
 
-def test_a_rehearsal_on_stand_ins_leaves_nothing_behind():
+def test_a_copy_keeps_to_itself_what_it_makes():
     degradation = Degradation()
     with FakeTensorMode(allow_non_fake_inputs=True):
-        assert degradation(torch.rand(2, 3, 8, 8), torch.arange(2), SampleRng(0, 0)).shape == (2, 3, 8, 8)
+        rehearsed = copy.copy(degradation)
+        assert rehearsed(torch.rand(2, 3, 8, 8), torch.arange(2), SampleRng(0, 0)).shape == (2, 3, 8, 8)
     assert type(degradation(clean(), torch.arange(6), SampleRng(0, 0))) is torch.Tensor
 
 
