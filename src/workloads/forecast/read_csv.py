@@ -179,8 +179,8 @@ def _refuse_double(table: TextTable, entries: Entries, frequency: Frequency, pai
     raise DataError(
         f"{table.file}, line {entries.lines[second]}: {name!r} has {what}: {entries.values[first]:g} "
         f"(line {entries.lines[first]}) and {entries.values[second]:g}. Remove one; if the file holds several series "
-        "one below the other, write workload.data.series_column=NAME; if a clock was set back, write dates with their "
-        "UTC offset."
+        "one below the other, write workload.data.series_column=NAME of the one column that tells them apart (join two "
+        "where it takes two); if a clock was set back, write dates with their UTC offset."
     )
 
 

@@ -294,3 +294,12 @@ def test_whatever_is_in_a_file_it_is_read_or_refused(folder: Path, rows, separat
     with contextlib.suppress(DataError):
         found = read_csv(file)
         assert all(len(values) and not np.isnan(values[[0, -1]]).any() for values in found.values)
+
+
+def test_series_that_two_columns_name_are_refused_with_the_way_out(read: Read):
+    content = "date,shop,item,sales\n" + "".join(
+        f"{day},s{row % 4 // 2},i{row % 2},{row}\n" for day in DAYS for row in range(4)
+    )
+    for arguments in ({}, {"series_column": "shop"}):
+        with pytest.raises(DataError, match=r"line 3: .* twice.*series_column=NAME .*\(join two where it takes two\)"):
+            read(content, **arguments)
