@@ -67,7 +67,7 @@ def find_columns(
         series = _series_place(table, date, date_R, numeric)
     wanted = [target] if isinstance(target, str) else target
     if wanted is not None:
-        values = [table.place(name, "target") for name in wanted]
+        values = list(dict.fromkeys(table.place(name, "target") for name in wanted))
     else:
         others = [place for place in range(len(table.names)) if place not in (date, series)]
         values = [place for place in others if numeric[place]]

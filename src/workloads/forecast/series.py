@@ -95,12 +95,13 @@ def split_by_time(
     kept = [number for number, each in enumerate(parts) if each.train_end >= shortest + horizon]
     if not kept:
         longest = max(range(len(parts)), key=lambda number: len(found.values[number]))
-        steps, held = len(found.values[longest]), horizon * ((val_frac > 0) + (test_frac > 0))
+        steps = len(found.values[longest])
+        held = steps - parts[longest].train_end
         raise DataError(
             f"{found.source}: no series is long enough. The longest, {found.names[longest]!r}, has "
             f"{counted(steps, 'step')} of {found.frequency.name}, and training takes a window of {shortest} and a "
-            f"horizon of {horizon}, with {show_count(held)} steps or more held out after them. Give longer series, or "
-            "shorter workload.data.windows and workload.data.horizon."
+            f"horizon of {horizon}, with {show_count(held)} steps held out after them (val_frac, test_frac). Give "
+            "longer series, or smaller workload.data.windows, horizon, val_frac or test_frac."
         )
     notes = list(found.notes)
     if left_out := len(parts) - len(kept):

@@ -72,7 +72,7 @@ def datasets(
         val_frac: share of the images to validate on, unless there is ``val/``; ``test_frac`` likewise. 0 = none.
         num_images: size of the embedded set.
         halo: pixels that evaluation sees around each tile of an image; the model's reach and 5 more give the figures of
-            images that are restored in one piece.
+            images that are restored in one piece, mirrored at their edges.
         seed: of the split and of the embedded set; not of the training.
         cache_dir: where decoded images are kept.
 

@@ -40,7 +40,7 @@ class ImageQuality:
     Args:
         names: of all images that batches may number.
         halo: pixels of a tile around the place of its core; at least 5, and the model's reach + 5 for the figures of
-            images that are restored in one piece.
+            images that are restored in one piece, mirrored at their edges.
     """
 
     best_metric = "psnr"

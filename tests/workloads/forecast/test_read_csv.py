@@ -216,6 +216,7 @@ def test_one_series_a_column(read: Read):
     assert found.notes == ("sales.csv: dates of 'day', values of 'a', 'b'; left out 'weather'",)
     assert read(content, target="B").names == ["b"]
     assert read(content, target=["b", "a"]).names == ["b", "a"]
+    assert read(content, target=["b", "B"]).names == ["b"]
 
 
 def test_the_column_of_dates_is_one_that_holds_some(read: Read):

@@ -101,6 +101,6 @@ def test_series_too_short_are_left_out_or_refused():
         DataError,
         match=r"The embedded set: no series is long enough. The longest, 'long', has 50 steps of 1 day, and training "
         r"takes a window of 40 and a horizon of 3, with "
-        r"6 steps or more held out.*shorter workload\.data\.windows and workload\.data\.horizon",
+        r"12 steps held out after them \(val_frac, test_frac\)\..*smaller workload\.data\.windows, horizon, val_frac",
     ):
         split_by_time(found, shortest=40, **arguments)
