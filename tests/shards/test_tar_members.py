@@ -1,5 +1,4 @@
 import io
-import os
 import tarfile
 
 import pytest
@@ -133,7 +132,7 @@ def test_two_archives_one_after_the_other_are_both_read(tmp_path):
         (b"", "is empty"),
         (b"\x1f\x8b" + bytes(600), "compressed"),
         (b"hello" * 300, "no tar file"),
-        (os.urandom(99) + b"x", "no tar file"),
+        (bytes(range(1, 200)), "no tar file"),
     ],
 )
 def test_other_files_are_refused(tmp_path, content, said):
