@@ -110,8 +110,9 @@ def build(
     """Split, fill, scale and wrap series of any source."""
     windows = tuple(sorted(set(windows)))
     kept, parts = split_by_time(found, horizon=horizon, shortest=windows[0], val_frac=val_frac, test_frac=test_frac)
+    measured = [~np.isnan(values) for values in kept.values]
     kept = filled(kept, parts, fill, horizon)
-    store = SeriesStore(kept, parts, longest=windows[-1], horizon=horizon)
+    store = SeriesStore(kept, parts, longest=windows[-1], horizon=horizon, measured=measured)
     train = train_windows(store, parts, windows)
     if len(train) == 0:
         raise DataError(

@@ -17,6 +17,7 @@ from wellfed.units import counted, show_count
 from workloads.forecast.steps import Frequency, show_date
 
 Floats = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 FillName = Literal["none", "forward", "linear", "zero"]
 
 
@@ -124,8 +125,9 @@ def split_by_time(
 def filled(found: SeriesSet, parts: list[Parts], fill: FillName, horizon: int) -> SeriesSet:
     """The series with their gaps filled, and a note of how many there were.
 
-    Steps that are filled count as known from then on. A line is drawn to a value to come only where no forecast of the
-    evaluation begins in between: there it would tell what is to be forecast, and the last value is carried on instead.
+    Steps that are filled count as known from then on, but no forecast of the evaluation is scored against them. A line is
+    drawn to a value to come only where no forecast of the evaluation begins in between: there it would tell what is to be
+    forecast, and the last value is carried on instead.
     """
     gaps = [int(np.isnan(values).sum()) for values in found.values]
     if not any(gaps):
@@ -159,12 +161,12 @@ def _fill(value_T: Floats, fill: FillName, parts: Parts, horizon: int) -> Floats
     return np.where(_ends_unseen(missing_T, parts, horizon), forward_T, _lines(value_T, missing_T))
 
 
-def _lines(value_T: Floats, missing_T: npt.NDArray[np.bool_]) -> Floats:
+def _lines(value_T: Floats, missing_T: Flags) -> Floats:
     step_T, known = np.arange(len(value_T)), ~missing_T
     return np.interp(step_T, step_T[known], value_T[known])
 
 
-def _ends_unseen(missing_T: npt.NDArray[np.bool_], parts: Parts, horizon: int) -> npt.NDArray[np.bool_]:
+def _ends_unseen(missing_T: Flags, parts: Parts, horizon: int) -> Flags:
     """Missing steps between which and the next value an evaluated forecast begins."""
     step_T = np.arange(len(missing_T))
     next_T = np.minimum.accumulate(np.where(missing_T, len(missing_T), step_T)[::-1])[::-1]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from wellfed.contract import Features
-from workloads.forecast.series import Floats, Parts, SeriesSet
+from workloads.forecast.series import Flags, Floats, Parts, SeriesSet
 from workloads.forecast.steps import Calendar, Dates
 
 
@@ -26,9 +26,18 @@ class SeriesStore:
 
     Args:
         longest: L, steps of the longest window.
+        measured: where each series had a value before its gaps were filled; None = nothing was filled.
     """
 
-    def __init__(self, found: SeriesSet, parts: list[Parts], *, longest: int, horizon: int) -> None:
+    def __init__(
+        self,
+        found: SeriesSet,
+        parts: list[Parts],
+        *,
+        longest: int,
+        horizon: int,
+        measured: list[Flags] | None = None,
+    ) -> None:
         self.longest, self.horizon = longest, horizon
         scales = [_scale(values[: cut.train_end]) for values, cut in zip(found.values, parts, strict=True)]
         self.center_S = torch.tensor([center for center, _ in scales], dtype=torch.float64)
@@ -40,6 +49,10 @@ class SeriesStore:
         empty = np.full(longest, np.nan)
         scaled = [(values - center) / scale for values, (center, scale) in zip(found.values, scales, strict=True)]
         self._value_N = torch.from_numpy(np.concatenate([empty, *scaled]).astype(np.float32))
+        self.measured_N: Tensor | None = None
+        """Whether each row was there before gaps were filled, bool [N]; None where none was."""
+        if measured is not None and not all(map(np.all, measured)):
+            self.measured_N = torch.from_numpy(np.concatenate([np.zeros(longest, bool), *measured]))
         calendar = Calendar(found.frequency)
         self._phase_NK, self._table_P2 = calendar.phases(row_dates(found, longest)), calendar.table_P2
 
@@ -75,6 +88,12 @@ class SeriesStore:
         """Windows that begin with these rows, computed: float32 [B, M, C] on the CPU."""
         indices = indices.cpu()
         return self._channels(_cut(self._value_N, indices, self._steps), _cut(self._phase_NK, indices, self._steps))
+
+    def targets_measured(self, indices: Tensor) -> Tensor | None:
+        """1 for each step of the horizon of these windows that was there before filling, float32 [B, H]; or None."""
+        if self.measured_N is None:
+            return None
+        return _cut(self.measured_N, indices + self.longest, self.horizon).float()
 
     def cut(self, table_NC: Tensor, indices: Tensor) -> Tensor:
         """The same windows out of a `table`, on its device."""

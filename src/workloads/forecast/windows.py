@@ -61,8 +61,9 @@ class Windows:
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
-        """``row``, ``series``, ``window`` (int64 [B]), ``center`` and ``scale`` (float32 [B]), ``rows`` as the mode has
-        it, ``split`` where it is not training. Nothing is drawn: ``rng`` is not needed."""
+        """``row``, ``series``, ``window`` (int64 [B]), ``center`` and ``scale`` (float64 [B]), ``rows`` as the mode has
+        it; of a split that is not training ``split``, and where gaps were filled ``target_observed`` too. Nothing is
+        drawn: ``rng`` is not needed."""
         store = self._store
         origin_B = indices // len(self._window_W)
         row_B = self._row_O.index_select(0, origin_B).long()
@@ -77,6 +78,9 @@ class Windows:
         }
         if self._split:
             batch["split"] = torch.full_like(series_B, SPLITS.index(self._split))
+            measured_BH = store.targets_measured(row_B)
+            if measured_BH is not None:  # a forecast is not scored against what was made up
+                batch["target_observed"] = measured_BH
         if self._mode != "cache":
             batch["rows"] = (store.rows if self._mode == "dynamic" else store.held_rows)(row_B)
         return batch
@@ -100,7 +104,7 @@ class Windows:
             "history": history_BLC.masked_fill(~in_window_BL[..., None], 0.0),
             "future_known": horizon_BHC[..., 1:-1],
             "target": horizon_BHC[..., 0],
-            "target_observed": horizon_BHC[..., -1],
+            "target_observed": batch.get("target_observed", horizon_BHC[..., -1]),
         }
 
 
@@ -125,9 +129,15 @@ def _windows(
     """Of all series; without origins whose shortest window or whole horizon is missing."""
     first_row_O = torch.cat([origin_O + start for origin_O, start in zip(origins, store.start_S, strict=True)])
     series_O = torch.repeat_interleave(torch.tensor([len(each) for each in origins]))
-    seen_N1 = torch.cat([torch.zeros(1, dtype=torch.long), store.observed.cumsum(0)])
-    has_target_O = seen_N1[first_row_O + store.horizon] > seen_N1[first_row_O]
+    seen_N1 = _count(store.observed)
+    target_N1 = seen_N1 if split is None or store.measured_N is None else _count(store.measured_N)
+    has_target_O = target_N1[first_row_O + store.horizon] > target_N1[first_row_O]
     begin_O = torch.maximum(first_row_O - min(windows), store.start_S[series_O])
     has_past_O = seen_N1[first_row_O] > seen_N1[begin_O]
     kept_O = has_target_O & (has_past_O if split is None else True)
     return Windows(store, (first_row_O - store.longest)[kept_O], series_O[kept_O], windows, split)
+
+
+def _count(there_N: Tensor) -> Tensor:
+    """How many of the rows before each one are there, [N + 1]."""
+    return torch.cat([torch.zeros(1, dtype=torch.long), there_N.cumsum(0)])

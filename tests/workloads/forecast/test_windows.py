@@ -199,3 +199,18 @@ def test_windows_are_views_of_the_store_not_copies():
     assert size < made.features.bytes
     few = made.features.cut(store, torch.tensor([0, 5]))
     assert few.untyped_storage().nbytes() == 2 * 200 * store.shape[1] * 4
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("fill", ["none", "forward", "linear", "zero"])
+def test_no_forecast_is_scored_against_what_was_filled(mode: str, fill):
+    values = np.sin(np.arange(300.0))
+    values[[271, 272, 280, *range(284, 292)]] = np.nan  # of the test part: the last 32 steps, a whole horizon of them
+    test = build(SeriesSet(["a"], [values], [0], DAILY), horizon=4, windows=(20,), fill=fill).test
+    features = Table(test._store.features())
+    batch = everything(test, features, mode)
+    step = batch["row"][:, None] + torch.arange(4)  # the store has as many empty rows before the series as a window
+    assert torch.equal(batch["target_observed"].bool(), torch.from_numpy(~np.isnan(values))[step])
+    assert (batch["target_observed"].sum(1) > 0).all()
+    history = batch["history"][..., -1].sum(1)
+    assert (history == 20).all() if fill != "none" else (history < 20).any()
