@@ -125,9 +125,9 @@ def split_by_time(
 def filled(found: SeriesSet, parts: list[Parts], fill: FillName, horizon: int) -> SeriesSet:
     """The series with their gaps filled, and a note of how many there were.
 
-    Steps that are filled count as known from then on, but no forecast of the evaluation is scored against them. A line is
-    drawn to a value to come only where no forecast of the evaluation begins in between: there it would tell what is to be
-    forecast, and the last value is carried on instead.
+    Steps that are filled count as known from then on, but no forecast of the evaluation is scored against them. A line
+    is drawn to a value to come only where no forecast of the evaluation begins in between: there it would tell what is
+    to be forecast, and the last value is carried on instead.
     """
     gaps = [int(np.isnan(values).sum()) for values in found.values]
     if not any(gaps):

@@ -61,7 +61,7 @@ class Windows:
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
-        """``row``, ``series``, ``window`` (int64 [B]), ``center`` and ``scale`` (float64 [B]), ``rows`` as the mode has
+        """``row``, ``series``, ``window`` (int64 [B]), ``center`` and ``scale`` (float32 [B]), ``rows`` as the mode has
         it; of a split that is not training ``split``, and where gaps were filled ``target_observed`` too. Nothing is
         drawn: ``rng`` is not needed."""
         store = self._store
