@@ -134,6 +134,7 @@ def test_it_trains_and_is_evaluated(workload: str, tmp_path: Path):
     assert all(math.isfinite(value) for value in record["metrics"].values()), record["metrics"]
 
 
+@pytest.mark.slow  # an LSTM of 90 steps takes a quarter of a minute to rehearse
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_it_is_planned(workload: str):
     found = plan_without_running(compose([f"workload={workload}", "gpu=cpu"]))

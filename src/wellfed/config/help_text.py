@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+import textwrap
 from collections.abc import Sequence
 
 from hydra.core.hydra_config import HydraConfig
@@ -10,6 +11,9 @@ from hydra.core.hydra_config import HydraConfig
 from wellfed.config.compose import compose_raw
 from wellfed.config.hydra_internals import Hydra, repository_of
 from wellfed.config.knobs import in_order
+
+_WIDTH = 120
+"""Characters of a line of options."""
 
 
 def help_text(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> str:
@@ -27,5 +31,6 @@ def help_text(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> str:
     for group, chosen in cfg.hydra.runtime.choices.items():
         options = [f"{option}*" if option == chosen else option for option in in_order(repo.get_group_options(group))]
         if options and not group.startswith("hydra"):
-            lines.append(f"  {group:<12}{', '.join(options)}")
+            begin = f"  {group:<12}"
+            lines += textwrap.wrap(", ".join(options), _WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin))
     return string.Template(cfg.hydra.help.template).safe_substitute(APP_CONFIG_GROUPS="\n".join(lines)).rstrip()

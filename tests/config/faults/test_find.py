@@ -54,7 +54,7 @@ ONE_EACH = [
     ("~loader.num_workers", "a knob can't be taken away.", "Write loader.num_workers=null."),
     ("~seed", "a knob can't be taken away.", "Set it: it is a whole number >= 0 and < 2**63."),
     ("~loader.zzz", "there is no such entry to take away.", "loader has"),
-    ("experiment=nope", "there is no option nope.", "experiment has recsys_8gb, recsys_16gb"),
+    ("experiment=nope", "there is no option nope.", "experiment has forecast_8gb, forecast_16gb"),
     ("workload.model.dropout_rate=3", "has no argument dropout_rate.", "Did you mean workload.model.dropout=3?"),
 ]
 

@@ -101,7 +101,7 @@ def data(**entries):
         (
             {"workload.data": {"_target_": DATACLASS, "_args_": list(range(11))}},
             "workload.data._args_",
-            f"{DATACLASS} takes 9, not 11.",
+            f"{DATACLASS} takes 10, not 11.",
             "Leave some out.",
         ),
     ],
