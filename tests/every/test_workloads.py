@@ -214,6 +214,21 @@ def test_a_batch_is_the_same_again(workload: str, made: Callable[[str], Made]):
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
+def test_a_batch_is_the_same_however_it_is_cut(workload: str, made: Callable[[str], Made]):
+    """Micro-batches are a matter of memory: what augmentation draws belongs to the sample."""
+    one = made(workload)
+    mode = one.modes[0]
+    prepare, delivery, source = one.preparation(mode), one.first_batch(mode), one.source(mode)
+    if callable(getattr(one.parts.data.train, "split", None)):
+        pytest.skip("its parts are its own matter")
+    whole = values(prepare(delivery.batch, delivery, 0, source))
+    parts = prepare.split(delivery.batch, [3, SAMPLES - 3])
+    cut = [values(prepare(part, delivery, number, source)) for number, part in enumerate(parts)]
+    for tensor, first, second in zip(whole, *cut, strict=True):
+        torch.testing.assert_close(torch.cat([first, second]), tensor, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
 def test_features_are_the_same_wherever_they_are_held(workload: str, made: Callable[[str], Made]):
     one = made(workload)
     if one.modes == (None,):
