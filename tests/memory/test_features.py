@@ -156,6 +156,16 @@ def test_what_left_the_device_is_asked_of_the_data_again():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["cache_host", "dynamic"])
+def test_a_blank_source_of_rows_that_overlap_takes_nothing_of_a_gpu(mode):
+    device = torch.device("cuda")
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    assert isinstance(blank(windows(torch.arange(2.0**18)), mode, device), room.Computed)
+    assert torch.cuda.max_memory_allocated() == before
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("mode", ["cache", "cache_host", "dynamic"])
 def test_on_a_gpu_the_datas_rows_arrive_there(mode):
     device = torch.device("cuda")

@@ -88,6 +88,11 @@ def all_rows(features: Features, device: torch.device, home: torch.device) -> Te
     return table
 
 
+def _is_held(features: Features, mode: FeatureModeName) -> bool:
+    """Whether there is a table in this mode; of what rows are cut from only on the device."""
+    return mode == "cache" or (mode == "cache_host" and features.store is None)
+
+
 def hold(features: Features, mode: FeatureModeName, device: torch.device, known: Tensor | None = None) -> FeatureSource:
     """The source of rows for a mode. ``cache`` and ``cache_host`` compute all rows now, in the dtype of ``rows``.
 
@@ -100,7 +105,7 @@ def hold(features: Features, mode: FeatureModeName, device: torch.device, known:
     Raises:
         ValueError: trainable features asked to be kept: they would never change.
     """
-    if mode == "dynamic" or (mode == "cache_host" and features.store is not None):
+    if not _is_held(features, mode):
         return Computed(features)
     if features.trainable:
         raise ValueError(f"memory.features={mode} would freeze features that are trained; only dynamic can train them.")
@@ -123,7 +128,7 @@ def moved(source: FeatureSource, features: Features, mode: FeatureModeName, devi
 
 def blank(features: Features, mode: FeatureModeName, device: torch.device) -> FeatureSource:
     """As `hold`, of the same size and without the work: all rows are zeros."""
-    if mode == "dynamic":
+    if not _is_held(features, mode):
         return Computed(features)
     if features.store is not None:
         return hold(features, mode, device, torch.zeros_like(features.store(), device=device))
