@@ -117,6 +117,10 @@ class Windows:
     def for_features(self, mode):
         return Windows(mode)
 
+    def prepared(self):
+        torch.zeros(3).numpy()  # as what makes it of a user's files may do
+        return self.series
+
     def rows(self, indices):
         return cut(self.series, indices)
 
@@ -138,7 +142,7 @@ def cut(store, indices):
 def windows():
     train = Windows()
     size = train.series.nbytes
-    return Datasets(train, features=Features(64, size, train.rows, store=lambda: train.series, cut=cut))
+    return Datasets(train, features=Features(64, size, train.rows, store=train.prepared, cut=cut))
 
 
 class Both(Net):

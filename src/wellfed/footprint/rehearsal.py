@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from wellfed import batches
@@ -238,7 +238,8 @@ class Rehearsal:
         assert features.store is not None
         if mode != "cache":
             return Computed(features)
-        known = features.store()
+        with unset_fake_temporarily():  # the data may be prepared by this very question
+            known = features.store()
         table = torch.zeros(known.shape, dtype=known.dtype)
         self._live.note([table], "feature table")  # or a view of it would count as an activation
         self._filling_events, self._feature_table = [(_STORE, table.nbytes)], table.nbytes

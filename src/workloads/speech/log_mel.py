@@ -6,7 +6,6 @@ Shapes: B clips, L samples, T frames, W samples of a frame, F frequencies, M mel
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +30,9 @@ class LogMel:
         self.sample_rate, self.num_samples, self.num_mels = sample_rate, num_samples, num_mels
         self.window, self.hop = round(FRAME_S * sample_rate), round(HOP_S * sample_rate)
         self.num_frames = 1 + (num_samples - self.window) // self.hop
-        self._constants: dict[str, tuple[Tensor, Tensor]] = {}
+        window_W = torch.hann_window(self.window, dtype=PRECISION) / 2**15
+        self._constants = {"cpu": (window_W, mel_bank(sample_rate, self.window, num_mels))}
+        """Window and bank of bands, by device."""
 
     def __call__(self, audio_BL: Tensor) -> Tensor:
         """Float32 [B, M, T] of int16 [B, L]."""
@@ -46,15 +47,12 @@ class LogMel:
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         found = self._constants.get(str(device))
         if found is None:
-            window_W = torch.hann_window(self.window, dtype=PRECISION) / 2**15
-            bank_FM = mel_bank(self.sample_rate, self.window, self.num_mels)
-            found = window_W.to(device), bank_FM.to(device)
-            if type(found[0]) is Tensor:  # no stand-in of a step that is rehearsed without data
-                self._constants[str(device)] = found
+            window_W, bank_FM = self._constants["cpu"]
+            found = self._constants[str(device)] = window_W.to(device), bank_FM.to(device)
         return found
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_constants": {}}
+    def __reduce__(self) -> tuple[type[LogMel], tuple[int, int, int]]:
+        return LogMel, (self.sample_rate, self.num_samples, self.num_mels)
 
 
 def mel_bank(sample_rate: int, window: int, num_mels: int) -> Tensor:
