@@ -18,6 +18,9 @@ _AS_NPY = "Save it as an array of numbers: numpy.save('X.npy', cube)."
 
 Array = NDArray[Any]
 
+_OF_DAMAGE = (OSError, ValueError, TypeError, IndexError, KeyError, NotImplementedError, zlib.error)
+"""What reading a damaged .mat file raises, beside scipy's own errors."""
+
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], list[str]]:
     """Arrays of real numbers by their name in the file (``.npy``: the file's), and what else is in it, in words.
@@ -63,10 +66,8 @@ def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
         content = loadmat(path)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, TypeError, IndexError, KeyError, NotImplementedError, zlib.error) as error:
-        raise DataError(f"{path}: {_damaged(error)} Save it anew, in MATLAB with save(..., '-v7').") from error
-    except Exception as error:  # MatReadError and others of scipy, which have no base of their own
-        if not type(error).__module__.startswith("scipy"):
+    except Exception as error:  # scipy's own have no base to be told by
+        if not (isinstance(error, _OF_DAMAGE) or type(error).__module__.startswith("scipy")):
             raise
         raise DataError(f"{path}: {_damaged(error)} Save it anew, in MATLAB with save(..., '-v7').") from error
     arrays, others = dict[str, Array](), list[str]()
