@@ -62,8 +62,8 @@ GUIDES = {
     "hyperspectral": Guide("9-90 % in swings of 9-10 s, 36-49 % on average", "75-95 %, swings under 2 s"),
     "speech": Guide(
         "8 workers, prefetch 2, not persistent, a copy that blocks",
-        "pin_memory 2-3 times, non_blocking 10-30 % of utilisation, prefetch 20-30 %, persistent workers 10-20 % of the "
-        "time between epochs",
+        "pin_memory 2-3 times, non_blocking 10-30 % of utilisation, prefetch 20-30 %, persistent workers 10-20 % of "
+        "the time between epochs",
     ),
 }
 
