@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tokenize
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,10 @@ from wellfed.units import show_line
 
 SUFFIXES = (".mat", ".npy")
 _HDF5_MARK = b"\x89HDF\r\n\x1a\n"
-_AS_NPY = "Save it as an array of numbers: numpy.save('X.npy', cube)."
 
 Array = NDArray[Any]
 
-_OF_DAMAGE = (OSError, ValueError, TypeError, IndexError, KeyError, NotImplementedError, zlib.error)
+_OF_DAMAGE = (OSError, ValueError, TypeError, IndexError, KeyError, NameError, NotImplementedError, zlib.error)
 """What reading a damaged .mat file raises, beside scipy's own errors."""
 
 
@@ -35,22 +35,23 @@ def read_arrays(path: Path) -> tuple[dict[str, Array], list[str]]:
             return _npy(path), []
         return _mat(path)
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or _damaged(error)} Check workload.data.path.") from error
+        said = f"{error.strerror}." if error.strerror else _damaged(error)
+        raise DataError(f"{path}: {said} Check workload.data.path.") from error
 
 
 def _npy(path: Path) -> dict[str, Array]:
     try:
         return {path.stem: _number_array(path, np.load(path, mmap_mode="r", allow_pickle=False))}
-    except (ValueError, EOFError, TypeError) as error:
+    except (ValueError, EOFError, TypeError, tokenize.TokenError) as error:
         if "object" in str(error).lower():
-            raise DataError(f"{path}: holds Python objects, which are not read. {_AS_NPY}") from error
+            raise DataError(f"{path}: holds Python objects, which are not read. {_as_numbers(path)}") from error
         raise DataError(f"{path}: {_damaged(error)} Write it anew with numpy.save.") from error
 
 
 def _number_array(path: Path, found: Any) -> Array:
     if not isinstance(found, np.ndarray) or not _is_number(found):
         kind = getattr(found, "dtype", type(found).__name__)
-        raise DataError(f"{path}: holds {kind}, no real numbers. {_AS_NPY}")
+        raise DataError(f"{path}: holds {kind}, no real numbers. {_as_numbers(path)}")
     return found
 
 
@@ -75,9 +76,19 @@ def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
         if isinstance(value, np.ndarray) and _is_number(value):
             arrays[name] = value
         elif not name.startswith("__"):
-            kind = getattr(value, "dtype", type(value).__name__)
-            others.append(f"{show_line(name)} ({'objects' if kind == np.dtype(object) else kind})")
+            others.append(f"{show_line(name)} ({_kind(value)})")
     return arrays, others
+
+
+def _kind(value: Any) -> str:
+    """What a .mat file holds that is no array of real numbers."""
+    if not isinstance(value, np.ndarray):
+        return type(value).__name__
+    return {"O": "objects", "V": "struct"}.get(value.dtype.kind, str(value.dtype))
+
+
+def _as_numbers(path: Path) -> str:
+    return f"Save it as an array of numbers: numpy.save('{path.name}', values)."
 
 
 def _is_number(array: Array) -> bool:

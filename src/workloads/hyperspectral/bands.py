@@ -5,7 +5,9 @@ Shapes: N training pixels, C bands, K components.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import Any
 
 import torch
@@ -13,6 +15,9 @@ from torch import Tensor
 
 from wellfed.errors import ConfigError
 from wellfed.units import counted
+
+_PIXELS = 256
+"""That are turned into float64 at a time."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +62,20 @@ class PrincipalComponents:
 
 def fit_scaling(spectra_NC: Tensor) -> BandScaling:
     """Mean and spread of the training pixels' bands; a band that is the same everywhere is only centred."""
-    spectra_NC = spectra_NC.double()
-    spread_C = spectra_NC.std(0, correction=0)
-    spread_C = torch.where(spread_C > 1e-9 * spectra_NC.abs().amax(0), spread_C, torch.ones_like(spread_C))
-    return BandScaling(spectra_NC.mean(0).float(), spread_C.float())
+    mean_C = _sum(part.sum(0) for part in _doubles(spectra_NC)) / len(spectra_NC)
+    spread_C = (_sum((part - mean_C).square().sum(0) for part in _doubles(spectra_NC)) / len(spectra_NC)).sqrt()
+    largest_C = torch.maximum(*(end.double().abs() for end in spectra_NC.aminmax(dim=0)))
+    spread_C = torch.where(spread_C > 1e-9 * largest_C, spread_C, torch.ones_like(spread_C))
+    return BandScaling(mean_C.float(), spread_C.float())
+
+
+def _doubles(spectra_NC: Tensor) -> Iterator[Tensor]:
+    """Float64 [<= `_PIXELS`, C]: of all pixels at once it would be larger than a cube of small integers."""
+    return (part.double() for part in spectra_NC.split(_PIXELS))
+
+
+def _sum(parts: Iterable[Tensor]) -> Tensor:
+    return reduce(torch.add, parts)
 
 
 def fit_components(spectra_NC: Tensor, num_components: int) -> PrincipalComponents:
@@ -78,8 +93,8 @@ def fit_components(spectra_NC: Tensor, num_components: int) -> PrincipalComponen
             f"Write num_components={most} at most, or null for all bands.",
         )
     scaling = fit_scaling(spectra_NC)
-    centred_NC = scaling(spectra_NC).double()
-    value_C, vector_CC = torch.linalg.eigh(centred_NC.T @ centred_NC / num_pixels)
+    centred = (scaling(part).double() for part in spectra_NC.split(_PIXELS))
+    value_C, vector_CC = torch.linalg.eigh(_sum(part.T @ part for part in centred) / num_pixels)
     value_K, vector_CK = value_C.flip(0)[:num_components], vector_CC.flip(1)[:, :num_components]
     total = float(value_C.clamp(min=0).sum())
     # Which way a component points is left to chance by eigh: its largest entry is to be positive.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +29,7 @@ from workloads.hyperspectral.pixel_split import (
 from workloads.hyperspectral.scene_files import RawScene, find_scene, read_scene
 from workloads.hyperspectral.synthetic import field_scene
 
-VERSION = 1
+VERSION = 2
 """Of what is written for a scene; another one is read anew."""
 EVAL_PIXELS = 1024
 """In a batch of validation."""
@@ -76,12 +75,13 @@ def datasets(
     _check(patch_size, num_components, split, block_size, train_frac, val_frac)
     radius = patch_size // 2
     if path is None:
-        cube_HWC, labels_HW = field_scene(size, num_bands, num_classes, seed)
-        scene = RawScene(cube_HWC, labels_HW)
-        settings = {"version": VERSION, "radius": radius, "embedded": [size, num_bands, num_classes, seed]}
-        build = partial(write_scene, scene=scene, radius=radius, source="the embedded scene")
-        folder = prepared(cache_dir, "scenes", (), settings, build)
         source = "the embedded scene"
+
+        def draw(folder: Path) -> None:
+            write_scene(folder, RawScene(*field_scene(size, num_bands, num_classes, seed)), radius, source)
+
+        settings = {"version": VERSION, "radius": radius, "embedded": [size, num_bands, num_classes, seed]}
+        folder = prepared(cache_dir, "scenes", (), settings, draw)
     else:
         files = find_scene(Path(path))
         source = str(files.paths[-1])
@@ -154,9 +154,14 @@ def _classes(
         held = ", ".join(f"{label} ({number})" for label, number in zip(found, count, strict=True)) or "none"
         raise DataError(
             f"{source}: classes to tell apart need two pixels each, and there must be two of them. Labels beside the "
-            f"background {background}, with their pixels: {held}. workload.data.background=0 names the background."
+            f"background {background}, with their pixels: {held}. workload.data.background=<label> names another one."
         )
-    notes = []
+    notes = [
+        f"Label {label} of {source} is taken for a class, of {counted(int(number), 'pixel')}. If it says that there is "
+        f"no label: workload.data.background={label}."
+        for label, number in zip(found, count, strict=True)
+        if label < 0
+    ]
     for label in single:
         row, column = np.argwhere(labels_HW == label)[0]
         notes.append(
@@ -187,12 +192,14 @@ def _split(
     notes = []
     if num_left_out:
         notes.append(f"{counted(num_left_out, 'pixel')} beside training pixels are left out of validation and test")
-    if too_close:
-        listed = ", ".join(names[each] for each in too_close)
-        notes.append(
-            f"Of {'class' if len(too_close) == 1 else 'classes'} {listed} all test pixels lie in patches of training "
-            "pixels; they are kept, and their figures are too good. A smaller patch_size may help."
-        )
+    for part, name in ((VAL, "validation"), (TEST, "test")):
+        if too_close[part]:
+            classes = "class" if len(too_close[part]) == 1 else "classes"
+            listed = ", ".join(names[each] for each in too_close[part])
+            notes.append(
+                f"Of {classes} {listed} all {name} pixels lie in patches of training pixels; they are kept, and their "
+                "figures are too good. A smaller patch_size may help."
+            )
     return part_HW, tuple(notes)
 
 

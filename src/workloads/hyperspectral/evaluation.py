@@ -161,7 +161,8 @@ def draw_maps(maps: Sequence[NDArray[np.int64]], names: Sequence[str]) -> Image.
     height, width = maps[0].shape
     factor = max(1, math.ceil(SMALLEST_SIDE / max(height, width)))
     panels = [colours[each].repeat(factor, 0).repeat(factor, 1) for each in maps]
-    across = len(maps) * width * factor + (len(maps) - 1) * MARGIN
+    beside = len(maps) * width * factor + (len(maps) - 1) * MARGIN
+    across = max(beside, LEGEND_ENTRY)
     per_line = max(1, across // LEGEND_ENTRY)
     lines = math.ceil(len(names) / per_line)
     picture = Image.new("RGB", (across, height * factor + 2 * MARGIN + lines * (SWATCH + MARGIN)), (255, 255, 255))

@@ -18,7 +18,7 @@ from workloads.hyperspectral.bands import BandScaling, PrincipalComponents
 from workloads.hyperspectral.padded_cube import PaddedCube, cut_patches
 
 NO_LABEL = -1
-_LINES = 16
+_LINES = 4
 """Of the cube that are turned into components at a time."""
 
 
@@ -47,8 +47,12 @@ class PatchStore:
         """[H + P - 1, W + P - 1, C], bands in the cube's own type, components in float32."""
         if self.components is None:
             return self.cube.in_memory().values
-        parts = [self.components(lines) for lines in torch.split(self.cube.opened(), _LINES)]
-        return torch.cat(parts)
+        height, width, _ = self.cube.values.shape
+        held = torch.empty(height, width, self.components.directions.shape[1])
+        for start in range(0, height, _LINES):
+            lines = slice(start, start + _LINES)
+            held[lines] = self.components(self.cube.opened()[lines])  # opened anew: what was read leaves memory
+        return held
 
     @property
     def bytes(self) -> int:

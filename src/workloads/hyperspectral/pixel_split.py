@@ -107,20 +107,22 @@ def split_random(class_HW: Ints, shares: tuple[float, float, float], rng: np.ran
     return part_HW
 
 
-def keep_apart(class_HW: Ints, part_HW: Ints, radius: int) -> tuple[Ints, int, list[int]]:
+def keep_apart(class_HW: Ints, part_HW: Ints, radius: int) -> tuple[Ints, int, dict[int, list[int]]]:
     """Leave out the pixels of val and test that lie in a patch around a training pixel.
 
     Returns:
-        The parts, how many pixels were left out, and the classes that would have none to test on: theirs are kept.
+        The parts, how many pixels were left out, and the classes of which none would be left in `VAL` or in `TEST`:
+        theirs are kept.
     """
     near_HW = _dilated(part_HW == TRAIN, radius)
-    kept_HW, num_left_out, too_close = part_HW.copy(), 0, list[int]()
+    kept_HW, num_left_out = part_HW.copy(), 0
+    too_close: dict[int, list[int]] = {VAL: [], TEST: []}
     for each in range(class_HW.max() + 1):
         for part in (VAL, TEST):
             held_out = (class_HW == each) & (part_HW == part)
             if not (held_out & ~near_HW).any():
-                if part == TEST and held_out.any():
-                    too_close.append(each)
+                if held_out.any():
+                    too_close[part].append(each)
                 continue
             kept_HW[held_out & near_HW] = NONE
             num_left_out += int((held_out & near_HW).sum())

@@ -24,7 +24,7 @@ LAYOUTS: dict[tuple[int, ...], str] = {
 }
 """Orders of a cube's axes that make [H, W, C] of it."""
 MARK = "_gt"
-"""How the name of a ground truth ends."""
+"""How the name of a ground truth ends; ``gt`` alone is one as well."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,9 @@ def find_scene(path: Path) -> SceneFiles:
     if not found:
         raise DataError(f"workload.data.path={path}: no cube in it. Put X.npy or X.mat there, and X{MARK}.npy or .mat.")
     names = ", ".join(show_line(each.name) for each in found[:10])
-    raise DataError(f"workload.data.path={path}: holds {len(found)} cubes ({names}). Name one of them.")
+    way_out = "Name one of them." if with_truth else f"Put X{MARK}.npy or .mat beside X.npy or .mat, and name that."
+    kind = "cubes" if with_truth else "arrays, none with a ground truth"
+    raise DataError(f"workload.data.path={path}: holds {len(found)} {kind} ({names}). {way_out}")
 
 
 def _beside(cube: Path) -> SceneFiles:
@@ -88,17 +90,17 @@ def _beside(cube: Path) -> SceneFiles:
 
 
 def _is_ground_truth(path: Path) -> bool:
-    return path.stem.lower().endswith(MARK)
+    return f"_{path.stem.lower()}".endswith(MARK)
 
 
 def _ground_truth_of(cube: Path) -> Path | None:
-    """Beside ``A_b.mat`` it is ``A_b_gt`` or ``A_gt``, first of the cube's own type; None where there is none."""
+    """Beside ``A_b.mat`` it is ``A_b_gt``, ``A_gt`` or ``gt``, of the cube's own type first; None if there is none."""
     beside = {each.name.lower(): each for each in cube.parent.iterdir()}
     own = cube.suffix.lower()
     words = cube.stem.lower().split("_")
-    for count in range(len(words), 0, -1):
+    for count in range(len(words), -1, -1):
         for suffix in (own, *(each for each in SUFFIXES if each != own)):
-            found = beside.get("_".join(words[:count]) + MARK + suffix)
+            found = beside.get("_".join([*words[:count], MARK[1:]]) + suffix)
             if found is not None:
                 return found
     return None
@@ -122,29 +124,44 @@ def read_scene(files: SceneFiles) -> RawScene:
     else:
         source = files.labels
         arrays, others = read_arrays(source)
-    labels, layout = _labels_of(source, arrays, others, cube.shape, is_own_file=files.labels is not None)
+    name, layout, num_maps = _labels_of(source, arrays, others, cube.shape, is_own_file=files.labels is not None)
+    if num_maps > 1:
+        notes.append(f"{source.name} holds {num_maps} maps that fit the cube: {show_line(name)} is taken as labels.")
     if layout != (0, 1, 2):
         notes.append(f"The axes of {files.cube.name} ({_sizes(cube.shape)}) are read as {LAYOUTS[layout]}.")
-    return RawScene(cube.transpose(layout), _whole_numbers(source, labels), tuple(notes))
+    return RawScene(cube.transpose(layout), _whole_numbers(source, _map(arrays[name])), tuple(notes))
 
 
 def _cube_of(path: Path, arrays: dict[str, Array], others: list[str]) -> tuple[str, Array]:
-    """Name and array of the largest with three axes; axes of length 1 don't count."""
-    found = {name: np.squeeze(array) for name, array in arrays.items() if np.squeeze(array).ndim == 3}
+    """Name and array of the largest with three axes; of more, those of length 1 don't count."""
+    cubes = {name: array if array.ndim == 3 else np.squeeze(array) for name, array in arrays.items()}
+    found = {name: cube for name, cube in cubes.items() if cube.ndim == 3 and cube.size}
     if not found:
         raise DataError(f"{path}: no cube (three axes: height, width, bands) in it, but {_content(arrays, others)}.")
     name = max(found, key=lambda each: found[each].size)
     return name, found[name]
 
 
+def _map(array: Array) -> Array:
+    """As `_cube_of` has it, of two axes."""
+    return array if array.ndim == 2 else np.squeeze(array)
+
+
 def _labels_of(
     path: Path, arrays: dict[str, Array], others: list[str], cube_shape: tuple[int, ...], *, is_own_file: bool
-) -> tuple[Array, tuple[int, ...]]:
-    """The array of labels and the layout of the cube that it fits."""
-    maps = {name: np.squeeze(array) for name, array in arrays.items() if np.squeeze(array).ndim == 2}
+) -> tuple[str, tuple[int, ...], int]:
+    """Name of the array of labels, the layout of the cube that it fits, and among how many that fit it was chosen.
+
+    A name that ends in ``gt`` is the first choice, then that with most labels: beside them may be masks.
+    """
+    maps = {name: _map(array) for name, array in arrays.items() if _map(array).ndim == 2}
+    fitting = dict[str, tuple[int, ...]]()
     for (name, array), layout in itertools.product(maps.items(), LAYOUTS):
         if array.shape == tuple(cube_shape[axis] for axis in layout[:2]):
-            return maps[name], layout
+            fitting.setdefault(name, layout)
+    if fitting:
+        name = max(fitting, key=lambda each: (each.lower().endswith("gt"), _num_labels(maps[each])))
+        return name, fitting[name], len(fitting)
     if not is_own_file:
         raise DataError(
             f"{path}: no ground truth beside it, and in it no map of labels that fits a cube of {_sizes(cube_shape)}, "
@@ -163,6 +180,12 @@ def _labels_of(
         f"{path}: a ground truth of {_sizes(array.shape)} pixels does not fit the cube of {_sizes(cube_shape)}. "
         f"{way_out}"
     )
+
+
+def _num_labels(array: Array) -> int:
+    """Different values; 0 if one is no whole number."""
+    values = np.unique(array)
+    return len(values) if (np.isfinite(values) & (values == np.round(values))).all() else 0
 
 
 def _whole_numbers(path: Path, labels: Array) -> NDArray[np.int32]:

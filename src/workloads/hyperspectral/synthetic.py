@@ -59,10 +59,12 @@ def _fields(rng: np.random.Generator, size: int) -> tuple[Ints, NDArray[np.bool_
     """The field that each pixel is of, and where its borders are: the pixels nearest to each of some points."""
     num_fields = max(8, round((size / FIELD_PX) ** 2))
     centre_F2 = rng.random((num_fields, 2)) * size
-    row, column = np.mgrid[:size, :size]
-    distance_FHW = np.hypot(row - centre_F2[:, 0, None, None], column - centre_F2[:, 1, None, None])
-    nearest = np.partition(distance_FHW, 1, axis=0)
-    return distance_FHW.argmin(0), nearest[1] - nearest[0] < 1.5
+    field_HW, border_HW = np.empty((size, size), np.int64), np.empty((size, size), bool)
+    for row in range(size):  # all at once are gigabytes for a scene of a few hundred lines
+        distance_FW = np.hypot(row - centre_F2[:, :1], np.arange(size) - centre_F2[:, 1:])
+        nearest = np.partition(distance_FW, 1, axis=0)
+        field_HW[row], border_HW[row] = distance_FW.argmin(0), nearest[1] - nearest[0] < 1.5
+    return field_HW, border_HW
 
 
 def _classes(rng: np.random.Generator, num_fields: int, num_classes: int) -> Ints:
@@ -136,7 +138,7 @@ def _blurred(image_HWC: Floats) -> Floats:
 
 def _check(size: int, num_bands: int, num_classes: int) -> None:
     faults = []
-    ranges = {"size": (size, 32, 2048), "num_bands": (num_bands, 8, 1000), "num_classes": (num_classes, 2, 50)}
+    ranges = {"size": (size, 32, 512), "num_bands": (num_bands, 8, 1000), "num_classes": (num_classes, 2, 50)}
     for name, (value, low, high) in ranges.items():
         if not low <= value <= high:
             faults.append(

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.io import savemat
+from scipy.sparse import csc_matrix
 
 from wellfed.errors import DataError
 from workloads.hyperspectral.array_files import read_arrays
@@ -21,10 +22,11 @@ def test_a_npy_file_is_mapped(tmp_path: Path):
 @pytest.mark.parametrize("compressed", [False, True])
 def test_arrays_of_a_mat_file_are_named(tmp_path: Path, compressed: bool):
     content = {"cube": np.ones((2, 3, 4), np.uint16), "note": "text", "cell": np.array([1, "a"], dtype=object)}
+    content |= {"struct": {"a": 1}, "sparse": csc_matrix(np.eye(3))}
     savemat(tmp_path / "a.mat", content, do_compression=compressed)
     arrays, others = read_arrays(tmp_path / "a.mat")
     assert {name: array.dtype for name, array in arrays.items()} == {"cube": np.uint16}
-    assert others == ["note (<U4)", "cell (objects)"]
+    assert others == ["note (<U4)", "cell (objects)", "struct (struct)", "sparse (csc_matrix)"]
 
 
 def test_python_objects_are_not_read(tmp_path: Path):
@@ -54,6 +56,16 @@ def test_what_was_cut_off_is_damaged(tmp_path: Path, suffix: str, kept: int):
         read_arrays(path)
 
 
+@pytest.mark.parametrize(("suffix", "place", "byte"), [(".npy", 70, b"("), (".mat", 145, b"\xff")])
+def test_what_was_changed_is_damaged(tmp_path: Path, suffix: str, place: int, byte: bytes):
+    path = tmp_path / f"a{suffix}"
+    np.save(path, np.ones((5, 5))) if suffix == ".npy" else savemat(path, {"a": np.ones((5, 5))})
+    content = path.read_bytes()
+    path.write_bytes(content[:place] + byte + content[place + 1 :])
+    with pytest.raises(DataError, match=r"a\.(npy|mat): is damaged"):
+        read_arrays(path)
+
+
 def test_bytes_that_are_nothing_are_damaged(tmp_path: Path):
     for suffix in (".npy", ".mat"):
         path = tmp_path / f"a{suffix}"
@@ -74,3 +86,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path):
     for suffix in (".npy", ".mat"):
         with pytest.raises(DataError, match=f"none{suffix}: No such file"):
             read_arrays(tmp_path / f"none{suffix}")
+        (tmp_path / f"folder{suffix}").mkdir()
+        with pytest.raises(DataError, match=rf"folder{suffix}: Is a directory\. Check"):
+            read_arrays(tmp_path / f"folder{suffix}")

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from wellfed.errors import ConfigError
+from workloads.hyperspectral import bands
 from workloads.hyperspectral.bands import fit_components, fit_scaling
 
 
@@ -34,6 +35,15 @@ def test_components_are_those_of_the_singular_values(spectra):
     assert torch.allclose(found.abs(), expected.abs(), atol=1e-3)
     assert components.kept_frac == pytest.approx(float((value[:3] ** 2).sum() / (value**2).sum()), abs=1e-6)
     assert components.kept_frac > 0.99
+
+
+def test_many_pixels_are_taken_in_parts(spectra, monkeypatch):
+    """Their mean and covariance are added up."""
+    whole = fit_scaling(spectra), fit_components(spectra, 3)
+    monkeypatch.setattr(bands, "_PIXELS", 60)
+    parts = fit_scaling(spectra), fit_components(spectra, 3)
+    for made, again in zip(whole, parts, strict=True):
+        assert torch.allclose(made(spectra), again(spectra), atol=1e-4)
 
 
 def test_integers_are_taken_as_they_are(spectra):

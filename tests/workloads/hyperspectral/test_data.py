@@ -80,6 +80,18 @@ def test_a_class_of_one_pixel_is_left_out_and_told(cache, put, cube, labels):
     assert any("Class 9 of " in note and "one pixel, at row 5, column 6" in note for note in data.notes)
 
 
+def test_a_label_below_zero_is_told(cache, put, cube, labels):
+    data = datasets(str(put(cube, labels - 1)), cache_dir=cache, patch_size=3, num_components=3)
+    assert data.evaluation.names == ["-1", "1", "2"]
+    assert any("Label -1 of " in note and "10 pixels" in note and "background=-1" in note for note in data.notes)
+
+
+def test_pixels_that_are_kept_beside_training_pixels_are_told(cache, put):
+    data = datasets(str(put()), cache_dir=cache, patch_size=23, num_components=3, block_size=2)
+    for part in ("validation", "test"):
+        assert any(f"Of classes 1, 2, 3 all {part} pixels lie in patches" in note for note in data.notes)
+
+
 def test_too_little_to_learn_is_refused(cache, put, cube, labels):
     with pytest.raises(DataError, match=r"field_gt\.npy: classes to tell apart .*: none\. workload\.data\.background"):
         datasets(str(put(cube, labels * 0)), cache_dir=cache)
@@ -148,22 +160,23 @@ def peak():
 def used(path, **size):
     given = {"cache_dir": sys.argv[2], "patch_size": 11, "num_components": eval(sys.argv[3]), "whole_map": False}
     train = datasets(path, **given, **size).train.for_features("cache_host")
-    for indices in (torch.arange(2000) % len(train)).split(20):
+    for indices in (torch.arange(2000) % len(train)).split(2):
         train.on_device(train.fetch(indices), SampleRng(0, 0))
 used(None, size=32, num_bands=200)  # the libraries' own pages
 before = peak()
 used(sys.argv[1])
-print((peak() - before) / (145 * 145 * 200 * 4))
+print((peak() - before) / np.load(sys.argv[1], mmap_mode="r").nbytes)
 """
 
 
 @pytest.mark.slow  # starts processes
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
+@pytest.mark.parametrize("dtype", ["float32", "uint16"])
 @pytest.mark.parametrize("num_components", [None, 30])
-def test_a_scene_costs_less_than_twice_its_size(tmp_path: Path, num_components: int | None):
+def test_a_scene_costs_less_than_twice_its_size(tmp_path: Path, num_components: int | None, dtype: str):
     """Peak of memory over what the process had before, pages of mapped files included; patches of their own: 121 x."""
     rng = np.random.default_rng(0)
-    np.save(tmp_path / "a.npy", rng.normal(size=(145, 145, 200)).astype(np.float32))
+    np.save(tmp_path / "a.npy", rng.normal(2000, 300, size=(145, 145, 200)).astype(dtype))
     np.save(tmp_path / "a_gt.npy", rng.integers(0, 17, (145, 145)))
     command = [sys.executable, "-c", MEASURED, str(tmp_path / "a.npy"), str(tmp_path / "cache"), str(num_components)]
     for name in ("builds", "finds"):

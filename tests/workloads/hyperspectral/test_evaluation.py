@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from workloads.hyperspectral.evaluation import BACKGROUND, ClassScores, colour_of, scores_of
+from workloads.hyperspectral.evaluation import BACKGROUND, ClassScores, colour_of, draw_maps, scores_of
 
 RADIUS = 2
 CLASSES = np.array([[0, 0, 1], [1, 2, -1]])
@@ -98,6 +98,10 @@ def test_tables_and_map_are_written(batch, tmp_path: Path):
     colours = [colour_of(number) for number in range(3)]
     assert truth == [[colours[0], colours[0], colours[1]], [colours[1], colours[2], BACKGROUND]]
     assert found == [[colours[0], colours[1], colours[1]], [colours[1], colours[2], colours[2]]]
+
+
+def test_names_below_a_narrow_map_are_whole():
+    assert draw_maps([np.zeros((600, 3), np.int64)] * 2, ["1", "2"]).width >= 64
 
 
 def test_colours_differ():

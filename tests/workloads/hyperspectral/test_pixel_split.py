@@ -79,19 +79,22 @@ def test_random_pixels_have_exact_shares(fields):
 def test_no_test_pixel_lies_in_a_training_patch(fields, radius: int):
     before = split_blocks(fields, SHARES, 16, np.random.default_rng(0))
     parts, num_left_out, too_close = keep_apart(fields, before, radius)
-    assert too_close == []
+    assert too_close[TEST] == []
     assert num_left_out == ((before != NONE) & (parts == NONE)).sum() > 0
     assert ((before == TRAIN) == (parts == TRAIN)).all()
+    held_back = np.isin(fields, too_close[VAL])
     for row, column in np.argwhere(parts == TRAIN):
         around = (slice(max(0, each - radius), each + radius + 1) for each in (row, column))
-        assert not (parts[tuple(around)] == TEST).any()
+        around = tuple(around)
+        assert not (parts[around] == TEST).any()
+        assert not ((parts[around] == VAL) & ~held_back[around]).any()
 
 
 def test_a_class_without_room_is_kept_and_named():
     classes, before = np.zeros((4, 30), dtype=np.int64), np.full((4, 30), TEST)
     classes[:, :4], before[:, :2] = 1, TRAIN
     parts, num_left_out, too_close = keep_apart(classes, before, 5)
-    assert too_close == [1]
+    assert too_close == {VAL: [], TEST: [1]}
     assert num_left_out == 4 * 3
     assert (parts[:, 2:4] == TEST).all()
     assert (parts[:, 4:7] == NONE).all()

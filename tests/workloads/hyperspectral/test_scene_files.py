@@ -21,7 +21,7 @@ def test_cube_and_ground_truth_are_found_by_name(put, cube, labels):
     assert scene.notes == ()
 
 
-@pytest.mark.parametrize("beside", ["Indian_pines_gt.mat", "Indian_pines_corrected_GT.npy", "indian_gt.npy"])
+@pytest.mark.parametrize("beside", ["Indian_pines_gt.mat", "Indian_pines_corrected_GT.npy", "indian_gt.npy", "gt.npy"])
 def test_a_longer_name_finds_the_ground_truth_of_a_shorter_one(tmp_path: Path, cube, labels, beside: str):
     savemat(tmp_path / "Indian_pines_corrected.mat", {"anything": cube})
     path = tmp_path / beside
@@ -38,6 +38,29 @@ def test_one_mat_file_may_hold_both(tmp_path: Path, cube, labels):
     assert (scene.cube == cube).all()
     assert (scene.labels == labels).all()
     assert scene.notes == ("both.mat holds 2 cubes: x, the largest, is taken.",)
+
+
+@pytest.mark.parametrize("name", ["field_gt", "labels"])
+def test_masks_beside_the_labels_are_not_taken_for_them(put, tmp_path: Path, labels, name: str):
+    """The name decides, then how many labels there are; heights are no labels."""
+    more = {} if name == "labels" else {"instances": np.arange(labels.size).reshape(labels.shape)}
+    heights = np.random.default_rng(0).normal(size=labels.shape)
+    savemat(tmp_path / "field_gt.mat", {"a_mask": labels > 0, "heights": heights, name: labels} | more)
+    put(labels=None)
+    scene = scene_of(tmp_path / "field.npy")
+    assert (scene.labels == labels).all()
+    assert scene.notes == (f"field_gt.mat holds {3 + len(more)} maps that fit the cube: {name} is taken as labels.",)
+
+
+@pytest.mark.parametrize("shape", [(1, 10, 6), (12, 1, 6), (12, 10, 1)])
+def test_a_cube_may_be_one_line_or_one_band(put, shape: tuple[int, int, int]):
+    assert scene_of(put(np.ones(shape), np.ones(shape[:2], int))).cube.shape == shape
+
+
+@pytest.mark.parametrize("shape", [(0, 5, 6), (12, 10, 0)])
+def test_a_cube_of_nothing_is_refused(put, shape: tuple[int, int, int]):
+    with pytest.raises(DataError, match=r"field\.npy: no cube .*but field \(.* float64\)"):
+        scene_of(put(np.ones(shape), np.ones(shape[:2], int)))
 
 
 @pytest.mark.parametrize("order", [(2, 0, 1), (0, 2, 1)])
@@ -93,7 +116,12 @@ def test_paths_that_lead_nowhere_are_refused(put, tmp_path: Path):
         find_scene(put(labels=None))
     with pytest.raises(DataError, match="is a ground truth by its name"):
         find_scene(put().with_name("field_gt.npy"))
-    put(name="meadow")
+    put(name="meadow", labels=None)
+    (tmp_path / "field_gt.npy").rename(tmp_path / "labels.npy")
+    with pytest.raises(DataError, match=r"holds 3 arrays, none with a ground truth .*Put X_gt\.npy or \.mat beside"):
+        find_scene(tmp_path)
+    put(), put(name="meadow")
+    (tmp_path / "labels.npy").unlink()
     with pytest.raises(DataError, match=r"holds 2 cubes \(field\.npy, meadow\.npy\)\. Name one"):
         find_scene(tmp_path)
     (tmp_path / "x.tif").write_bytes(b"")
