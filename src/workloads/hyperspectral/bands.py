@@ -71,7 +71,7 @@ def fit_scaling(spectra_NC: Tensor) -> BandScaling:
 
 def _doubles(spectra_NC: Tensor) -> Iterator[Tensor]:
     """Float64 [<= `_PIXELS`, C]: of all pixels at once it would be larger than a cube of small integers."""
-    return (part.double() for part in spectra_NC.split(_PIXELS))
+    return (part.double() for part in torch.split(spectra_NC, _PIXELS))
 
 
 def _sum(parts: Iterable[Tensor]) -> Tensor:
@@ -93,7 +93,7 @@ def fit_components(spectra_NC: Tensor, num_components: int) -> PrincipalComponen
             f"Write num_components={most} at most, or null for all bands.",
         )
     scaling = fit_scaling(spectra_NC)
-    centred = (scaling(part).double() for part in spectra_NC.split(_PIXELS))
+    centred = (scaling(part).double() for part in torch.split(spectra_NC, _PIXELS))
     value_C, vector_CC = torch.linalg.eigh(_sum(part.T @ part for part in centred) / num_pixels)
     value_K, vector_CK = value_C.flip(0)[:num_components], vector_CC.flip(1)[:, :num_components]
     total = float(value_C.clamp(min=0).sum())
