@@ -56,7 +56,7 @@ def test_what_was_cut_off_is_damaged(tmp_path: Path, suffix: str, kept: int):
         read_arrays(path)
 
 
-@pytest.mark.parametrize(("suffix", "place", "byte"), [(".npy", 70, b"("), (".mat", 145, b"\xff")])
+@pytest.mark.parametrize(("suffix", "place", "byte"), [(".npy", 70, b"("), (".mat", 144, b"\xff")])
 def test_what_was_changed_is_damaged(tmp_path: Path, suffix: str, place: int, byte: bytes):
     path = tmp_path / f"a{suffix}"
     np.save(path, np.ones((5, 5))) if suffix == ".npy" else savemat(path, {"a": np.ones((5, 5))})
