@@ -22,7 +22,7 @@ from wellfed.units import counted
 
 Ints = NDArray[np.int64]
 KIND = "shards"
-_MAKING = 1
+_MAKING = 2
 """To be raised where an index is made in another way."""
 
 
