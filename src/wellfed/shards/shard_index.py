@@ -32,7 +32,7 @@ class ShardIndex:
 
     paths: tuple[Path, ...]
     keys: tuple[str, ...]
-    """[N]; with the shard's place unique."""
+    """[N]; a key that comes again, later or in another shard, is another sample."""
     shards: Ints
     """Place of each sample's shard in ``paths``, [N]."""
     parts: Mapping[str, tuple[Ints, Ints]]

@@ -83,7 +83,8 @@ class ShardReader:
     def _opened(self, shards: NDArray[np.int64]) -> list[int]:
         """Descriptors of the files of samples; each file is opened once in a process."""
         if self._process != os.getpid():  # a fork's own descriptors: positions are not shared by preadv, closing is
-            self._files, self._process = np.full(len(self.index.paths), -1), os.getpid()
+            # Another thread may have held the lock when this process was forked: nobody would ever let it go here.
+            self._files, self._process, self._opening = np.full(len(self.index.paths), -1), os.getpid(), Lock()
         found = self._files[shards]
         if len(found) and found.min() < 0:
             with self._opening:

@@ -84,7 +84,10 @@ class _Walk:
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at, self._is_closed = data, 0, False
-        self._forget()
+        self._name: str | None = None
+        """Told by the header before, as are the size and whether the file is sparse."""
+        self._size: int | None = None
+        self._is_sparse = False
 
     def members(self) -> Iterator[Member | Damage]:
         while self._at < len(self._data):
@@ -148,8 +151,7 @@ class _Walk:
 
     def _forget(self) -> None:
         """What was said of a member must not be taken for the one after it."""
-        self._name: str | None = None
-        self._size: int | None = None
+        self._name = self._size = None
         self._is_sparse = False
 
     def _go_on_after(self, start: int) -> None:
