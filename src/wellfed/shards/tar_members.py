@@ -16,6 +16,8 @@ from wellfed.errors import DataError
 from wellfed.units import show_bytes
 
 BLOCK = 512
+NOT_CLOSED = "the file ends without the blocks of zeros that close it: it may have been cut off, and more be missing"
+"""One damage that may stand for any number of members."""
 _ZEROS = bytes(BLOCK)
 _FILE, _FOLDER, _SPARSE, _LONG_NAME, _LONG_LINK, _PAX, _PAX_OF_ALL = b"07\0", b"5", b"S", b"L", b"K", b"x", b"g"
 _OTHERS = {
@@ -105,8 +107,7 @@ class _Walk:
                 self._is_closed = False
                 yield from self._member(header)
         if not self._is_closed:
-            problem = "the file ends without the blocks of zeros that close it: it may have been cut off"
-            yield Damage(len(self._data), problem)
+            yield Damage(len(self._data), NOT_CLOSED)
 
     def _member(self, header: bytes) -> Iterator[Member | Damage]:
         start, kind = self._at + BLOCK, header[156:157]

@@ -27,6 +27,7 @@ from wellfed.shards.class_folders import (
 )
 from wellfed.shards.shard_index import ShardIndex, find_shards, index_shards
 from wellfed.shards.shard_reader import Bytes, ShardReader
+from wellfed.shards.tar_members import NOT_CLOSED
 from wellfed.units import counted
 
 Ints = NDArray[np.int64]
@@ -171,10 +172,12 @@ def _of_folder(place: Path, parts: dict[str, Path]) -> FoundClips:
                 labels.append(label)
                 splits.append(split)
     if not paths:
+        packed = [each.name for pattern in ("*.tar.*", "*.tgz") for each in sorted(place.glob(pattern))]
+        hint = f" {packed[0]} is compressed: unpack it to a plain .tar." if packed else ""
         beside = f" Beside it lie {counted(unlabelled, 'recording')} in no folder of a class." if unlabelled else ""
         raise DataError(
             f"workload.data.path={place} has no recordings in folders of classes (<class>/*.wav) and no .tar "
-            f"files.{beside} Put each recording into a folder that is named as its class."
+            f"files.{beside}{hint} Put each recording into a folder that is named as its class."
         )
     if hidden:
         notes.append(f"folders left out, as their names begin with _: {', '.join(sorted(hidden))}")
@@ -270,7 +273,8 @@ def _of_shards(place: Path, parts: dict[str, Path], cache_dir: str | Path, max_d
     splits = None if "" in parts else [split_of[shard] for shard in index.shards[row_N].tolist()]
     names = [index.keys[row] for row in rows]
     named = list(dict.fromkeys(name for known in known_of.values() for name in known))
-    return FoundClips(reader, paths, names, labels, splits, named or _in_order(labels), bad)
+    notes = [damage for damage in index.damages if damage.endswith(NOT_CLOSED)]
+    return FoundClips(reader, paths, names, labels, splits, named or _in_order(labels), bad, notes)
 
 
 def _name(text: str, known: Sequence[str]) -> str | None:
@@ -345,7 +349,7 @@ def _without_labels(place: Path, index: ShardIndex, sound_N: Ints, bad: Sequence
     if (sound_N < 0).all():
         problem = f"no sample has sound ({', '.join(SOUNDS)})"
     else:
-        problem = f"no sample has a label ({', '.join(LABELS)} beside the sound)"
+        problem = f"no sample has a label ({', '.join(LABELS)} right beside the sound in the tar file)"
     first = f" The first: {bad[0]}." if bad else ""
     return DataError(
         f"{index.paths[0]}: {problem}, of {counted(len(index), 'sample')} in workload.data.path={place}.{first} "

@@ -114,6 +114,15 @@ def test_what_a_sample_lacks_is_told_with_its_place(tmp_path):
     ]
 
 
+def test_a_shard_that_was_cut_off_is_said_whatever_the_limit_is(tmp_path):
+    place = shard(tmp_path / "0.tar", [(f"{number}.{part}", b"1") for number in range(9) for part in ("wav", "cls")])
+    place.write_bytes(place.read_bytes()[: 4 * 1024])
+    found = find_clips(place, tmp_path / "cache", 10)
+    assert len(found.names) == 2
+    assert found.notes == found.bad
+    assert f"{place}, byte 4096: the file ends without" in found.notes[0]
+
+
 @pytest.mark.parametrize(
     ("members", "said"),
     [
@@ -135,6 +144,9 @@ def test_nothing_to_find(tmp_path):
     with pytest.raises(DataError, match=r"neither a folder nor a \.tar"):
         find_clips(tmp_path / "a.wav", tmp_path, 0)
     with pytest.raises(DataError, match=r"no recordings in folders of classes.* 1 recording in no folder"):
+        find_clips(tmp_path, tmp_path, 0)
+    (tmp_path / "0.tar.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"0\.tar\.gz is compressed: unpack it"):
         find_clips(tmp_path, tmp_path, 0)
     (tmp_path / "classes.json").write_text("{}")
     shard(tmp_path / "0.tar", [("1.wav", wav(tone())), ("1.cls", b"0")])
