@@ -34,6 +34,11 @@ def indexed(folder, **more):
     return index_shards(find_shards(folder), PARTS, folder.parent / "cache", **more)
 
 
+def test_hidden_files_are_no_shards(shards):
+    (shards / "._0.tar").write_bytes(b"what a Mac leaves beside a file")
+    assert [path.name for path in find_shards(shards)] == ["0.tar", "1.tar"]
+
+
 def test_members_that_share_a_key_are_a_sample(shards):
     index = indexed(shards)
     assert index.keys == ("c/1", "c/2", "c/3", "c/4", "c/5")

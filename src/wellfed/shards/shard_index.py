@@ -45,12 +45,12 @@ class ShardIndex:
 
 
 def find_shards(place: Path) -> list[Path]:
-    """The ``.tar`` files of a folder, or the one file, by name.
+    """The ``.tar`` files of a folder, or the one file, by name; hidden ones are left out.
 
     Raises:
         DataError: there are none.
     """
-    found = [place] if place.is_file() else sorted(path for path in place.glob("*.tar") if path.is_file())
+    found = [place] if place.is_file() else sorted(path for path in place.glob("[!.]*.tar") if path.is_file())
     if not found:
         problem = "has no .tar files" if place.is_dir() else "is neither a folder nor a file"
         raise DataError(f"{place} {problem}. Make shards with `python -m wellfed shards FOLDER --out {place}`.")
@@ -86,7 +86,8 @@ def index_shards(
             offset_N, size_N = found.parts.get(part, (absent, absent))
             pieces.append((offset_N[rows], size_N[rows]))
     if not keys:
-        problem = f"no member of {counted(len(paths), 'shard')} ends in {' or '.join(f'.{part}' for part in parts)}"
+        ends = " or ".join(f".{part}" for part in parts)
+        problem = f"no member of {counted(len(paths), 'shard')} ends in {ends} (from the first dot of its name on)"
         raise DataError(f"{paths[0]}: {problem}. Check what the shards hold: tar tf {paths[0]} | head")
     return ShardIndex(
         tuple(paths),

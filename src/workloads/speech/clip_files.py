@@ -95,7 +95,7 @@ def find_clips(place: Path, cache_dir: str | Path, max_damaged: int) -> FoundCli
     if place.is_file() and place.suffix.lower() != ".tar":
         raise DataError(f"{name} is neither a folder nor a .tar file. Name the folder that holds the recordings.")
     parts = {"": place} if place.is_file() else splits_of(place)
-    if place.is_file() or any(True for folder in parts.values() for _ in folder.glob("*.tar")):
+    if place.is_file() or any(True for folder in parts.values() for _ in folder.glob("[!.]*.tar")):
         found = _of_shards(place, parts, cache_dir, max_damaged)
     else:
         found = _of_folder(place, parts)
@@ -360,4 +360,8 @@ def _without_labels(place: Path, index: ShardIndex, sound_N: Ints, bad: Sequence
 def _in_order(labels: Iterable[str]) -> list[str]:
     """Each class once: numbers by their size, names by the alphabet."""
     found = set(labels)
-    return sorted(found, key=int) if all(label.isdecimal() for label in found) else sorted(found)
+    return (
+        sorted(found, key=lambda each: (int(each), each))
+        if all(label.isdecimal() for label in found)
+        else sorted(found)
+    )
