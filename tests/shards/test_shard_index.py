@@ -34,6 +34,14 @@ def indexed(folder, **more):
     return index_shards(find_shards(folder), PARTS, folder.parent / "cache", **more)
 
 
+def test_names_with_dots_of_their_own_take_no_room_for_each_other(tmp_path):
+    """Each has a part of its own: a table of samples by parts would have a million places here."""
+    files = [(f"{number}.of.{number}.wav", b"") for number in range(1000)] + clips((1,))
+    (tmp_path / "0.tar").write_bytes(packed(files))
+    assert indexed(tmp_path).keys == ("c/1",)
+    assert sum(file.stat().st_size for file in tmp_path.parent.glob("cache/shards/*/*")) < 500_000
+
+
 def test_hidden_files_are_no_shards(shards):
     (shards / "._0.tar").write_bytes(b"what a Mac leaves beside a file")
     assert [path.name for path in find_shards(shards)] == ["0.tar", "1.tar"]

@@ -147,7 +147,7 @@ def _refuse_damaged(bad: list[str], limit: int, num_found: int, num_damaged: int
 
 
 def _refuse_one_class(place: Path, found: FoundClips, label_N: torch.Tensor) -> None:
-    if len(numbers := label_N.unique().tolist()) == 1:
+    if len(numbers := sorted(set(label_N.tolist()))) == 1:
         raise DataError(
             f"All recordings in workload.data.path={place} are of the class {found.classes[numbers[0]]!r}: there is "
             "nothing to tell apart. Put those of a second class beside it, in a folder of its name."
