@@ -15,16 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellfed.errors import DataError
-from wellfed.shards.class_folders import (
-    CLASSES,
-    LISTS,
-    SPLITS,
-    class_of,
-    files_below,
-    folders,
-    sample_key,
-    splits_of,
-)
+from wellfed.shards.class_folders import CLASSES, LISTS, class_of, files_below, folders, sample_key, splits_of
 from wellfed.shards.shard_index import ShardIndex, find_shards, index_shards
 from wellfed.shards.shard_reader import Bytes, ShardReader
 from wellfed.shards.tar_members import NOT_CLOSED
@@ -95,13 +86,15 @@ def find_clips(place: Path, cache_dir: str | Path, max_damaged: int) -> FoundCli
     if place.is_file() and place.suffix.lower() != ".tar":
         raise DataError(f"{name} is neither a folder nor a .tar file. Name the folder that holds the recordings.")
     parts = {"": place} if place.is_file() else splits_of(place)
-    if place.is_file() or any(True for folder in parts.values() for _ in folder.glob("[!.]*.tar")):
-        found = _of_shards(place, parts, cache_dir, max_damaged)
-    else:
-        found = _of_folder(place, parts)
-    if "" not in parts and (others := [each.name for each in folders(place) if each.name not in SPLITS]):
-        found.notes.append(f"folders beside {', '.join(parts)} left out: {', '.join(others)}")
-    elif "" in parts and place.is_dir():
+    has_shards = place.is_file() or any(True for folder in parts.values() for _ in folder.glob("[!.]*.tar"))
+    found = _of_shards(place, parts, cache_dir, max_damaged) if has_shards else _of_folder(place, parts)
+    if place.is_file():
+        return found
+    others = [each.name for each in folders(place) if each.name not in parts]
+    if others and (has_shards or "" not in parts):
+        beside = "the shards" if "" in parts else ", ".join(parts)
+        found.notes.append(f"folders beside {beside} left out: {', '.join(others)}")
+    if "" in parts:
         found.splits, notes = _listed(place, found.names)
         found.notes += notes
     return found

@@ -74,6 +74,12 @@ def test_shards_of_each_split_may_have_names_of_their_own(tmp_path):
     assert found.notes == ["folders beside train, test left out: cache, valid"]
 
 
+def test_folders_beside_shards_are_said(tmp_path):
+    shard(tmp_path / "0.tar", [("1.wav", wav(tone())), ("1.cls", b"0")])
+    folder(tmp_path, classes=["yes"])
+    assert find_clips(tmp_path, tmp_path / "yes" / "cache", 0).notes == ["folders beside the shards left out: yes"]
+
+
 def test_folders_that_are_empty_or_named_as_no_text_are_said(tmp_path):
     for name in (b"\xff", b"yes"):
         (tmp_path / os.fsdecode(name)).mkdir()
