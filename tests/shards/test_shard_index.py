@@ -137,13 +137,6 @@ def test_keys_end_at_the_first_dot_of_the_files_name(name, found):
     assert split_name(name) == found
 
 
-def test_a_shard_that_shrank_meanwhile_is_told(shards):
-    reader = ShardReader(indexed(shards), "wav")
-    (shards / "1.tar").write_bytes(b"x")
-    with pytest.raises(DataError, match=r"1\.tar is shorter than it was"):
-        reader.read(np.array([4]))
-
-
 def test_a_shard_that_is_gone_is_told(shards):
     reader = ShardReader(indexed(shards), "wav")
     shutil.rmtree(Path(shards))

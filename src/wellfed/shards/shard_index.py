@@ -8,6 +8,7 @@ Members that follow one another and share their path up to the first dot of the 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ class ShardIndex:
     """Where the samples of some shards lie. N samples, in the order of the shards and within them."""
 
     paths: tuple[Path, ...]
+    stamps: tuple[tuple[int, int], ...]
+    """Of each path what another file there would not share, as `stamp` gives it."""
     keys: tuple[str, ...]
     """[N]; a key that comes again, later or in another shard, is another sample."""
     shards: Ints
@@ -69,7 +72,9 @@ def index_shards(
     shards: list[Ints] = []
     places: dict[str, list[tuple[Ints, Ints]]] = {part: [] for part in parts}
     damages: list[str] = []
+    stamps = []
     for number, path in enumerate(paths):
+        stamps.append(stamp(_seen(path)))
         found = _of_shard(path, cache_dir)
         damages += [f"{path}, byte {offset}: {problem}" for offset, problem in found.damages]
         if len(damages) > max_damaged:
@@ -89,11 +94,24 @@ def index_shards(
         raise DataError(f"{paths[0]}: {problem}. Check what the shards hold: tar tf {paths[0]} | head")
     return ShardIndex(
         tuple(paths),
+        tuple(stamps),
         tuple(keys),
         np.concatenate(shards),
         {part: _joined(pieces) for part, pieces in places.items()},
         tuple(damages),
     )
+
+
+def stamp(seen: os.stat_result) -> tuple[int, int]:
+    """Size and time of change of a file."""
+    return seen.st_size, seen.st_mtime_ns
+
+
+def _seen(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror or error}. Check its rights.") from error
 
 
 def _joined(pieces: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
