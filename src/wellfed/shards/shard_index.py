@@ -23,7 +23,7 @@ from wellfed.units import counted
 
 Ints = NDArray[np.int64]
 KIND = "shards"
-_MAKING = 3
+_MAKING = 4
 """To be raised where an index is made in another way."""
 
 
@@ -40,6 +40,8 @@ class ShardIndex:
     """Place of each sample's shard in ``paths``, [N]."""
     parts: Mapping[str, tuple[Ints, Ints]]
     """By part: offset and size of its bytes, [N] each; size -1 = the sample lacks it."""
+    is_torn: NDArray[np.bool_]
+    """Whether a damaged member lies beside the sample: what the sample lacks may be that one, [N]."""
     damages: tuple[str, ...]
     """What could not be used: file, offset and reason."""
 
@@ -72,7 +74,7 @@ def index_shards(
     shards: list[Ints] = []
     places: dict[str, list[tuple[Ints, Ints]]] = {part: [] for part in parts}
     damages: list[str] = []
-    stamps = []
+    stamps, torn = [], []
     for number, path in enumerate(paths):
         stamps.append(stamp(_seen(path)))
         found = _of_shard(path, cache_dir)
@@ -86,6 +88,7 @@ def index_shards(
         rows = np.flatnonzero(has_any_N)
         keys += [found.keys[row] for row in rows]
         shards.append(np.full(len(rows), number, np.int64))
+        torn.append(np.isin(rows, found.torn))
         for part, (offset_N, size_N) in places_of.items():
             places[part].append((offset_N[rows], size_N[rows]))
     if not keys:
@@ -98,6 +101,7 @@ def index_shards(
         tuple(keys),
         np.concatenate(shards),
         {part: _joined(pieces) for part, pieces in places.items()},
+        np.concatenate(torn),
         tuple(damages),
     )
 
@@ -140,6 +144,8 @@ class _Shard:
     table: Ints
     """[M, 4]: places in ``keys`` and ``parts``, offset, size."""
     damages: list[tuple[int, str]]
+    torn: list[int]
+    """Places in ``keys`` of samples beside a damaged member."""
 
     def places_of(self, part: str) -> tuple[Ints, Ints]:
         """Offset and size of a part, for each key; size -1 = that sample lacks it."""
@@ -154,11 +160,11 @@ def _of_shard(path: Path, cache_dir: str | Path) -> _Shard:
     folder = prepared(cache_dir, KIND, [path], {"making": _MAKING}, lambda folder: _store(_read(path), folder))
     texts = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
     damages = [(offset, problem) for offset, problem in texts["damages"]]
-    return _Shard(texts["keys"], texts["parts"], np.load(folder / "members.npy"), damages)
+    return _Shard(texts["keys"], texts["parts"], np.load(folder / "members.npy"), damages, texts["torn"])
 
 
 def _store(shard: _Shard, folder: Path) -> None:
-    texts = {"keys": shard.keys, "parts": shard.parts, "damages": shard.damages}
+    texts = {"keys": shard.keys, "parts": shard.parts, "damages": shard.damages, "torn": shard.torn}
     (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")  # in ASCII, so any name can be written
     np.save(folder / "members.npy", shard.table)
 
@@ -169,9 +175,11 @@ def _read(path: Path) -> _Shard:
     found: list[tuple[int, int, int, int]] = []
     damages: list[tuple[int, str]] = []
     there: set[str] = set()
+    torn: set[int] = set()
     for member in members(path):
         if isinstance(member, Damage):
             damages.append((member.offset, member.problem))
+            torn |= {len(keys) - 1, len(keys)}
             continue
         split = split_name(member.name)
         if split is None:  # no sample's: hidden files, README
@@ -185,7 +193,7 @@ def _read(path: Path) -> _Shard:
             continue
         there.add(part)
         found.append((len(keys) - 1, parts.setdefault(part, len(parts)), member.offset, member.size))
-    return _Shard(keys, list(parts), np.array(found, np.int64).reshape(-1, 4), damages)
+    return _Shard(keys, list(parts), np.array(found, np.int64).reshape(-1, 4), damages, sorted(torn))
 
 
 def split_name(name: str) -> tuple[str, str] | None:

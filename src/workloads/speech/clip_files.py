@@ -86,7 +86,9 @@ def find_clips(place: Path, cache_dir: str | Path, max_damaged: int) -> FoundCli
     if place.is_file() and place.suffix.lower() != ".tar":
         raise DataError(f"{name} is neither a folder nor a .tar file. Name the folder that holds the recordings.")
     parts = {"": place} if place.is_file() else splits_of(place)
-    has_shards = place.is_file() or any(True for folder in parts.values() for _ in folder.glob("[!.]*.tar"))
+    has_shards = place.is_file() or any(
+        each.is_file() for folder in parts.values() for each in folder.glob("[!.]*.tar")
+    )
     found = _of_shards(place, parts, cache_dir, max_damaged) if has_shards else _of_folder(place, parts)
     if place.is_file():
         return found
@@ -284,10 +286,13 @@ def _sample(index: ShardIndex, row: int) -> str:
 
 
 def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], list[str]]:
-    """Label of each sample with sound, and what is wrong with others."""
+    """Label of each sample with sound, and what is wrong with others; a damaged member is counted already."""
     texts: list[str | None] = [None] * len(index)
     lacking = sound_N < 0
-    bad = [f"{_sample(index, row)}: no sound ({', '.join(SOUNDS)})" for row in np.flatnonzero(lacking).tolist()]
+    bad = [
+        f"{_sample(index, row)}: no sound ({', '.join(SOUNDS)})"
+        for row in np.flatnonzero(lacking & ~index.is_torn).tolist()
+    ]
     done_N = lacking.copy()
     for part in LABELS:
         rows = np.flatnonzero(~done_N & (index.parts[part][1] >= 0))
@@ -299,7 +304,10 @@ def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], li
                     if texts[row] is None:
                         bad.append(f"{_sample(index, row)}.{part}: no class can be read from it")
             done_N[rows] = True
-    bad += [f"{_sample(index, row)}: no label ({', '.join(LABELS)})" for row in np.flatnonzero(~done_N).tolist()]
+    bad += [
+        f"{_sample(index, row)}: no label ({', '.join(LABELS)})"
+        for row in np.flatnonzero(~done_N & ~index.is_torn).tolist()
+    ]
     return texts, bad
 
 

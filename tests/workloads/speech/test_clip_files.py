@@ -120,6 +120,17 @@ def test_what_a_sample_lacks_is_told_with_its_place(tmp_path):
     ]
 
 
+@pytest.mark.parametrize("part", ["wav", "cls"])
+def test_a_damaged_header_is_one_damage_and_not_also_what_its_sample_lacks(tmp_path, part):
+    place = shard(tmp_path / "0.tar", [(f"{number}.{part}", b"1") for number in range(9) for part in ("wav", "cls")])
+    content = bytearray(place.read_bytes())
+    content[content.index(f"4.{part}".encode())] ^= 0xFF
+    place.write_bytes(content)
+    found = find_clips(place, tmp_path / "cache", 1)
+    assert found.names == ["0", "1", "2", "3", "5", "6", "7", "8"]
+    assert len(found.bad) == 1
+
+
 def test_a_shard_that_was_cut_off_is_said_whatever_the_limit_is(tmp_path):
     place = shard(tmp_path / "0.tar", [(f"{number}.{part}", b"1") for number in range(9) for part in ("wav", "cls")])
     place.write_bytes(place.read_bytes()[: 4 * 1024])
