@@ -32,6 +32,12 @@ def test_it_tells_what_was_packed_and_what_was_not(wavs: Path, tmp_path: Path, c
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["0000.tar", "0001.tar", "classes.json"]
 
 
+def test_what_a_killed_packing_has_left_is_told(wavs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "out.part-12ab").mkdir()
+    assert cli.main(["shards", str(wavs), "--out", str(tmp_path / "out")]) == 0
+    assert f"if none runs now: {tmp_path / 'out.part-12ab'}. Remove it." in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -66,9 +66,13 @@ def test_a_piece_of_each_is_read_into_a_table(reader):
 
 def test_a_shard_that_changes_or_goes_is_told(reader):
     paths = reader.index.paths
+    reader.read(np.array([3]))
     paths[0].write_bytes(b"")
     with pytest.raises(DataError, match=r"0\.tar is shorter than it was when it was indexed, at '0_3'"):
         reader.read(np.array([3]))
+    paths[2].write_bytes(paths[3].read_bytes())
+    with pytest.raises(DataError, match=r"2\.tar has changed since it was indexed\. Start again"):
+        reader.read(np.array([60]))
     paths[1].unlink()
     with pytest.raises(DataError, match=r"1\.tar can't be read: No such file"):
         reader.read(np.array([30]))

@@ -62,6 +62,73 @@ def test_a_damaged_header_is_told_and_the_next_members_are_found(tmp_path):
         assert ended_silently.getnames() == ["a/1.wav"]
 
 
+def header(name, size, kind=b"0"):
+    """A header whose checksum is right, whatever its size says."""
+    block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT))
+    block[124:136], block[148:156], block[156:157] = size.ljust(12, b"\0"), b" " * 8, kind
+    block[148:156] = b"%06o\0 " % sum(block)
+    return bytes(block)
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_a_long_name_is_not_taken_for_the_member_after_a_damaged_one(tmp_path, tar_format):
+    long = "d/" * 100
+    files = [(f"{long}1.wav", b"1"), ("2.wav", b"2"), ("2.cls", b"3")]
+    content = packed(files, tar_format)
+    content[content.index(b"1" + bytes(BLOCK - 1)) - BLOCK] ^= 0xFF
+    read, damages = walked(tmp_path, content)
+    assert read == files[1:]
+    assert [problem for _, problem in damages] == ["its header is damaged"]
+
+
+@pytest.mark.parametrize("name", ["1.wav", "2.wav"])
+def test_a_header_of_zeros_does_not_hide_a_member(tmp_path, name):
+    files = [("0.wav", b"a" * 600), ("1.wav", b"b" * 600), ("2.wav", b"c" * 600)]
+    content = packed(files, tarfile.GNU_FORMAT)
+    at = content.index(name.encode())
+    content[at : at + BLOCK] = bytes(BLOCK)
+    read, damages = walked(tmp_path, content)
+    assert read == [each for each in files if each[0] != name]
+    assert damages == [(at + BLOCK, "its header is damaged")]
+
+
+def test_a_negative_size_does_not_lead_back(tmp_path):
+    read, damages = walked(tmp_path, header("a.wav", b"-1130") + bytes(packed([("b.wav", b"2")])))
+    assert read == [("b.wav", b"2")]
+    assert damages == [(0, "its size is no number")]
+
+
+def test_a_name_that_is_too_long_to_be_one_hides_nothing(tmp_path):
+    read, damages = walked(tmp_path, header("a", b"%011o" % 2**24, b"L") + bytes(packed([("b.wav", b"2")])))
+    assert read == [("b.wav", b"2")]
+    assert len(damages) == 1
+
+
+@pytest.mark.parametrize("kind", [tarfile.DIRTYPE, tarfile.CHRTYPE, tarfile.SYMTYPE])
+def test_what_has_no_bytes_hides_nothing_whatever_its_size_says(tmp_path, kind):
+    read, _ = walked(tmp_path, header("x", b"%011o" % 4096, kind) + bytes(packed([("b.wav", b"2")])))
+    assert read == [("b.wav", b"2")]
+
+
+def test_a_sparse_file_in_pax_records_is_damage(tmp_path):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo("GNUSparseFile.1/x.wav")
+        member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.name": "x.wav"}
+        tar.addfile(member)
+        tar.addfile(tarfile.TarInfo("y.wav"))
+    read, damages = walked(tmp_path, out.getvalue())
+    assert read == [("y.wav", b"")]
+    assert "a sparse file" in damages[0][1]
+
+
+def test_an_old_tar_file_without_a_magic_word_is_read(tmp_path):
+    content = packed([("a.wav", b"1")], tarfile.USTAR_FORMAT)
+    content[257:265], content[148:156] = bytes(8), b" " * 8
+    content[148:156] = b"%06o\0 " % sum(content[:BLOCK])
+    assert walked(tmp_path, content) == ([("a.wav", b"1")], [])
+
+
 @FORMATS
 @given(cut=st.floats(0.01, 0.99))
 def test_a_file_that_is_cut_off_says_so_and_gives_what_is_whole(tmp_path_factory, tar_format, cut):

@@ -1,13 +1,15 @@
 import json
+import os
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from wellfed.errors import ConfigError, DataError
+from wellfed.shards.class_folders import CLASSES
 from wellfed.shards.shard_index import find_shards, index_shards
 from wellfed.shards.shard_reader import ShardReader
-from wellfed.shards.write_shards import CLASSES, write_shards
+from wellfed.shards.write_shards import write_shards
 
 
 @pytest.fixture
@@ -106,3 +108,49 @@ def test_an_interrupted_packing_leaves_nothing(source, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_shards(source, tmp_path / "out", num=2, on_file=stop)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["wavs"]
+
+
+def test_splits_become_folders_of_shards_whose_classes_have_the_same_numbers(tmp_path):
+    for name in ("train/no", "train/yes", "test/yes", "valid/yes"):
+        (tmp_path / "wavs" / name).mkdir(parents=True)
+        for number in range(3):
+            (tmp_path / "wavs" / name / f"{number}.wav").write_bytes(name.encode())
+    written = write_shards(tmp_path / "wavs", tmp_path / "out", num=2)
+    assert written.classes == ("no", "yes")
+    assert [path.relative_to(tmp_path / "out").as_posix() for path in written.shards] == [
+        f"{split}/000{number}.tar" for split in ("test", "train") for number in range(2)
+    ]
+    assert written.skipped == (f"{tmp_path / 'wavs' / 'valid'}: beside train/, and no split",)
+    _, samples = read(tmp_path / "out" / "test", tmp_path / "cache")
+    assert samples == [(b"test/yes", b"1")] * 3
+
+
+def test_lists_of_splits_come_along_and_what_is_no_class_does_not(source, tmp_path):
+    (source / "_background_noise_").mkdir()
+    (source / "_background_noise_" / "rain.wav").write_bytes(b"1")
+    (source / "empty").mkdir()
+    (source / "testing_list.txt").write_text("yes/1.wav")
+    written = write_shards(source, tmp_path / "out")
+    assert written.classes == ("no", "up.down", "yes")
+    assert (tmp_path / "out" / "testing_list.txt").read_text() == "yes/1.wav"
+    assert [reason.split(": ")[1] for reason in written.skipped] == [
+        "not .wav", "its folder's name begins with _", "no .wav in it",
+    ]  # fmt: skip
+
+
+def test_names_that_look_like_a_drive_or_are_no_text_can_be_read_again(tmp_path):
+    for name in (b"c:d", b"x: y", b"\xff"):
+        folder = tmp_path / "wavs" / os.fsdecode(name)
+        folder.mkdir(parents=True)
+        (folder / os.fsdecode(b"\xfe.wav")).write_bytes(b"1")
+    written = write_shards(tmp_path / "wavs", tmp_path / "out", num=1)
+    assert written.classes == ("\\xff", "c:d", "x: y")
+    index, samples = read(tmp_path / "out", tmp_path / "cache")
+    assert index.damages == ()
+    assert len(samples) == 3
+
+
+def test_a_packing_that_was_killed_is_named_to_the_next(source, tmp_path):
+    remains = tmp_path / "out.part-0a1b"
+    remains.mkdir()
+    assert write_shards(source, tmp_path / "out").remains == (remains,)

@@ -24,11 +24,12 @@ def main(argv: Sequence[str]) -> int:
         prog="python -m wellfed shards",
         description="Pack many small files into a few tar files, in webdataset's layout: SRC/<class>/**/*.wav become "
         "DIR/0000.tar and on, each file with the number of its class beside it (.cls); the names of the classes are in "
-        "DIR/classes.json. Files on a network drive or a spinning disk are read several times as fast then.",
+        "DIR/classes.json. SRC/train, SRC/val and SRC/test become DIR/train, DIR/val and DIR/test. Files on a network "
+        "drive or a spinning disk are read several times as fast then.",
     )
     parser.add_argument("source", metavar="SRC", type=Path, help="the folder that holds a folder for each class")
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="a new folder for the shards")
-    parser.add_argument("--num", metavar="N", type=int, help=f"number of shards (default: {USUAL_NUM})")
+    parser.add_argument("--num", metavar="N", type=int, help=f"number of shards, of each split (default: {USUAL_NUM})")
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the order in which files are packed")
     asked = parser.parse_args(argv)
     terminal = Answer()
@@ -47,6 +48,7 @@ def _lines(written: Written, out: Path) -> list[str]:
         lines += [f"  {reason}" for reason in written.skipped[:_NAMED]]
         if len(written.skipped) > _NAMED:
             lines.append(f"  and {show_count(len(written.skipped) - _NAMED)} more")
+    lines += [f"Left by a packing that was killed, if none runs now: {each}. Remove it." for each in written.remains]
     where = assigned("workload.data.path", str(out))
     # Hydra's quotes within the shell's: double ones, unless they would not hold.
     where = f'"{where}"' if "'" in where and not re.search(r'["$`\\!]', where) else shlex.quote(where)

@@ -1,6 +1,6 @@
 """Stores many small files in a few tar files, and reads any of them again by its place.
 
-Knows tar files in webdataset's layout: what is in them, what is damaged, where each sample's bytes lie. Must not know
-what the bytes mean, torch, or how training works. Start from `shard_index.index_shards` and `shard_reader.ShardReader`;
-`write_shards.write_shards` makes them.
+Knows tar files in webdataset's layout: what is in them, what is damaged, where each sample's bytes lie; and the folders
+of classes that they are made of. Must not know what the bytes mean, torch, or how training works. Start from
+`shard_index.index_shards` and `shard_reader.ShardReader`; `write_shards.write_shards` makes them.
 """

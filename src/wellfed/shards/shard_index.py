@@ -8,7 +8,8 @@ Members that follow one another and share their path up to the first dot of the 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from wellfed.units import counted
 
 Ints = NDArray[np.int64]
 KIND = "shards"
-_MAKING = 1
+_MAKING = 4
 """To be raised where an index is made in another way."""
 
 
@@ -31,12 +32,16 @@ class ShardIndex:
     """Where the samples of some shards lie. N samples, in the order of the shards and within them."""
 
     paths: tuple[Path, ...]
+    stamps: tuple[tuple[int, int], ...]
+    """Of each path what another file there would not share, as `stamp` gives it."""
     keys: tuple[str, ...]
-    """[N]; with the shard's place unique."""
+    """[N]; a key that comes again, later or in another shard, is another sample."""
     shards: Ints
     """Place of each sample's shard in ``paths``, [N]."""
     parts: Mapping[str, tuple[Ints, Ints]]
     """By part: offset and size of its bytes, [N] each; size -1 = the sample lacks it."""
+    is_torn: NDArray[np.bool_]
+    """Whether a damaged member lies beside the sample: what the sample lacks may be that one, [N]."""
     damages: tuple[str, ...]
     """What could not be used: file, offset and reason."""
 
@@ -45,12 +50,12 @@ class ShardIndex:
 
 
 def find_shards(place: Path) -> list[Path]:
-    """The ``.tar`` files of a folder, or the one file, by name.
+    """The ``.tar`` files of a folder, or the one file, by name; hidden ones are left out.
 
     Raises:
         DataError: there are none.
     """
-    found = [place] if place.is_file() else sorted(path for path in place.glob("*.tar") if path.is_file())
+    found = [place] if place.is_file() else sorted(path for path in place.glob("[!.]*.tar") if path.is_file())
     if not found:
         problem = "has no .tar files" if place.is_dir() else "is neither a folder nor a file"
         raise DataError(f"{place} {problem}. Make shards with `python -m wellfed shards FOLDER --out {place}`.")
@@ -69,32 +74,48 @@ def index_shards(
     shards: list[Ints] = []
     places: dict[str, list[tuple[Ints, Ints]]] = {part: [] for part in parts}
     damages: list[str] = []
+    stamps, torn = [], []
     for number, path in enumerate(paths):
+        stamps.append(stamp(_seen(path)))
         found = _of_shard(path, cache_dir)
         damages += [f"{path}, byte {offset}: {problem}" for offset, problem in found.damages]
         if len(damages) > max_damaged:
             raise _too_damaged(damages, max_damaged)
-        wanted = [place for part in parts if (place := found.parts.get(part)) is not None]
+        places_of = {part: found.places_of(part) for part in parts}
         has_any_N = np.zeros(len(found.keys), bool)
-        for _, size_N in wanted:
+        for _, size_N in places_of.values():
             has_any_N |= size_N >= 0
         rows = np.flatnonzero(has_any_N)
         keys += [found.keys[row] for row in rows]
         shards.append(np.full(len(rows), number, np.int64))
-        absent = np.full(len(found.keys), -1, np.int64)
-        for part, pieces in places.items():
-            offset_N, size_N = found.parts.get(part, (absent, absent))
-            pieces.append((offset_N[rows], size_N[rows]))
+        torn.append(np.isin(rows, found.torn))
+        for part, (offset_N, size_N) in places_of.items():
+            places[part].append((offset_N[rows], size_N[rows]))
     if not keys:
-        problem = f"no member of {counted(len(paths), 'shard')} ends in {' or '.join(f'.{part}' for part in parts)}"
+        ends = " or ".join(f".{part}" for part in parts)
+        problem = f"no member of {counted(len(paths), 'shard')} ends in {ends} (from the first dot of its name on)"
         raise DataError(f"{paths[0]}: {problem}. Check what the shards hold: tar tf {paths[0]} | head")
     return ShardIndex(
         tuple(paths),
+        tuple(stamps),
         tuple(keys),
         np.concatenate(shards),
         {part: _joined(pieces) for part, pieces in places.items()},
+        np.concatenate(torn),
         tuple(damages),
     )
+
+
+def stamp(seen: os.stat_result) -> tuple[int, int]:
+    """Size and time of change of a file."""
+    return seen.st_size, seen.st_mtime_ns
+
+
+def _seen(path: Path) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror or error}. Check its rights.") from error
 
 
 def _joined(pieces: Sequence[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
@@ -115,41 +136,50 @@ def _too_damaged(damages: Sequence[str], limit: int) -> DataError:
 
 @dataclass(frozen=True)
 class _Shard:
-    """The samples of one file."""
+    """The samples of one file. M members."""
 
     keys: list[str]
-    parts: dict[str, tuple[Ints, Ints]]
+    parts: list[str]
+    """As many as members at worst: where names have dots of their own, each has a part of its own."""
+    table: Ints
+    """[M, 4]: places in ``keys`` and ``parts``, offset, size."""
     damages: list[tuple[int, str]]
+    torn: list[int]
+    """Places in ``keys`` of samples beside a damaged member."""
+
+    def places_of(self, part: str) -> tuple[Ints, Ints]:
+        """Offset and size of a part, for each key; size -1 = that sample lacks it."""
+        offset_N, size_N = np.full(len(self.keys), -1, np.int64), np.full(len(self.keys), -1, np.int64)
+        if part in self.parts:
+            mine = self.table[self.table[:, 1] == self.parts.index(part)]
+            offset_N[mine[:, 0]], size_N[mine[:, 0]] = mine[:, 2], mine[:, 3]
+        return offset_N, size_N
 
 
 def _of_shard(path: Path, cache_dir: str | Path) -> _Shard:
     folder = prepared(cache_dir, KIND, [path], {"making": _MAKING}, lambda folder: _store(_read(path), folder))
-    texts = json.loads((folder / "texts.json").read_text(encoding="utf-8", errors="surrogatepass"))
-    with np.load(folder / "places.npz") as places:
-        parts = {
-            part: (places[f"offset_{place}"], places[f"size_{place}"]) for place, part in enumerate(texts["parts"])
-        }
-    return _Shard(texts["keys"], parts, [(offset, problem) for offset, problem in texts["damages"]])
+    texts = json.loads((folder / "texts.json").read_text(encoding="utf-8"))
+    damages = [(offset, problem) for offset, problem in texts["damages"]]
+    return _Shard(texts["keys"], texts["parts"], np.load(folder / "members.npy"), damages, texts["torn"])
 
 
 def _store(shard: _Shard, folder: Path) -> None:
-    texts = {"keys": shard.keys, "parts": list(shard.parts), "damages": shard.damages}
-    (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8", errors="surrogatepass")
-    places: dict[str, Ints] = {}
-    for place, (offset_N, size_N) in enumerate(shard.parts.values()):
-        places |= {f"offset_{place}": offset_N, f"size_{place}": size_N}
-    np.savez(folder / "places.npz", **places)  # type: ignore[arg-type]
+    texts = {"keys": shard.keys, "parts": shard.parts, "damages": shard.damages, "torn": shard.torn}
+    (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")  # in ASCII, so any name can be written
+    np.save(folder / "members.npy", shard.table)
 
 
 def _read(path: Path) -> _Shard:
     keys: list[str] = []
-    places: dict[str, tuple[list[int], list[int], list[int]]] = {}
-    """By part: rows, offsets, sizes."""
+    parts: dict[str, int] = {}
+    found: list[tuple[int, int, int, int]] = []
     damages: list[tuple[int, str]] = []
     there: set[str] = set()
+    torn: set[int] = set()
     for member in members(path):
         if isinstance(member, Damage):
             damages.append((member.offset, member.problem))
+            torn |= {len(keys) - 1, len(keys)}
             continue
         split = split_name(member.name)
         if split is None:  # no sample's: hidden files, README
@@ -162,20 +192,8 @@ def _read(path: Path) -> _Shard:
             damages.append((member.offset, f"{member.name!r} comes twice in one sample"))
             continue
         there.add(part)
-        rows, offsets, sizes = places.setdefault(part, ([], [], []))
-        rows.append(len(keys) - 1)
-        offsets.append(member.offset)
-        sizes.append(member.size)
-    return _Shard(keys, dict(_by_row(places, len(keys))), damages)
-
-
-def _by_row(
-    places: Mapping[str, tuple[list[int], list[int], list[int]]], count: int
-) -> Iterator[tuple[str, tuple[Ints, Ints]]]:
-    for part, (rows, offsets, sizes) in places.items():
-        offset_N, size_N = np.full(count, -1, np.int64), np.full(count, -1, np.int64)
-        offset_N[rows], size_N[rows] = offsets, sizes
-        yield part, (offset_N, size_N)
+        found.append((len(keys) - 1, parts.setdefault(part, len(parts)), member.offset, member.size))
+    return _Shard(keys, list(parts), np.array(found, np.int64).reshape(-1, 4), damages, sorted(torn))
 
 
 def split_name(name: str) -> tuple[str, str] | None:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellfed.errors import DataError
-from wellfed.shards.shard_index import ShardIndex
+from wellfed.shards.shard_index import ShardIndex, stamp
 
 Bytes = NDArray[np.uint8]
 
@@ -83,25 +83,31 @@ class ShardReader:
     def _opened(self, shards: NDArray[np.int64]) -> list[int]:
         """Descriptors of the files of samples; each file is opened once in a process."""
         if self._process != os.getpid():  # a fork's own descriptors: positions are not shared by preadv, closing is
-            self._files, self._process = np.full(len(self.index.paths), -1), os.getpid()
+            # Another thread may have held the lock when this process was forked: nobody would ever let it go here.
+            self._files, self._process, self._opening = np.full(len(self.index.paths), -1), os.getpid(), Lock()
         found = self._files[shards]
         if len(found) and found.min() < 0:
             with self._opening:
                 for shard in np.unique(shards[found < 0]).tolist():
                     if self._files[shard] < 0:
-                        self._files[shard] = self._open(self.index.paths[shard])
+                        self._files[shard] = self._open(shard)
             found = self._files[shards]
         descriptors: list[int] = found.tolist()
         return descriptors
 
-    def _open(self, path: Path) -> int:
+    def _open(self, shard: int) -> int:
+        path = self.index.paths[shard]
         try:
-            return os.open(path, os.O_RDONLY)
+            file = os.open(path, os.O_RDONLY)
         except OSError as error:
             way_out = "It was there a while ago."
             if error.errno == errno.EMFILE:
                 way_out = "Make fewer and larger shards, or allow more open files: ulimit -n 65536"
             raise DataError(f"{path} can't be read: {error.strerror}. {way_out}") from error
+        if stamp(os.fstat(file)) != self.index.stamps[shard]:
+            os.close(file)
+            raise DataError(f"{path} has changed since it was indexed. Start again.")
+        return file
 
     def __getstate__(self) -> dict[str, Any]:
         return {"index": self.index, "part": self.part}

@@ -16,11 +16,16 @@ from wellfed.errors import DataError
 from wellfed.units import show_bytes
 
 BLOCK = 512
+NOT_CLOSED = "the file ends without the blocks of zeros that close it: it may have been cut off, and more be missing"
+"""One damage that may stand for any number of members."""
 _ZEROS = bytes(BLOCK)
-_FILE, _FOLDER, _LONG_NAME, _LONG_LINK, _PAX, _PAX_OF_ALL = b"07\0", b"5", b"L", b"K", b"x", b"g"
+_FILE, _FOLDER, _SPARSE, _LONG_NAME, _LONG_LINK, _PAX, _PAX_OF_ALL = b"07\0", b"5", b"S", b"L", b"K", b"x", b"g"
 _OTHERS = {
-    b"1": "a link", b"2": "a link", b"3": "a device", b"4": "a device", b"6": "a pipe", b"S": "a sparse file",
+    b"1": "a link", b"2": "a link", b"3": "a device", b"4": "a device", b"6": "a pipe", _SPARSE: "a sparse file",
 }  # fmt: skip
+_WITHOUT_BYTES = b"123456"
+"""Kinds that no content follows, whatever their size says: GNU tar keeps the size of a folder on disk there."""
+_SOMETHING = re.compile(rb"[^\0]")
 _MOST_OF_A_NAME = 2**20
 """Bytes of a long name or of pax records; more is no name."""
 _MAGIC, _MAGIC_AT = b"ustar", 257
@@ -71,7 +76,8 @@ def _refuse_others(path: Path, data: mmap.mmap) -> None:
         if data[: len(start)] == start:
             problem = f"is compressed ({kind}), and members of a compressed file can't be found by their place"
             raise DataError(f"{path} {problem}. Unpack it to a plain .tar first.")
-    if _next_header(data, 0) is None and data[:BLOCK].strip(b"\0"):
+    first = data[:BLOCK]
+    if first.strip(b"\0") and not is_header(first) and _next_header(data, 0) is None:
         raise DataError(f"{path} is no tar file: it has no header that can be read. Take it out of the folder.")
 
 
@@ -81,54 +87,57 @@ class _Walk:
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at, self._is_closed = data, 0, False
         self._name: str | None = None
-        """Told by the header before, as is the size."""
+        """Told by the header before, as are the size and whether the file is sparse."""
         self._size: int | None = None
+        self._is_sparse = False
 
     def members(self) -> Iterator[Member | Damage]:
-        size = len(self._data)
-        while self._at < size:
+        while self._at < len(self._data):
             header = self._data[self._at : self._at + BLOCK]
             if header == _ZEROS:
                 self._is_closed = True
-                self._at = size if (found := _next_header(self._data, self._at)) is None else found
+                self._forget()
+                # What follows the end of an archive is another one, or what is left of a member whose header is gone.
+                found = _SOMETHING.search(self._data, self._at)
+                self._at = len(self._data) if found is None else found.start() // BLOCK * BLOCK
             elif not is_header(header):
                 yield self._damage("its header is damaged" if len(header) == BLOCK else "its header is cut off")
-                self._at = size if (found := _next_header(self._data, self._at + BLOCK)) is None else found
+                self._go_on_after(self._at + BLOCK)
             else:
                 self._is_closed = False
                 yield from self._member(header)
         if not self._is_closed:
-            yield Damage(size, "the file ends without the blocks of zeros that close it: it may have been cut off")
+            yield Damage(len(self._data), NOT_CLOSED)
 
     def _member(self, header: bytes) -> Iterator[Member | Damage]:
         start, kind = self._at + BLOCK, header[156:157]
         size = _number(header[124:136])
         if size is None:
             yield self._damage("its size is no number")
-            self._at = start
+            self._go_on_after(start)
             return
-        name, own = self._name or _name(header), size if self._size is None else self._size
         if kind in (_LONG_NAME, _LONG_LINK, _PAX, _PAX_OF_ALL):
             if start + size > len(self._data) or size > _MOST_OF_A_NAME:
                 yield self._damage("a name or the notes of a member are cut off, or too long")
+                self._go_on_after(start)
             else:
                 self._told(kind, self._data[start : start + size])
-            self._at = start + _padded(min(size, _MOST_OF_A_NAME))
+                self._at = start + _padded(size)
             return
-        self._name = self._size = None
-        if kind in _FILE and kind:
-            if start + own > len(self._data):
-                there = show_bytes(max(0, len(self._data) - start))
-                yield self._damage(f"{name!r} is cut off: {there} of {show_bytes(own)} are there")
-                # Where the size itself is wrong, the next members are there all the same.
-                self._at = len(self._data) if (found := _next_header(self._data, start)) is None else found
-                return
+        name, kind = self._name or _name(header), _SPARSE if self._is_sparse else kind
+        size = 0 if kind in _WITHOUT_BYTES else size if self._size is None else self._size
+        if start + size > len(self._data):
+            there = show_bytes(max(0, len(self._data) - start))
+            yield self._damage(f"{name!r} is cut off: {there} of {show_bytes(size)} are there")
+            self._go_on_after(start)  # where the size itself is wrong, the next members are there all the same
+            return
+        if kind in _FILE:
             problem = unsafe(name)
-            yield Member(name, start, own) if problem is None else self._damage(f"{name!r} {problem}")
+            yield Member(name, start, size) if problem is None else self._damage(f"{name!r} {problem}")
         elif kind != _FOLDER:
-            yield self._damage(f"{name!r} is {_OTHERS.get(kind, f'of an unknown kind {kind!r}')}, not a file")
-            own = size if kind not in b"12" else 0  # links have no bytes, whatever their size says
-        self._at = start + _padded(own)
+            yield self._damage(f"{name!r} is {_OTHERS.get(kind, f'of an unknown kind {kind!r}')}, not a plain file")
+        self._forget()
+        self._at = start + _padded(size)
 
     def _told(self, kind: bytes, content: bytes) -> None:
         """Take note of what is said of the next member."""
@@ -137,8 +146,19 @@ class _Walk:
         elif kind == _PAX:
             records = _records(content)
             self._name = records.get("path", self._name)
+            self._is_sparse = any(key.startswith("GNU.sparse.") for key in records)
             if (size := records.get("size", "")).isdecimal():
                 self._size = int(size)
+
+    def _forget(self) -> None:
+        """What was said of a member must not be taken for the one after it."""
+        self._name = self._size = None
+        self._is_sparse = False
+
+    def _go_on_after(self, start: int) -> None:
+        self._forget()
+        found = _next_header(self._data, start)
+        self._at = len(self._data) if found is None else found
 
     def _damage(self, problem: str) -> Damage:
         return Damage(self._at, problem)
@@ -175,13 +195,11 @@ def _next_header(data: mmap.mmap, start: int) -> int | None:
 
 
 def _number(field: bytes) -> int | None:
-    """An octal number, or one of base 256, as GNU tar writes sizes from 8 GiB on."""
+    """An octal number, or one of base 256, as GNU tar writes sizes from 8 GiB on; None if it is neither."""
     if field[:1] == b"\x80":
         return int.from_bytes(field[1:], "big")
-    try:
-        return int(field.strip(b" \0") or b"0", 8)
-    except ValueError:
-        return None
+    digits = field.split(b"\0", 1)[0].strip(b" ") or b"0"
+    return int(digits, 8) if re.fullmatch(rb"[0-7]+", digits) else None
 
 
 def _name(header: bytes) -> str:

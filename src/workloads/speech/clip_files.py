@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellfed.errors import DataError
+from wellfed.shards.class_folders import CLASSES, LISTS, class_of, files_below, folders, sample_key, splits_of
 from wellfed.shards.shard_index import ShardIndex, find_shards, index_shards
 from wellfed.shards.shard_reader import Bytes, ShardReader
+from wellfed.shards.tar_members import NOT_CLOSED
 from wellfed.units import counted
 
 Ints = NDArray[np.int64]
@@ -28,10 +30,6 @@ READ_AT_ONCE = 4096
 """Labels; a json part may be long."""
 LABEL_KEYS = ("label", "class", "cls")
 """Of a json part."""
-SPLITS = ("train", "val", "test")
-CLASSES = "classes.json"
-LISTS = {"validation_list.txt": "val", "testing_list.txt": "test"}
-"""Beside the folders of classes, as Speech Commands has them: paths of the clips of a split, one a line."""
 
 
 class ClipReader(Protocol):
@@ -87,12 +85,21 @@ def find_clips(place: Path, cache_dir: str | Path, max_damaged: int) -> FoundCli
         raise DataError(f"{name}: no such file or folder. path=null takes the embedded set.")
     if place.is_file() and place.suffix.lower() != ".tar":
         raise DataError(f"{name} is neither a folder nor a .tar file. Name the folder that holds the recordings.")
-    parts = {split: place / split for split in SPLITS if (place / split).is_dir()}
-    if "train" not in parts:
-        parts = {"": place}
-    if place.is_file() or any(True for folder in parts.values() for _ in folder.glob("*.tar")):
-        return _of_shards(place, parts, cache_dir, max_damaged)
-    return _of_folder(place, parts)
+    parts = {"": place} if place.is_file() else splits_of(place)
+    has_shards = place.is_file() or any(
+        each.is_file() for folder in parts.values() for each in folder.glob("[!.]*.tar")
+    )
+    found = _of_shards(place, parts, cache_dir, max_damaged) if has_shards else _of_folder(place, parts)
+    if place.is_file():
+        return found
+    others = [each.name for each in folders(place) if each.name not in parts]
+    if others and (has_shards or "" not in parts):
+        beside = "the shards" if "" in parts else ", ".join(parts)
+        found.notes.append(f"folders beside {beside} left out: {', '.join(others)}")
+    if "" in parts:
+        found.splits, notes = _listed(place, found.names)
+        found.notes += notes
+    return found
 
 
 # -- folders ------------------------------------------------------------------------------------------------------
@@ -143,55 +150,57 @@ def _of_folder(place: Path, parts: dict[str, Path]) -> FoundClips:
     others: Counter[str] = Counter()
     unlabelled, hidden = 0, set[str]()
     for split, folder in parts.items():
-        for path in _files(folder):
+        for path in files_below(folder):
             inside = path.relative_to(folder)
+            label = class_of(inside)
             if path.suffix.lower().removeprefix(".") not in SOUNDS:
-                others[path.suffix.lower() or path.name] += len(inside.parts) > 1
-            elif len(inside.parts) < 2:
+                others[path.suffix.lower() or path.name] += label is not None
+            elif not path.is_file():
+                others["links to nothing"] += 1
+            elif label is None:
                 unlabelled += 1
-            elif inside.parts[0].startswith("_"):
-                hidden.add(inside.parts[0])
+            elif label.startswith("_"):
+                hidden.add(label)
             else:
                 paths.append(path)
                 names.append(inside.with_suffix("").as_posix())
-                labels.append(inside.parts[0])
+                labels.append(label)
                 splits.append(split)
     if not paths:
+        packed = [each.name for pattern in ("*.tar.*", "*.tgz") for each in sorted(place.glob(pattern))]
+        hint = f" {packed[0]} is compressed: unpack it to a plain .tar." if packed else ""
         beside = f" Beside it lie {counted(unlabelled, 'recording')} in no folder of a class." if unlabelled else ""
         raise DataError(
             f"workload.data.path={place} has no recordings in folders of classes (<class>/*.wav) and no .tar "
-            f"files.{beside} Put each recording into a folder that is named as its class."
+            f"files.{beside}{hint} Put each recording into a folder that is named as its class."
         )
     if hidden:
         notes.append(f"folders left out, as their names begin with _: {', '.join(sorted(hidden))}")
+    named = {class_of(Path(each.name, "_")) or "" for folder in parts.values() for each in folders(folder)}
+    if empty := named - hidden - set(labels):
+        notes.append(f"folders without a recording: {', '.join(sorted(empty))}")
     if unlabelled:
         notes.append(f"{counted(unlabelled, 'recording')} in no folder of a class left out")
     if left := +others:
         notes.append(f"{counted(left.total(), 'other file')} left out: {', '.join(left)}")
-    told = None if parts.keys() == {""} else splits
-    if told is None:
-        told = _listed(place, names)
-    return FoundClips(FileReader(paths), paths, names, labels, told, _in_order(labels), notes=notes)
+    return FoundClips(
+        FileReader(paths), paths, names, labels, None if "" in parts else splits, _in_order(labels), notes=notes
+    )
 
 
-def _files(folder: Path) -> list[Path]:
-    try:
-        found = sorted(folder.rglob("*"))
-    except OSError as error:
-        raise DataError(f"{folder} can't be read: {error.strerror or error}. Check its rights.") from error
-    return [
-        path for path in found if path.is_file() and not any(p.startswith(".") for p in path.relative_to(folder).parts)
-    ]
-
-
-def _listed(place: Path, names: Sequence[str]) -> list[str] | None:
-    """Split of each clip as the lists beside them say; None where there are no lists."""
-    of_name: dict[str, str] = {}
+def _listed(place: Path, names: Sequence[str]) -> tuple[list[str] | None, list[str]]:
+    """Split of each clip as the lists beside them say, None where there are none; and what is to be said of them."""
+    of_key: dict[str, str] = {}
     for file, split in LISTS.items():
         if (place / file).is_file():
-            lines = (place / file).read_text(encoding="utf-8", errors="replace").split()
-            of_name |= {line.rpartition(".")[0] or line: split for line in lines}
-    return [of_name.get(name, "train") for name in names] if of_name else None
+            lines = (place / file).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+            of_key |= {sample_key(line.strip().rpartition(".")[0]): split for line in lines if line.strip()}
+    if not of_key:
+        return None, []
+    keys = [sample_key(name) for name in names]
+    absent = len(of_key.keys() - set(keys))
+    notes = [f"{counted(absent, 'clip')} of {', '.join(LISTS)} not there"] if absent else []
+    return [of_key.get(key, "train") for key in keys], notes
 
 
 # -- shards -------------------------------------------------------------------------------------------------------
@@ -231,7 +240,7 @@ class ShardClips:
 
 
 def _of_shards(place: Path, parts: dict[str, Path], cache_dir: str | Path, max_damaged: int) -> FoundClips:
-    paths, split_of = list[Path](), list[str]()
+    paths, split_of, known_of = list[Path](), list[str](), _names_of_classes(place, parts)
     for split, folder in parts.items():
         found = find_shards(folder)
         paths += found
@@ -241,24 +250,35 @@ def _of_shards(place: Path, parts: dict[str, Path], cache_dir: str | Path, max_d
     sound_N = np.where(has_SN.any(0), has_SN.argmax(0), -1)
     texts, bad = _label_texts(index, sound_N)
     bad = [*index.damages, *bad]
-    known = _names_of_classes(place)
     rows, labels = list[int](), list[str]()
-    for row, text in enumerate(texts):
+    for row, (text, shard) in enumerate(zip(texts, index.shards.tolist(), strict=True)):
         if text is None:
             continue
-        if known is not None and text.isdecimal() and int(text) >= len(known):
+        known = known_of[split_of[shard]]
+        label = _name(text, known)
+        if label is None:
             bad.append(f"{_sample(index, row)}: its class is {text}, and {CLASSES} has {len(known)}")
-            continue
-        rows.append(row)
-        labels.append(known[int(text)] if known is not None and text.isdecimal() else text)
+        else:
+            rows.append(row)
+            labels.append(label)
     if not rows:
         raise _without_labels(place, index, sound_N, bad)
     row_N = np.array(rows, np.int64)
     reader = ShardClips(index, row_N, sound_N[row_N])
-    splits = None if parts.keys() == {""} else [split_of[shard] for shard in index.shards[row_N].tolist()]
+    splits = None if "" in parts else [split_of[shard] for shard in index.shards[row_N].tolist()]
     names = [index.keys[row] for row in rows]
-    classes = known if known is not None and set(labels) <= set(known) else _in_order(labels)
-    return FoundClips(reader, paths, names, labels, splits, list(classes), bad)
+    named = list(dict.fromkeys(name for known in known_of.values() for name in known))
+    notes = [damage for damage in index.damages if damage.endswith(NOT_CLOSED)]
+    return FoundClips(reader, paths, names, labels, splits, named or _in_order(labels), bad, notes)
+
+
+def _name(text: str, known: Sequence[str]) -> str | None:
+    """Class that a label names, by its number or itself; None if it is not among those that are known."""
+    if not known:
+        return text
+    if text.isdecimal():
+        return known[int(text)] if int(text) < len(known) else None
+    return text if text in known else None
 
 
 def _sample(index: ShardIndex, row: int) -> str:
@@ -266,10 +286,13 @@ def _sample(index: ShardIndex, row: int) -> str:
 
 
 def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], list[str]]:
-    """Label of each sample with sound, and what is wrong with others."""
+    """Label of each sample with sound, and what is wrong with others; a damaged member is counted already."""
     texts: list[str | None] = [None] * len(index)
     lacking = sound_N < 0
-    bad = [f"{_sample(index, row)}: no sound ({', '.join(SOUNDS)})" for row in np.flatnonzero(lacking).tolist()]
+    bad = [
+        f"{_sample(index, row)}: no sound ({', '.join(SOUNDS)})"
+        for row in np.flatnonzero(lacking & ~index.is_torn).tolist()
+    ]
     done_N = lacking.copy()
     for part in LABELS:
         rows = np.flatnonzero(~done_N & (index.parts[part][1] >= 0))
@@ -281,7 +304,10 @@ def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], li
                     if texts[row] is None:
                         bad.append(f"{_sample(index, row)}.{part}: no class can be read from it")
             done_N[rows] = True
-    bad += [f"{_sample(index, row)}: no label ({', '.join(LABELS)})" for row in np.flatnonzero(~done_N).tolist()]
+    bad += [
+        f"{_sample(index, row)}: no label ({', '.join(LABELS)})"
+        for row in np.flatnonzero(~done_N & ~index.is_torn).tolist()
+    ]
     return texts, bad
 
 
@@ -301,12 +327,16 @@ def _label(part: str, content: bytes) -> str:
     return text if len(text) <= 200 and "\n" not in text and "\ufffd" not in text else ""
 
 
-def _names_of_classes(place: Path) -> list[str] | None:
-    """What ``classes.json`` beside the shards says; None without one."""
-    folder = place if place.is_dir() else place.parent
-    file = next((each for each in (folder / CLASSES, folder / "train" / CLASSES) if each.is_file()), None)
-    if file is None:
-        return None
+def _names_of_classes(place: Path, parts: dict[str, Path]) -> dict[str, list[str]]:
+    """What the ``classes.json`` beside the shards of each split says, or the one of all; empty without one."""
+    whole = place if place.is_dir() else place.parent
+    of_all = _class_names(whole / CLASSES) or _class_names(parts.get("train", whole) / CLASSES)
+    return {split: _class_names(folder / CLASSES) or of_all for split, folder in parts.items()}
+
+
+def _class_names(file: Path) -> list[str]:
+    if not file.is_file():
+        return []
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -320,7 +350,7 @@ def _without_labels(place: Path, index: ShardIndex, sound_N: Ints, bad: Sequence
     if (sound_N < 0).all():
         problem = f"no sample has sound ({', '.join(SOUNDS)})"
     else:
-        problem = f"no sample has a label ({', '.join(LABELS)} beside the sound)"
+        problem = f"no sample has a label ({', '.join(LABELS)} right beside the sound in the tar file)"
     first = f" The first: {bad[0]}." if bad else ""
     return DataError(
         f"{index.paths[0]}: {problem}, of {counted(len(index), 'sample')} in workload.data.path={place}.{first} "
@@ -331,4 +361,8 @@ def _without_labels(place: Path, index: ShardIndex, sound_N: Ints, bad: Sequence
 def _in_order(labels: Iterable[str]) -> list[str]:
     """Each class once: numbers by their size, names by the alphabet."""
     found = set(labels)
-    return sorted(found, key=int) if all(label.isdecimal() for label in found) else sorted(found)
+    return (
+        sorted(found, key=lambda each: (int(each), each))
+        if all(label.isdecimal() for label in found)
+        else sorted(found)
+    )

@@ -13,9 +13,10 @@ import torch
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.prepared import prepared
+from wellfed.shards.class_folders import SPLITS
 from wellfed.shards.write_shards import write_shards
 from wellfed.units import counted, show_bytes, show_count
-from workloads.speech.clip_files import SPLITS, FoundClips, Ints, find_clips
+from workloads.speech.clip_files import FoundClips, Ints, find_clips
 from workloads.speech.clips import ClipData, LogMelTable, Masking
 from workloads.speech.evaluation import SpokenWords
 from workloads.speech.layouts import Layouts, look_at
@@ -80,7 +81,9 @@ def datasets(
         test_frac=test_frac,
         seed=seed,
     )
-    label_N = torch.tensor([found.classes.index(found.labels[row]) for row in kept])
+    number_of = {name: number for number, name in enumerate(found.classes)}
+    label_N = torch.tensor([number_of[found.labels[row]] for row in kept])
+    _refuse_one_class(place, found, label_N)
     num_samples = round(clip_seconds * sample_rate)
     settings = {"num_samples": num_samples, "sample_rate": sample_rate, "num_mels": num_mels}
     row_N = np.array(kept, np.int64)
@@ -140,6 +143,14 @@ def _refuse_damaged(bad: list[str], limit: int, num_found: int, num_damaged: int
         raise DataError(
             f"{counted(len(bad), 'damaged recording')}, and {allowed} (workload.data.max_damaged); the first: "
             f"{bad[0]}. Repair or remove them, or raise the limit to leave them out."
+        )
+
+
+def _refuse_one_class(place: Path, found: FoundClips, label_N: torch.Tensor) -> None:
+    if len(numbers := sorted(set(label_N.tolist()))) == 1:
+        raise DataError(
+            f"All recordings in workload.data.path={place} are of the class {found.classes[numbers[0]]!r}: there is "
+            "nothing to tell apart. Put those of a second class beside it, in a folder of its name."
         )
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from wellfed.contract import FeatureSource
-from workloads.speech.clip_files import SPLITS
+from wellfed.shards.class_folders import SPLITS
 
 Floats = NDArray[np.float64]
 

@@ -6,6 +6,7 @@ Shapes: B clips, L samples, K taps, N phases. After torchaudio's resample (https
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from functools import lru_cache
 
 import torch
@@ -16,14 +17,20 @@ REACH = 12
 """Zero crossings of the sinc on either side."""
 ROLLOFF = 0.97
 """Of the lower of both Nyquist frequencies, above which nothing passes."""
+MOST_PHASES = 2000
+"""A kernel has a row for each phase and as many taps as samples that go in: 11,127 to 16,000 Hz would take 2 GiB."""
 
 
 def resample(sound_BL: Tensor, rate: int, wanted: int) -> Tensor:
-    """Float32 [B, ceil(L * wanted / rate)]; the first sample stays where it is in time."""
+    """Float32 [B, ceil(L * wanted / rate)]; the first sample stays where it is in time.
+
+    Usual rates are exact. A ratio that is no fraction of numbers up to 2,000 becomes the nearest one: it, and with it
+    the length, is off by 0.05 % at most, a hundredth of a semitone.
+    """
     if rate == wanted:
         return sound_BL
-    common = math.gcd(rate, wanted)
-    step, num_phases = rate // common, wanted // common
+    ratio = Fraction(min(rate, wanted), max(rate, wanted)).limit_denominator(MOST_PHASES)
+    step, num_phases = (ratio if rate < wanted else 1 / ratio).as_integer_ratio()
     kernel_NK, before = _kernel(step, num_phases)
     length = sound_BL.shape[1]
     padded = functional.pad(sound_BL[:, None], (before, before + step))

@@ -12,6 +12,8 @@ from wellfed.errors import DataError
 from workloads.speech.wav_layout import DamagedClip
 
 Sound = NDArray[np.float32]
+_NOT_TOLD = 2**62
+"""Samples from which on libsndfile does not know how many there are, as of flac that was written into a pipe."""
 
 
 def decode(content: bytes) -> tuple[Sound, int]:
@@ -25,6 +27,8 @@ def decode(content: bytes) -> tuple[Sound, int]:
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
             told, rate = file.frames, file.samplerate
+            if told >= _NOT_TOLD:
+                raise DamagedClip("its header does not say how long it is; encode it again, into a file")
             sound = file.read(dtype="float32", always_2d=True)
     except (soundfile.SoundFileError, ValueError, TypeError) as error:
         raise DamagedClip(f"it can't be decoded ({str(error).rstrip('.')})") from error

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from wellfed.errors import DataError
+from wellfed.shards.class_folders import SPLITS
 from wellfed.units import counted
-from workloads.speech.clip_files import SPLITS
 
 SPEAKER = r"([^/]+)_nohash_"
 """Where Speech Commands has the speaker in a name: ``yes/0a7c2a8d_nohash_0``."""

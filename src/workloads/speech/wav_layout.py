@@ -15,8 +15,9 @@ _HEAD = 256
 """Bytes read at first; the header of most files has 44."""
 _MOST_CHUNKS = 64
 _PCM, _EXTENSIBLE = 1, 0xFFFE
-_UNKNOWN_SIZES = (0, 0xFFFFFFFF)
-"""What programs that write into a pipe leave as the size of the samples: they go on to the end."""
+_UNKNOWN_SIZE = 0x7FFFF000
+"""From here on, and 0, is what programs that write into a pipe leave as the size of the samples: they go on to the end.
+This one is sox's, ffmpeg's is 0xFFFFFFFF."""
 
 
 class DamagedClip(Exception):
@@ -73,7 +74,7 @@ def _with_samples(form: bytes | None, at: int, told: int, size: int) -> WavLayou
         kind = int.from_bytes(form[24:26], "little")
     if not (num_channels and sample_rate and block):
         raise DamagedClip(f"its header says {counted(num_channels, 'channel')} at {sample_rate} Hz")
-    num_bytes = size - at if told in _UNKNOWN_SIZES else told
+    num_bytes = told if 0 < told < _UNKNOWN_SIZE else size - at
     if num_bytes > size - at:
         raise DamagedClip(f"cut off: {max(0, size - at):,} of {num_bytes:,} bytes of samples are there")
     is_pcm16 = kind == _PCM and bits == 16 and block == 2 * num_channels

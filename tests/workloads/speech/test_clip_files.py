@@ -1,10 +1,12 @@
 import json
+import os
 
 import numpy as np
 import pytest
 
 from tests.workloads.speech.recordings import folder, shard, tone, wav
 from wellfed.errors import DataError
+from wellfed.shards.write_shards import write_shards
 from workloads.speech.clip_files import find_clips
 
 
@@ -48,6 +50,47 @@ def test_lists_and_folders_of_splits_are_used_as_such(tmp_path):
     assert found.classes == ["no", "yes"]
 
 
+def test_what_a_packer_is_given_a_reader_finds_again(tmp_path):
+    place = folder(tmp_path / "a.b: wavs", classes=("up down", "no"), of_each=1)
+    (place / "testing_list.txt").write_text("up down/s0_nohash_0.wav\r\nno/gone.wav\n")
+    write_shards(place, tmp_path / "shards", num=2)
+    for kind in (place, tmp_path / "shards"):
+        found = find_clips(kind, tmp_path / "cache", 0)
+        split_of = dict(zip(found.names, found.splits, strict=True))
+        assert [name.replace("_down", " down") for name in split_of if split_of[name] == "test"] == [
+            "up down/s0_nohash_0"
+        ]
+        assert (sorted(found.labels), found.classes) == (["no"] * 8 + ["up down"] * 8, ["no", "up down"])
+        assert found.notes == ["1 clip of validation_list.txt, testing_list.txt not there"]
+
+
+def test_shards_of_each_split_may_have_names_of_their_own(tmp_path):
+    for split, names in (("train", ["no", "yes"]), ("test", ["yes"])):
+        shard(tmp_path / split / "0.tar", [("1.wav", wav(tone())), ("1.cls", b"0")])
+        (tmp_path / split / "classes.json").write_text(json.dumps(names))
+    (tmp_path / "valid").mkdir()
+    found = find_clips(tmp_path, tmp_path / "cache", 0)
+    assert (found.labels, found.splits, found.classes) == (["no", "yes"], ["train", "test"], ["no", "yes"])
+    assert found.notes == ["folders beside train, test left out: cache, valid"]
+
+
+def test_folders_beside_shards_are_said(tmp_path):
+    shard(tmp_path / "0.tar", [("1.wav", wav(tone())), ("1.cls", b"0")])
+    folder(tmp_path, classes=["yes"])
+    assert find_clips(tmp_path, tmp_path / "yes" / "cache", 0).notes == ["folders beside the shards left out: yes"]
+
+
+def test_folders_that_are_empty_or_named_as_no_text_are_said(tmp_path):
+    for name in (b"\xff", b"yes"):
+        (tmp_path / os.fsdecode(name)).mkdir()
+        (tmp_path / os.fsdecode(name) / "1.wav").write_bytes(wav(tone()))
+    (tmp_path / "no").mkdir()
+    (tmp_path / "yes" / "2.wav").symlink_to(tmp_path / "gone.wav")
+    found = find_clips(tmp_path, tmp_path / "cache", 0)
+    assert found.classes == ["\\xff", "yes"]
+    assert found.notes == ["folders without a recording: no", "1 other file left out: links to nothing"]
+
+
 @pytest.mark.parametrize(
     ("part", "content"), [("cls", "1"), ("txt", " 1\n"), ("json", '{"label": 1, "x": 2}'), ("json", '"1"')]
 )
@@ -63,6 +106,7 @@ def test_labels_of_shards(tmp_path, part, content):
 def test_what_a_sample_lacks_is_told_with_its_place(tmp_path):
     members = [("1.wav", wav(tone())), ("1.cls", b"0"), ("2.wav", wav(tone())), ("3.cls", b"0")]
     members += [("4.wav", wav(tone())), ("4.json", b"{}"), ("5.wav", wav(tone())), ("5.cls", b"7")]
+    members += [("6.wav", wav(tone())), ("6.txt", b"maybe")]
     place = shard(tmp_path / "0.tar", members)
     (tmp_path / "classes.json").write_text('["no"]')
     found = find_clips(place, tmp_path / "cache", 0)
@@ -72,7 +116,28 @@ def test_what_a_sample_lacks_is_told_with_its_place(tmp_path):
         "4.json: no class can be read from it",
         "2: no label (cls, json, txt)",
         "5: its class is 7, and classes.json has 1",
+        "6: its class is maybe, and classes.json has 1",
     ]
+
+
+@pytest.mark.parametrize("part", ["wav", "cls"])
+def test_a_damaged_header_is_one_damage_and_not_also_what_its_sample_lacks(tmp_path, part):
+    place = shard(tmp_path / "0.tar", [(f"{number}.{part}", b"1") for number in range(9) for part in ("wav", "cls")])
+    content = bytearray(place.read_bytes())
+    content[content.index(f"4.{part}".encode())] ^= 0xFF
+    place.write_bytes(content)
+    found = find_clips(place, tmp_path / "cache", 1)
+    assert found.names == ["0", "1", "2", "3", "5", "6", "7", "8"]
+    assert len(found.bad) == 1
+
+
+def test_a_shard_that_was_cut_off_is_said_whatever_the_limit_is(tmp_path):
+    place = shard(tmp_path / "0.tar", [(f"{number}.{part}", b"1") for number in range(9) for part in ("wav", "cls")])
+    place.write_bytes(place.read_bytes()[: 4 * 1024])
+    found = find_clips(place, tmp_path / "cache", 10)
+    assert len(found.names) == 2
+    assert found.notes == found.bad
+    assert f"{place}, byte 4096: the file ends without" in found.notes[0]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +161,9 @@ def test_nothing_to_find(tmp_path):
     with pytest.raises(DataError, match=r"neither a folder nor a \.tar"):
         find_clips(tmp_path / "a.wav", tmp_path, 0)
     with pytest.raises(DataError, match=r"no recordings in folders of classes.* 1 recording in no folder"):
+        find_clips(tmp_path, tmp_path, 0)
+    (tmp_path / "0.tar.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"0\.tar\.gz is compressed: unpack it"):
         find_clips(tmp_path, tmp_path, 0)
     (tmp_path / "classes.json").write_text("{}")
     shard(tmp_path / "0.tar", [("1.wav", wav(tone())), ("1.cls", b"0")])

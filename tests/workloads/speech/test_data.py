@@ -79,6 +79,12 @@ def test_only_damaged_recordings(tmp_path):
         datasets(str(tmp_path / "wavs"), cache_dir=str(tmp_path))
 
 
+def test_one_class_is_nothing_to_learn(tmp_path):
+    place = folder(tmp_path / "wavs", classes=["only"])
+    with pytest.raises(DataError, match="are of the class 'only'"):
+        datasets(str(place), cache_dir=str(tmp_path))
+
+
 def test_all_wrong_arguments_at_once(tmp_path):
     wrong = {"clip_seconds": 0.01, "num_mels": 2, "max_damaged": -1, "val_frac": 0.9, "speaker": "(", "num_clips": 3}
     with pytest.raises(ConfigError) as caught:

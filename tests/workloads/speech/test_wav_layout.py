@@ -38,7 +38,7 @@ def test_chunks_before_the_samples_are_passed_over():
     assert content[found.offset : found.offset + found.num_bytes] == b"12345678"
 
 
-@pytest.mark.parametrize("told", [0, 0xFFFFFFFF])
+@pytest.mark.parametrize("told", [0, 0x7FFFF000, 0xFFFFFFFF])
 def test_a_file_written_into_a_pipe_goes_on_to_the_end(told: int):
     content = riff(chunk(b"fmt ", PCM)) + b"data" + struct.pack("<I", told) + b"1234567"
     assert layout(content).num_bytes == 6

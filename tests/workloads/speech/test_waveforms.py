@@ -9,6 +9,8 @@ from tests.workloads.speech.recordings import shard, tone, wav
 from wellfed.errors import DataError
 from workloads.speech.clip_files import find_clips
 from workloads.speech.layouts import look_at
+from workloads.speech.sound_files import decode
+from workloads.speech.wav_layout import DamagedClip
 from workloads.speech.waveforms import Waveforms
 
 
@@ -31,6 +33,7 @@ def place(tmp_path):
         "packed.flac": encoded(left, format="FLAC"),
         "cut.wav": wav(left)[:-100],
         "noise.wav": b"x" * 500,
+        "fast.wav": wav(left, 4_000_000),
         "cut.flac": encoded(left, format="FLAC")[:9000],
     }
     members = [(f"{name.replace('.', '_')}.{name[-4:].lstrip('.')}", content) for name, content in clips.items()]
@@ -74,10 +77,19 @@ def test_all_become_one_rate_and_length(waveforms):
 def test_damaged_ones_are_known(waveforms):
     clips, row = waveforms
     reasons = clips.layouts.damages
-    assert set(reasons) == {row["cut_wav"], row["noise_wav"], row["cut_flac"]}
+    assert set(reasons) == {row["cut_wav"], row["noise_wav"], row["fast_wav"], row["cut_flac"]}
     assert "cut off" in reasons[row["cut_wav"]]
     assert "no wav file" in reasons[row["noise_wav"]]
+    assert "4,000,000 samples a second" in reasons[row["fast_wav"]]
     assert reasons[row["cut_flac"]].startswith(("cut off", "it can't be decoded"))
+
+
+def test_flac_that_does_not_say_how_long_it_is_says_so():
+    content = bytearray(encoded(tone(), format="FLAC"))
+    content[21] &= 0xF0
+    content[22:26] = bytes(4)
+    with pytest.raises(DamagedClip, match="does not say how long"):
+        decode(bytes(content))
 
 
 def test_files_that_change_or_go_are_told(place):
