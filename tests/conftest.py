@@ -26,9 +26,13 @@ settings.register_profile("fresh", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+gc.disable()  # until all is imported, which leaves next to no garbage
+
+
 def pytest_collection_finish() -> None:
     """What is imported by now stays to the end: each collection of garbage, of which there are thousands in a session,
     would look at all of it again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -242,7 +242,14 @@ class Dies(pl.Callback):
             raise KeyError("killed")
 
 
-@pytest.mark.parametrize("limits", [{"max_epochs": 3}, {"max_epochs": 3, "max_steps": 8}, {"max_steps": 8}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_epochs": 3},
+        pytest.param({"max_epochs": 3, "max_steps": 8}, marks=pytest.mark.slow),  # each alone is tried beside it
+        {"max_steps": 8},
+    ],
+)
 @pytest.mark.parametrize("every", [None, 1, 3])
 @pytest.mark.parametrize("dies", [4, 6, 7])
 def test_from_any_checkpoint_of_a_killed_run_the_rest_is_the_same(
