@@ -63,7 +63,11 @@ def fake_driver(cc: Path, tmp_path_factory: pytest.TempPathFactory) -> FakeDrive
     """A driver library that plays scenarios to the real pynvml: ``environment`` for subprocesses, ``load`` for here."""
     if sys.platform != "linux":
         pytest.skip("the fake driver is a Linux library")
-    return FakeDriver(cc, tmp_path_factory.mktemp("fake_driver"))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # all workers of a session share what one has compiled
+    (folder / "fake_driver").mkdir(exist_ok=True)
+    return FakeDriver(cc, folder / "fake_driver")
 
 
 @pytest.fixture(scope="session")

@@ -191,7 +191,7 @@ def test_the_traceback_as_typed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("value", [None, "0", "1"])
+@pytest.mark.parametrize("value", [None, "1", pytest.param("0", marks=pytest.mark.slow)])  # as for 1
 @pytest.mark.parametrize("flags", [[], ["--info", "plugins"], ["--info", "plugins", "gpu=42gb"], ["--cfg", "hydra"]])
 def test_full_errors_of_ours_do_not_reach_children(monkeypatch, capsys, value, flags):
     if value is not None:
