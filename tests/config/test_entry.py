@@ -210,7 +210,11 @@ def test_full_errors_of_ours_do_not_reach_children(monkeypatch, capsys, value, f
 
 
 @pytest.mark.parametrize(
-    "flags", [["--help"], ["--cfg", "job"], ["--cfg", "hydra"], ["--info", "defaults"], ["--info", "all"], ["-m"]]
+    "flags",
+    [
+        *(["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-m"]),
+        *(pytest.param(flags, marks=pytest.mark.slow) for flags in (["--cfg", "hydra"], ["--info", "all"])),
+    ],
 )
 def test_faults_are_told_by_every_flag(capsys, flags):
     assert main("train", Jobs(), [*flags, "gpu=42gb", "loader.num_worker=3"]) == 2

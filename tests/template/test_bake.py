@@ -209,6 +209,7 @@ def test_a_project_starts_from_any_example(workload: str, template: Path, tmp_pa
 # ---- where the template comes from: all give the same project ----
 
 
+@pytest.mark.slow  # where the hook looks: tests/template/test_hooks.py
 def test_from_a_relative_folder_whatever_pwd_says(default: Path, template: Path, own_template: Path, tmp_path: Path):
     """Another template lies where PWD points to; -o leads elsewhere."""
     (own_template / "docs/memory.md").write_text("another template\n")
@@ -359,6 +360,7 @@ def test_in_place_gives_the_same_project(default: Path, own_template: Path):
     assert "make train" in done.out
 
 
+@pytest.mark.slow  # in place as above, awkward answers as baked
 def test_in_place_with_awkward_answers_gives_the_same_project(awkward: Path, own_template: Path):
     given = [f"{key}={value}" for key, value in AWKWARD.items() if key != "project_name"]
     program = [sys.executable, "tools/scaffold.py", "new", AWKWARD["project_name"], *given]
