@@ -26,9 +26,13 @@ settings.register_profile("fresh", deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 
+gc.disable()  # until all is imported, which leaves next to no garbage
+
+
 def pytest_collection_finish() -> None:
     """What is imported by now stays to the end: each collection of garbage, of which there are thousands in a session,
     would look at all of it again."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
@@ -59,7 +63,11 @@ def fake_driver(cc: Path, tmp_path_factory: pytest.TempPathFactory) -> FakeDrive
     """A driver library that plays scenarios to the real pynvml: ``environment`` for subprocesses, ``load`` for here."""
     if sys.platform != "linux":
         pytest.skip("the fake driver is a Linux library")
-    return FakeDriver(cc, tmp_path_factory.mktemp("fake_driver"))
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # all workers of a session share what one has compiled
+    (folder / "fake_driver").mkdir(exist_ok=True)
+    return FakeDriver(cc, folder / "fake_driver")
 
 
 @pytest.fixture(scope="session")

@@ -147,10 +147,11 @@ def project_files(source: Files, answers: Answers) -> Files:
     Raises:
         ScaffoldError: an answer is none of the choices, or a file does not have the place that is to be edited.
     """
-    for key, choices in {"license": licenses(source), "workload": [BLANK, *examples(source)]}.items():
+    known = examples(source)
+    for key, choices in {"license": licenses(source), "workload": [BLANK, *known]}.items():
         if answers[key] not in choices:
             raise ScaffoldError(f"{key}={answers[key]}: it must be one of {', '.join(choices)}.")
-    files = {path: file for path, file in source.items() if _stays(path, source, answers)}
+    files = {path: file for path, file in source.items() if _stays(path, known, answers)}
     files |= starting_workload(source, answers)
     text = source[f"tools/licenses/{answers['license']}.txt"].content.decode()
     files["LICENSE"] = File(text.replace("<author>", str(answers["author"])).encode())
@@ -175,8 +176,8 @@ def licenses(source: Files) -> list[str]:
     return sorted(path.split("/")[2].removesuffix(".txt") for path in source if path.startswith("tools/licenses/"))
 
 
-def _stays(path: str, source: Files, answers: Answers) -> bool:
-    if path in OF_EXAMPLES or any(of_example(path, name) for name in examples(source)):
+def _stays(path: str, known: list[str], answers: Answers) -> bool:
+    if path in OF_EXAMPLES or any(of_example(path, name) for name in known):
         return bool(answers["keep_examples"])
     return path in CARRIED or not path.startswith(TEMPLATE_ONLY)
 

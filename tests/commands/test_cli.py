@@ -52,10 +52,18 @@ def test_help_and_no_word(capsys):
 
 
 @pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
-def test_every_command_has_help(command):
-    done = python_m_wellfed(command.name, "--help")
+def test_every_command_has_help(command, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([command.name, "--help"])
+    out, err = capsys.readouterr()
+    assert (stop.value.code, err) == (0, "")
+    assert out.startswith(f"usage: python -m wellfed {command.name}")
+
+
+def test_help_as_typed():
+    done = python_m_wellfed("plan", "--help")
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"usage: python -m wellfed {command.name}")
+    assert done.stdout.startswith("usage: python -m wellfed plan")
 
 
 def test_an_unknown_option_ends_with_2():

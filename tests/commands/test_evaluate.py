@@ -100,11 +100,28 @@ def test_a_file_of_torch_that_is_no_checkpoint(checkpoint: Path, tmp_path: Path)
     assert "it holds no state_dict" in refused(checkpoint, tmp_path).err
 
 
-def test_a_damaged_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
-    data = checkpoint.read_bytes()
-    checkpoint.write_bytes(data.replace(bytes(100), b"\xff" * 100, 1))
-    done = refused(checkpoint, tmp_path)
-    assert done.err.endswith("is not a checkpoint that can be read. Name another, e.g. last-1.ckpt.\n")
+def damage(checkpoint: Path) -> None:
+    checkpoint.write_bytes(checkpoint.read_bytes().replace(bytes(100), b"\xff" * 100, 1))
+
+
+UNREADABLE = "is not a checkpoint that can be read. Name another, e.g. last-1.ckpt.\n"
+
+
+def test_a_damaged_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(checkpoint)
+    assert evaluated(checkpoint) == 2
+    err = capsys.readouterr().err
+    assert "1 fault in the configuration; nothing was run.\n" in err
+    assert str(checkpoint) in err
+    assert "Traceback" not in err
+    assert err.endswith(UNREADABLE)
+    assert not (checkpoint.parents[1] / "evaluation.json").exists()
+
+
+@pytest.mark.slow  # in process above; as typed: tests/config/test_entry.py (refusals), tests/end_to_end/test_guests.py
+def test_a_damaged_checkpoint_as_typed(checkpoint: Path, tmp_path: Path) -> None:
+    damage(checkpoint)
+    assert refused(checkpoint, tmp_path).err.endswith(UNREADABLE)
 
 
 def test_another_error_of_the_pass_stays_what_it_is(

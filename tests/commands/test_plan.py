@@ -1,4 +1,4 @@
-"""``python -m wellfed plan``; ``tests/every/test_readme.py`` starts it as it is typed."""
+"""``python -m wellfed plan``."""
 
 import json
 import shutil
@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from tests.end_to_end.commands import ROOT, environment
-from wellfed.commands import cli
 from wellfed.commands import plan as app
 from wellfed.config.compose import compose
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
@@ -63,12 +62,14 @@ def test_what_does_not_fit_names_ways_out_that_do():
         assert again.plan.misfit is None, change
 
 
-def test_it_prints_a_table_and_exits_0(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "200")
-    assert cli.main(["plan", *SMALL, "gpu=8gb", "memory=cache"]) == 0
-    out = capsys.readouterr().out
-    assert "Plan: recsys on an assumed GPU" in out
-    assert "reserved by the allocator" in out
+def test_as_typed_it_prints_a_table_and_exits_0(tmp_path):
+    words = [*SMALL, "gpu=8gb", "memory=cache", f"paths.cache_dir={tmp_path}"]
+    command = [sys.executable, "-m", "wellfed", "plan", *words]
+    variables = environment(PYTHONPATH=str(ROOT / "src"))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=variables)
+    assert done.returncode == 0, done.stderr
+    assert "Plan: recsys on an assumed GPU" in done.stdout
+    assert "reserved by the allocator" in done.stdout
 
 
 def test_what_does_not_fit_exits_2_with_the_message(capsys):

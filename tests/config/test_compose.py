@@ -223,8 +223,8 @@ def test_some_of_them_composed_in_full(index):
 
 
 @pytest.mark.parametrize(
-    "group", ["workload", "trainer", "callbacks", "telemetry", "logger", "experiment", "debug", "paths"]
-)
+    "group", ["workload", "trainer", "callbacks", "telemetry", "logger", "debug", "paths"]
+)  # experiments: tests/every/test_workloads.py
 def test_every_other_option_composes(group, all_installed):
     found = options(group)
     assert found

@@ -58,7 +58,14 @@ def run(script: str, *args: str, cwd: Path | None = None, **env: str) -> subproc
             2,
             "checkpoint=a b (x)=y/it's.ckpt: there is no such file.",
         ),
-        ("evaluate.py", ["--cfg", "job", "checkpoint=a=b (c).ckpt"], 0, "checkpoint: a=b (c).ckpt"),
+        # The quoting: tests/config/test_quoting.py and the case above.
+        pytest.param(
+            "evaluate.py",
+            ["--cfg", "job", "checkpoint=a=b (c).ckpt"],
+            0,
+            "checkpoint: a=b (c).ckpt",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_answers_before_torch(script, args, code, words, tmp_path):
@@ -184,12 +191,12 @@ def test_the_traceback_as_typed(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("value", [None, "0", "1"])
+@pytest.mark.parametrize("value", [None, "1", pytest.param("0", marks=pytest.mark.slow)])  # as for 1
 @pytest.mark.parametrize("flags", [[], ["--info", "plugins"], ["--info", "plugins", "gpu=42gb"], ["--cfg", "hydra"]])
 def test_full_errors_of_ours_do_not_reach_children(monkeypatch, capsys, value, flags):
     if value is not None:
         monkeypatch.setenv("HYDRA_FULL_ERROR", value)
-    show = [sys.executable, "-c", "import os; print(os.environ.get('HYDRA_FULL_ERROR'))"]
+    show = ["sh", "-c", "echo ${HYDRA_FULL_ERROR-None}"]
     seen = []
 
     def job(composed):
@@ -203,7 +210,11 @@ def test_full_errors_of_ours_do_not_reach_children(monkeypatch, capsys, value, f
 
 
 @pytest.mark.parametrize(
-    "flags", [["--help"], ["--cfg", "job"], ["--cfg", "hydra"], ["--info", "defaults"], ["--info", "all"], ["-m"]]
+    "flags",
+    [
+        *(["--help"], ["--cfg", "job"], ["--info", "defaults"], ["-m"]),
+        *(pytest.param(flags, marks=pytest.mark.slow) for flags in (["--cfg", "hydra"], ["--info", "all"])),
+    ],
 )
 def test_faults_are_told_by_every_flag(capsys, flags):
     assert main("train", Jobs(), [*flags, "gpu=42gb", "loader.num_worker=3"]) == 2
@@ -223,11 +234,9 @@ def test_faults_are_told_by_every_flag(capsys, flags):
         (["--help", "loader=baseline"], "baseline*"),
     ],
 )
-def test_flags_keep_their_meaning(flags, words):
-    done = subprocess.run(
-        [sys.executable, str(REPO / "src" / "train.py"), *flags], capture_output=True, text=True, check=True
-    )
-    assert words in done.stdout
+def test_flags_keep_their_meaning(capsys, flags, words):
+    assert main("train", Jobs(), flags) == 0
+    assert words in capsys.readouterr().out
 
 
 def test_version_and_unknown_flags(capsys):

@@ -20,7 +20,7 @@ PATHS = st.text(st.sampled_from("ab1e.0/_-+ '\"\\=,()[]{}:~@%é#*?|$&!\ttruenifX
 )
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(PATHS)
 @example("runs/a=b (2)/it's \\'here\\")
 @example("1e3")
@@ -34,7 +34,7 @@ def test_hydra_reads_back_any_path_that_we_assign(path):
     assert unquoted(key_value(override)[1]) == path
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(PATHS)
 def test_a_path_typed_plainly_is_read_as_typed(path):
     if path[0] in "'\"" or "${" in path or path.lower() == "null":

@@ -85,7 +85,7 @@ def train(cwd: Path, *arguments: str) -> Done:
 @pytest.mark.parametrize(
     "arguments",
     [
-        ("loader.backend=inline",),
+        pytest.param(("loader.backend=inline",), marks=pytest.mark.slow),  # tests/loading/test_bad_samples.py
         ("loader.backend=processes", "loader.num_workers=1", "workload.data.how=kill"),
         pytest.param(
             ("loader.backend=threads", "loader.num_workers=1", "+workload.data.fetch=true", "workload.data.how=hang"),

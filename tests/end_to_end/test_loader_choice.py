@@ -128,14 +128,20 @@ def test_batches_that_do_not_fit_are_told_before_training(mine: Path, max_skippe
     assert not run_folders(mine, "huge")
 
 
+CONTRADICTIONS = [
+    (("backend=inline", "num_workers=2"), "loader.num_workers=2: has no effect with loader.backend=inline"),
+    (("backend=threads", "num_workers=0"), "loader.num_workers=0: leaves loader.backend=threads without workers."),
+    (("backend=processes", "num_workers=0"), "num_workers=0: leaves loader.backend=processes without workers."),
+    (("num_workers=0", "prefetch_factor=4"), "loader.prefetch_factor=4: has no effect without worker processes"),
+    (("num_workers=0", "persistent_workers=true"), "persistent_workers=true: has no effect without worker"),
+]
+
+
 @pytest.mark.parametrize(
     ("typed", "told"),
     [
-        (("backend=inline", "num_workers=2"), "loader.num_workers=2: has no effect with loader.backend=inline"),
-        (("backend=threads", "num_workers=0"), "loader.num_workers=0: leaves loader.backend=threads without workers."),
-        (("backend=processes", "num_workers=0"), "num_workers=0: leaves loader.backend=processes without workers."),
-        (("num_workers=0", "prefetch_factor=4"), "loader.prefetch_factor=4: has no effect without worker processes"),
-        (("num_workers=0", "persistent_workers=true"), "persistent_workers=true: has no effect without worker"),
+        CONTRADICTIONS[0],  # of the others the rules alone: tests/config/test_rules.py
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in CONTRADICTIONS[1:]),
     ],
 )
 def test_loader_settings_that_contradict_each_other(tmp_path: Path, typed: tuple[str, str], told: str) -> None:

@@ -72,8 +72,13 @@ def test_bad_lines_are_counted_and_named_until_there_are_too_many(ml_100k: Path,
     ("spoil", "said"),
     [
         (lambda folder: (folder / "u.item").unlink(), "u.item"),
-        (lambda folder: (folder / "u.data").write_text(""), "u.data"),
-        (lambda folder: (folder / "u.user").write_text("1|20|M|x|1\n", encoding="utf-16"), "u.user"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)  # their reading: tests/workloads/recsys/test_movielens.py
+            for case in [
+                (lambda folder: (folder / "u.data").write_text(""), "u.data"),
+                (lambda folder: (folder / "u.user").write_text("1|20|M|x|1\n", encoding="utf-16"), "u.user"),
+            ]
+        ),
     ],
 )
 def test_spoiled_folders_are_refused_with_the_file(ml_100k: Path, tmp_path: Path, spoil, said: str) -> None:

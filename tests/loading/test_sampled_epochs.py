@@ -6,7 +6,7 @@ import random
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import RandomSampler, Sampler, SubsetRandomSampler, WeightedRandomSampler
 
@@ -75,6 +75,7 @@ SAMPLERS = {
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
+@settings(max_examples=40)
 @given(asked=st.lists(st.integers(0, 4), max_size=5))
 def test_an_epoch_is_the_same_in_a_run_that_begins_with_it(name, asked):
     whole = epochs(SAMPLERS[name]())

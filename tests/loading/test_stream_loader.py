@@ -28,8 +28,8 @@ THREADS = LoaderSettings("threads", 3, 2)
 ALL = [INLINE, ONE, TWO, THREE, THREADS]
 
 
-def named(plan):
-    return f"{plan.backend}-{plan.num_workers}"
+def named(value):
+    return value.__name__ if isinstance(value, type) else f"{value.backend}-{value.num_workers}"
 
 
 def ids(delivery):
@@ -44,8 +44,15 @@ def epochs(made, number=2):
         made.close()
 
 
-@pytest.mark.parametrize("plan", ALL, ids=named)
-@pytest.mark.parametrize("kind", [streams.Plain, streams.Sharded, streams.InShards, streams.ByWorker, streams.Stateful])
+KINDS = [streams.Plain, streams.Sharded, streams.InShards, streams.ByWorker, streams.Stateful]
+PAIRS = [  # the other pairs of those with worker processes are slow ones
+    pytest.param(kind, plan, marks=[pytest.mark.slow] * (plan in (ONE, TWO, THREE) and (number + other) % 2))
+    for number, kind in enumerate(KINDS)
+    for other, plan in enumerate(ALL)
+]
+
+
+@pytest.mark.parametrize(("kind", "plan"), PAIRS, ids=named)
 def test_each_sample_comes_once_an_epoch_in_batches_of_the_asked_size(kind, plan):
     made = loader_of(kind(), plan)
     found = epochs(made)

@@ -177,21 +177,20 @@ def planned(typed, capsys, *words):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("does", ["nothing", "print", "keep", "draw"])
+@pytest.mark.parametrize(
+    "does",
+    ["print", "keep", *(pytest.param(does, marks=pytest.mark.slow) for does in ("nothing", "draw"))],  # planned below
+)
 def test_json_is_alone_on_stdout_and_the_peak_is_predicted(typed, capsys, does):
     found = planned(typed, capsys, f"+workload.model.does={does}")
     assert found["fits"] is True
     assert found["predicted_peak_gib"] > 0
+    assert sys.modules["theirs"].CACHE == {}  # no tensor of the rehearsal is left in the module
 
 
 def test_fit_prints_json_alone(typed, capsys):
     assert fit.main([*typed, "+workload.model.does=print", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["micro_batch"] == 16
-
-
-def test_no_tensor_of_the_rehearsal_is_left_in_the_module(typed, capsys):
-    planned(typed, capsys, "+workload.model.does=keep")
-    assert sys.modules["theirs"].CACHE == {}
 
 
 def test_nothing_is_drawn_from_pythons_and_numpys_generators(typed):
@@ -239,7 +238,7 @@ def test_the_longest_batch_is_the_same_in_every_run(typed, tmp_path, monkeypatch
     monkeypatch.setattr(longest_batch, "ALIKE_S", longest_batch.MOST_S * 60)
     monkeypatch.setattr(longest_batch, "MOST_S", longest_batch.MOST_S * 60)
     words = ["workload.data._target_=theirs.texts", "+workload.data.late=60"]
-    for _ in range(3):
+    for _ in range(2):
         plan_without_running(compose([*typed, *words]))
     assert len([*(tmp_path / "cache" / "footprints").iterdir()]) == 1
 

@@ -165,7 +165,7 @@ def test_an_example_is_copied_and_kept(awkward: Path, template: Path):
     [
         ("blank", LONGEST),
         ("recsys", LONGEST_COPY),
-        ("recsys", "a"),
+        pytest.param("recsys", "a", marks=pytest.mark.slow),  # the order of imports: tests/template/test_scaffold.py
         *(
             pytest.param(example, package, marks=pytest.mark.slow)
             for example in sorted(EXAMPLES - {"recsys"})
@@ -209,6 +209,7 @@ def test_a_project_starts_from_any_example(workload: str, template: Path, tmp_pa
 # ---- where the template comes from: all give the same project ----
 
 
+@pytest.mark.slow  # where the hook looks: tests/template/test_hooks.py
 def test_from_a_relative_folder_whatever_pwd_says(default: Path, template: Path, own_template: Path, tmp_path: Path):
     """Another template lies where PWD points to; -o leads elsewhere."""
     (own_template / "docs/memory.md").write_text("another template\n")
@@ -223,6 +224,7 @@ def test_from_a_relative_folder_whatever_pwd_says(default: Path, template: Path,
     assert tree(made(done, tmp_path / "out/my-nets")) == tree(default)
 
 
+@pytest.mark.slow  # cookiecutter unpacks it; without git: tests/template/test_scaffold.py
 def test_from_a_zip_archive(default: Path, template: Path, tmp_path: Path):
     archive = tmp_path / "template.zip"
     git(template, "archive", "--format=zip", "--prefix=template-1/", "-o", str(archive), "HEAD")
@@ -230,6 +232,7 @@ def test_from_a_zip_archive(default: Path, template: Path, tmp_path: Path):
     assert tree(made(done, tmp_path / "my-nets")) == tree(default)
 
 
+@pytest.mark.slow  # which files count, with git and without: tests/template/test_scaffold.py
 def test_from_a_folder_without_git_and_with_rubbish(default: Path, own_template: Path, tmp_path: Path):
     shutil.rmtree(own_template / ".git")
     for rubbish in (
@@ -243,6 +246,7 @@ def test_from_a_folder_without_git_and_with_rubbish(default: Path, own_template:
     assert tree(made(cookiecutter(own_template, "--no-input", cwd=tmp_path), tmp_path / "my-nets")) == tree(default)
 
 
+@pytest.mark.slow  # tests/template/test_scaffold.py, as above
 def test_files_that_git_does_not_track_stay(default: Path, own_template: Path, tmp_path: Path):
     (own_template / "docs/secret.md").write_text("not yet committed")
     assert tree(made(cookiecutter(own_template, "--no-input", cwd=tmp_path), tmp_path / "my-nets")) == tree(default)
@@ -263,6 +267,7 @@ def test_again_by_replay_and_over_an_older_project(default: Path, template: Path
     assert "Apache License" in first["LICENSE"][0].decode()
 
 
+@pytest.mark.slow  # the hook with GIT_DIR set: tests/template/test_hooks.py
 def test_with_git_variables_of_another_repository(default: Path, template: Path, tmp_path: Path):
     """As in a git hook, which runs with GIT_DIR and GIT_INDEX_FILE set."""
     other = tmp_path / "other"
@@ -341,6 +346,12 @@ def make_new(clone: Path, *arguments: str, **more: str) -> Done:
     )
 
 
+@pytest.fixture(scope="module")
+def unchanged(template: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy for refusals, each of which must leave it as it was."""
+    return Path(shutil.copytree(template, tmp_path_factory.mktemp("unchanged") / "template"))
+
+
 def test_in_place_gives_the_same_project(default: Path, own_template: Path):
     done = make_new(own_template, "NAME=My Nets")
     assert done.code == 0, done.text
@@ -349,6 +360,7 @@ def test_in_place_gives_the_same_project(default: Path, own_template: Path):
     assert "make train" in done.out
 
 
+@pytest.mark.slow  # in place as above, awkward answers as baked
 def test_in_place_with_awkward_answers_gives_the_same_project(awkward: Path, own_template: Path):
     given = [f"{key}={value}" for key, value in AWKWARD.items() if key != "project_name"]
     program = [sys.executable, "tools/scaffold.py", "new", AWKWARD["project_name"], *given]
@@ -370,12 +382,12 @@ def test_in_place_with_awkward_answers_gives_the_same_project(awkward: Path, own
         (["NAME=My Nets", "ARGS=gpu=1tb"], "gpu=1tb: it must be one of auto, cpu, 8gb"),
     ],
 )
-def test_in_place_refusals_change_nothing(arguments: list[str], message: str, own_template: Path):
-    done = make_new(own_template, *arguments, NAME="the machine's")  # WSL sets NAME
+def test_in_place_refusals_change_nothing(arguments: list[str], message: str, unchanged: Path):
+    done = make_new(unchanged, *arguments, NAME="the machine's")  # WSL sets NAME
     assert done.code == 2
     assert message in done.err
     assert "Traceback" not in done.err
-    assert git(own_template, "status", "--porcelain") == ""
+    assert git(unchanged, "status", "--porcelain") == ""
 
 
 def test_in_place_needs_a_clean_tree(own_template: Path):

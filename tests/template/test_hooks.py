@@ -141,11 +141,13 @@ def test_libraries_are_refused_as_pip_knows_them():
 
 def test_libraries_are_refused_as_the_code_knows_them():
     """Every package that a file of src imports."""
-    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
-    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
-    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
-    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
-    packages = {name.partition(".")[0] for name in names}
+    packages = set()
+    for path in (ROOT / "src").rglob("*.py"):  # one tree at a time: all at once are millions of objects
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                packages |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                packages.add(node.module.partition(".")[0])
     foreign = packages - sys.stdlib_module_names - pre.PROJECT
     assert {"torch", "omegaconf"} <= foreign <= pre.LIBRARIES
 

@@ -239,7 +239,7 @@ def test_telemetry_on_a_full_disk_is_one_event_and_written_by_a_later_save(tmp_p
 
 def test_rounds_and_events_of_other_threads_survive_saves(tmp_path, at_once):
     made = journal(tmp_path)
-    num = 150
+    num = 100
     at_once(
         num,
         lambda number: made.telemetry(gpus(0.0, step=number)),

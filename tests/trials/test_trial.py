@@ -140,7 +140,7 @@ def test_rows_that_can_not_be_computed_leave_no_file(tmp_path: Path, start_metho
     ("overrides", "rows", "are_kept"),
     [
         (["memory.features=cache"], "frozen", True),
-        (["memory.features=cache_host"], "frozen", True),
+        pytest.param(["memory.features=cache_host"], "frozen", True, marks=pytest.mark.slow),  # as for cache
         (["memory.features=cache", "gpu.precision=bf16-true"], "frozen", False),
         (["memory.features=dynamic"], "frozen", False),
         (["memory.features=null"], "trained", False),

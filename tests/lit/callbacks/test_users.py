@@ -73,8 +73,14 @@ def test_early_stopping_goes_by_the_figures_of_a_plain_model(tmp_path: Path, eve
     assert trainer.global_step == (6 if every is None else 4)  # at the second validation
 
 
-@pytest.mark.parametrize("every", [None, 2])
-@pytest.mark.parametrize("cut", [2, 3, 5, 6])
+@pytest.mark.parametrize(
+    ("every", "cut"),
+    [
+        *((None, cut) for cut in (2, 3)),  # within an epoch, at its end
+        *((2, cut) for cut in (2, 5)),  # at a validation, between two
+        *(pytest.param(every, cut, marks=pytest.mark.slow) for every, cut in ((None, 5), (None, 6), (2, 3), (2, 6))),
+    ],
+)
 def test_a_resumed_average_and_patience_are_those_of_the_unbroken_run(
     tmp_path: Path, every: int | None, cut: int
 ) -> None:
