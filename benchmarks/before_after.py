@@ -1,12 +1,14 @@
 """What do the findings win for somebody who starts where a guide does? Follows them, step by step, and measures.
 
     make before-after W=recsys
-    python benchmarks/before_after.py forecast [--where cpu|simulated|gpu] [--steps 200] [--rounds 5] [--out RECORD]
+    python benchmarks/before_after.py forecast [--where cpu|simulated|gpu] [--steps 300] [--rounds 5] [--out RECORD]
 
 Begins with ``experiment=<workload>_starved``. What the first finding says to type is typed, unless it would change what
-is learned; a change that makes the run slower is taken back, and the next finding is followed. When none is left, the
-first and the last configuration run in turns, and their page (report A B) has both curves of utilisation.
-``simulated`` is a simulated card behind real loaders (tests/fake_cuda): its figures are of no real GPU.
+is learned; a change that makes the run no faster is taken back, and the next finding is followed. What the guide itself
+advises is tried too, each piece alone from the same start. Then all of them run in turns, and the page of the first and
+the last configuration (report A B) has both curves of utilisation.
+``simulated`` is a simulated card behind real loaders (tests/fake_cuda). It takes a real card's time and computes nothing,
+so its figures are of no real GPU, and of no learning.
 """
 
 from __future__ import annotations
@@ -27,21 +29,27 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
-from tests.fake_cuda.machine import Cards, compile_driver, machine_environment  # noqa: E402
+from tests.fake_cuda.machine import MODELS, Cards, compile_driver, machine_environment  # noqa: E402
 from tests.fake_nvml.driver import FakeDriver  # noqa: E402
 from wellfed.diagnosis.evidence import Evidence  # noqa: E402
 from wellfed.record import RunRecord, git_state  # noqa: E402
 from wellfed.report.comparison import Comparison  # noqa: E402
 from wellfed.report.write import write_comparison  # noqa: E402
 
-MOST_STEPS, SLOWER = 8, 0.97
-"""Findings that are followed at most; below which share of the rate a change is taken back."""
+MOST_STEPS, LEAST_GAIN = 8, 1.02
+"""Findings that are followed at most; a change that makes a run faster by less is taken back."""
 TIMEOUT_S = 900
-CARD: dict[str, Any] = {
-    **{"mib": 8192, "context_mib": 300, "launch_us": 5.0, "copy_gbps": 12.0, "pageable_gbps": 4.0},
-    **{"tflops": 0.003, "tensor_tflops": 0.012, "dram_gbps": 2.0, "sms": 32, "kernel_us": 20.0},
-}
-"""A simulated card that is slower than a core of this computer, which computes for it."""
+CARD: dict[str, Any] = {"mib": 24576, "context_mib": 500, "copy_gbps": 12.0, "pageable_gbps": 4.0, **MODELS["fast"]}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A piece of advice of a guide."""
+
+    claim: str
+    typed: tuple[str, ...]
+    is_learning: bool = False
+    """It changes the model or what a step learns from; too much for a CPU, where it is left out."""
 
 
 @dataclass(frozen=True)
@@ -50,20 +58,66 @@ class Guide:
 
     before: str
     after: str
+    advice: tuple[Advice, ...]
+    card_share: float = 1.0
+    """Of the rates of CARD: with it a step is as long, beside the loading of this computer, as the guide says."""
+    steps: int = 300
 
 
 GUIDES = {
-    "recsys": Guide("2,048 triplets, cached embeddings, nothing fitted or watched", "2.5 to 3 GB of GPU memory in all"),
+    "recsys": Guide(
+        "2,048 triplets a step, cached embeddings, nothing fitted or watched",
+        "2.5 to 3 GB of GPU memory in all",
+        (
+            Advice("8 GB: 1,024 triplets", ("workload.effective_batch_size=1024",), is_learning=True),
+            Advice(
+                "under 4 GB: 512 triplets, embeddings computed anew",
+                ("workload.effective_batch_size=512", "memory.features=dynamic"),
+                is_learning=True,
+            ),
+        ),
+        steps=150,
+    ),
     "forecast": Guide(
         "20-40 % utilisation, 500-1,000 samples/s, 50-100 ms a step",
-        "80-95 %, 3,000-5,000 samples/s, 10-20 ms a step, with a larger batch and model",
+        "80-95 %, 3,000-5,000 samples/s, 10-20 ms a step",
+        (
+            Advice("LSTM of 3 layers of 256, batch 512, 30 to 90 days", ("experiment=forecast_fed",), is_learning=True),
+            Advice("the larger batch alone", ("workload.effective_batch_size=512",), is_learning=True),
+        ),
     ),
-    "restoration": Guide("20 % utilisation", "75-85 %, 2-5 times as fast, with a larger batch and model"),
-    "hyperspectral": Guide("9-90 % in swings of 9-10 s, 36-49 % on average", "75-95 %, swings under 2 s"),
+    "restoration": Guide(
+        "20 % utilisation",
+        "75 % (12 GB) to 85 % (24 GB), 2-5 times as fast",
+        (
+            Advice("12 GB: its light file", ("experiment=restoration_light",), is_learning=True),
+            Advice("16 GB: its balanced file, 80 %", ("experiment=restoration_balanced",), is_learning=True),
+            Advice("24 GB: its high file, 85 %", ("experiment=restoration_high",), is_learning=True),
+        ),
+    ),
+    "hyperspectral": Guide(
+        "9-90 % in swings of 9-10 s, 36-49 % on average",
+        "75-95 %, swings under 2 s, 3-4 times as fast",
+        (
+            Advice(
+                "workers = min(cpus / 2, 8, 2 x GPUs), prefetch 2, persistent, timeout 60 s",
+                (
+                    f"loader.num_workers={max(1, min((os.cpu_count() or 2) // 2, 8, 2))}",
+                    *("loader.prefetch_factor=2", "loader.persistent_workers=true", "loader.timeout_s=60"),
+                ),
+            ),
+            Advice("persistent workers alone", ("loader.persistent_workers=true",)),
+        ),
+    ),
     "speech": Guide(
-        "8 workers, prefetch 2, not persistent, a copy that blocks",
-        "pin_memory 2-3 times, non_blocking 10-30 % of utilisation, prefetch 20-30 %, persistent workers 10-20 % of "
-        "the time between epochs",
+        "8 workers, prefetch 2, not persistent, a copy that blocks; under 10 ms a batch of 8",
+        "pinned memory 2-3 times, non_blocking 10-30 % of utilisation, prefetch 20-30 %, persistent workers 10-20 %",
+        (
+            Advice("pinned memory: 2-3 times. Here without it", ("loader.pin_memory=false",)),
+            Advice("non_blocking: 10-30 % of utilisation", ("loader.device_prefetch=2",)),
+            Advice("prefetch 4: 20-30 %", ("loader.prefetch_factor=4",)),
+            Advice("persistent workers: 10-20 % of the time between epochs", ("loader.persistent_workers=true",)),
+        ),
     ),
 }
 
@@ -72,8 +126,8 @@ GUIDES = {
 class Step:
     """A configuration that was run."""
 
-    followed: str
-    """The finding that led to it."""
+    why: str
+    """The finding or the claim that led to it."""
     typed: list[str]
     figures: dict[str, Any]
     folder: Path = field(repr=False)
@@ -88,16 +142,19 @@ class Runner:
         self._workload, self._where, self._steps, self._folder = workload, where, steps, folder
         self._variables, self._number = variables, 0
 
-    def run(self, typed: Sequence[str]) -> tuple[Path, RunRecord]:
+    def run(self, why: str, typed: Sequence[str]) -> Step:
         self._number += 1
         place = self._folder / f"{self._number:02d}"
         device = "cpu" if self._where == "cpu" else "gpu"
-        words = [
-            *(f"workload={self._workload}", f"experiment={self._workload}_starved", "telemetry=default"),
-            *(f"trainer.max_steps={self._steps}", "trainer.max_epochs=null", f"trainer.accelerator={device}"),
-            *("logger=none", "telemetry.interval_s=0.1", f"hydra.run.dir={place}"),
-            *(f"paths.cache_dir={self._folder}/cache", *typed),
-        ]
+        words = changed(
+            [
+                *(f"workload={self._workload}", f"experiment={self._workload}_starved", "telemetry=default"),
+                *(f"trainer.max_steps={self._steps}", "trainer.max_epochs=null", f"trainer.accelerator={device}"),
+                *("logger=none", "telemetry.interval_s=0.1", f"hydra.run.dir={place}"),
+                *(f"trainer.validate_every_steps={self._steps}", f"paths.cache_dir={self._folder}/cache"),
+            ],
+            typed,
+        )
         done = subprocess.run(
             [sys.executable, str(ROOT / "src" / "train.py"), *words],
             env={**os.environ, **self._variables},
@@ -109,7 +166,8 @@ class Runner:
         )
         if done.returncode:
             raise SystemExit(f"{' '.join(words)}\nended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr}")
-        return place, RunRecord.read(place)
+        record = RunRecord.read(place)
+        return Step(why, list(typed), figures_of(record), place, [*record.findings])
 
 
 def figures_of(record: RunRecord) -> dict[str, Any]:
@@ -125,6 +183,7 @@ def figures_of(record: RunRecord) -> dict[str, Any]:
         "util_pct_mean": gpu.get("util_pct", {}).get("mean"),
         "util_pct_p5": gpu.get("util_pct", {}).get("p5"),
         "util_pct_p95": gpu.get("util_pct", {}).get("p95"),
+        "memory_gib_max": gpu.get("mem_used_gib", {}).get("max"),
         "swing_s": (record.swing or {}).get("period_s"),
         "findings": [finding["id"] for finding in record.findings],
     }
@@ -132,8 +191,7 @@ def figures_of(record: RunRecord) -> dict[str, Any]:
 
 def follow(runner: Runner) -> Iterator[Step]:
     """The start, then what each finding leads to; those that were taken back among them."""
-    folder, record = runner.run([])
-    best = Step("the guide's start", [], figures_of(record), folder, [*record.findings])
+    best = runner.run("the guide's start", [])
     yield best
     tried: set[tuple[str, ...]] = set()
     for _ in range(MOST_STEPS):
@@ -148,10 +206,8 @@ def follow(runner: Runner) -> Iterator[Step]:
         if change is None:
             return
         tried.add(tuple(change[1]))
-        typed = changed(best.typed, change[1])
-        folder, record = runner.run(typed)
-        step = Step(change[0], typed, figures_of(record), folder, [*record.findings])
-        step.is_kept = step.figures["samples_per_s"] >= SLOWER * best.figures["samples_per_s"]
+        step = runner.run(change[0], changed(best.typed, change[1]))
+        step.is_kept = step.figures["samples_per_s"] >= LEAST_GAIN * best.figures["samples_per_s"]
         best = step if step.is_kept else best
         yield step
 
@@ -162,10 +218,10 @@ def changed(typed: Sequence[str], change: Sequence[str]) -> list[str]:
     return [*(word for word in typed if word.partition("=")[0] not in knobs), *change]
 
 
-def table(steps: Sequence[Step], guide: Guide) -> Iterator[str]:
-    """A line a run."""
-    heads = ("samples/s", "epoch", "step", "ready", "util", "p5-p95", "swing", "followed: typed")
-    yield "{:>11} {:>9} {:>9} {:>6} {:>5} {:>8} {:>6}  {}".format(*heads)
+def table(steps: Sequence[Step]) -> Iterator[str]:
+    """Two lines a run."""
+    heads = ("samples/s", "epoch", "step", "ready", "util", "p5-p95", "swing", "memory", "why: typed")
+    yield "{:>11} {:>9} {:>9} {:>6} {:>5} {:>8} {:>6} {:>8}  {}".format(*heads)
     for step in steps:
         one = step.figures
         cells = (
@@ -176,30 +232,36 @@ def table(steps: Sequence[Step], guide: Guide) -> Iterator[str]:
             "-" if one["util_pct_mean"] is None else f"{one['util_pct_mean']:.0f} %",
             "-" if one["util_pct_p5"] is None else f"{one['util_pct_p5']:.0f}-{one['util_pct_p95']:.0f}",
             "-" if one["swing_s"] is None else f"{one['swing_s']:.1f} s",
+            "-" if one["memory_gib_max"] is None else f"{one['memory_gib_max']:.1f} GiB",
         )
-        end = "" if step.is_kept else "   (slower: taken back)"
-        said = f"{step.followed}: {' '.join(step.typed) or '-'}{end}"
-        yield "{:>11} {:>9} {:>9} {:>6} {:>5} {:>8} {:>6}  {}".format(*cells, said)
+        end = "" if step.is_kept else "   (no faster: taken back)"
+        said = f"{step.why}: {' '.join(step.typed) or '-'}{end}"
+        yield "{:>11} {:>9} {:>9} {:>6} {:>5} {:>8} {:>6} {:>8}  {}".format(*cells, said)
         yield f"{'':>11} findings: {', '.join(one['findings']) or 'none'}"
-    yield f"The guide says: before {guide.before}; after {guide.after}."
 
 
-def in_turns(runner: Runner, start: Step, end: Step, rounds: int) -> dict[str, Any]:
-    """Rates of both configurations, run one after the other in each round, the order changing."""
-    rates: dict[str, list[float]] = {"before": [], "after": []}
+def in_turns(runner: Runner, start: Step, others: Sequence[Step], rounds: int) -> list[dict[str, Any]]:
+    """Rates of the others beside the start's; all of them run once in each round, every other one backwards."""
+    all_steps = [start, *others]
+    rates: list[list[float]] = [[] for _ in all_steps]
     for number in range(rounds):
-        pair = [("before", start.typed), ("after", end.typed)]
-        for name, typed in pair if number % 2 == 0 else reversed(pair):
-            rates[name].append(figures_of(runner.run(typed)[1])["samples_per_s"])
-    ratios = [after / before for before, after in zip(rates["before"], rates["after"], strict=True)]
-    summary: dict[str, Any] = {"n": rounds, **rates, "ratios": ratios, "ratio_median": statistics.median(ratios)}
-    if rounds > 1:
-        summary["ratio_sd"] = statistics.stdev(ratios)
-    return summary
+        order = range(len(all_steps)) if number % 2 == 0 else reversed(range(len(all_steps)))
+        for index in order:
+            ran = runner.run(all_steps[index].why, all_steps[index].typed)
+            rates[index].append(ran.figures["samples_per_s"])
+    return [compared(step, rates[0], found) for step, found in zip(others, rates[1:], strict=True)]
+
+
+def compared(step: Step, before: list[float], after: list[float]) -> dict[str, Any]:
+    """Ratios of rates, round by round."""
+    ratios = [mine / start for start, mine in zip(before, after, strict=True)]
+    found: dict[str, Any] = {"why": step.why, "typed": step.typed, "n": len(ratios), "before": before, "after": after}
+    found |= {"ratios": ratios, "ratio_median": statistics.median(ratios)}
+    return found | ({"ratio_sd": statistics.stdev(ratios)} if len(ratios) > 1 else {})
 
 
 @contextlib.contextmanager
-def machine(where: str, folder: Path) -> Iterator[dict[str, str]]:
+def machine(where: str, card: Mapping[str, Any], folder: Path) -> Iterator[dict[str, str]]:
     """Variables that a run needs to see its card."""
     variables = {"OMP_NUM_THREADS": "1"}
     if where == "cpu":
@@ -208,15 +270,22 @@ def machine(where: str, folder: Path) -> Iterator[dict[str, str]]:
         yield {}
     else:
         compile_driver()
-        yield {**variables, **machine_environment(FakeDriver(Path("cc"), folder), folder, Cards(**CARD))}
+        yield {**variables, **machine_environment(FakeDriver(Path("cc"), folder), folder, Cards(**card))}
+
+
+def card_of(share: float) -> dict[str, Any]:
+    """The simulated card, at that share of its speed."""
+    rates = {name: CARD[name] * share for name in ("tflops", "tensor_tflops", "dram_gbps")}
+    return {**CARD, **rates, "kernel_us": CARD["kernel_us"] / share}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("workload", choices=GUIDES)
     parser.add_argument("--where", choices=("cpu", "simulated", "gpu"), default="cpu")
-    parser.add_argument("--steps", type=int, default=200, help="of each run (default 200)")
-    parser.add_argument("--rounds", type=int, default=5, help="of the two configurations in turns (default 5)")
+    parser.add_argument("--steps", type=int, help="of each run (default: by guide)")
+    parser.add_argument("--rounds", type=int, default=5, help="of all configurations in turns (default 5)")
+    parser.add_argument("--card-share", type=float, help="speed of the simulated card (default: by guide)")
     parser.add_argument("--out", type=Path, help="file of the record")
     parser.add_argument("--folder", type=Path, help="where runs and page go (default: logs/<workload>/before_after)")
     asked = parser.parse_args()
@@ -224,43 +293,62 @@ def main() -> None:
     folder = (asked.folder or Path("logs") / asked.workload / "before_after" / f"{at:%Y-%m-%d_%H-%M-%S}").resolve()
     folder.mkdir(parents=True)
     guide = GUIDES[asked.workload]
-    with machine(asked.where, folder) as variables:
-        runner = Runner(asked.workload, asked.where, asked.steps, folder, variables)
+    num_steps = asked.steps or guide.steps
+    card = card_of(asked.card_share or guide.card_share)
+    with machine(asked.where, card, folder) as variables:
+        runner = Runner(asked.workload, asked.where, num_steps, folder, variables)
         steps = []
         for step in follow(runner):
             steps.append(step)
-            print(
-                f"{step.followed}: {' '.join(step.typed) or '-'}: {step.figures['samples_per_s']:,.0f} samples/s",
-                flush=True,
-            )
+            tell(step)
         end = [step for step in steps if step.is_kept][-1]
-        compared = in_turns(runner, steps[0], end, asked.rounds) if asked.rounds and end is not steps[0] else {}
-    print("\n".join(["", *table(steps, guide)]))
-    if compared:
+        advised = []
+        for advice in guide.advice:
+            if asked.where == "cpu" and advice.is_learning:
+                print(f"{advice.claim}: not run, too much for a CPU", flush=True)
+                continue
+            advised.append(runner.run(advice.claim, advice.typed))
+            tell(advised[-1])
+        others = [*([end] if end is not steps[0] else []), *advised]
+        turns = in_turns(runner, steps[0], others, asked.rounds) if asked.rounds else []
+    print("\n".join(["", *table(steps), "", "What the guide advises, each alone from its start:", *table(advised)]))
+    print(f"The guide says: before {guide.before}; after {guide.after}.")
+    for one in turns:
+        print(f"In turns, {one['n']} times: {one['ratio_median']:.2f} times the start's rate: {one['why']}")
+    if end is not steps[0]:
         both = Comparison(Evidence.read(steps[0].folder), Evidence.read(end.folder))
-        page = write_comparison(both, folder, ["before", "after"])
-        print(f"In turns, {compared['n']} times: {compared['ratio_median']:.2f} times the rate. Page: {page}")
-    won = f"{compared['ratio_median']:.2f} times the rate" if compared else "nothing was won, or nothing run in turns"
-    if asked.out is not None:
-        record = {
-            "theme": f"before_after_{asked.workload}",
-            "date": f"{at:%Y-%m-%d %H:%M}",
-            "command": f"python benchmarks/before_after.py {' '.join(sys.argv[1:])}",
-            "git": git_state(ROOT),
-            "machine": RunRecord.read(end.folder).machine,
-            "config": {
-                "where": asked.where,
-                "steps": asked.steps,
-                "card": CARD if asked.where == "simulated" else None,
-            },
-            "results": [
-                {"followed": step.followed, "typed": step.typed, "kept": step.is_kept, **step.figures} for step in steps
-            ],
-            "guide": {"before": guide.before, "after": guide.after},
-            "raw": compared,
-            "says": f"Following the findings from {asked.workload}_starved on: {won}.",
-        }
-        asked.out.write_text(json.dumps(record, indent=1) + "\n")
+        print(f"Page: {write_comparison(both, folder, ['before', 'after'])}")
+    if asked.out is None:
+        return
+    won = "nothing was won" if end is steps[0] else "not run in turns"
+    if turns and end is not steps[0]:
+        won = f"{turns[0]['ratio_median']:.2f} times the rate"
+    record = {
+        "theme": f"before_after_{asked.workload}",
+        "date": f"{at:%Y-%m-%d %H:%M}",
+        "command": f"python benchmarks/before_after.py {' '.join(sys.argv[1:])}",
+        "git": git_state(ROOT),
+        "machine": RunRecord.read(end.folder).machine,
+        "config": {
+            "where": asked.where,
+            "is_simulated": asked.where == "simulated",
+            "steps": num_steps,
+            "card": card if asked.where == "simulated" else None,
+        },
+        "results": [
+            {"why": step.why, "typed": step.typed, "by": by, "kept": step.is_kept, **step.figures}
+            for by, found in (("findings", steps), ("guide", advised))
+            for step in found
+        ],
+        "guide": {"before": guide.before, "after": guide.after},
+        "raw": turns,
+        "says": f"Following the findings from {asked.workload}_starved on: {won}.",
+    }
+    asked.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def tell(step: Step) -> None:
+    print(f"{step.why}: {' '.join(step.typed) or '-'}: {step.figures['samples_per_s']:,.0f} samples/s", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,13 @@ def test_micro_batches_are_merged_as_far_as_the_budget_goes():
     everything = merge(on_card(num_micro=8, used_frac=0.01))
     assert everything is not None
     assert everything.change[0] == "memory.micro_batch=128"
+
+
+def test_the_smaller_last_batch_of_an_epoch_is_not_the_usual_one():
+    last = {"micro_batch": np.r_[np.full(99, 16.0), 4.0], "num_micro": np.r_[np.full(99, 8.0), 1.0]}
+    merged = merge(on_card(num_micro=8, used_frac=0.01, columns=last))
+    assert merged is not None
+    assert (merged.micro_batch_before, merged.micro_batch) == (16, 128)
 
 
 @pytest.mark.parametrize(

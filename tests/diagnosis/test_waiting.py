@@ -44,6 +44,12 @@ def test_lockstep_of_many_workers_is_not_single_slow_samples():
     assert cause_of_waiting(fed_by(8, build_ms=200.0, wait_ms=wait_ms)).cause == "too_few_workers"
 
 
+def test_whole_batches_are_advised_before_more_of_what_is_built_one_by_one():
+    slow_eighth = {"build_ms": EVERY_8TH, "wait_ms": EVERY_8TH / 8}
+    run = fed_by(2, **slow_eighth, cpu_frac=0.9, backend="torch", loading={"has_fetch": True})
+    assert cause_of_waiting(run).cause == "cpu_bound_loading"
+
+
 def test_where_others_have_the_cores_they_are_the_cause():
     busy = fed_by(1, build_ms=9.0, wait_ms=2.0, cpu_frac=0.6, cores=2.0, cpu_pct=60.0, others_pct=140.0)
     assert cause_of_waiting(busy) is None

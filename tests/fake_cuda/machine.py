@@ -30,9 +30,11 @@ INSIDE = Path(__file__).with_name("inside.py")
 MODELS: dict[str, dict[str, Any]] = {
     "small": {"tflops": 0.003, "tensor_tflops": 0.012, "dram_gbps": 2.0, "sms": 32, "kernel_us": 20.0},
     "wide": {"tflops": 0.003, "tensor_tflops": 0.012, "dram_gbps": 2.0, "sms": 256, "kernel_us": 20.0},
+    "fast": {"tflops": 20.0, "tensor_tflops": 80.0, "dram_gbps": 600.0, "sms": 82, "kernel_us": 3.0, "computes": False},
 }
-"""Fields of `Cards` with a roofline, some ten times slower than one core of a host, so that the host's own time does
-not count. As on real ones tensor cores are several times as fast, a kernel needs thousands of elements to fill the card
+"""Fields of `Cards` with a roofline. "fast" has the rates of a real card, and its results are no numbers; the others are
+some ten times slower than one core of a host, so that the host's own time does not
+count. As on real ones tensor cores are several times as fast, a kernel needs thousands of elements to fill the card
 (32 Ki of "small", 256 Ki of "wide", millions there), and some operations a byte to be bound by its arithmetic."""
 
 
@@ -65,6 +67,9 @@ class Cards:
     """GB/s of the card's memory; 0 = it takes no time."""
     sms: int = 32
     """Multiprocessors, which a kernel of few elements does not fill."""
+    computes: bool = True
+    """False = kernels leave the card's memory as it is and take the time of the roofline: a card faster than the host,
+    whose results are no numbers. For how a card is fed, never for what is learned."""
     capability: str = "9.0"
     """NVML has GPM from 9.0 on."""
     throttle: str = ""
@@ -90,6 +95,7 @@ class Cards:
             "FAKE_CUDA_TENSOR_TFLOPS": str(self.tensor_tflops),
             "FAKE_CUDA_SMS": str(self.sms) if self.tflops else "8",
             "FAKE_CUDA_DRAM_GBPS": str(self.dram_gbps),
+            "FAKE_CUDA_COMPUTES": str(int(self.computes)),
             "FAKE_CUDA_CAPABILITY": self.capability,
             "FAKE_CUDA_THROTTLE": self.throttle,
             "FAKE_CUDA_STRICT": str(int(self.strict)),

@@ -61,7 +61,15 @@ def test_threads_build_no_more_than_asked_ahead():
     given = given_by_threads(data, 20, 2, 3)
     assert next(given).batch["index"] == 0
     given.close()
-    assert len(data.asked) <= 6
+    assert len(data.asked) <= 7  # one handed out, six ahead
+
+
+def test_one_is_built_ahead_while_the_step_has_the_other():
+    built = threading.Event()
+    given = given_by_threads(Recording(lambda first: first and built.set()), 20, 1, 1)
+    next(given)
+    assert built.wait(10)
+    given.close()
 
 
 def test_what_is_queued_is_not_built_after_an_early_close(monkeypatch, live_workers):
@@ -193,8 +201,9 @@ def test_batches_that_are_soon_built_are_asked_for_when_half_of_them_are_used_up
     monkeypatch.setattr(thread_backend, "_SOON_S", float("inf"))
     for number, built in enumerate(given_by_threads(sets.Fetching(), 23, 1, 8), 1):
         assert built.batch["index"] == number - 1
-        assert sum(wanted) == 8 + 4 * ((number - 1) // 4)
-    assert wanted == [*[1] * 8, *[4] * 5]
+        assert number + 4 <= sum(wanted) <= number + 8
+    assert wanted[:9] == [1] * 9
+    assert set(wanted[9:]) == {4}
 
 
 def test_batches_that_take_their_time_are_asked_for_one_by_one(monkeypatch, wanted):
@@ -208,7 +217,7 @@ def test_nothing_is_asked_for_beyond_what_may_be_ahead(monkeypatch, wanted):
     for num_workers, prefetch in ((1, 1), (2, 1), (1, 3), (2, 5), (3, 8)):
         wanted.clear()
         for number, _ in enumerate(given_by_threads(sets.Fetching(), 23, num_workers, prefetch)):
-            assert sum(wanted) <= number + num_workers * prefetch
+            assert sum(wanted) <= 1 + number + num_workers * prefetch
         assert max(wanted) == max(1, prefetch // 2)
 
 

@@ -21,6 +21,7 @@ class Merge:
     """Fewer and larger micro-batches for the same optimizer step."""
 
     micro_batch: int
+    micro_batch_before: int
     parts_before: int
     parts: int
 
@@ -64,8 +65,9 @@ def merge(evidence: Evidence) -> Merge | None:
     if not effective or not used or not len(parts) or not len(micro) or has_run_out(evidence):
         return None
     share = ceil(effective / int(evidence.value("trainer.devices") or 1))
-    before = ceil(share / micro[-1])
+    usual = int(np.median(micro))  # an epoch's last batch may be smaller
+    before = ceil(share / usual)
     if before < 2 or before != np.median(parts) or (times := int(0.9 / used)) < 2:
         return None
-    size = min(share, int(micro[-1]) * times)
-    return Merge(ceil(share / ceil(share / size)), before, ceil(share / size))
+    size = min(share, usual * times)
+    return Merge(ceil(share / ceil(share / size)), usual, before, ceil(share / size))

@@ -79,10 +79,10 @@ def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
         return "loading_in_main_process" if of_use or has_unused_fetch(evidence) else "cpu_bound_loading"
     if feeding.waits_outside and reads_slowly(evidence):
         return "slow_storage"
-    if prefetch_needed(evidence, feeding) is not None:
-        return "uneven_batches"
     if has_unused_fetch(evidence) and not feeding.waits_outside:
         return "cpu_bound_loading"
+    if prefetch_needed(evidence, feeding) is not None:
+        return "uneven_batches"
     if not feeding.waits_for_core:
         if handover_ms(evidence) >= EVEN_FRAC * (feeding.step_ms - feeding.fed_ms) and feeding.has_enough:
             return "slow_handover"

@@ -40,7 +40,7 @@ def built_by_threads(
     """
     chunks, ahead, length = _ChunkQueue(requests), deque[_Chunk](), 1
     prefetch = min(settings.prefetch_factor or 2, max(1, num_requests))
-    room = min(settings.num_workers * prefetch, max(1, num_requests))
+    room = min(settings.num_workers * prefetch + 1, max(1, num_requests))  # one is in the hands of the step
     workers = _Workers(builder, settings, chunks)
     try:
         while True:

@@ -175,18 +175,18 @@ PYBIND11_MODULE(fake_cuda_driver, m) {
       "set_up",
       [](std::vector<int> cards, int machine_cards, size_t total_bytes, size_t context_bytes, size_t others_bytes,
          double slowdown, double kernel_us, double launch_us, double copy_gbps, double pageable_gbps, double tflops,
-         double tensor_tflops, double dram_gbps, int sms, int capability_major, double throttle_after_s,
-         double throttle_clock, bool throttles_by_heat, bool strict, std::vector<int64_t> lost_after,
+         double tensor_tflops, double dram_gbps, int sms, bool computes, int capability_major,
+         double throttle_after_s, double throttle_clock, bool throttles_by_heat, bool strict, std::vector<int64_t> lost_after,
          std::string state_path) {
         set_up({std::move(cards), machine_cards, total_bytes, context_bytes, others_bytes, slowdown, kernel_us,
-                launch_us, copy_gbps, pageable_gbps, tflops, tensor_tflops, dram_gbps, sms, capability_major,
+                launch_us, copy_gbps, pageable_gbps, tflops, tensor_tflops, dram_gbps, sms, computes, capability_major,
                 throttle_after_s, throttle_clock, throttles_by_heat, strict, std::move(lost_after),
                 std::move(state_path)});
       },
       py::kw_only(), py::arg("cards"), py::arg("machine_cards"), py::arg("total_bytes"), py::arg("context_bytes"),
       py::arg("others_bytes"), py::arg("slowdown"), py::arg("kernel_us"), py::arg("launch_us"), py::arg("copy_gbps"),
       py::arg("pageable_gbps"), py::arg("tflops"), py::arg("tensor_tflops"), py::arg("dram_gbps"), py::arg("sms"),
-      py::arg("capability_major"), py::arg("throttle_after_s"), py::arg("throttle_clock"),
+      py::arg("computes"), py::arg("capability_major"), py::arg("throttle_after_s"), py::arg("throttle_clock"),
       py::arg("throttles_by_heat"), py::arg("strict"), py::arg("lost_after"), py::arg("state_path"));
   m.def("shut_down", &shut_down);
 

@@ -132,7 +132,9 @@ Block* CachingAllocator::hand_out(Block* block, size_t size, size_t requested) {
   });
   if (block->size >= Config::max_split_size()) stats_.oversize_allocations.increase(1);
   // A copy of the last tenant that is still to be made comes first, as the stream's order says.
-  auto fill = [data = block->data, size = block->size] { fill_with_garbage(data, size); };
+  auto fill = [data = block->data, size = block->size] {
+    if (settings.computes) fill_with_garbage(data, size);
+  };
   if (block->queued > block->owner->num_done) {
     block->owner->push(fill);
     block->queued = block->owner->num_issued;

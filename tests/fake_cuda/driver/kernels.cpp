@@ -14,6 +14,7 @@
 
 #include "machine.h"
 #include "roofline.h"
+#include "shapes.h"
 #include "tensors.h"
 
 namespace fake_cuda {
@@ -52,9 +53,10 @@ class Launch {
 
   void run() {
     given_.assign(stack_->begin() + static_cast<int64_t>(begin_), stack_->end());  // outlives the kernel
+    bool waits = kHostWaits.count(name_) || waits_for_indices();
+    computes_ = settings.computes || waits || !has_known_shapes(op_, given_);
     take_arguments();
     usable_card(device_);
-    bool waits = kHostWaits.count(name_) || waits_for_indices();
     if (waits) tell_of_wait();
     queue_ = current_queue(device_);
     spend_launch();
@@ -92,7 +94,7 @@ class Launch {
         value = all;
       } else if (value.isDevice() && value.toDevice().is_cuda()) {
         asked = value.toDevice();
-        value = c10::IValue(Device(DeviceType::CPU));
+        value = c10::IValue(Device(computes_ ? DeviceType::CPU : DeviceType::Meta));
       }
     }
     if (device_ < 0) device_ = asked.has_index() ? asked.index() : current_device;
@@ -108,7 +110,7 @@ class Launch {
     auto index = tensor.device().index();
     if (device_ >= 0 && device_ != index) raise_two_devices(device_, "cuda:" + std::to_string(index), name_);
     device_ = index;
-    arguments_.push_back({tensor, host_view(tensor), is_written});
+    arguments_.push_back({tensor, computes_ ? host_view(tensor) : shape_of(tensor), is_written});
     return arguments_.back().view;
   }
 
@@ -132,6 +134,17 @@ class Launch {
   }
 
   void call() {
+    if (computes_) return compute_on_host();
+    if (call_for_shapes(op_, given_, stack_)) return;
+    computes_ = true;
+    stack_->resize(begin_);
+    stack_->insert(stack_->end(), given_.begin(), given_.end());
+    arguments_.clear();
+    take_arguments();
+    compute_on_host();
+  }
+
+  void compute_on_host() {
     if (!op_.hasTag(at::Tag::nondeterministic_seeded)) {
       op_.callBoxed(stack_);
       return;
@@ -176,7 +189,9 @@ class Launch {
 
   // An out= that the kernel has given another size or other memory.
   void follow_resize(const Tensor& own, const Tensor& view) {
-    if (own.is_sparse()) {
+    if (!computes_) {
+      at::native::resize_output(own, view.sizes());
+    } else if (own.is_sparse()) {
       auto impl = at::sparse::get_sparse_impl(own);
       impl->set_indices_and_values_unsafe(bring(view._indices()), bring(view._values()));
       own._coalesced_(view.is_coalesced());
@@ -201,7 +216,9 @@ class Launch {
     for (auto& it : arguments_)
       if (!it.own.is_sparse() && start && start == storage_start(it.own)) return view_of(it.own, result);
     auto fresh = at::empty_strided(result.sizes(), result.strides(), options);
-    if (auto size = fresh.storage().nbytes())
+    if (!computes_)
+      put_numbers(fresh);
+    else if (auto size = fresh.storage().nbytes())
       std::memcpy(storage_start(fresh), start + result.storage_offset() * result.element_size(), size);
     return fresh;
   }
@@ -240,6 +257,7 @@ class Launch {
   std::vector<Argument> arguments_;
   DeviceIndex device_ = -1;
   bool has_host_tensor_ = false;
+  bool computes_ = true;
   Queue* queue_ = nullptr;
 };
 

@@ -35,6 +35,7 @@ struct Settings {
   double tensor_tflops = 0;  // of 16-bit types on tensor cores; TF32 has half; 0 = there are none
   double dram_gbps = 0;      // 0 = memory takes no time
   int sms = 32;
+  bool computes = true;  // false: kernels leave memory as it is and take their time of the roofline
   int capability_major = 9;
   double throttle_after_s = -1;  // of busy time; -1 = never
   double throttle_clock = 1;     // share of its clock that a throttled card keeps

@@ -21,10 +21,9 @@ def check(evidence: Evidence) -> Finding | None:
         gain = merged.gain(load)
         if gain.factor < LEAST_DEVICE_GAIN:
             return None
-        micro = int(evidence.column("micro_batch")[-1])
         said = (
-            f"Each step is split into {merged.parts_before} micro-batches of {micro}, too small for the GPU: "
-            f"{_use_of(load)}. {show_percent(used)} of its memory budget is used, which holds the same step in "
+            f"Each step is split into {merged.parts_before} micro-batches of {merged.micro_batch_before}, too small for "
+            f"the GPU: {_use_of(load)}. {show_percent(used)} of its memory budget is used, which holds the same step in "
             f"{counted(merged.parts, 'part')}."
         )
         figures |= {"num_micro": merged.parts_before, "num_micro_that_suffice": merged.parts}

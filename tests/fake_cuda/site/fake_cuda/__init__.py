@@ -87,6 +87,7 @@ def install() -> None:
         tensor_tflops=_number("TENSOR_TFLOPS", 0),
         dram_gbps=_number("DRAM_GBPS", 0),
         sms=num_sms(),
+        computes=computes(),
         capability_major=capability()[0],
         **throttling(os.environ.get("FAKE_CUDA_THROTTLE", "")),
         strict=os.environ.get("FAKE_CUDA_STRICT") == "1",
@@ -139,6 +140,19 @@ def throttling(text: str) -> dict[str, float | bool]:
 def num_sms() -> int:
     """Multiprocessors of a card."""
     return int(_number("SMS", 32 if _number("TFLOPS", 0) else 8))
+
+
+def computes() -> bool:
+    """Whether kernels compute.
+
+    Raises:
+        ValueError: they don't, and nothing says how long they would take.
+    """
+    if _number("COMPUTES", 1):
+        return True
+    if not _number("TFLOPS", 0):
+        raise ValueError("FAKE_CUDA_COMPUTES=0 needs FAKE_CUDA_TFLOPS: kernels that don't compute take no time")
+    return False
 
 
 def capability() -> tuple[int, int]:
