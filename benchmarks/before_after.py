@@ -7,8 +7,8 @@ Begins with ``experiment=<workload>_starved``. What the first finding says to ty
 is learned; a change that makes the run no faster is taken back, and the next finding is followed. What the guide itself
 advises is tried too, each piece alone from the same start. Then all of them run in turns, and the page of the first and
 the last configuration (report A B) has both curves of utilisation.
-``simulated`` is a simulated card behind real loaders (tests/fake_cuda). It takes a real card's time and computes nothing,
-so its figures are of no real GPU, and of no learning.
+``simulated`` is a simulated card behind real loaders (tests/fake_cuda). It takes a real card's time and computes
+nothing, so its figures are of no real GPU, and of no learning.
 """
 
 from __future__ import annotations
@@ -59,9 +59,12 @@ class Guide:
     before: str
     after: str
     advice: tuple[Advice, ...]
-    card_share: float = 1.0
-    """Of the rates of CARD: with it a step is as long, beside the loading of this computer, as the guide says."""
+    card_share: float
+    """Of the rates of CARD: with it a step is about as long, beside the loading of this computer, as the guide says."""
+    start: tuple[str, ...] = ()
+    """What the start has beyond its experiment, but on a CPU, for which it is too much."""
     steps: int = 300
+    cpu_steps: int = 100
 
 
 GUIDES = {
@@ -76,7 +79,9 @@ GUIDES = {
                 is_learning=True,
             ),
         ),
-        steps=150,
+        card_share=0.008,
+        steps=100,
+        cpu_steps=60,
     ),
     "forecast": Guide(
         "20-40 % utilisation, 500-1,000 samples/s, 50-100 ms a step",
@@ -85,6 +90,8 @@ GUIDES = {
             Advice("LSTM of 3 layers of 256, batch 512, 30 to 90 days", ("experiment=forecast_fed",), is_learning=True),
             Advice("the larger batch alone", ("workload.effective_batch_size=512",), is_learning=True),
         ),
+        card_share=0.5,
+        steps=150,
     ),
     "restoration": Guide(
         "20 % utilisation",
@@ -92,8 +99,15 @@ GUIDES = {
         (
             Advice("12 GB: its light file", ("experiment=restoration_light",), is_learning=True),
             Advice("16 GB: its balanced file, 80 %", ("experiment=restoration_balanced",), is_learning=True),
-            Advice("24 GB: its high file, 85 %", ("experiment=restoration_high",), is_learning=True),
+            Advice(
+                "24 GB: its high file, 85 %", ("experiment=restoration_high", "trainer.max_steps=100"), is_learning=True
+            ),
         ),
+        card_share=1.0,
+        # The batch of its high file: with 16 a step here takes as long to launch as to load. Longer epochs.
+        start=("workload.effective_batch_size=64", "workload.data.patches_per_image=64"),
+        steps=500,
+        cpu_steps=10,
     ),
     "hyperspectral": Guide(
         "9-90 % in swings of 9-10 s, 36-49 % on average",
@@ -108,6 +122,8 @@ GUIDES = {
             ),
             Advice("persistent workers alone", ("loader.persistent_workers=true",)),
         ),
+        card_share=0.055,
+        cpu_steps=200,
     ),
     "speech": Guide(
         "8 workers, prefetch 2, not persistent, a copy that blocks; under 10 ms a batch of 8",
@@ -118,6 +134,8 @@ GUIDES = {
             Advice("prefetch 4: 20-30 %", ("loader.prefetch_factor=4",)),
             Advice("persistent workers: 10-20 % of the time between epochs", ("loader.persistent_workers=true",)),
         ),
+        card_share=0.1,
+        cpu_steps=100,
     ),
 }
 
@@ -151,7 +169,8 @@ class Runner:
                 *(f"workload={self._workload}", f"experiment={self._workload}_starved", "telemetry=default"),
                 *(f"trainer.max_steps={self._steps}", "trainer.max_epochs=null", f"trainer.accelerator={device}"),
                 *("logger=none", "telemetry.interval_s=0.1", f"hydra.run.dir={place}"),
-                *(f"trainer.validate_every_steps={self._steps}", f"paths.cache_dir={self._folder}/cache"),
+                *(f"trainer.validate_every_steps={self._steps}", f"trainer.checkpoint_every_steps={self._steps}"),
+                f"paths.cache_dir={self._folder}/cache",
             ],
             typed,
         )
@@ -189,9 +208,9 @@ def figures_of(record: RunRecord) -> dict[str, Any]:
     }
 
 
-def follow(runner: Runner) -> Iterator[Step]:
+def follow(runner: Runner, start: Sequence[str]) -> Iterator[Step]:
     """The start, then what each finding leads to; those that were taken back among them."""
-    best = runner.run("the guide's start", [])
+    best = runner.run("the guide's start", start)
     yield best
     tried: set[tuple[str, ...]] = set()
     for _ in range(MOST_STEPS):
@@ -293,21 +312,24 @@ def main() -> None:
     folder = (asked.folder or Path("logs") / asked.workload / "before_after" / f"{at:%Y-%m-%d_%H-%M-%S}").resolve()
     folder.mkdir(parents=True)
     guide = GUIDES[asked.workload]
-    num_steps = asked.steps or guide.steps
+    is_cpu = asked.where == "cpu"
+    num_steps = asked.steps or (guide.cpu_steps if is_cpu else guide.steps)
+    start = () if is_cpu else guide.start
     card = card_of(asked.card_share or guide.card_share)
     with machine(asked.where, card, folder) as variables:
         runner = Runner(asked.workload, asked.where, num_steps, folder, variables)
         steps = []
-        for step in follow(runner):
+        for step in follow(runner, start):
             steps.append(step)
             tell(step)
         end = [step for step in steps if step.is_kept][-1]
         advised = []
         for advice in guide.advice:
-            if asked.where == "cpu" and advice.is_learning:
+            if is_cpu and advice.is_learning:
                 print(f"{advice.claim}: not run, too much for a CPU", flush=True)
                 continue
-            advised.append(runner.run(advice.claim, advice.typed))
+            has_own = any(word.startswith("experiment=") for word in advice.typed)
+            advised.append(runner.run(advice.claim, advice.typed if has_own else changed(start, advice.typed)))
             tell(advised[-1])
         others = [*([end] if end is not steps[0] else []), *advised]
         turns = in_turns(runner, steps[0], others, asked.rounds) if asked.rounds else []

@@ -30,12 +30,15 @@ INSIDE = Path(__file__).with_name("inside.py")
 MODELS: dict[str, dict[str, Any]] = {
     "small": {"tflops": 0.003, "tensor_tflops": 0.012, "dram_gbps": 2.0, "sms": 32, "kernel_us": 20.0},
     "wide": {"tflops": 0.003, "tensor_tflops": 0.012, "dram_gbps": 2.0, "sms": 256, "kernel_us": 20.0},
-    "fast": {"tflops": 20.0, "tensor_tflops": 80.0, "dram_gbps": 600.0, "sms": 82, "kernel_us": 3.0, "computes": False},
+    "fast": {
+        **{"tflops": 20.0, "tensor_tflops": 80.0, "dram_gbps": 600.0, "sms": 82, "kernel_us": 3.0},
+        "computes": False,
+    },
 }
-"""Fields of `Cards` with a roofline. "fast" has the rates of a real card, and its results are no numbers; the others are
-some ten times slower than one core of a host, so that the host's own time does not
-count. As on real ones tensor cores are several times as fast, a kernel needs thousands of elements to fill the card
-(32 Ki of "small", 256 Ki of "wide", millions there), and some operations a byte to be bound by its arithmetic."""
+"""Fields of `Cards` with a roofline. "fast" has rates like those of a real card of 24 GB, and its results are no
+numbers. The others are some ten times slower than one core of a host, so that the host's own time does not count. As on real
+cards tensor cores are several times as fast, a kernel needs thousands of elements to fill one (32 Ki of "small", 256 Ki
+of "wide", millions there), and some operations a byte to be bound by its arithmetic."""
 
 
 @dataclass(frozen=True)

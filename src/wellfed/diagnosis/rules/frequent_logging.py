@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from wellfed.diagnosis.ceiling_check import contradiction
 from wellfed.diagnosis.evidence import Evidence
-from wellfed.diagnosis.finding import Finding
+from wellfed.diagnosis.finding import Finding, Gain
 from wellfed.diagnosis.pauses import gain_of, rarer
 from wellfed.diagnosis.run_tables import Series
 from wellfed.diagnosis.thresholds import FEWEST_PAUSES, HOST_MS, PAUSE_FRAC
@@ -29,8 +30,11 @@ def check(evidence: Evidence) -> Finding | None:
     if len(behind_ms) < FEWEST_PAUSES:
         return None
     row_ms, frac = float(np.mean(behind_ms)), float(np.sum(behind_ms)) / (step_ms * len(host_ms))
+    # A row fetches its figures from the device, which has nothing to do until the host is ahead again.
+    found = contradiction(evidence.record)
+    is_loop_slow = every == 1 and found is not None and found.slower == "loop"
     # A few rows that something else held up are not what each of them takes; nor is what comes behind others too.
-    is_of_rows = np.median(behind_ms) >= (HOST_MS if every == 1 else 0.5 * row_ms)
+    is_of_rows = is_loop_slow or np.median(behind_ms) >= (HOST_MS if every == 1 else 0.5 * row_ms)
     if frac < PAUSE_FRAC or not is_of_rows or np.sum(others_ms > 0.5 * row_ms) > _MOST_OTHERS * len(behind_ms):
         return None
     wanted = max(_USUAL, rarer(every, frac / _WANTED_FRAC))
@@ -42,8 +46,16 @@ def check(evidence: Evidence) -> Finding | None:
         f"time.{'' if every > 1 else ' Callbacks may have part in it.'}",
         {"logging_frac": frac, "row_ms": row_ms, "every_steps": every},
         (f"{_KNOB}={wanted}",),
-        gain=gain_of(won_frac, 0.7 * won_frac if every > 1 else 0.0, frac),
+        gain=_to_the_ceiling(evidence)
+        if is_loop_slow
+        else gain_of(won_frac, 0.7 * won_frac if every > 1 else 0.0, frac),
     )
+
+
+def _to_the_ceiling(evidence: Evidence) -> Gain:
+    """The ceiling's steps log nothing; what else they leave out, nobody can tell."""
+    factor = evidence.ceiling_factor or 1.0
+    return Gain(factor, 1.0, factor)
 
 
 def _behind_rows(evidence: Evidence, every: int) -> tuple[Series, Series]:

@@ -22,9 +22,9 @@ def check(evidence: Evidence) -> Finding | None:
         if gain.factor < LEAST_DEVICE_GAIN:
             return None
         said = (
-            f"Each step is split into {merged.parts_before} micro-batches of {merged.micro_batch_before}, too small for "
-            f"the GPU: {_use_of(load)}. {show_percent(used)} of its memory budget is used, which holds the same step in "
-            f"{counted(merged.parts, 'part')}."
+            f"Each step is split into {merged.parts_before} micro-batches of {merged.micro_batch_before}, too small "
+            f"for the GPU: {_use_of(load)}. {show_percent(used)} of its memory budget is used, which holds the same "
+            f"step in {counted(merged.parts, 'part')}."
         )
         figures |= {"num_micro": merged.parts_before, "num_micro_that_suffice": merged.parts}
         return Finding("small_batch", said, figures, merged.change, gain=gain)
