@@ -36,9 +36,9 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 """Fields of `Cards` with a roofline. "fast" has rates like those of a real card of 24 GB, and its results are no
-numbers. The others are some ten times slower than one core of a host, so that the host's own time does not count. As on real
-cards tensor cores are several times as fast, a kernel needs thousands of elements to fill one (32 Ki of "small", 256 Ki
-of "wide", millions there), and some operations a byte to be bound by its arithmetic."""
+numbers. The others are some ten times slower than one core of a host, so that the host's own time does not count. As on
+real cards tensor cores are several times as fast, a kernel needs thousands of elements to fill one (32 Ki of "small",
+256 Ki of "wide", millions there), and some operations a byte to be bound by its arithmetic."""
 
 
 @dataclass(frozen=True)
