@@ -309,7 +309,8 @@ def card_of(share: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("workload", choices=GUIDES)
+    there = [name for name in GUIDES if (ROOT / "configs" / "experiment" / f"{name}_starved.yaml").exists()]
+    parser.add_argument("workload", choices=there)
     parser.add_argument("--where", choices=("cpu", "simulated", "gpu"), default="cpu")
     parser.add_argument("--steps", type=int, help="of each run (default: by guide)")
     parser.add_argument("--rounds", type=int, default=5, help="of all configurations in turns (default 5)")

@@ -134,7 +134,7 @@ def of_example(path: str, name: str) -> bool:
     return bool(
         re.match(rf"(src|tests)/workloads/{name}/", path)
         or re.match(rf"configs/(workload|experiment)/{name}(_\w+)?\.yaml", path)
-        or re.match(rf"benchmarks/(records/[\d-]+_)?{name}_", path)
+        or re.match(rf"benchmarks/(records/[\d-]+_(before_after_)?)?{name}_", path)
     )
 
 

@@ -57,7 +57,8 @@ def test_what_is_large_is_not_computed_and_takes_its_time() -> None:
     product = ones @ ones
     last.record()
     last.synchronize()
-    assert first.elapsed_time(last) == pytest.approx(2e3 * SIDE**3 / 1e12, rel=0.01)
+    expected_ms = 2e3 * SIDE**3 / 1e12
+    assert expected_ms <= first.elapsed_time(last) < 20 * expected_ms  # and the host's time to launch it
     assert product.shape == (SIDE, SIDE)
     assert not (product.cpu() == SIDE).any()
 
