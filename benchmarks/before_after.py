@@ -7,8 +7,8 @@ Begins with ``experiment=<workload>_starved``. What the first finding says to ty
 is learned; a change that makes the run no faster is taken back, and the next finding is followed. What the guide itself
 advises is tried too, each piece alone from the same start. Then all of them run in turns, and the page of the first and
 the last configuration (report A B) has both curves of utilisation.
-``simulated`` is a simulated card behind real loaders (tests/fake_cuda). It takes a real card's time and computes
-nothing, so its figures are of no real GPU, and of no learning.
+``simulated`` is a simulated card behind real loaders (tests/fake_cuda). It computes nothing, and its rates are chosen
+by guide so that its steps wait as the guide's did: its figures are of no real GPU, and of no learning.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ MOST_STEPS, LEAST_GAIN = 8, 1.02
 """Findings that are followed at most; a change that makes a run faster by less is taken back."""
 NOT_SIMULATED = "gpu.compile"
 """What a simulated card can't do: it would run as without, and noise would decide."""
+CALLED = {"cpu": "", "simulated": ", on a simulated card", "gpu": ", on a GPU"}
 TIMEOUT_S = 900
 CARD: dict[str, Any] = {"mib": 24576, "context_mib": 500, "copy_gbps": 12.0, "pageable_gbps": 4.0, **MODELS["fast"]}
 
@@ -62,7 +64,7 @@ class Guide:
     after: str
     advice: tuple[Advice, ...]
     card_share: float
-    """Of the rates of CARD: with it a step is about as long, beside the loading of this computer, as the guide says."""
+    """Of the rates of CARD, so that the card waits for the loading of this computer about as long as the guide says."""
     start: tuple[str, ...] = ()
     """What the start has beyond its experiment, but on a CPU, for which it is too much."""
     steps: int = 300
@@ -358,7 +360,7 @@ def main() -> None:
     record = {
         "theme": f"before_after_{asked.workload}",
         "date": f"{at:%Y-%m-%d %H:%M}",
-        "command": f"python benchmarks/before_after.py {' '.join(sys.argv[1:])}",
+        "command": _without_places(sys.argv[1:]),
         "git": git_state(ROOT),
         "machine": RunRecord.read(end.folder).machine,
         "config": {
@@ -374,9 +376,17 @@ def main() -> None:
         ],
         "guide": {"before": guide.before, "after": guide.after},
         "raw": turns,
-        "says": f"Following the findings from {asked.workload}_starved on: {won}.",
+        "says": f"Following the findings from {asked.workload}_starved on{CALLED[asked.where]}: {won}.",
     }
     asked.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def _without_places(words: Sequence[str]) -> str:
+    """The command; where files went is of no use to others."""
+    shown = [words[0], *(word for before, word in pairwise(words) if "--folder" not in (before, word))]
+    return " ".join(
+        ["python benchmarks/before_after.py", *("RECORD" if word.endswith(".json") else word for word in shown)]
+    )
 
 
 def tell(step: Step) -> None:

@@ -49,8 +49,8 @@ def main(words: list[str]) -> int:
                         help="share of its multiprocessors that a busy card uses, 0 to 1 (default 1)")  # fmt: skip
     parser.add_argument("--model", choices=MODELS,
                         help="kernels take the time of their arithmetic and bytes on a card much slower than this CPU, "
-                        "whose parts NVML shows; fast = on one as fast as a real one, which computes nothing: its "
-                        "losses and metrics mean nothing (default: the time that they take this CPU)")  # fmt: skip
+                        "whose parts NVML shows; fast = with rates like those of a card of 24 GB, computes nothing: "
+                        "its losses and metrics mean nothing (default: the time that they take this CPU)")  # fmt: skip
     parser.add_argument("--dram-gbps", type=float, metavar="GB/S", help="another rate of its memory than the model's")
     parser.add_argument("--capability", default="9.0", metavar="N.N",
                         help="compute capability (default 9.0); below 9.0 NVML has no GPM")  # fmt: skip

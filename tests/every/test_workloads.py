@@ -220,7 +220,7 @@ def test_a_batch_is_the_same_however_it_is_cut(workload: str, made: Callable[[st
     mode = one.modes[0]
     prepare, delivery, source = one.preparation(mode), one.first_batch(mode), one.source(mode)
     if callable(getattr(one.parts.data.train, "split", None)):
-        pytest.skip("its parts are its own matter")
+        pytest.skip("the data cuts its batches itself")
     whole = values(prepare(delivery.batch, delivery, 0, source))
     parts = prepare.split(delivery.batch, [3, SAMPLES - 3])
     cut = [values(prepare(part, delivery, number, source)) for number, part in enumerate(parts)]

@@ -19,7 +19,8 @@ _HDF5_MARK = b"\x89HDF\r\n\x1a\n"
 Array = NDArray[Any]
 
 _OF_DAMAGE = (OSError, ValueError, TypeError, IndexError, KeyError, NameError, NotImplementedError, zlib.error)
-"""What reading a damaged .mat file raises, beside scipy's own errors."""
+"""What reading a damaged .mat file raises, beside scipy's own error; the more surprising ones come of bytes that scipy
+takes for types and names."""
 
 
 def read_arrays(path: Path) -> tuple[dict[str, Array], list[str]]:
@@ -56,7 +57,9 @@ def _number_array(path: Path, found: Any) -> Array:
 
 
 def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
-    from scipy.io import loadmat  # 0.1 s that a scene in .npy or the embedded one need not wait
+    # 0.1 s that a scene in .npy or the embedded one need not wait
+    from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
 
     if is_hdf5(path):
         raise DataError(
@@ -67,9 +70,7 @@ def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
         content = loadmat(path)
     except FileNotFoundError:
         raise
-    except Exception as error:  # scipy's own have no base to be told by
-        if not (isinstance(error, _OF_DAMAGE) or type(error).__module__.startswith("scipy")):
-            raise
+    except (*_OF_DAMAGE, MatReadError) as error:
         raise DataError(f"{path}: {_damaged(error)} Save it anew, in MATLAB with save(..., '-v7').") from error
     arrays, others = dict[str, Array](), list[str]()
     for name, value in content.items():
