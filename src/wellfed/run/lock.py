@@ -13,6 +13,20 @@ from wellfed.errors import ConfigError
 FILE_NAME = ".lock"
 
 
+def made(folder: Path) -> Path:
+    """The folder of a sweep, a search or a tune, made where there is none.
+
+    Raises:
+        ConfigError: it can't be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"{folder} can't be made: {error.strerror}."
+        raise ConfigError.of("paths.log_dir", problem, "Name a folder that can be written.") from error
+    return folder
+
+
 @contextmanager
 def only_one(folder: Path) -> Iterator[None]:
     """Keep every other process from entering with this folder; doesn't wait. The empty lock file stays behind.

@@ -173,10 +173,4 @@ def _notes(file: SearchFile, entries: Sequence[TrialEntry], found: ReadOf[Search
             "One training a point: how much the metric differs between seeds is not known. Train the best again with "
             "other seeds before a small difference is believed."
         )
-    gone = {row.point for row in found.rows} - {entry.point for entry in entries}
-    if gone:
-        notes.append(f"{counted(len(gone), 'point')} of earlier grids of this search left out.")
-    if found.damaged:
-        lines = ", ".join(map(str, found.damaged))
-        notes.append(f"Left out of the ledger, cut by a crash or a full disk: line {lines}.")
-    return notes
+    return [*notes, *found.says_left_out((entry.point for entry in entries), "search")]

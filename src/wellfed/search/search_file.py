@@ -10,6 +10,7 @@ from typing import Any, Literal
 from wellfed.record import write_atomically
 from wellfed.search import space as spaces
 from wellfed.search.space import Axis
+from wellfed.sweep.folder_file import parsed
 
 FILE_NAME = "search.json"
 SCHEMA = 1
@@ -61,13 +62,7 @@ class SearchFile:
             OSError: there is no such file.
             ValueError: it is not a search's, or of a schema this version does not know.
         """
-        path = folder / FILE_NAME
-        try:
-            found: Any = json.loads(path.read_text(encoding="utf-8"))
-            if found["schema"] != SCHEMA:
-                raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
+        with parsed(folder / FILE_NAME, "search", SCHEMA) as found:
             known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
             known |= {name: tuple(map(str, found.get(name, ()))) for name in ("fixed", "ids", "flags")}
             return cls(**known | {"space": spaces.from_dict(found["space"])})
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not the file of a search: {error}.") from error

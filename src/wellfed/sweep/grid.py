@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.record import write_atomically
+from wellfed.sweep.folder_file import parsed
 from wellfed.sweep.objective import OBJECTIVES, SAMPLES_PER_S
 
 FILE_NAME = "sweep.json"
@@ -113,11 +114,7 @@ class SweepFile:
             OSError: there is no such file.
             ValueError: it is not a sweep's, or of a schema this version does not know.
         """
-        path = folder / FILE_NAME
-        try:
-            found: Any = json.loads(path.read_text(encoding="utf-8"))
-            if found["schema"] != SCHEMA:
-                raise ValueError(f"has schema {found['schema']}; this version of wellfed reads schema {SCHEMA}")
+        with parsed(folder / FILE_NAME, "sweep", SCHEMA) as found:
             known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
             known["axes"] = {str(axis): tuple(map(str, values)) for axis, values in found["axes"].items()}
             file = cls(**known | {name: tuple(map(str, found.get(name, ()))) for name in ("fixed", "ids", "flags")})
@@ -126,5 +123,3 @@ class SweepFile:
             if len(file.ids) != Grid(file.axes).size:
                 raise ValueError(f"has {len(file.ids)} ids for a grid of {Grid(file.axes).size}")
             return file
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not the file of a sweep: {error}.") from error

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar
 
 from wellfed.record import Status, plain
+from wellfed.units import counted
 
 FILE_NAME = "ledger.jsonl"
 
@@ -125,6 +126,16 @@ class ReadOf(Generic[R]):
     def of(self, point: str, kind: str) -> list[R]:
         """All rows of a point, in order."""
         return [row for row in self.rows if row.point == point and row.kind == kind]
+
+    def says_left_out(self, shown: Iterable[str], noun: str) -> list[str]:
+        """Sentences on what a table of the points ``shown`` lacks: other grids' rows, damaged lines."""
+        says, others = [], {row.point for row in self.rows}.difference(shown)
+        if others:
+            says.append(f"{counted(len(others), 'point')} of earlier grids of this {noun} left out.")
+        if self.damaged:
+            lines = ", ".join(map(str, self.damaged))
+            says.append(f"Left out of the ledger, cut by a crash or a full disk: line {lines}.")
+        return says
 
 
 Read = ReadOf[Row]

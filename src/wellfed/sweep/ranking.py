@@ -335,10 +335,4 @@ def _notes(entries: Sequence[Entry], objective: Objective, noise: repeats.Noise 
     silent = sum(entry.status == "ok" and entry.rank is None for entry in entries)
     if silent:
         notes.append(f"{counted(silent, 'point')} ended well without {objective.a_noun}: {objective.missing}.")
-    gone = {row.point for row in found.rows} - {entry.point for entry in entries}
-    if gone:
-        notes.append(f"{counted(len(gone), 'point')} of earlier grids of this sweep left out.")
-    if found.damaged:
-        lines = ", ".join(map(str, found.damaged))
-        notes.append(f"Left out of the ledger, cut by a crash or a full disk: line {lines}.")
-    return notes
+    return [*notes, *found.says_left_out((entry.point for entry in entries), "sweep")]

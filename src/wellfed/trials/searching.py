@@ -29,7 +29,7 @@ from wellfed.config.schema import Accelerator, RunConfig, SearchPruner, SearchSa
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
 from wellfed.forking import MAY_FORK
 from wellfed.run.announce import announce
-from wellfed.run.lock import only_one
+from wellfed.run.lock import made, only_one
 from wellfed.run.train import own_git_state
 from wellfed.search import space as spaces
 from wellfed.search.curves import reported_metrics
@@ -69,12 +69,7 @@ def run_search(multirun: Multirun, launch: Launch | None = None) -> int:
     folder, is_new = asked.folder, not asked.folder.exists()
     stop, search = StopRequest(), RunningSearch(multirun, base.config, asked, SearchScreen(), launch)
     search.compose_one()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"{folder} can't be made: {error.strerror}."
-        raise ConfigError.of("paths.log_dir", problem, "Name a folder that can be written.") from error
-    with only_one(folder), stop.listening():
+    with only_one(made(folder)), stop.listening():
         try:
             search.run()
             return search.finish()

@@ -22,11 +22,11 @@ from typing import TYPE_CHECKING, Any
 from wellfed.config.compose import SECRET_SHOWN, Composed, masked_override
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import RunConfig, SweepConfig
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, ConfigError, Fault
 from wellfed.forking import MAY_FORK
 from wellfed.run.announce import announce
-from wellfed.run.lock import only_one
+from wellfed.run.lock import made, only_one
 from wellfed.run.train import own_git_state, set_environment
 from wellfed.stop_request import Stopped, StopRequest
 from wellfed.sweep import ledger
@@ -63,22 +63,18 @@ def run_sweep(multirun: Multirun, launcher: Mapping[str, Any] | None = None, lau
     grid, folder = _checked(multirun, base, is_here=launcher is None)
     cluster = None if launcher is None else cluster_of(launcher, folder)
     is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"{folder} can't be made: {error.strerror}."
-        raise ConfigError([Fault("paths.log_dir", problem, "Name a folder that can be written.")]) from error
     stop = StopRequest()
-    with only_one(folder), stop.listening():
+    with only_one(made(folder)), stop.listening():
         file = _sweep_file(base, grid)
         screen = SweepScreen(folder, file)
         kept = SweepLedger(folder, file, base.config.sweep, screen)
         is_ranked = False
         try:
+            setup = _set_up(multirun, grid, kept, screen, base.config.sweep.timeout_s)
             if cluster is None:
-                _measure(multirun, base, grid, kept, screen, launch)
+                _measure(base.config, grid, kept, screen, setup, launch)
             else:
-                _measure_elsewhere(multirun, base, grid, kept, screen, cluster, stop)
+                _measure_elsewhere(base.config.sweep, grid, kept, screen, setup, cluster, stop)
             exit_code = kept.rank()
             is_ranked = True
             kept.publish(base.config.logger)
@@ -163,24 +159,28 @@ def masked_values(axis: str, values: Sequence[str]) -> tuple[str, ...]:
     )
 
 
+def _set_up(multirun: Multirun, grid: Grid, kept: SweepLedger, screen: SweepScreen, timeout_s: float) -> TrialSetup:
+    """All points composed, and what earlier commands have left taken over."""
+    kept.say_what_changed()
+    kept.adopt(grid.points())
+    setup = TrialSetup(multirun.compose, kept, screen, kept.folder / ".scratch", timeout_s)
+    setup.compose(grid.points())
+    return setup
+
+
 def _measure(
-    multirun: Multirun,
-    base: Composed[RunConfig],
+    config: RunConfig,
     grid: Grid,
     kept: SweepLedger,
     screen: SweepScreen,
+    setup: TrialSetup,
     launch: Launch | None,
 ) -> None:
     """All stages, until each point that can be run has its rows."""
-    options = base.config.sweep
-    kept.say_what_changed()
-    kept.adopt(grid.points())
-    scratch = kept.folder / ".scratch"
-    setup = TrialSetup(multirun.compose, kept, screen, scratch, options.timeout_s)
-    setup.compose(grid.points())
     if not (kept.missing(setup.ready) or (launch is None and kept.to_confirm(setup.ready))):
         return
-    prepare_to_fork(base.config)
+    options = config.sweep
+    prepare_to_fork(config)
     announce(f"Sweep of {counted(grid.size, 'point')}: importing PyTorch, reading data, building the model")
     from wellfed.trials import trial
     from wellfed.trials.sweep_execution import SweepExecution
@@ -189,7 +189,7 @@ def _measure(
         return kept.folder / f"shared_{number}.log"
 
     with (
-        scratch_folder(scratch),
+        scratch_folder(setup.scratch),
         closing(ForkServers(trial.prepare, trial.work, log, options.timeout_s)) as servers,
     ):
         if MAY_FORK:
@@ -206,27 +206,22 @@ def _measure(
 
 
 def _measure_elsewhere(
-    multirun: Multirun,
-    base: Composed[RunConfig],
+    config: SweepConfig,
     grid: Grid,
     kept: SweepLedger,
     screen: SweepScreen,
+    setup: TrialSetup,
     cluster: Cluster,
     stop: StopRequest,
 ) -> None:
     """The same on other machines, which plan each point themselves."""
-    options = base.config.sweep
-    kept.say_what_changed()
-    kept.adopt(grid.points())
-    scratch = kept.folder / ".scratch"
-    setup = TrialSetup(multirun.compose, kept, screen, scratch, options.timeout_s)
-    setup.compose(grid.points())
     if not (kept.missing(setup.ready) or kept.to_confirm(setup.ready)):
         return
-    execution = SweepElsewhere(setup.ready, kept, screen, cluster, options, stop)
-    with scratch_folder(scratch), execution.reached(scratch / f"alive_{os.getpid()}_{time.time_ns()}"):
+    execution = SweepElsewhere(setup.ready, kept, screen, cluster, config, stop)
+    alive = setup.scratch / f"alive_{os.getpid()}_{time.time_ns()}"
+    with scratch_folder(setup.scratch), execution.reached(alive):
         kept.file.write(kept.folder)
-        if options.fail_fast and setup.says_refused(grid.size):
+        if config.fail_fast and setup.says_refused(grid.size):
             return
         if execution.run_missing():
             execution.confirm()

@@ -38,7 +38,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.device import plan_device
 from wellfed.record import differences, write_atomically
 from wellfed.run.announce import announce
-from wellfed.run.lock import only_one
+from wellfed.run.lock import made, only_one
 from wellfed.run.train import own_git_state
 from wellfed.stop_request import Stopped, StopRequest
 from wellfed.sweep.objective import OBJECTIVES
@@ -108,15 +108,7 @@ def _tune(composed: Composed[TuneRunConfig], stop: StopRequest) -> int:
     sys.argv[0] = str(Path(sys.argv[0]).with_name("train.py"))
     folder = Path(config.paths.log_dir) / config.workload.name / "tunes" / name
     is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError.of(
-            f"paths.log_dir={config.paths.log_dir}",
-            f"{folder} can't be made: {error.strerror}.",
-            "Name a folder that can be written.",
-        ) from error
-    with only_one(folder):
+    with only_one(made(folder)):
         file = TuneFile(
             name=name,
             workload=config.workload.name,
