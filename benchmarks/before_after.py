@@ -96,8 +96,8 @@ GUIDES = {
             Advice("LSTM of 3 layers of 256, batch 512, 30 to 90 days", ("experiment=forecast_fed",), is_learning=True),
             Advice("the larger batch alone", ("workload.effective_batch_size=512",), is_learning=True),
         ),
-        card_share=0.12,
-        steps=150,
+        card_share=0.36,
+        steps=600,
     ),
     "restoration": Guide(
         "20 % utilisation",
