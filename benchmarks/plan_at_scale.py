@@ -242,8 +242,7 @@ def agreeing(world: int) -> Row:
     """One after the other: messages until all know what one knows, and what the ranks have to say before training."""
     told = len(pickle.dumps(compose([])))
     return {
-        "gloos_all_reduce": 2 * (world - 1),
-        "ours": math.ceil(math.log2(world)),
+        "messages_of_an_all_reduce": 2 * (world - 1),
         "connections_of_a_gloo_group": world - 1,
         "connections_of_rank_0": world - 1,
         "told_by_rank_0_mib": (world - 1) * told / 2**20,

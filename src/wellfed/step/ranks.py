@@ -163,21 +163,10 @@ class RetryingReplicas(Replicas):
             torch._foreach_copy_(bucket, [part.view_as(gradient) for part, gradient in zip(parts, bucket, strict=True)])
 
     def _any(self, flags: list[bool]) -> list[int]:
-        """Each flag's maximum over all ranks, in log2(ranks) exchanges: what is known spreads to twice as many by each.
-
-        Gloo's all-reduce hands a flag around all ranks twice, one after the other. A flag may come twice here: a
-        maximum is the same then, a sum would not be.
-        """
-        known, heard = torch.tensor(flags, dtype=torch.uint8), torch.empty(len(flags), dtype=torch.uint8)
-        distance = 1
-        while distance < self.size:
-            hearing = dist.irecv(heard, (self.number - distance) % self.size, group=self._group)
-            dist.send(known, (self.number + distance) % self.size, group=self._group)
-            assert hearing is not None  # of a rank that is no member of the group
-            hearing.wait()
-            known = torch.maximum(known, heard)
-            distance *= 2
-        return known.tolist()
+        """Each flag's maximum over all ranks."""
+        told = torch.tensor(flags, dtype=torch.uint8)
+        dist.all_reduce(told, dist.ReduceOp.MAX, group=self._group)
+        return told.tolist()
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
