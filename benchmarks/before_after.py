@@ -140,7 +140,10 @@ GUIDES = {
             Advice("prefetch 4: 20-30 %", ("loader.prefetch_factor=4",)),
             Advice("persistent workers: 10-20 % of the time between epochs", ("loader.persistent_workers=true",)),
         ),
-        card_share=0.1,
+        card_share=0.3,
+        # With 32 clips a step that is fed takes as long to launch as to compute. Longer epochs.
+        start=("workload.effective_batch_size=128", "workload.data.num_clips=8000"),
+        steps=100,
         cpu_steps=100,
     ),
 }
