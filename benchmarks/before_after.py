@@ -67,6 +67,8 @@ class Guide:
     advice: tuple[Advice, ...]
     card_share: float
     """Of the rates of CARD, so that the card waits for the loading of this computer about as long as the guide says."""
+    kernel_share: float | None = None
+    """Of how fast its shortest kernel is; None = `card_share`. The shortest ones decide where a step is in small parts."""
     start: tuple[str, ...] = ()
     """What the start has beyond its experiment, but on a CPU, for which it is too much."""
     steps: int = 300
@@ -140,7 +142,8 @@ GUIDES = {
             Advice("prefetch 4: 20-30 %", ("loader.prefetch_factor=4",)),
             Advice("persistent workers: 10-20 % of the time between epochs", ("loader.persistent_workers=true",)),
         ),
-        card_share=0.3,
+        card_share=0.03,
+        kernel_share=1.0,
         # With 32 clips a step that is fed takes as long to launch as to compute. Longer epochs.
         start=("workload.effective_batch_size=128", "workload.data.num_clips=8000"),
         steps=100,
@@ -308,10 +311,10 @@ def machine(where: str, card: Mapping[str, Any], folder: Path) -> Iterator[dict[
         yield {**variables, **machine_environment(FakeDriver(Path("cc"), folder), folder, Cards(**card))}
 
 
-def card_of(share: float) -> dict[str, Any]:
+def card_of(share: float, kernel_share: float | None = None) -> dict[str, Any]:
     """The simulated card, at that share of its speed."""
     rates = {name: CARD[name] * share for name in ("tflops", "tensor_tflops", "dram_gbps")}
-    return {**CARD, **rates, "kernel_us": CARD["kernel_us"] / share}
+    return {**CARD, **rates, "kernel_us": CARD["kernel_us"] / (kernel_share or share)}
 
 
 def main() -> None:
@@ -332,7 +335,7 @@ def main() -> None:
     is_cpu = asked.where == "cpu"
     num_steps = asked.steps or (guide.cpu_steps if is_cpu else guide.steps)
     start = () if is_cpu else guide.start
-    card = card_of(asked.card_share or guide.card_share)
+    card = card_of(asked.card_share or guide.card_share, guide.kernel_share)
     with machine(asked.where, card, folder) as variables:
         runner = Runner(asked.workload, asked.where, num_steps, folder, variables)
         steps = []

@@ -268,7 +268,7 @@ def main() -> None:
     folder = (asked.folder or Path("logs") / asked.workload / "scaling" / f"{at:%Y-%m-%d_%H-%M-%S}").resolve()
     folder.mkdir(parents=True)
     guide = GUIDES.get(asked.workload)
-    card = card_of(asked.card_share or (guide.card_share if guide else 0.1))
+    card = card_of(asked.card_share or (guide.card_share if guide else 0.1), guide.kernel_share if guide else None)
     card |= {"cards": devices[-1]}
     effective = asked.batch or _own_batch(asked.workload)
     with machine(asked.where, card, folder) as variables:

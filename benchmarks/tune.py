@@ -284,7 +284,7 @@ def main() -> None:
             "compiles": not asked.no_compile,
             "is_simulated": is_simulated,
             "cards": {
-                name: card_of(GUIDES[name].card_share)
+                name: card_of(GUIDES[name].card_share, GUIDES[name].kernel_share)
                 for name in dict.fromkeys(case.workload for case in cases if case.where == "simulated")
             },
             "asked": {"of_best": LEAST_OF_BEST, "of_time": MOST_OF_TIME},
@@ -305,7 +305,9 @@ def one_case(case: Case, folder: Path, asked: argparse.Namespace) -> dict[str, A
     place = folder / f"{case.workload}_{case.where}"
     place.mkdir(parents=True, exist_ok=True)
     compiles = case.where != "simulated" and not asked.no_compile
-    with device(case.where, card_of(GUIDES[case.workload].card_share), place) as variables:
+    with device(
+        case.where, card_of(GUIDES[case.workload].card_share, GUIDES[case.workload].kernel_share), place
+    ) as variables:
         row = measured(Bench(case, folder, {**os.environ, **variables}, asked.steps, compiles), asked.rounds)
     known.parent.mkdir(exist_ok=True)
     known.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
