@@ -68,7 +68,7 @@ class Guide:
     card_share: float
     """Of the rates of CARD, so that the card waits for the loading of this computer about as long as the guide says."""
     kernel_share: float | None = None
-    """Of how fast its shortest kernel is; None = `card_share`. The shortest ones decide where a step is in small parts."""
+    """Of the speed of its shortest kernels; None = `card_share`. They decide where a step is in small parts."""
     start: tuple[str, ...] = ()
     """What the start has beyond its experiment, but on a CPU, for which it is too much."""
     steps: int = 300
