@@ -261,6 +261,18 @@ def test_whatever_becomes_of_a_trial_is_a_row(tmp_path: Path) -> None:
     assert [row.point for row in retried.rows if counted[row.point] == 2] == [killed.point] * 2
 
 
+@pytest.mark.parametrize("sampler", ["grid", "optuna"])
+def test_a_first_point_that_can_not_be_built_is_a_row_and_the_search_goes_on(tmp_path: Path, sampler: str) -> None:
+    searched = search(tmp_path, f"search={sampler}", f"{FAULT}=build,none", "trainer.max_epochs=1", name=sampler)
+    assert searched.done.code == 0, searched.done.text
+    assert {row.status for row in searched.rows} == {"invalid", "ok"}
+    assert len(searched.rows) == 2
+    none = search(tmp_path, f"search={sampler}", f"{FAULT}=build", "workload.model.dim=1,2", "search.name=none")
+    assert none.done.code == 2, none.done.text
+    assert none.done.err.count("no such layer: 1") == 1
+    assert not none.folder.with_name("none").exists()
+
+
 def test_a_grid_by_another_launcher(tmp_path: Path) -> None:
     asked = ("search=grid", "hydra/launcher=basic", f"{TOP}=0.3,0.7", "trainer.max_epochs=2")
     searched = search(tmp_path, *asked, name="grid")

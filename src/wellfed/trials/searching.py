@@ -13,10 +13,11 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.quoting import assigned
 from wellfed.config.schema import Accelerator, RunConfig, SearchPruner, SearchSampler
-from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
+from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError, DataError
 from wellfed.forking import MAY_FORK
 from wellfed.run.announce import announce
 from wellfed.run.lock import made, only_one
@@ -56,6 +57,8 @@ _PREPARE_S = 3600
 """Data and model of a whole training may take their time."""
 _HOPELESS = 5
 """Trials of a sampler that may fail before one has ended well."""
+_MOST_PROBES = 5
+"""Points whose data and model are made to see what ranks, before it is said that there are none."""
 
 
 def run_search(multirun: Multirun, launch: Launch | None = None) -> int:
@@ -106,14 +109,12 @@ class SearchRequest:
         """Of all points; there must be an end of them."""
         return Grid(grid_values(self.space), self.fixed)
 
-    def probe(self) -> GridPoint:
-        """A point of the space."""
-        values = {
-            name: axis.values[0] if isinstance(axis, Choices) else axis.text(axis.low)
-            for name, axis in self.space.items()
-        }
-        overrides = (*self.fixed, *(f"{axis}={value}" for axis, value in values.items()))
-        return GridPoint(point_id(overrides), values, overrides)
+    def probes(self) -> Iterator[GridPoint]:
+        """Points of a sampler's space: all axes at one end, at the other, in between."""
+        for share in (0.0, 1.0, 0.5):
+            values = {name: axis.at(share) for name, axis in self.space.items()}
+            overrides = (*self.fixed, *(f"{axis}={value}" for axis, value in values.items()))
+            yield GridPoint(point_id(overrides), values, overrides)
 
 
 def _asked(multirun: Multirun, base: Composed[RunConfig], launch: Launch | None) -> SearchRequest:
@@ -171,8 +172,8 @@ class RunningSearch:
     asked: SearchRequest
     screen: SearchScreen
     launch: Launch | None
-    _one: Composed[RunConfig] | None = field(default=None, init=False)
-    """A point's configuration: data and model of it tell what all are ranked by."""
+    _probes: Iterator[Composed[RunConfig]] = field(default=iter(()), init=False)
+    """Configurations of points: data and model of the first that has some tell what all are ranked by."""
     _ledger: SearchLedger | None = field(default=None, init=False)
     _begun: dict[str, tuple[Proposal, SearchRow]] = field(default_factory=dict, init=False)
     _failed: list[SearchRow] = field(default_factory=list, init=False)
@@ -189,17 +190,26 @@ class RunningSearch:
         Raises:
             ConfigError: there is none; the faults of the first.
         """
-        tried = self.asked.grid.points() if self.is_grid else [self.asked.probe()]
-        first: ConfigError | None = None
-        for point in tried:
+        first: list[ConfigError] = []
+        composed = self._composed(first)
+        try:
+            one = next(composed)
+        except StopIteration:
+            raise first[0] from None
+        self._probes = islice(chain([one], composed), _MOST_PROBES)
+
+    def _composed(self, faults: list[ConfigError]) -> Iterator[Composed[RunConfig]]:
+        """Points that compose, one of each data and model."""
+        seen = set()
+        for point in self.asked.grid.points() if self.is_grid else self.asked.probes():
             try:
-                self._one = self.multirun.compose(point.overrides, self.asked.folder / point.id)
+                composed = self.multirun.compose(point.overrides, self.asked.folder / point.id)
             except ConfigError as error:
-                first = first or error
-            else:
-                return
-        assert first is not None
-        raise first
+                faults.append(error)
+                continue
+            if (shared := shared_key(composed.config)) not in seen:
+                seen.add(shared)
+                yield composed
 
     def run(self) -> None:
         """Until nothing is left to try."""
@@ -263,31 +273,45 @@ class RunningSearch:
             raise ConfigError.of(str(self.asked.folder), problem, way_out)
 
     def _see(self, servers: ForkServers, scratch: Path) -> tuple[MachineSeen, MetricSeen]:
-        """What trials run on and are ranked by."""
-        assert self._one is not None
-        config = self._one.config
-        if MAY_FORK:
+        """What trials run on and are ranked by.
+
+        Raises:
+            ConfigError: no data and model could be made; the fault of the first.
+        """
+        first: ConfigError | None = None
+        for probe in self._probes:
             try:
+                machine, metric = self._seen(probe.config, servers, scratch)
+            except ConfigError as error:
+                first = first or error
+                continue
+            if not metric.is_validated:
+                problem = "has no validation split: there is no metric to rank trainings by."
+                way_out = "Return Datasets(..., val=...), or run them without comparison: hydra/sweeper=basic."
+                raise ConfigError.of(f"workload={probe.config.workload.name}", problem, way_out)
+            return machine, metric
+        assert first is not None
+        raise first
+
+    def _seen(self, config: RunConfig, servers: ForkServers, scratch: Path) -> tuple[MachineSeen, MetricSeen]:
+        """By the data and model of one point."""
+        try:
+            if MAY_FORK:
                 server = servers.get(shared_key(config), config)
                 answers = server.ask(Job("metric", scratch, SeeMetric(config)), servers.timeout_s)
-            except ForkServerFailed as failed:
-                raise ConfigError.of("data and model", str(failed), "") from failed
-        else:
-            import torch
+            else:
+                import torch
 
-            from wellfed.trials import trial
+                from wellfed.trials import trial
 
-            shared = trial.prepare(config)
-            torch.set_num_threads(shared.num_threads)
-            answers = tuple(trial.see_metric(shared.parts, config))
+                shared = trial.prepare(config)
+                torch.set_num_threads(shared.num_threads)
+                answers = tuple(trial.see_metric(shared.parts, config))
+        except (ForkServerFailed, DataError) as failed:
+            raise ConfigError.of("data and model", str(failed), "") from failed
         if len(answers) != 2:
-            log = servers.log(1)
-            raise ConfigError.of("data and model", "could not be looked at.", f"See {log}, and {scratch.parent}.")
+            raise ConfigError.of("data and model", "could not be looked at.", f"See the files in {scratch.parent}.")
         machine, metric = answers
-        if not metric.is_validated:
-            problem = "has no validation split: there is no metric to rank trainings by."
-            way_out = "Return Datasets(..., val=...), or run them without comparison: hydra/sweeper=basic."
-            raise ConfigError.of(f"workload={config.workload.name}", problem, way_out)
         return machine, metric
 
     def _file(self, machine: MachineSeen, metric: MetricSeen) -> SearchFile:
