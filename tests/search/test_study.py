@@ -112,9 +112,12 @@ def test_what_was_running_is_asked_again_first_and_only_once(tmp_path):
     assert found[2].values not in [asked.values for asked in lost]
 
 
-def test_values_can_be_asked_for(tmp_path):
-    values = {"lr": "0.0123", "width": "7", "dim": "64"}
-    assert study(tmp_path).ask_for(values).values == values
+def test_values_can_be_asked_for_and_come_in_turn(tmp_path):
+    first, second = ({"lr": lr, "width": "7", "dim": "64"} for lr in ("0.0123", "0.0456"))
+    asked_for = study(tmp_path)
+    asked_for.ask_later(first)
+    asked_for.ask_later(second)
+    assert [asked_for.ask().values, asked_for.ask().values] == [first, second]
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,39 @@ def test_statuses_that_are_asked_for_are_tried_again(tmp_path: Path) -> None:
     assert len(all_of(points, ledger)) == 5
 
 
+def test_each_point_to_retry_is_tried_once_more_beside_what_was_lost(tmp_path: Path) -> None:
+    """One was lost in a kill, two have failed, and Optuna has all three waiting."""
+    points, ledger = opened(tmp_path, ENDLESS, most=3)
+    failed, lost, other = points.next(), points.next(), points.next()
+    assert failed is not None
+    assert lost is not None
+    assert other is not None
+    for each in (failed, other):
+        ended(points, ledger, each, status="killed", outcome="failed", value=None)
+    points, ledger = opened(tmp_path, ENDLESS, retry=("killed",), most=3)
+    again = all_of(points, ledger)
+    assert sorted(map(str, again)) == sorted(str(each.point.values) for each in (failed, lost, other))
+    assert [row.status for row in ledger.latest().values()] == ["ok"] * 3
+    points, ledger = opened(tmp_path, ENDLESS, most=4)
+    assert len(all_of(points, ledger)) == 1
+
+
+def test_a_retry_that_is_killed_is_tried_again_by_the_same_command(tmp_path: Path) -> None:
+    points, ledger = opened(tmp_path, FINITE, most=1)
+    proposal = points.next()
+    assert proposal is not None
+    ended(points, ledger, proposal, status="oom", outcome="failed", value=None)
+    for _ in range(2):  # killed while it runs
+        points, ledger = opened(tmp_path, FINITE, retry=("oom",), most=1)
+        again = points.next()
+        assert again is not None
+        assert again.point == proposal.point
+    points, ledger = opened(tmp_path, FINITE, retry=("oom",), most=1)
+    assert len(all_of(points, ledger)) == 1
+    points, ledger = opened(tmp_path, FINITE)
+    assert len(all_of(points, ledger)) == 5
+
+
 def test_a_grid_is_gone_through_in_order_and_goes_on(tmp_path: Path) -> None:
     made = Grid({"dim": ("1", "2", "3")}, ("seed=1",)).points()
     ids = tuple(point.id for point in made)

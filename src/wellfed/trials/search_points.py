@@ -75,7 +75,8 @@ class AskedPoints:
         self._study, self._space, self._fixed, self._ledger = study, space, tuple(fixed), ledger
         self._most, self._pruner = most, pruner
         self._running: dict[str, Proposal] = {}
-        self._again = [self._values(row) for row in ledger.to_retry()]
+        self._again: set[str] = set()
+        """Points that have a row and are to be run once more; Optuna has their values waiting."""
         by_number = {row.trial: row for row in ledger.rows}
         for asked in study.unfinished():
             proposal = self._proposal(asked)
@@ -84,29 +85,36 @@ class AskedPoints:
                 study.give_up(asked)
             else:
                 self._tell(asked, row)
+        for values in map(self._values, ledger.to_retry()):
+            self._again.add(self._point(values).id)
+            study.ask_later(values)
 
     def next(self) -> Proposal | None:
         """A point that was not tried yet; one that Optuna asks for twice is told what is known of it."""
-        if self._again:
-            return self._begin(self._proposal(self._study.ask_for(self._again.pop(0))))
         known = self._ledger.latest()
-        if len(known) + len(self._running) >= self._most:
+        if not self._again and len(known.keys() | self._running.keys()) >= self._most:
             return None
         untried = self._untried()
-        if untried is not None and not untried:
+        if not self._again and untried is not None and not untried:
             return None
         proposal = self._proposal(self._study.ask())
-        while proposal.point.id in known or proposal.point.id in self._running:
+        while self._is_taken(proposal.point.id):
             assert proposal.asked is not None
             if proposal.point.id in known:
                 self._tell(proposal.asked, known[proposal.point.id])
             else:
                 self._study.fail(proposal.asked)
-            if untried:
-                values = random.Random(proposal.number).choice(untried)
-                return self._begin(self._proposal(self._study.ask_for(values)))
+            if untried:  # once: what else waits in Optuna comes before it
+                self._study.ask_later(random.Random(proposal.number).choice(untried))
+                untried = None
             proposal = self._proposal(self._study.ask())
-        return self._begin(proposal)
+        self._again.discard(proposal.point.id)
+        self._running[proposal.point.id] = proposal
+        return proposal
+
+    def _is_taken(self, point: str) -> bool:
+        """It runs, or has run and is not to be run again."""
+        return point in self._running or (point in self._ledger.latest() and point not in self._again)
 
     def judge(self, proposal: Proposal, validation: int, value: float) -> str | None:
         """What the pruner says."""
@@ -119,10 +127,6 @@ class AskedPoints:
         self._running.pop(proposal.point.id, None)
         assert proposal.asked is not None
         self._tell(proposal.asked, row)
-
-    def _begin(self, proposal: Proposal) -> Proposal:
-        self._running[proposal.point.id] = proposal
-        return proposal
 
     def _tell(self, asked: AskedTrial, row: SearchRow) -> None:
         if row.outcome == "complete" and row.value is not None:
