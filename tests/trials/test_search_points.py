@@ -11,10 +11,11 @@ import pytest
 
 pytest.importorskip("optuna")
 
+from wellfed.record import RunRecord
 from wellfed.search.search_file import SearchFile
 from wellfed.search.search_rows import SearchRow
 from wellfed.search.space import Choices, Numbers, Space
-from wellfed.search.study import Study
+from wellfed.search.study import JOURNAL, Study
 from wellfed.sweep.grid import Grid
 from wellfed.trials.search_ledger import SearchLedger
 from wellfed.trials.search_points import AskedPoints, GridPoints, Points, Proposal
@@ -24,11 +25,13 @@ FINITE: Space = {"dim": Choices(("1", "2", "3")), "loader": Choices(("a", "b"))}
 ENDLESS: Space = {"lr": Numbers(0.1, 0.9)}
 
 
-def opened(folder: Path, space: Space, retry: tuple[str, ...] = (), **more: Any) -> tuple[AskedPoints, SearchLedger]:
+def opened(
+    folder: Path, space: Space, retry: tuple[str, ...] = (), *, seed: int = 1, **more: Any
+) -> tuple[AskedPoints, SearchLedger]:
     """As a command opens the search of a folder."""
     file = SearchFile("mine", "recsys", "score", "max", dict(space), (), "tpe", "none", 99, "abc")
     ledger = SearchLedger(folder, file, retry, SearchScreen())
-    study = Study(folder, space, mode="max", identity={}, sampler="tpe", pruner="none", seed=1)
+    study = Study(folder, space, mode="max", identity={}, sampler="tpe", pruner="none", seed=seed)
     return AskedPoints(study, space, ("seed=1",), ledger, **{"most": 99, "pruner": "none", **more}), ledger
 
 
@@ -152,6 +155,46 @@ def test_a_retry_that_is_killed_is_tried_again_by_the_same_command(tmp_path: Pat
     assert len(all_of(points, ledger)) == 1
     points, ledger = opened(tmp_path, FINITE)
     assert len(all_of(points, ledger)) == 5
+
+
+def test_the_record_of_an_earlier_attempt_is_no_second_row(tmp_path: Path) -> None:
+    """The command was killed between asking Optuna and opening the folder anew."""
+    points, ledger = opened(tmp_path, FINITE)
+    proposal = points.next()
+    assert proposal is not None
+    folder = tmp_path / proposal.point.id
+    folder.mkdir()
+    made = RunRecord.start(folder.name)
+    made.status, made.exit_code = "failed", 1
+    made.write(folder)
+    _, ledger = opened(tmp_path, FINITE)  # that of a trial without a row is one
+    (row,) = ledger.rows
+    assert (row.status, row.started_at) == ("failed", made.started_at)
+    retried, _ = opened(tmp_path, FINITE, retry=("failed",))
+    again = retried.next()
+    assert again is not None
+    assert again.point == proposal.point
+    retried, ledger = opened(tmp_path, FINITE, retry=("failed",))
+    assert len(ledger.rows) == 1
+    again = retried.next()
+    assert again is not None
+    assert again.point == proposal.point
+
+
+def test_a_study_that_begins_anew_beside_a_ledger_takes_no_row_of_another_point(tmp_path: Path) -> None:
+    points, ledger = opened(tmp_path, ENDLESS)
+    first = points.next()
+    assert first is not None
+    ended(points, ledger, first)
+    (tmp_path / JOURNAL).unlink()
+    points, ledger = opened(tmp_path, ENDLESS, seed=2)
+    other = points.next()  # and the command is killed
+    assert other is not None
+    assert (other.number, other.point == first.point) == (first.number, False)
+    points, ledger = opened(tmp_path, ENDLESS, seed=2)
+    again = points.next()
+    assert again is not None
+    assert again.point == other.point
 
 
 def test_a_grid_is_gone_through_in_order_and_goes_on(tmp_path: Path) -> None:

@@ -94,11 +94,13 @@ class SearchLedger:
         )
 
     def adopt(self, point: GridPoint, number: int) -> SearchRow | None:
-        """The row of a trial that ended just when the search was killed; None where it had not ended."""
-        row = adopted_row(self.begin(point, number), self.folder, self.file)
-        if row is not None:
-            row = replace(row, overrides=tuple(masked_override(text) for text in point.overrides))
-            self._append(row)
+        """The row of a trial that ended just when the search was killed; None where it had not ended, or has
+        its row already."""
+        row, last = adopted_row(self.begin(point, number), self.folder, self.file), self.latest().get(point.id)
+        if row is None or (last is not None and last.started_at == row.started_at):  # nothing, or an earlier attempt's
+            return None
+        row = replace(row, overrides=tuple(masked_override(text) for text in point.overrides))
+        self._append(row)
         return row
 
     def refuse(self, point: GridPoint, number: int, status: Status, problem: str) -> SearchRow:

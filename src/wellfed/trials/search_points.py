@@ -77,10 +77,11 @@ class AskedPoints:
         self._running: dict[str, Proposal] = {}
         self._again: set[str] = set()
         """Points that have a row and are to be run once more; Optuna has their values waiting."""
-        by_number = {row.trial: row for row in ledger.rows}
+        # By both: a journal that was removed counts its trials from 0 once more.
+        by_trial = {(row.trial, row.point): row for row in ledger.rows}
         for asked in study.unfinished():
             proposal = self._proposal(asked)
-            row = by_number.get(asked.number) or ledger.adopt(proposal.point, asked.number)
+            row = by_trial.get((asked.number, proposal.point.id)) or ledger.adopt(proposal.point, asked.number)
             if row is None:
                 study.give_up(asked)
             else:
