@@ -29,6 +29,8 @@ NOT_TOGETHER = "sweep=quick: times short trials, and search=optuna runs whole tr
         (["search=grid"], ["search=grid: has no axis"]),
         (["search=optuna", "seed=1,2", "workload=recsys,forecast"], ["workload=recsys,forecast: is no axis"]),
         (["search=optuna", "search.max_trails=3", "seed=1,2"], ["search.max_trails=3", "search.max_trials"]),
+        (["search=grid", "trainer.num_nodes=2", "seed=1,2"], ["trainer.num_nodes=2: a trial is on one machine."]),
+        (["sweep=quick", "trainer.num_nodes=2", "seed=1,2"], ["trainer.num_nodes=2: a trial is on one machine."]),
         (["search=optuna", "search.max_trials=0", "seed=1,2"], ["search.max_trials=0: must be >= 1"]),
         (["search=optuna", "search.max_trials=1,2"], ["is no axis"]),
         (["search=optuna", "search.sampler=cmaes", "seed=1,2"], ["search.sampler=cmaes", "tpe"]),

@@ -44,7 +44,7 @@ from wellfed.trials.fork_server import ForkServerFailed, Job, JobEnd
 from wellfed.trials.search_ledger import SearchLedger
 from wellfed.trials.search_points import AskedPoints, GridPoints, Points, Proposal
 from wellfed.trials.search_screen import SearchScreen
-from wellfed.trials.sweep import masked_values, prepare_to_fork
+from wellfed.trials.sweep import check_one_machine, masked_values, prepare_to_fork
 from wellfed.trials.sweep_execution import Launch
 from wellfed.trials.tasks import MachineSeen, MetricSeen, SeeMetric, TrainWhole, Validated, shared_key
 from wellfed.trials.trial_execution import open_trial_folder
@@ -127,6 +127,7 @@ def _asked(multirun: Multirun, base: Composed[RunConfig], launch: Launch | None)
         problem = "is no axis of a search: metrics of different workloads are no comparison."
         way_out = f"Search one after the other: workload={values[0]}; hydra/sweeper=basic only runs them."
         raise ConfigError.of(f"workload={','.join(values)}", problem, way_out)
+    check_one_machine(config)
     space = space_of(varied)
     if option and not space:
         way_out = "Name what varies: workload.optimizer.lr=0.01,0.001"

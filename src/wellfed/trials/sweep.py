@@ -106,6 +106,7 @@ def _checked(multirun: Multirun, base: Composed[RunConfig], *, is_here: bool) ->
         problem = "is no axis of a sweep: samples/s of different workloads are no comparison."
         way_out = f"Sweep one after the other: workload={axes['workload'][0]}"
         raise ConfigError([Fault(f"workload={','.join(axes['workload'])}", problem, way_out)])
+    check_one_machine(config)
     name = config.sweep.name or base.choices["sweep"]
     if not _NAME.fullmatch(name):
         problem = "becomes the name of a folder: letters, digits, '_', '-' and '.'."
@@ -132,6 +133,13 @@ def _checked(multirun: Multirun, base: Composed[RunConfig], *, is_here: bool) ->
             raise ConfigError([Fault("hydra/launcher=wellfed", problem, way_out)])
         check_energy(config, axes)
     return grid, folder
+
+
+def check_one_machine(config: RunConfig) -> None:
+    """Raises ConfigError: a trial would be on several machines."""
+    if config.trainer.num_nodes > 1:
+        where = f"trainer.num_nodes={config.trainer.num_nodes}"
+        raise ConfigError.of(where, "a trial is on one machine.", "Set trainer.num_nodes=1.")
 
 
 def _sweep_file(base: Composed[RunConfig], grid: Grid) -> SweepFile:
