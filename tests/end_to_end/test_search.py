@@ -320,6 +320,9 @@ def test_no_trial_begins_when_the_minutes_are_over(tmp_path: Path) -> None:
     searched = search(tmp_path, *OPTUNA, "trainer.max_epochs=1", "search.max_minutes=0.02")
     assert 1 <= len(searched.rows) < 20
     assert "search.max_minutes=0.02 are over. The same command goes on" in searched.done.out
+    all_tried = search(tmp_path, f"{TOP}=0.5,0.6", "trainer.max_epochs=1", "search.name=all", name="all")
+    again = search(tmp_path, f"{TOP}=0.5,0.6", "trainer.max_epochs=1", "search.name=all", "search.max_minutes=0.0001")
+    assert [len(all_tried.rows), again.done.code, "are over" in again.done.out] == [2, 0, False]
 
 
 def test_two_cards_run_two_trials_at_a_time(tmp_path: Path, fake_cuda: FakeCuda) -> None:
@@ -334,6 +337,11 @@ def test_two_cards_run_two_trials_at_a_time(tmp_path: Path, fake_cuda: FakeCuda)
     assert [row.status for row in rows] == ["ok"] * 6
     assert most_at_a_time(rows, folder) == 2
     assert studied(folder)["RUNNING"] == 0
+    on_cpu = ("gpu=cpu", "trainer.max_epochs=2", "workload.model.pause_s=0.1", f"{TOP}=0.3,0.5,0.7", "search=grid")
+    done = run("train.py", "-m", *fixed(tmp_path), *on_cpu, cwd=tmp_path, **cards)
+    assert done.code == 0, done.text
+    folder = folder.with_name("grid")
+    assert most_at_a_time(list(ledger.read_rows(folder, SearchRow).rows), folder) == 1
 
 
 def most_at_a_time(rows: list[SearchRow], folder: Path) -> int:

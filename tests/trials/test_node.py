@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,6 +51,11 @@ def test_a_folder_that_is_another_one_there_is_told(greeting: Greeting, monkeypa
     told = node._problem(greeting)
     assert told.startswith(f"it does not see the sweep's folder {greeting.sweep}.")
     assert "paths.log_dir" in told
+
+
+def test_a_folder_that_can_not_be_written_there_is_told(greeting: Greeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (greeting.sweep, os.W_OK))
+    assert node._problem(greeting).startswith(f"it can't write to the sweep's folder {greeting.sweep}.")
 
 
 def test_the_digest_of_the_code_is_that_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

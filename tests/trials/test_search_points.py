@@ -56,6 +56,7 @@ def test_each_point_of_a_finite_space_is_tried_once(tmp_path: Path) -> None:
     points, ledger = opened(tmp_path, FINITE)
     tried = all_of(points, ledger)
     assert len(tried) == 6
+    assert not points.has_more
     assert len({tuple(values.items()) for values in tried}) == 6
     again, _ = opened(tmp_path, FINITE)
     assert again.next() is None
@@ -83,7 +84,9 @@ def test_it_ends_with_the_most_trials_and_goes_on_with_more(tmp_path: Path) -> N
 
 def test_those_that_run_count(tmp_path: Path) -> None:
     points, _ = opened(tmp_path, ENDLESS, most=2)
+    assert points.has_more
     assert [points.next() is None for _ in range(3)] == [False, False, True]
+    assert not points.has_more
 
 
 def test_what_ran_when_the_command_was_killed_is_tried_again_first(tmp_path: Path) -> None:
@@ -207,6 +210,7 @@ def test_a_grid_is_gone_through_in_order_and_goes_on(tmp_path: Path) -> None:
     first = points.next()
     assert first is not None
     assert first.point == made[0]
+    assert points.has_more
     ended(points, ledger, first)
     second = points.next()
     assert second is not None

@@ -32,7 +32,7 @@ class WellfedSweeper(Sweeper):
         from wellfed.config.multirun import Multirun
         from wellfed.errors import ConfigError
         from wellfed.forking import MAY_FORK
-        from wellfed.sweep.grid import OF_THE_SWEEP, group_of
+        from wellfed.sweep.grid import NO_AXES, group_of
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -42,7 +42,7 @@ class WellfedSweeper(Sweeper):
             params=self.params,
             arguments=arguments,
             group_of=group_of,
-            no_axes=(*OF_THE_SWEEP, "paths"),
+            no_axes=NO_AXES,
         )
         is_sweep = "sweep" in multirun.choices
         if is_sweep and (search := multirun.choices.get("search")):

@@ -27,7 +27,7 @@ from wellfed.sweep.rows import ended_row
 from wellfed.trials.node_orders import Greeting, TrialOrder, process_settings, source_digest
 from wellfed.trials.sweep_ledger import SweepLedger
 from wellfed.trials.sweep_screen import SweepScreen
-from wellfed.trials.tasks import RunPoint
+from wellfed.trials.tasks import RunPoint, is_for_cpu
 
 _RAY = "hydra_plugins.hydra_ray_launcher.ray_launcher.RayLauncher"
 _SUBMITIT: Mapping[str, Literal["slurm", "local"]] = {
@@ -137,7 +137,7 @@ class SweepElsewhere:
     def _num_gpus(self, ready: RunPoint) -> int:
         """That a trial is given; 0 where it shall train on the processor, or nobody knows of any."""
         config, most = ready.composed.config, self._cluster.most_gpus
-        if config.trainer.accelerator is Accelerator.cpu or ready.composed.choices.get("gpu") == "cpu":
+        if is_for_cpu(ready.composed):
             return 0
         is_named = config.trainer.accelerator is Accelerator.gpu or config.gpu.memory_gib is not None
         return config.trainer.devices if (most is None and is_named) or most else 0

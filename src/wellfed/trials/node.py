@@ -78,6 +78,8 @@ def _problem(greeting: Greeting) -> str:
         if time.monotonic() > end_s:
             return f"it does not see the sweep's folder {greeting.sweep}. Put paths.log_dir on a disk that all share."
         time.sleep(0.5)
+    if not os.access(greeting.sweep, os.W_OK):
+        return f"it can't write to the sweep's folder {greeting.sweep}. Give it the right to, or mount it for writing."
     return ""
 
 

@@ -33,6 +33,10 @@ class Proposal:
 class Points(Protocol):
     """Where points come from."""
 
+    @property
+    def has_more(self) -> bool:
+        """Something is left to try."""
+
     def next(self) -> Proposal | None:
         """What to try now; None = nothing, at least while those that run have not ended."""
 
@@ -53,6 +57,11 @@ class GridPoints:
         missing = set(ledger.missing([point.id for point in points]))
         self._left = [Proposal(number, point) for number, point in enumerate(points) if point.id in missing]
         self._left.reverse()
+
+    @property
+    def has_more(self) -> bool:
+        """Points that were not begun."""
+        return bool(self._left)
 
     def next(self) -> Proposal | None:
         """In the grid's order."""
@@ -90,14 +99,17 @@ class AskedPoints:
             self._again.add(self._point(values).id)
             study.ask_later(values)
 
+    @property
+    def has_more(self) -> bool:
+        """Those to be run again, and new ones as long as there may be more and are."""
+        number = len(self._ledger.latest().keys() | self._running.keys())
+        return bool(self._again) or (number < self._most and self._untried() != [])
+
     def next(self) -> Proposal | None:
         """A point that was not tried yet; one that Optuna asks for twice is told what is known of it."""
-        known = self._ledger.latest()
-        if not self._again and len(known.keys() | self._running.keys()) >= self._most:
+        if not self.has_more:
             return None
-        untried = self._untried()
-        if not self._again and untried is not None and not untried:
-            return None
+        known, untried = self._ledger.latest(), self._untried()
         proposal = self._proposal(self._study.ask())
         while self._is_taken(proposal.point.id):
             assert proposal.asked is not None

@@ -26,7 +26,7 @@ from wellfed.config.compose import Composed, masked_override
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.quoting import assigned
-from wellfed.config.schema import Accelerator, RunConfig, SearchPruner, SearchSampler
+from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError, DataError
 from wellfed.forking import MAY_FORK
 from wellfed.run.announce import announce
@@ -38,7 +38,7 @@ from wellfed.search.search_file import SearchFile
 from wellfed.search.search_rows import SearchRow, learned_row
 from wellfed.search.space import Axis, Choices, describe, grid_values, space_of
 from wellfed.stop_request import Stopped, StopRequest
-from wellfed.sweep.grid import Grid, GridPoint, group_of, point_id
+from wellfed.sweep.grid import NO_AXES, Grid, GridPoint, group_of, point_id
 from wellfed.sweep.rows import code_version
 from wellfed.trials.fork_server import ForkServerFailed, Job, JobEnd
 from wellfed.trials.search_ledger import SearchLedger
@@ -46,7 +46,7 @@ from wellfed.trials.search_points import AskedPoints, GridPoints, Points, Propos
 from wellfed.trials.search_screen import SearchScreen
 from wellfed.trials.sweep import check_one_machine, masked_values, prepare_to_fork
 from wellfed.trials.sweep_execution import Launch
-from wellfed.trials.tasks import MachineSeen, MetricSeen, SeeMetric, TrainWhole, Validated, shared_key
+from wellfed.trials.tasks import MachineSeen, MetricSeen, SeeMetric, TrainWhole, Validated, is_for_cpu, shared_key
 from wellfed.trials.trial_execution import open_trial_folder
 from wellfed.trials.trial_pool import ForkServers, QueuedTrial, Slots, TrialPool, visible
 from wellfed.trials.trial_setup import scratch_folder
@@ -70,7 +70,7 @@ def run_search(multirun: Multirun, launch: Launch | None = None) -> int:
     base = multirun.base()
     asked = _asked(multirun, base, launch)
     folder, is_new = asked.folder, not asked.folder.exists()
-    stop, search = StopRequest(), RunningSearch(multirun, base.config, asked, SearchScreen(), launch)
+    stop, search = StopRequest(), RunningSearch(multirun, base, asked, SearchScreen(), launch)
     search.compose_one()
     with only_one(made(folder)), stop.listening():
         try:
@@ -169,7 +169,8 @@ class RunningSearch:
     """One command."""
 
     multirun: Multirun
-    config: RunConfig
+    base: Composed[RunConfig]
+    """What all points share."""
     asked: SearchRequest
     screen: SearchScreen
     launch: Launch | None
@@ -179,6 +180,11 @@ class RunningSearch:
     _begun: dict[str, tuple[Proposal, SearchRow]] = field(default_factory=dict, init=False)
     _failed: list[SearchRow] = field(default_factory=list, init=False)
     """In a row, with none before that ended well."""
+
+    @property
+    def config(self) -> RunConfig:
+        """Of the search: what all points share."""
+        return self.base.config
 
     @property
     def is_grid(self) -> bool:
@@ -234,7 +240,7 @@ class RunningSearch:
                 folder, self._file(machine, metric), [status.value for status in options.retry], self.screen
             )
             gpus = visible(os.environ, machine.num_gpus)
-            num_gpus = self._num_gpus(self.config, gpus)
+            num_gpus = self._num_gpus(self.base, gpus)
             points = self._points(ledger, metric, parallel=max(1, len(gpus) // max(1, num_gpus)))
             ledger.file.write(folder)
             ledger.say_what_changed()
@@ -343,8 +349,8 @@ class RunningSearch:
             return GridPoints(asked.grid.points(), ledger)
         from wellfed.search.study import Study
 
-        # What says how trials are watched makes them no other trials.
-        shared = sorted(text for text in ledger.file.fixed if group_of(text) not in ("logger", "telemetry", "paths"))
+        # What says how trials are watched, or where they write, makes them no other trials.
+        shared = sorted(text for text in ledger.file.fixed if group_of(text) not in NO_AXES)
         study = Study(
             asked.folder,
             ledger.file.space,
@@ -367,9 +373,9 @@ class RunningSearch:
         if not self.is_grid:
             say(f"Up to {counted(options.max_trials, 'trial')}, sampler {options.sampler}, pruner {options.pruner}")
 
-    def _num_gpus(self, config: RunConfig, gpus: Sequence[str]) -> int:
+    def _num_gpus(self, composed: Composed[RunConfig], gpus: Sequence[str]) -> int:
         """That a trial takes; 0 = it trains on the processor."""
-        return 0 if config.trainer.accelerator is Accelerator.cpu else min(config.trainer.devices, len(gpus))
+        return 0 if is_for_cpu(composed) else min(composed.config.trainer.devices, len(gpus))
 
     # -- while trials run ------------------------------------------------------------------------------------------
 
@@ -384,7 +390,7 @@ class RunningSearch:
             return None
 
         try:
-            for finished in pool.run(more=more, needs=self._num_gpus(self.config, gpus)):
+            for finished in pool.run(more=more, needs=self._num_gpus(self.base, gpus)):
                 proposal, row = self._begun.pop(finished.trial.key)
                 end = finished.end
                 if isinstance(end, JobEnd):
@@ -399,7 +405,7 @@ class RunningSearch:
         except _Hopeless as hopeless:
             self.screen.say(str(hopeless))
             return
-        if time.monotonic() >= until_s:
+        if time.monotonic() >= until_s and points.has_more:
             limit = f"search.max_minutes={self.config.search.max_minutes:g}"
             self.screen.say(f"{limit} are over. {self.asked.way_on} goes on, for as long again.")
 
@@ -421,7 +427,7 @@ class RunningSearch:
         config = composed.config
         asks = self.config.search.pruner is not SearchPruner.none
         task, shared = TrainWhole(replace(composed, run_dir=folder)), shared_key(config)
-        return QueuedTrial(point.id, shared, config, task, folder, self._num_gpus(config, gpus), asks)
+        return QueuedTrial(point.id, shared, config, task, folder, self._num_gpus(composed, gpus), asks)
 
     def _said(self, points: Points) -> Callable[[QueuedTrial, Any], str | None]:
         def reply(trial: QueuedTrial, said: Validated) -> str | None:
