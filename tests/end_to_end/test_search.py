@@ -273,6 +273,29 @@ def test_a_first_point_that_can_not_be_built_is_a_row_and_the_search_goes_on(tmp
     assert not none.folder.with_name("none").exists()
 
 
+def test_a_grid_gets_more_values_and_no_other_axes_metric_or_overrides(tmp_path: Path) -> None:
+    asked = ("search=grid", f"{TOP}=0.3,0.7", "trainer.max_epochs=1")
+    searched = search(tmp_path, *asked, name="grid")
+    assert searched.done.code == 0, searched.done.text
+    before = (searched.folder / "search.json").read_bytes()
+    others = {
+        "workload.optimizer.lr=0.1,0.2": f"axes {TOP}; this one has axes {TOP} workload.optimizer.lr",
+        "trainer.max_epochs=2": "trainer.max_epochs=1; this one has overrides",
+        "trainer.best_metric=other trainer.best_mode=min": "metric val/score (max); this one has metric val/other",
+    }
+    for typed, words in others.items():
+        other = search(tmp_path, *asked, *typed.split())
+        assert other.done.code == 2, other.done.text
+        assert words in other.done.err
+        assert "search.name=grid_2" in other.done.err
+        assert (searched.folder / "search.json").read_bytes() == before
+    more = search(tmp_path, "search=grid", f"{TOP}=0.3,0.7,0.9", "trainer.max_epochs=1", "logger.mode=disabled",
+                  f"paths.log_dir={tmp_path / 'logs'}", name="grid")  # fmt: skip
+    assert more.done.code == 0, more.done.text
+    assert [entry[TOP] for entry in more.table] == ["0.9", "0.7", "0.3"]
+    assert len(more.rows) == 3
+
+
 def test_a_grid_by_another_launcher(tmp_path: Path) -> None:
     asked = ("search=grid", "hydra/launcher=basic", f"{TOP}=0.3,0.7", "trainer.max_epochs=2")
     searched = search(tmp_path, *asked, name="grid")

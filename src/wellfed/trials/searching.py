@@ -160,6 +160,22 @@ def _asked(multirun: Multirun, base: Composed[RunConfig], launch: Launch | None)
     return SearchRequest(name, folder, space, own, way_on)
 
 
+def _identity(file: SearchFile) -> dict[str, str]:
+    """What all trials of a search have in common beside its axes, in words. What says how they are watched, or where
+    they write, makes them no other trials."""
+    shared = sorted(text for text in file.fixed if group_of(text) not in NO_AXES)
+    return {"metric": f"val/{file.metric} ({file.mode})", "overrides": " ".join(shared)}
+
+
+def _check_same(earlier: SearchFile, file: SearchFile, way_out: str) -> None:
+    """Raises ConfigError: the grid of a folder was another one, not this one with other values."""
+    was_and_is = [{**_identity(each), "axes": " ".join(sorted(each.space))} for each in (earlier, file)]
+    for name, was in was_and_is[0].items():
+        if was != (now := was_and_is[1][name]):
+            problem = f"holds a search with {name} {was or 'none'}; this one has {name} {now or 'none'}."
+            raise ConfigError.of(f"search.name={file.name}", problem, way_out)
+
+
 class _Hopeless(Exception):
     """What all trials so far have failed with would be that of the next, too."""
 
@@ -220,7 +236,7 @@ class RunningSearch:
 
     def run(self) -> None:
         """Until nothing is left to try."""
-        self._check_sampler()
+        earlier = self._earlier()
         prepare_to_fork(self.config)
         announce("Search: importing PyTorch, reading data, building the model")
         from wellfed.trials import trial
@@ -236,9 +252,11 @@ class RunningSearch:
             ) as servers,
         ):
             machine, metric = self._see(servers, scratch)
-            self._ledger = ledger = SearchLedger(
-                folder, self._file(machine, metric), [status.value for status in options.retry], self.screen
-            )
+            file = self._file(machine, metric)
+            if earlier is not None and self.is_grid:
+                _check_same(earlier, file, self._another())
+            retry = [status.value for status in options.retry]
+            self._ledger = ledger = SearchLedger(folder, file, retry, self.screen)
             gpus = visible(os.environ, machine.num_gpus)
             num_gpus = self._num_gpus(self.base, gpus)
             points = self._points(ledger, metric, parallel=max(1, len(gpus) // max(1, num_gpus)))
@@ -264,20 +282,27 @@ class RunningSearch:
 
     # -- before the first trial ------------------------------------------------------------------------------------
 
-    def _check_sampler(self) -> None:
-        """A folder of a grid is none of a sampler's, nor the other way round."""
+    def _earlier(self) -> SearchFile | None:
+        """What the folder holds.
+
+        Raises:
+            ConfigError: a grid, and this is a sampler's, or the other way round.
+        """
         try:
             earlier = SearchFile.read(self.asked.folder)
         except FileNotFoundError:
-            return
+            return None
         except (OSError, ValueError) as error:
             self.screen.say(f"{error} It is written anew.")
-            return
+            return None
         sampler = self.config.search.sampler.value
         if (earlier.sampler == "grid") != self.is_grid:
             problem = f"holds a search with search.sampler={earlier.sampler}; this one has search.sampler={sampler}."
-            way_out = f"Give this one a folder of its own: search.name={self.asked.name}_2."
-            raise ConfigError.of(str(self.asked.folder), problem, way_out)
+            raise ConfigError.of(str(self.asked.folder), problem, self._another())
+        return earlier
+
+    def _another(self) -> str:
+        return f"Give this one a folder of its own: search.name={self.asked.name}_2."
 
     def _see(self, servers: ForkServers, scratch: Path) -> tuple[MachineSeen, MetricSeen]:
         """What trials run on and are ranked by.
@@ -349,13 +374,11 @@ class RunningSearch:
             return GridPoints(asked.grid.points(), ledger)
         from wellfed.search.study import Study
 
-        # What says how trials are watched, or where they write, makes them no other trials.
-        shared = sorted(text for text in ledger.file.fixed if group_of(text) not in NO_AXES)
         study = Study(
             asked.folder,
             ledger.file.space,
             mode=metric.mode,
-            identity={"metric": f"val/{metric.name} ({metric.mode})", "overrides": " ".join(shared)},
+            identity=_identity(ledger.file),
             sampler=options.sampler.value,
             pruner=options.pruner.value,
             seed=options.seed,
