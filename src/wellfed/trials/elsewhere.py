@@ -23,7 +23,7 @@ from wellfed.config.schema import Accelerator, SweepConfig
 from wellfed.hardware.detect import machine
 from wellfed.stop_request import Stopped, StopRequest
 from wellfed.sweep.ledger import Row
-from wellfed.sweep.rows import ended_row
+from wellfed.sweep.rows import ended_row, refused_row, started_at
 from wellfed.trials.node_orders import Greeting, TrialOrder, process_settings, source_digest
 from wellfed.trials.sweep_ledger import SweepLedger
 from wellfed.trials.sweep_screen import SweepScreen
@@ -107,7 +107,8 @@ class SweepElsewhere:
                 return
 
     def _run(self, points: Sequence[str], kind: Literal["trial", "confirm"]) -> bool:
-        begun: dict[str, Row] = {}
+        begun: dict[str, tuple[Row, str | None]] = {}
+        """What is known, and when the run in its folder began: that of an earlier attempt."""
         orders = []
         for point in points:
             ready = self._ready[point]
@@ -118,7 +119,7 @@ class SweepElsewhere:
                 problem = f"trainer.devices={num_gpus}, and no machine there has more GPUs than {most}."
                 self._ledger.refuse(ready.point, "infeasible", problem)
                 continue
-            begun[point] = row
+            begun[point] = row, started_at(self._ledger.folder / row.folder)
             hosts = self._ledger.hosts_like(point) if kind == "confirm" else None
             orders.append(Order(point, pickle.dumps(TrialOrder(ready, row)), num_gpus, hosts))
         all_well = True
@@ -127,7 +128,7 @@ class SweepElsewhere:
                 self._screen.say(f"Not run: {told.host}: {told.problem}")
                 all_well = False
                 continue
-            row = _row(begun[point], told, seconds, self._ledger.folder)
+            row = _row(*begun[point], told, seconds, self._ledger.folder)
             self._ledger.add(row)
             if self._config.fail_fast and row.status != "ok":
                 self._cluster.start_no_more()
@@ -160,11 +161,15 @@ class SweepElsewhere:
             self._stop.is_stepping = False
 
 
-def _row(row: Row, told: OrderEnd, seconds: float, sweep: Path) -> Row:
-    """What became of a trial."""
+def _row(row: Row, before: str | None, told: OrderEnd, seconds: float, sweep: Path) -> Row:
+    """What became of a trial; ``before``: when the run began that was in its folder when it was handed over."""
     if told.answer is not None:
         answered: Row = pickle.loads(told.answer)
         return answered
-    lost = ended_row(replace(row, host=told.host), sweep, -signal.SIGKILL, seconds, timed_out=False)
+    row, folder = replace(row, host=told.host), sweep / row.folder
+    if not folder.exists() or (before is not None and started_at(folder) == before):  # lost while it was prepared
+        lost = replace(refused_row(row, "killed", ""), folder="", seconds=round(seconds, 3))
+    else:
+        lost = ended_row(row, sweep, -signal.SIGKILL, seconds, timed_out=False)
     advice = "sweep.retry=[killed] runs it again."
     return replace(lost, error={"kind": "code", "message": told.problem, "advice": advice})
