@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from wellfed.forking import MAY_FORK
 from wellfed.run.lock import only_one
 from wellfed.trials import node
 from wellfed.trials.node_orders import SRC, Greeting, process_settings, source_digest
+from wellfed.trials.trial_pool import ForkServers
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 
@@ -91,10 +93,21 @@ def test_a_folder_in_which_another_still_writes_is_waited_for(tmp_path: Path, mo
     trial = tmp_path / "a"
     trial.mkdir()
     (trial / ".lock").touch()
-    node.open_when_free(trial)
+    node.open_when_free(trial, lambda: None)
     assert len(tries) == 3
     assert (tmp_path / "a.attempt1" / ".lock").exists()
     assert list(trial.iterdir()) == []
+
+
+def test_a_job_of_a_sweep_that_is_over_leaves_the_folder_to_the_next(greeting: Greeting, tmp_path: Path) -> None:
+    trial = tmp_path / "a"
+    trial.mkdir()
+    Path(greeting.alive).unlink()
+    with closing(ForkServers(lambda config: None, lambda shared, task: 0, lambda number: tmp_path, 60)) as servers:
+        outlived = node._NodeTrials(greeting, tmp_path, servers)
+        with pytest.raises(node._SweepIsOverError):
+            node.open_when_free(trial, outlived._check_alive)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
 
 
 def test_the_process_is_started_with_the_code_of_this_checkout(greeting: Greeting) -> None:

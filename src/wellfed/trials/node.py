@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +149,8 @@ class _NodeTrials:
             self._servers,
             Slots(self._gpus, wellfed.cpus.AT_START),
             self._greeting.timeout_s,
-            open_when_free,
-            self._check_alive,
+            partial(open_when_free, check=self._check_alive),
+            self._tick,
         )
         (finished,) = pool.run([trial])
         return row_of(finished, row, sweep)
@@ -170,16 +171,22 @@ class _NodeTrials:
             self._plans[point.point.id] = plans[0]
         return self._plans[point.point.id]
 
+    def _tick(self) -> None:
+        if time.monotonic() - self._looked_s >= _ALIVE_EVERY_S:
+            self._check_alive()
+
     def _check_alive(self) -> None:
-        if time.monotonic() - self._looked_s < _ALIVE_EVERY_S:
-            return
         self._looked_s = time.monotonic()
         if not Path(self._greeting.alive).exists():
             raise _SweepIsOverError
 
 
-def open_when_free(folder: Path) -> None:
-    """As `open_trial_folder`; a job of a sweep that was killed may still write there, for a moment."""
+def open_when_free(folder: Path, check: Callable[[], None]) -> None:
+    """As `open_trial_folder`; a job of a sweep that was killed may still write there, for a moment.
+
+    Args:
+        check: raises where this is such a job itself: what is there then is another sweep's.
+    """
     end_s = time.monotonic() + _FREE_WITHIN_S
     while (folder / LOCK).exists() and time.monotonic() < end_s:
         try:
@@ -187,4 +194,5 @@ def open_when_free(folder: Path) -> None:
                 break
         except ConfigError:
             time.sleep(0.5)
+    check()
     open_trial_folder(folder)
