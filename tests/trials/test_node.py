@@ -8,13 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
 from wellfed.clusters.keeper import Keeper
-from wellfed.errors import ConfigError
+from wellfed.config.compose import Composed
+from wellfed.config.schema import Allocator, RunConfig
+from wellfed.errors import ConfigError, DataError
 from wellfed.forking import MAY_FORK
 from wellfed.run.lock import only_one
+from wellfed.sweep.grid import GridPoint
+from wellfed.sweep.ledger import Row
 from wellfed.trials import node
-from wellfed.trials.node_orders import SRC, Greeting, process_settings, source_digest
+from wellfed.trials.node_orders import SRC, Greeting, TrialOrder, process_settings, source_digest
+from wellfed.trials.tasks import RunPoint
 from wellfed.trials.trial_pool import ForkServers
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
@@ -108,6 +114,23 @@ def test_a_job_of_a_sweep_that_is_over_leaves_the_folder_to_the_next(greeting: G
         with pytest.raises(node._SweepIsOverError):
             node.open_when_free(trial, outlived._check_alive)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_a_trial_asks_of_torch_does_not_stay_for_the_next(
+    greeting: Greeting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(config: RunConfig) -> None:
+        raise DataError("x.csv is cut.")
+
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    config = RunConfig()
+    config.gpu.allocator = Allocator.expandable
+    point = RunPoint(GridPoint("p", {}, ()), Composed(config, {}, {}, (), None, DictConfig({}), DictConfig({})))
+    with closing(ForkServers(fail, lambda shared, task: 0, lambda number: tmp_path / "log", 60)) as servers:
+        row = node._NodeTrials(greeting, tmp_path, servers).run(TrialOrder(point, Row("p", "trial", (), "failed", 1)))
+    assert (row.status, (row.error or {})["message"]) == ("failed", "x.csv is cut.")
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
 
 
 def test_the_process_is_started_with_the_code_of_this_checkout(greeting: Greeting) -> None:

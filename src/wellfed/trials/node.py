@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.clusters.keeper import read_frame, write_frame
+from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
 from wellfed.forking import MAY_FORK, die_with_parent
 from wellfed.run.lock import FILE_NAME as LOCK
@@ -134,7 +135,7 @@ class _NodeTrials:
         sweep, point = Path(self._greeting.sweep), order.point
         row = replace(order.row, host=socket.gethostname())
         config = point.composed.config
-        prepare_to_fork(config)
+        prepare_to_fork(RunConfig())  # what the trial's own asks for is set in its fork: this process stays for others
         import wellfed.trials.trial
 
         try:
