@@ -81,14 +81,17 @@ class Study:
             problem = f"can't be read as a journal of Optuna: {error}."
             raise ConfigError.of(str(self._path), problem, _another(folder)) from error
         direction: Literal["minimize", "maximize"] = "maximize" if mode == "max" else "minimize"
-        is_new = _NAME not in names
-        if is_new:
+        found = optuna.load_study(study_name=_NAME, storage=storage) if _NAME in names else None
+        if found is not None and not (found.get_trials(deepcopy=False) or mine.keys() <= found.user_attrs.keys()):
+            optuna.delete_study(study_name=_NAME, storage=storage)  # a kill has ended its making
+            found = None
+        if found is None:
             self._study = optuna.create_study(storage=storage, study_name=_NAME, direction=direction)
             for name, value in mine.items():
                 self._study.set_user_attr(name, value)
         else:
-            self._study = optuna.load_study(study_name=_NAME, storage=storage)
-            _check_same(folder, self._study.user_attrs, mine)
+            self._study = found
+            _check_same(folder, found.user_attrs, mine)
         known = len(self._study.get_trials(deepcopy=False))
         # The same seed would draw the same values once more after a restart.
         self._study.sampler = _sampler(sampler, seed + known, parallel)
