@@ -28,7 +28,7 @@ def earlier(tmp_path: Path) -> Path:
 
 
 def lost(sweep: Path, before: str | None) -> Row:
-    return elsewhere._row(Row("p", "trial", (), "failed", 2, folder="p"), before, LOST, 1.5, sweep)
+    return elsewhere.row_of_order(Row("p", "trial", (), "failed", 2, folder="p"), before, LOST, 1.5, sweep, "sweep")
 
 
 def test_a_trial_that_is_lost_before_it_begins_leaves_the_earlier_attempt_as_it_is(earlier: Path) -> None:

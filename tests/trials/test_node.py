@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 def greeting(tmp_path: Path) -> Greeting:
     alive = tmp_path / "alive"
     alive.touch()
-    return Greeting(str(tmp_path), str(alive), source_digest(), "abc", 60, ("train.py", "-m"))
+    return Greeting(str(tmp_path), str(alive), source_digest(), "abc", 60, 60, "sweep", ("train.py", "-m"))
 
 
 def problem(greeting: Greeting) -> str:

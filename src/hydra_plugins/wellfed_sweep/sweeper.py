@@ -63,7 +63,7 @@ class WellfedSweeper(Sweeper):
             return run_sweep(multirun, settings, launch)
         from wellfed.trials.searching import run_search
 
-        return run_search(multirun, launch)
+        return run_search(multirun, settings, launch)
 
     def _launch_in_this_process(self) -> None:
         """Where nothing can be forked, a plain multirun is what it is in Hydra."""

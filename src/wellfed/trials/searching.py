@@ -13,7 +13,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import wellfed.cpus
+from wellfed.clusters.cluster import Cluster
 from wellfed.config.compose import Composed, masked_override
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
@@ -29,27 +30,31 @@ from wellfed.config.quoting import assigned
 from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
 from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError, DataError
 from wellfed.forking import MAY_FORK
+from wellfed.record import Status
 from wellfed.run.announce import announce
 from wellfed.run.lock import made, only_one
 from wellfed.run.train import own_git_state
 from wellfed.search import space as spaces
 from wellfed.search.curves import reported_metrics
 from wellfed.search.search_file import SearchFile
-from wellfed.search.search_rows import SearchRow, learned_row
+from wellfed.search.search_rows import SearchRow
 from wellfed.search.space import Axis, Choices, describe, grid_values, space_of
 from wellfed.stop_request import Stopped, StopRequest
 from wellfed.sweep.grid import NO_AXES, Grid, GridPoint, group_of, point_id
-from wellfed.sweep.rows import code_version
-from wellfed.trials.fork_server import ForkServerFailed, Job, JobEnd
+from wellfed.sweep.rows import code_version, refused_row
+from wellfed.trials.elsewhere import TrialsElsewhere, cluster_of
+from wellfed.trials.fork_server import ForkServerFailed, Job
+from wellfed.trials.node_orders import TrialOrder
 from wellfed.trials.search_ledger import SearchLedger
 from wellfed.trials.search_points import AskedPoints, GridPoints, Points, Proposal
 from wellfed.trials.search_screen import SearchScreen
 from wellfed.trials.sweep import check_one_machine, masked_values, prepare_to_fork
 from wellfed.trials.sweep_execution import Launch
-from wellfed.trials.tasks import MachineSeen, MetricSeen, SeeMetric, TrainWhole, Validated, is_for_cpu, shared_key
+from wellfed.trials.tasks import MachineSeen, MetricSeen, RunPoint, SeeMetric, Validated, shared_key
 from wellfed.trials.trial_execution import open_trial_folder
 from wellfed.trials.trial_pool import ForkServers, QueuedTrial, Slots, TrialPool, visible
 from wellfed.trials.trial_setup import scratch_folder
+from wellfed.trials.whole_trainings import num_gpus, row_of_training, whole_training
 from wellfed.units import counted
 
 _NAME = re.compile(r"\w[\w.-]*")
@@ -61,8 +66,12 @@ _MOST_PROBES = 5
 """Points whose data and model are made to see what ranks, before it is said that there are none."""
 
 
-def run_search(multirun: Multirun, launch: Launch | None = None) -> int:
-    """All of it, by ``launch`` or in processes of our own, one a GPU at a time; 0 if any training ended well.
+def run_search(multirun: Multirun, launcher: Mapping[str, Any] | None = None, launch: Launch | None = None) -> int:
+    """All of it; 0 if any training ended well.
+
+    Args:
+        launcher: as of `run_sweep`.
+        launch: as of `run_sweep`.
 
     Raises:
         ConfigError: no search can be made of this; nothing was run.
@@ -70,7 +79,9 @@ def run_search(multirun: Multirun, launch: Launch | None = None) -> int:
     base = multirun.base()
     asked = _asked(multirun, base, launch)
     folder, is_new = asked.folder, not asked.folder.exists()
-    stop, search = StopRequest(), RunningSearch(multirun, base, asked, SearchScreen(), launch)
+    cluster = None if launcher is None else cluster_of(launcher, folder)
+    stop = StopRequest()
+    search = RunningSearch(multirun, base, asked, SearchScreen(), stop, launch, cluster)
     search.compose_one()
     with only_one(made(folder)), stop.listening():
         try:
@@ -189,7 +200,9 @@ class RunningSearch:
     """What all points share."""
     asked: SearchRequest
     screen: SearchScreen
+    stop: StopRequest
     launch: Launch | None
+    cluster: Cluster | None
     _probes: Iterator[Composed[RunConfig]] = field(default=iter(()), init=False)
     """Configurations of points: data and model of the first that has some tell what all are ranked by."""
     _ledger: SearchLedger | None = field(default=None, init=False)
@@ -206,6 +219,16 @@ class RunningSearch:
     def is_grid(self) -> bool:
         """Every combination, without Optuna."""
         return self.config.search.sampler is SearchSampler.grid
+
+    @property
+    def _limit_s(self) -> float:
+        """Of a trial."""
+        return math.inf if self.config.search.timeout_s is None else self.config.search.timeout_s
+
+    @property
+    def _prepare_s(self) -> float:
+        """Of data and model."""
+        return self.config.search.timeout_s or _PREPARE_S
 
     def compose_one(self) -> None:
         """The first point that composes.
@@ -243,13 +266,14 @@ class RunningSearch:
 
         folder, options = self.asked.folder, self.config.search
         scratch = folder / ".scratch"
-        wait_s = options.timeout_s or _PREPARE_S
         way_out = "Raise search.timeout_s, with search.retry=[timeout]."
+
+        def log(number: int) -> Path:
+            return folder / f"shared_{number}.log"
+
         with (
             scratch_folder(scratch),
-            closing(
-                ForkServers(trial.prepare, trial.work, lambda number: folder / f"shared_{number}.log", wait_s, way_out)
-            ) as servers,
+            closing(ForkServers(trial.prepare, trial.work, log, self._prepare_s, way_out)) as servers,
         ):
             machine, metric = self._see(servers, scratch)
             file = self._file(machine, metric)
@@ -258,19 +282,21 @@ class RunningSearch:
             retry = [status.value for status in options.retry]
             self._ledger = ledger = SearchLedger(folder, file, retry, self.screen)
             gpus = visible(os.environ, machine.num_gpus)
-            num_gpus = self._num_gpus(self.base, gpus)
-            points = self._points(ledger, metric, parallel=max(1, len(gpus) // max(1, num_gpus)))
+            needs = num_gpus(self.base, gpus)
+            points = self._points(ledger, metric, parallel=max(1, len(gpus) // max(1, needs)))
             ledger.file.write(folder)
             ledger.say_what_changed()
             self._say_begin(ledger)
-            if self.launch is not None:
-                self._launch(points, ledger, self.launch)
-                return
-            limit_s = math.inf if options.timeout_s is None else options.timeout_s
-            slots, said = Slots(gpus, wellfed.cpus.AT_START), self._said(points)
-            pool = TrialPool(servers, slots, limit_s, open_trial_folder, ledger.write_if_new, said)
             until_s = math.inf if options.max_minutes is None else time.monotonic() + 60 * options.max_minutes
-            self._serve(pool, points, ledger, gpus, until_s)
+            if self.cluster is not None:
+                servers.close()  # what it has to say was heard, and not all that a cluster's library does can be forked
+                self._hand_over(self.cluster, points, ledger, scratch, until_s)
+            elif self.launch is not None:
+                self._launch(points, ledger, self.launch)
+            else:
+                slots, said = Slots(gpus, wellfed.cpus.AT_START), self._said(points)
+                pool = TrialPool(servers, slots, self._limit_s, open_trial_folder, ledger.write_if_new, said)
+                self._serve(pool, points, ledger, gpus, until_s)
 
     def finish(self) -> int:
         """The leaderboard of what is there; the exit code."""
@@ -363,7 +389,7 @@ class RunningSearch:
             pruner=options.pruner.value,
             max_trials=options.max_trials,
             code=code_version(own_git_state()),
-            machine=machine.description,
+            machine="" if self.cluster is not None else machine.description,
             ids=tuple(point.id for point in asked.grid.points()) if self.is_grid else (),
             flags=tuple(where_flags(sys.argv[1:])),
         )
@@ -396,10 +422,6 @@ class RunningSearch:
         if not self.is_grid:
             say(f"Up to {counted(options.max_trials, 'trial')}, sampler {options.sampler}, pruner {options.pruner}")
 
-    def _num_gpus(self, composed: Composed[RunConfig], gpus: Sequence[str]) -> int:
-        """That a trial takes; 0 = it trains on the processor."""
-        return 0 if is_for_cpu(composed) else min(composed.config.trainer.devices, len(gpus))
-
     # -- while trials run ------------------------------------------------------------------------------------------
 
     def _serve(
@@ -413,44 +435,95 @@ class RunningSearch:
             return None
 
         try:
-            for finished in pool.run(more=more, needs=self._num_gpus(self.base, gpus)):
+            for finished in pool.run(more=more, needs=num_gpus(self.base, gpus)):
                 proposal, row = self._begun.pop(finished.trial.key)
-                end = finished.end
-                if isinstance(end, JobEnd):
-                    row = learned_row(
-                        row, ledger.folder, end.code, end.seconds, file=ledger.file, timed_out=finished.timed_out
-                    )
-                    ledger.add(row, proposal.point)
-                else:
-                    row = ledger.refuse(proposal.point, proposal.number, end.status, str(end))
-                points.ended(proposal, row)
-                self._weigh(row, ledger)
+                self._ended(proposal, row_of_training(finished, row, ledger.folder, ledger.file), points, ledger)
         except _Hopeless as hopeless:
             self.screen.say(str(hopeless))
             return
         if time.monotonic() >= until_s and points.has_more:
-            limit = f"search.max_minutes={self.config.search.max_minutes:g}"
-            self.screen.say(f"{limit} are over. {self.asked.way_on} goes on, for as long again.")
+            self._say_over()
+
+    def _hand_over(self, cluster: Cluster, points: Points, ledger: SearchLedger, scratch: Path, until_s: float) -> None:
+        """A grid's trials to other machines."""
+
+        def tick() -> None:
+            ledger.write_if_new()
+            if time.monotonic() >= until_s:
+                cluster.start_no_more()
+
+        if not points.has_more:
+            return
+        elsewhere = TrialsElsewhere(cluster, ledger.folder, self.stop, self.screen.say, tick, "search")
+        alive = scratch / f"alive_{os.getpid()}_{time.time_ns()}"
+        with elsewhere.reached(alive, ledger.file.code, self._limit_s, self._prepare_s):
+            left: dict[str, Proposal] = {}
+            trials = []
+            try:
+                while (proposal := points.next()) is not None:
+                    if (trial := self._order(proposal, points, ledger, elsewhere)) is not None:
+                        left[proposal.point.id] = proposal
+                        trials.append(trial)
+                for trial, row in elsewhere.run(trials):
+                    proposal = left.pop(trial.row.point)
+                    if row is not None:
+                        assert isinstance(row, SearchRow)
+                        ledger.forget_curve(row.folder)
+                        self._ended(proposal, row, points, ledger)
+            except _Hopeless as hopeless:
+                self.screen.say(str(hopeless))
+                return
+        if time.monotonic() >= until_s and left:
+            self._say_over()
+
+    def _order(
+        self, proposal: Proposal, points: Points, ledger: SearchLedger, elsewhere: TrialsElsewhere
+    ) -> TrialOrder | None:
+        """None: the point can't be run there, which is its row."""
+        composed = self._composed_point(proposal, points, ledger)
+        if composed is None:
+            return None
+        if (problem := elsewhere.misfit(composed)) is not None:
+            self._refuse(proposal, "infeasible", problem, points, ledger)
+            return None
+        row = replace(ledger.begin(proposal.point, proposal.number), host="")
+        return TrialOrder(RunPoint(proposal.point, composed), row, ledger.file)
+
+    def _say_over(self) -> None:
+        limit = f"search.max_minutes={self.config.search.max_minutes:g}"
+        self.screen.say(f"{limit} are over. {self.asked.way_on} goes on, for as long again.")
 
     def _queued(
         self, proposal: Proposal, points: Points, ledger: SearchLedger, gpus: Sequence[str]
     ) -> QueuedTrial | None:
         """None: the point does not compose, which is its row."""
-        point, folder = proposal.point, ledger.folder / proposal.point.id
-        try:
-            composed = self.multirun.compose(point.overrides, folder)
-        except ConfigError as error:
-            row = ledger.refuse(point, proposal.number, "invalid", " ".join(map(str, error.faults)))
-            points.ended(proposal, row)
-            self._weigh(row, ledger)
+        composed, point = self._composed_point(proposal, points, ledger), proposal.point
+        if composed is None:
             return None
         ledger.forget_curve(point.id)
         self._begun[point.id] = proposal, ledger.begin(point, proposal.number)
         self.screen.began(proposal.number, point.values)
-        config = composed.config
         asks = self.config.search.pruner is not SearchPruner.none
-        task, shared = TrainWhole(replace(composed, run_dir=folder)), shared_key(config)
-        return QueuedTrial(point.id, shared, config, task, folder, self._num_gpus(composed, gpus), asks)
+        return whole_training(point.id, composed, ledger.folder, gpus, asks=asks)
+
+    def _composed_point(self, proposal: Proposal, points: Points, ledger: SearchLedger) -> Composed[RunConfig] | None:
+        """None: the point does not compose, which is its row."""
+        try:
+            return self.multirun.compose(proposal.point.overrides, ledger.folder / proposal.point.id)
+        except ConfigError as error:
+            self._refuse(proposal, "invalid", " ".join(map(str, error.faults)), points, ledger)
+            return None
+
+    def _refuse(self, proposal: Proposal, status: Status, problem: str, points: Points, ledger: SearchLedger) -> None:
+        """A point that is not run."""
+        row = replace(refused_row(ledger.begin(proposal.point, proposal.number), status, problem), folder="")
+        self._ended(proposal, row, points, ledger)
+
+    def _ended(self, proposal: Proposal, row: SearchRow, points: Points, ledger: SearchLedger) -> None:
+        """What became of a trial, to all who must know."""
+        ledger.add(row, proposal.point)
+        points.ended(proposal, row)
+        self._weigh(row, ledger)
 
     def _said(self, points: Points) -> Callable[[QueuedTrial, Any], str | None]:
         def reply(trial: QueuedTrial, said: Validated) -> str | None:
@@ -490,11 +563,7 @@ class RunningSearch:
         """A grid's trials by Hydra's own means, told when all have ended."""
         proposals = []
         while (proposal := points.next()) is not None:
-            try:
-                self.multirun.compose(proposal.point.overrides, ledger.folder / proposal.point.id)
-            except ConfigError as error:
-                ledger.refuse(proposal.point, proposal.number, "invalid", " ".join(map(str, error.faults)))
-            else:
+            if self._composed_point(proposal, points, ledger) is not None:
                 proposals.append(proposal)
         jobs = []
         for proposal in proposals:
