@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
 import signal
 import sys
@@ -16,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -34,21 +32,20 @@ from wellfed.record import Status
 from wellfed.run.announce import announce
 from wellfed.run.lock import made, only_one
 from wellfed.run.train import own_git_state
-from wellfed.search import space as spaces
 from wellfed.search.curves import reported_metrics
 from wellfed.search.search_file import SearchFile
 from wellfed.search.search_rows import SearchRow
-from wellfed.search.space import Axis, Choices, describe, grid_values, space_of
+from wellfed.search.space import Choices, describe
 from wellfed.stop_request import Stopped, StopRequest
-from wellfed.sweep.grid import NO_AXES, Grid, GridPoint, group_of, point_id
 from wellfed.sweep.rows import code_version, refused_row
 from wellfed.trials.elsewhere import TrialsElsewhere, cluster_of
 from wellfed.trials.fork_server import ForkServerFailed, Job
 from wellfed.trials.node_orders import TrialOrder
 from wellfed.trials.search_ledger import SearchLedger
 from wellfed.trials.search_points import AskedPoints, GridPoints, Points, Proposal
+from wellfed.trials.search_request import SearchRequest, asked_for
 from wellfed.trials.search_screen import SearchScreen
-from wellfed.trials.sweep import check_one_machine, masked_values, prepare_to_fork
+from wellfed.trials.sweep import masked_values, prepare_to_fork
 from wellfed.trials.sweep_execution import Launch
 from wellfed.trials.tasks import MachineSeen, MetricSeen, RunPoint, SeeMetric, Validated, shared_key
 from wellfed.trials.trial_execution import open_trial_folder
@@ -57,7 +54,6 @@ from wellfed.trials.trial_setup import scratch_folder
 from wellfed.trials.whole_trainings import num_gpus, row_of_training, whole_training
 from wellfed.units import counted
 
-_NAME = re.compile(r"\w[\w.-]*")
 _PREPARE_S = 3600
 """Data and model of a whole training may take their time."""
 _HOPELESS = 5
@@ -77,7 +73,7 @@ def run_search(multirun: Multirun, launcher: Mapping[str, Any] | None = None, la
         ConfigError: no search can be made of this; nothing was run.
     """
     base = multirun.base()
-    asked = _asked(multirun, base, launch)
+    asked = asked_for(multirun, base, launch)
     folder, is_new = asked.folder, not asked.folder.exists()
     cluster = None if launcher is None else cluster_of(launcher, folder)
     stop = StopRequest()
@@ -103,84 +99,9 @@ def run_search(multirun: Multirun, launcher: Mapping[str, Any] | None = None, la
             return exit_code
 
 
-@dataclass(frozen=True)
-class SearchRequest:
-    """What was asked for."""
-
-    name: str
-    folder: Path
-    space: dict[str, Axis]
-    fixed: tuple[str, ...]
-    """Overrides that all trials share, those of the search itself left out: each trial is a run like any other."""
-    way_on: str
-    """What goes on where this command has stopped."""
-
-    @property
-    def grid(self) -> Grid:
-        """Of all points; there must be an end of them."""
-        return Grid(grid_values(self.space), self.fixed)
-
-    def probes(self) -> Iterator[GridPoint]:
-        """Points of a sampler's space: all axes at one end, at the other, in between."""
-        for share in (0.0, 1.0, 0.5):
-            values = {name: axis.at(share) for name, axis in self.space.items()}
-            overrides = (*self.fixed, *(f"{axis}={value}" for axis, value in values.items()))
-            yield GridPoint(point_id(overrides), values, overrides)
-
-
-def _asked(multirun: Multirun, base: Composed[RunConfig], launch: Launch | None) -> SearchRequest:
-    config, option = base.config, base.choices.get("search")
-    options, chosen = config.search, f"search={option}" if option else "-m"
-    is_grid = options.sampler is SearchSampler.grid
-    varied, fixed = multirun.varied(may_be_interval=not is_grid)
-    if "workload" in varied:
-        values = varied["workload"].values
-        problem = "is no axis of a search: metrics of different workloads are no comparison."
-        way_out = f"Search one after the other: workload={values[0]}; hydra/sweeper=basic only runs them."
-        raise ConfigError.of(f"workload={','.join(values)}", problem, way_out)
-    check_one_machine(config)
-    space = space_of(varied)
-    if option and not space:
-        way_out = "Name what varies: workload.optimizer.lr=0.01,0.001"
-        if not is_grid:
-            way_out = 'Name what varies: "workload.optimizer.lr=interval(1e-4,1e-1)"'
-        raise ConfigError.of(chosen, "has no axis: nothing varies.", way_out)
-    name = options.name or option or f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    if not _NAME.fullmatch(name):
-        problem = "becomes the name of a folder: letters, digits, '_', '-' and '.'."
-        raise ConfigError.of(f"search.name={name}", problem, "Write search.name=my_search.")
-    number = spaces.size(space)
-    if is_grid and number is not None and number > options.max_trials:
-        listed = " x ".join(f"{axis.size} of {name}" for name, axis in space.items())
-        problem = f"{counted(number, 'whole training')} ({listed}), and search.max_trials={options.max_trials}."
-        raise ConfigError.of(chosen, problem, f"Name fewer values, or set search.max_trials={number}.")
-    secret = next((axis for axis, each in varied.items() if masked_values(axis, each.values) != each.values), None)
-    if secret and not is_grid:
-        problem = "is a secret by its name, and Optuna would write its values down."
-        raise ConfigError.of(secret, problem, "Take it out of the axes, or name a grid of values, with search=grid.")
-    if launch is not None and not is_grid:
-        problem = "asks for each trial when another has ended, which other launchers can't."
-        raise ConfigError.of(chosen, problem, "Leave out hydra/launcher, or name a grid of values, with search=grid.")
-    if launch is None and not MAY_FORK:
-        problem = "starts trials by forking, which this system does not offer."
-        raise ConfigError.of(chosen, problem, "Add hydra/launcher=basic: a grid, all in one process.")
-    folder = multirun.typed_dir or Path(config.paths.log_dir) / config.workload.name / "searches" / name
-    is_named = bool(option or options.name or multirun.typed_dir)
-    way_on = "The same command" if is_named else f"The same command with search.name={name}"
-    own = tuple(text for text in fixed if group_of(text) not in ("search", "hydra"))
-    return SearchRequest(name, folder, space, own, way_on)
-
-
-def _identity(file: SearchFile) -> dict[str, str]:
-    """What all trials of a search have in common beside its axes, in words. What says how they are watched, or where
-    they write, makes them no other trials."""
-    shared = sorted(text for text in file.fixed if group_of(text) not in NO_AXES)
-    return {"metric": f"val/{file.metric} ({file.mode})", "overrides": " ".join(shared)}
-
-
 def _check_same(earlier: SearchFile, file: SearchFile, way_out: str) -> None:
     """Raises ConfigError: the grid of a folder was another one, not this one with other values."""
-    was_and_is = [{**_identity(each), "axes": " ".join(sorted(each.space))} for each in (earlier, file)]
+    was_and_is = [{**each.identity, "axes": " ".join(sorted(each.space))} for each in (earlier, file)]
     for name, was in was_and_is[0].items():
         if was != (now := was_and_is[1][name]):
             problem = f"holds a search with {name} {was or 'none'}; this one has {name} {now or 'none'}."
@@ -404,7 +325,7 @@ class RunningSearch:
             asked.folder,
             ledger.file.space,
             mode=metric.mode,
-            identity=_identity(ledger.file),
+            identity=ledger.file.identity,
             sampler=options.sampler.value,
             pruner=options.pruner.value,
             seed=options.seed,
