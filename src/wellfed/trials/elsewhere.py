@@ -108,8 +108,8 @@ class TrialsElsewhere:
             hosts: machines that may run a point; with it one at a time on a machine.
         """
         by_point = {trial.point.point.id: trial for trial in trials}
+        # The run that is in a trial's folder by now is that of an earlier attempt.
         before = {point: started_at(self.folder / trial.row.folder) for point, trial in by_point.items()}
-        """When the run in its folder began: that of an earlier attempt."""
         orders = [
             Order(point, pickle.dumps(trial), self._num_gpus(trial.point.composed), (hosts or {}).get(point))
             for point, trial in by_point.items()

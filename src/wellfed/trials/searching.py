@@ -124,7 +124,7 @@ class RunningSearch:
     stop: StopRequest
     launch: Launch | None
     cluster: Cluster | None
-    _probes: Iterator[Composed[RunConfig]] = field(default=iter(()), init=False)
+    _probes: Iterator[Composed[RunConfig]] = field(default_factory=lambda: iter(()), init=False)
     """Configurations of points: data and model of the first that has some tell what all are ranked by."""
     _ledger: SearchLedger | None = field(default=None, init=False)
     _begun: dict[str, tuple[Proposal, SearchRow]] = field(default_factory=dict, init=False)
