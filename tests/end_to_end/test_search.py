@@ -280,7 +280,7 @@ def test_a_grid_gets_more_values_and_no_other_axes_metric_or_overrides(tmp_path:
     before = (searched.folder / "search.json").read_bytes()
     others = {
         "workload.optimizer.lr=0.1,0.2": f"axes {TOP}; this one has axes {TOP} workload.optimizer.lr",
-        "trainer.max_epochs=2": "trainer.max_epochs=1; this one has overrides",
+        "trainer.max_epochs=2": "trainer.max_epochs=1 workload=planted; this one has overrides",
         "trainer.best_metric=other trainer.best_mode=min": "metric val/score (max); this one has metric val/other",
     }
     for typed, words in others.items():
