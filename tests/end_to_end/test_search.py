@@ -261,6 +261,41 @@ def test_whatever_becomes_of_a_trial_is_a_row(tmp_path: Path) -> None:
     assert [row.point for row in retried.rows if counted[row.point] == 2] == [killed.point] * 2
 
 
+@pytest.mark.parametrize("sampler", ["grid", "optuna"])
+def test_a_first_point_that_can_not_be_built_is_a_row_and_the_search_goes_on(tmp_path: Path, sampler: str) -> None:
+    searched = search(tmp_path, f"search={sampler}", f"{FAULT}=build,none", "trainer.max_epochs=1", name=sampler)
+    assert searched.done.code == 0, searched.done.text
+    assert {row.status for row in searched.rows} == {"invalid", "ok"}
+    assert len(searched.rows) == 2
+    none = search(tmp_path, f"search={sampler}", f"{FAULT}=build", "workload.model.dim=1,2", "search.name=none")
+    assert none.done.code == 2, none.done.text
+    assert none.done.err.count("no such layer: 1") == 1
+    assert not none.folder.with_name("none").exists()
+
+
+def test_a_grid_gets_more_values_and_no_other_axes_metric_or_overrides(tmp_path: Path) -> None:
+    asked = ("search=grid", f"{TOP}=0.3,0.7", "trainer.max_epochs=1")
+    searched = search(tmp_path, *asked, name="grid")
+    assert searched.done.code == 0, searched.done.text
+    before = (searched.folder / "search.json").read_bytes()
+    others = {
+        "workload.optimizer.lr=0.1,0.2": f"axes {TOP}; this one has axes {TOP} workload.optimizer.lr",
+        "trainer.max_epochs=2": "trainer.max_epochs=1 workload=planted; this one has overrides",
+        "trainer.best_metric=other trainer.best_mode=min": "metric val/score (max); this one has metric val/other",
+    }
+    for typed, words in others.items():
+        other = search(tmp_path, *asked, *typed.split())
+        assert other.done.code == 2, other.done.text
+        assert words in other.done.err
+        assert "search.name=grid_2" in other.done.err
+        assert (searched.folder / "search.json").read_bytes() == before
+    more = search(tmp_path, "search=grid", f"{TOP}=0.3,0.7,0.9", "trainer.max_epochs=1", "logger.mode=disabled",
+                  f"paths.log_dir={tmp_path / 'logs'}", name="grid")  # fmt: skip
+    assert more.done.code == 0, more.done.text
+    assert [entry[TOP] for entry in more.table] == ["0.9", "0.7", "0.3"]
+    assert len(more.rows) == 3
+
+
 def test_a_grid_by_another_launcher(tmp_path: Path) -> None:
     asked = ("search=grid", "hydra/launcher=basic", f"{TOP}=0.3,0.7", "trainer.max_epochs=2")
     searched = search(tmp_path, *asked, name="grid")
@@ -308,6 +343,9 @@ def test_no_trial_begins_when_the_minutes_are_over(tmp_path: Path) -> None:
     searched = search(tmp_path, *OPTUNA, "trainer.max_epochs=1", "search.max_minutes=0.02")
     assert 1 <= len(searched.rows) < 20
     assert "search.max_minutes=0.02 are over. The same command goes on" in searched.done.out
+    all_tried = search(tmp_path, f"{TOP}=0.5,0.6", "trainer.max_epochs=1", "search.name=all", name="all")
+    again = search(tmp_path, f"{TOP}=0.5,0.6", "trainer.max_epochs=1", "search.name=all", "search.max_minutes=0.0001")
+    assert [len(all_tried.rows), again.done.code, "are over" in again.done.out] == [2, 0, False]
 
 
 def test_two_cards_run_two_trials_at_a_time(tmp_path: Path, fake_cuda: FakeCuda) -> None:
@@ -322,6 +360,11 @@ def test_two_cards_run_two_trials_at_a_time(tmp_path: Path, fake_cuda: FakeCuda)
     assert [row.status for row in rows] == ["ok"] * 6
     assert most_at_a_time(rows, folder) == 2
     assert studied(folder)["RUNNING"] == 0
+    on_cpu = ("gpu=cpu", "trainer.max_epochs=2", "workload.model.pause_s=0.1", f"{TOP}=0.3,0.5,0.7", "search=grid")
+    done = run("train.py", "-m", *fixed(tmp_path), *on_cpu, cwd=tmp_path, **cards)
+    assert done.code == 0, done.text
+    folder = folder.with_name("grid")
+    assert most_at_a_time(list(ledger.read_rows(folder, SearchRow).rows), folder) == 1
 
 
 def most_at_a_time(rows: list[SearchRow], folder: Path) -> int:

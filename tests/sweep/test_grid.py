@@ -28,6 +28,7 @@ OF_THE_SWEEP = st.lists(
             "++logger.mode=disabled",
             "telemetry.ceiling_steps=3",
             "+telemetry@x=dense",
+            "paths.log_dir=there",
         ]
     )
 )

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from omegaconf import DictConfig
 
 from wellfed.clusters.keeper import Keeper
-from wellfed.errors import ConfigError
+from wellfed.config.compose import Composed
+from wellfed.config.schema import Allocator, RunConfig
+from wellfed.errors import ConfigError, DataError
 from wellfed.forking import MAY_FORK
 from wellfed.run.lock import only_one
+from wellfed.sweep.grid import GridPoint
+from wellfed.sweep.ledger import Row
 from wellfed.trials import node
-from wellfed.trials.node_orders import SRC, Greeting, process_settings, source_digest
+from wellfed.trials.node_orders import SRC, Greeting, TrialOrder, process_settings, source_digest
+from wellfed.trials.tasks import RunPoint
+from wellfed.trials.trial_pool import ForkServers
 
 pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 
@@ -21,7 +30,7 @@ pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 def greeting(tmp_path: Path) -> Greeting:
     alive = tmp_path / "alive"
     alive.touch()
-    return Greeting(str(tmp_path), str(alive), source_digest(), "abc", 60, ("train.py", "-m"))
+    return Greeting(str(tmp_path), str(alive), source_digest(), "abc", 60, 60, "sweep", ("train.py", "-m"))
 
 
 def problem(greeting: Greeting) -> str:
@@ -50,6 +59,11 @@ def test_a_folder_that_is_another_one_there_is_told(greeting: Greeting, monkeypa
     told = node._problem(greeting)
     assert told.startswith(f"it does not see the sweep's folder {greeting.sweep}.")
     assert "paths.log_dir" in told
+
+
+def test_a_folder_that_can_not_be_written_there_is_told(greeting: Greeting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (greeting.sweep, os.W_OK))
+    assert node._problem(greeting).startswith(f"it can't write to the sweep's folder {greeting.sweep}.")
 
 
 def test_the_digest_of_the_code_is_that_of_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +99,38 @@ def test_a_folder_in_which_another_still_writes_is_waited_for(tmp_path: Path, mo
     trial = tmp_path / "a"
     trial.mkdir()
     (trial / ".lock").touch()
-    node.open_when_free(trial)
+    node.open_when_free(trial, lambda: None)
     assert len(tries) == 3
     assert (tmp_path / "a.attempt1" / ".lock").exists()
     assert list(trial.iterdir()) == []
+
+
+def test_a_job_of_a_sweep_that_is_over_leaves_the_folder_to_the_next(greeting: Greeting, tmp_path: Path) -> None:
+    trial = tmp_path / "a"
+    trial.mkdir()
+    Path(greeting.alive).unlink()
+    with closing(ForkServers(lambda config: None, lambda shared, task: 0, lambda number: tmp_path, 60)) as servers:
+        outlived = node._NodeTrials(greeting, tmp_path, servers)
+        with pytest.raises(node._SweepIsOverError):
+            node.open_when_free(trial, outlived._check_alive)
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+
+
+def test_what_a_trial_asks_of_torch_does_not_stay_for_the_next(
+    greeting: Greeting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(config: RunConfig) -> None:
+        raise DataError("x.csv is cut.")
+
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    config = RunConfig()
+    config.gpu.allocator = Allocator.expandable
+    point = RunPoint(GridPoint("p", {}, ()), Composed(config, {}, {}, (), None, DictConfig({}), DictConfig({})))
+    with closing(ForkServers(fail, lambda shared, task: 0, lambda number: tmp_path / "log", 60)) as servers:
+        row = node._NodeTrials(greeting, tmp_path, servers).run(TrialOrder(point, Row("p", "trial", (), "failed", 1)))
+    assert (row.status, (row.error or {})["message"]) == ("failed", "x.csv is cut.")
+    assert "PYTORCH_CUDA_ALLOC_CONF" not in os.environ
 
 
 def test_the_process_is_started_with_the_code_of_this_checkout(greeting: Greeting) -> None:

@@ -29,6 +29,8 @@ NOT_TOGETHER = "sweep=quick: times short trials, and search=optuna runs whole tr
         (["search=grid"], ["search=grid: has no axis"]),
         (["search=optuna", "seed=1,2", "workload=recsys,forecast"], ["workload=recsys,forecast: is no axis"]),
         (["search=optuna", "search.max_trails=3", "seed=1,2"], ["search.max_trails=3", "search.max_trials"]),
+        (["search=grid", "trainer.num_nodes=2", "seed=1,2"], ["trainer.num_nodes=2: a trial is on one machine."]),
+        (["sweep=quick", "trainer.num_nodes=2", "seed=1,2"], ["trainer.num_nodes=2: a trial is on one machine."]),
         (["search=optuna", "search.max_trials=0", "seed=1,2"], ["search.max_trials=0: must be >= 1"]),
         (["search=optuna", "search.max_trials=1,2"], ["is no axis"]),
         (["search=optuna", "search.sampler=cmaes", "seed=1,2"], ["search.sampler=cmaes", "tpe"]),
@@ -77,6 +79,6 @@ def test_where_nothing_can_be_forked_a_search_says_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("wellfed.trials.searching.MAY_FORK", False)
+    monkeypatch.setattr("wellfed.trials.search_request.MAY_FORK", False)
     assert main("train", lambda composed: 0, ["-m", "search=grid", f"{LR}=0.1,1"]) == 2
     assert "Add hydra/launcher=basic" in capsys.readouterr().err

@@ -172,6 +172,40 @@ def test_closing_ends_what_runs(pool: Callable[..., Pool]) -> None:
         runs.run([runs.trial("a", num_gpus=1), runs.trial("b", num_gpus=1)], gpus=2, on_start=stop)
 
 
+@pytest.mark.parametrize("waits_for", ["reply", "timeout"])
+def test_those_that_run_are_heard_and_ended_while_another_s_data_is_made(tmp_path: Path, waits_for: str) -> None:
+    done = tmp_path / "done"
+
+    def prepare(config: RunConfig) -> bool:
+        """The second waits for the first trial, but not for ever."""
+        end_s = time.monotonic() + 5
+        while config.seed == 2 and not done.exists() and time.monotonic() < end_s:
+            time.sleep(0.01)
+        return done.exists()
+
+    def work(was_done: bool, task: str, ask: Callable[[Any], Any]) -> int:
+        if task == "reply":
+            ask("?")
+            done.touch()
+        elif task == "timeout":
+            time.sleep(600)
+        return int(was_done)
+
+    queue = [
+        QueuedTrial(key, key, RunConfig(seed=seed), task, tmp_path / key, 1, asks=True)
+        for seed, key, task in ((1, "first", waits_for), (2, "second", ""))
+    ]
+    with closing(ForkServers(prepare, work, lambda number: tmp_path / f"{number}.log", 60)) as servers:
+        limit_s = 1 if waits_for == "timeout" else 60
+        trials = TrialPool(servers, Slots(["0", "1"], None), limit_s, Path.mkdir, said=lambda trial, what: None)
+        ended = {}
+        for finished in trials.run(queue):
+            assert isinstance(finished.end, JobEnd)
+            ended[finished.trial.key] = finished.end.code
+            done.touch()
+    assert ended == {"first": 0 if waits_for == "reply" else -signal.SIGKILL, "second": 1}
+
+
 # -- places ---
 
 UUIDS = [f"GPU-{number}" for number in range(8)]

@@ -32,7 +32,7 @@ class WellfedSweeper(Sweeper):
         from wellfed.config.multirun import Multirun
         from wellfed.errors import ConfigError
         from wellfed.forking import MAY_FORK
-        from wellfed.sweep.grid import OF_THE_SWEEP, group_of
+        from wellfed.sweep.grid import NO_AXES, group_of
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -42,7 +42,7 @@ class WellfedSweeper(Sweeper):
             params=self.params,
             arguments=arguments,
             group_of=group_of,
-            no_axes=(*OF_THE_SWEEP, "paths"),
+            no_axes=NO_AXES,
         )
         is_sweep = "sweep" in multirun.choices
         if is_sweep and (search := multirun.choices.get("search")):
@@ -63,7 +63,7 @@ class WellfedSweeper(Sweeper):
             return run_sweep(multirun, settings, launch)
         from wellfed.trials.searching import run_search
 
-        return run_search(multirun, launch)
+        return run_search(multirun, settings, launch)
 
     def _launch_in_this_process(self) -> None:
         """Where nothing can be forked, a plain multirun is what it is in Hydra."""

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -119,10 +119,9 @@ class RayCluster:
         self._had_nodes_s = time.monotonic()
         while self._queue or any(place.order is not None for place in self._places):
             self._look()
-            while self._queue and (place := self._idle(self._queue[0], alone)) is not None:
-                self._start(self._queue.popleft(), place)
+            self._start_queued(alone)
             if self._queue:
-                self._open_place(self._queue[0], alone)
+                self._open_place(alone)
                 self._check_hope()
             yield None
             waited = {place.answer: place for place in self._places if place.answer is not None}
@@ -147,6 +146,16 @@ class RayCluster:
             for place in list(self._places):
                 self._drop(place)
             ray.shutdown()
+
+    def _start_queued(self, alone: bool) -> None:
+        """Each that has a place, in order; one that waits for its own machines keeps no other from theirs."""
+        waiting = []
+        for order in self._queue:
+            if (place := self._idle(order, alone)) is None:
+                waiting.append(order)
+            else:
+                self._start(order, place)
+        self._queue = deque(waiting)
 
     # -- machines -------------------------------------------------------------------------------------------------
 
@@ -179,7 +188,7 @@ class RayCluster:
 
     def _check_hope(self) -> None:
         """Whether what is queued will ever be done."""
-        if any(place.answer is not None for place in self._places) or self._may_do(self._queue[0]):
+        if any(place.answer is not None for place in self._places) or any(map(self._may_do, self._queue)):
             self._had_nodes_s = time.monotonic()
             return
         if self._unfit and all(node.id in self._unfit for node in self._nodes):
@@ -200,16 +209,22 @@ class RayCluster:
     def _is_busy(self, node: _Node) -> bool:
         return any(place.order is not None and place.node.id == node.id for place in self._places)
 
-    def _open_place(self, order: Order, alone: bool) -> None:
-        """One more for the order, where there is room; those that are opening count."""
+    def _open_place(self, alone: bool) -> None:
+        """One more, for the first order that there is room for; those that are opening count."""
         now_s = time.monotonic()
         opening = [place for place in self._places if place.answer is not None and place.order is None]
         for place in opening:
             if now_s - place.began_s > _SAY_S and not place.was_spoken_of:
                 place.was_spoken_of = True
                 self._say(f"Waiting for room on {place.node.host}: others use it.")
-        if len(opening) >= len(self._queue):
-            return
+        coming = Counter(place.num_gpus for place in opening)
+        asked = Counter(order.num_gpus for order in self._queue)
+        for order in self._queue:
+            if coming[order.num_gpus] < asked[order.num_gpus] and self._has_opened(order, opening, alone):
+                return
+
+    def _has_opened(self, order: Order, opening: Sequence[_RayPlace], alone: bool) -> bool:
+        """A place for this order, on the first machine with room for it."""
         for node in self._may_do(order):
             there = [place for place in self._places if place.node.id == node.id]
             if alone and any(place.order is not None or place in opening for place in there):
@@ -221,7 +236,8 @@ class RayCluster:
             has_room = not held if order.num_gpus == 0 else 0 not in held and sum(held) + order.num_gpus <= node.gpus
             if has_room:
                 self._places.append(self._opened(node, order.num_gpus))
-                return
+                return True
+        return False
 
     def _opened(self, node: _Node, num_gpus: int) -> _RayPlace:
         import ray

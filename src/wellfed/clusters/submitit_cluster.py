@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from wellfed.clusters import keeper
-from wellfed.clusters.cluster import Ended, Order
+from wellfed.clusters.cluster import ClusterLost, Ended, Order
 from wellfed.clusters.keeper import OrderEnd, ProcessSettings, do_one
 from wellfed.errors import ConfigError, first_line
 
@@ -45,12 +45,14 @@ class SubmititCluster:
         self._kind, self._params, self._folder, self.most_gpus = kind, dict(params), folder, most_gpus
         self._waiting: deque[Order] = deque()
         self._running: list[tuple[Order, Any, float]] = []
+        self._lost: ClusterLost | None = None
+        """Slurm takes no more jobs; those that it has go on."""
 
     def open(self, settings: ProcessSettings, say: Callable[[str], None]) -> None:
         """As `Cluster.open`."""
         import cloudpickle
 
-        self._settings = settings
+        self._settings, self._say = settings, say
         if self._kind == "slurm" and shutil.which("sbatch") is None:
             way_out = "Type it on a login node, or take hydra/launcher=wellfed."
             raise ConfigError.of("hydra/launcher=submitit_slurm", "there is no sbatch here.", way_out)
@@ -66,13 +68,21 @@ class SubmititCluster:
         self._waiting.extend(orders)
         while self._waiting or self._running:
             if self._waiting and not (self._kind == "local" and self._running):
-                self._submit()
+                try:
+                    self._submit()
+                except ClusterLost as lost:
+                    self._lost = lost
+                    self._waiting.clear()
+                    if self._running:
+                        self._say(f"{lost} Those that it has go on.")
             yield None
             time.sleep(_TICK_S)
             for each in [each for each in self._running if each[1].done()]:
                 self._running.remove(each)
                 order, job, began_s = each
                 yield Ended(order.key, _told(job), time.monotonic() - began_s)
+        if self._lost is not None:
+            raise self._lost
 
     def start_no_more(self) -> None:
         """As `Cluster.start_no_more`; jobs that Slurm has queued are taken back."""
@@ -96,7 +106,11 @@ class SubmititCluster:
         self._running.clear()
 
     def _submit(self) -> None:
-        """All that need what the first needs, or on this machine the first alone."""
+        """All that need what the first needs, or on this machine the first alone.
+
+        Raises:
+            ClusterLost: sbatch refuses them.
+        """
         first = self._waiting[0].num_gpus
         alike = [order for order in self._waiting if order.num_gpus == first]
         taken = alike[:1] if self._kind == "local" else alike
@@ -105,7 +119,13 @@ class SubmititCluster:
         contents = [order.content for order in taken]
         executor = self._executor(first)
         with _stderr_to(self._folder / "controllers.txt") if self._kind == "local" else nullcontext():
-            jobs = executor.map_array(do_one, [self._settings] * len(taken), contents)
+            try:
+                jobs = executor.map_array(do_one, [self._settings] * len(taken), contents)
+            except RuntimeError as error:
+                raise ClusterLost(f"Slurm takes no jobs: {first_line(error)}.") from error
+            finally:
+                for path in self._folder.glob("*.pkl"):  # of no job, and the configuration is in it
+                    path.unlink(missing_ok=True)
         self._running += [(order, job, time.monotonic()) for order, job in zip(taken, jobs, strict=True)]
 
     def _executor(self, num_gpus: int) -> Any:

@@ -111,7 +111,7 @@ def board(file: SearchFile, found: ReadOf[SearchRow], curves: Mapping[str, Seque
     entries = [_entry(point, row, curves) for point, row in pairs]
     done = sorted((entry for entry in entries if entry.state == "complete"), key=lambda entry: _better(file, entry))
     values = [entry.value for entry in done]
-    ranked = [_with_rank(entry, 1 + values.index(entry.value)) for entry in done]
+    ranked = [replace(entry, rank=1 + values.index(entry.value)) for entry in done]
     rest = [entry for entry in entries if entry.state != "complete"]
     rest.sort(key=lambda entry: (_ORDER.index(entry.state), -(entry.row.validations if entry.row else 0)))
     return SearchBoard(file, (*ranked, *rest), tuple(_notes(file, entries, found)))
@@ -129,10 +129,6 @@ def is_better(file: SearchFile, row: SearchRow, than: SearchRow | None) -> bool:
 def _better(file: SearchFile, entry: TrialEntry) -> float:
     assert entry.value is not None
     return -entry.value if file.higher_is_better else entry.value
-
-
-def _with_rank(entry: TrialEntry, rank: int) -> TrialEntry:
-    return replace(entry, rank=rank)
 
 
 def _point(file: SearchFile, row: SearchRow) -> GridPoint:

@@ -11,6 +11,7 @@ from wellfed.record import write_atomically
 from wellfed.search import space as spaces
 from wellfed.search.space import Axis
 from wellfed.sweep.folder_file import parsed
+from wellfed.sweep.grid import NO_AXES, group_of
 
 FILE_NAME = "search.json"
 SCHEMA = 1
@@ -45,6 +46,13 @@ class SearchFile:
     def higher_is_better(self) -> bool:
         """Of the metric."""
         return self.mode == "max"
+
+    @property
+    def identity(self) -> dict[str, str]:
+        """What all trials have in common beside the axes, in words: with another one it is another search. What says
+        how they are watched, or where they write, makes them no other trials."""
+        shared = sorted(text for text in self.fixed if group_of(text) not in NO_AXES)
+        return {"metric": f"val/{self.metric} ({self.mode})", "overrides": " ".join(shared)}
 
     def write(self, folder: Path) -> None:
         """Replace the file as a whole."""

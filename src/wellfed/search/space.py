@@ -27,6 +27,10 @@ class Choices:
         """How many there are."""
         return len(self.values)
 
+    def at(self, share: float) -> str:
+        """That at so much of the way from the first (0) to the last (1)."""
+        return self.values[round(share * (len(self.values) - 1))]
+
     def __str__(self) -> str:
         return ", ".join(self.values)
 
@@ -50,6 +54,16 @@ class Numbers:
     def text(self, number: float) -> str:
         """A number as it is typed."""
         return str(int(number)) if self.step is not None else repr(float(number))
+
+    def at(self, share: float) -> str:
+        """That at so much of the way from ``low`` (0) to ``high`` (1), by powers where it is so searched."""
+        if self.is_log:
+            number = min(self.high, self.low * (self.high / self.low) ** share)
+        else:
+            number = self.low + share * (self.high - self.low)
+        if self.step is not None:
+            number = self.low + self.step * round((number - self.low) / self.step)
+        return self.text(number)
 
     def __str__(self) -> str:
         bounds = f"{self.text(self.low)} to {self.text(self.high)}" if self.step else f"{self.low:g} to {self.high:g}"

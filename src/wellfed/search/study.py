@@ -81,14 +81,17 @@ class Study:
             problem = f"can't be read as a journal of Optuna: {error}."
             raise ConfigError.of(str(self._path), problem, _another(folder)) from error
         direction: Literal["minimize", "maximize"] = "maximize" if mode == "max" else "minimize"
-        is_new = _NAME not in names
-        if is_new:
+        found = optuna.load_study(study_name=_NAME, storage=storage) if _NAME in names else None
+        if found is not None and not (found.get_trials(deepcopy=False) or mine.keys() <= found.user_attrs.keys()):
+            optuna.delete_study(study_name=_NAME, storage=storage)  # a kill has ended its making
+            found = None
+        if found is None:
             self._study = optuna.create_study(storage=storage, study_name=_NAME, direction=direction)
             for name, value in mine.items():
                 self._study.set_user_attr(name, value)
         else:
-            self._study = optuna.load_study(study_name=_NAME, storage=storage)
-            _check_same(folder, self._study.user_attrs, mine)
+            self._study = found
+            _check_same(folder, found.user_attrs, mine)
         known = len(self._study.get_trials(deepcopy=False))
         # The same seed would draw the same values once more after a restart.
         self._study.sampler = _sampler(sampler, seed + known, parallel)
@@ -101,7 +104,7 @@ class Study:
 
     def give_up(self, asked: AskedTrial) -> None:
         """A trial that was killed: its values are asked again, and it counts as failed."""
-        self._enqueue(asked.values)  # first: a kill between the two must not lose the values
+        self.ask_later(asked.values)  # first: a kill between the two must not lose the values
         self.fail(asked)
 
     def ask(self) -> AskedTrial:
@@ -112,10 +115,10 @@ class Study:
         self._running[trial.number] = trial
         return AskedTrial(trial.number, {name: self._text(name, value) for name, value in trial.params.items()})
 
-    def ask_for(self, values: Mapping[str, str]) -> AskedTrial:
-        """A trial with these values, before all others."""
-        self._enqueue(values)
-        return self.ask()
+    def ask_later(self, values: Mapping[str, str]) -> None:
+        """`ask` gives these values, after all that wait already and before any new ones."""
+        params = {name: _number(self._distributions[name], text) for name, text in values.items()}
+        self._study.enqueue_trial(params)
 
     def report(self, number: int, validation: int, value: float) -> bool:
         """A figure of the metric at the validation of this number, from 1; whether the trial is to end."""
@@ -136,10 +139,6 @@ class Study:
     def fail(self, asked: AskedTrial) -> None:
         """It has ended without a figure."""
         self._study.tell(asked.number, state=TrialState.FAIL, skip_if_finished=True)
-
-    def _enqueue(self, values: Mapping[str, str]) -> None:
-        params = {name: _number(self._distributions[name], text) for name, text in values.items()}
-        self._study.enqueue_trial(params)
 
     def _of(self, trial: FrozenTrial) -> AskedTrial | None:
         """None: it was killed before all its values were written; nothing was run."""

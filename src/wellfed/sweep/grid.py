@@ -18,7 +18,9 @@ from wellfed.sweep.objective import OBJECTIVES, SAMPLES_PER_S
 FILE_NAME = "sweep.json"
 SCHEMA = 1
 OF_THE_SWEEP = ("sweep", "search", "hydra", "logger", "telemetry")
-"""Groups that say how a sweep or a search is run or watched: no axis of it, no part of what a point is."""
+"""Groups that say how a sweep or a search is run or watched."""
+NO_AXES = (*OF_THE_SWEEP, "paths")
+"""Groups in which no two points differ: no axis, no part of what a point is."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,8 @@ class Grid:
 
 
 def point_id(overrides: Sequence[str]) -> str:
-    """10 hex digits; the order of overrides and those of `OF_THE_SWEEP` don't count."""
-    counted = sorted(text for text in overrides if group_of(text) not in OF_THE_SWEEP)
+    """10 hex digits; the order of overrides and those of `NO_AXES` don't count."""
+    counted = sorted(text for text in overrides if group_of(text) not in NO_AXES)
     return hashlib.sha256("\n".join(counted).encode(errors="surrogatepass")).hexdigest()[:10]
 
 

@@ -148,6 +148,12 @@ def refused_row(row: R, status: Status, message: str) -> R:
     return replace(row, status=status, error=_error(kind, message), started_at=now)
 
 
+def started_at(folder: Path) -> str | None:
+    """When the run of a folder began, UTC; None where it has no record."""
+    found = _read(folder)
+    return None if found is None else found.started_at
+
+
 def last_lines(path: Path, number: int) -> list[str]:
     """The last lines of a text that hold something; none where it can't be read."""
     try:

@@ -99,7 +99,7 @@ class ForkServer:
         self._log = log
         self.connection, other = Pipe()
         """Readable when there is something to `take`."""
-        parent = os.getpid()
+        parent, self._began_s, self._is_ready = os.getpid(), time.monotonic(), False
         with held_signals() as let_through:
             self._pid = fork()
             if self._pid == 0:
@@ -108,20 +108,30 @@ class ForkServer:
                 _ServerProcess(other, work).live(parent, prepare, log, let_through)
         other.close()
 
-    def wait_ready(self, timeout_s: float, way_out: str = "") -> None:
-        """Until the shared part is there; ``way_out`` ends the message if it is not in time.
+    def is_ready(self, timeout_s: float, way_out: str = "") -> bool:
+        """Whether the shared part is there; does not wait. ``way_out`` ends the message if it is not in time.
 
         Raises:
-            ForkServerFailed: it could not be made, or not in time.
+            ForkServerFailed: it could not be made, or not in ``timeout_s`` since it was begun.
         """
-        if not self.connection.poll(timeout_s):
+        if self._is_ready:
+            return True
+        if self.connection.poll():
+            failed: ForkServerFailed | None = self._receive()
+            if failed is not None:
+                raise failed
+            self._is_ready = True
+        elif time.monotonic() - self._began_s >= timeout_s:
             raise ForkServerFailed(
                 f"data and model were not there after {timeout_s:g} s; see {self._log}. {way_out}".rstrip(),
                 "timeout",
             )
-        failed: ForkServerFailed | None = self._receive()
-        if failed is not None:
-            raise failed
+        return self._is_ready
+
+    def wait_ready(self, timeout_s: float, way_out: str = "") -> None:
+        """As `is_ready`, until it is."""
+        while not self.is_ready(timeout_s, way_out):
+            self.connection.poll(max(0.0, self._began_s + timeout_s - time.monotonic()))
 
     def start(self, job: Job) -> None:
         """Fork a process for a job.

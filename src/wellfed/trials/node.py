@@ -15,18 +15,23 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import wellfed.cpus
 from wellfed.clusters.keeper import read_frame, write_frame
+from wellfed.config.compose import Composed
+from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError
 from wellfed.forking import MAY_FORK, die_with_parent
 from wellfed.run.lock import FILE_NAME as LOCK
 from wellfed.run.lock import only_one
 from wellfed.run.train import own_git_state
+from wellfed.search.search_rows import SearchRow
 from wellfed.sweep.ledger import Row
 from wellfed.sweep.rows import code_version, refused_row
 from wellfed.trials.fork_server import ForkServer, ForkServerFailed, Job
@@ -34,7 +39,8 @@ from wellfed.trials.node_orders import SRC, Greeting, TrialOrder, source_digest
 from wellfed.trials.sweep import prepare_to_fork
 from wellfed.trials.tasks import PlanPoints, PointPlan, RunPoint, shared_key
 from wellfed.trials.trial_execution import open_trial_folder, queued, row_of
-from wellfed.trials.trial_pool import ForkServers, Slots, TrialPool, visible
+from wellfed.trials.trial_pool import FinishedTrial, ForkServers, QueuedTrial, Slots, TrialPool, visible
+from wellfed.trials.whole_trainings import row_of_training, whole_training
 
 _SEEN_WITHIN_S = 15
 """A file that was just written is seen on another machine, unless the folder is another one there."""
@@ -78,6 +84,8 @@ def _problem(greeting: Greeting) -> str:
         if time.monotonic() > end_s:
             return f"it does not see the sweep's folder {greeting.sweep}. Put paths.log_dir on a disk that all share."
         time.sleep(0.5)
+    if not os.access(greeting.sweep, os.W_OK):
+        return f"it can't write to the sweep's folder {greeting.sweep}. Give it the right to, or mount it for writing."
     return ""
 
 
@@ -103,9 +111,10 @@ def _trials_here(greeting: Greeting) -> Iterator[Callable[[TrialOrder], Row]]:
 
         return trial.work(shared, task)
 
+    way_out = f"Raise {greeting.group}.timeout_s, with {greeting.group}.retry=[timeout]."
     with (
         tempfile.TemporaryDirectory(prefix="wellfed-node-") as scratch,
-        closing(ForkServers(prepare, work, log, greeting.timeout_s)) as servers,
+        closing(ForkServers(prepare, work, log, greeting.prepare_s, way_out)) as servers,
     ):
         try:
             yield _NodeTrials(greeting, Path(scratch), servers).run
@@ -128,56 +137,81 @@ class _NodeTrials:
 
     def run(self, order: TrialOrder) -> Row:
         """Its row, whatever becomes of it."""
-        sweep, point = Path(self._greeting.sweep), order.point
+        folder, point = Path(self._greeting.sweep), order.point
         row = replace(order.row, host=socket.gethostname())
         config = point.composed.config
-        prepare_to_fork(config)
-        import wellfed.trials.trial
+        prepare_to_fork(RunConfig())  # what the trial's own asks for is set in its fork: this process stays for others
 
         try:
-            plan = self._planned(self._servers.get(shared_key(config), config), point)
+            server = self._servers.get(shared_key(config), config)
         except ForkServerFailed as failed:
             return replace(refused_row(row, failed.status, str(failed)), folder="")
+        if order.search is not None:
+            return self._trained(order, row, server)
+        plan = self._planned(server, point)
         if plan is not None and plan.problem is not None:
             refused = refused_row(row, "infeasible", plan.problem)
             return replace(refused, folder="", predicted_peak_gib=plan.predicted_peak_gib)
-        row, trial = queued(replace(point, plan=plan), replace(row, machine=self._processor), sweep)
+        row, trial = queued(replace(point, plan=plan), replace(row, machine=self._processor), folder)
+        return row_of(self._finished(trial), row, folder)
+
+    def _trained(self, order: TrialOrder, row: Row, server: ForkServer) -> Row:
+        """The row of a whole training, which plans itself."""
+        assert order.search is not None
+        assert isinstance(row, SearchRow)
+        if not self._processor:
+            self._plans_of(server, [])
+        folder, point = Path(self._greeting.sweep), order.point
+        trial = whole_training(point.point.id, point.composed, folder, self._gpus)
+        row = replace(row, machine=self._processor)
+        return row_of_training(self._finished(trial), row, folder, order.search)
+
+    def _finished(self, trial: QueuedTrial) -> FinishedTrial:
         pool = TrialPool(
             self._servers,
             Slots(self._gpus, wellfed.cpus.AT_START),
             self._greeting.timeout_s,
-            open_when_free,
-            self._check_alive,
+            partial(open_when_free, check=self._check_alive),
+            self._tick,
         )
         (finished,) = pool.run([trial])
-        return row_of(finished, row, sweep)
+        return finished
 
     def _planned(self, server: ForkServer, point: RunPoint) -> PointPlan | None:
         """None: planning ended its process; the trial is simply tried."""
         if point.point.id not in self._plans:
-            task = PlanPoints([(point.point.id, point.composed)])
-            try:
-                seen, *plans = server.ask(Job("plan", self._scratch, task), self._greeting.timeout_s) or (None,)
-            except ForkServerFailed:  # killed from outside: it is made anew for the trial
-                self._servers.drop(server)
-                return None
-            if seen is not None:
-                self._gpus, self._processor = visible(os.environ, seen.num_gpus), seen.processor
-            if not plans:
-                return None
-            self._plans[point.point.id] = plans[0]
-        return self._plans[point.point.id]
+            for plan in self._plans_of(server, [(point.point.id, point.composed)]):
+                self._plans[plan.point] = plan
+        return self._plans.get(point.point.id)
+
+    def _plans_of(self, server: ForkServer, points: Sequence[tuple[str, Composed[RunConfig]]]) -> Sequence[PointPlan]:
+        """As far as they could be made; what the machine has is noted."""
+        try:
+            answers = server.ask(Job("plan", self._scratch, PlanPoints(points)), self._greeting.prepare_s)
+        except ForkServerFailed:  # killed from outside: it is made anew for the trial
+            self._servers.drop(server)
+            return ()
+        seen, *plans = answers or (None,)
+        if seen is not None:
+            self._gpus, self._processor = visible(os.environ, seen.num_gpus), seen.processor
+        return plans
+
+    def _tick(self) -> None:
+        if time.monotonic() - self._looked_s >= _ALIVE_EVERY_S:
+            self._check_alive()
 
     def _check_alive(self) -> None:
-        if time.monotonic() - self._looked_s < _ALIVE_EVERY_S:
-            return
         self._looked_s = time.monotonic()
         if not Path(self._greeting.alive).exists():
             raise _SweepIsOverError
 
 
-def open_when_free(folder: Path) -> None:
-    """As `open_trial_folder`; a job of a sweep that was killed may still write there, for a moment."""
+def open_when_free(folder: Path, check: Callable[[], None]) -> None:
+    """As `open_trial_folder`; a job of a sweep that was killed may still write there, for a moment.
+
+    Args:
+        check: raises where this is such a job itself: what is there then is another sweep's.
+    """
     end_s = time.monotonic() + _FREE_WITHIN_S
     while (folder / LOCK).exists() and time.monotonic() < end_s:
         try:
@@ -185,4 +219,5 @@ def open_when_free(folder: Path) -> None:
                 break
         except ConfigError:
             time.sleep(0.5)
+    check()
     open_trial_folder(folder)

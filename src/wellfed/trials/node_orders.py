@@ -1,4 +1,4 @@
-"""Names what a machine of a cluster is told before and with each trial of a sweep."""
+"""Names what a machine of a cluster is told before and with each trial of a sweep or a search."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 import wellfed
 from wellfed.clusters.keeper import ProcessSettings
+from wellfed.search.search_file import SearchFile
 from wellfed.sweep.ledger import Row
 from wellfed.trials.tasks import RunPoint
 
@@ -30,6 +31,11 @@ class Greeting:
     code: str
     """Its version in words, for messages."""
     timeout_s: float
+    """Of a trial; infinite = none."""
+    prepare_s: float
+    """That data and model may take."""
+    group: str
+    """``sweep`` or ``search``: has the knobs that advice names."""
     argv: tuple[str, ...]
     """The command line of the sweep: Lightning starts the other ranks of a trial by it."""
 
@@ -41,6 +47,8 @@ class TrialOrder:
     point: RunPoint
     row: Row
     """What is known before it starts."""
+    search: SearchFile | None = None
+    """It is a whole training, ranked as this says; None = a trial that is timed."""
 
 
 def process_settings(greeting: Greeting) -> ProcessSettings:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,16 +18,15 @@ from wellfed.sweep import ledger
 from wellfed.sweep.grid import GridPoint
 from wellfed.sweep.rows import refused_row
 from wellfed.trials.search_screen import SearchScreen
+from wellfed.trials.trial_ledger import KeptRows
 
-_MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
 
-
-class SearchLedger:
+class SearchLedger(KeptRows[SearchRow]):
     """The rows of a search in its folder, which nobody else writes to."""
 
     def __init__(self, folder: Path, file: SearchFile, retry: Sequence[str], screen: SearchScreen) -> None:
-        self.folder, self.file, self._screen, self._retry = folder, file, screen, tuple(retry)
-        self._found = ledger.read_rows(folder, SearchRow)
+        super().__init__(folder, SearchRow, retry)
+        self.file, self._screen = file, screen
         self._curves: dict[str, list[CurvePoint]] = {}
         self._is_new = False
         """A row has come that the leaderboard does not show."""
@@ -40,9 +39,8 @@ class SearchLedger:
     def say_what_changed(self) -> None:
         """A ledger that is there already is gone on with; what makes its rows another matter is said."""
         say, latest = self._screen.say, self._found.latest()
-        for number in self._found.damaged:
-            text = "is cut or no row; its trial runs again unless its own record is whole."
-            say(f"{ledger.FILE_NAME}: line {number} {text}")
+        for text in self.says_damaged():
+            say(text)
         if not latest:
             return
         states = Counter(row.outcome for row in latest.values())
@@ -54,11 +52,8 @@ class SearchLedger:
                 f"The code has changed since ({', '.join(changed)} -> {self.file.code}): what was trained before is "
                 "kept. To train all again: another search.name."
             )
-        left = Counter(row.status for row in latest.values() if row.status in _MAY_BE_RETRIED)
-        left = Counter({status: number for status, number in left.items() if status not in self._retry})
-        if left:
-            told = ", ".join(f"{number} {status}" for status, number in left.items())
-            say(f"Kept as they are: {told}; search.retry=[{','.join(left)}] runs them again.")
+        for text in self.says_kept("search"):
+            say(text)
 
     def latest(self) -> Mapping[str, SearchRow]:
         """The last row of each point."""
@@ -94,11 +89,13 @@ class SearchLedger:
         )
 
     def adopt(self, point: GridPoint, number: int) -> SearchRow | None:
-        """The row of a trial that ended just when the search was killed; None where it had not ended."""
-        row = adopted_row(self.begin(point, number), self.folder, self.file)
-        if row is not None:
-            row = replace(row, overrides=tuple(masked_override(text) for text in point.overrides))
-            self._append(row)
+        """The row of a trial that ended just when the search was killed; None where it had not ended, or has
+        its row already."""
+        row, last = adopted_row(self.begin(point, number), self.folder, self.file), self.latest().get(point.id)
+        if row is None or (last is not None and last.started_at == row.started_at):  # nothing, or an earlier attempt's
+            return None
+        row = replace(row, overrides=tuple(masked_override(text) for text in point.overrides))
+        self._append([row])
         return row
 
     def refuse(self, point: GridPoint, number: int, status: Status, problem: str) -> SearchRow:
@@ -109,13 +106,12 @@ class SearchLedger:
 
     def add(self, row: SearchRow, point: GridPoint) -> None:
         """A trial has ended."""
-        self._append(row)
+        self._append([row])
         self._screen.ended(row, point.values, self.file.metric, self.best())
 
-    def _append(self, row: SearchRow) -> None:
-        self._found = replace(self._found, rows=(*self._found.rows, row))  # known, if it can't be written
+    def _append(self, rows: Iterable[SearchRow]) -> None:
         self._is_new = True
-        ledger.append(self.folder, [row])
+        super()._append(rows)
 
     def board(self) -> SearchBoard:
         """The leaderboard as it stands."""

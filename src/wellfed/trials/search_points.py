@@ -33,6 +33,10 @@ class Proposal:
 class Points(Protocol):
     """Where points come from."""
 
+    @property
+    def has_more(self) -> bool:
+        """Something is left to try."""
+
     def next(self) -> Proposal | None:
         """What to try now; None = nothing, at least while those that run have not ended."""
 
@@ -53,6 +57,11 @@ class GridPoints:
         missing = set(ledger.missing([point.id for point in points]))
         self._left = [Proposal(number, point) for number, point in enumerate(points) if point.id in missing]
         self._left.reverse()
+
+    @property
+    def has_more(self) -> bool:
+        """Points that were not begun."""
+        return bool(self._left)
 
     def next(self) -> Proposal | None:
         """In the grid's order."""
@@ -75,38 +84,50 @@ class AskedPoints:
         self._study, self._space, self._fixed, self._ledger = study, space, tuple(fixed), ledger
         self._most, self._pruner = most, pruner
         self._running: dict[str, Proposal] = {}
-        self._again = [self._values(row) for row in ledger.to_retry()]
-        by_number = {row.trial: row for row in ledger.rows}
+        self._again: set[str] = set()
+        """Points that have a row and are to be run once more; Optuna has their values waiting."""
+        # By both: a journal that was removed counts its trials from 0 once more.
+        by_trial = {(row.trial, row.point): row for row in ledger.rows}
         for asked in study.unfinished():
             proposal = self._proposal(asked)
-            row = by_number.get(asked.number) or ledger.adopt(proposal.point, asked.number)
+            row = by_trial.get((asked.number, proposal.point.id)) or ledger.adopt(proposal.point, asked.number)
             if row is None:
                 study.give_up(asked)
             else:
                 self._tell(asked, row)
+        for values in map(self._values, ledger.to_retry()):
+            self._again.add(self._point(values).id)
+            study.ask_later(values)
+
+    @property
+    def has_more(self) -> bool:
+        """Those to be run again, and new ones as long as there may be more and are."""
+        number = len(self._ledger.latest().keys() | self._running.keys())
+        return bool(self._again) or (number < self._most and self._untried() != [])
 
     def next(self) -> Proposal | None:
         """A point that was not tried yet; one that Optuna asks for twice is told what is known of it."""
-        if self._again:
-            return self._begin(self._proposal(self._study.ask_for(self._again.pop(0))))
-        known = self._ledger.latest()
-        if len(known) + len(self._running) >= self._most:
+        if not self.has_more:
             return None
-        untried = self._untried()
-        if untried is not None and not untried:
-            return None
+        known, untried = self._ledger.latest(), self._untried()
         proposal = self._proposal(self._study.ask())
-        while proposal.point.id in known or proposal.point.id in self._running:
+        while self._is_taken(proposal.point.id):
             assert proposal.asked is not None
             if proposal.point.id in known:
                 self._tell(proposal.asked, known[proposal.point.id])
             else:
                 self._study.fail(proposal.asked)
-            if untried:
-                values = random.Random(proposal.number).choice(untried)
-                return self._begin(self._proposal(self._study.ask_for(values)))
+            if untried:  # once: what else waits in Optuna comes before it
+                self._study.ask_later(random.Random(proposal.number).choice(untried))
+                untried = None
             proposal = self._proposal(self._study.ask())
-        return self._begin(proposal)
+        self._again.discard(proposal.point.id)
+        self._running[proposal.point.id] = proposal
+        return proposal
+
+    def _is_taken(self, point: str) -> bool:
+        """It runs, or has run and is not to be run again."""
+        return point in self._running or (point in self._ledger.latest() and point not in self._again)
 
     def judge(self, proposal: Proposal, validation: int, value: float) -> str | None:
         """What the pruner says."""
@@ -119,10 +140,6 @@ class AskedPoints:
         self._running.pop(proposal.point.id, None)
         assert proposal.asked is not None
         self._tell(proposal.asked, row)
-
-    def _begin(self, proposal: Proposal) -> Proposal:
-        self._running[proposal.point.id] = proposal
-        return proposal
 
     def _tell(self, asked: AskedTrial, row: SearchRow) -> None:
         if row.outcome == "complete" and row.value is not None:

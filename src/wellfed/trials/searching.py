@@ -8,66 +8,76 @@ from __future__ import annotations
 
 import math
 import os
-import re
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import wellfed.cpus
+from wellfed.clusters.cluster import Cluster
 from wellfed.config.compose import Composed, masked_override
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.quoting import assigned
-from wellfed.config.schema import Accelerator, RunConfig, SearchPruner, SearchSampler
-from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError
+from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
+from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError, DataError
 from wellfed.forking import MAY_FORK
+from wellfed.record import Status
 from wellfed.run.announce import announce
 from wellfed.run.lock import made, only_one
 from wellfed.run.train import own_git_state
-from wellfed.search import space as spaces
 from wellfed.search.curves import reported_metrics
 from wellfed.search.search_file import SearchFile
-from wellfed.search.search_rows import SearchRow, learned_row
-from wellfed.search.space import Axis, Choices, describe, grid_values, space_of
+from wellfed.search.search_rows import SearchRow
+from wellfed.search.space import Choices, describe
 from wellfed.stop_request import Stopped, StopRequest
-from wellfed.sweep.grid import Grid, GridPoint, group_of, point_id
-from wellfed.sweep.rows import code_version
-from wellfed.trials.fork_server import ForkServerFailed, Job, JobEnd
+from wellfed.sweep.rows import code_version, refused_row
+from wellfed.trials.elsewhere import TrialsElsewhere, cluster_of
+from wellfed.trials.fork_server import ForkServerFailed, Job
+from wellfed.trials.node_orders import TrialOrder
 from wellfed.trials.search_ledger import SearchLedger
 from wellfed.trials.search_points import AskedPoints, GridPoints, Points, Proposal
+from wellfed.trials.search_request import SearchRequest, asked_for
 from wellfed.trials.search_screen import SearchScreen
 from wellfed.trials.sweep import masked_values, prepare_to_fork
 from wellfed.trials.sweep_execution import Launch
-from wellfed.trials.tasks import MachineSeen, MetricSeen, SeeMetric, TrainWhole, Validated, shared_key
+from wellfed.trials.tasks import MachineSeen, MetricSeen, RunPoint, SeeMetric, Validated, shared_key
 from wellfed.trials.trial_execution import open_trial_folder
 from wellfed.trials.trial_pool import ForkServers, QueuedTrial, Slots, TrialPool, visible
 from wellfed.trials.trial_setup import scratch_folder
+from wellfed.trials.whole_trainings import num_gpus, row_of_training, whole_training
 from wellfed.units import counted
 
-_NAME = re.compile(r"\w[\w.-]*")
 _PREPARE_S = 3600
 """Data and model of a whole training may take their time."""
 _HOPELESS = 5
 """Trials of a sampler that may fail before one has ended well."""
+_MOST_PROBES = 5
+"""Points whose data and model are made to see what ranks, before it is said that there are none."""
 
 
-def run_search(multirun: Multirun, launch: Launch | None = None) -> int:
-    """All of it, by ``launch`` or in processes of our own, one a GPU at a time; 0 if any training ended well.
+def run_search(multirun: Multirun, launcher: Mapping[str, Any] | None = None, launch: Launch | None = None) -> int:
+    """All of it; 0 if any training ended well.
+
+    Args:
+        launcher: as of `run_sweep`.
+        launch: as of `run_sweep`.
 
     Raises:
         ConfigError: no search can be made of this; nothing was run.
     """
     base = multirun.base()
-    asked = _asked(multirun, base, launch)
+    asked = asked_for(multirun, base, launch)
     folder, is_new = asked.folder, not asked.folder.exists()
-    stop, search = StopRequest(), RunningSearch(multirun, base.config, asked, SearchScreen(), launch)
+    cluster = None if launcher is None else cluster_of(launcher, folder)
+    stop = StopRequest()
+    search = RunningSearch(multirun, base, asked, SearchScreen(), stop, launch, cluster)
     search.compose_one()
     with only_one(made(folder)), stop.listening():
         try:
@@ -89,73 +99,13 @@ def run_search(multirun: Multirun, launch: Launch | None = None) -> int:
             return exit_code
 
 
-@dataclass(frozen=True)
-class SearchRequest:
-    """What was asked for."""
-
-    name: str
-    folder: Path
-    space: dict[str, Axis]
-    fixed: tuple[str, ...]
-    """Overrides that all trials share, those of the search itself left out: each trial is a run like any other."""
-    way_on: str
-    """What goes on where this command has stopped."""
-
-    @property
-    def grid(self) -> Grid:
-        """Of all points; there must be an end of them."""
-        return Grid(grid_values(self.space), self.fixed)
-
-    def probe(self) -> GridPoint:
-        """A point of the space."""
-        values = {
-            name: axis.values[0] if isinstance(axis, Choices) else axis.text(axis.low)
-            for name, axis in self.space.items()
-        }
-        overrides = (*self.fixed, *(f"{axis}={value}" for axis, value in values.items()))
-        return GridPoint(point_id(overrides), values, overrides)
-
-
-def _asked(multirun: Multirun, base: Composed[RunConfig], launch: Launch | None) -> SearchRequest:
-    config, option = base.config, base.choices.get("search")
-    options, chosen = config.search, f"search={option}" if option else "-m"
-    is_grid = options.sampler is SearchSampler.grid
-    varied, fixed = multirun.varied(may_be_interval=not is_grid)
-    if "workload" in varied:
-        values = varied["workload"].values
-        problem = "is no axis of a search: metrics of different workloads are no comparison."
-        way_out = f"Search one after the other: workload={values[0]}; hydra/sweeper=basic only runs them."
-        raise ConfigError.of(f"workload={','.join(values)}", problem, way_out)
-    space = space_of(varied)
-    if option and not space:
-        way_out = "Name what varies: workload.optimizer.lr=0.01,0.001"
-        if not is_grid:
-            way_out = 'Name what varies: "workload.optimizer.lr=interval(1e-4,1e-1)"'
-        raise ConfigError.of(chosen, "has no axis: nothing varies.", way_out)
-    name = options.name or option or f"{datetime.now():%Y-%m-%d_%H-%M-%S}"
-    if not _NAME.fullmatch(name):
-        problem = "becomes the name of a folder: letters, digits, '_', '-' and '.'."
-        raise ConfigError.of(f"search.name={name}", problem, "Write search.name=my_search.")
-    number = spaces.size(space)
-    if is_grid and number is not None and number > options.max_trials:
-        listed = " x ".join(f"{axis.size} of {name}" for name, axis in space.items())
-        problem = f"{counted(number, 'whole training')} ({listed}), and search.max_trials={options.max_trials}."
-        raise ConfigError.of(chosen, problem, f"Name fewer values, or set search.max_trials={number}.")
-    secret = next((axis for axis, each in varied.items() if masked_values(axis, each.values) != each.values), None)
-    if secret and not is_grid:
-        problem = "is a secret by its name, and Optuna would write its values down."
-        raise ConfigError.of(secret, problem, "Take it out of the axes, or name a grid of values, with search=grid.")
-    if launch is not None and not is_grid:
-        problem = "asks for each trial when another has ended, which other launchers can't."
-        raise ConfigError.of(chosen, problem, "Leave out hydra/launcher, or name a grid of values, with search=grid.")
-    if launch is None and not MAY_FORK:
-        problem = "starts trials by forking, which this system does not offer."
-        raise ConfigError.of(chosen, problem, "Add hydra/launcher=basic: a grid, all in one process.")
-    folder = multirun.typed_dir or Path(config.paths.log_dir) / config.workload.name / "searches" / name
-    is_named = bool(option or options.name or multirun.typed_dir)
-    way_on = "The same command" if is_named else f"The same command with search.name={name}"
-    own = tuple(text for text in fixed if group_of(text) not in ("search", "hydra"))
-    return SearchRequest(name, folder, space, own, way_on)
+def _check_same(earlier: SearchFile, file: SearchFile, way_out: str) -> None:
+    """Raises ConfigError: the grid of a folder was another one, not this one with other values."""
+    was_and_is = [{**each.identity, "axes": " ".join(sorted(each.space))} for each in (earlier, file)]
+    for name, was in was_and_is[0].items():
+        if was != (now := was_and_is[1][name]):
+            problem = f"holds a search with {name} {was or 'none'}; this one has {name} {now or 'none'}."
+            raise ConfigError.of(f"search.name={file.name}", problem, way_out)
 
 
 class _Hopeless(Exception):
@@ -167,21 +117,39 @@ class RunningSearch:
     """One command."""
 
     multirun: Multirun
-    config: RunConfig
+    base: Composed[RunConfig]
+    """What all points share."""
     asked: SearchRequest
     screen: SearchScreen
+    stop: StopRequest
     launch: Launch | None
-    _one: Composed[RunConfig] | None = field(default=None, init=False)
-    """A point's configuration: data and model of it tell what all are ranked by."""
+    cluster: Cluster | None
+    _probes: Iterator[Composed[RunConfig]] = field(default_factory=lambda: iter(()), init=False)
+    """Configurations of points: data and model of the first that has some tell what all are ranked by."""
     _ledger: SearchLedger | None = field(default=None, init=False)
     _begun: dict[str, tuple[Proposal, SearchRow]] = field(default_factory=dict, init=False)
     _failed: list[SearchRow] = field(default_factory=list, init=False)
     """In a row, with none before that ended well."""
 
     @property
+    def config(self) -> RunConfig:
+        """Of the search: what all points share."""
+        return self.base.config
+
+    @property
     def is_grid(self) -> bool:
         """Every combination, without Optuna."""
         return self.config.search.sampler is SearchSampler.grid
+
+    @property
+    def _limit_s(self) -> float:
+        """Of a trial."""
+        return math.inf if self.config.search.timeout_s is None else self.config.search.timeout_s
+
+    @property
+    def _prepare_s(self) -> float:
+        """Of data and model."""
+        return self.config.search.timeout_s or _PREPARE_S
 
     def compose_one(self) -> None:
         """The first point that composes.
@@ -189,53 +157,67 @@ class RunningSearch:
         Raises:
             ConfigError: there is none; the faults of the first.
         """
-        tried = self.asked.grid.points() if self.is_grid else [self.asked.probe()]
-        first: ConfigError | None = None
-        for point in tried:
+        first: list[ConfigError] = []
+        composed = self._composed(first)
+        try:
+            one = next(composed)
+        except StopIteration:
+            raise first[0] from None
+        self._probes = islice(chain([one], composed), _MOST_PROBES)
+
+    def _composed(self, faults: list[ConfigError]) -> Iterator[Composed[RunConfig]]:
+        """Points that compose, one of each data and model."""
+        seen = set()
+        for point in self.asked.grid.points() if self.is_grid else self.asked.probes():
             try:
-                self._one = self.multirun.compose(point.overrides, self.asked.folder / point.id)
+                composed = self.multirun.compose(point.overrides, self.asked.folder / point.id)
             except ConfigError as error:
-                first = first or error
-            else:
-                return
-        assert first is not None
-        raise first
+                faults.append(error)
+                continue
+            if (shared := shared_key(composed.config)) not in seen:
+                seen.add(shared)
+                yield composed
 
     def run(self) -> None:
         """Until nothing is left to try."""
-        self._check_sampler()
+        earlier = self._earlier()
         prepare_to_fork(self.config)
         announce("Search: importing PyTorch, reading data, building the model")
         from wellfed.trials import trial
 
         folder, options = self.asked.folder, self.config.search
         scratch = folder / ".scratch"
-        wait_s = options.timeout_s or _PREPARE_S
         way_out = "Raise search.timeout_s, with search.retry=[timeout]."
+
+        def log(number: int) -> Path:
+            return folder / f"shared_{number}.log"
+
         with (
             scratch_folder(scratch),
-            closing(
-                ForkServers(trial.prepare, trial.work, lambda number: folder / f"shared_{number}.log", wait_s, way_out)
-            ) as servers,
+            closing(ForkServers(trial.prepare, trial.work, log, self._prepare_s, way_out)) as servers,
         ):
             machine, metric = self._see(servers, scratch)
-            self._ledger = ledger = SearchLedger(
-                folder, self._file(machine, metric), [status.value for status in options.retry], self.screen
-            )
+            file = self._file(machine, metric)
+            if earlier is not None and self.is_grid:
+                _check_same(earlier, file, self._another())
+            retry = [status.value for status in options.retry]
+            self._ledger = ledger = SearchLedger(folder, file, retry, self.screen)
             gpus = visible(os.environ, machine.num_gpus)
-            num_gpus = self._num_gpus(self.config, gpus)
-            points = self._points(ledger, metric, parallel=max(1, len(gpus) // max(1, num_gpus)))
+            needs = num_gpus(self.base, gpus)
+            points = self._points(ledger, metric, parallel=max(1, len(gpus) // max(1, needs)))
             ledger.file.write(folder)
             ledger.say_what_changed()
             self._say_begin(ledger)
-            if self.launch is not None:
-                self._launch(points, ledger, self.launch)
-                return
-            limit_s = math.inf if options.timeout_s is None else options.timeout_s
-            slots, said = Slots(gpus, wellfed.cpus.AT_START), self._said(points)
-            pool = TrialPool(servers, slots, limit_s, open_trial_folder, ledger.write_if_new, said)
             until_s = math.inf if options.max_minutes is None else time.monotonic() + 60 * options.max_minutes
-            self._serve(pool, points, ledger, gpus, until_s)
+            if self.cluster is not None:
+                servers.close()  # what it has to say was heard, and not all that a cluster's library does can be forked
+                self._hand_over(self.cluster, points, ledger, scratch, until_s)
+            elif self.launch is not None:
+                self._launch(points, ledger, self.launch)
+            else:
+                slots, said = Slots(gpus, wellfed.cpus.AT_START), self._said(points)
+                pool = TrialPool(servers, slots, self._limit_s, open_trial_folder, ledger.write_if_new, said)
+                self._serve(pool, points, ledger, gpus, until_s)
 
     def finish(self) -> int:
         """The leaderboard of what is there; the exit code."""
@@ -247,47 +229,68 @@ class RunningSearch:
 
     # -- before the first trial ------------------------------------------------------------------------------------
 
-    def _check_sampler(self) -> None:
-        """A folder of a grid is none of a sampler's, nor the other way round."""
+    def _earlier(self) -> SearchFile | None:
+        """What the folder holds.
+
+        Raises:
+            ConfigError: a grid, and this is a sampler's, or the other way round.
+        """
         try:
             earlier = SearchFile.read(self.asked.folder)
         except FileNotFoundError:
-            return
+            return None
         except (OSError, ValueError) as error:
             self.screen.say(f"{error} It is written anew.")
-            return
+            return None
         sampler = self.config.search.sampler.value
         if (earlier.sampler == "grid") != self.is_grid:
             problem = f"holds a search with search.sampler={earlier.sampler}; this one has search.sampler={sampler}."
-            way_out = f"Give this one a folder of its own: search.name={self.asked.name}_2."
-            raise ConfigError.of(str(self.asked.folder), problem, way_out)
+            raise ConfigError.of(str(self.asked.folder), problem, self._another())
+        return earlier
+
+    def _another(self) -> str:
+        return f"Give this one a folder of its own: search.name={self.asked.name}_2."
 
     def _see(self, servers: ForkServers, scratch: Path) -> tuple[MachineSeen, MetricSeen]:
-        """What trials run on and are ranked by."""
-        assert self._one is not None
-        config = self._one.config
-        if MAY_FORK:
+        """What trials run on and are ranked by.
+
+        Raises:
+            ConfigError: no data and model could be made; the fault of the first.
+        """
+        first: ConfigError | None = None
+        for probe in self._probes:
             try:
+                machine, metric = self._seen(probe.config, servers, scratch)
+            except ConfigError as error:
+                first = first or error
+                continue
+            if not metric.is_validated:
+                problem = "has no validation split: there is no metric to rank trainings by."
+                way_out = "Return Datasets(..., val=...), or run them without comparison: hydra/sweeper=basic."
+                raise ConfigError.of(f"workload={probe.config.workload.name}", problem, way_out)
+            return machine, metric
+        assert first is not None
+        raise first
+
+    def _seen(self, config: RunConfig, servers: ForkServers, scratch: Path) -> tuple[MachineSeen, MetricSeen]:
+        """By the data and model of one point."""
+        try:
+            if MAY_FORK:
                 server = servers.get(shared_key(config), config)
                 answers = server.ask(Job("metric", scratch, SeeMetric(config)), servers.timeout_s)
-            except ForkServerFailed as failed:
-                raise ConfigError.of("data and model", str(failed), "") from failed
-        else:
-            import torch
+            else:
+                import torch
 
-            from wellfed.trials import trial
+                from wellfed.trials import trial
 
-            shared = trial.prepare(config)
-            torch.set_num_threads(shared.num_threads)
-            answers = tuple(trial.see_metric(shared.parts, config))
+                shared = trial.prepare(config)
+                torch.set_num_threads(shared.num_threads)
+                answers = tuple(trial.see_metric(shared.parts, config))
+        except (ForkServerFailed, DataError) as failed:
+            raise ConfigError.of("data and model", str(failed), "") from failed
         if len(answers) != 2:
-            log = servers.log(1)
-            raise ConfigError.of("data and model", "could not be looked at.", f"See {log}, and {scratch.parent}.")
+            raise ConfigError.of("data and model", "could not be looked at.", f"See the files in {scratch.parent}.")
         machine, metric = answers
-        if not metric.is_validated:
-            problem = "has no validation split: there is no metric to rank trainings by."
-            way_out = "Return Datasets(..., val=...), or run them without comparison: hydra/sweeper=basic."
-            raise ConfigError.of(f"workload={config.workload.name}", problem, way_out)
         return machine, metric
 
     def _file(self, machine: MachineSeen, metric: MetricSeen) -> SearchFile:
@@ -307,7 +310,7 @@ class RunningSearch:
             pruner=options.pruner.value,
             max_trials=options.max_trials,
             code=code_version(own_git_state()),
-            machine=machine.description,
+            machine="" if self.cluster is not None else machine.description,
             ids=tuple(point.id for point in asked.grid.points()) if self.is_grid else (),
             flags=tuple(where_flags(sys.argv[1:])),
         )
@@ -318,13 +321,11 @@ class RunningSearch:
             return GridPoints(asked.grid.points(), ledger)
         from wellfed.search.study import Study
 
-        # What says how trials are watched makes them no other trials.
-        shared = sorted(text for text in ledger.file.fixed if group_of(text) not in ("logger", "telemetry", "paths"))
         study = Study(
             asked.folder,
             ledger.file.space,
             mode=metric.mode,
-            identity={"metric": f"val/{metric.name} ({metric.mode})", "overrides": " ".join(shared)},
+            identity=ledger.file.identity,
             sampler=options.sampler.value,
             pruner=options.pruner.value,
             seed=options.seed,
@@ -342,10 +343,6 @@ class RunningSearch:
         if not self.is_grid:
             say(f"Up to {counted(options.max_trials, 'trial')}, sampler {options.sampler}, pruner {options.pruner}")
 
-    def _num_gpus(self, config: RunConfig, gpus: Sequence[str]) -> int:
-        """That a trial takes; 0 = it trains on the processor."""
-        return 0 if config.trainer.accelerator is Accelerator.cpu else min(config.trainer.devices, len(gpus))
-
     # -- while trials run ------------------------------------------------------------------------------------------
 
     def _serve(
@@ -359,44 +356,95 @@ class RunningSearch:
             return None
 
         try:
-            for finished in pool.run(more=more, needs=self._num_gpus(self.config, gpus)):
+            for finished in pool.run(more=more, needs=num_gpus(self.base, gpus)):
                 proposal, row = self._begun.pop(finished.trial.key)
-                end = finished.end
-                if isinstance(end, JobEnd):
-                    row = learned_row(
-                        row, ledger.folder, end.code, end.seconds, file=ledger.file, timed_out=finished.timed_out
-                    )
-                    ledger.add(row, proposal.point)
-                else:
-                    row = ledger.refuse(proposal.point, proposal.number, end.status, str(end))
-                points.ended(proposal, row)
-                self._weigh(row, ledger)
+                self._ended(proposal, row_of_training(finished, row, ledger.folder, ledger.file), points, ledger)
         except _Hopeless as hopeless:
             self.screen.say(str(hopeless))
             return
-        if time.monotonic() >= until_s:
-            limit = f"search.max_minutes={self.config.search.max_minutes:g}"
-            self.screen.say(f"{limit} are over. {self.asked.way_on} goes on, for as long again.")
+        if time.monotonic() >= until_s and points.has_more:
+            self._say_over()
+
+    def _hand_over(self, cluster: Cluster, points: Points, ledger: SearchLedger, scratch: Path, until_s: float) -> None:
+        """A grid's trials to other machines."""
+
+        def tick() -> None:
+            ledger.write_if_new()
+            if time.monotonic() >= until_s:
+                cluster.start_no_more()
+
+        if not points.has_more:
+            return
+        elsewhere = TrialsElsewhere(cluster, ledger.folder, self.stop, self.screen.say, tick, "search")
+        alive = scratch / f"alive_{os.getpid()}_{time.time_ns()}"
+        with elsewhere.reached(alive, ledger.file.code, self._limit_s, self._prepare_s):
+            left: dict[str, Proposal] = {}
+            trials = []
+            try:
+                while (proposal := points.next()) is not None:
+                    if (trial := self._order(proposal, points, ledger, elsewhere)) is not None:
+                        left[proposal.point.id] = proposal
+                        trials.append(trial)
+                for trial, row in elsewhere.run(trials):
+                    proposal = left.pop(trial.row.point)
+                    if row is not None:
+                        assert isinstance(row, SearchRow)
+                        ledger.forget_curve(row.folder)
+                        self._ended(proposal, row, points, ledger)
+            except _Hopeless as hopeless:
+                self.screen.say(str(hopeless))
+                return
+        if time.monotonic() >= until_s and left:
+            self._say_over()
+
+    def _order(
+        self, proposal: Proposal, points: Points, ledger: SearchLedger, elsewhere: TrialsElsewhere
+    ) -> TrialOrder | None:
+        """None: the point can't be run there, which is its row."""
+        composed = self._composed_point(proposal, points, ledger)
+        if composed is None:
+            return None
+        if (problem := elsewhere.misfit(composed)) is not None:
+            self._refuse(proposal, "infeasible", problem, points, ledger)
+            return None
+        row = replace(ledger.begin(proposal.point, proposal.number), host="")
+        return TrialOrder(RunPoint(proposal.point, composed), row, ledger.file)
+
+    def _say_over(self) -> None:
+        limit = f"search.max_minutes={self.config.search.max_minutes:g}"
+        self.screen.say(f"{limit} are over. {self.asked.way_on} goes on, for as long again.")
 
     def _queued(
         self, proposal: Proposal, points: Points, ledger: SearchLedger, gpus: Sequence[str]
     ) -> QueuedTrial | None:
         """None: the point does not compose, which is its row."""
-        point, folder = proposal.point, ledger.folder / proposal.point.id
-        try:
-            composed = self.multirun.compose(point.overrides, folder)
-        except ConfigError as error:
-            row = ledger.refuse(point, proposal.number, "invalid", " ".join(map(str, error.faults)))
-            points.ended(proposal, row)
-            self._weigh(row, ledger)
+        composed, point = self._composed_point(proposal, points, ledger), proposal.point
+        if composed is None:
             return None
         ledger.forget_curve(point.id)
         self._begun[point.id] = proposal, ledger.begin(point, proposal.number)
         self.screen.began(proposal.number, point.values)
-        config = composed.config
         asks = self.config.search.pruner is not SearchPruner.none
-        task, shared = TrainWhole(replace(composed, run_dir=folder)), shared_key(config)
-        return QueuedTrial(point.id, shared, config, task, folder, self._num_gpus(config, gpus), asks)
+        return whole_training(point.id, composed, ledger.folder, gpus, asks=asks)
+
+    def _composed_point(self, proposal: Proposal, points: Points, ledger: SearchLedger) -> Composed[RunConfig] | None:
+        """None: the point does not compose, which is its row."""
+        try:
+            return self.multirun.compose(proposal.point.overrides, ledger.folder / proposal.point.id)
+        except ConfigError as error:
+            self._refuse(proposal, "invalid", " ".join(map(str, error.faults)), points, ledger)
+            return None
+
+    def _refuse(self, proposal: Proposal, status: Status, problem: str, points: Points, ledger: SearchLedger) -> None:
+        """A point that is not run."""
+        row = replace(refused_row(ledger.begin(proposal.point, proposal.number), status, problem), folder="")
+        self._ended(proposal, row, points, ledger)
+
+    def _ended(self, proposal: Proposal, row: SearchRow, points: Points, ledger: SearchLedger) -> None:
+        """What became of a trial, to all who must know."""
+        ledger.add(row, proposal.point)
+        points.ended(proposal, row)
+        self._weigh(row, ledger)
 
     def _said(self, points: Points) -> Callable[[QueuedTrial, Any], str | None]:
         def reply(trial: QueuedTrial, said: Validated) -> str | None:
@@ -436,11 +484,7 @@ class RunningSearch:
         """A grid's trials by Hydra's own means, told when all have ended."""
         proposals = []
         while (proposal := points.next()) is not None:
-            try:
-                self.multirun.compose(proposal.point.overrides, ledger.folder / proposal.point.id)
-            except ConfigError as error:
-                ledger.refuse(proposal.point, proposal.number, "invalid", " ".join(map(str, error.faults)))
-            else:
+            if self._composed_point(proposal, points, ledger) is not None:
                 proposals.append(proposal)
         jobs = []
         for proposal in proposals:

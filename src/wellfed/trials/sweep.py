@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from wellfed.config.compose import SECRET_SHOWN, Composed, masked_override
 from wellfed.config.entry import where_flags
@@ -106,11 +106,8 @@ def _checked(multirun: Multirun, base: Composed[RunConfig], *, is_here: bool) ->
         problem = "is no axis of a sweep: samples/s of different workloads are no comparison."
         way_out = f"Sweep one after the other: workload={axes['workload'][0]}"
         raise ConfigError([Fault(f"workload={','.join(axes['workload'])}", problem, way_out)])
-    name = config.sweep.name or base.choices["sweep"]
-    if not _NAME.fullmatch(name):
-        problem = "becomes the name of a folder: letters, digits, '_', '-' and '.'."
-        raise ConfigError([Fault(f"sweep.name={name}", problem, "Write sweep.name=my_sweep.")])
-    folder = multirun.typed_dir or Path(config.paths.log_dir) / config.workload.name / "sweeps" / name
+    check_one_machine(config)
+    folder = named_folder(multirun, config, "sweep", config.sweep.name or base.choices["sweep"])
     if not axes:
         way_out = "Name values of one knob at least: loader=baseline,balanced"
         raise ConfigError([Fault(chosen, "has no axis: nothing varies.", way_out)])
@@ -132,6 +129,26 @@ def _checked(multirun: Multirun, base: Composed[RunConfig], *, is_here: bool) ->
             raise ConfigError([Fault("hydra/launcher=wellfed", problem, way_out)])
         check_energy(config, axes)
     return grid, folder
+
+
+def named_folder(multirun: Multirun, config: RunConfig, noun: Literal["sweep", "search"], name: str) -> Path:
+    """Of the sweep or the search of this name, unless another one was typed.
+
+    Raises:
+        ConfigError: it can't be the name of a folder.
+    """
+    if not _NAME.fullmatch(name):
+        problem = "becomes the name of a folder: letters, digits, '_', '-' and '.'."
+        raise ConfigError.of(f"{noun}.name={name}", problem, f"Write {noun}.name=my_{noun}.")
+    plural = {"sweep": "sweeps", "search": "searches"}[noun]
+    return multirun.typed_dir or Path(config.paths.log_dir) / config.workload.name / plural / name
+
+
+def check_one_machine(config: RunConfig) -> None:
+    """Raises ConfigError: a trial would be on several machines."""
+    if config.trainer.num_nodes > 1:
+        where = f"trainer.num_nodes={config.trainer.num_nodes}"
+        raise ConfigError.of(where, "a trial is on one machine.", "Set trainer.num_nodes=1.")
 
 
 def _sweep_file(base: Composed[RunConfig], grid: Grid) -> SweepFile:

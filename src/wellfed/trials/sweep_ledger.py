@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ CONFIRMED = 3
 """So many of the best are measured again..."""
 CONFIRM_ROUNDS = 3
 """...so often, in turn: a machine that slows down slows all of them."""
-_MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
 
 
 class SweepLedger(TrialLedger):
@@ -40,9 +38,8 @@ class SweepLedger(TrialLedger):
     def say_what_changed(self) -> None:
         """A ledger that is there already is gone on with; what makes its rows another matter is said."""
         say = self._screen.say
-        for number in self._found.damaged:
-            text = "is cut or no row; its trial runs again unless its own record is whole."
-            say(f"{ledger.FILE_NAME}: line {number} {text}")
+        for text in self.says_damaged():
+            say(text)
         try:
             earlier = SweepFile.read(self.folder)
         except FileNotFoundError:
@@ -66,10 +63,8 @@ class SweepLedger(TrialLedger):
             say(f"The code has changed since ({', '.join(changed)} -> {self.file.code}): {kept} and marked. {again}")
         if codes and earlier.trial_steps not in (0, self._trial_steps):
             say(f"sweep.trial_steps was {earlier.trial_steps} and is {self._trial_steps}: {kept}. {again}")
-        left = Counter(row.status for row in rows if row.status in _MAY_BE_RETRIED and row.status not in self._retry)
-        if left:
-            told = ", ".join(f"{number} {status}" for status, number in left.items())
-            say(f"Kept as they are: {told}; sweep.retry=[{','.join(left)}] runs them again.")
+        for text in self.says_kept("sweep"):
+            say(text)
 
     def note_machine(self, machine: str, processor: str) -> None:
         """Trials run on this one now, whose processor is one of them."""

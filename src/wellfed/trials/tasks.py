@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from wellfed.config.compose import Composed
-from wellfed.config.schema import RunConfig
+from wellfed.config.schema import Accelerator, RunConfig
 from wellfed.hardware.facts import MachineFacts
 from wellfed.sweep.grid import GridPoint
 
@@ -115,6 +115,11 @@ def in_words(facts: MachineFacts) -> str:
 def processor_of(facts: MachineFacts) -> str:
     """A processor and its cores."""
     return f"{facts.cpu}, {facts.cpu_quota_cores:g} cores"
+
+
+def is_for_cpu(composed: Composed[RunConfig]) -> bool:
+    """Whether it trains on the processor whatever else a machine has."""
+    return composed.config.trainer.accelerator is Accelerator.cpu or composed.choices.get("gpu") == "cpu"
 
 
 def shared_key(config: RunConfig) -> str:

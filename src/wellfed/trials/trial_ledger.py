@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import socket
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Generic, Literal, Protocol
 
 from wellfed.config.compose import masked_override
 from wellfed.record import Status
 from wellfed.sweep import ledger
 from wellfed.sweep.grid import GridPoint
-from wellfed.sweep.ledger import Row
+from wellfed.sweep.ledger import R, Row
 from wellfed.sweep.rows import recorded_row, refused_row
+
+_MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
 
 
 class TrialScreen(Protocol):
@@ -29,17 +32,47 @@ class TrialScreen(Protocol):
         """Some time has passed."""
 
 
-class TrialLedger:
+class KeptRows(Generic[R]):
     """The rows of a folder, which nobody else writes to.
 
     Args:
-        code: the version of the code that measures now.
+        kind: of rows.
         retry: statuses whose trials are run again.
     """
 
+    def __init__(self, folder: Path, kind: type[R], retry: Collection[str] = ()) -> None:
+        self.folder, self._retry = folder, tuple(retry)
+        self._found = ledger.read_rows(folder, kind)
+
+    def says_damaged(self) -> list[str]:
+        """Lines that hold no row."""
+        text = "is cut or no row; its trial runs again unless its own record is whole."
+        return [f"{ledger.FILE_NAME}: line {number} {text}" for number in self._found.damaged]
+
+    def says_kept(self, group: str) -> list[str]:
+        """What did not end well and is not run again; ``group`` has the knob that would."""
+        statuses = [row.status for row in self._found.latest().values()]
+        left = Counter(each for each in statuses if each in _MAY_BE_RETRIED and each not in self._retry)
+        told = ", ".join(f"{number} {status}" for status, number in left.items())
+        return [f"Kept as they are: {told}; {group}.retry=[{','.join(left)}] runs them again."] if left else []
+
+    def _append(self, rows: Iterable[R]) -> None:
+        rows = tuple(rows)
+        self._found = replace(self._found, rows=(*self._found.rows, *rows))  # known, if it can't be written
+        ledger.append(self.folder, rows)
+
+
+class TrialLedger(KeptRows[Row]):
+    """Those of trials that are timed.
+
+    Args:
+        code: the version of the code that measures now.
+        retry: as of `KeptRows`.
+    """
+
     def __init__(self, folder: Path, code: str, screen: TrialScreen, retry: Collection[str] = ()) -> None:
-        self.folder, self._code, self._shown, self._retry = folder, code, screen, tuple(retry)
-        self._found = ledger.read(folder)
+        super().__init__(folder, Row, retry)
+        self._code, self._shown = code, screen
         self._processor = ""
 
     @property
@@ -85,8 +118,3 @@ class TrialLedger:
     def add(self, row: Row) -> None:
         """A trial has ended."""
         self._append([row])
-
-    def _append(self, rows: Iterable[Row]) -> None:
-        rows = tuple(rows)
-        self._found = replace(self._found, rows=(*self._found.rows, *rows))  # known, if it can't be written
-        ledger.append(self.folder, rows)

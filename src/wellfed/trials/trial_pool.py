@@ -8,9 +8,9 @@ from __future__ import annotations
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from multiprocessing.connection import wait
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -135,12 +135,34 @@ class ForkServers:
     _servers: dict[str, ForkServer] = field(default_factory=dict, init=False)
     _numbers: dict[str, int] = field(default_factory=dict, init=False)
 
-    def get(self, shared: str, config: RunConfig, busy: Iterable[ForkServer] = ()) -> ForkServer:
-        """The server of what is shared; those that are ``busy`` stay.
+    def get(self, shared: str, config: RunConfig) -> ForkServer:
+        """The server of what is shared, when it is ready.
 
         Raises:
             ForkServerFailed: it could not be prepared.
         """
+        server = self.begin(shared, config)
+        try:
+            server.wait_ready(self.timeout_s, self.way_out)
+        except BaseException:
+            self.drop(server)
+            raise
+        return server
+
+    def is_ready(self, server: ForkServer) -> bool:
+        """Whether what it shares is there; does not wait.
+
+        Raises:
+            ForkServerFailed: it could not be prepared.
+        """
+        try:
+            return server.is_ready(self.timeout_s, self.way_out)
+        except ForkServerFailed:
+            self.drop(server)
+            raise
+
+    def begin(self, shared: str, config: RunConfig, busy: Iterable[ForkServer] = ()) -> ForkServer:
+        """The server of what is shared, ready or not; those that are ``busy`` stay."""
         if shared in self._servers:
             return self._servers[shared]
         for old in list(self._servers)[: max(0, len(self._servers) - _MOST_SERVERS + 1)]:
@@ -150,11 +172,6 @@ class ForkServers:
         siblings = self._servers.values()
         server = ForkServer(lambda: self.prepare(config), self.work, self.log(number), siblings)
         self._servers[shared] = server
-        try:
-            server.wait_ready(self.timeout_s, self.way_out)
-        except BaseException:
-            self.drop(server)
-            raise
         return server
 
     def drop(self, server: ForkServer) -> None:
@@ -216,20 +233,16 @@ class TrialPool:
         self._queue.clear()
 
     def _start(self, trial: QueuedTrial, place: Place) -> Iterator[FinishedTrial]:
-        """Yields what it finds dead, the trial itself included."""
-
-        def server_of(trial: QueuedTrial) -> ForkServer:
-            return self.servers.get(trial.shared, trial.config, [each.server for each in self._running.values()])
-
+        """Yields what ends meanwhile, the trial itself included where it can't be started."""
         job = Job(trial.key, trial.folder, trial.task, place.environment, place.cpus, trial.asks)
         try:
-            server = server_of(trial)
+            server = yield from self._prepared(trial)
             self.open_folder(trial.folder)
             try:
                 server.start(job)
             except ForkServerFailed:  # it has died since it was last heard of
                 yield from self._all_died(server)
-                server = server_of(trial)
+                server = yield from self._prepared(trial)
                 server.start(job)
         except ForkServerFailed as failed:
             self.slots.give_back(place)
@@ -237,15 +250,25 @@ class TrialPool:
             return
         self._running[trial.key] = _RunningTrial(trial, server, place, time.monotonic())
 
-    def _wait(self) -> Iterator[FinishedTrial]:
-        """A little, for what ends."""
+    def _prepared(self, trial: QueuedTrial) -> Generator[FinishedTrial, None, ForkServer]:
+        """Its server. Those that run are heard and held to their time while data and model are made."""
+        server = self.servers.begin(trial.shared, trial.config, [each.server for each in self._running.values()])
+        while not self.servers.is_ready(server):
+            self.tick()
+            yield from self._wait(server.connection)
+        return server
+
+    def _wait(self, *preparing: Connection) -> Iterator[FinishedTrial]:
+        """A little, for what ends, or says that it is there."""
         now_s = time.monotonic()
         for each in self._running.values():
             if now_s >= each.began_s + self.timeout_s and not each.timed_out:
                 each.timed_out = True
                 each.server.kill(each.trial.key)
         servers = {id(each.server.connection): each.server for each in self._running.values()}
-        for ready in wait([server.connection for server in servers.values()], timeout=_TICK_S):
+        for ready in wait([*preparing, *(server.connection for server in servers.values())], timeout=_TICK_S):
+            if ready in preparing:
+                continue
             server = servers[id(ready)]
             try:
                 end = server.take()
