@@ -3,6 +3,7 @@
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -25,17 +26,26 @@ def meeting_place(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")  # and so put back afterwards
 
 
+@contextmanager
+def connected(*launches):
+    """Lines of these ranks."""
+    made = [Line(launch) for launch in launches]
+    with ThreadPoolExecutor(len(made)) as pool:
+        told = [pool.submit(line.gather, "hello", line.launch.rank) for line in made]
+        assert [each.result() for each in told] == [list(range(len(made))), *([] for _ in made[1:])]
+    try:
+        yield made
+    finally:
+        for line in reversed(made):
+            line.close()
+
+
 @pytest.fixture
 def lines(meeting_place, monkeypatch):
     """Of three ranks on as many machines, connected."""
     monkeypatch.setattr(module, "_meet_at", lambda address, port: None)  # they have one environment here
-    made = [Line(Launch("torchrun", rank, 0, rank, 3, 3, 1)) for rank in range(3)]
-    with ThreadPoolExecutor(3) as pool:
-        told = [pool.submit(line.gather, "hello", line.launch.rank) for line in made]
-        assert [each.result() for each in told] == [[0, 1, 2], [], []]
-    yield made
-    for line in reversed(made):
-        line.close()
+    with connected(*(Launch("torchrun", rank, 0, rank, 3, 3, 1) for rank in range(3))) as made:
+        yield made
 
 
 def cut(line):
