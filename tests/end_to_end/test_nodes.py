@@ -353,3 +353,38 @@ def test_several_nodes_need_a_launcher(tmp_path: Path) -> None:
     assert done.code == 2
     assert "trainer.num_nodes=2: this process was started alone" in done.err
     assert not run_folders(tmp_path)
+
+
+LATE = """
+import time
+from pathlib import Path
+from brought_data import Sets
+
+class LateSets(Sets):
+    def prepare_data(self):
+        time.sleep(3)
+        super().prepare_data()
+        Path("prepared").touch()
+
+    def setup(self, stage=None):
+        assert Path("prepared").exists()
+        super().setup(stage)
+"""
+
+
+def test_what_the_first_rank_prepares_is_there_for_the_others(nodes: Nodes, port: int) -> None:
+    shutil.copy(Path(__file__).with_name("brought_data.py"), nodes.folder)
+    (nodes.folder / "late.py").write_text(LATE)
+    workload = nodes.folder / "configs" / "workload"
+    workload.mkdir(parents=True)
+    (workload / "late.yaml").write_text(
+        "name: late\nmodel: {_target_: brought_data.Module}\ndata: {_target_: late.LateSets}\noptimizer: null\n"
+    )
+    typed = ("--config-dir", str(workload.parent), "workload=late", "config.allow_targets=[brought_data,late,torch]")
+    where = ("trainer.accelerator=cpu", "trainer.num_nodes=2", "trainer.devices=2", "trainer.max_epochs=1")
+    for node in (0, 1):
+        nodes.start(node, *typed, *where, "logger=none", "telemetry.ceiling_steps=0", port=port, ranks=2)
+    assert nodes.wait() == [0, 0], nodes.text
+    hooks = (nodes.folder / "hooks").read_text().splitlines()
+    assert hooks.count("prepare_data") == 2
+    assert hooks.count("setup fit") == 4

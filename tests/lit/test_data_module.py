@@ -67,6 +67,19 @@ def test_each_stage_is_set_up_once_and_only_where_there_is_a_loader():
     assert with_test.calls == ["prepare_data", "setup fit of 1", "setup test of 1"]
 
 
+@pytest.mark.parametrize(
+    ("rank", "local_rank", "per_node", "prepares"),
+    [(0, 0, True, True), (0, 0, False, True), (1, 1, True, False), (2, 0, True, True), (2, 0, False, False)],
+)
+def test_data_are_prepared_once_a_machine_or_once(monkeypatch, rank, local_rank, per_node, prepares):
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("LOCAL_RANK", str(local_rank))
+    sets = Sets()
+    sets.prepare_data_per_node = per_node
+    datasets_of(sets)
+    assert sets.calls == [*(["prepare_data"] if prepares else []), "setup fit of 1"]
+
+
 def test_lightning_finds_nothing_left_to_do():
     sets = WithTest()
     datasets_of(sets)

@@ -1,12 +1,19 @@
 """What the ranks of a run tell each other."""
 
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
 
 from tests.planning.test_decide import ITEMS, config, planned
+from tests.run.test_line import connected, lines, meeting_place  # noqa: F401
+from wellfed.errors import DataError
+from wellfed.launcher import Launch
 from wellfed.planning.run_plan import Decided, RunPlan
+from wellfed.run import line as module
+from wellfed.run.ending import RankEnded
 from wellfed.run.other_ranks import OtherRanks, RankZero, leave_for_rank_0, take_from_ranks
 from wellfed.run.outcome import outcome_of
 
@@ -45,6 +52,43 @@ def test_ranks_load_and_plan_memory_as_rank_0_has_decided(monkeypatch, tmp_path)
 def test_a_rank_that_others_started_goes_by_what_it_sees(monkeypatch):
     monkeypatch.delenv("WELLFED_RANK_0", raising=False)
     assert RankZero.told() is None
+
+
+def test_data_are_prepared_in_turns(meeting_place, monkeypatch, tmp_path):  # noqa: F811
+    """Two machines with two ranks each: what one does within its turn is over before the next begins."""
+    monkeypatch.setattr(module, "_meet_at", lambda address, port: None)
+    launches = [Launch("torchrun", rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
+    seen = {}
+
+    def prepare(line):
+        rank = line.launch.rank
+        with OtherRanks(rank, tmp_path, line).in_turn():
+            seen[rank] = {path.name for path in tmp_path.iterdir()}
+            time.sleep(0.05)
+            (tmp_path / str(rank)).touch()
+
+    with connected(*launches) as made, ThreadPoolExecutor(4) as pool:
+        list(pool.map(prepare, made))
+    assert (seen[0], seen[2]) == (set(), {"0"})
+    assert {"0", "2"} <= seen[1]
+    assert {"0", "2"} <= seen[3]
+
+
+def test_a_rank_whose_data_can_not_be_read_is_not_waited_for(lines, tmp_path):  # noqa: F811
+    def prepare(line):
+        others = OtherRanks(line.launch.rank, tmp_path, line)
+        try:
+            with others.in_turn():
+                if line.launch.rank == 1:
+                    raise DataError("no such file")
+        except (DataError, RankEnded) as error:
+            return others.reason(outcome_of(error, has_trained=False)).message
+        return "prepared"
+
+    with ThreadPoolExecutor(3) as pool:
+        said = list(pool.map(prepare, lines))
+    assert said[0].endswith("no such file")
+    assert said[1] == "no such file"
 
 
 def test_what_a_rank_leaves_is_taken_once(tmp_path):

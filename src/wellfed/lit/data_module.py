@@ -11,7 +11,7 @@ import lightning.pytorch as pl
 
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError
-from wellfed.launcher import own_local_rank
+from wellfed.launcher import own_local_rank, own_rank
 
 TRANSFER_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _LOADERS = {"train": "train_dataloader", "val": "val_dataloader", "test": "test_dataloader"}
@@ -49,7 +49,8 @@ def datasets_of(owner: Any) -> Datasets:
     attribute = "_trainer" if isinstance(owner, pl.LightningModule) else "trainer"
     vars(owner)[attribute] = NoTrainerYet()
     try:
-        if own_local_rank() == 0:  # other ranks are started when this one has begun to train
+        own = own_local_rank() if getattr(owner, "prepare_data_per_node", True) else own_rank()
+        if own == 0:  # the turn of others comes when this one has done it
             owner.prepare_data()
         found: dict[str, Any] = {}
         done: set[str] = set()

@@ -13,8 +13,8 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -75,6 +75,32 @@ class OtherRanks:
         """Known at the start where rank 0 has started this one, else once the ranks have met."""
         self.rank_0_tells = False
         """How this rank has ended."""
+
+    @contextmanager
+    def in_turn(self) -> Iterator[None]:
+        """Within it data are prepared: by rank 0, then by the first rank of each other machine, then by the others.
+
+        So what is prepared once is there for all: on a disk that machines share rank 0's, else each machine's own.
+
+        Raises:
+            RankEnded: one whose turn was before has ended.
+        """
+        if self.line is None:  # Lightning starts the others when this one begins to train
+            yield
+            return
+        line, launch = self.line, self.line.launch
+        if launch.rank > 0:
+            line.hear("first is prepared")
+        if not launch.is_first_of_node:
+            line.gather("prepared", None)
+            line.hear("all are prepared")
+        yield
+        if launch.rank == 0:
+            line.tell("first is prepared")
+        if launch.is_first_of_node:
+            line.gather("prepared", None)
+        if launch.rank == 0:
+            line.tell("all are prepared")
 
     def plan(self, planner: Planner, overrides: Sequence[str]) -> RunPlan:
         """The plan of training, with what is rank 0's to decide as it has decided."""

@@ -106,7 +106,8 @@ class Run:
             _LOG.info("gpu %d: %s, %s%s", gpu.index, gpu.describe(), free, by)
         # torch counts the host's cores; more threads than the quota only take turns, and wait for one another.
         torch.set_num_threads(max(1, min(torch.get_num_threads(), math.floor(facts.cpu_quota_cores))))
-        planner = Planner.start(self.composed, facts, self.parts)
+        with self._others.in_turn():
+            planner = Planner.start(self.composed, facts, self.parts)
         self._books.passed("data_s")
         self._books.other_machines(self._others.machines(facts, planner.device))
         config, parts, plan, books = planner.config, planner.parts, self._make_plan(planner), self._books

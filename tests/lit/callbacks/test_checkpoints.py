@@ -1,14 +1,20 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
+import multiprocessing
+import os
 import signal
+import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import nn
 
 from tests.lit import tiny
@@ -228,6 +234,52 @@ def test_a_save_that_fails_keeps_the_one_before(tmp_path: Path, monkeypatch: pyt
     assert step_of(tmp_path / "last.ckpt") == 5
     assert step_of(tmp_path / "last-1.ckpt") == 2
     assert not list(tmp_path.glob(".*"))
+
+
+def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:
+    """One of two ranks; rank 0 can't write its second checkpoint. Leaves what was told and what was saved."""
+    torch.set_num_threads(1)
+    os.environ |= {"WORLD_SIZE": "2", "RANK": str(rank), "LOCAL_RANK": str(rank), "NODE_RANK": "0"}
+    store = torch.distributed.FileStore(str(folder / "store"), 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2, timeout=timedelta(seconds=30))
+    told: list[int] = []
+    saved: list[int] = []
+    callback = tiny.checkpoints(
+        folder / "checkpoints",
+        every_steps=2,
+        on_disk_error=lambda error, step: told.append(step),
+        on_saved=lambda step, name: saved.append(step),
+    )
+    owner, name = (TorchCheckpointIO, "save_checkpoint") if fails == "write" else (type(callback), "_rotate")
+    works, calls = getattr(owner, name), [0]
+
+    def full_at_the_second(*given: Any, **named: Any) -> None:
+        calls[0] += 1
+        if calls[0] == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        works(*given, **named)
+
+    setattr(owner, name, full_at_the_second)
+    batches = tiny.loader(rank=rank, world_size=2)
+    tiny.fit(tiny.module(), folder, [callback], batches=batches, devices=2, strategy="ddp", max_steps=4)
+    (folder / f"{rank}.json").write_text(json.dumps([told, saved]))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+@pytest.mark.parametrize("fails", ["write", "rename"])
+def test_other_ranks_do_not_wait_for_one_whose_disk_is_full(tmp_path: Path, fails: str) -> None:
+    """And all try again at the same step: at the end of training, here."""
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_train_on_a_full_disk, args=(rank, fails, tmp_path)) for rank in (0, 1)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(40)
+        process.kill()
+    assert json.loads((tmp_path / "0.json").read_text()) == [[4], [2, 4]]
+    assert json.loads((tmp_path / "1.json").read_text()) == [[], []]
+    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 4
+    assert not list((tmp_path / "checkpoints").glob(".*"))
 
 
 def test_an_error_that_is_not_the_disks_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,24 +185,37 @@ class Checkpoints(pl.Callback):
             return self._write(trainer, name)
 
     def _write(self, trainer: pl.Trainer, name: str) -> bool:
-        temporary = self.folder / f".{name}.tmp"
+        """Whether the file is there; of several ranks all learn it, or they would not save at the same step again."""
+        temporary, failure = self.folder / f".{name}.tmp", None
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             trainer.save_checkpoint(temporary)
-            if trainer.is_global_zero:
-                if name == LAST:
-                    self._rotate()
-                temporary.replace(self.folder / name)
         except (OSError, RuntimeError) as error:
             if not is_disk_error(error):
                 raise
-            if trainer.is_global_zero:
-                temporary.unlink(missing_ok=True)
-            self._on_disk_error(error, trainer.global_step)
-            return False
+            failure = error
+            trainer.strategy.barrier("Trainer.save_checkpoint")  # where the others wait for the rank that writes
         if trainer.is_global_zero:
+            failure = failure or self._put(temporary, name)
+            if failure is not None:
+                temporary.unlink(missing_ok=True)
+        if failure is not None:
+            self._on_disk_error(failure, trainer.global_step)
+        is_written: bool = failure is None
+        if trainer.world_size > 1:
+            is_written = trainer.strategy.broadcast(is_written)
+        if is_written and trainer.is_global_zero:
             self._on_saved(trainer.global_step, name)
-        return True
+        return is_written
+
+    def _put(self, temporary: Path, name: str) -> OSError | None:
+        """Give the file its name; why that can't be done."""
+        try:
+            if name == LAST:
+                self._rotate()
+            temporary.replace(self.folder / name)
+        except OSError as error:
+            return error
+        return None
 
     def _rotate(self) -> None:
         """last -> last-1 -> last-2 ..., the oldest goes."""
