@@ -7,8 +7,9 @@
 A case is a workload, a device and a start: a loader and a memory as people begin with. For each workload and device
 ``python src/train.py -m sweep=full`` runs all points of the grid once; for each start ``python src/tune.py`` searches
 from there. What tune ends with and the best of the grid's leaderboard are then measured again, in turn, as the points
-of one sweep. Trial time is that of the trials alone: of the grid without measuring its best again, of tune without its
-own comparison. Compiling is left out with ``--no-compile``, and on a simulated card, which compiles nothing.
+of one sweep, each of them first in every other round. Trial time is that of the trials alone: of the grid without
+measuring its best again, of tune without its own comparison, which is told beside it (``tune_comparison_s``). Compiling
+is left out with ``--no-compile``, and on a simulated card, which compiles nothing.
 What is in the folder is not run again: the same command goes on, and a record can be made of pieces.
 ``simulated`` is a simulated card behind real loaders (tests/fake_cuda): its figures are of no real GPU.
 """
@@ -114,20 +115,19 @@ class Bench:
         return self._logs / "tunes" / name
 
     def in_turns(self, found: Sequence[str], best: Sequence[str], rounds: int) -> tuple[list[float | None], ...]:
-        """Rates of both, one a round, as points of a sweep whose other axis changes nothing."""
+        """Rates of both, one a round, as points of a sweep; every other round begins with the grid's."""
         name = f"turns_{self.case.where}_{self.case.start}"
-        options, both = self.folder / "options", [f"{self.case.workload}_{name}_{which}" for which in ("tuned", "grid")]
-        for option, words in zip(both, (found, best), strict=True):
-            write_experiment(options, option, words)
-        axis = ",".join(str(1000 + number) for number in range(rounds))
+        options, prefix = self.folder / "options", f"{self.case.workload}_{name}"
+        pairs = [(f"{prefix}_{number}_tuned", f"{prefix}_{number}_grid") for number in range(rounds)]
+        for both in pairs:
+            for option, words in zip(both, (found, best), strict=True):
+                write_experiment(options, option, words)
+        order = [option for number, both in enumerate(pairs) for option in (both if number % 2 == 0 else both[::-1])]
         words = ("sweep=quick", f"sweep.name={name}", "~hydra.sweeper.params.loader")
-        self._type(
-            "train.py",
-            *("-m", "--config-dir", str(options), *words),
-            *(f"trainer.log_every_steps={axis}", f"experiment={','.join(both)}"),
-        )
-        rows = [row for row in ledger.read(self._logs / "sweeps" / name).rows if row.kind == "trial"]
-        return tuple([SAMPLES_PER_S(row) for row in rows if f"experiment={option}" in row.overrides] for option in both)
+        self._type("train.py", "-m", "--config-dir", str(options), *words, f"experiment={','.join(order)}")
+        rows = ledger.read(self._logs / "sweeps" / name).rows
+        rates = {word: SAMPLES_PER_S(row) for row in rows if row.kind == "trial" for word in row.overrides}
+        return tuple([rates.get(f"experiment={both[place]}") for both in pairs] for place in (0, 1))
 
     @property
     def _logs(self) -> Path:
@@ -205,6 +205,7 @@ def measured(bench: Bench, rounds: int) -> dict[str, Any]:
         "grid_trials": len(trials),
         "tune_trial_s": found["trial_seconds"],
         "grid_trial_s": grid_s,
+        "tune_comparison_s": 0.0 if found["comparison"] is None else found["comparison"]["seconds"],
         "of_time": found["trial_seconds"] / grid_s,
         "ended_because": found["ended_because"],
         "steps": [
@@ -243,7 +244,8 @@ def in_words(rows: Sequence[Mapping[str, Any]]) -> str:
     return (
         f"On {on} tune reaches {LEAST_OF_BEST} of the full grid's best rate in {MOST_OF_TIME} of its trial time or "
         f"less in {met} of {len(rows)} cases: {median(row['of_best'] for row in rows):.2f} of the rate in "
-        f"{median(row['of_time'] for row in rows):.2f} of the time (medians)."
+        f"{median(row['of_time'] for row in rows):.2f} of the time (medians), without its own comparison of start and "
+        f"result, which took {median(row['tune_comparison_s'] / row['grid_trial_s'] for row in rows):.2f} more."
     )
 
 

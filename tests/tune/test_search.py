@@ -15,7 +15,7 @@ from wellfed.record import FindingEntry
 from wellfed.sweep.objective import PEAK_MEMORY, SAMPLES_PER_S, Objective
 from wellfed.tune.moves import TuneMachine
 from wellfed.tune.search import TuneBudget, TuneSearch
-from wellfed.tune.tune_trial import Change, Trial, knob_of, typed_behind
+from wellfed.tune.tune_trial import Change, Trial, knob_of, same_plan, typed_behind
 
 ROOM = TuneBudget(20, 3600.0)
 SEEDS = st.integers(0, 10**6)
@@ -61,6 +61,11 @@ def test_it_does_so_on_hundreds_of_machines() -> None:
     assert sum(good) >= 0.95 * len(good)
 
 
+def working(trial: Trial) -> dict[str, Any]:
+    """Planned values of the knobs that do anything."""
+    return dict(same_plan({knob: entry["value"] for knob, entry in trial.plan.items()}))
+
+
 @given(SEEDS, STARTS, st.frozensets(st.sampled_from(KNOBS), max_size=4), st.integers(1, 8), st.floats(1, 300))
 @settings(max_examples=15)
 def test_it_ends_within_its_budget_and_leaves_alone_what_is_fixed(
@@ -81,6 +86,8 @@ def test_it_ends_within_its_budget_and_leaves_alone_what_is_fixed(
     assert {knob.partition(".")[0] for knob in turned} <= {"loader", "memory", "gpu"}
     assert not turned & fixed
     assert not {knob.partition(".")[0] for knob in turned} & fixed
+    planned = [working(step.trial) for step in steps if step.is_kept]
+    assert all(each[knob] == planned[0][knob] for each in planned for knob in fixed & each.keys() & planned[0].keys())
     kept = [step.trial.figure or 0.0 for step in steps if step.is_kept]
     assert all(later >= 1.02 * earlier for earlier, later in pairwise(kept))
 
@@ -171,6 +178,78 @@ def test_what_changes_learning_precision_or_a_fixed_knob_is_advice_and_never_tri
     assert "loader.num_workers is fixed" in told["loader.num_workers=4 loader.backend=auto"].why_not
     assert told["workload.eval_batch_size=8"].why_not == "is about the workload"
     assert len(told) == 5
+
+
+def plan_of(**values: Any) -> Any:
+    return {
+        knob.replace("__", "."): {"value": value, "because": "", "source": "predicted"}
+        for knob, value in values.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("fixed", "change"),
+    [
+        ("loader.num_workers", "loader=auto"),
+        ("loader.num_workers", "loader.backend=inline"),
+        ("loader", "loader=auto"),
+        ("memory.micro_batch", "memory.accumulate=4"),
+        ("memory.accumulate", "memory.micro_batch=64"),
+    ],
+)
+def test_a_fixed_knob_is_not_changed_by_way_of_another(fixed: str, change: str) -> None:
+    search = begun(measured(100, finding(change)), fixed=frozenset({fixed}))
+    assert search.propose() is None
+    (advice,) = search.advice
+    assert advice.why_not.startswith(f"{fixed} is fixed" if "." in fixed else "loader.backend and loader.num_workers")
+    freely = begun(measured(100, finding(change), config={"loader": {"backend": "torch"}})).propose()
+    assert freely is not None
+
+
+@pytest.mark.parametrize("fixed", ["loader.num_workers", "memory.micro_batch"])
+def test_no_move_of_the_table_does_so_either(fixed: str) -> None:
+    plan = plan_of(loader__backend="threads", loader__num_workers=4, memory__accumulate=1, memory__micro_batch=64)
+    time: Any = {"wait_frac": 0.5, "copy_frac": None, "compute_frac": 0.4, "host_frac": 0.1}
+    config = {"loader": {"num_workers": 4}, "memory": {"micro_batch": 64}}
+    search = begun(measured(100, plan=plan, time=time, config=config), fixed=frozenset({fixed}))
+    other = {"loader.num_workers": "loader.backend", "memory.micro_batch": "memory.accumulate"}[fixed]
+    tried = []
+    while (change := search.propose()) is not None:
+        tried += map(knob_of, change.turned)
+        search.tell(change, Trial("failed", seconds=1.0))
+    assert tried
+    assert not {fixed, other} & set(tried)
+
+
+def test_what_the_users_own_option_has_beside_speed_stays() -> None:
+    config = {"loader": {"backend": "torch", "num_workers": 0, "skip_ids": [3], "prefetch_factor": None}}
+    search = begun(measured(100, finding("loader=auto"), config=config))
+    change = search.propose()
+    assert change is not None
+    assert change.overrides == ("loader.backend=auto", "loader.num_workers=null")
+
+
+def test_what_the_plan_changes_though_it_is_fixed_is_never_kept() -> None:
+    before, after = plan_of(loader__backend="inline", loader__num_workers=0), plan_of(loader__backend="threads")
+    search = begun(measured(100, finding("loader.num_workers=2"), plan=before), fixed=frozenset({"loader.backend"}))
+    tell_next(search, measured(200, plan=after))
+    assert search.propose() is None
+    assert search.best is search.start
+    assert search.steps[1].why == "the plan changed loader.backend, which is fixed"
+
+
+def test_a_compile_that_failed_never_rides_along() -> None:
+    """Its figure is that of the start again, and noise may make it look better."""
+    plan: Any = plan_of(gpu__compile="none", loader__num_workers=1)
+    search = begun(measured(100, *map(finding, ("gpu.compile=default", "loader.num_workers=2")), half=0.03, plan=plan))
+    tell_next(search, measured(104, half=0.03, plan=plan, error="gpu.compile failed (no g++)"))
+    assert search.steps[1].why == "gpu.compile failed (no g++): the same as before"
+    tell_next(search, measured(103, half=0.03, plan=plan_of(gpu__compile="none", loader__num_workers=2)))
+    while (change := search.propose()) is not None:
+        assert "gpu.compile=default" not in change.overrides
+        search.tell(change, measured(103, half=0.03, plan=plan))
+    assert search.best is not None
+    assert search.best.change.overrides == ("loader.num_workers=2",)
 
 
 def test_a_change_that_fails_is_taken_back_with_its_reason() -> None:

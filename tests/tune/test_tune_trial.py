@@ -18,6 +18,7 @@ ROW = Row(
     ceiling_samples_per_s=150.0,
     peak_memory_gib=2.0,
 )
+COMPILED: Any = {"gpu.compile": {"value": "default", "because": "gpu.compile=default", "source": "set"}}
 WORDS = st.lists(
     st.builds("{}={}".format, st.sampled_from(("loader.num_workers", "loader", "gpu.compile")), st.integers(0, 3))
 )
@@ -44,6 +45,15 @@ def test_what_did_not_end_well_has_no_figure_and_says_why() -> None:
     silent = Trial.of(Row("point", "trial", (), "ok", 1), RunRecord("run"), SAMPLES_PER_S)
     assert not silent.is_measured
     assert silent.error == SAMPLES_PER_S.missing
+
+
+def test_a_trial_whose_compiler_failed_ran_as_one_that_is_not_compiled() -> None:
+    assert Trial.of(ROW, RunRecord("run", plan=COMPILED), SAMPLES_PER_S).value("gpu.compile") == "default"
+    events = [{"kind": "compile_failed", "step": 0, "message": "InvalidCxxCompiler"}]
+    trial = Trial.of(ROW, RunRecord("run", plan=COMPILED, events=events), SAMPLES_PER_S)
+    assert trial.is_measured
+    assert (trial.value("gpu.compile"), trial.error) == ("none", "gpu.compile failed (InvalidCxxCompiler)")
+    assert same_plan({"gpu.compile": trial.value("gpu.compile")}) == same_plan({"gpu.compile": "none"})
 
 
 @given(WORDS, WORDS)

@@ -96,7 +96,7 @@ def _loader(best: Trial, around: TuneMachine) -> Iterator[Move]:
     cores = max(1, int(around.cores / int(best.value("trainer.devices") or 1)))
     spare = min(max(1, cores - 1), most)
     if any(best.asked(f"loader.{knob}") is not None for knob in ("num_workers", *_LEFT)) or best.is_set(_BACKEND):
-        yield Move("data", _built_by("auto", None), f"{why}: left to the plan, which times the first batches", bound)
+        yield Move("data", built_by("auto", None), f"{why}: left to the plan, which times the first batches", bound)
     for other in _OTHERS.get(str(backend), ()):
         if other == "threads" and not has_fetch:
             continue
@@ -105,7 +105,7 @@ def _loader(best: Trial, around: TuneMachine) -> Iterator[Move]:
             continue
         by = "in the training process" if other == "inline" else f"by {other}"
         count = None if other == "inline" else workers or spare
-        yield Move("data", _built_by(other, count), f"{why}: built {by}", bound)
+        yield Move("data", built_by(other, count), f"{why}: built {by}", bound)
     if workers:
         waits_outside = best.loading.get("cpu_frac", 1.0) < BUILD_WAITS_FRAC
         for count in (*((2 * workers, 4 * workers) if waits_outside else ()), spare, cores, max(1, workers // 2)):
@@ -121,7 +121,7 @@ def _loader(best: Trial, around: TuneMachine) -> Iterator[Move]:
             yield Move("data", words, f"{why}: more batches copied ahead", bound)
 
 
-def _built_by(backend: str, workers: int | None) -> tuple[str, ...]:
+def built_by(backend: str, workers: int | None) -> tuple[str, ...]:
     """A backend, with nothing left of what another was told."""
     count = "null" if workers is None else workers
     return (f"{_BACKEND}={backend}", f"loader.num_workers={count}", *(f"loader.{knob}=null" for knob in _LEFT))
@@ -154,7 +154,7 @@ def _steps(best: Trial, around: TuneMachine) -> Iterator[Move]:
 
 def _compiled(best: Trial) -> Iterator[Move]:
     """Costs seconds to minutes at the start, so it comes last."""
-    if best.value("gpu.compile") == "none":
+    if best.value("gpu.compile") == "none" and best.asked("gpu.compile") in (None, "none"):  # else it has failed
         bound = 1 / (1 - _COMPILED_FRAC * min(_step_frac(best), 1.0))
         yield Move(
             "compile",
@@ -181,4 +181,4 @@ def _smaller(best: Trial, around: TuneMachine) -> Iterator[Move]:
         if int(best.value("loader.device_prefetch") or 0):
             yield Move("memory", ("loader.device_prefetch=0",), f"{why}: no batch is copied ahead", bound)
     elif int(best.value("loader.num_workers") or 0):
-        yield Move("memory", _built_by("inline", None), f"{why}: no batch is kept ready", bound)
+        yield Move("memory", built_by("inline", None), f"{why}: no batch is kept ready", bound)

@@ -16,7 +16,7 @@ from statistics import median
 
 from wellfed.sweep.objective import PEAK_MEMORY, Objective
 from wellfed.tune.gain import LEAST_GAIN
-from wellfed.tune.moves import Move, TuneMachine, moves
+from wellfed.tune.moves import Move, TuneMachine, built_by, moves
 from wellfed.tune.tune_trial import Change, Knobs, Trial, knob_of, same_plan, typed_behind
 from wellfed.units import counted, show_duration, show_factor
 
@@ -32,6 +32,8 @@ _PRECISE = ("gpu.precision", "gpu.tf32")
 """They change every number a little."""
 _SPLIT = ("memory.micro_batch", "memory.accumulate")
 """Each follows from the other."""
+_ALSO_CHANGES = {"loader.backend": "loader.num_workers", **dict(zip(_SPLIT, reversed(_SPLIT), strict=True))}
+"""What a knob decides beside itself."""
 _FOR_WORKERS = ("loader.num_workers", "loader.prefetch_factor", "loader.persistent_workers")
 _TURNED_GROUPS = ("loader", "memory", "gpu")
 
@@ -71,8 +73,9 @@ class Step:
     """By what factor it is better than that one; None where one has no figure."""
     why: str
     """Why it was kept, or taken back."""
-    is_same_plan: bool = False
-    """Its plan does what another's did that was measured before."""
+    is_out: bool = False
+    """Not to be kept however fast: its plan does what another's did that was measured before, or changed what is
+    fixed."""
 
 
 @dataclass
@@ -175,7 +178,7 @@ class TuneSearch:
             (step.gain, place)
             for place, step in enumerate(self.steps)
             if step.gain is not None and step.gain >= LEAST_GAIN and step.before == best.trial.figure
-            if not (step.is_kept or step.is_same_plan)
+            if not (step.is_kept or step.is_out)
         ]
         if not likely:
             return False
@@ -187,8 +190,8 @@ class TuneSearch:
     def _candidates(self, best: Step) -> Iterator[tuple[Change, Move | None]]:
         """What was not tried yet, the most promising first, each with the move of the table behind it if one is."""
         for found in best.trial.findings if self.objective is not PEAK_MEMORY else ():
-            words = tuple(found["change"])
-            if words and self._why_not(words, changes_learning=found["changes_learning"]) is None:
+            if found["change"] and self._why_not(found["change"], changes_learning=found["changes_learning"]) is None:
+                words = self._needed(_knob_by_knob(found["change"]), best.trial)
                 yield from ((change, None) for change in self._new(best, words, found["message"], found["id"]))
         for move in moves(best.trial, self.around, self.objective):
             is_vain = self._in_vain[move.kind] >= _PATIENCE or move.bound < _GROWN * self._bounds.get(move.words, 0.0)
@@ -216,7 +219,7 @@ class TuneSearch:
         for step in sorted(self.steps, key=lambda step: -(step.gain or 0.0)):
             knobs = {knob_of(word) for word in step.change.turned}
             has_failed = any((latest[word].gain or 0.0) < LEAST_GAIN for word in step.change.turned)  # when tried again
-            if not (step.is_kept or has_failed or knobs & taken) and (step.gain or 0.0) >= LEAST_GAIN:
+            if not (step.is_kept or step.is_out or has_failed or knobs & taken) and (step.gain or 0.0) >= LEAST_GAIN:
                 words, taken = [*words, *step.change.turned], taken | knobs
         return tuple(words)
 
@@ -230,12 +233,13 @@ class TuneSearch:
 
     def _why_not(self, words: Sequence[str], *, changes_learning: bool) -> str | None:
         """Why these overrides are left to people; None: they may be tried."""
-        knobs = [knob_of(word) for word in words]
+        knobs = [knob_of(word) for word in _knob_by_knob(words)]
         if changes_learning:
             return "changes what is learned"
         if any(knob.partition(".")[0] == "workload" for knob in knobs):
             return "is about the workload"
-        if held := [knob for knob in knobs if knob in self.fixed or knob.partition(".")[0] in self.fixed]:
+        touched = dict.fromkeys(each for knob in knobs for each in (knob, _ALSO_CHANGES.get(knob, knob)))
+        if held := [knob for knob in touched if knob in self.fixed or knob.partition(".")[0] in self.fixed]:
             return f"{' and '.join(held)} {'is' if len(held) == 1 else 'are'} fixed"
         if any(knob in _PRECISE for knob in knobs):
             return "changes the precision of all numbers"
@@ -254,15 +258,30 @@ class TuneSearch:
         alike = self.measured_alike({knob: entry["value"] for knob, entry in trial.plan.items()})
         noise = math.hypot(_relative_half(trial), _relative_half(best.trial))
         is_same = alike is not None and set(_unplanned(change)) == set(_unplanned(alike.change))
+        changed = self._changed_though_fixed(trial)
+        is_kept = False
         if is_same:
-            is_kept, why = False, "the plan made the same of it as before"
+            why = f"{trial.error}: the same as before" if trial.error else "the plan made the same of it as before"
+        elif changed:
+            why = f"the plan changed {' and '.join(changed)}, which {'is' if len(changed) == 1 else 'are'} fixed"
         elif gain < LEAST_GAIN:
-            is_kept, why = False, "no better" if gain >= 1 / LEAST_GAIN else "worse"
+            why = "no better" if gain >= 1 / LEAST_GAIN else "worse"
         elif math.log(gain) <= noise:
-            is_kept, why = False, f"within noise: {show_factor(gain)} times as good, give or take {100 * noise:.0f} %"
+            why = f"within noise: {show_factor(gain)} times as good, give or take {100 * noise:.0f} %"
         else:
             is_kept, why = True, f"{show_factor(gain)} times as good"
-        return Step(change, trial, is_kept, best.trial.figure, gain, why, is_same)
+        return Step(change, trial, is_kept, best.trial.figure, gain, why, is_same or bool(changed))
+
+    def _changed_though_fixed(self, trial: Trial) -> list[str]:
+        """Fixed knobs that the plan has decided otherwise than for the start, where they do anything in both."""
+        mine, starts = dict(_plan_of(trial)), dict(_plan_of(self.steps[0].trial))
+        return sorted(knob for knob in self.fixed & mine.keys() & starts.keys() if mine[knob] != starts[knob])
+
+
+def _knob_by_knob(words: Sequence[str]) -> tuple[str, ...]:
+    """Overrides of knobs alone: the option loader=auto would take away what the start's own option has beside those
+    that are turned, samples that are left out among it."""
+    return tuple(part for word in words for part in (built_by("auto", None) if word == "loader=auto" else (word,)))
 
 
 def _relative_half(trial: Trial) -> float:

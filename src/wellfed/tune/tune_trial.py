@@ -43,7 +43,7 @@ class Trial:
     seconds: float = 0.0
     """All that the trial took, its start included."""
     error: str | None = None
-    """Why it did not end well, in one line."""
+    """Why it did not end well, or did not run as it was asked to, in one line."""
     findings: Sequence[FindingEntry] = ()
     plan: Mapping[str, PlanEntry] = field(default_factory=dict)
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +63,11 @@ class Trial:
             told = objective.missing
         if record is None:
             return cls(row.status, figure, seconds=row.seconds, error=told)
-        ceiling, rate = row.ceiling_samples_per_s, row.samples_per_s
+        ceiling, rate, plan = row.ceiling_samples_per_s, row.samples_per_s, record.plan
+        failed = next((event for event in record.events if event["kind"] == "compile_failed"), None)
+        if failed is not None and "gpu.compile" in plan:  # its steps ran as they are
+            plan = {**plan, "gpu.compile": {**plan["gpu.compile"], "value": "none"}}
+            told = told or f"gpu.compile failed ({failed.get('message')})"
         return cls(
             row.status,
             figure,
@@ -71,7 +75,7 @@ class Trial:
             row.seconds,
             told,
             tuple(record.findings),
-            record.plan,
+            plan,
             record.config,
             record.time,
             record.loading,
