@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import sysconfig
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Literal
 
 ErrorKind = Literal["config", "data", "device_oom", "host_oom", "worker", "disk", "code"]
 
@@ -28,7 +28,7 @@ EXIT_TERMINATED = 143
 class WellfedError(Exception):
     """Base of all errors whose message is written for the user."""
 
-    kind: ClassVar[ErrorKind] = "code"
+    kind: ErrorKind = "code"
     """`error.kind` of the run record."""
 
 
@@ -83,9 +83,36 @@ class NotShown(WellfedError):
 
 
 class OutOfMemoryExhausted(WellfedError):
-    """Memory ran out and no step down was left; the message lists what was tried."""
+    """Memory ran out and no step down was left; the message lists what was tried.
+
+    Args:
+        kind: of which memory.
+    """
 
     kind = "device_oom"
+
+    def __init__(self, message: str, kind: Literal["device_oom", "host_oom"] = "device_oom") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class RestartNeeded(OutOfMemoryExhausted):
+    """Memory ran out where the step can't be done again: only from the last checkpoint can the run go on.
+
+    `wellfed.run` does that. Where it can't, this ends the run as what it is.
+
+    Args:
+        changes: overrides that need less memory, knob -> value; may be empty, when the step as such may be tried again.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        changes: Mapping[str, object],
+        kind: Literal["device_oom", "host_oom"] = "device_oom",
+    ) -> None:
+        super().__init__(message, kind)
+        self.changes = dict(changes)
 
 
 def text_of(error: object) -> str:

@@ -32,6 +32,11 @@ def test_the_message_alone_and_what_can_be_typed(error, code, message, capsys):
         assert err.endswith("accelerator=cpu does without it.\n")
 
 
+def test_host_memory_has_the_exit_code_of_memory_and_no_way_on_with_another_card(capsys):
+    assert tell(OutOfMemoryExhausted("tried all", "host_oom"), way_on="accelerator=cpu does without it.") == 3
+    assert capsys.readouterr().err == "tried all\n"
+
+
 def test_a_bug_is_raised():
     error = KeyError("price")
     with pytest.raises(KeyError) as raised:

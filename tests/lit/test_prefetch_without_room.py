@@ -12,7 +12,7 @@ import torch
 from tests.lit import tiny
 from wellfed import batches
 from wellfed.lit.callbacks.clock import TimedLoader
-from wellfed.lit.prefetch import prefetched
+from wellfed.lit.prefetch import no_room, prefetched
 from wellfed.loading.device_prefetch import DevicePrefetcher
 from wellfed.timing.step_clock import StepClock
 
@@ -40,7 +40,12 @@ def test_every_batch_comes_once_and_in_order(ahead: int, fails: set[int]) -> Non
     loader = tiny.loader(batch_size=7)
     expected = [delivery.batch["x"].tolist() for delivery in tiny.loader(batch_size=7)]
     prefetcher = DevicePrefetcher(
-        loader, CPU, ahead, move=Sometimes(fails), on_less=lambda ahead, message: told.append((ahead, message))
+        loader,
+        CPU,
+        ahead,
+        move=Sometimes(fails),
+        no_room=no_room,
+        on_less=lambda ahead, message: told.append((ahead, message)),
     )
     for _ in range(2):
         found = [delivery.batch["x"].tolist() for delivery in prefetcher]
@@ -53,7 +58,7 @@ def test_every_batch_comes_once_and_in_order(ahead: int, fails: set[int]) -> Non
 
 
 def test_without_being_asked_to_make_do_it_is_an_error() -> None:
-    prefetcher = DevicePrefetcher(tiny.loader(), CPU, 2, move=Sometimes({2}))
+    prefetcher = DevicePrefetcher(tiny.loader(), CPU, 2, move=Sometimes({2}), no_room=no_room)
     with pytest.raises(torch.OutOfMemoryError):
         list(prefetcher)
     prefetcher.close()

@@ -212,7 +212,7 @@ def test_where_the_card_has_no_room_for_as_many_fewer_are_brought() -> None:
     fewer: list[int] = []
     torch.cuda.set_per_process_memory_fraction(0.45, CARD)  # of 64 MiB: two batches
     for _ in range(2):
-        seen = run(device_prefetch, 4, late_s=0.3, on_less=lambda ahead, message: fewer.append(ahead))
+        seen = run(device_prefetch, 4, late_s=0.3, no_room=str, on_less=lambda ahead, message: fewer.append(ahead))
         assert (seen.wrong, seen.violations) == (0, [])
         assert seen.held_mib <= 2 * BATCH_MIB + SMALL_MIB
     assert fewer == [3, 2, 1, 3, 2, 1]

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wellfed.memory.ladder import MicroBatches
+from wellfed.memory.ladder import Ladder, MicroBatches, Rung
 
 
 @given(size=st.integers(1, 300), num_samples=st.integers(1, 2000))
@@ -39,3 +39,33 @@ def test_a_ladder(steps, tried):
     while micro.step_down():
         pass
     assert micro.tried == tried
+
+
+def no_memory() -> bool:
+    raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+
+
+def test_a_rung_that_has_no_room_itself_is_left_out() -> None:
+    taken: list[str] = []
+    rungs = [
+        Rung("memory.features=cache_host", no_memory),
+        Rung("memory.features=dynamic", lambda: taken.append("dynamic") is None),
+    ]
+    ladder = Ladder(MicroBatches(1), rungs)
+    assert ladder.step_down() == {"change": "memory.features=dynamic"}
+    assert ladder.step_down() is None
+    assert taken == ["dynamic"]
+    assert ladder.tried() == (
+        "micro-batches of 1, then memory.features=cache_host (for which memory did not suffice itself), "
+        "then memory.features=dynamic"
+    )
+
+
+def test_between_passes_only_what_lies_there_is_freed() -> None:
+    rungs = [Rung("checkpointing", lambda: True), Rung("features", lambda: True, frees_held=True)]
+    ladder = Ladder(MicroBatches(2), rungs)
+    assert ladder.step_down(of_held=True) == {"change": "features"}
+    assert ladder.step_down(of_held=True) is None
+    assert ladder.step_down() == {"micro_batch": 1, "before": 2}
+    assert ladder.step_down() == {"change": "checkpointing"}
+    assert ladder.step_down() is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from wellfed.memory.optimizer_state import allocate, one_weight_at_a_time, versions
+from wellfed.memory.optimizer_state import BeforeStep, allocate, one_weight_at_a_time
 
 BEGUN: dict[str, Any] = {
     "adam": lambda weights: optim.Adam(weights, weight_decay=0.1, amsgrad=True),
@@ -97,15 +97,40 @@ def test_a_state_that_is_there_stays() -> None:
     assert all(torch.equal(before[name], value) for name, value in optimizer.state[model[0].weight].items())
 
 
-def test_versions_tell_a_step_from_none() -> None:
+def test_a_step_that_has_begun_is_told_from_none() -> None:
     model = net()
     optimizer = optim.Adam(model.parameters())
     allocate(optimizer, model)
-    before = versions(optimizer)
+    before = BeforeStep(optimizer)
     model(torch.ones(1, 4)).sum().backward()
-    assert versions(optimizer) == before
+    assert before.is_as_it_was()
     optimizer.state[model[0].weight]["exp_avg"].mul_(0.9)  # as far as a step may come before memory runs out
-    assert versions(optimizer) != before
+    assert not before.is_as_it_was()
+    before = BeforeStep(optimizer)
+    optimizer.state[model[0].weight]["count"] = 1
+    assert not before.is_as_it_was()
+
+
+@pytest.mark.parametrize("make", [optim.NAdam, optim.Rprop, optim.RAdam])
+def test_states_that_a_first_step_was_about_to_make_are_no_change(make: Any) -> None:
+    """Half made they would be taken for whole by the next step."""
+    model, untouched = net(), net()
+    optimizer, other = make(model.parameters()), make(untouched.parameters())
+    before = BeforeStep(optimizer)
+    optimizer.state[model[0].weight]["step"] = torch.zeros(())
+    assert before.is_as_it_was()
+    assert torch.equal(three_steps(model, optimizer), three_steps(untouched, other))
+
+
+class NoRoomForMany(optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+
+def test_a_small_copy_without_room_is_no_optimizer_that_starts_otherwise() -> None:
+    model = net()
+    with pytest.raises(torch.OutOfMemoryError):
+        allocate(NoRoomForMany(model.parameters(), lr=0.1, momentum=0.9), model)
 
 
 def test_one_weight_at_a_time() -> None:

@@ -35,6 +35,7 @@ from wellfed.loading.first_batches import BackendTime, FirstBatches
 from wellfed.memory.ladder import MicroBatches
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
+from wellfed.planning.memory import with_way_down
 from wellfed.planning.run_plan import DataFacts, ModelFacts, OwnLoader, RunPlan, StreamFacts
 from wellfed.shares import share_of
 
@@ -855,3 +856,39 @@ def test_what_a_lightning_module_has_no_use_for_is_said():
 def test_automatic_optimization_is_compiled_and_clipped():
     given = config(gpu={"compile": Compile.default}, trainer={"gradient_clip": 1.0})
     assert planned(given, model=GUEST).device.compile == "default"
+
+
+# -- the way down ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steps", "said"),
+    [
+        (None, ""),
+        ([32, 8], ""),
+        ([128, 64, 8], "; of memory.micro_batch_steps 128, 64 are not below it"),
+        ([64, 8], "; of memory.micro_batch_steps 64 is not below it"),
+    ],
+)
+def test_sizes_that_are_no_way_down_from_the_micro_batch_are_named(steps, said):
+    plan = planned(config(memory={"micro_batch_steps": steps}))
+    found = with_way_down(plan, steps)
+    assert found.memory.micro_batch == plan.memory.micro_batch == 64
+    assert found.memory.reasons["micro_batch"].because == plan.memory.reasons["micro_batch"].because + said
+
+
+def test_a_way_down_that_begins_nowhere_below_is_refused():
+    with pytest.raises(ConfigError) as raised:
+        with_way_down(planned(), [128, 64])
+    (fault,) = raised.value.faults
+    assert str(fault) == (
+        "memory.micro_batch_steps: [128, 64] has no size below the micro-batch of 64, from which it is to lead down. "
+        "Set memory.micro_batch_steps=[32], or null, which halves."
+    )
+
+
+def test_one_sample_and_a_run_that_takes_no_way_down_need_none():
+    one = planned(config(memory={"micro_batch": 1}))
+    assert with_way_down(one, [4, 2]).memory.reasons["micro_batch"].because.endswith("4, 2 are not below it")
+    fails = planned(config(memory={"on_oom": OnOom.fail}))
+    assert with_way_down(fails, [128]) is fails

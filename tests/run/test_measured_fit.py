@@ -111,6 +111,20 @@ def test_what_takes_more_than_the_budget_goes_down(planner):
 
 
 @pytest.mark.slow
+def test_a_copy_of_the_model_that_does_not_fit_is_no_end(planner, monkeypatch):
+    def no_room(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    made = planner("workload.effective_batch_size=64")
+    estimate = made.estimate(made.rough())
+    plan = made.estimated(estimate)
+    monkeypatch.setattr(app, "ConfiguredStep", no_room)
+    found = app.probed(made.config, plan, made.parts, estimate, CPU)
+    assert found.memory.micro_batch == plan.memory.micro_batch
+    said = found.memory.reasons["micro_batch"].because
+    assert said.endswith("; not tried before training, for which memory did not suffice: CUDA out of memory.")
+
+
 def test_running_out_of_memory_is_no_end(planner):
     made = planner("workload.effective_batch_size=256")
     _, whole, meter = probed(made)

@@ -33,7 +33,9 @@ TABLE = [
     (Stopped(signal.SIGTERM), "interrupted", None, 143, 143, True),
     (KeyboardInterrupt(), "interrupted", None, 130, 130, True),
     (OutOfMemoryExhausted("tried all"), "oom", "device_oom", 3, 3, True),
+    (OutOfMemoryExhausted("tried all", "host_oom"), "oom", "host_oom", 3, 3, True),
     (torch.OutOfMemoryError("CUDA out of memory."), "oom", "device_oom", 3, 3, True),
+    (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR"), "failed", "code", 1, 2, False),
     (MemoryError(), "oom", "host_oom", 3, 3, True),
     (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom", "host_oom", 3, 3, True),
     (NonFiniteLoss("loss is nan"), "failed", "code", 1, 1, True),
@@ -43,6 +45,7 @@ TABLE = [
     (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "failed", "worker", 1, 2, True),
     (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "failed", "worker", 1, 2, True),
     (RuntimeError(SHM), "failed", "worker", 1, 2, True),
+    (RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. "), "failed", "worker", 1, 2, True),
     (torch.AcceleratorError("CUDA error: unspecified launch failure"), "failed", "code", 1, 2, True),
     (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "failed", "code", 1, 2, True),
     (RuntimeError("CUDA error: device-side assert triggered"), "failed", "code", 1, 2, False),
@@ -91,7 +94,10 @@ def test_a_stop_says_whether_all_ranks_stop(is_of_all):
 
 
 def test_memory_and_interrupts_have_something_to_type():
-    assert "memory.micro_batch" in outcome_of(MemoryError("x"), has_trained=True).advice
+    assert "memory.micro_batch" in outcome_of(torch.OutOfMemoryError("x"), has_trained=True).advice
+    of_host = outcome_of(MemoryError("x"), has_trained=True).advice
+    assert "fewer loader.num_workers" in of_host
+    assert "where the CPU trains, a smaller memory.micro_batch" in of_host
     assert "resume=auto" in outcome_of(KeyboardInterrupt(), has_trained=True).advice
 
 

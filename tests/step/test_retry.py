@@ -14,7 +14,7 @@ import torch
 
 from tests.lit import tiny
 from wellfed.contract import Features, LossOutput
-from wellfed.errors import OutOfMemoryExhausted
+from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.lit.module import StepModule
 from wellfed.memory.ladder import Ladder, MicroBatches
 from wellfed.memory.step_start import StepStart
@@ -138,7 +138,7 @@ class WithTable(tiny.TinyData):
         return {**batch, "x": batch["x"] + features.rows(torch.zeros(len(batch["x"]), dtype=torch.long))}
 
 
-def with_features(fails: Any, mode: str, events: Any = None, **more: Any) -> StepModule:
+def with_features(fails: Any, mode: str, events: Any = None, micro: int = 1, **more: Any) -> StepModule:
     torch.manual_seed(3)
     rows = torch.linspace(0, 1, 4 * tiny.WIDTH).view(4, tiny.WIDTH)
     return StepModule(
@@ -147,7 +147,7 @@ def with_features(fails: Any, mode: str, events: Any = None, **more: Any) -> Ste
         evaluation=None,
         eval_data={"val": None, "test": None},
         features=Features(4, rows.nbytes, rows.__getitem__),
-        micro=tiny.MicroBatches(1),
+        micro=tiny.MicroBatches(micro),
         options=tiny.StepOptions(seed=1, feature_mode=mode, **more),
         make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01),
         lr_factor=lambda step: 1.0,
@@ -180,6 +180,76 @@ def test_the_end_of_the_ladder_says_what_was_tried_what_is_large_and_what_is_lef
     assert "Largest parts: optimizer state" in text
     assert "Next: gpu.precision=bf16-true (" in text
     assert "memory.features=dynamic (" not in text  # that was tried
+
+
+def test_features_that_find_no_room_on_the_host_are_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wellfed.memory import features
+
+    def no_host_memory(*_: Any) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.")
+
+    monkeypatch.setattr(features, "HostTable", no_host_memory)
+    events = Notes()
+    module = with_features(lambda size, call: out_of_memory() if call in (40, 41) else None, "cache", events)
+    tiny.fit(module, tmp_path, max_steps=4)
+    changes = [facts["change"] for kind, facts in events.all if kind == "ladder"]
+    assert changes == ["memory.checkpoint_activations=true", "memory.features=dynamic"]
+    assert torch.equal(tiny.weights(module), tiny.weights(with_calm_features(tmp_path)))
+
+
+def with_calm_features(tmp_path: Path) -> StepModule:
+    module = with_features(None, "cache")
+    tiny.fit(module, tmp_path, max_steps=4)
+    return module
+
+
+SUSPECT = RuntimeError("CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
+
+
+def test_what_may_be_for_want_of_memory_steps_down_once(tmp_path: Path) -> None:
+    events = Notes()
+    once = tiny.module(fail=lambda size, call: SUSPECT if call == 3 else None, on_event=events)
+    tiny.fit(once, tmp_path, max_steps=4)
+    assert once.micro.tried == [32, 16]
+    assert events.kinds == ["oom", "step_down"]
+
+
+def test_and_is_raised_as_what_it_is_when_it_comes_again(tmp_path: Path) -> None:
+    events = Notes()
+    with pytest.raises(RuntimeError, match="CUBLAS_STATUS_NOT_INITIALIZED"):
+        tiny.fit(tiny.module(fail=lambda size, call: SUSPECT, on_event=events), tmp_path, max_steps=4)
+    assert events.kinds == ["oom", "step_down"]
+
+
+def test_of_host_memory_the_error_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OutOfMemoryExhausted, match="a machine with more memory") as caught:
+        tiny.fit(tiny.module(fail=lambda size, call: MemoryError("no room"), micro=2), tmp_path, max_steps=4)
+    assert caught.value.kind == "host_oom"
+
+
+class NoRoomForCopies(StepStart):
+    """Has no room for the copy of a buffer when the third step begins."""
+
+    calls = 0
+
+    def take(self) -> None:
+        self.calls += 1
+        super().take()
+        if self.calls == 3:
+            self.is_taken = False
+            raise out_of_memory()
+
+
+def test_a_start_that_could_not_be_kept_is_none_to_go_back_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from wellfed.step import train_step
+
+    calm = fresh(None, 16)
+    tiny.fit(calm, tmp_path, [Halves(after_step=2)], max_steps=6)
+    monkeypatch.setattr(train_step, "StepStart", NoRoomForCopies)
+    disturbed = fresh(None, 16)
+    tiny.fit(disturbed, tmp_path, max_steps=6)
+    assert disturbed.micro.tried == [16, 8]
+    assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
 
 
 @pytest.mark.simulated
@@ -279,8 +349,15 @@ def test_what_a_failed_step_has_left_is_gone_when_the_next_try_begins(tmp_path: 
 
 
 def test_a_step_that_was_applied_in_part_is_never_done_again(tmp_path: Path) -> None:
-    with pytest.raises(OutOfMemoryExhausted, match=r"step 3, which was applied in part: .*resume=auto goes on from"):
+    with pytest.raises(RestartNeeded, match=r"step 3, which was applied in part: .*resume=auto goes on from") as caught:
         trained(FailsHalfWay, tmp_path)
+    assert caught.value.changes == {}
+
+
+def test_what_is_only_measured_is_not_restarted(tmp_path: Path) -> None:
+    with pytest.raises(OutOfMemoryExhausted, match="applied in part") as caught:
+        trained(FailsHalfWay, tmp_path, may_adapt=False)
+    assert not isinstance(caught.value, RestartNeeded)
 
 
 def test_on_oom_fail_leaves_the_optimizers_error(tmp_path: Path) -> None:
@@ -289,23 +366,67 @@ def test_on_oom_fail_leaves_the_optimizers_error(tmp_path: Path) -> None:
 
 
 class NoRoomAtFirst(torch.optim.SGD):
-    """Has no room for its states at the first try, which is before any step."""
+    """Has no room for its states at the first tries, which are before any step."""
 
-    has_room = False
+    failures = 1
 
     def step(self, closure: Any = None) -> Any:
-        if len(self.param_groups[0]["params"]) > 1 and not NoRoomAtFirst.has_room:  # else a small copy, tried out
-            NoRoomAtFirst.has_room = True
+        if len(self.param_groups[0]["params"]) > 1 and self.failures:  # else a small copy, tried out
+            self.failures -= 1
+            weight = self.param_groups[0]["params"][0]
+            with torch.no_grad():
+                weight.mul_(1)  # rate 0: torch counts a change, and there is none
+            self.state[weight]["momentum_buffer"] = torch.zeros_like(weight)
             raise out_of_memory()
         return super().step(closure)
 
 
 def test_no_room_for_the_state_is_tried_again_before_the_first_step(tmp_path: Path) -> None:
     events = Notes()
-    disturbed = trained(NoRoomAtFirst, tmp_path, events=events)
-    assert [(kind, facts["step"]) for kind, facts in events.all] == [("oom", 0), ("step_down", 0)]
-    calm = trained(torch.optim.SGD, tmp_path, micro=16)
+    disturbed = trained(partial(NoRoomAtFirst, foreach=True), tmp_path, events=events)
+    assert [(kind, facts["step"]) for kind, facts in events.all] == [("oom", 0), ("ladder", 0)]
+    assert events.all[1][1]["change"] == "workload.optimizer.foreach=false"
+    calm = trained(partial(torch.optim.SGD, foreach=True), tmp_path)
     assert torch.equal(tiny.weights(disturbed), tiny.weights(calm))
+
+
+def test_no_room_for_the_state_moves_features_and_costs_no_micro_batch(tmp_path: Path) -> None:
+    events = Notes()
+    module = with_features(None, "cache", events, micro=4)
+    module._make_optimizer = lambda model: NoRoomAtFirst(model.parameters(), lr=0.05, momentum=0.9)
+    tiny.fit(module, tmp_path, max_steps=4)
+    assert [facts.get("change") for _, facts in events.all] == [None, "memory.features=cache_host"]
+    assert module.micro.tried == [4]
+
+
+class NoRoomEver(NoRoomAtFirst):
+    failures = 1000
+
+
+def test_a_state_that_fits_in_no_way_ends_the_run_at_once(tmp_path: Path) -> None:
+    with pytest.raises(OutOfMemoryExhausted) as caught:
+        trained(partial(NoRoomEver, foreach=True), tmp_path)
+    assert not isinstance(caught.value, RestartNeeded)
+    text = str(caught.value)
+    assert "before the first step, where the optimizer makes its state (as large with any micro-batch)" in text
+    assert "micro-batches of 32, then workload.optimizer.foreach=false: CUDA out of memory." in text
+    assert "Largest parts: parameters" in text
+
+
+class NeverSteps(torch.optim.SGD):
+    """Has room for its states alone."""
+
+    def step(self, closure: Any = None) -> Any:
+        if closure is None:
+            return super().step()
+        closure()
+        raise out_of_memory()
+
+
+def test_smaller_micro_batches_end_where_they_leave_no_more_room(tmp_path: Path) -> None:
+    """Weights, gradients and states are as large with any of them."""
+    with pytest.raises(OutOfMemoryExhausted, match=r"in the optimizer's step 1, with micro-batches of 32 -> 16:"):
+        trained(NeverSteps, tmp_path)
 
 
 class WeightsAtFirst(tiny.TinyModel):

@@ -21,7 +21,12 @@ from wellfed.errors import (
 )
 from wellfed.units import show_text
 
-_BY_KIND = {"config": EXIT_NOTHING_RUN, "data": EXIT_NOTHING_RUN, "device_oom": EXIT_OUT_OF_MEMORY}
+_BY_KIND = {
+    "config": EXIT_NOTHING_RUN,
+    "data": EXIT_NOTHING_RUN,
+    "device_oom": EXIT_OUT_OF_MEMORY,
+    "host_oom": EXIT_OUT_OF_MEMORY,
+}
 """Exit codes."""
 
 

@@ -44,7 +44,7 @@ class Evaluating:
                 a part of the batch into a large tensor.
         """
         prepare, evaluation = self.splits[split], self.evaluation
-        sizes, done = self._sizes(delivery.size), 0
+        sizes, done, attempts = self._sizes(delivery.size), 0, oom.Attempts()
         parts = prepare.split(delivery.batch, sizes)
 
         def update() -> None:
@@ -58,7 +58,7 @@ class Evaluating:
                 done += 1
                 continue
             before = [Snapshot(part, device, leave_out=self.model) for part in evaluation.parts]
-            _, failure = oom.attempted(update)
+            _, failure = attempts(update)
             if failure is None:
                 done += 1
                 continue
@@ -68,14 +68,16 @@ class Evaluating:
                 name = type(evaluation.parts[-1]).__name__
                 raise OutOfMemoryExhausted(
                     f"Out of memory when {name}.update had taken a part of the batch into a large tensor: "
-                    f"{failure.message} Next: workload.eval_batch_size={max(1, size // 2)}."
+                    f"{failure.message} Next: workload.eval_batch_size={max(1, size // 2)}.",
+                    failure.kind,
                 )
             oom.release()
             self.on_event("oom", step=step, message=failure.message)
             if size == 1:
                 raise OutOfMemoryExhausted(
                     f"Out of memory in the {split} split with one sample: {failure.message} "
-                    "Next: a smaller workload.model, memory.features=dynamic, or a card with more memory (gpu=...)."
+                    "Next: a smaller workload.model, memory.features=dynamic, or a card with more memory (gpu=...).",
+                    failure.kind,
                 )
             self._at_most = size // 2
             self.on_event("step_down", step=step, evaluation_batch=self._at_most, before=size)

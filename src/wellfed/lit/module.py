@@ -24,6 +24,7 @@ from wellfed.lit.evaluating import Evaluating, merge_over_ranks
 from wellfed.lit.scheduling import Scheduling
 from wellfed.lit.sharding import all_weights
 from wellfed.lit.split_metrics import SplitMetrics
+from wellfed.memory import oom
 from wellfed.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.memory.ladder import Ladder, MicroBatches, Rung
 from wellfed.record import OnEvent
@@ -133,7 +134,10 @@ class StepModule(pl.LightningModule):
 
         return [
             Rung("memory.checkpoint_activations=true", checkpoint_activations),
-            *(Rung(f"memory.features={mode}", partial(move_features, mode)) for mode in FEATURE_MODES[1:]),
+            *(
+                Rung(f"memory.features={mode}", partial(move_features, mode), frees_held=True)
+                for mode in FEATURE_MODES[1:]
+            ),
         ]
 
     # -- set-up ---------------------------------------------------------------------------------------------------
@@ -232,8 +236,8 @@ class StepModule(pl.LightningModule):
         if not batch.is_on_device and device.type != "cpu":
             try:
                 batch.batch = batches.to_device(batch.batch, device)
-            except torch.OutOfMemoryError:
-                if not self.options.adapts:
+            except Exception as error:
+                if not self.options.adapts or oom.classify(error) is None:
                     raise
         return batch
 

@@ -14,6 +14,7 @@ from wellfed import batches
 from wellfed.lit.module import StepModule
 from wellfed.lit.trainer import overrides
 from wellfed.loading.device_prefetch import DevicePrefetcher
+from wellfed.memory import oom
 
 _LOG = logging.getLogger(__name__)
 
@@ -51,6 +52,7 @@ def prefetched(
         ahead,
         move=move,
         before_move=ours.weigh if ours and what == "training" else None,
+        no_room=no_room,
         on_less=_warn_of_fewer if ours is None else ours.fewer_ahead if ours.options.adapts else None,
     )
     before = vars(module).get("transfer_batch_to_device")  # that of another loader's
@@ -67,6 +69,12 @@ def prefetched(
             module.transfer_batch_to_device = before
         elif own is not None:
             del module.transfer_batch_to_device
+
+
+def no_room(error: Exception) -> str | None:
+    """What an error says, where it is that memory did not suffice."""
+    failure = oom.classify(error)
+    return None if failure is None else failure.message
 
 
 def _warn_of_fewer(ahead: int, message: str) -> None:

@@ -189,7 +189,7 @@ class SplitMetrics:
             output = self._loss(batch)
         except Exception as error:
             is_needed = self.own is None or bool(self.metrics) or self._has_taken_loss
-            if is_needed or oom.classify(error) is not None:
+            if is_needed or oom.classify(error, takes_suspects=True) is not None:
                 raise
             self.takes_loss = False
             _LOG.warning(

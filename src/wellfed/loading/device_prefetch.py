@@ -62,6 +62,7 @@ class DevicePrefetcher:
         *,
         move: Move = batches.to_device,
         before_move: Callable[[Delivery], None] | None = None,
+        no_room: Callable[[Exception], str | None] = lambda error: None,
         on_less: Callable[[int, str], None] | None = None,
     ) -> None:
         """
@@ -70,11 +71,12 @@ class DevicePrefetcher:
             ahead: >= 1; costs the device memory of so many batches.
             move: puts a batch on the device; called on the side stream.
             before_move: told of each delivery while its batch is on the host.
-            on_less: told how many are copied ahead from now on, and why: the device has no room for so many. The batch
-                that did not fit is handed out as it is, on the host. None = that is an error.
+            no_room: what an error of ``move`` says, where it is that memory did not suffice; else None.
+            on_less: told how many are copied ahead from now on, and why: there is no room for so many. A batch that
+                does not even fit alone is handed out as it is, on the host. None = that is an error.
         """
         self._loader, self._device, self._ahead = loader, device, ahead
-        self._move, self._before_move, self._on_less = move, before_move, on_less
+        self._move, self._before_move, self._no_room, self._on_less = move, before_move, no_room, on_less
         # For copies, beside that of the steps; on the CPU a copy is done when it is made.
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._position = _position(loader.state_dict())
@@ -136,10 +138,10 @@ class DevicePrefetcher:
                 copied.record(self._stream)
                 copied.synchronize()  # without Python's lock: only this thread waits
             return replace(delivery, batch=moved, is_on_device=True)
-        except torch.OutOfMemoryError as error:
-            if self._on_less is None:
+        except Exception as error:
+            message = self._no_room(error)
+            if message is None or self._on_less is None:
                 raise
-            message = str(error).partition("\n")[0]
         if num_places == 1:
             return delivery
         self._on_less(num_places - 2, message)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from wellfed.contract import FeatureSource
-from wellfed.memory.features import DeviceTable
+from wellfed.memory.features import DeviceTable, HostTable
 from wellfed.units import show_bytes
 
 
@@ -42,3 +42,11 @@ def overrides_with_less(parts: Mapping[str, int], *, precision: str, batches_ahe
         spared["memory.features=dynamic"] = parts["feature table"]
     typed = [f"{change} ({show_bytes(size)} less)" for change, size in sorted(spared.items(), key=lambda one: -one[1])]
     return typed + ([f"loader.device_prefetch=0 ({batches_ahead} batches less)"] if batches_ahead else [])
+
+
+def way_out_of_host(features: FeatureSource | None) -> str:
+    """What can be typed where the host of a card ran out of memory: the step's own parts are on the card."""
+    ways = ["fewer loader.num_workers", "a smaller loader.prefetch_factor", "a machine with more memory"]
+    if isinstance(features, HostTable):
+        ways.insert(0, f"memory.features=dynamic ({show_bytes(features.table.nbytes)} less)")
+    return f"It is the host's memory, not the card's. Next: {'; or '.join(ways)}."

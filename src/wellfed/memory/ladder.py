@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from wellfed.memory import oom
+
 
 class MicroBatches:
     """How the samples of one optimizer step are split, and what comes after an out-of-memory error.
@@ -51,7 +53,9 @@ class Rung:
     change: str
     """As it would be typed: ``memory.features=dynamic``."""
     take: Callable[[], bool]
-    """Change to it; False where there is nothing to change."""
+    """Change to it; False where there is nothing to change. It may run out of memory itself, and is left out then."""
+    frees_held: bool = False
+    """It frees what lies in memory between the passes, too, and not only what they need themselves."""
 
 
 class Ladder:
@@ -61,17 +65,30 @@ class Ladder:
         self._micro, self._rungs = micro, list(rungs)
         self._taken: list[str] = []
 
-    def step_down(self) -> dict[str, object] | None:
-        """Take the next step; what has changed, or None if nothing was left to change."""
+    def step_down(self, *, of_held: bool = False) -> dict[str, object] | None:
+        """Take the next step; what has changed, or None if nothing was left to change.
+
+        Args:
+            of_held: memory ran out where no pass was under way, so that neither smaller micro-batches nor activations
+                that are computed again would help: only a rung that frees what lies there all the time.
+        """
         before = self._micro.size
-        if (smaller := self._micro.step_down()) is not None:
+        if not of_held and (smaller := self._micro.step_down()) is not None:
             return {"micro_batch": smaller, "before": before}
-        while self._rungs:
-            rung = self._rungs.pop(0)
-            if rung.take():
+        for rung in [rung for rung in self._rungs if rung.frees_held or not of_held]:
+            self._rungs.remove(rung)
+            has_changed, failure = oom.Attempts()(rung.take)
+            if failure is not None:
+                oom.release()
+                self._taken.append(f"{rung.change} (for which memory did not suffice itself)")
+            elif has_changed:
                 self._taken.append(rung.change)
                 return {"change": rung.change}
         return None
+
+    def note(self, change: str) -> None:
+        """Something else was changed to need less memory."""
+        self._taken.append(change)
 
     def tried(self) -> str:
         """All ways so far, for a message: ``micro-batches of 4 -> 2 -> 1, then memory.features=dynamic``."""

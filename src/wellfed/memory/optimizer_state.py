@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from wellfed.memory import oom
+
 _LOG = logging.getLogger(__name__)
 _RATES = ("lr", "weight_decay")
 """What moves a weight whose gradient is zero."""
@@ -21,7 +23,7 @@ def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
     left: a state that is there already. The peak of memory is that of an ordinary step.
 
     Raises:
-        torch.OutOfMemoryError: there is no room; nothing has changed.
+        torch.OutOfMemoryError: there is no room; nothing has changed, though torch may have counted changes of weights.
     """
     weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad]
     with torch.random.fork_rng(devices={weight.device for weight in weights if weight.is_cuda}):
@@ -43,11 +45,29 @@ def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
     return True
 
 
-def versions(optimizer: torch.optim.Optimizer) -> list[int]:
-    """Torch's counts of changes of all weights and states; another list as soon as a step has begun to change them."""
+class BeforeStep:
+    """What an optimizer has before a step: whether the step has begun to change it, where it then fails."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer, self._had_state, self._counts = optimizer, bool(optimizer.state), _counts(optimizer)
+
+    def is_as_it_was(self) -> bool:
+        """Whether the step can be done again. States that it was about to make are gone: of a weight that has one of
+        several, the next step would take all of them to be there."""
+        if not self._had_state:
+            self._optimizer.state.clear()
+        return _counts(self._optimizer) == self._counts
+
+
+def _counts(optimizer: torch.optim.Optimizer) -> list[float]:
+    """Torch's counts of changes of all weights and states, and numbers that an optimizer keeps itself."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     states = [value for state in optimizer.state.values() for value in state.values()]
-    return [tensor._version for tensor in [*weights, *states] if isinstance(tensor, Tensor)]
+    return [
+        each._version if isinstance(each, Tensor) else each
+        for each in [*weights, *states]
+        if isinstance(each, (Tensor, int, float))
+    ]
 
 
 def one_weight_at_a_time(optimizer: torch.optim.Optimizer) -> bool:
@@ -86,7 +106,9 @@ def _is_a_fresh_start(optimizer: torch.optim.Optimizer) -> bool:
     """Whether three steps of a small copy come out the same with and without `_step_in_place` before them."""
     try:
         plain, begun = (_three_steps(optimizer, begins=begins) for begins in (False, True))
-    except Exception as error:  # noqa: BLE001  an optimizer of the user's own, which training will meet
+    except Exception as error:  # an optimizer of the user's own, which training will meet
+        if oom.classify(error) is not None:
+            raise
         _LOG.info("the optimizer's state is made by its first step: a step of a small copy failed (%r)", error)
         return False
     return all(torch.equal(one, other) for one, other in zip(plain, begun, strict=True))

@@ -28,15 +28,20 @@ class StepStart:
         ]
         self._generators: dict[str, Any] = {}
 
+    is_taken = False
+    """There is a start to go back to; to be set to False where a step is over."""
+
     def take(self) -> None:
         """The step begins now; does not wait for the device, but for a moment before the second step."""
+        self.is_taken = False  # copies may run out of memory themselves
         self._generators = generators.state(self._device)
         for buffer in self._buffers:
             buffer.take()
+        self.is_taken = True
 
     def restore(self) -> None:
-        """Everything as it was at the latest `take`; nothing to do before the first."""
-        if not self._generators:
+        """Everything as it was at the latest `take`; nothing to do before the first, or where that has failed."""
+        if not self.is_taken:
             return
         generators.restore(self._generators, self._device)
         for buffer in self._buffers:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from wellfed.config.schema import FeatureMode, OnOom, RunConfig, Strategy
-from wellfed.errors import Fault
+from wellfed.errors import ConfigError, Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.run_plan import (
     DataFacts,
@@ -80,6 +81,29 @@ def memory_faults(config: RunConfig, memory: MemorySection, data: DataFacts, mod
             f"{asked.features.value} would freeze features that are trained.",
             "Set memory.features=dynamic, or workload.model.train_encoder=false.",
         )
+
+
+def with_way_down(plan: RunPlan, steps: Sequence[int] | None) -> RunPlan:
+    """The plan, when its micro-batch is decided for good, with what ``memory.micro_batch_steps`` are not used for it.
+
+    Raises:
+        ConfigError: none of them is smaller than the micro-batch.
+    """
+    micro = plan.memory.decided("micro_batch")
+    unused = [size for size in steps or () if size >= micro.value]
+    if not unused or plan.memory.on_oom == "fail":
+        return plan
+    listed = ", ".join(map(str, unused))
+    if len(unused) == len(steps or ()) and micro.value > 1:
+        raise ConfigError.of(
+            "memory.micro_batch_steps",
+            f"[{listed}] has no size below the micro-batch of {micro.value}, from which it is to lead down.",
+            f"Set memory.micro_batch_steps=[{micro.value // 2}], or null, which halves.",
+        )
+    because = (
+        f"{micro.because}; of memory.micro_batch_steps {listed} {'is' if len(unused) == 1 else 'are'} not below it"
+    )
+    return replace(plan, memory=plan.memory.but(micro_batch=replace(micro, because=because)))
 
 
 def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[str]:

@@ -192,7 +192,12 @@ def _after_steps(
             return decide(ConfiguredStep(config, plan, its_copy, device, fill=blank))
     except Exception as error:  # noqa: BLE001  foreign code, and a probe must not end a run
         _LOG.info("no step could be tried before training: %r", error)
-        return plan
+        failure = oom.classify(error)
+        if failure is None:
+            return plan
+        micro = plan.memory.decided("micro_batch")
+        because = f"{micro.because}; not tried before training, for which memory did not suffice: {failure.message}"
+        return replace(plan, memory=plan.memory.but(micro_batch=replace(micro, because=because)))
     finally:
         gc.collect()
         if device.type == "cuda":

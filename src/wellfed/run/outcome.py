@@ -23,10 +23,10 @@ from wellfed.run.ending import Outcome, RankEnded
 from wellfed.step.non_finite import NonFiniteLoss
 from wellfed.stop_request import Stopped
 
-# "DataLoader worker process 0" is another: an error of the data's own code that was caught there.
-_WORKER_DIED = re.compile(
-    r"^.*(DataLoader worker \(pid|unable to (mmap .* from|write to) file </torch_|unable to open shared memory).*$",
-    re.MULTILINE,
+_CARD_MEMORY_ADVICE = "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model."
+_HOST_ADVICE = (
+    "It is the host's memory: fewer loader.num_workers, a smaller loader.prefetch_factor, memory.features=dynamic; and "
+    "where the CPU trains, a smaller memory.micro_batch or model."
 )
 _WORKER_ADVICE = (
     "A worker was killed, mostly for want of host memory or /dev/shm: fewer loader.num_workers, a smaller "
@@ -72,7 +72,7 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
         return Outcome("oom", EXIT_OUT_OF_MEMORY, error.kind, str(error))
     memory = oom.classify(error)
     if memory is not None:
-        less = way_on or "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model."
+        less = way_on or (_HOST_ADVICE if memory.kind == "host_oom" else _CARD_MEMORY_ADVICE)
         return Outcome("oom", EXIT_OUT_OF_MEMORY, memory.kind, memory.message, less)
     if isinstance(error, NonFiniteLoss):
         advice = " ".join(getattr(error, "__notes__", ()))
@@ -80,9 +80,9 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))  # which sample or batch it was
     if isinstance(error, WellfedError):
         return Outcome("failed", failed, error.kind, f"{error}{notes}")
-    died = _WORKER_DIED.search(str(error)) if isinstance(error, RuntimeError) else None
-    if died is not None:
-        return Outcome("failed", failed, "worker", died.group().strip(), _WORKER_ADVICE)
+    lost = oom.lost_worker(error)
+    if lost is not None:
+        return Outcome("failed", failed, "worker", lost, _WORKER_ADVICE)
     card = _CARD_FAILED.search(str(error)) if isinstance(error, RuntimeError) else None
     if card is not None:
         if way_on is None:

@@ -24,6 +24,7 @@ from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
 from wellfed.planning.loader import LoaderPlanner
+from wellfed.planning.memory import with_way_down
 from wellfed.planning.run_plan import DevicePlan, DryPlan, ModelFacts, RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
@@ -87,10 +88,11 @@ class Planner:
         )
         plan = self._plan(first=first) if estimate is None else self.estimated(estimate, first)
         if plan.misfit is None:
-            return self._measured(plan, estimate)
+            return with_way_down(self._measured(plan, estimate), self.config.memory.micro_batch_steps)
         if plan.on_gpu or plan.device.enforce:
             raise ConfigError([plan.misfit])
-        return replace(plan, warnings=(*plan.warnings, f"On the card that was named this does not fit: {plan.misfit}"))
+        plan = replace(plan, warnings=(*plan.warnings, f"On the card that was named this does not fit: {plan.misfit}"))
+        return with_way_down(plan, self.config.memory.micro_batch_steps)
 
     def _measured(self, plan: RunPlan, estimate: Footprints | None) -> RunPlan:
         """The plan with what real steps show of its micro-batch, where that is a prediction."""
@@ -178,7 +180,8 @@ def plan_without_running(composed: Composed[RunConfig]) -> DryPlan:
         with suppress(ConfigError):
             on_fewer = replace(planner, config=fewer, device=plan_device(fewer, composed.choices, facts))
             by_devices.append(on_fewer._plan(estimate=estimate))
-    return DryPlan(planner.estimated(estimate), tuple(by_devices), imagined, config.workload.name)
+    plan = with_way_down(planner.estimated(estimate), config.memory.micro_batch_steps)
+    return DryPlan(plan, tuple(by_devices), imagined, config.workload.name)
 
 
 def _is_predicted(plan: RunPlan) -> bool:

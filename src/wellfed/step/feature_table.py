@@ -32,14 +32,14 @@ class FeatureTable:
             known = self._rows if device.type == "cpu" else None
             self.source = feature_room.hold(self._features, self.mode, device, known)
 
-        was_training = model.training
+        was_training, attempts = model.training, oom.Attempts()
         model.eval()
         while self._may_change and (slower := feature_room.slower(self.mode)) is not None:
-            _, failure = oom.attempted(fill)
+            _, failure = attempts(fill)
             if failure is None:
                 break
             on_event("oom", message=failure.message)
-            torch.cuda.empty_cache()
+            oom.release()
             self.mode = slower
             on_event("ladder", change=f"memory.features={slower}")
         else:

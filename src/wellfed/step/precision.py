@@ -20,6 +20,8 @@ class Precision:
 
     def __init__(self, name: str, device_type: str, scaler: torch.amp.GradScaler | None = None) -> None:
         self.name, self.scaler = name, scaler
+        self._has_scaled = False
+        """The scaler is set up: by the first loss, and `update` asserts that it is."""
         self.dtype = torch.bfloat16 if name == "bf16-true" else None
         """Of weights and inputs; None = each has its own."""
         # Without the cache, cast weights are gone after each use: a cached one would live to the end of the forward.
@@ -47,7 +49,10 @@ class Precision:
 
     def scale(self, loss: Tensor) -> Tensor:
         """What the backward pass begins with."""
-        return loss if self.scaler is None else self.scaler.scale(loss)
+        if self.scaler is None:
+            return loss
+        self._has_scaled = True
+        return self.scaler.scale(loss)
 
     def unscale(self, optimizer: torch.optim.Optimizer, *, clips: bool) -> None:
         """Give gradients their true size, before they are clipped.
@@ -77,7 +82,7 @@ class Precision:
             gradients()
             self.scaler.step(optimizer)
         except Exception as error:
-            if oom.classify(error) is not None:
+            if self._has_scaled and oom.classify(error, takes_suspects=True) is not None:
                 self.scaler.update(self.scaler.get_scale())  # else it refuses a step that is done again
             raise
         self.scaler.update()

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from wellfed.errors import OutOfMemoryExhausted
+from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.memory import oom
 from wellfed.memory.ladder import Ladder
-from wellfed.memory.optimizer_state import one_weight_at_a_time, versions
+from wellfed.memory.optimizer_state import BeforeStep, one_weight_at_a_time
 from wellfed.memory.step_start import StepStart
 from wellfed.record import OnEvent
 from wellfed.step.ranks import Ranks
@@ -26,7 +26,7 @@ class StepRetry:
         ladder: None = errors of memory pass as they are.
         start: None = nothing is done again, a failure ends the run.
         forget: lets go of what a failed step has left: gradients, sums.
-        way_out: ends an error: what holds the memory, and what else can be done.
+        way_out: ends an error about a kind of memory: what holds it, and what else can be done.
         may_adapt: False = the first failure ends the run, whatever is left of the ladder.
     """
 
@@ -36,17 +36,16 @@ class StepRetry:
         start: StepStart | None,
         *,
         forget: Callable[[], None],
-        way_out: Callable[[], str],
+        way_out: Callable[[oom.Kind], str],
         on_event: OnEvent,
         ranks: Ranks | None = None,
         may_adapt: bool = True,
     ) -> None:
         self._ladder, self._start, self._may_adapt = ladder, start, may_adapt
         self._ranks = ranks if ranks is not None and ranks.retries_together else None
-        self._tried: Callable[[Callable[[], Any]], tuple[Any, oom.MemoryFailure | None]] = oom.attempted
-        if self._ranks is not None:
-            self._tried = partial(self._tried_by_all, self._ranks)
         self._forget, self._way_out, self._on_event = forget, way_out, on_event
+        # One for all: what the passes have raised as what it is goes through the optimizer's step that is around them.
+        self._attempts = oom.Attempts()
         self.step = 0
         """Number of the one that is done, for events."""
         self.has_retried = False
@@ -61,42 +60,72 @@ class StepRetry:
         if self._ladder is None:
             return attempt()
         if self._start is not None:
-            self._start.take()
+            self._start.is_taken = False
         while True:
-            result, failure = self._tried(attempt)
+            result, failure = self._tried(partial(self._from_start, attempt))
             if failure is None:
                 return result  # type: ignore[no-any-return]
             del result
-            self._go_down(failure)
+            self._free(failure)
+            if not self._has_stepped_down():
+                raise self._exhausted(failure)
 
-    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], Any]) -> None:
-        """Call an optimizer's step around `gradients`.
+    def optimizer_state(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], Any]) -> None:
+        """Make an optimizer's state before the first step, by ``attempt``, which leaves nothing where it fails. No
+        micro-batch would change what it needs.
 
         Raises:
-            OutOfMemoryExhausted: nothing is left to change, or the step had changed some weights or states when memory
-                ran out: to do it again would not give the weights that it should.
+            OutOfMemoryExhausted: it does not fit beside the weights and their gradients.
         """
         if self._start is None:
             attempt()
             return
+        while (failure := self._tried(attempt)[1]) is not None:
+            self._free(failure)
+            if not (self._steps_one_by_one(optimizer) or self._has_stepped_down(of_held=True)):
+                where = "before the first step, where the optimizer makes its state (as large with any micro-batch),"
+                raise self._exhausted(failure, where)
+
+    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], Any]) -> None:
+        """Call an optimizer's step around `gradients`.
+
+        Weights, gradients and states are of one size with any micro-batch. So first the step is made to need less
+        itself, then what else lies in memory goes, and the micro-batch is halved only as long as that leaves more room:
+        of blocks that passes have left in pieces, of what a model keeps of its activations.
+
+        Raises:
+            OutOfMemoryExhausted: nothing is left to change.
+            RestartNeeded: the step had changed some weights or states when memory ran out: to do it again would not
+                give the weights that it should.
+        """
+        if self._start is None:
+            attempt()
+            return
+        least_bytes: int | None = None
         while True:
-            before = versions(optimizer)
+            before = BeforeStep(optimizer)
             _, failure = self._tried(attempt)
             if failure is None:
                 return
             # Of several ranks, those that did not fail have taken the step.
-            if self._ranks is not None or versions(optimizer) != before:
+            if self._ranks is not None or not before.is_as_it_was():
                 self._free(failure)
-                raise OutOfMemoryExhausted(
+                message = (
                     f"Out of memory in the optimizer's step {self.step}, which was applied in part: {failure.message} "
-                    f"resume=auto goes on from the last checkpoint, with less to hold in memory. {self._way_out()}"
+                    "resume=auto goes on from the last checkpoint, with less to hold in memory. "
+                    f"{self._way_out(failure.kind)}"
                 )
-            if self._may_adapt and one_weight_at_a_time(optimizer):
-                self._free(failure)
-                self._tell({"change": "workload.optimizer.foreach=false"})
-                self._start.restore()
-            else:
-                self._go_down(failure)
+                if self._may_adapt:
+                    raise RestartNeeded(message, {}, failure.kind)
+                raise OutOfMemoryExhausted(message, failure.kind)
+            oom.release()
+            left_bytes = oom.reserved_bytes()
+            self._free(failure)
+            if self._steps_one_by_one(optimizer) or self._has_stepped_down(of_held=True):
+                continue
+            if (least_bytes is not None and left_bytes >= least_bytes) or not self._has_stepped_down():
+                raise self._exhausted(failure, f"in the optimizer's step {self.step},")
+            least_bytes = left_bytes
 
     def go_down_without_failure(self) -> None:
         """Take the ladder's next step between two steps, if there is one."""
@@ -105,23 +134,48 @@ class StepRetry:
             oom.release()
             self._tell(changed)
 
-    @staticmethod
-    def _tried_by_all(ranks: Ranks, attempt: Callable[[], Any]) -> tuple[Any, oom.MemoryFailure | None]:
-        result, failure = oom.attempted(attempt)
-        if ranks.any(failure is not None) and failure is None:
+    def _tried(self, attempt: Callable[[], Any]) -> tuple[Any, oom.MemoryFailure | None]:
+        result, failure = self._attempts(attempt)
+        if self._ranks is not None and self._ranks.any(failure is not None) and failure is None:
             failure = oom.MemoryFailure("device_oom", "another rank ran out of memory.")
         return result, failure
 
-    def _go_down(self, failure: oom.MemoryFailure) -> None:
-        assert self._ladder is not None
-        self._free(failure)
-        changed = self._ladder.step_down() if self._start is not None and self._may_adapt else None
-        if changed is None or self._start is None:
-            raise OutOfMemoryExhausted(
-                f"Out of memory with {self._ladder.tried()}: {failure.message} {self._way_out()}"
-            )
+    def _from_start(self, attempt: Callable[[], Result]) -> Result:
+        if self._start is not None and not self._start.is_taken:
+            self._start.take()
+        return attempt()
+
+    def _steps_one_by_one(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether the optimizer does so from now on, and did not before."""
+        if not (self._may_adapt and one_weight_at_a_time(optimizer)):
+            return False
+        change = "workload.optimizer.foreach=false"
+        if self._ladder is not None:
+            self._ladder.note(change)
+        self._go_on_with({"change": change})
+        return True
+
+    def _has_stepped_down(self, *, of_held: bool = False) -> bool:
+        if self._ladder is None or self._start is None or not self._may_adapt:
+            return False
+        changed = self._ladder.step_down(of_held=of_held)
+        if changed is None:
+            return False
+        self._go_on_with(changed)
+        return True
+
+    def _go_on_with(self, changed: dict[str, Any]) -> None:
+        assert self._start is not None
         self._tell(changed)
         self._start.restore()
+
+    def _exhausted(self, failure: oom.MemoryFailure, where: str = "") -> OutOfMemoryExhausted:
+        assert self._ladder is not None
+        return OutOfMemoryExhausted(
+            f"Out of memory {f'{where} ' if where else ''}with {self._ladder.tried()}: {failure.message} "
+            f"{self._way_out(failure.kind)}",
+            failure.kind,
+        )
 
     def _free(self, failure: oom.MemoryFailure) -> None:
         self._forget()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureSource
-from wellfed.memory import breakdown
+from wellfed.memory import breakdown, oom
 from wellfed.memory.ladder import Ladder, MicroBatches
 from wellfed.memory.optimizer_state import allocate
 from wellfed.memory.step_start import StepStart
@@ -203,7 +203,7 @@ class TrainStep:
     def allocate_state(self) -> None:
         """Let the optimizer make its state now, if it can, with what `__call__` does where memory does not suffice."""
         self._retry.step = self.number
-        self._retry.optimizer_step(self._optimizer, partial(allocate, self._optimizer, self._model))
+        self._retry.optimizer_state(self._optimizer, partial(allocate, self._optimizer, self._model))
 
     def _sizes(self, delivery: Delivery) -> list[int]:
         """Samples of each micro-batch."""
@@ -230,11 +230,14 @@ class TrainStep:
             halve_rate(self._optimizer, self._schedulers)
         self._on_event("nan", step=self.number, action=self._on_nan)
 
-    def _way_out(self) -> str:
+    def _way_out(self, kind: oom.Kind) -> str:
         """What holds the memory, and what else can be done about it than was tried."""
+        if kind == "host_oom" and self._device.type != "cpu":
+            return breakdown.way_out_of_host(self._features())
         parts = breakdown.bytes_by_part(self._model, self._optimizer, self._features())
         less = breakdown.overrides_with_less(parts, precision=self._precision.name, batches_ahead=self._batches_ahead)
-        ways = [*less, "a card with more memory (gpu=...)", "a smaller workload.model, which learns something else"]
+        more = "a machine with more memory" if kind == "host_oom" else "a card with more memory (gpu=...)"
+        ways = [*less, more, "a smaller workload.model, which learns something else"]
         return f"{breakdown.largest_parts(parts)} Next: {'; or '.join(ways)}."
 
 

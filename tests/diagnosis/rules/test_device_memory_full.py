@@ -73,3 +73,9 @@ def test_a_run_that_ended_there(plan, change):
 
 def test_silent():
     assert device_memory_full.check(on_card(used_frac=0.98)) is None
+
+
+def test_host_memory_is_the_matter_of_another_rule():
+    for kind, is_found in (("device_oom", True), ("host_oom", False)):
+        evidence = Evidence(RunRecord("run", status="oom", error={"kind": kind, "message": "", "advice": ""}))
+        assert (device_memory_full.check(evidence) is not None) is is_found

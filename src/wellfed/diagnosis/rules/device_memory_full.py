@@ -20,6 +20,8 @@ def check(evidence: Evidence) -> Finding | None:
     events = [event for event in record.events if event["kind"] in _KINDS]
     if (record.status != "oom" and not events) or memory_creeps.check(evidence) is not None:
         return None  # what grows without end fills any memory
+    if record.status == "oom" and record.error is not None and record.error["kind"] == "host_oom":
+        return None  # host_memory_full tells
     steps = sorted({int(event.get("step") or 0) for event in events})
     ooms = sum(event["kind"] == "oom" for event in events)
     figures: dict[str, float | int | str] = {"times": max(ooms, 1), "steps": len(steps)}
