@@ -1,11 +1,14 @@
 """What the ranks of a run tell each other."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 from tests.planning.test_decide import ITEMS, config, planned
+from wellfed.memory.remembered import MICRO_BATCH, Lowered
 from wellfed.planning.run_plan import Decided, RunPlan
 from wellfed.run.other_ranks import OtherRanks, RankZero, leave_for_rank_0, take_from_ranks
 from wellfed.run.outcome import outcome_of
@@ -23,16 +26,18 @@ class Plans:
     """A planner whose plan is at hand, for the device that it is given."""
 
     device: RunPlan
+    remembered: Mapping | None = None
 
     def for_training(self, rank):
-        return self.device
+        return replace(self.device, remembered=self.remembered, remembered_in=Path("remembered.json"))
 
 
 def test_ranks_load_and_plan_memory_as_rank_0_has_decided(monkeypatch, tmp_path):
     monkeypatch.setenv("WELLFED_RANK_0", "")  # both are put back afterwards
     monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir=mine", "resume=auto"])
     first = plan(2, 16)
-    RankZero(tmp_path, 7.2, first.loader).tell(["seed=2", "resume=logs/run"])
+    four = {MICRO_BATCH: Lowered(4, 8, "2026-11-22", "a")}
+    RankZero(tmp_path, 7.2, first.loader, four).tell(["seed=2", "resume=logs/run"])
     assert sys.argv == ["train.py", "--config-dir=mine", "seed=2", "resume=logs/run"]
     other = OtherRanks(1, tmp_path / "of rank 1")
     own = plan(8, 4)  # sees more room: no batches counted, or another machine's memory
@@ -40,6 +45,8 @@ def test_ranks_load_and_plan_memory_as_rank_0_has_decided(monkeypatch, tmp_path)
     assert second.loader == first.loader
     assert second.memory == own.memory
     assert second.device.memory_gib == 7.2
+    assert second.remembered == four  # whatever another run has kept meanwhile
+    assert second.remembered_in is None  # rank 0 keeps it
 
 
 def test_a_rank_that_others_started_goes_by_what_it_sees(monkeypatch):

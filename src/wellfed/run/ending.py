@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wellfed.errors import EXIT_OK, ErrorKind, WellfedError
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ErrorKind, WellfedError
 from wellfed.record import Status
 
 
@@ -22,6 +22,11 @@ class Outcome:
     is_of_other_rank: bool = False
     """This rank has only lost the one that failed, which knows why."""
     by_non_finite_loss: bool = False
+
+    @property
+    def is_refusal(self) -> bool:
+        """Nothing was run."""
+        return self.exit_code == EXIT_NOTHING_RUN or self.status == "infeasible"
 
 
 OK = Outcome("ok", EXIT_OK)
