@@ -21,6 +21,7 @@ EXIT_FAILED = 1
 EXIT_NOTHING_RUN = 2
 """Configuration, plan, missing or unreadable input, wrong command line: no run folder is left."""
 EXIT_OUT_OF_MEMORY = 3
+"""Memory ran out in all ways that were left; or training is predicted not to fit: then no run folder is left."""
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 
@@ -67,6 +68,15 @@ class ConfigError(WellfedError):
     def of(cls, where: str, problem: str, way_out: str) -> ConfigError:
         """With one fault."""
         return cls([Fault(where, problem, way_out)])
+
+
+class DoesNotFit(ConfigError):
+    """A training that is predicted to need more memory than its budget. Where something is asked about it (a plan, a
+    sweep) it is an answer as any other fault; a run that was to train ends as one that ran out of memory."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        super().__init__(faults)
+        self.args = (self.under("Memory does not suffice; nothing was run."),)
 
 
 class DataError(WellfedError):

@@ -13,6 +13,7 @@ import pytest
 import wellfed
 from wellfed.commands import cli
 from wellfed.commands.cache import FOOTPRINT
+from wellfed.memory import remembered
 from wellfed.prepared import digest, nobody_uses, prepared
 
 SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
@@ -76,6 +77,16 @@ def test_it_lists_kinds_and_entries(cache: Path, tmp_path: Path, capsys: pytest.
     (entry,) = json.loads(shown(capsys, "list", "images", "--json"))
     assert (entry["kind"], entry["name"], entry["bytes"]) == ("images", folder.name, 5000 + manifest)
     assert 0 <= entry["age_s"] < 60
+
+
+def test_sizes_that_had_to_be_lowered_are_listed_and_cleared(cache: Path, capsys: pytest.CaptureFixture[str]):
+    file = remembered.file_for(cache, "a plan")
+    remembered.remember(file, "memory.micro_batch", remembered.Lowered(4, 8, "2026-11-22", "NAME"))
+    assert shown(capsys, "list", "memory").endswith("  memory.micro_batch=4 since 2026-11-22 (run NAME)\n")
+    file.write_text("{")
+    assert shown(capsys, "list", "memory").endswith("  damaged\n")
+    assert shown(capsys, "clear", "memory").startswith("removed from .cache: 1 entry, ")
+    assert not (cache / "memory").exists()
 
 
 def test_an_old_one_is_so_many_days_old(cache: Path, capsys: pytest.CaptureFixture[str]):

@@ -13,6 +13,7 @@ from wellfed.config.schema import (
     BestMode,
     EvaluateConfig,
     FeatureMode,
+    OnOom,
     ScheduleConfig,
     ScheduleName,
     SearchPruner,
@@ -140,6 +141,20 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
         "memory.micro_batch_steps=[8,16]",
         "must fall from entry to entry, and have one.",
         "Set memory.micro_batch_steps=[16,8].",
+    ),
+    (
+        "step_down",
+        {"memory.micro_batch_steps": [16, 8, 8]},
+        "memory.micro_batch_steps=[16,8,8]",
+        "must fall from entry to entry, and have one.",
+        "Set memory.micro_batch_steps=[16,8].",
+    ),
+    (
+        "step_down",
+        {"memory.micro_batch_steps": [16, 8], "memory.on_oom": OnOom.fail},
+        "memory.micro_batch_steps=[16,8]",
+        "has no effect with memory.on_oom=fail",
+        "Set memory.on_oom=retry, or memory.micro_batch_steps=null.",
     ),
     ("step_down", {"memory.micro_batch_steps": []}, "memory.micro_batch_steps=[]", "must fall", "=[32,16]."),
     (

@@ -5,6 +5,7 @@ The card's memory is taken away by a model and a data set that hold more of it f
 
 from __future__ import annotations
 
+import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ class Model(nn.Module):
             raise KeyError("a bug")
         # More in each pass than in the one before: no block of the cache is large enough for it.
         if self.stage == "growing" and on_card: torch.empty(len(x) * (8 * MIB + self.calls * MIB // 8), device=x.device)
+        # From a step on that comes after those that are tried before training.
+        if self.stage == "later" and on_card and self.calls >= self.at: torch.empty(len(x) * 32 * MIB, device=x.device)
         if self.stage == "forward" and on_card: torch.empty(len(x) * 32 * MIB, device=x.device)
         activations = (self.net(x) * torch.ones(1, MIB, device=x.device)).relu()
         loss = activations.mean() + 0 * self.large.sum()
@@ -254,3 +257,53 @@ def test_a_rank_that_fails_after_training_costs_the_ceiling(project: Path, fake_
     assert done.code == 0, done.text[-3000:]
     assert (record["status"], record["steps"], record["ceiling"]) == ("ok", 4, None)
     assert "ceiling_failed" in [event["kind"] for event in record["events"]]
+
+
+@pytest.mark.slow
+def test_a_size_that_had_to_be_lowered_is_where_the_next_run_begins(project: Path, fake_cuda: FakeCuda) -> None:
+    """The same command four times; memory runs out in the first and in the one that is to try again."""
+    started = []
+    words = ("workload.model.stage=later", "memory.micro_batch=null")
+    for more in ((), (), ("memory.remember=false",), ()):
+        done, record = hungry(project, fake_cuda, *words, *more, mib=256)
+        assert (done.code, record["samples"]) == (0, 8 * 16), done.text[-3000:]
+        events = [event["kind"] for event in record["events"] if event["kind"] in ("oom", "step_down")]
+        started.append((record["run_id"], record["plan"]["memory.micro_batch"], events))
+    (first, planned, went_down), (_, lower, none), (_, again, once_more), (_, last, still_none) = started
+    assert (planned["value"], again["value"]) == (16, 16)
+    assert went_down == once_more == ["oom", "step_down"] * 2
+    assert none == still_none == []
+    assert (lower["value"], lower["source"]) == (4, "measured")
+    today = datetime.date.today()
+    told = f"8 ran out of memory on {today} (run {first}); memory.remember=false tries it again"
+    assert lower["because"].endswith(told)
+    assert last == lower  # the run that was told not to remember has kept nothing
+
+
+@pytest.mark.slow
+def test_ranks_begin_where_an_earlier_run_of_them_had_to_go(project: Path, fake_cuda: FakeCuda) -> None:
+    ddp = ("trainer=ddp", "trainer.devices=2", "workload.effective_batch_size=32", "workload.model.stage=later")
+    events, sizes = [], []
+    for _ in range(2):
+        done, record = hungry(project, fake_cuda, *ddp, "memory.micro_batch=null", cards=2, mib=256)
+        assert done.code == 0, done.text[-3000:]
+        events.append([event["kind"] for event in record["events"] if event["kind"] in ("oom", "step_down")])
+        sizes.append(record["plan"]["memory.micro_batch"]["value"])
+    assert events == [["oom", "step_down"] * 2, []]
+    assert sizes == [16, 4]
+
+
+@pytest.mark.slow
+def test_a_model_that_does_not_fit_is_told_by_its_parts_and_leaves_no_run(project: Path, fake_cuda: FakeCuda) -> None:
+    words = ("memory.micro_batch=null", "gpu.memory_gib=0.06", "workload.model.weights_mib=8")
+    done, record = hungry(project, fake_cuda, *words)
+    assert (done.code, record) == (3, {}), done.text[-3000:]
+    assert done.err.count("Memory does not suffice; nothing was run.") == 1
+    assert "one sample at a time needs" in done.err
+    assert "optimizer state 16.0 MiB" in done.err
+    assert "Take a larger card (gpu.memory_gib=" in done.err
+    assert "Traceback" not in done.err
+    assert not [*project.glob("logs/*/runs/*")]
+    done, record = hungry(project, fake_cuda, "gpu.memory_gib=0.06", "workload.model.weights_mib=64")
+    assert (done.code, record) == (3, {})
+    assert "Memory does not suffice; nothing was run." in done.err

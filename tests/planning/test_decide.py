@@ -396,9 +396,29 @@ def test_out_of_memory_is_retried_where_it_can_be():
 
 def test_checkpointing_is_as_set_and_off_by_default():
     assert planned().memory.checkpoint_activations is False
-    plan = planned(config(memory={"checkpoint_activations": True}))
+    plan = planned(config(memory={"checkpoint_activations": True}), model=replace(MODEL, has_blocks=True))
     assert plan.memory.checkpoint_activations is True
     assert plan.knobs["memory.checkpoint_activations"].because == "memory.checkpoint_activations=true"
+
+
+def test_checkpointing_without_anything_to_recompute_is_refused_unless_it_is_tight_memory():
+    asked = config(memory={"checkpoint_activations": True})
+    assert (
+        "memory.checkpoint_activations: true: the model has no nn.ModuleList or nn.Sequential with blocks to recompute."
+        " Set memory.checkpoint_activations=null."
+    ) in faults_of(asked)
+    plan = planned(asked, choices={"memory": "tight"})
+    assert plan.memory.checkpoint_activations is True
+    (warning,) = [each for each in plan.warnings if "checkpoint_activations" in each]
+    assert warning.startswith("memory.checkpoint_activations=true has no effect: the model has no nn.ModuleList")
+
+
+def test_sizes_to_go_down_through_are_refused_where_nothing_goes_down():
+    asked = config(memory={"micro_batch_steps": [16, 8]})
+    told = faults_of(asked, model=replace(MODEL, has_batch_norm=True))
+    assert "memory.micro_batch_steps: [16, 8] has no effect: BatchNorm's statistics belong to the whole batch" in told
+    assert "Set memory.micro_batch_steps=null." in told
+    assert planned(asked).memory.on_oom == "retry"
 
 
 # -- features ---------------------------------------------------------------------------------------------------------

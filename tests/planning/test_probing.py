@@ -7,8 +7,9 @@ from tests.planning.machines import GIB
 from tests.planning.test_budget import DEEP, planned
 from tests.planning.test_decide import config
 from wellfed.footprint.footprint import StepShape, predicted_peak
+from wellfed.memory.remembered import FOREACH, MICRO_BATCH, Lowered
 from wellfed.planning.memory_candidates import PLANNED_FRAC
-from wellfed.planning.probing import MOST_PROBES, at_plateau, with_probes
+from wellfed.planning.probing import MOST_PROBES, as_remembered, at_plateau, with_probes
 
 STEP = StepShape(samples=64)
 CARD = footprint(**DEEP)
@@ -133,3 +134,79 @@ def test_no_rate_is_measured_of_what_is_predicted_not_to_fit():
     found = at_plateau(plan, 0.8, lambda size: tried.append(size) or 1.0, samples=640, footprint=CARD, step=step)
     assert predicted_peak(CARD, tried[0], step).reserved_bytes <= plan.device.memory_gib * GIB
     assert found.parts == predicted_peak(CARD, 1, step).parts
+
+
+# -- what earlier runs had to lower ------------------------------------------------------------------------------------
+
+
+def ran_out(value, before, run="NAME"):
+    return {MICRO_BATCH: Lowered(value, before, "2026-11-22", run)}
+
+
+def recalled(remembered, given=None, gpu="24gb", step=STEP):
+    plan = planned(given or config(), gpu, **DEEP)
+    return plan, as_remembered(plan, remembered, 64, CARD, step)
+
+
+def test_a_size_that_ran_out_is_not_tried_again_and_the_reason_says_when_it_was():
+    plan, found = recalled(ran_out(4, 64))
+    assert (plan.memory.micro_batch, found.memory.micro_batch, found.memory.accumulate) == (64, 4, 16)
+    entry = found.knobs["memory.micro_batch"]
+    assert entry.because == (
+        "64 was predicted to fit, and ran out of memory on 2026-11-22 (run NAME); memory.remember=false tries it again"
+    )
+    assert entry.source == found.knobs["memory.accumulate"].source == "measured"
+    assert found.predicted_peak_gib < plan.predicted_peak_gib
+    assert found.parts == predicted_peak(CARD, 4, STEP).parts
+
+
+def test_of_several_steps_down_the_last_is_told():
+    _, found = recalled(ran_out(4, 8))
+    assert found.knobs["memory.micro_batch"].because.startswith("64 was predicted to fit, and 8 ran out of memory on ")
+
+
+def test_without_an_estimate_it_was_planned():
+    plan = dataclasses.replace(planned(config(), "24gb", **DEEP), predicted_peak_gib=None)
+    found = as_remembered(plan, ran_out(4, 64), 64, None, STEP)
+    assert found.knobs["memory.micro_batch"].because.startswith("64 was planned, and ran out of memory on ")
+    assert (found.memory.accumulate, found.predicted_peak_gib) == (16, None)
+
+
+@pytest.mark.parametrize("remembered", [{}, ran_out(64, 65), ran_out(100, 128)])
+def test_what_is_planned_smaller_stays(remembered):
+    plan, found = recalled(remembered)
+    assert found == dataclasses.replace(plan, remembered=remembered)
+    assert found.knobs == plan.knobs
+
+
+@pytest.mark.parametrize("typed", [{"micro_batch": 32}, {"accumulate": 2}])
+def test_a_typed_micro_batch_wins(typed):
+    plan, found = recalled(ran_out(4, 64), config(memory=typed))
+    assert found.memory == plan.memory
+    assert found.memory.micro_batch == 32
+
+
+def test_a_step_on_all_weights_at_once_that_ran_out_is_a_number_of_the_plan():
+    one_by_one = {FOREACH: Lowered(False, None, "2026-11-22", "NAME")}
+    plan, found = recalled(one_by_one)
+    assert found.memory == plan.memory
+    entry = found.knobs[FOREACH]
+    assert (entry.value, entry.source) == (False, "measured")
+    assert entry.because.startswith("its step on all weights at once ran out of memory on 2026-11-22 (run NAME); ")
+    optimizer = {"_target_": "torch.optim.AdamW", "lr": 1e-3}
+    filled = found.filled_in({"workload": {"name": "a", "optimizer": optimizer}})
+    assert filled["workload"]["optimizer"] == {**optimizer, "foreach": False}
+    assert "foreach" not in optimizer
+    assert FOREACH not in plan.knobs
+
+
+def test_no_rate_is_measured_of_a_size_that_ran_out():
+    plan = planned(config(memory={"plateau_frac": 0.8}), "24gb", **DEEP)
+    rates, tried = {20: 100.0, 10: 60.0}, []
+    plan = as_remembered(plan, ran_out(20, 40), 64, CARD, STEP)
+    assert plan.knobs["memory.micro_batch"].source == "predicted"  # a quarter of the step is below it
+    found = at_plateau(plan, 0.8, lambda size: tried.append(size) or rates[size], samples=64, footprint=CARD, step=STEP)
+    assert tried == [20, 10]
+    assert found.memory.micro_batch == 20
+    because = found.knobs["memory.micro_batch"].because
+    assert "; 40 ran out of memory on 2026-11-22 (run NAME), and no more than 20 was tried: memory.remember=" in because

@@ -22,6 +22,7 @@ from wellfed.errors import ConfigError, DataError
 from wellfed.loading import thread_backend
 from wellfed.loading.settings import LoaderSettings
 from wellfed.loading.stream_loader import StreamLoader
+from wellfed.memory.remembered import FOREACH, Lowered
 from wellfed.planning.run_plan import DataFacts, OwnLoader
 from wellfed.run import assemble
 
@@ -191,6 +192,15 @@ def test_an_optimizer_is_fused_where_every_gradient_is_dense_and_real():
     mixed = Model()
     mixed.wave = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
     assert not optimizer(mixed).defaults["fused"]
+
+
+def test_an_optimizer_that_could_not_step_on_all_weights_at_once_does_not_try_again():
+    given = config()
+    given.workload.optimizer = {"_target_": "torch.optim.NAdam", "lr": 0.1, "foreach": True}
+    plan, groups = planned(given, LAPTOP), [{"params": list(Model().parameters())}]
+    assert assemble.make_optimizer(given, plan, groups).param_groups[0]["foreach"] is True
+    plan = replace(plan, remembered={FOREACH: Lowered(False, None, "2026-11-22", "a")})
+    assert assemble.make_optimizer(given, plan, groups).param_groups[0]["foreach"] is False
 
 
 @pytest.mark.parametrize("sparse", [True, False])

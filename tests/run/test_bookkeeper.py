@@ -2,12 +2,16 @@
 
 import csv
 import json
+from dataclasses import replace
+from datetime import date
 from types import SimpleNamespace
 
 import pytest
 
+from tests.planning.test_decide import ITEMS, config, planned
 from wellfed.config.compose import compose
 from wellfed.diagnosis.finding import Finding
+from wellfed.memory.remembered import FOREACH, MICRO_BATCH, recall
 from wellfed.record import RunRecord
 from wellfed.run import bookkeeper
 from wellfed.run.bookkeeper import Bookkeeper, chosen_loggers
@@ -266,3 +270,35 @@ def test_a_logger_that_cannot_be_opened_is_an_event_and_the_others_stay(tmp_path
     )
     assert "the files have every figure" in caplog.text
     assert [type(one).__name__ for one in books.loggers] == ["_Csv"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "kept"),
+    [((), {MICRO_BATCH: (4, 8), FOREACH: (False, None)}), (("memory.micro_batch=16",), {FOREACH: (False, None)})],
+)
+def test_what_had_to_be_lowered_is_kept_for_the_next_run(tmp_path, overrides, kept):
+    """Of a micro-batch that was typed nothing: it is typed again, or the plan has another."""
+    books = books_of(tmp_path, *overrides)
+    books.event("step_down", step=1, micro_batch=99, before=100)  # no plan, nowhere to keep it
+    file = tmp_path / "cache" / "memory" / "0" / "remembered.json"
+    made = planned(config(memory={"micro_batch": 16}) if overrides else config(), data=ITEMS)
+    books.planned(replace(made, remembered_in=file))
+    books.event("step_down", step=3, micro_batch=8, before=16)
+    books.event("step_down", step=4, micro_batch=4, before=8)
+    books.event("step_down", step=4, evaluation_batch=1, before=2)
+    books.event("ladder", step=5, change="memory.features=dynamic")
+    books.event("ladder", step=5, change="workload.optimizer.foreach=false")
+    found = recall(file)
+    assert {knob: (one.value, one.before) for knob, one in found.items()} == kept
+    assert {(one.run, one.on) for one in found.values()} == {("r", date.today().isoformat())}
+    assert [event["step"] for event in books.record.events] == [1, 3, 4, 4, 5, 5]
+
+
+def test_a_run_goes_on_where_nothing_can_be_kept(tmp_path, caplog):
+    books = books_of(tmp_path)
+    (tmp_path / "cache").write_text("a file")
+    books.planned(replace(planned(config(), data=ITEMS), remembered_in=tmp_path / "cache" / "memory" / "0" / "x.json"))
+    books.event("step_down", step=3, micro_batch=8, before=16)
+    assert [event["kind"] for event in books.record.events] == ["step_down"]
+    assert "memory.micro_batch is not remembered: " in caplog.text
+    assert "can't be written (" in caplog.text

@@ -2,8 +2,10 @@
 
 import sys
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -11,6 +13,7 @@ from tests.planning.test_decide import ITEMS, config, planned
 from tests.run.test_line import connected, lines, meeting_place  # noqa: F401
 from wellfed.errors import DataError
 from wellfed.launcher import Launch
+from wellfed.memory.remembered import MICRO_BATCH, Lowered
 from wellfed.planning.run_plan import Decided, RunPlan
 from wellfed.run import line as module
 from wellfed.run.ending import RankEnded
@@ -30,16 +33,18 @@ class Plans:
     """A planner whose plan is at hand, for the device that it is given."""
 
     device: RunPlan
+    remembered: Mapping | None = None
 
     def for_training(self, rank):
-        return self.device
+        return replace(self.device, remembered=self.remembered, remembered_in=Path("remembered.json"))
 
 
 def test_ranks_load_and_plan_memory_as_rank_0_has_decided(monkeypatch, tmp_path):
     monkeypatch.setenv("WELLFED_RANK_0", "")  # both are put back afterwards
     monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir=mine", "resume=auto"])
     first = plan(2, 16)
-    RankZero(tmp_path, 7.2, first.loader).tell(["seed=2", "resume=logs/run"])
+    four = {MICRO_BATCH: Lowered(4, 8, "2026-11-22", "a")}
+    RankZero(tmp_path, 7.2, first.loader, four).tell(["seed=2", "resume=logs/run"])
     assert sys.argv == ["train.py", "--config-dir=mine", "seed=2", "resume=logs/run"]
     other = OtherRanks(1, tmp_path / "of rank 1")
     own = plan(8, 4)  # sees more room: no batches counted, or another machine's memory
@@ -47,6 +52,8 @@ def test_ranks_load_and_plan_memory_as_rank_0_has_decided(monkeypatch, tmp_path)
     assert second.loader == first.loader
     assert second.memory == own.memory
     assert second.device.memory_gib == 7.2
+    assert second.remembered == four  # whatever another run has kept meanwhile
+    assert second.remembered_in is None  # rank 0 keeps it
 
 
 def test_a_rank_that_others_started_goes_by_what_it_sees(monkeypatch):

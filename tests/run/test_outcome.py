@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wellfed import errors
-from wellfed.errors import ConfigError, DataError, Fault, OutOfMemoryExhausted, WellfedError
+from wellfed.errors import ConfigError, DataError, DoesNotFit, Fault, OutOfMemoryExhausted, WellfedError
 from wellfed.record import Status
 from wellfed.run.ending import OK
 from wellfed.run.outcome import outcome_of
@@ -40,6 +40,7 @@ TABLE = [
     (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom", "host_oom", 3, 3, True),
     (NonFiniteLoss("loss is nan"), "failed", "code", 1, 1, True),
     (ConfigError([Fault("a", "b", "c")]), "failed", "config", 1, 2, True),
+    (DoesNotFit([Fault("a", "b", "c")]), "infeasible", "device_oom", 3, 3, True),
     (DataError("no file"), "failed", "data", 1, 2, True),
     (WellfedError("other"), "failed", "code", 1, 2, True),
     (RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed."), "failed", "worker", 1, 2, True),
@@ -67,6 +68,15 @@ def test_what_an_exception_means(error, status, kind, after, before, is_expected
         assert found.message or isinstance(error, KeyboardInterrupt)
         assert found.status in typing.get_args(Status)
         assert found.kind is None or found.kind in typing.get_args(errors.ErrorKind)
+
+
+def test_what_leaves_no_folder():
+    faults = [Fault("a", "b", "c")]
+    before = {error: outcome_of(error, has_trained=False) for error in (ConfigError(faults), DoesNotFit(faults))}
+    assert all(outcome.is_refusal for outcome in before.values())
+    assert not outcome_of(ConfigError(faults), has_trained=True).is_refusal
+    assert not outcome_of(torch.OutOfMemoryError("CUDA out of memory."), has_trained=False).is_refusal
+    assert str(DoesNotFit(faults)) == "Memory does not suffice; nothing was run.\n  - a: b c"
 
 
 def test_a_run_that_ends_well():

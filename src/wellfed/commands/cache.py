@@ -17,10 +17,13 @@ from wellfed import prepared
 from wellfed.commands.answer import Answer
 from wellfed.config.schema import PathsConfig
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError
+from wellfed.memory import remembered
 from wellfed.units import counted, show_bytes, show_duration, show_line
 
 FOOTPRINT = "footprint.json"
 """What a folder of `wellfed.footprint.cache` holds; named here, as that room needs torch."""
+_ONE_FILE = (FOOTPRINT, remembered.FILE_NAME)
+"""What is written in one go and read in one go: no process keeps it in use."""
 _SHOWN = 10
 """Entries of a kind, unless it is asked for."""
 _DAY_S = 24 * 3600
@@ -44,7 +47,8 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m wellfed cache",
         description="What is kept under paths.cache_dir, so that it is made once: data that workloads have prepared, "
-        "predictions of memory (footprints). All of it is made again when it is needed.",
+        "predictions of memory (footprints), micro-batches that a run had to go down to (memory). All of it is made "
+        "again when it is needed.",
     )
     parser.add_argument("what", choices=("list", "clear"), help="show all entries, or remove those that are not in use")
     parser.add_argument("kind", nargs="?", metavar="KIND", help="only this kind")
@@ -103,7 +107,7 @@ def _is_entry(folder: Path) -> bool:
     if prepared.DIGEST.fullmatch(digest) is None or not folder.is_dir() or folder.is_symlink():
         return False
     is_named = folder.with_name(f"{digest}.lock").exists() and (not rest or "-" in rest)
-    return is_named or (not rest and any((folder / name).is_file() for name in (FOOTPRINT, prepared.MANIFEST)))
+    return is_named or (not rest and any((folder / name).is_file() for name in (*_ONE_FILE, prepared.MANIFEST)))
 
 
 def _is_empty_kind(folder: Path) -> bool:
@@ -114,7 +118,9 @@ def _is_empty_kind(folder: Path) -> bool:
 
 def _entry(folder: Path) -> CacheEntry:
     in_use, made_of = False, "a model under a training"
-    if not (folder / FOOTPRINT).is_file():
+    if (folder / remembered.FILE_NAME).is_file():
+        made_of = _lowered(folder / remembered.FILE_NAME)
+    elif not (folder / FOOTPRINT).is_file():
         made_of = _made_of(folder)
         with contextlib.suppress(OSError), prepared.nobody_uses(folder.with_name(folder.name[:16])) as is_free:
             in_use = not is_free
@@ -137,6 +143,14 @@ def _made_of(folder: Path) -> str:
     number = manifest.get("num_sources", 0)
     first = f"{manifest.get('first_source')}{f' and {number - 1} more' if number > 1 else ''}" if number else ""
     return "; ".join(part for part in (first, settings) if part)
+
+
+def _lowered(file: Path) -> str:
+    try:
+        found = remembered.recall(file)
+    except (OSError, ValueError):
+        return "damaged"
+    return "; ".join(f"{knob}={_value(one.value)} since {one.on} (run {one.run})" for knob, one in found.items())
 
 
 def _value(value: Any) -> str:
@@ -195,7 +209,7 @@ def _clear(terminal: Answer, home: Path, found: Sequence[CacheEntry], *, as_json
 
 
 def _removed(folder: Path) -> bool:
-    if not (folder / FOOTPRINT).is_file():
+    if not any((folder / name).is_file() for name in _ONE_FILE):
         return prepared.remove(folder)
     shutil.rmtree(folder)
     return True

@@ -19,6 +19,7 @@ from wellfed.config.schema import (
     Accelerator,
     Backend,
     FeatureMode,
+    OnOom,
     RunConfig,
     ScheduleConfig,
     ScheduleName,
@@ -155,12 +156,17 @@ def encoder(config: RunConfig) -> Iterator[Fault]:
 
 
 def step_down(config: RunConfig) -> Iterator[Fault]:
-    """memory.micro_batch_steps goes down."""
+    """memory.micro_batch_steps goes down, where something goes down."""
     steps = config.memory.micro_batch_steps
-    if steps is not None and (not steps or any(later >= earlier for earlier, later in pairwise(steps))):
+    if steps is None:
+        return
+    where = f"memory.micro_batch_steps={_shown(steps)}"
+    if not steps or any(later >= earlier for earlier, later in pairwise(steps)):
         falling = _shown(sorted(set(steps), reverse=True) or [32, 16])
-        problem = "must fall from entry to entry, and have one."
-        yield Fault(f"memory.micro_batch_steps={_shown(steps)}", problem, f"Set memory.micro_batch_steps={falling}.")
+        yield Fault(where, "must fall from entry to entry, and have one.", f"Set memory.micro_batch_steps={falling}.")
+    elif config.memory.on_oom is OnOom.fail:
+        problem = "has no effect with memory.on_oom=fail, which ends the run where memory runs out."
+        yield Fault(where, problem, "Set memory.on_oom=retry, or memory.micro_batch_steps=null.")
 
 
 def length(config: RunConfig) -> Iterator[Fault]:

@@ -172,6 +172,11 @@ class MemoryConfig:
     micro_batch_steps: Optional[list[int]] = knob(
         None, "Micro-batches to step down through on out-of-memory, descending. null = halve.", at_least=1
     )
+    remember: bool = knob(
+        True,
+        "Begin with the micro-batch that an earlier run of the same plan had to go down to, kept in paths.cache_dir. "
+        "false = neither read nor kept.",
+    )
 
 
 @dataclass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, Literal
@@ -130,6 +130,8 @@ class KnownFootprints:
     """By feature mode and whether activations are checkpointed."""
     looked_at: str = ""
     """Which samples stand for all, where they differ in length."""
+    digests: Mapping[tuple[str | None, bool], str | None] = field(default_factory=dict)
+    """Of all that a footprint depends on, by the same; None: it can't be told."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from wellfed.config.schema import Compile, RunConfig, ScheduleConfig
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError, DoesNotFit, Fault
 from wellfed.hardware.facts import MachineFacts
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.budget import within_budget
@@ -38,19 +38,19 @@ def plan_run(
             A plan that does not fit then is still a plan, with its ``misfit``.
 
     Raises:
-        ConfigError: what is impossible now that data and model are known.
+        ConfigError: what is impossible now that data and model are known; a DoesNotFit for what is known of memory.
     """
     loading = LoaderPlanner(config, choices, facts, data, device.on_gpu, first)
     loader = loading.section()
     memory = plan_memory(config, facts, device, data, model)
     faults = [
-        *memory_faults(config, memory, data, model),
+        *memory_faults(config, choices, memory, data, model),
         *loading.faults(loader),
         *_lightning_module_faults(config, model),
     ]
     if faults:
         raise ConfigError(faults)
-    warnings = [*device.warnings, *memory_warnings(config, data, model), *loading.warnings(loader)]
+    warnings = [*device.warnings, *memory_warnings(config, memory, data, model), *loading.warnings(loader)]
     if model.is_lightning_module:
         warnings += _unused_by_lightning_module(config)
     effective = _effective(config.workload.samples_per_step, data)
@@ -64,7 +64,7 @@ def plan_run(
         return plan
     plan = replace(plan, parts=known_parts(plan, model, data))
     if plan.on_gpu and plan.trainer.strategy != "fsdp" and (too_much := parts_fault(plan.parts, plan)):
-        raise ConfigError([too_much])
+        raise DoesNotFit([too_much])
     return plan
 
 

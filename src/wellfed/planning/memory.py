@@ -25,6 +25,7 @@ from wellfed.units import gib, show_bytes
 CACHE_SHARE = 0.5
 """Largest part of the budget, or of free host memory, that a feature table may take; activations need the rest."""
 _WHOLE = "a LightningModule runs its own step on whole batches"
+_NO_BLOCKS = "the model has no nn.ModuleList or nn.Sequential with blocks to recompute"
 
 
 def plan_memory(
@@ -57,9 +58,12 @@ def plan_memory(
     )
 
 
-def memory_faults(config: RunConfig, memory: MemorySection, data: DataFacts, model: ModelFacts) -> Iterator[Fault]:
+def memory_faults(
+    config: RunConfig, choices: Mapping[str, str], memory: MemorySection, data: DataFacts, model: ModelFacts
+) -> Iterator[Fault]:
     """What was asked of memory and can't be."""
     asked, per_device = config.memory, _per_device(config)
+    steps = asked.micro_batch_steps
     if model.is_lightning_module:
         for knob, value, whole in (("micro_batch", asked.micro_batch, per_device), ("accumulate", asked.accumulate, 1)):
             if value not in (None, whole):
@@ -75,6 +79,12 @@ def memory_faults(config: RunConfig, memory: MemorySection, data: DataFacts, mod
             "belong to the whole batch; the result would differ.",
             "Set memory.micro_batch=null and memory.accumulate=null, or replace BatchNorm by GroupNorm.",
         )
+    if steps is not None and memory.on_oom == "fail" and not model.is_lightning_module:
+        why = memory.reasons["on_oom"].because
+        yield Fault("memory.micro_batch_steps", f"{steps} has no effect: {why}.", "Set memory.micro_batch_steps=null.")
+    # memory=tight is for all models: of one without blocks it wants the micro-batch alone.
+    if asked.checkpoint_activations and not model.has_blocks and choices.get("memory") != "tight":
+        yield Fault("memory.checkpoint_activations", f"true: {_NO_BLOCKS}.", "Set memory.checkpoint_activations=null.")
     if data.feature_rows and data.features_trainable and asked.features not in (None, FeatureMode.dynamic):
         yield Fault(
             "memory.features",
@@ -106,9 +116,11 @@ def with_way_down(plan: RunPlan, steps: Sequence[int] | None) -> RunPlan:
     return replace(plan, memory=plan.memory.but(micro_batch=replace(micro, because=because)))
 
 
-def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[str]:
+def memory_warnings(config: RunConfig, memory: MemorySection, data: DataFacts, model: ModelFacts) -> Iterator[str]:
     """What was asked of memory and is ignored."""
     asked = config.memory
+    if memory.checkpoint_activations and not model.has_blocks:
+        yield f"memory.checkpoint_activations=true has no effect: {_NO_BLOCKS}."
     if asked.features is not None and data.feature_rows == 0:
         unused = f"memory.features={asked.features.value} has no effect"
         yield f"{unused}: this workload offers no features. Set memory.features=null."

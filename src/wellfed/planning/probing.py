@@ -1,14 +1,18 @@
-"""Chooses the micro-batch of a plan by real steps: one that fits in memory, or one that keeps the best rate."""
+"""Chooses the micro-batch of a plan by real steps: one that fits in memory, or one that keeps the best rate.
+
+Real steps are probes before training, or those of earlier runs.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from wellfed.footprint.footprint import Footprint, StepShape, fits_within, largest_micro_batch, predicted_peak
+from wellfed.memory.remembered import MICRO_BATCH, Lowered
 from wellfed.planning.memory_candidates import limit_bytes
-from wellfed.planning.run_plan import Decided, RunPlan
+from wellfed.planning.run_plan import TRY_AGAIN, Decided, RunPlan
 from wellfed.units import gib, show_bytes
 
 MOST_PROBES = 6
@@ -64,7 +68,7 @@ def with_probes(
         as_planned = Decided(micro, f"{before.because}; {told}", "measured")
         return replace(plan, memory=plan.memory.but(micro_batch=as_planned))
     smaller_one = Decided(micro, f"{before.value} were planned; {told}", "measured")
-    return _resized(plan, smaller_one, step.samples, footprint, step)
+    return resized(plan, smaller_one, step.samples, footprint, step)
 
 
 def at_plateau(
@@ -80,12 +84,18 @@ def at_plateau(
 
     Args:
         rate: samples/s of real steps; 0 where memory runs out, None to try no more.
-        samples: of one device in a step; the largest micro-batch that is tried.
+        samples: of one device in a step; no larger micro-batch is tried, nor one above what the plan remembers.
         footprint: for the peak of a plan with a budget, with ``step``; larger sizes than it predicts to fit are left.
     """
     size = samples
     if footprint is not None and step is not None and plan.device.memory_gib is not None:
         size = max(1, largest_micro_batch(footprint, limit_bytes(plan.device.memory_gib), step))
+    lowered = plan.remembered.get(MICRO_BATCH)
+    if lowered is not None and lowered.value < size:
+        size = lowered.value
+        larger = f"; {lowered.before} {lowered.when}, and no more than {size} was tried: {TRY_AGAIN}"
+    else:
+        larger = ""
     rates: dict[int, float] = {}
     while size not in rates and (found := rate(size)) is not None:
         rates[size] = found
@@ -99,10 +109,31 @@ def at_plateau(
     because = f"the smallest that keeps {frac:g} of the best rate: {rates[micro]:,.0f} samples/s"
     if micro != best:
         because += f", and {rates[best]:,.0f} at {best}"
-    return _resized(plan, Decided(micro, because, "measured"), samples, footprint, step)
+    because += larger
+    return resized(plan, Decided(micro, because, "measured"), samples, footprint, step)
 
 
-def _resized(
+def as_remembered(
+    plan: RunPlan, remembered: Mapping[str, Lowered], samples: int, footprint: Footprint | None, step: StepShape | None
+) -> RunPlan:
+    """The plan with what earlier runs of it had to lower; a micro-batch that was set stays, and so does a smaller one.
+
+    Args:
+        remembered: by knob, of what the configuration leaves open.
+        samples: of one device in a step.
+        footprint: what ``plan`` was made with, where it has an estimate; so is ``step``.
+    """
+    plan = replace(plan, remembered=dict(remembered))
+    lowered, planned = remembered.get(MICRO_BATCH), plan.memory.decided("micro_batch")
+    if lowered is None or planned.source == "set" or lowered.value >= planned.value:
+        return plan
+    was = "was planned" if plan.predicted_peak_gib is None else "was predicted to fit"
+    ran_out = lowered.when if lowered.before == planned.value else f"{lowered.before} {lowered.when}"
+    because = f"{planned.value} {was}, and {ran_out}; {TRY_AGAIN}"
+    return resized(plan, Decided(int(lowered.value), because, "measured"), samples, footprint, step)
+
+
+def resized(
     plan: RunPlan, micro: Decided[int], samples: int, footprint: Footprint | None, step: StepShape | None
 ) -> RunPlan:
     """The plan with another micro-batch, and the peak that is predicted for it."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from wellfed.contract import FeatureModeName
 from wellfed.errors import Fault
+from wellfed.memory.remembered import FOREACH, Lowered
 from wellfed.record import PlanEntry
 
 Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)
 Source = Literal["set", "predicted", "measured"]
+TRY_AGAIN = "memory.remember=false tries it again"
+"""Ends a reason that comes of an earlier run."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,10 @@ class RunPlan(DevicePlan):
     """Why this plan does not fit its budget, and what would."""
     remedies: tuple[str, ...] = ()
     """With a misfit: overrides, each of which makes it fit, cheapest first."""
+    remembered: Mapping[str, Lowered] = field(default_factory=dict)
+    """What earlier runs of this plan had to lower, by knob, of what is left open."""
+    remembered_in: Path | None = None
+    """Where this run is to keep what it has to lower; None: nowhere."""
 
     @property
     def fits(self) -> bool | None:
@@ -193,6 +201,9 @@ class RunPlan(DevicePlan):
         sections: tuple[Section, ...] = (self.trainer, self.device, self.workload, self.memory, self.loader)
         knobs = {f"{each.group}.{knob}": each.decided(knob) for each in sections for knob in each.reasons}
         knobs["memory.on_oom"] = knobs.pop("memory.on_oom")  # last: it is for when the others were wrong
+        if (one_by_one := self.remembered.get(FOREACH)) is not None:
+            because = f"its step on all weights at once {one_by_one.when}; {TRY_AGAIN}"
+            knobs[FOREACH] = Decided(False, because, "measured")
         if self.callbacks is not None:
             knobs["callbacks"] = self.callbacks
         return knobs
@@ -201,8 +212,11 @@ class RunPlan(DevicePlan):
         """A configuration with what was decided in the place of what it left open."""
         filled = copy.deepcopy(dict(config))
         for dotted, decided in self.knobs.items():
-            group, _, knob = dotted.partition(".")
-            filled.setdefault(group, {})[knob] = decided.value
+            *groups, knob = dotted.split(".")
+            node = filled
+            for group in groups:
+                node = node.setdefault(group, {})
+            node[knob] = decided.value
         return filled
 
     def to_dict(self) -> dict[str, PlanEntry]:

@@ -7,6 +7,7 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -34,6 +35,8 @@ from wellfed.loading.stream_loader import UNKNOWN_LENGTH, EvalStream, StreamLoad
 from wellfed.loading.train_loader import TrainLoader, train_loader
 from wellfed.memory.checkpointing import blocks
 from wellfed.memory.features import of_data
+from wellfed.memory.optimizer_state import one_weight_at_a_time
+from wellfed.memory.remembered import FOREACH
 from wellfed.planning.run_plan import DataFacts, LoaderSection, ModelFacts, OwnLoader, RunPlan, StreamFacts
 from wellfed.record import OnEvent, ignore_event
 from wellfed.step.train_step import parameter_groups
@@ -410,7 +413,7 @@ def make_scheduling(config: RunConfig) -> Scheduling | None:
 def make_optimizer(
     config: RunConfig, plan: RunPlan, groups: list[dict[str, Any]], *, sparse: bool = False, is_heard: bool = False
 ) -> torch.optim.Optimizer:
-    """The workload's optimizer; fused where torch offers it and nothing forbids it.
+    """The workload's optimizer; fused where torch offers it and nothing forbids it, else as an earlier run had to step.
 
     Args:
         sparse: a parameter has sparse gradients, which fused optimizers refuse in their first step.
@@ -426,12 +429,12 @@ def make_optimizer(
     is_dense_real = not sparse and all(weight.is_floating_point() for group in groups for weight in group["params"])
     # Lightning refuses a fused optimizer where it must unscale gradients itself to clip them.
     unscales = plan.device.precision == "16-mixed" and (is_heard or config.trainer.gradient_clip is not None)
-    if is_decided or unscales or not is_dense_real:
-        return plain
-    try:
-        return made(fused=True)
-    except (ConfigError, RuntimeError):  # not for this dtype or device
-        return plain
+    if not (is_decided or unscales) and is_dense_real:
+        with suppress(ConfigError, RuntimeError):  # not for this dtype or device
+            return made(fused=True)
+    if FOREACH in plan.remembered:
+        one_weight_at_a_time(plain)
+    return plain
 
 
 def loader_settings(config: RunConfig, planned: LoaderSection) -> LoaderSettings:

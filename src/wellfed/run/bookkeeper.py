@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from datetime import date
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,8 +22,9 @@ from wellfed.errors import first_line
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
+from wellfed.memory.remembered import MICRO_BATCH, from_event, remember
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import PhaseEntry, ProfileEntry, RunRecord, SynchronisationEntry
+from wellfed.record import EventKind, PhaseEntry, ProfileEntry, RunRecord, SynchronisationEntry
 from wellfed.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.run.ending import Outcome
 from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, NodeWatch, Usage
@@ -67,6 +69,7 @@ class Bookkeeper:
         self._resumed_at: int | None = None
         self._usage: Usage | None = None
         self._watch: MachineWatch | None = None
+        self._plan: RunPlan | None = None
 
     def passed(self, part: Literal["imports_s", "data_s", "plan_s"]) -> None:
         """This is done of what comes before training, and nothing else since the last."""
@@ -95,11 +98,29 @@ class Bookkeeper:
 
     def planned(self, plan: RunPlan) -> None:
         """What is going to be done."""
-        self.record.plan = plan.to_dict()
+        self.record.plan, self._plan = plan.to_dict(), plan
         self.record.loading = {**self.record.loading, "has_fetch": plan.loader.has_fetch}
         if plan.loader.most_workers is not None:
             self.record.loading["most_workers"] = plan.loader.most_workers
         self.journal.save()
+
+    def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
+        """Something happened in training, as for `Journal.event`. What had to be lowered is kept for the next run, too.
+
+        Not a micro-batch that was typed: it will be typed again, and says nothing of a planned one.
+        """
+        self.journal.event(kind, step, **facts)
+        plan = self._plan
+        found = from_event(kind, facts, on=date.today(), run=self.record.run_id)
+        if found is None or plan is None or plan.remembered_in is None:
+            return
+        knob, lowered = found
+        if knob == MICRO_BATCH and plan.memory.reasons["micro_batch"].source == "set":
+            return
+        try:
+            remember(plan.remembered_in, knob, lowered)
+        except OSError as error:
+            _LOG.warning("%s is not remembered: %s can't be written (%s).", knob, plan.remembered_in, error.strerror)
 
     def go_on_after(self, step: int, epochs: float, *, in_place: bool) -> None:
         """A checkpoint is gone on from: in its own folder the tables are put back to where it was written."""

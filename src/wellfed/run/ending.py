@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wellfed.errors import EXIT_OK, ErrorKind, WellfedError
+from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ErrorKind, WellfedError
 from wellfed.record import Status
 
 
@@ -24,6 +24,11 @@ class Outcome:
     by_non_finite_loss: bool = False
     is_of_all: bool = False
     """A stop that all ranks have agreed on: each ends by itself."""
+
+    @property
+    def is_refusal(self) -> bool:
+        """Nothing was run."""
+        return self.exit_code == EXIT_NOTHING_RUN or self.status == "infeasible"
 
 
 OK = Outcome("ok", EXIT_OK)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -17,7 +17,7 @@ from wellfed.config.schema import Allocator, RunConfig
 from wellfed.contract import Batch
 from wellfed.errors import first_line
 from wellfed.footprint import estimate
-from wellfed.footprint.cache import cached_measure
+from wellfed.footprint.cache import cached_measure, digest
 from wellfed.footprint.footprint import Footprint, KnownFootprints, NoEstimate
 from wellfed.footprint.forked_estimate import in_fork
 from wellfed.footprint.rehearsal import Task
@@ -54,6 +54,7 @@ class Footprints:
         self._batches: dict[str | None, Callable[[int], Batch] | NoEstimate] = {}
         before = parts.footprints or KnownFootprints({})
         self._known, self._looked_at_before = dict(before.found), before.looked_at
+        self._digests = dict(before.digests)
         self._longest: Longest | None = None
 
     def __call__(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
@@ -63,7 +64,26 @@ class Footprints:
             self._known[key] = self._measure(features, checkpointed)
         return self._known[key]
 
+    def digest(self, features: str | None, checkpointed: bool) -> str | None:
+        """16 hex digits that change with all that a footprint depends on; None where there is nothing to rehearse."""
+        key = (features, checkpointed)
+        if key not in self._digests:
+            self._digests[key] = None
+            with without_side_effects(), suppress(Exception):  # foreign code, of which training will tell
+                task = self._task(features, checkpointed)
+                if isinstance(task, Task):
+                    self._digests[key] = digest(self._parts.model, task, self._samples)
+        return self._digests[key]
+
     def _measure(self, features: str | None, checkpointed: bool) -> Footprint | NoEstimate:
+        task, cache_dir = self._task(features, checkpointed), Path(self._config.paths.cache_dir)
+        if isinstance(task, NoEstimate):
+            return task
+        model, host_bytes = self._parts.model, self._host_bytes
+        return in_fork(lambda: cached_measure(model, task, self._samples, cache_dir, host_bytes=host_bytes))
+
+    def _task(self, features: str | None, checkpointed: bool) -> Task | NoEstimate:
+        """A step of training, to be rehearsed."""
         if self._parts.is_lightning_module:
             return NoEstimate("a LightningModule runs its own step")
         make_batch, train = self.batches(features), self._train(features)
@@ -74,7 +94,7 @@ class Footprints:
             groups, sparse = parameter_groups(model), self._parts.has_sparse_gradients
             return assemble.make_optimizer(self._config, self._plan, groups, sparse=sparse)
 
-        task = Task(
+        return Task(
             make_batch=make_batch,
             make_optimizer=make_optimizer,
             prepare=Preparation(train, self._config.seed, self._parts.model),
@@ -86,8 +106,6 @@ class Footprints:
             shaped_by=(train,),
             expandable_segments=self._config.gpu.allocator is Allocator.expandable,
         )
-        cache_dir, host_bytes = Path(self._config.paths.cache_dir), self._host_bytes
-        return in_fork(lambda: cached_measure(self._parts.model, task, self._samples, cache_dir, host_bytes=host_bytes))
 
     @property
     def looked_at(self) -> str:
@@ -103,7 +121,7 @@ class Footprints:
     @property
     def known(self) -> KnownFootprints:
         """All that was asked for, to be handed to who asks for the same."""
-        return KnownFootprints(dict(self._known), self.looked_at)
+        return KnownFootprints(dict(self._known), self.looked_at, dict(self._digests))
 
     def batches(self, features: str | None) -> Callable[[int], Batch] | NoEstimate:
         """Makes batches of any size on the CPU, out of the longest of the first samples of the training data.

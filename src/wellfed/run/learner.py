@@ -227,7 +227,7 @@ class ModelLearner(Learner):
             lr_factor=Schedule(schedule.name.value, schedule.warmup_steps, schedule.min_lr_frac, self.total_steps),
             scheduling=assemble.make_scheduling(config),
             is_monitored=bool(parts.callbacks),
-            on_event=self.books.journal.event,
+            on_event=self.books.event,
         )
 
 

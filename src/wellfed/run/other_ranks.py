@@ -13,9 +13,9 @@ import pickle
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +24,7 @@ import torch.distributed as dist
 from wellfed.config.entry import where_flags
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
 from wellfed.hardware.facts import MachineFacts
+from wellfed.memory.remembered import Lowered
 from wellfed.planning.nodes import NodeCards, card_faults
 from wellfed.planning.run_plan import DevicePlan, LoaderSection, RunPlan
 from wellfed.record import write_atomically
@@ -47,6 +48,8 @@ class RankZero:
     """By the time a later rank looks, the card is held by those that came before."""
     loader: LoaderSection
     """Rank 0 alone has seen what host memory was free for all of them."""
+    remembered: Mapping[str, Lowered] = field(default_factory=dict)
+    """What earlier runs had to lower: another run may add to it while the others start."""
 
     @classmethod
     def told(cls) -> Self | None:
@@ -108,11 +111,13 @@ class OtherRanks:
             self._rank_0 = self.line.hear("plan")
         if self._rank_0 is not None:
             device = replace(planner.device.device, memory_gib=self._rank_0.budget_gib)
-            planner = replace(planner, device=replace(planner.device, device=device))
-            return replace(planner.for_training(self._rank), loader=self._rank_0.loader)
+            planned_on = replace(planner.device, device=device)
+            planner = replace(planner, device=planned_on, remembered=self._rank_0.remembered)
+            # What has to be lowered is kept by rank 0 for all of them.
+            return replace(planner.for_training(self._rank), loader=self._rank_0.loader, remembered_in=None)
         plan = planner.for_training(self._rank)
         if self._rank == 0 and plan.trainer.world_size > 1:
-            decided = RankZero(self._folder.resolve(), plan.device.memory_gib, plan.loader)
+            decided = RankZero(self._folder.resolve(), plan.device.memory_gib, plan.loader, plan.remembered)
             if self.line is None:
                 decided.tell(overrides)
             else:
@@ -181,8 +186,8 @@ class OtherRanks:
             if not outcome.is_expected or outcome.is_of_other_rank or is_stopped:
                 found = line.reason(wait_s=0 if is_stopped else WAIT_S)
                 if found is not None and not (is_stopped and found.status == "interrupted"):
-                    has_run = outcome.exit_code != EXIT_NOTHING_RUN
-                    code = found.exit_code if has_run else EXIT_NOTHING_RUN
+                    is_own = found.is_refusal or not outcome.is_refusal
+                    code = found.exit_code if is_own else EXIT_NOTHING_RUN
                     outcome = replace(found, is_expected=True, exit_code=code)
         line.end(outcome)
         return outcome

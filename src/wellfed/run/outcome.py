@@ -15,6 +15,7 @@ from wellfed.errors import (
     EXIT_NOTHING_RUN,
     EXIT_OUT_OF_MEMORY,
     EXIT_TERMINATED,
+    DoesNotFit,
     OutOfMemoryExhausted,
     WellfedError,
 )
@@ -70,6 +71,8 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
         return replace(error.outcome, is_of_other_rank=True)
     if isinstance(error, OutOfMemoryExhausted):
         return Outcome("oom", EXIT_OUT_OF_MEMORY, error.kind, str(error))
+    if isinstance(error, DoesNotFit):
+        return Outcome("infeasible", EXIT_OUT_OF_MEMORY, "device_oom", str(error))
     memory = oom.classify(error)
     if memory is not None:
         less = way_on or (_HOST_ADVICE if memory.kind == "host_oom" else _CARD_MEMORY_ADVICE)

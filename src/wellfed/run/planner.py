@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -14,22 +15,28 @@ from torch.nn.parameter import is_lazy
 from wellfed.config.compose import Composed
 from wellfed.config.faults.target_faults import check_imported
 from wellfed.config.schema import Accelerator, RunConfig
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError, DoesNotFit, Fault
+from wellfed.footprint.footprint import Footprint
 from wellfed.generators import seed_everything
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.profiles import with_cards
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.loading.first_batches import FirstBatches
+from wellfed.memory import remembered
+from wellfed.memory.remembered import FOREACH, Lowered
+from wellfed.planning.budget import step_shape
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
 from wellfed.planning.loader import LoaderPlanner
 from wellfed.planning.memory import with_way_down
+from wellfed.planning.probing import as_remembered
 from wellfed.planning.run_plan import DevicePlan, DryPlan, ModelFacts, RunPlan
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
 from wellfed.run.measured_fit import probed, with_plateau
 from wellfed.run.user_callbacks import make_callbacks
+from wellfed.shares import largest_share
 from wellfed.units import GIB
 
 HOST_SHARE = 0.5
@@ -46,6 +53,8 @@ class Planner:
     facts: MachineFacts
     device: DevicePlan
     parts: assemble.Parts
+    remembered: Mapping[str, Lowered] | None = None
+    """What earlier runs had to lower, where another rank has read it already."""
 
     @classmethod
     def start(cls, composed: Composed[RunConfig], facts: MachineFacts, parts: assemble.Parts | None = None) -> Self:
@@ -73,7 +82,7 @@ class Planner:
         """The plan of a run: the loader is timed, and memory is estimated where there is a budget to keep.
 
         Raises:
-            ConfigError: what is asked for can't be done here, or does not fit the card.
+            ConfigError: what is asked for can't be done here; a DoesNotFit where it does not fit the card.
         """
         rough = self.rough()
         estimate = None if rough.device.memory_gib is None else self.estimate(rough)
@@ -90,7 +99,7 @@ class Planner:
         if plan.misfit is None:
             return with_way_down(self._measured(plan, estimate), self.config.memory.micro_batch_steps)
         if plan.on_gpu or plan.device.enforce:
-            raise ConfigError([plan.misfit])
+            raise DoesNotFit([plan.misfit])
         plan = replace(plan, warnings=(*plan.warnings, f"On the card that was named this does not fit: {plan.misfit}"))
         return with_way_down(plan, self.config.memory.micro_batch_steps)
 
@@ -146,9 +155,47 @@ class Planner:
     def estimated(self, estimate: Footprints, first: FirstBatches | None = None) -> RunPlan:
         """The plan by an estimate of memory, and by what the first batches have shown."""
         plan = self._plan(first=first, estimate=estimate)
-        if plan.predicted_peak_gib is None or not estimate.looked_at:
+        if plan.predicted_peak_gib is not None and estimate.looked_at:
+            plan = _with_reason(plan, f", {estimate.looked_at}")
+        return self._as_remembered(plan, estimate)
+
+    def _as_remembered(self, plan: RunPlan, estimate: Footprints) -> RunPlan:
+        """The plan with what earlier runs of it had to lower; it knows where to keep what this one must."""
+        file = self._remembered_in(plan, estimate) if self.config.memory.remember else None
+        if file is None:
             return plan
-        return _with_reason(plan, f", {estimate.looked_at}")
+        plan = replace(plan, remembered_in=file)
+        try:
+            found = remembered.recall(file) if self.remembered is None else self.remembered
+        except (OSError, ValueError) as error:
+            warning = f"{file} {error}: planned as if it were not there. Delete it, or set memory.remember=false."
+            return replace(plan, warnings=(*plan.warnings, warning))
+        optimizer, model = self.config.workload.optimizer, self.model_facts()
+        is_decided = any(name in optimizer for name in ("foreach", "fused"))
+        footprint = estimate(plan.memory.features, plan.memory.checkpoint_activations)
+        return as_remembered(
+            plan,
+            {knob: lowered for knob, lowered in found.items() if not (knob == FOREACH and is_decided)},
+            largest_share(plan.workload.effective_batch_size, plan.trainer.world_size),
+            footprint if isinstance(footprint, Footprint) else None,
+            step_shape(plan, model),
+        )
+
+    def _remembered_in(self, plan: RunPlan, estimate: Footprints) -> Path | None:
+        """The file for all runs whose steps take the same memory but for the micro-batch; None: there is no budget to
+        keep, or it can't be told."""
+        device, trainer, budget_gib = plan.device, plan.trainer, plan.device.memory_gib
+        if budget_gib is None or plan.misfit is not None:
+            return None
+        digest = estimate.digest(plan.memory.features, plan.memory.checkpoint_activations)
+        if digest is None:
+            return None
+        budget = f"{budget_gib:.2g}"  # of gpu=auto it varies with what other processes hold
+        average = self.model_facts().average_bytes
+        cache_dir = Path(self.config.paths.cache_dir)
+        return remembered.file_for(
+            cache_dir, digest, device.name, budget, trainer.accelerator, trainer.strategy, trainer.world_size, average
+        )
 
     def estimate(self, plan: RunPlan) -> Footprints:
         """Footprints for the precision and loader of a plan, for as many samples as one device could be given."""
@@ -179,7 +226,7 @@ def plan_without_running(composed: Composed[RunConfig]) -> DryPlan:
         fewer = replace(config, trainer=replace(config.trainer, devices=devices))
         with suppress(ConfigError):
             on_fewer = replace(planner, config=fewer, device=plan_device(fewer, composed.choices, facts))
-            by_devices.append(on_fewer._plan(estimate=estimate))
+            by_devices.append(on_fewer.estimated(estimate))
     plan = with_way_down(planner.estimated(estimate), config.memory.micro_batch_steps)
     return DryPlan(plan, tuple(by_devices), imagined, config.workload.name)
 

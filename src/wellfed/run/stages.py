@@ -17,7 +17,7 @@ import torch
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import EXIT_NOTHING_RUN, shortened
+from wellfed.errors import shortened
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
@@ -63,6 +63,8 @@ class Run:
     """May end the training early, after a validation: what is then kept is tested no more."""
     has_trained: bool = field(default=False, init=False)
     """The first batch was asked for: from here on the folder stays."""
+    is_refused: bool = field(default=False, init=False)
+    """It has ended, and nothing was run."""
 
     def __post_init__(self, record: RunRecord, began_s: float) -> None:
         self._config = self.composed.config
@@ -86,7 +88,8 @@ class Run:
                 outcome = self._others.reason(outcome)
             self._tell(outcome, error)
         books = self._books
-        if outcome.exit_code == EXIT_NOTHING_RUN and self.measure is None:
+        self.is_refused = outcome.is_refusal
+        if self.is_refused and self.measure is None:
             books.journal.sink.finish({}, outcome.exit_code)
             return outcome.exit_code
         has_page = self.rank == 0 and self.measure is None  # it would lengthen short trials
@@ -202,7 +205,7 @@ class Run:
         if os.environ.get("HYDRA_FULL_ERROR") == "1":
             traceback.print_exception(error)
         elif not outcome.is_expected:
-            stays = outcome.exit_code != EXIT_NOTHING_RUN or self.measure is not None
+            stays = not outcome.is_refusal or self.measure is not None
             where = f"all are in {self.folder / 'train.log'}" if stays else "HYDRA_FULL_ERROR=1 shows all"
             print(shortened(error, where), end="", file=sys.stderr)
         else:
@@ -221,8 +224,6 @@ def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> 
             _LOG.warning("gpu.enforce=true: this system has no RLIMIT_DATA to set, or a lower one is set already.")
     if config.gpu.channels_last:
         parts.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    if plan.memory.checkpoint_activations and checkpoint_blocks(parts.model) == 0:
-        _LOG.warning(
-            "memory.checkpoint_activations=true has no effect: the model has no nn.ModuleList or nn.Sequential."
-        )
+    if plan.memory.checkpoint_activations:
+        checkpoint_blocks(parts.model)
     return ballast

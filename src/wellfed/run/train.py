@@ -53,7 +53,7 @@ def train(
     word: Word | None = None,
     judge: Judge | None = None,
 ) -> int:
-    """Run it; the exit code. Whatever happens, the run's folder tells, or (exit 2) there is none.
+    """Run it; the exit code. Whatever happens, the run's folder tells, or there is none, since nothing was run.
 
     Args:
         composed: with an option of ``sweep``, or in the process of a trial (`TRIAL`), the run is only timed.
@@ -125,7 +125,7 @@ def _train(
             if run is None or not run.has_trained:
                 folder.undo()
             raise
-        if (exit_code == EXIT_NOTHING_RUN and not is_trial) or rank > 0:
+        if (run is not None and run.is_refused and not is_trial) or rank > 0:
             folder.undo()
         return exit_code
 
