@@ -81,6 +81,22 @@ class Journal:
             except (OSError, ValueError) as error:
                 _LOG.warning("%s could not be cut back to step %d: %s", table.path, step, error)
 
+    def rewind(self, step: int, time_s: float) -> None:
+        """Forget what was written after a time at which this step was the latest: training goes on from there.
+
+        Figures of steps that are done again, and those that were given to the same step later. Of telemetry nothing:
+        what the machine did then it did.
+        """
+        while self.rows and self.rows[-1].step > step:
+            self.rows.pop()
+        for table in (self._steps, self._metrics):
+            table.flush()  # or what is held back would come after all
+            for column_, last in (("step", step), ("time_s", time_s)):
+                try:
+                    table.cut_after(column_, last)
+                except (OSError, ValueError) as error:
+                    _LOG.warning("%s could not be cut back to step %d: %s", table.path, step, error)
+
     def samples_written(self) -> int:
         """Samples of all steps in steps.csv; 0 without one."""
         try:
