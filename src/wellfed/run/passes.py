@@ -163,7 +163,8 @@ class Passes:
             loaders = [loader for split in splits if (loader := loader_of(self._parts.data, split))]
             drawn_from = [generator for loader in loaders for generator in loader.generators]
             callbacks.insert(0, SanityCheck(few, self._check_names, drawn_from))
-        pruning = Pruning(judge, self._latest_best_metric, total_steps)
+        validations = 0 if judge is None else self._journal.validations_written()
+        pruning = Pruning(judge, self._latest_best_metric, total_steps, validations)
         keep = [self._checkpoints, pruning, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import threading
 import time
@@ -104,6 +105,14 @@ class Journal:
         except (OSError, ValueError) as error:
             _LOG.warning("%s can't be read (%s): the record counts samples from here on.", self._steps.path, error)
             return 0
+
+    def validations_written(self) -> int:
+        """Steps with figures of a validation in metrics.csv; 0 without one."""
+        path = self._metrics.path
+        if not path.exists():
+            return 0
+        with path.open(encoding="utf-8", newline="") as stream:
+            return len({row["step"] for row in csv.DictReader(stream) if row["split"] == "val"})
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
         """Something happened that a reader of the figures must know; at the run's latest step, if no other is told."""
