@@ -71,11 +71,11 @@ def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
         elif str(event.get("change", "")).startswith("memory."):
             knob, _, value = event["change"].partition("=")
             wanted[knob] = value
-    if not wanted:
-        return (), "It went on with what it had."
-    change = tuple(f"{knob}={value}" for knob, value in wanted.items())
     is_restarted = any(event["kind"] == "restart" for event in events)
-    again = "The run went on from its last checkpoint" if is_restarted else "What did not fit was done again"
+    if not wanted:
+        return (), "It went on from its last checkpoint." if is_restarted else "It went on with what it had."
+    change = tuple(f"{knob}={value}" for knob, value in wanted.items())
+    again = "It went on from its last checkpoint" if is_restarted else "What did not fit was done again"
     return change, f"{again} in smaller parts, and they were kept."
 
 
