@@ -80,6 +80,14 @@ def test_parts_put_together_are_the_batch_and_share_its_memory(sizes):
         assert pieces[0].data_ptr() == whole.data_ptr()
 
 
+def test_texts_of_samples_go_with_their_parts():
+    batch = {"x": torch.arange(3), "names": ["a", "b", "c"], "classes": ["cat", "dog"], "size": [2, 3, 4]}
+    first, second = batches.split(batch, [1, 2])
+    assert (first["names"], second["names"]) == (["a"], ["b", "c"])
+    assert second["classes"] == ["cat", "dog"]
+    assert second["size"] == [2, 3, 4]
+
+
 def test_to_device_goes_through_every_tensor():
     moved = batches.to_device(nested(), torch.device("meta"))
     assert {tensor.device.type for tensor in batches.tensors(moved)} == {"meta"}

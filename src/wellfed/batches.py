@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -14,20 +15,28 @@ from torch import Tensor
 from wellfed.contract import Batch
 
 
-def map_tensors(batch: Batch, apply: Callable[[Tensor], Tensor]) -> Batch:
-    """The same structure with every tensor replaced; anything that is no tensor stays as it is."""
+def map_tensors(
+    batch: Batch, apply: Callable[[Tensor], Tensor], texts: Callable[[list[str]], list[str]] | None = None
+) -> Batch:
+    """The same structure with every tensor replaced; anything that is no tensor stays as it is.
+
+    Args:
+        texts: replaces lists of texts too, which is what collating leaves of one text a sample.
+    """
     if isinstance(batch, Tensor):
         return apply(batch)
     if isinstance(batch, Mapping):
-        mapped = {key: map_tensors(item, apply) for key, item in batch.items()}
+        mapped = {key: map_tensors(item, apply, texts) for key, item in batch.items()}
         return mapped if type(batch) is dict else type(batch)(mapped)  # type: ignore[call-arg]
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(item, apply) for item in batch))
+        return type(batch)(*(map_tensors(item, apply, texts) for item in batch))
+    if texts is not None and type(batch) is list and all(isinstance(item, (str, bytes)) for item in batch):
+        return texts(batch)
     if isinstance(batch, (tuple, list)):
-        return type(batch)(map_tensors(item, apply) for item in batch)
+        return type(batch)(map_tensors(item, apply, texts) for item in batch)
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         fields = [spec.name for spec in dataclasses.fields(batch) if spec.init]
-        return dataclasses.replace(batch, **{name: map_tensors(getattr(batch, name), apply) for name in fields})
+        return dataclasses.replace(batch, **{name: map_tensors(getattr(batch, name), apply, texts) for name in fields})
     return batch
 
 
@@ -74,12 +83,17 @@ def num_bytes(batch: Batch) -> int:
 
 
 def split(batch: Batch, sizes: list[int]) -> list[Batch]:
-    """Views of successive parts along the first dimension; nothing is copied."""
-    parts, start = [], 0
-    for size in sizes:
-        parts.append(map_tensors(batch, lambda tensor, start=start, size=size: tensor.narrow(0, start, size)))  # type: ignore[misc]
-        start += size
-    return parts
+    """Views of successive parts along the first dimension; nothing is copied but lists of a text for each sample."""
+    total = sum(sizes)
+
+    def part(start: int, size: int) -> Batch:
+        return map_tensors(
+            batch,
+            lambda tensor: tensor.narrow(0, start, size),
+            lambda texts: texts[start : start + size] if len(texts) == total else texts,
+        )
+
+    return [part(start, size) for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False)]
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

@@ -35,6 +35,7 @@ EventKind = Literal[
     "step_down",
     "thrash",
     "ladder",
+    "restart",
     "nan",
     "sample_skipped",
     "stream_length",

@@ -384,9 +384,30 @@ def test_a_model_with_batch_norm_is_never_split():
 def test_a_lightning_module_runs_its_own_step():
     model = dataclasses.replace(MODEL, is_lightning_module=True)
     plan = planned(model=model)
-    assert (plan.memory.micro_batch, plan.memory.accumulate, plan.memory.on_oom) == (64, 1, "fail")
+    assert (plan.memory.micro_batch, plan.memory.accumulate, plan.memory.on_oom) == (64, 1, "retry")
+    assert "from the last checkpoint" in plan.knobs["memory.on_oom"].because
     check_reasons(plan)
-    assert "memory.accumulate: 4 would split a step" in faults_of(config(memory={"accumulate": 4}), model=model)
+    for asked in ({"accumulate": 4}, {"micro_batch": 16}):
+        plan = planned(config(memory=asked), model=model)
+        assert (plan.memory.micro_batch, plan.memory.accumulate, plan.loader.device_prefetch) == (16, 4, 0)
+        check_reasons(plan)
+
+
+@pytest.mark.parametrize(
+    ("facts", "callbacks", "says"),
+    [
+        ({"steps_by_hand": True}, {}, "steps by hand"),
+        ({"has_batch_norm": True}, {}, "BatchNorm"),
+        ({}, {"sums": {"_target_": "lightning.pytorch.callbacks.GradientAccumulationScheduler"}}, "a rule of its own"),
+    ],
+)
+def test_a_lightning_module_whose_steps_stay_whole(facts, callbacks, says):
+    model = dataclasses.replace(MODEL, is_lightning_module=True, **facts)
+    given, split = config(), config(memory={"accumulate": 4})
+    given.callbacks = split.callbacks = callbacks
+    assert planned(given, model=model).memory.on_oom == "fail"
+    assert says in planned(given, model=model).knobs["memory.on_oom"].because
+    assert says in faults_of(split, model=model)
 
 
 def test_out_of_memory_is_retried_where_it_can_be():
@@ -851,7 +872,7 @@ BY_HAND = dataclasses.replace(GUEST, steps_by_hand=True)
 @pytest.mark.parametrize(
     ("given", "model", "says"),
     [
-        (config(memory={"micro_batch_steps": [8, 4]}), GUEST, "memory.micro_batch_steps: [8, 4] would split a step"),
+        (config(memory={"micro_batch_steps": [8, 4]}), BY_HAND, "memory.micro_batch_steps: [8, 4] would split a step"),
         (config(gpu={"compile": Compile.default}), BY_HAND, "gpu.compile: default compiles training_step"),
         (config(trainer={"gradient_clip": 1.0}), BY_HAND, "trainer.gradient_clip: 1 clips before an optimizer step"),
     ],

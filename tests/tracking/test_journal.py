@@ -114,6 +114,30 @@ def test_rows_beyond_the_step_to_resume_at_are_cut(tmp_path):
     assert [entry["step"] for entry in table(tmp_path / "metrics.csv")] == ["2"]
 
 
+def test_what_came_after_the_step_to_go_on_from_is_taken_back_on_disk_or_not(tmp_path, monkeypatch):
+    made = journal(tmp_path)
+    now_s = [0.0]
+    monkeypatch.setattr(made, "time_s", lambda: now_s[0])
+    assert made.validations_written() == 0
+    for step in range(1, 6):
+        now_s[0] = step / 10 + 0.01
+        made.steps([row(step)])
+        made.metrics("val", {"loss": 1.0 / step}, step=step, epoch=0)
+        if step == 3:
+            made.save()
+    now_s[0] = 0.35  # after a checkpoint of step 3, at 0.32 s
+    made.metrics("train", {"own": 1.0}, step=3, epoch=0)
+    made.rewind(3, 0.32)
+    assert [one.step for one in made.rows] == [1, 2, 3]
+    made.steps([row(4)])
+    made.save()
+    assert [entry["step"] for entry in table(tmp_path / "steps.csv")] == ["1", "2", "3", "4"]
+    assert [(entry["step"], entry["name"]) for entry in table(tmp_path / "metrics.csv")] == [
+        ("1", "loss"), ("2", "loss"), ("3", "loss"),
+    ]  # fmt: skip
+    assert made.validations_written() == 3
+
+
 def test_tables_that_cannot_be_cut_are_a_warning(tmp_path, caplog):
     (tmp_path / "steps.csv").mkdir()
     journal(tmp_path).cut_after(3)

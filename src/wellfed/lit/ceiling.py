@@ -8,7 +8,7 @@ training, and would be called for an epoch that is none.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -71,12 +71,16 @@ def run_ceiling(
     steps: int,
     folder: Path,
     data_module: Any = None,
+    in_parts: Callable[[TimedLoader], Any] = lambda loader: loader,
 ) -> StepSummary | None:
     """Time the same steps on these batches, which are copied to the device first; None if any rank is without.
 
     Whatever it raises, the module is as it was and on the CPU: weights, buffers, generators. Gradients are gone, and
     what the code of a user's module keeps elsewhere is not known here. One that a strategy shards stays sharded, and is
     of no further use.
+
+    Args:
+        in_parts: what the Trainer is given of a loader of whole batches.
     """
     if not _on_all_ranks(bool(deliveries), options):
         return None
@@ -105,7 +109,7 @@ def run_ceiling(
             trainer.logger = DummyLogger()  # what the module logs must have somewhere to go
         with module.only_timed() if isinstance(module, StepModule) else steps_alone(module, is_set_up=is_set_up):
             cached = CachedBatches(ready, steps + WARMUP_STEPS)
-            trainer.fit(module, TimedLoader(cached, clock, unwrap=not is_ours))
+            trainer.fit(module, in_parts(TimedLoader(cached, clock, unwrap=not is_ours)))
     return summarise(rows)
 
 

@@ -11,9 +11,11 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from wellfed.lit.callbacks.clock import delivery_of, is_within_step
 from wellfed.lit.callbacks.users import Last
 from wellfed.lit.plain_checkpoint import PlainCheckpointIO
 from wellfed.lit.trainer import TrainerOptions, make_trainer, overrides
+from wellfed.memory.oom import MemoryFailure, classify
 from wellfed.record import OnEvent
 from wellfed.step.compiled import Compiled
 from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss, OnNan, halve_rate
@@ -69,6 +71,25 @@ def builds_itself_later(module: pl.LightningModule) -> bool:
     return overrides(module, "setup") or overrides(module, "configure_model")
 
 
+class StepMemory(pl.Callback):
+    """Tells whether memory ran out in a training step, on the way of its batch to the device too."""
+
+    def __init__(self) -> None:
+        self.failure: MemoryFailure | None = None
+        self.samples = 0
+        """Of the step in which it did, on this rank."""
+        self._done: Any = None
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if not is_within_step(trainer):
+            self._done = delivery_of(trainer, None)
+
+    def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
+        step = delivery_of(trainer, None)
+        if trainer.training and step is not None and step is not self._done:
+            self.failure, self.samples = classify(exception), step.size
+
+
 class NonFinite(pl.Callback):
     """Ends training at a loss that is no finite number, or leaves out the optimizer steps of its batch.
 
@@ -85,7 +106,7 @@ class NonFinite(pl.Callback):
         self._looked_at_step = trainer.global_step
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        if self._action != "raise":
+        if self._action != "raise" and batch_idx % trainer.accumulate_grad_batches == 0:
             self._is_finite = None
 
     def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from wellfed.lit.callbacks.clock import is_within_step
 from wellfed.lit.callbacks.users import nobody_logs
 from wellfed.lit.module import StepModule
 from wellfed.loading.stream_loader import UNKNOWN_LENGTH
@@ -59,7 +60,8 @@ class StepLoop(_TrainingEpochLoop):
             # Of a loader that tells its last batch: Lightning reads one without a length a batch ahead.
             self.trainer.val_check_batch = self.trainer.val_check_batch if self._counts_steps() else float("inf")
             loader = self.trainer.train_dataloader
-            loader.on_last = lambda: setattr(data_fetcher, "length", data_fetcher.fetched + 1)
+            parts = self.trainer.accumulate_grad_batches
+            loader.on_last = lambda: setattr(data_fetcher, "length", data_fetcher.fetched + parts)
         is_alone = type(self.trainer.strategy) is SingleDeviceStrategy
         self._is_direct = False
         module = self.trainer.lightning_module
@@ -78,6 +80,11 @@ class StepLoop(_TrainingEpochLoop):
         """Asked for a dozen times a step; Lightning asks the module each time how it is optimised."""
         progress = self.automatic_optimization.optim_progress
         return int(progress.optimizer_steps if self._is_direct else super().global_step)
+
+    @property
+    def done(self) -> bool:
+        """An epoch that is to end early does so after a whole step, whose gradients would be lost."""
+        return super().done and not is_within_step(self.trainer)
 
     def advance(self, data_fetcher: Any) -> None:
         """One batch: what Lightning's does, in its order."""
@@ -132,6 +139,8 @@ class StepLoop(_TrainingEpochLoop):
 
     def _should_check_val_fx(self, data_fetcher: Any) -> bool:
         """Also after the run's last step, where the user's schedulers and callbacks may wait for that."""
+        if is_within_step(self.trainer):
+            return False
         if super()._should_check_val_fx(data_fetcher):
             return True
         is_over = 0 <= self.max_steps <= self.global_step

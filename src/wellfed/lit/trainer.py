@@ -39,6 +39,8 @@ class TrainerOptions:
     tf32: bool = False
     cudnn_benchmark: bool = False
     num_nodes: int = 1
+    accumulate: int = 1
+    """Parts in which a user's LightningModule is handed the batch of a step."""
 
     @property
     def world_size(self) -> int:
@@ -78,7 +80,8 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         max_time=None if options.max_time_s is None else timedelta(seconds=options.max_time_s),
         gradient_clip_val=options.gradient_clip,
         check_val_every_n_epoch=None if options.validate_every_steps else 1,
-        val_check_interval=options.validate_every_steps,
+        val_check_interval=options.validate_every_steps and options.validate_every_steps * options.accumulate,
+        accumulate_grad_batches=options.accumulate,
         deterministic=options.deterministic or None,
         callbacks=[Together([Settled(), ExactResume(), *callbacks]), *users],
         profiler=NoProfiler(),

@@ -17,7 +17,7 @@ from wellfed.planning.budget import within_budget
 from wellfed.planning.loader import LoaderPlanner
 from wellfed.planning.memory import known_parts, memory_faults, memory_warnings, parts_fault, plan_memory
 from wellfed.planning.memory_candidates import Estimate
-from wellfed.planning.run_plan import DataFacts, Decided, DevicePlan, ModelFacts, RunPlan, WorkloadSection
+from wellfed.planning.run_plan import DataFacts, Decided, DevicePlan, ModelFacts, RunPlan, WorkloadSection, by_rule
 
 
 def plan_run(
@@ -58,6 +58,8 @@ def plan_run(
     plan = RunPlan(device.trainer, device.device, tuple(warnings), workload, memory, loader, _callbacks(config, model))
     if estimate is not None:
         plan = within_budget(plan, config, choices.get("gpu", "auto"), data, model, estimate)
+    if model.is_lightning_module and plan.memory.accumulate > 1 and loader.device_prefetch:
+        loader = loader.but(device_prefetch=by_rule(0, "a LightningModule's batch is copied in the parts of its step"))
     loader, more = loading.for_evaluation(loader, plan.memory.micro_batch)
     plan = replace(plan, loader=loader, warnings=(*plan.warnings, *more))
     if plan.predicted_peak_gib is not None:
@@ -102,13 +104,6 @@ def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[F
     """What a user's own LightningModule can't be made to do."""
     if not model.is_lightning_module:
         return
-    if config.memory.micro_batch_steps is not None:
-        yield Fault(
-            "memory.micro_batch_steps",
-            f"{config.memory.micro_batch_steps} would split a step, and a LightningModule runs its own step on "
-            "whole batches.",
-            "Set memory.micro_batch_steps=null, or bring a plain nn.Module with loss(batch).",
-        )
     why = "this LightningModule steps by hand (automatic_optimization=False)"
     if model.steps_by_hand and config.gpu.compile is not Compile.none:
         way_out = "Set gpu.compile=none, and compile its networks in __init__: self.net = torch.compile(self.net)."

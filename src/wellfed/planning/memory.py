@@ -26,6 +26,7 @@ CACHE_SHARE = 0.5
 """Largest part of the budget, or of free host memory, that a feature table may take; activations need the rest."""
 _WHOLE = "a LightningModule runs its own step on whole batches"
 _NO_BLOCKS = "the model has no nn.ModuleList or nn.Sequential with blocks to recompute"
+_BY_HAND = "this LightningModule steps by hand (automatic_optimization=False)"
 
 
 def plan_memory(
@@ -33,7 +34,7 @@ def plan_memory(
 ) -> MemorySection:
     """``memory.*`` by rules of thumb."""
     asked, per_device = config.memory, _per_device(config)
-    if model.is_lightning_module:
+    if model.is_lightning_module and asked.micro_batch is None and asked.accumulate is None:
         micro, accumulate = by_rule(per_device, _WHOLE), by_rule(1, _WHOLE)
     else:
         micro = _micro_batch(config, model, per_device)
@@ -53,7 +54,7 @@ def plan_memory(
                 "off: it costs about a third more compute",
             ),
             "features": _features(config, facts, device, data),
-            "on_oom": _on_oom(asked.on_oom, device.trainer.strategy, model),
+            "on_oom": _on_oom(config, device.trainer.strategy, model),
         }
     )
 
@@ -63,13 +64,16 @@ def memory_faults(
 ) -> Iterator[Fault]:
     """What was asked of memory and can't be."""
     asked, per_device = config.memory, _per_device(config)
-    steps = asked.micro_batch_steps
-    if model.is_lightning_module:
-        for knob, value, whole in (("micro_batch", asked.micro_batch, per_device), ("accumulate", asked.accumulate, 1)):
-            if value not in (None, whole):
+    steps, whole = asked.micro_batch_steps, _guests_whole_step(config, model)
+    if whole:
+        wanted: dict[str, object] = {"micro_batch_steps": steps}
+        if memory.accumulate > 1:
+            wanted |= {"micro_batch": asked.micro_batch, "accumulate": asked.accumulate}
+        for knob, value in wanted.items():
+            if value is not None:
                 yield Fault(
                     f"memory.{knob}",
-                    f"{value} would split a step, and {_WHOLE}.",
+                    f"{value} would split a step, and {whole}.",
                     f"Set memory.{knob}=null, or bring a plain nn.Module with loss(batch).",
                 )
     elif model.has_batch_norm and memory.accumulate > 1:
@@ -79,7 +83,7 @@ def memory_faults(
             "belong to the whole batch; the result would differ.",
             "Set memory.micro_batch=null and memory.accumulate=null, or replace BatchNorm by GroupNorm.",
         )
-    if steps is not None and memory.on_oom == "fail" and not model.is_lightning_module:
+    if steps is not None and memory.on_oom == "fail" and not whole:
         why = memory.reasons["on_oom"].because
         yield Fault("memory.micro_batch_steps", f"{steps} has no effect: {why}.", "Set memory.micro_batch_steps=null.")
     # memory=tight is for all models: of one without blocks it wants the micro-batch alone.
@@ -189,13 +193,32 @@ def _micro_batch(config: RunConfig, model: ModelFacts, per_device: int) -> Decid
     return by_rule(per_device, f"{share}, {rest}")
 
 
-def _on_oom(asked: OnOom, strategy: str, model: ModelFacts) -> Decided[str]:
+def _guests_whole_step(config: RunConfig, model: ModelFacts) -> str:
+    """Why a LightningModule can't be handed the samples of a step in parts; empty where it can."""
+    if not model.is_lightning_module:
+        return ""
+    if model.steps_by_hand:
+        return f"{_BY_HAND}, so Lightning can't sum gradients for it"
+    callbacks = (config.callbacks or {}).values()
+    if any(str((node or {}).get("_target_")).endswith(".GradientAccumulationScheduler") for node in callbacks):
+        return "GradientAccumulationScheduler sums gradients by a rule of its own"
+    if config.trainer.strategy is Strategy.fsdp:
+        return "summing them would take whole gradients of a sharded model"
+    return ""
+
+
+def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]:
     """Whether a step that ran out of memory is done again in smaller parts."""
-    why = None
-    if model.is_lightning_module:
-        why = "a LightningModule runs its own step"
-    elif model.has_batch_norm:
+    asked, why = config.memory.on_oom, None
+    if model.has_batch_norm:
         why = "BatchNorm's statistics belong to the whole batch, which is never split"
+    elif model.is_lightning_module:
+        why = _guests_whole_step(config, model) or None
+        if config.trainer.world_size > 1:
+            why = "a LightningModule's step can't be done again, and other ranks wait for one that starts anew"
+        if asked is OnOom.retry and why is None:
+            because = "memory.on_oom=retry: goes on from the last checkpoint with half the batch, twice as often"
+            return Decided("retry", because, "set")
     elif strategy == "fsdp":
         why = "a rank that fails within a sharded model's passes leaves the others waiting"
     elif strategy == "ddp" and model.has_sparse_gradients:

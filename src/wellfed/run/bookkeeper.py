@@ -130,6 +130,18 @@ class Bookkeeper:
             self.journal.cut_after(step)
             self.record.samples = self.journal.samples_written()
 
+    def restarted_at(self, step: int, epochs: float, began_s: float) -> None:
+        """Training goes on after this step again: what was written of later ones is taken back, on disk too.
+
+        Args:
+            began_s: when training began in this process, by the run's clock: what it goes on from may be older.
+        """
+        record = self.record
+        saved_s = [one["time_s"] for one in record.events if (one["kind"], one["step"]) == ("checkpoint", step)]
+        self.progress.step, record.steps, record.epochs = step, step, epochs
+        self.journal.rewind(step, max([began_s, *saved_s]))
+        record.samples = self.journal.samples_written()
+
     def open_loggers(self, composed: Composed[RunConfig], plan: RunPlan) -> None:
         """Hand figures to what the group ``logger`` names too; without them the files have all."""
         config, sinks = plan.filled_in(composed.resolved), []

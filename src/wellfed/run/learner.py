@@ -10,29 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.config.schema import OnOom, RunConfig
+from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.lit import guest
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import Checkpoints
-from wellfed.lit.callbacks.clock import BareBatches
+from wellfed.lit.callbacks.clock import BareBatches, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.late_checkpoints import BeforeUsers, LateCheckpoints
 from wellfed.lit.callbacks.rank_shares import RankShares
 from wellfed.lit.callbacks.users import steps_only
-from wellfed.lit.ceiling import steps_alone
+from wellfed.lit.ceiling import replaced, steps_alone
 from wellfed.lit.data_module import DataModuleCallback
 from wellfed.lit.evaluating import SHARING_STRATEGIES
-from wellfed.lit.guest import NonFinite
+from wellfed.lit.guest import NonFinite, StepMemory
 from wellfed.lit.loggers import for_trainer
 from wellfed.lit.module import StepModule, StepOptions
+from wellfed.lit.parts import InParts, SchedulersOfParts, weighing_parts
 from wellfed.lit.scheduling import Schedule
 from wellfed.lit.sharding import KeepWeights
 from wellfed.lit.split_metrics import SplitMetrics, can_be_shared
 from wellfed.loading.stream import Stream
+from wellfed.memory import breakdown
 from wellfed.memory.ladder import MicroBatches
+from wellfed.memory.oom import MemoryFailure
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.bookkeeper import Bookkeeper
+from wellfed.shares import largest_share
+from wellfed.step.micro_batches import Preparation
 from wellfed.step.train_step import parameter_groups
+from wellfed.units import counted
 
 Best = tuple[str, Any]
 """Name and direction of the metric that picks the best checkpoint."""
@@ -58,6 +65,8 @@ class Learner:
     books: Bookkeeper
     options: lit.TrainerOptions
     figures: Figures
+    may_adapt: bool
+    """Where the plan says so; False = out of memory ends the run, as a result of its own."""
     module: Any = field(init=False)
     shares_evaluation: bool = field(default=False, init=False)
     """Among the ranks; what a LightningModule logs may be of its own rank alone: there each sees the whole split."""
@@ -104,6 +113,18 @@ class Learner:
             )
         )
 
+    def fit(self, trainer: Any, loader: Any, val_batches: Any, checkpoint: Path | None) -> None:
+        """Train with a Trainer of `training`; go on from a checkpoint if there is one.
+
+        Raises:
+            OutOfMemoryExhausted: memory does not suffice, in no way that is left in this training.
+        """
+        lit.fit(trainer, self.module, loader, val_batches, checkpoint)
+
+    def in_parts(self, loader: TimedLoader) -> Any:
+        """What a Trainer is given to train on, of a loader of whole batches."""
+        return loader
+
     def measuring(self) -> AbstractContextManager[Any]:
         """Around a training that is only timed."""
         return nullcontext()
@@ -142,8 +163,6 @@ class ModelLearner(Learner):
 
     total_steps: int | None
     """Which a learning-rate schedule goes by."""
-    may_adapt: bool
-    """Where the plan says so; False = out of memory ends the run, as a result of its own."""
 
     def __post_init__(self) -> None:
         is_shareable = self.options.world_size > 1 and self.options.strategy in SHARING_STRATEGIES
@@ -246,12 +265,72 @@ class GuestLearner(Learner):
     ) -> Any:
         """As for a model; with what a guest's hooks need."""
         trainer, event = self.config.trainer, self.books.journal.event
-        shares = [RankShares()] if options.world_size > 1 else []
+        more: list[Any] = [RankShares()] if options.world_size > 1 else []
+        more += [SchedulersOfParts()] if options.accumulate > 1 else []
         non_finite = NonFinite(trainer.on_nan.value, every=trainer.log_every_steps, on_event=event)
         for checkpoints in last:
             if isinstance(checkpoints, LateCheckpoints):
                 checkpoints.best_by_monitor = trainer.best_metric is None
-        return super().training(options, [*callbacks, *shares, non_finite], last, is_timed=is_timed)
+        return super().training(options, [*callbacks, *more, non_finite], last, is_timed=is_timed)
+
+    def fit(self, trainer: Any, loader: Any, val_batches: Any, checkpoint: Path | None) -> None:
+        """A step that runs out of memory can't be done again: what the module's own code has changed is not known.
+
+        Raises:
+            RestartNeeded: it can in smaller parts, from the last checkpoint on.
+            OutOfMemoryExhausted: nor in smaller ones.
+        """
+        memory = StepMemory()
+        trainer.callbacks.append(memory)
+        instead = {"training_step": weighing_parts(self.module)} if self.options.accumulate > 1 else {}
+        try:
+            with replaced(self.module, instead):
+                super().fit(trainer, loader, val_batches, checkpoint)
+            return
+        except Exception:
+            if memory.failure is None or not self._may_restart:
+                raise
+        # Not while that one is handled, which refers to all that the step had made.
+        raise self._with_less(memory.failure, memory.samples, trainer)
+
+    @property
+    def _may_restart(self) -> bool:
+        """Other ranks would wait within the step for the one that runs out of memory."""
+        return self.may_adapt and self.config.memory.on_oom is OnOom.retry and self.options.world_size == 1
+
+    def _with_less(self, failure: MemoryFailure, samples: int, trainer: Any) -> OutOfMemoryExhausted:
+        """What ends this training, with what the next one needs less."""
+        plan, step = self.plan, trainer.global_step + 1
+        self.books.journal.event("oom", step=step, message=failure.message)
+        samples = max(samples, plan.workload.effective_batch_size)
+        micro = MicroBatches(largest_share(samples, self.options.accumulate), self.config.memory.micro_batch_steps)
+        before, smaller = micro.size, micro.step_down()
+        ran_out = f"Out of memory in step {step} with {counted(before, 'sample')} at a time: {failure.message}"
+        if plan.memory.on_oom == "retry" and smaller is not None:
+            changes: dict[str, object] = {
+                "memory.micro_batch": smaller,
+                "memory.accumulate": largest_share(samples, smaller),
+            }
+            if plan.loader.device_prefetch:
+                changes["loader.device_prefetch"] = 0
+            return RestartNeeded(ran_out, changes, failure.kind)
+        parts = breakdown.bytes_by_part(self.module, None, None)
+        held = (breakdown.bytes_by_part(self.module, each, None)["optimizer state"] for each in trainer.optimizers)
+        parts["optimizer state"] = sum(held)
+        ahead, precision = plan.loader.device_prefetch, plan.device.precision
+        less = breakdown.overrides_with_less(parts, precision=precision, batches_ahead=ahead)
+        if smaller is not None:  # than a step, which can't be done in parts
+            ran_out += f" Its steps are not done in smaller parts: {plan.memory.decided('on_oom').because}."
+            less.append(f"workload.effective_batch_size={largest_share(samples, 2)}, which changes what is learned")
+        ways = [*less, "a card with more memory (gpu=...)", "a smaller workload.model, which learns something else"]
+        way_out = f"{breakdown.largest_parts(parts)} Next: {'; or '.join(ways)}."
+        return OutOfMemoryExhausted(f"{ran_out} {way_out}", failure.kind)
+
+    def in_parts(self, loader: TimedLoader) -> Any:
+        """Parts of a batch, where the plan has it so."""
+        if self.options.accumulate == 1:
+            return loader
+        return InParts(loader, self.options.accumulate, Preparation(self.parts.data.train, self.config.seed).split)
 
     def measuring(self) -> AbstractContextManager[Any]:
         """Its hooks may ask for figures of a validation: it does its steps alone."""

@@ -85,6 +85,7 @@ class Passes:
             deterministic=trainer.deterministic,
             tf32=plan.device.tf32,
             cudnn_benchmark=config.gpu.cudnn_benchmark,
+            accumulate=plan.memory.accumulate if is_guest else 1,
         )
         lit.set_backend_flags(options)
         settings, on_event = assemble.loader_settings(config, plan.loader), books.journal.event
@@ -102,10 +103,10 @@ class Passes:
         )
         self._learner: ModelLearner | GuestLearner
         if is_guest:
-            self._learner = GuestLearner(config, parts, plan, books, options, figures)
+            self._learner = GuestLearner(config, parts, plan, books, options, figures, may_adapt)
         else:
             total_steps = lit.total_steps(options, self.steps_per_epoch)
-            self._learner = ModelLearner(config, parts, plan, books, options, figures, total_steps, may_adapt)
+            self._learner = ModelLearner(config, parts, plan, books, options, figures, may_adapt, total_steps)
         best_metric, best_mode = self._learner.best_metric()
         self._checkpoints = self._learner.checkpoints(
             books.folder / CHECKPOINTS,
@@ -162,7 +163,8 @@ class Passes:
             loaders = [loader for split in splits if (loader := loader_of(self._parts.data, split))]
             drawn_from = [generator for loader in loaders for generator in loader.generators]
             callbacks.insert(0, SanityCheck(few, self._check_names, drawn_from))
-        pruning = Pruning(judge, self._latest_best_metric, total_steps)
+        validations = 0 if judge is None else self._journal.validations_written()
+        pruning = Pruning(judge, self._latest_best_metric, total_steps, validations)
         keep = [self._checkpoints, pruning, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:
@@ -222,9 +224,13 @@ class Passes:
             has_ranks = isinstance(self._loader, StreamLoader) and self._options.world_size > 1
             batches = StepsOfRanks(own, drop_last=self._config.workload.drop_last) if has_ranks else own
             is_guest, told = self._parts.is_lightning_module, self._books.first_batch
-            loader = TimedLoader(batches, clock, unwrap=is_guest, on_first=told)
+            loader = learner.in_parts(TimedLoader(batches, clock, unwrap=is_guest, on_first=told))
             with nullcontext() if self._synchronisations is None else closing(self._synchronisations):
-                lit.fit(trainer, learner.module, loader, val_batches, checkpoint)
+                learner.fit(trainer, loader, val_batches, checkpoint)
+        self.close()
+
+    def close(self) -> None:
+        """Stop what builds batches of training ahead, worker processes too."""
         self._loader.close()
 
     def test(self) -> dict[str, Path]:
@@ -274,9 +280,9 @@ class Passes:
         except Exception as error:  # noqa: BLE001  it costs a figure; other ranks are told below
             failure = error
         try:
-            data_module = self._parts.data_module
+            learner, data_module = self._learner, self._parts.data_module
             summary = run_ceiling(
-                self._learner.module, deliveries, self._options, steps, self._books.folder, data_module
+                learner.module, deliveries, self._options, steps, self._books.folder, data_module, learner.in_parts
             )
         except Exception as error:  # noqa: BLE001  a user's step in another place than training
             failure = error

@@ -95,6 +95,13 @@ def show_resume(console: Console, checkpoint: Path, step: int) -> None:
     )
 
 
+def show_restart(console: Console, because: str, checkpoint: Path | None, step: int, changes: str) -> None:
+    """Where training goes on after memory ran out, and how."""
+    where = f"Restarting from {checkpoint.name} of step {step}" if checkpoint else "No checkpoint yet: starting again"
+    with_what = f" with {changes}" if changes else ""
+    console.print(f"{because}\n{where}{with_what}", markup=False, soft_wrap=True)
+
+
 def show_folder(console: Console, folder: Path) -> None:
     """Where the run is written: known to stay once it trains."""
     console.print(f"Run folder: {folder}\n", markup=False, soft_wrap=True)

@@ -8,8 +8,9 @@ import os
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,13 @@ import torch
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import shortened
+from wellfed.errors import EXIT_NOTHING_RUN, RestartNeeded, shortened
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.launcher import own_local_rank
 from wellfed.lit.callbacks.pruning import Judge
-from wellfed.memory import cap
+from wellfed.memory import cap, oom
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import RunRecord, differences
@@ -35,6 +36,7 @@ from wellfed.run.other_ranks import OtherRanks
 from wellfed.run.outcome import outcome_of
 from wellfed.run.passes import Measure, Passes
 from wellfed.run.planner import Planner
+from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
 from wellfed.run.resume import Target
 from wellfed.stop_request import StopRequest
 from wellfed.units import show_text
@@ -113,10 +115,9 @@ class Run:
             planner = Planner.start(self.composed, facts, self.parts)
         self._books.passed("data_s")
         self._books.other_machines(self._others.machines(facts, planner.device))
-        config, parts, plan, books = planner.config, planner.parts, self._make_plan(planner), self._books
-        ballast = _prepare_device(config, plan, parts)  # held while the run lasts
-        may_adapt = self.measure is None  # a smaller step is another setting than the one to be measured
-        self._passes = passes = Passes(config, parts, plan, books, rank=self.rank, may_adapt=may_adapt)
+        plan, books = self._make_plan(planner), self._books
+        ballast = _prepare_device(planner.config, plan)  # held while the run lasts
+        passes = self._make_passes(planner, plan)
         checkpoint = None if self.target is None else self._go_on_from(self.target, passes)
         if self.rank == 0 and self.measure is None:  # a sweep publishes its trials itself
             books.open_loggers(self.composed, plan)
@@ -129,17 +130,66 @@ class Run:
                 passes.measure(self.measure, self.stop, self._started)
                 usage.stop()
                 return
-            passes.fit(self._console, self.stop, checkpoint, self._started, self.judge)
+            restarts, began_s = Restarts(self.folder, checkpoint), books.journal.time_s()
+            while (needed := self._fit(passes, checkpoint)) is not None:
+                checkpoint = restarts.checkpoint_for(needed)
+                passes.close()
+                assemble.end(planner.parts)
+                self._passes = self.parts = None
+                first = passes.figures.first
+                del passes, planner  # and with them all that the training has made
+                oom.release()
+                planner, plan = self._start_again(needed, facts, plan)
+                passes = self._make_passes(planner, plan)
+                passes.figures.first.update(first)
+                self._restarted(needed, passes, checkpoint, began_s)
             if not self.has_trained:
                 _LOG.warning("Nothing was left to train. Raise trainer.max_epochs or trainer.max_steps to go on.")
             usage.stop()
-            if passes.is_pruned:
-                assemble.end(parts)
-                return
-            written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
-            books.record.artifacts.update(written)
-            books.ceiling(passes.ceiling())
-            assemble.end(parts)
+            if not passes.is_pruned:
+                written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
+                books.record.artifacts.update(written)
+                books.ceiling(passes.ceiling())
+            assemble.end(planner.parts)
+
+    def _make_passes(self, planner: Planner, plan: RunPlan) -> Passes:
+        """With the model in the form that the plan has it in."""
+        _prepare_model(planner.config, plan, planner.parts)
+        may_adapt = self.measure is None  # a smaller step is another setting than the one to be measured
+        config, parts, books = planner.config, planner.parts, self._books
+        self._passes = Passes(config, parts, plan, books, rank=self.rank, may_adapt=may_adapt)
+        return self._passes
+
+    def _fit(self, passes: Passes, checkpoint: Path | None) -> RestartNeeded | None:
+        """Train; what has to be done about it where memory ran out in a step that can't be done again."""
+        try:
+            passes.fit(self._console, self.stop, checkpoint, self._started, self.judge)
+        except RestartNeeded as needed:
+            if not may_restart(self._config, is_measured=self.measure is not None):
+                raise
+            needed.__context__ = None
+            return needed.with_traceback(None)  # whose frames hold what the failed step had made
+        return None
+
+    def _start_again(self, needed: RestartNeeded, facts: MachineFacts, plan: RunPlan) -> tuple[Planner, RunPlan]:
+        """Data and model made anew, and the plan with what needs less."""
+        config, plan = with_changes(self.composed.config, plan, needed.changes, str(needed))
+        self.composed = replace(self.composed, config=config)
+        self._books.planned(plan)
+        return Planner.start(self.composed, facts), plan
+
+    def _restarted(self, needed: RestartNeeded, passes: Passes, checkpoint: Path | None, began_s: float) -> None:
+        """Record and tables are put back to where training goes on, and it is told."""
+        step, epochs = (0, 0.0) if checkpoint is None else _place_of(load_checkpoint(checkpoint), passes)
+        self._books.restarted_at(step, epochs, began_s)
+        self._books.journal.event(
+            "restart",
+            step=step,
+            checkpoint=None if checkpoint is None else str(checkpoint),
+            because=str(needed),
+            changes=needed.changes,
+        )
+        screen.show_restart(self._console, str(needed), checkpoint, step, show_changes(needed.changes))
 
     def _watching(self, facts: MachineFacts, plan: RunPlan) -> AbstractContextManager[Any]:
         """Rank 0 watches its machine, the first rank of another node that one."""
@@ -175,10 +225,7 @@ class Run:
         """The checkpoint, once it is known to fit; record and tables are put back to where it was written."""
         state = load_checkpoint(target.checkpoint)
         passes.check_fits(target.checkpoint, state)
-        step, position = int(state["global_step"]), state.get("position", {})
-        stream = position.get("stream")
-        part = float(stream["is_over"]) if stream else position.get("batch", 0) / passes.steps_per_epoch
-        epochs = position.get("epoch", 0) + part
+        step, epochs = _place_of(state, passes)
         self._books.go_on_after(step, epochs, in_place=target.in_place)
         self._books.journal.event("resume", step=step, checkpoint=str(target.checkpoint))
         screen.show_resume(self._console, target.checkpoint, step)
@@ -212,8 +259,16 @@ class Run:
             print(show_text(f"{outcome.message}\n{outcome.advice}".rstrip()), file=sys.stderr)
 
 
-def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> torch.Tensor | None:
-    """What must hold before the model reaches its device; the ballast, if there is one."""
+def _place_of(state: Mapping[str, Any], passes: Passes) -> tuple[int, float]:
+    """Steps and epochs done where a checkpoint was written."""
+    step, position = int(state["global_step"]), state.get("position", {})
+    stream = position.get("stream")
+    part = float(stream["is_over"]) if stream else position.get("batch", 0) / passes.steps_per_epoch
+    return step, position.get("epoch", 0) + part
+
+
+def _prepare_device(config: RunConfig, plan: RunPlan) -> torch.Tensor | None:
+    """What must hold before a model reaches its device; the ballast, if there is one."""
     ballast = None
     if plan.device.enforce and plan.device.memory_gib is not None:
         budget_bytes = int(plan.device.memory_gib * 2**30)
@@ -222,8 +277,12 @@ def _prepare_device(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> 
             ballast = cap.cap_cuda(budget_bytes, ballast=config.gpu.ballast, device=own_local_rank())
         elif cap.cap_host(budget_bytes) is None:
             _LOG.warning("gpu.enforce=true: this system has no RLIMIT_DATA to set, or a lower one is set already.")
+    return ballast
+
+
+def _prepare_model(config: RunConfig, plan: RunPlan, parts: assemble.Parts) -> None:
+    """Before it reaches its device."""
     if config.gpu.channels_last:
         parts.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     if plan.memory.checkpoint_activations:
         checkpoint_blocks(parts.model)
-    return ballast

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import logging
 import threading
 import time
@@ -81,6 +82,22 @@ class Journal:
             except (OSError, ValueError) as error:
                 _LOG.warning("%s could not be cut back to step %d: %s", table.path, step, error)
 
+    def rewind(self, step: int, time_s: float) -> None:
+        """Forget what was written after a time at which this step was the latest: training goes on from there.
+
+        Figures of steps that are done again, and those that were given to the same step later. Of telemetry nothing:
+        what the machine did then it did.
+        """
+        while self.rows and self.rows[-1].step > step:
+            self.rows.pop()
+        for table in (self._steps, self._metrics):
+            table.flush()  # or what is held back would come after all
+            for column_, last in (("step", step), ("time_s", time_s)):
+                try:
+                    table.cut_after(column_, last)
+                except (OSError, ValueError) as error:
+                    _LOG.warning("%s could not be cut back to step %d: %s", table.path, step, error)
+
     def samples_written(self) -> int:
         """Samples of all steps in steps.csv; 0 without one."""
         try:
@@ -88,6 +105,14 @@ class Journal:
         except (OSError, ValueError) as error:
             _LOG.warning("%s can't be read (%s): the record counts samples from here on.", self._steps.path, error)
             return 0
+
+    def validations_written(self) -> int:
+        """Steps with figures of a validation in metrics.csv; 0 without one."""
+        path = self._metrics.path
+        if not path.exists():
+            return 0
+        with path.open(encoding="utf-8", newline="") as stream:
+            return len({row["step"] for row in csv.DictReader(stream) if row["split"] == "val"})
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
         """Something happened that a reader of the figures must know; at the run's latest step, if no other is told."""

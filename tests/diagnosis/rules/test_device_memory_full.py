@@ -42,6 +42,16 @@ def test_the_last_of_each_change_counts():
     assert found.change[2:] == ("memory.features=dynamic", "workload.eval_batch_size=512")
 
 
+def test_a_run_that_was_restarted():
+    changes = {"memory.micro_batch": 8, "memory.accumulate": 2}
+    restart = {"kind": "restart", "step": 3, "checkpoint": "last.ckpt", "because": "no room", "changes": changes}
+    found = device_memory_full.check(on_card(events=[{"kind": "oom", "step": 5, "message": "no room"}, restart]))
+    assert found is not None
+    assert found.change == ("memory.micro_batch=8", "memory.accumulate=null")
+    assert "ran out 1 time, first in step 5" in found.message
+    assert "It went on from its last checkpoint in smaller parts" in found.message
+
+
 def test_a_cache_that_is_given_back_again_and_again():
     found = device_memory_full.check(on_card(events=[{"kind": "thrash", "step": 4, "message": ""}]))
     assert found is not None

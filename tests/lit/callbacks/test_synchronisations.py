@@ -136,7 +136,8 @@ def shown() -> Iterator[list[str]]:
 def steps(watch: Synchronisations, number: int, between: Callable[[], None] = lambda: None) -> None:
     for _ in range(number):
         between()
-        watch.on_train_batch_end(None, None, None, None, 0)  # type: ignore[arg-type]
+        trainer: Any = SimpleNamespace(accumulate_grad_batches=1)
+        watch.on_train_batch_end(trainer, None, None, None, 0)
 
 
 def wait() -> None:

@@ -11,7 +11,7 @@ from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.rules import memory_creeps
 from wellfed.units import counted, show_gib
 
-_KINDS = ("oom", "thrash", "step_down", "ladder")
+_KINDS = ("oom", "thrash", "step_down", "ladder", "restart")
 
 
 def check(evidence: Evidence) -> Finding | None:
@@ -22,7 +22,7 @@ def check(evidence: Evidence) -> Finding | None:
         return None  # what grows without end fills any memory
     if record.status == "oom" and record.error is not None and record.error["kind"] == "host_oom":
         return None  # host_memory_full tells
-    steps = sorted({int(event.get("step") or 0) for event in events})
+    steps = sorted({int(event.get("step") or 0) for event in events if event["kind"] != "restart"})
     ooms = sum(event["kind"] == "oom" for event in events)
     figures: dict[str, float | int | str] = {"times": max(ooms, 1), "steps": len(steps)}
     peak, budget = record.memory.get("measured_peak_gib"), record.memory.get("budget_gib")
@@ -65,15 +65,20 @@ def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:
     for event in events:
         if event.get("micro_batch"):
             wanted |= {"memory.micro_batch": event["micro_batch"], "memory.accumulate": "null"}
+        elif event["kind"] == "restart":
+            planned = {knob: value for knob, value in event["changes"].items() if knob != "memory.accumulate"}
+            wanted |= planned | ({"memory.accumulate": "null"} if "memory.micro_batch" in planned else {})
         elif event.get("evaluation_batch"):
             wanted["workload.eval_batch_size"] = event["evaluation_batch"]
         elif str(event.get("change", "")).startswith("memory."):
             knob, _, value = event["change"].partition("=")
             wanted[knob] = value
+    is_restarted = any(event["kind"] == "restart" for event in events)
     if not wanted:
-        return (), "It went on with what it had."
+        return (), "It went on from its last checkpoint." if is_restarted else "It went on with what it had."
     change = tuple(f"{knob}={value}" for knob, value in wanted.items())
-    return change, "What did not fit was done again in smaller parts, and they were kept."
+    again = "It went on from its last checkpoint" if is_restarted else "What did not fit was done again"
+    return change, f"{again} in smaller parts, and they were kept."
 
 
 def _lost_frac(evidence: Evidence, steps: list[int]) -> float:

@@ -12,6 +12,7 @@ import torch
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.lit.module import StepModule
+from wellfed.shares import largest_share
 from wellfed.timing.interval import MIN_STEPS
 from wellfed.timing.readiness import StepSummary
 from wellfed.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
@@ -105,6 +106,12 @@ def delivery_of(trainer: pl.Trainer, batch: Any) -> Delivery | None:
     return batch if isinstance(batch, Delivery) else getattr(trainer.train_dataloader, "latest", None)
 
 
+def is_within_step(trainer: pl.Trainer) -> bool:
+    """Whether a step that is done in parts (`lit.parts`) has some left."""
+    parts: int = trainer.accumulate_grad_batches
+    return parts > 1 and trainer.fit_loop.epoch_loop.batch_progress.current.ready % parts != 0
+
+
 class Clock(pl.Callback):
     """Must be the first callback: what the others do in their hooks is host time."""
 
@@ -114,19 +121,23 @@ class Clock(pl.Callback):
         self.clock, self._take, self._warmup_left = clock, take, warmup_steps
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        self.clock.copied()
+        if batch_idx % trainer.accumulate_grad_batches == 0:
+            self.clock.copied()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if is_within_step(trainer):
+            return
         step = module.step if isinstance(module, StepModule) else None
         told: Any = step or module
         if disturbed := getattr(told, "was_disturbed", False):
             told.was_disturbed = False
-        size = batch.size if isinstance(batch, Delivery) else batches.batch_size(batch)
+        delivery, parts = delivery_of(trainer, batch), trainer.accumulate_grad_batches
+        size = batches.batch_size(batch) if delivery is None else delivery.size
         self.clock.end(
             step=trainer.global_step,
             samples=step_samples(trainer, module, batch),
-            micro_batch=step.largest if step else size,
-            num_micro=step.num_micro_batches if step else 1,
+            micro_batch=step.largest if step else largest_share(size, parts),
+            num_micro=step.num_micro_batches if step else parts,
             warmup=disturbed or self._warmup_left > 0,
         )
         self._warmup_left = max(0, self._warmup_left - 1)

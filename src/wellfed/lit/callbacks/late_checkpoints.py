@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from wellfed.lit.callbacks.checkpoints import Checkpoints
+from wellfed.lit.callbacks.clock import is_within_step
 from wellfed.lit.callbacks.users import monitored
 
 _LOG = logging.getLogger(__name__)
@@ -49,8 +50,8 @@ class LateCheckpoints(Checkpoints):
         self._is_due = self._is_due or self._every_steps is None
 
     def save_if_due(self, trainer: pl.Trainer) -> None:
-        """To be called when a step within an epoch is over, and before the user's callbacks begin an epoch."""
-        if self._is_due:
+        """To be called when a batch within an epoch is over, and before the user's callbacks begin an epoch."""
+        if self._is_due and not is_within_step(trainer):
             self._is_due = False
             self.save_last(trainer)
 

@@ -15,6 +15,7 @@ from torch._C import _autograd
 from torch.profiler import ProfilerActivity, profile, record_function, supported_activities
 
 from wellfed.errors import reason_of
+from wellfed.lit.callbacks.clock import is_within_step
 from wellfed.lit.module import StepModule
 from wellfed.record import OnEvent, ProfileEntry, ignore_event
 from wellfed.timing.step_clock import WARMUP_STEPS
@@ -60,13 +61,13 @@ class ProfilerTrace(pl.Callback):
             self._profiler = profile(activities=_activities(trainer.strategy.root_device))
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        if self._is_recording:
+        if self._is_recording and batch_idx % trainer.accumulate_grad_batches == 0:
             told: Any = (module.step if isinstance(module, StepModule) else None) or module
             told.was_disturbed = True
             self._begin()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._profiler is None:
+        if self._profiler is None or is_within_step(trainer):
             return
         self._num_ended += 1
         if self._num_ended == WARMUP_STEPS - 1:  # the first use of it takes long

@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from wellfed.lit.callbacks.clock import step_samples
+from wellfed.lit.callbacks.clock import is_within_step, step_samples
 from wellfed.telemetry import run_progress
 
 
@@ -55,8 +55,11 @@ class Counts(pl.Callback):
         self._on_start()
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if is_within_step(trainer):
+            return
         is_last = trainer.fit_loop.epoch_loop.batch_progress.is_last_batch
-        part = 0.0 if self._steps_per_epoch is None else (batch_idx + 1) / self._steps_per_epoch
+        steps = (batch_idx + 1) // trainer.accumulate_grad_batches
+        part = 0.0 if self._steps_per_epoch is None else steps / self._steps_per_epoch
         epochs = trainer.current_epoch + (1.0 if is_last else min(1.0, part))
         self._on_step(trainer.global_step, epochs, step_samples(trainer, module, batch))
 

@@ -13,15 +13,22 @@ Judge = Callable[[int, float], "str | None"]
 class Pruning(pl.Callback):
     """All ranks end together. Training ends as by its own limits: nothing is raised, the last checkpoint is written."""
 
-    def __init__(self, judge: Judge | None, figure: Callable[[], float | None], total_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        judge: Judge | None,
+        figure: Callable[[], float | None],
+        total_steps: int | None = None,
+        validations: int = 0,
+    ) -> None:
         """
         Args:
             judge: None = nobody judges here. Of several ranks the first decides, and the others don't know.
             figure: the latest of the metric; None where validation gives none.
             total_steps: of the whole training, which is over then whatever is said of it; None = nobody knows.
+            validations: that were judged before this part of a training.
         """
         self._judge, self._figure, self._total_steps = judge, figure, total_steps
-        self._validations = 0
+        self._validations = validations
         self.reason: str | None = None
         """Why it was ended early."""
 

@@ -68,7 +68,8 @@ class GoOn(pl.Callback):
         if len(positions) != 1 or set(positions[0]) < {"epoch", "batch"}:
             return  # not one of our loaders wrote it
         self._loader.load_state_dict(positions[0])
-        position, length = self._loader.state_dict(), len(self._loader)
+        parts = int(module.trainer.accumulate_grad_batches)  # Lightning's batches, of which each of ours is so many
+        position, length = self._loader.state_dict(), len(self._loader) // parts
         stream = position.get("stream")
         if stream and stream["is_over"]:
             length = position["batch"]
@@ -79,22 +80,23 @@ class GoOn(pl.Callback):
             trained = step
         else:
             trained = stream["total"] if stream else position["epoch"] * length + position["batch"]
-        counters.update(counters_at(position, length, trained, counters))
+        counters.update(counters_at(position, length, trained, counters, parts))
 
 
 def counters_at(
-    position: Mapping[str, int], steps_per_epoch: int, step: int, counters: Mapping[str, Any]
+    position: Mapping[str, int], steps_per_epoch: int, step: int, counters: Mapping[str, Any], parts: int = 1
 ) -> dict[str, Any]:
     """Lightning's counters between two steps, or between two epochs, of a run that is at this position.
 
-    ``step`` counts the batches trained on so far. What the position does not say stays as in ``counters``, the saved.
+    ``step`` counts the batches trained on so far, each in ``parts`` from here on. What the position does not say stays
+    as in ``counters``, the saved.
     """
     epochs, batches = position["epoch"], position["batch"]
     if batches >= steps_per_epoch:
         epochs, batches = epochs + 1, 0
     begun = epochs + (batches > 0)
     epoch = {"ready": begun, "started": begun, "processed": epochs, "completed": epochs}
-    total, current = dict.fromkeys(epoch, step), dict.fromkeys(epoch, batches)
+    total, current = dict.fromkeys(epoch, step * parts), dict.fromkeys(epoch, batches * parts)
     return {
         "epoch_progress": {"total": dict(epoch), "current": dict(epoch)},
         "epoch_loop.state_dict": {**counters["epoch_loop.state_dict"], "_batches_that_stepped": step},

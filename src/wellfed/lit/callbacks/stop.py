@@ -9,6 +9,7 @@ from typing import Any
 import lightning.pytorch as pl
 
 from wellfed.errors import DataError
+from wellfed.lit.callbacks.clock import is_within_step
 from wellfed.stop_request import Stopped, StopRequest
 
 AGREE_EVERY_STEPS = 10
@@ -28,11 +29,13 @@ class StopAtStepEnd(pl.Callback):
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
         self._request.is_stepping = True
-        if trainer.world_size == 1:
+        if trainer.world_size == 1 and batch_idx % trainer.accumulate_grad_batches == 0:
             self._stop_if_asked(trainer)  # one that was lost on its way here
             self._request.is_stepping = True
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if is_within_step(trainer):
+            return
         if trainer.world_size == 1 or trainer.global_step % AGREE_EVERY_STEPS == 0:
             self._stop_if_asked(trainer)
 
@@ -72,4 +75,5 @@ def _is_between_steps(trainer: pl.Trainer) -> bool:
     if trainer.world_size > 1 or not hasattr(loader, "state_dict"):
         return False
     processed: int = trainer.fit_loop.epoch_loop.batch_progress.current.processed
-    return processed > 0 and loader.state_dict().get("batch") == processed
+    steps, parts = divmod(processed, trainer.accumulate_grad_batches)
+    return processed > 0 and parts == 0 and loader.state_dict().get("batch") == steps

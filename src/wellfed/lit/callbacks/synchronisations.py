@@ -19,6 +19,7 @@ import lightning.pytorch as pl
 import torch
 
 import wellfed
+from wellfed.lit.callbacks.clock import is_within_step
 from wellfed.record import SynchronisationEntry
 
 WATCHED_STEPS = 2
@@ -47,7 +48,7 @@ class Synchronisations(pl.Callback):
         self._caught: warnings.catch_warnings[None] | None = None
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if self._on_found is None:
+        if self._on_found is None or is_within_step(trainer):
             return
         self._num_ended += 1
         if self._num_ended == 1:

@@ -1,0 +1,167 @@
+"""A user's LightningModule whose step finds no memory: the run goes on from its last checkpoint in smaller parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.end_to_end.commands import Done, record_of, run, run_folders
+from tests.fake_cuda.machine import FakeCuda
+
+MODULE = '''
+import lightning.pytorch as pl
+import torch
+from torch import nn
+
+MIB = 2**18  # numbers of four bytes
+
+class Rows:
+    def __len__(self): return 72
+    def __getitem__(self, index):
+        x = torch.randn(4, generator=torch.Generator().manual_seed(index))
+        return {"x": x, "y": x.sum(), "name": str(index)}
+
+class Data(pl.LightningDataModule):
+    def train_dataloader(self): return torch.utils.data.DataLoader(Rows(), 16, shuffle=True)
+    def val_dataloader(self): return torch.utils.data.DataLoader(Rows(), 8)
+
+class Hungry(pl.LightningModule):
+    """Needs 12 MiB a sample, and from the sixth step on 16."""
+    def __init__(self, room=16, dropout=0.0):
+        super().__init__()
+        self.room = room
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(dropout), nn.Linear(8, 1))
+    def training_step(self, batch, batch_idx):
+        x, y, names = batch["x"], batch["y"], batch["name"]
+        assert len(x) == len(names)
+        if not x.is_cuda and self.global_step >= 5 and len(x) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        loss = 0
+        for _ in range(1 if self.global_step < 5 or not x.is_cuda else 2):
+            activations = (self.net(x) * torch.ones(1, MIB if x.is_cuda else 1, device=x.device)).tanh()
+            loss = loss + (activations.mean(1) - y).square().mean() / 2
+        with open("seen", "a") as file: print(self.global_step, *names, file=file)
+        self.log("train_loss", loss)
+        return loss
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", (self.net(batch["x"])[:, 0] - batch["y"]).square().mean())
+    def configure_optimizers(self): return torch.optim.SGD(self.parameters(), lr=0.05)
+'''
+
+OPTION = """
+name: hungry
+model: {_target_: hungry.Hungry}
+data: {_target_: hungry.Data}
+"""
+STEPS = 10
+"""Two epochs of four whole steps and a half."""
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Path:
+    (tmp_path / "hungry.py").write_text(MODULE, encoding="utf-8")
+    option = tmp_path / "configs" / "workload" / "hungry.yaml"
+    option.parent.mkdir(parents=True)
+    option.write_text(OPTION, encoding="utf-8")
+    return tmp_path
+
+
+def trained(user: Path, folder: str, *overrides: str, **more: str) -> tuple[Done, Path]:
+    """Train in a folder of its own; the run folder, which has what was seen beside it."""
+    cwd = user / folder
+    cwd.mkdir()
+    done = run(
+        "train.py",
+        *("--config-dir", str(user / "configs"), "workload=hungry", "config.allow_targets=[hungry,torch]"),
+        *("logger=none", "trainer.max_epochs=2", "trainer.checkpoint_every_steps=3", "telemetry.ceiling_steps=3"),
+        *overrides,
+        cwd=cwd,
+        **{**more, "PYTHONPATH": ":".join([str(user), *filter(None, [more.get("PYTHONPATH")])])},
+    )
+    assert "Traceback" not in done.err, done.text[-3000:]
+    return done, run_folders(cwd, "hungry")[-1]
+
+
+def weights(folder: Path) -> dict[str, Any]:
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def seen(user: Path, folder: str) -> list[tuple[int, list[str]]]:
+    """Step and samples of each part that was done."""
+    lines = [line.split() for line in (user / folder / "seen").read_text().splitlines()]
+    return [(int(step), names) for step, *names in lines]
+
+
+def by_step(parts: list[tuple[int, list[str]]]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for step, names in parts:
+        found.setdefault(step, []).extend(names)
+    return found
+
+
+def check_restart(folder: Path) -> None:
+    record = record_of(folder)
+    assert (record["status"], record["steps"], record["samples"]) == ("ok", STEPS, 144)
+    (event,) = (event for event in record["events"] if event["kind"] == "restart")
+    assert (event["step"], Path(event["checkpoint"]).name) == (3, "last.ckpt")
+    assert {"memory.micro_batch": 8, "memory.accumulate": 2}.items() <= event["changes"].items()
+    assert record["plan"]["memory.micro_batch"]["value"] == 8
+    assert "ceiling_failed" not in {event["kind"] for event in record["events"]}
+    steps = [line.split(",")[:1] + line.split(",")[4:6] for line in (folder / "steps.csv").read_text().splitlines()[1:]]
+    assert steps[:3] == [[str(step), "16", "1"] for step in (1, 2, 3)]
+    assert steps[3:] == [[str(step), "4" if step in (5, 10) else "8", "2"] for step in range(4, STEPS + 1)]
+
+
+@pytest.mark.slow
+def test_a_guest_that_finds_no_room_on_its_card(user: Path, fake_cuda: FakeCuda) -> None:
+    done, whole = trained(user, "large", "telemetry.ceiling_steps=0", **fake_cuda.environment(cards=1, mib=8192))
+    assert done.code == 0, done.text[-3000:]
+    done, folder = trained(user, "small", "telemetry.ceiling_steps=0", **fake_cuda.environment(cards=1, mib=288))
+    assert done.code == 0, done.text[-3000:]
+    check_restart(folder)
+    assert "Restarting from last.ckpt of step 3 with memory.micro_batch=8 memory.accumulate=2" in done.out
+    expected, parts = by_step(seen(user, "large")), seen(user, "small")
+    again = parts[5:]  # four whole steps and the end of an epoch, and then step 4 once more
+    assert {len(names) for _, names in again} == {8, 4}
+    assert by_step(again) == {step: names for step, names in expected.items() if step >= 3}
+    for name, value in weights(whole).items():
+        torch.testing.assert_close(weights(folder)[name], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_a_restart_is_what_would_have_been_typed(user: Path) -> None:
+    """Dropout, worker processes and all."""
+    settings = (
+        "trainer.accelerator=cpu",
+        "+workload.model.dropout=0.3",
+        "loader.backend=torch",
+        "loader.num_workers=2",
+    )
+    done, folder = trained(user, "once", *settings, "+workload.model.room=8")
+    assert done.code == 0, done.text[-3000:]
+    check_restart(folder)
+    done, first = trained(user, "first", *settings, "trainer.max_steps=3")
+    assert done.code == 0, done.text[-3000:]
+    resume = f"resume={first / 'checkpoints' / 'last.ckpt'}"
+    done, typed = trained(user, "typed", *settings, resume, "trainer.max_steps=null", "memory.accumulate=2")
+    assert done.code == 0, done.text[-3000:]
+    for name, value in weights(typed).items():
+        assert torch.equal(weights(folder)[name], value), name
+
+
+@pytest.mark.slow
+def test_two_ranks_sum_the_parts_of_their_steps(user: Path) -> None:
+    alone, ddp = ("trainer.accelerator=cpu",), ("trainer.accelerator=cpu", "trainer=ddp", "trainer.devices=2")
+    done, whole = trained(user, "whole", *alone)
+    assert done.code == 0, done.text[-3000:]
+    done, folder = trained(user, "ranks", *ddp, "memory.accumulate=2")
+    assert done.code == 0, done.text[-3000:]
+    assert record_of(folder)["samples"] == 144
+    for name, value in weights(whole).items():
+        torch.testing.assert_close(weights(folder)[name], value, rtol=1e-5, atol=1e-6)
+    done, folder = trained(user, "full", *ddp, "+workload.model.room=4")
+    assert done.code == 3, done.text[-3000:]
+    assert "restart" not in {event["kind"] for event in record_of(folder)["events"]}
