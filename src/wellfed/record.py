@@ -35,6 +35,7 @@ EventKind = Literal[
     "step_down",
     "thrash",
     "ladder",
+    "stage",
     "nan",
     "sample_skipped",
     "stream_length",

@@ -142,6 +142,14 @@ class LoaderConfig:
 
 
 @dataclass
+class MemoryStage:
+    """One entry of memory.stages."""
+
+    from_epoch: int = knob(MISSING, "Its first epoch, from 0.")
+    features: FeatureMode = knob(MISSING, "As memory.features, from that epoch on.")
+
+
+@dataclass
 class MemoryConfig:
     """What sits in GPU memory and how to shrink it."""
 
@@ -171,6 +179,12 @@ class MemoryConfig:
     on_oom: OnOom = knob(OnOom.retry, "retry (halve the micro-batch and do the same batch again) or fail.")
     micro_batch_steps: Optional[list[int]] = knob(
         None, "Micro-batches to step down through on out-of-memory, descending. null = halve.", at_least=1
+    )
+    stages: Optional[list[MemoryStage]] = knob(
+        None,
+        "Features held otherwise from an epoch on: [{from_epoch: 0, features: cache}, {from_epoch: 3, features: "
+        "dynamic}], each stage with a micro-batch of its own. An encoder that the model trains is frozen until the "
+        "stage with dynamic. null = memory.features throughout.",
     )
 
 

@@ -74,6 +74,7 @@ def memory_faults(config: RunConfig, memory: MemorySection, data: DataFacts, mod
             "belong to the whole batch; the result would differ.",
             "Set memory.micro_batch=null and memory.accumulate=null, or replace BatchNorm by GroupNorm.",
         )
+    yield from _stage_faults(config, data, model)
     if data.feature_rows and data.features_trainable and asked.features not in (None, FeatureMode.dynamic):
         yield Fault(
             "memory.features",
@@ -82,9 +83,27 @@ def memory_faults(config: RunConfig, memory: MemorySection, data: DataFacts, mod
         )
 
 
+def _stage_faults(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[Fault]:
+    """Where there is nothing that stages could hold otherwise, or no way to."""
+    if config.memory.stages is None:
+        return
+    way_out = "Set memory.stages=null."
+    if model.is_lightning_module:
+        yield Fault("memory.stages", "a LightningModule holds its features itself.", way_out)
+    elif data.feature_rows == 0:
+        yield Fault("memory.stages", "this workload offers no features that could be held otherwise.", way_out)
+    elif config.trainer.strategy is Strategy.fsdp:
+        problem = "trainer.strategy=fsdp shards the model once, for what is trained from the start."
+        yield Fault("memory.stages", problem, "Set trainer.strategy=ddp, or memory.stages=null.")
+
+
 def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[str]:
     """What was asked of memory and is ignored."""
-    asked = config.memory
+    asked, last = config.memory, config.trainer.max_epochs
+    for stage in asked.stages or ():
+        if last is not None and stage.from_epoch >= last:
+            unused = f"the stage from epoch {stage.from_epoch} on ({stage.features.name}) does not begin"
+            yield f"memory.stages: {unused}: the run ends after trainer.max_epochs={last}, its epochs count from 0."
     if asked.features is not None and data.feature_rows == 0:
         unused = f"memory.features={asked.features.value} has no effect"
         yield f"{unused}: this workload offers no features. Set memory.features=null."
