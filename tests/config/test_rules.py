@@ -187,14 +187,14 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
         "stages",
         {"memory.stages": stages_of("cache", "dynamic", "cache"), "workload.model": {"train_encoder": True}},
         "memory.stages: features=cache from epoch 6",
-        "comes after dynamic, which trains the encoder: stored rows would be those of old weights.",
+        "comes after dynamic, which trains the encoder: stored rows would be of old weights.",
         "Let dynamic be the last stage.",
     ),
     (
         "stages",
         {"memory.stages": stages_of("cache", "dynamic"), "memory.features": FeatureMode.cache},
         "memory.features=cache",
-        "says how features are held throughout, and memory.stages ([cache,dynamic]) by epoch.",
+        "says how features are held throughout, and memory.stages ([cache,dynamic]) says it by epoch.",
         "Set memory.features=null, or memory.stages=null.",
     ),
     (

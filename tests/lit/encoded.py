@@ -76,7 +76,10 @@ def encoder_weights(model: Any) -> Tensor:
 
 
 def staged(
-    on_event: Callable[..., None], modes: Sequence[Any] = ("cache", "dynamic"), micro: Sequence[int] = (16, 8), **more: Any
+    on_event: Callable[..., None],
+    modes: Sequence[Any] = ("cache", "dynamic"),
+    micro: Sequence[int] = (16, 8),
+    **more: Any,
 ) -> tuple[StepModule, FeatureStages]:
     """A seeded module whose features change from mode to mode with each second epoch, and what makes them."""
     torch.manual_seed(3)

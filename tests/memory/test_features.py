@@ -86,10 +86,12 @@ def test_the_weights_behind_features_are_those_that_a_gradient_of_a_row_reaches(
     before = {name: value.clone() for name, value in model.state_dict().items()}
     drawn = torch.get_rng_state()
     found = weights_behind(Features(NUM_ROWS, 1, model.rows, trainable=True), model)
-    assert {id(weight) for weight in found} == {id(weight) for weight in (*encoder.layers.parameters(), *model.norm.parameters())}
+    assert {id(weight) for weight in found} == {
+        id(weight) for weight in (*encoder.layers.parameters(), *model.norm.parameters())
+    }
     assert torch.equal(torch.get_rng_state(), drawn)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert model.norm.training and model.encoder.training and not model.head.training
+    assert [part.training for part in (model.norm, model.encoder, model.head)] == [True, True, False]
     assert all(weight.grad is None for weight in model.parameters())
 
 

@@ -145,12 +145,16 @@ def test_weights_that_join_later_get_a_state_and_the_others_keep_theirs(name: st
     three_steps(model, optimizer)
     assert set(optimizer.state) == set(first.parameters())
     second.requires_grad_(True)
-    before = {weight: {key: copy.deepcopy(value) for key, value in state.items()} for weight, state in optimizer.state.items()}
+    before = {
+        weight: {key: copy.deepcopy(value) for key, value in state.items()} for weight, state in optimizer.state.items()
+    }
     kept = [weight.detach().clone() for weight in model.parameters()]
     assert allocate(optimizer, model)
     assert set(optimizer.state) == set(model.parameters())
     for weight, state in before.items():
-        assert all(torch.equal(torch.as_tensor(optimizer.state[weight][key]), torch.as_tensor(state[key])) for key in state)
+        assert all(
+            torch.equal(torch.as_tensor(optimizer.state[weight][key]), torch.as_tensor(state[key])) for key in state
+        )
     assert all(torch.equal(weight, value) for weight, value in zip(model.parameters(), kept, strict=True))
     assert all(torch.as_tensor(optimizer.state[weight].get("step", 0)) == 0 for weight in second.parameters())
     assert torch.equal(second.weight, untouched[1].weight)

@@ -181,14 +181,16 @@ def stages(config: RunConfig) -> Iterator[Fault]:
         if later is earlier:
             yield Fault(where, "is what the stage before it has.", "Leave this stage out.")
         elif order.index(later) < order.index(earlier) and _trains_encoder(config):
-            problem = f"comes after {earlier.name}, which trains the encoder: stored rows would be those of old weights."
+            problem = f"comes after {earlier.name}, which trains the encoder: stored rows would be of old weights."
             yield Fault(where, problem, "Let dynamic be the last stage.")
         elif order.index(later) < order.index(earlier):
             problem = f"goes back from {earlier.name}; stages go from cache to cache_host to dynamic."
             yield Fault(where, problem, way_out)
     if memory.features is not None:
-        problem = f"says how features are held throughout, and memory.stages ({_shown([m.name for m in modes])}) by epoch."
-        yield Fault(f"memory.features={memory.features.name}", problem, "Set memory.features=null, or memory.stages=null.")
+        by_epoch = _shown([mode.name for mode in modes])
+        problem = f"says how features are held throughout, and memory.stages ({by_epoch}) says it by epoch."
+        way_out = "Set memory.features=null, or memory.stages=null."
+        yield Fault(f"memory.features={memory.features.name}", problem, way_out)
 
 
 def _trains_encoder(config: RunConfig) -> bool:

@@ -26,7 +26,7 @@ class BatchSource:
         self._reader = threading.current_thread()
 
     def read_from(self, builder: BatchBuilder) -> None:
-        """Let another builder build the passes from the next on; worker processes end, which have the old one's data."""
+        """Let another builder build from the next pass on; worker processes end, which have the old one's data."""
         self.close()
         self._builder = builder
 

@@ -69,6 +69,7 @@ def _encoder(stages: Sequence[MemoryStage], parts: Parts) -> list[nn.Parameter]:
         raise ConfigError.of("memory.stages", problem, "Add a stage with features: dynamic, or freeze the encoder.")
     found = weights_behind(parts.features, parts.model)
     if len(found) == sum(weight.requires_grad for weight in parts.model.parameters()):
-        problem = f"features={stages[0].features.name} from epoch 0 leaves nothing to train: all weights are the encoder's."
+        held = f"features={stages[0].features.name} from epoch 0"
+        problem = f"{held} leaves nothing to train: all weights are the encoder's."
         raise ConfigError.of("memory.stages", problem, "Set memory.stages=null memory.features=dynamic.")
     return found

@@ -1,4 +1,4 @@
-"""Features are held otherwise from an epoch on: what was frozen is trained, what it held is free, nothing else changes."""
+"""Features are held otherwise from an epoch on: what was frozen is trained, its table is gone, all else goes on."""
 
 from __future__ import annotations
 
@@ -58,7 +58,11 @@ def scores_of(module: Any) -> Tensor:
 
 
 def trained(
-    tmp_path: Path, looks: Sequence[pl.Callback] = (), checkpoint: Path | None = None, steps: int = 4 * STEPS, **more: Any
+    tmp_path: Path,
+    looks: Sequence[pl.Callback] = (),
+    checkpoint: Path | None = None,
+    steps: int = 4 * STEPS,
+    **more: Any,
 ) -> tuple[StepModule, pl.Trainer, list[dict[str, Any]]]:
     events: list[dict[str, Any]] = []
     module, stages = encoded.staged(lambda kind, **facts: events.append({"kind": kind, **facts}), **more)
