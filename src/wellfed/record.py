@@ -36,6 +36,7 @@ EventKind = Literal[
     "thrash",
     "ladder",
     "restart",
+    "stage",
     "nan",
     "sample_skipped",
     "stream_length",

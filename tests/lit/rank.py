@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from tests.lit import tiny
+from tests.lit import encoded, tiny
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.figures import Figures
@@ -70,12 +70,19 @@ def main(settings: dict[str, Any]) -> None:
         lr_factor=lambda step: 1.0,
         on_event=lambda kind, **facts: events.append((kind, facts)),
     )
+    stages: list[Any] = []
+    if settings.get("staged"):  # without dropout, which ranks draw apart
+        module, changes = encoded.staged(
+            lambda kind, **facts: events.append((kind, facts)), retry_on_oom=settings.get("retry", True)
+        )
+        module.model.encoder[2].p = 0.0
+        data, stages = encoded.Rows(), [changes]
     names = ("accelerator", "devices", "strategy", "precision", "max_steps", "gradient_clip", "validate_every_steps")
     given = {name: settings[name] for name in names if name in settings}
     loader = tiny.loader(settings.get("batch_size", 32), data=data, rank=rank, world_size=world)
     rows: list[Any] = []
     figures = Figures(lambda split, values, **_: rows.append((split, dict(values))), every=1, stop_on_nan=True)
-    trainer = lit.make_trainer(tiny.options(**given), [figures], Path(settings["folder"]))
+    trainer = lit.make_trainer(tiny.options(**given), [*stages, figures], Path(settings["folder"]))
     found: dict[str, Any] = {"broadcasts": 0}
     broadcast = torch.distributed.broadcast
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -157,3 +158,29 @@ def test_without_the_room_for_it_nothing_has_changed() -> None:
     torch.cuda.empty_cache()
     assert one_weight_at_a_time(optimizer)
     assert torch.cuda.memory_allocated() == 16 << 20
+
+
+@pytest.mark.parametrize("name", BEGUN)
+def test_weights_that_join_later_get_a_state_and_the_others_keep_theirs(name: str) -> None:
+    model, untouched = net(), net()
+    first, second = model
+    optimizer = BEGUN[name](model.parameters())
+    second.requires_grad_(False)
+    allocate(optimizer, model)
+    three_steps(model, optimizer)
+    assert set(optimizer.state) == set(first.parameters())
+    second.requires_grad_(True)
+    before = {
+        weight: {key: copy.deepcopy(value) for key, value in state.items()} for weight, state in optimizer.state.items()
+    }
+    kept = [weight.detach().clone() for weight in model.parameters()]
+    assert allocate(optimizer, model)
+    assert set(optimizer.state) == set(model.parameters())
+    for weight, state in before.items():
+        assert all(
+            torch.equal(torch.as_tensor(optimizer.state[weight][key]), torch.as_tensor(state[key])) for key in state
+        )
+    assert all(torch.equal(weight, value) for weight, value in zip(model.parameters(), kept, strict=True))
+    assert all(torch.as_tensor(optimizer.state[weight].get("step", 0)) == 0 for weight in second.parameters())
+    assert torch.equal(second.weight, untouched[1].weight)
+    assert not allocate(optimizer, model)

@@ -264,7 +264,9 @@ def test_why_ranks_can_not_come_in_is_told(meeting_place, monkeypatch):
         raise OSError(errno.EMFILE, "Too many open files")
 
     monkeypatch.setattr(socket.socket, "accept", at_the_limit)
-    with pytest.raises(ConfigError, match=r"rank 1 of 2 did not come .* Connections failed here: Too many open files\."):
+    with pytest.raises(
+        ConfigError, match=r"rank 1 of 2 did not come .* Connections failed here: Too many open files\."
+    ):
         line.gather("hello", None)
     monkeypatch.undo()
     line.close()

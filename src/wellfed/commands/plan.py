@@ -29,6 +29,14 @@ from wellfed.units import show_bytes, show_gib
 _HELP = "as for python src/train.py, e.g. gpu=8gb memory=cache trainer.devices=8"
 _NOT_WRITTEN = ("trainer.accelerator", "workload.effective_batch_size")
 """The first is this machine's matter, the second the workload's."""
+_BY_STAGE = (
+    "memory.features",
+    "memory.micro_batch",
+    "memory.accumulate",
+    "memory.checkpoint_activations",
+    "memory.stages",
+)
+"""What each of ``memory.stages`` has of its own: as one value it would hold for all of them."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -108,7 +116,7 @@ def _write(name: str, composed: Composed[RunConfig], found: DryPlan, *, replaces
     values = {
         knob: Value(planned.value, f"{planned.source}: {planned.because}")
         for knob, planned in found.plan.knobs.items()
-        if knob not in _NOT_WRITTEN
+        if knob not in _NOT_WRITTEN and not (found.plan.stages and knob in _BY_STAGE)
     }
     profile = PROFILES.get(composed.choices.get("gpu", "auto"))
     if profile is not None and found.plan.device.memory_gib == profile.budget_gib:

@@ -88,6 +88,8 @@ class Knob:
             return "one of " + ", ".join(self.type.__members__)
         if get_origin(self.type) is list:
             (inner,) = get_args(self.type)
+            if is_dataclass(inner):
+                return "a list [..] of {..} entries"
             names = ", ".join(getattr(inner, "__members__", ()))
             return "a list [..] of " + {int: "whole numbers", str: "texts"}.get(inner, names)
         if self.is_group:

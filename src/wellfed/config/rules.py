@@ -145,14 +145,58 @@ def batch_split(config: RunConfig) -> Iterator[Fault]:
 
 def encoder(config: RunConfig) -> Iterator[Fault]:
     """Only features computed per batch pass gradients on to an encoder."""
-    model, features = config.workload.model, config.memory.features
-    is_trained = isinstance(model, dict) and model.get("train_encoder") is True
-    if is_trained and features is not None and features is not FeatureMode.dynamic:
+    features, stages = config.memory.features, config.memory.stages
+    if not _trains_encoder(config):
+        return
+    if features is not None and features is not FeatureMode.dynamic:
         yield Fault(
             "workload.model.train_encoder=true",
             f"can't train from stored features (memory.features={features.name}): only dynamic computes them anew.",
             "Set memory=dynamic, or workload.model.train_encoder=false.",
         )
+    elif stages and all(stage.features is not FeatureMode.dynamic for stage in stages):
+        yield Fault(
+            "workload.model.train_encoder=true",
+            "can't train from stored features, and no stage of memory.stages computes them anew (dynamic).",
+            f"Set {_STAGES}, or workload.model.train_encoder=false.",
+        )
+
+
+_STAGES = "memory.stages=[{from_epoch:0,features:cache},{from_epoch:3,features:dynamic}]"
+
+
+def stages(config: RunConfig) -> Iterator[Fault]:
+    """memory.stages: from epoch 0, in order, each with less on the device than the one before."""
+    memory = config.memory
+    if memory.stages is None:
+        return
+    epochs, modes = ([getattr(stage, name) for stage in memory.stages] for name in ("from_epoch", "features"))
+    order = list(FeatureMode)
+    way_out = f"Set {_STAGES}, or memory.stages=null."
+    if not epochs or epochs[0] != 0 or any(later <= earlier for earlier, later in pairwise(epochs)):
+        problem = f"from_epoch is {_shown(epochs)}; it must begin with 0 and rise from stage to stage."
+        yield Fault("memory.stages", problem, way_out)
+        return
+    for (earlier, later), epoch in zip(pairwise(modes), epochs[1:], strict=True):
+        where = f"memory.stages: features={later.name} from epoch {epoch}"
+        if later is earlier:
+            yield Fault(where, "is what the stage before it has.", "Leave this stage out.")
+        elif order.index(later) < order.index(earlier) and _trains_encoder(config):
+            problem = f"comes after {earlier.name}, which trains the encoder: stored rows would be of old weights."
+            yield Fault(where, problem, "Let dynamic be the last stage.")
+        elif order.index(later) < order.index(earlier):
+            problem = f"goes back from {earlier.name}; stages go from cache to cache_host to dynamic."
+            yield Fault(where, problem, way_out)
+    if memory.features is not None:
+        by_epoch = _shown([mode.name for mode in modes])
+        problem = f"says how features are held throughout, and memory.stages ({by_epoch}) says it by epoch."
+        way_out = "Set memory.features=null, or memory.stages=null."
+        yield Fault(f"memory.features={memory.features.name}", problem, way_out)
+
+
+def _trains_encoder(config: RunConfig) -> bool:
+    model = config.workload.model
+    return isinstance(model, dict) and model.get("train_encoder") is True
 
 
 def step_down(config: RunConfig) -> Iterator[Fault]:
@@ -273,6 +317,7 @@ RULES: tuple[Rule, ...] = (
     own_loader,
     batch_split,
     encoder,
+    stages,
     step_down,
     length,
     schedule,

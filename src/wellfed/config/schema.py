@@ -142,6 +142,14 @@ class LoaderConfig:
 
 
 @dataclass
+class MemoryStage:
+    """One entry of memory.stages."""
+
+    from_epoch: int = knob(MISSING, "Its first epoch, from 0.")
+    features: FeatureMode = knob(MISSING, "As memory.features, from that epoch on.")
+
+
+@dataclass
 class MemoryConfig:
     """What sits in GPU memory and how to shrink it."""
 
@@ -176,6 +184,12 @@ class MemoryConfig:
         True,
         "Begin with the micro-batch that an earlier run of the same plan had to go down to, kept in paths.cache_dir. "
         "false = neither read nor kept.",
+    )
+    stages: Optional[list[MemoryStage]] = knob(
+        None,
+        "Features held otherwise from an epoch on: [{from_epoch: 0, features: cache}, {from_epoch: 3, features: "
+        "dynamic}], each stage with a micro-batch of its own. An encoder that the model trains is frozen until the "
+        "stage with dynamic. null = memory.features throughout.",
     )
 
 

@@ -211,8 +211,9 @@ class Rehearsal:
         mode = self._task.feature_mode or "dynamic"
         if features is None:
             return None
-        if mode == "dynamic" or features.trainable:
+        if mode == "dynamic":
             return Computed(features)
+        features = replace(features, trainable=False)  # as long as they are held, if a later stage trains them
         if features.store is not None:
             return self._store(features, mode)
         # Two chunks show what filling takes: all other rows are the same again.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,13 +29,14 @@ from wellfed.memory.checkpointing import checkpoint_blocks, is_checkpointed
 from wellfed.memory.ladder import Ladder, MicroBatches, Rung
 from wellfed.record import OnEvent
 from wellfed.step.compiled import Loss
-from wellfed.step.feature_table import FeatureTable
+from wellfed.step.feature_table import FeatureStage, FeatureTable
 from wellfed.step.micro_batches import Preparation
 from wellfed.step.non_finite import OnNan
 from wellfed.step.precision import Precision
 from wellfed.step.ranks import Ranks, Replicas, RetryingReplicas, Shards
 from wellfed.step.totals import Totals
 from wellfed.step.train_step import StepListener, TrainStep
+from wellfed.units import gib
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,7 @@ class StepModule(pl.LightningModule):
         eval_data: Mapping[str, Any],
         features: Features | None,
         feature_rows: Tensor | None = None,
+        encoder: Sequence[nn.Parameter] = (),
         micro: MicroBatches,
         options: StepOptions,
         make_optimizer: Callable[[nn.Module], torch.optim.Optimizer],
@@ -85,7 +87,8 @@ class StepModule(pl.LightningModule):
         is_monitored: bool = False,
         on_event: OnEvent,
     ) -> None:
-        """``scheduling`` stands in the place of ``lr_factor``; ``is_monitored``: callbacks may go by validations."""
+        """``scheduling`` stands in the place of ``lr_factor``; ``is_monitored``: callbacks may go by validations;
+        ``encoder``: weights behind the features that are frozen until a stage trains them (`begin_stage`)."""
         super().__init__()
         self.model = model
         self.micro, self.options, self.totals = micro, options, Totals()
@@ -96,14 +99,17 @@ class StepModule(pl.LightningModule):
         self._evaluating = Evaluating(
             model,
             self.evaluation,
-            {split: Preparation(data, options.seed, model) for split, data in eval_data.items()},
+            self._preparations(eval_data),
             may_halve=options.halve_evaluation_on_oom and options.may_adapt,
             on_event=on_event,
         )
         self._features: FeatureTable | None = None
         if features is not None:
             mode = options.feature_mode or "dynamic"
-            self._features = FeatureTable(features, mode, feature_rows, may_change=options.adapts)
+            self._features = FeatureTable(
+                features, mode, feature_rows, may_change=options.adapts, awaits_training=bool(encoder)
+            )
+        self._encoder = tuple(encoder)
         self._loss = Loss(model, options.compile_mode, lambda message: on_event("compile_failed", message=message))
         self._make_optimizer, self._lr_factor, self._on_event = make_optimizer, lr_factor, on_event
         self.scheduling = scheduling
@@ -144,7 +150,14 @@ class StepModule(pl.LightningModule):
 
     def configure_optimizers(self) -> dict[str, Any]:
         """The workload's optimizer, with its schedule counted in optimizer steps."""
+        frozen = [weight for weight in self._encoder if not weight.requires_grad]
+        # It has its place in the optimizer from the start, so that schedules and checkpoints know of it; as long as it
+        # has no gradient it has no state either.
+        for weight in frozen:
+            weight.requires_grad_(True)
         optimizer = self._make_optimizer(self.model)
+        for weight in frozen:
+            weight.requires_grad_(False)
         if self.scheduling is not None:
             return {"optimizer": optimizer, "lr_scheduler": self.scheduling.of(optimizer)}
         # A plain function is not saved with the scheduler; an object's attributes are, and a resumed run that was
@@ -154,11 +167,15 @@ class StepModule(pl.LightningModule):
 
     def on_fit_start(self) -> None:
         self._hold_features()
-        trainer, options = self.trainer, self.options
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        trainer = self.trainer
         is_heard = any(hooks_of(callback, IN_STEP) for callback in trainer.callbacks)
         self.listener = CallbacksInStep(trainer, self) if is_heard else None
-        self.step = TrainStep(
+        self.step = self._make_step()
+
+    def _make_step(self) -> TrainStep:
+        trainer, options = self.trainer, self.options
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        return TrainStep(
             self.model,
             trainer.optimizers[0],
             loss=self._loss,
@@ -218,6 +235,55 @@ class StepModule(pl.LightningModule):
         if self._features is not None:
             with all_weights(self.trainer.strategy):
                 self._features.hold(self.model, self.device, partial(self._on_event, step=self.trainer.global_step))
+
+    def begin_stage(self, stage: FeatureStage, train_data: Any, eval_data: Mapping[str, Any]) -> dict[str, Any]:
+        """From here on features are held as the stage has it; the facts of it for the record.
+
+        The data are those whose batches carry what is lacking then. To be called between two epochs, or before
+        training. Device memory is that of torch's tensors before the change, and after it without what an encoder that
+        is trained from here on adds.
+        """
+        was_training, self.step, before_gib = self.step is not None, None, self._allocated_gib()
+        self._prepare = Preparation(train_data, self.options.seed, self.model)
+        self._evaluating.splits = self._preparations(eval_data)
+        if self._features is not None:
+            self._features.begin(stage, self.device)
+        self.micro = stage.micro
+        self._ladder = Ladder(self.micro, self._rungs())
+        oom.release()
+        after_gib = self._allocated_gib()
+        joined = [weight for weight in self._encoder if stage.trains_encoder and not weight.requires_grad]
+        for weight in joined:
+            weight.requires_grad_(True)
+        if stage.checkpoints:
+            checkpoint_blocks(self.model)
+        if was_training:
+            self._begin_steps(has_more_weights=bool(joined))
+        return {
+            "features": stage.mode if self._features is None else self._features.mode,
+            "micro_batch": stage.micro.size,
+            "device_gib_before": before_gib,
+            "device_gib_after": after_gib,
+            "joined": sum(weight.numel() for weight in joined),
+        }
+
+    def _begin_steps(self, *, has_more_weights: bool) -> None:
+        """Steps of what is trained by now, in the middle of training."""
+        strategy = self.trainer.strategy
+        if has_more_weights and isinstance(strategy, DDPStrategy):
+            strategy.model = strategy._setup_model(self)  # it sums what needed a gradient when it was made
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # it has sent the weights around on a stream of its own
+        self.step = self._make_step()
+        self.step.number = self.trainer.global_step
+        self.step.allocate_state()
+
+    def _allocated_gib(self) -> float | None:
+        """None on the CPU."""
+        return gib(torch.cuda.memory_allocated(self.device)) if self.device.type == "cuda" else None
+
+    def _preparations(self, splits: Mapping[str, Any]) -> dict[str, Preparation]:
+        return {split: Preparation(data, self.options.seed, self.model) for split, data in splits.items()}
 
     def _source(self) -> FeatureSource | None:
         return None if self._features is None else self._features.source

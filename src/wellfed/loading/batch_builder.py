@@ -5,6 +5,7 @@ A sample that raises is found and named here, wherever this runs; what becomes o
 
 from __future__ import annotations
 
+import copy
 import errno
 import inspect
 import time
@@ -92,6 +93,12 @@ class BatchBuilder:
         built.took = stopwatch.read()
         heartbeat.end()
         return built
+
+    def of(self, dataset: Any) -> BatchBuilder:
+        """The same for another data set of this kind."""
+        other = copy.copy(self)
+        other.dataset, other._takes_rng = dataset, takes_rng(dataset)
+        return other
 
     def nothing_given(self, epoch: int, batch: int) -> DataError:
         """The error of a batch that is None, though nothing of it was lost."""

@@ -25,6 +25,11 @@ class BatchSource:
         self._running: Generator[BuiltBatch] | None = None
         self._reader = threading.current_thread()
 
+    def read_from(self, builder: BatchBuilder) -> None:
+        """Let another builder build from the next pass on; worker processes end, which have the old one's data."""
+        self.close()
+        self._builder = builder
+
     def start(self, requests: Iterator[BatchRequest], num_requests: int) -> Generator[BuiltBatch]:
         """The batches of so many requests, in their order; ends the pass before."""
         self.stop()

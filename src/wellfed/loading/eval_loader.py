@@ -109,6 +109,11 @@ class EvalLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing: there is no going on in the middle of a pass."""
 
+    def read_from(self, dataset: Any) -> None:
+        """The same samples by another data set, from the next ``iter()`` on."""
+        self._builder = self._builder.of(dataset)
+        self._source.read_from(self._builder)
+
     def close(self) -> None:
         """End worker processes that live on from pass to pass."""
         self._source.close()

@@ -148,6 +148,11 @@ class TrainLoader(_Epochs):
             asked.append((share, share.indices.numel() - indices.numel()))
             yield BatchRequest(epoch, batch, indices)
 
+    def read_from(self, dataset: Any) -> None:
+        """The same samples by another data set, from the next ``iter()`` on."""
+        self._builder = self._builder.of(dataset)
+        self._source.read_from(self._builder)
+
     def close(self) -> None:
         """Stop what builds ahead, worker processes too; a later ``iter()`` starts them anew.
 

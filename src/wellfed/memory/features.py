@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from wellfed.contract import FEATURE_MODES, FeatureModeName, Features, FeatureSource
 
@@ -54,6 +54,26 @@ class Computed:
             return self._features.rows(indices)
         with torch.no_grad():
             return self._features.rows(indices)
+
+
+def weights_behind(features: Features, model: nn.Module) -> list[nn.Parameter]:
+    """The trained parameters of a model that its feature rows are computed by: those that a gradient of a row reaches.
+
+    Computes one row on the device of the model, which stays as it is.
+    """
+    trained = [weight for weight in model.parameters() if weight.requires_grad]
+    was_training = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]):
+            row = features.rows(torch.zeros(1, dtype=torch.long, device=trained[0].device if trained else None))
+            if not (trained and row.requires_grad):
+                return []
+            found = torch.autograd.grad(row.sum(), trained, allow_unused=True)
+    finally:
+        for part, mode in was_training:
+            part.training = mode
+    return [weight for weight, gradient in zip(trained, found, strict=True) if gradient is not None]
 
 
 def of_data(features: Features) -> Features:

@@ -20,24 +20,30 @@ def allocate(optimizer: torch.optim.Optimizer, model: nn.Module) -> bool:
 
     Weights stay as they are, bit for bit, and so does what later steps make of them: it is tried on a small copy of the
     optimizer first, and left where that comes out otherwise (an optimizer that keeps its first gradient, say). Also
-    left: a state that is there already. The peak of memory is that of an ordinary step.
+    left: a state that is there already, as that of all weights but those that have only now begun to be trained. The
+    peak of memory is that of an ordinary step.
 
     Raises:
         torch.OutOfMemoryError: there is no room; nothing has changed, though torch may have counted changes of weights.
     """
-    weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad]
+    of_all = [weight for group in optimizer.param_groups for weight in group["params"] if weight.requires_grad]
+    known = list(optimizer.state)
+    weights = [weight for weight in of_all if weight not in optimizer.state]
     with torch.random.fork_rng(devices={weight.device for weight in weights if weight.is_cuda}):
-        if optimizer.state or not _is_a_fresh_start(optimizer):
+        if not weights or not _is_a_fresh_start(optimizer):
             return False
         # As those of nn.Embedding(sparse=True).
         sparse_modules = [module for module in model.modules() if getattr(module, "sparse", False) is True]
         sparse = {weight for module in sparse_modules for weight in module.parameters(recurse=False)}
         try:
+            for weight in of_all:
+                weight.grad = None  # that of the step before would change what is there
             for weight in weights:
                 weight.grad = _no_change(weight) if weight in sparse else torch.zeros_like(weight)
             _step_in_place(optimizer)
         except BaseException:
-            optimizer.state.clear()
+            for weight in [weight for weight in optimizer.state if weight not in known]:
+                del optimizer.state[weight]
             raise
         finally:
             for weight in weights:
@@ -85,7 +91,8 @@ def one_weight_at_a_time(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def _step_in_place(optimizer: torch.optim.Optimizer) -> None:
-    """One step that changes no weight, after which counts of steps are 0 again."""
+    """One step that changes no weight, after which the counts of steps are 0 where it has begun them."""
+    known = set(optimizer.state)
     kept = [(group, name, group[name]) for group in optimizer.param_groups for name in _RATES if name in group]
     try:
         for group, name, rate in kept:
@@ -94,8 +101,8 @@ def _step_in_place(optimizer: torch.optim.Optimizer) -> None:
     finally:
         for group, name, rate in kept:
             group[name] = rate
-    for state in optimizer.state.values():
-        count = state.get("step")
+    for weight, state in optimizer.state.items():
+        count = None if weight in known else state.get("step")
         if isinstance(count, Tensor):
             count.zero_()
         elif count is not None:

@@ -54,7 +54,8 @@ def within_budget(
     if found.fits or budget_gib is None:
         return plan
     flags = {"may_split": model.may_split, "has_blocks": model.has_blocks}
-    has_features = data.feature_rows > 0 and not data.features_trainable
+    # With stages it is they that say where features are.
+    has_features = data.feature_rows > 0 and not data.features_trainable and config.memory.stages is None
     changes: dict[str, Candidate] = {}
     for one in remedies(space, estimate, budget_gib, has_features=has_features, **flags):
         changes.setdefault(_overrides(config, space, one), one)

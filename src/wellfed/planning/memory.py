@@ -89,6 +89,7 @@ def memory_faults(
     # memory=tight is for all models: of one without blocks it wants the micro-batch alone.
     if asked.checkpoint_activations and not model.has_blocks and choices.get("memory") != "tight":
         yield Fault("memory.checkpoint_activations", f"true: {_NO_BLOCKS}.", "Set memory.checkpoint_activations=null.")
+    yield from _stage_faults(config, data, model)
     if data.feature_rows and data.features_trainable and asked.features not in (None, FeatureMode.dynamic):
         yield Fault(
             "memory.features",
@@ -120,11 +121,29 @@ def with_way_down(plan: RunPlan, steps: Sequence[int] | None) -> RunPlan:
     return replace(plan, memory=plan.memory.but(micro_batch=replace(micro, because=because)))
 
 
+def _stage_faults(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[Fault]:
+    """Where there is nothing that stages could hold otherwise, or no way to."""
+    if config.memory.stages is None:
+        return
+    way_out = "Set memory.stages=null."
+    if model.is_lightning_module:
+        yield Fault("memory.stages", "a LightningModule holds its features itself.", way_out)
+    elif data.feature_rows == 0:
+        yield Fault("memory.stages", "this workload offers no features that could be held otherwise.", way_out)
+    elif config.trainer.strategy is Strategy.fsdp:
+        problem = "trainer.strategy=fsdp shards the model once, for what is trained from the start."
+        yield Fault("memory.stages", problem, "Set trainer.strategy=ddp, or memory.stages=null.")
+
+
 def memory_warnings(config: RunConfig, memory: MemorySection, data: DataFacts, model: ModelFacts) -> Iterator[str]:
     """What was asked of memory and is ignored."""
-    asked = config.memory
+    asked, last = config.memory, config.trainer.max_epochs
     if memory.checkpoint_activations and not model.has_blocks:
         yield f"memory.checkpoint_activations=true has no effect: {_NO_BLOCKS}."
+    for stage in asked.stages or ():
+        if last is not None and stage.from_epoch >= last:
+            unused = f"the stage from epoch {stage.from_epoch} on ({stage.features.name}) does not begin"
+            yield f"memory.stages: {unused}: the run ends after trainer.max_epochs={last}, its epochs count from 0."
     if asked.features is not None and data.feature_rows == 0:
         unused = f"memory.features={asked.features.value} has no effect"
         yield f"{unused}: this workload offers no features. Set memory.features=null."

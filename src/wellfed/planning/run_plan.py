@@ -123,6 +123,14 @@ class MemorySection(Section):
     on_oom: Literal["retry", "fail"]
 
 
+@dataclass(frozen=True)
+class PlannedStage:
+    """What is decided for one of ``memory.stages``."""
+
+    from_epoch: int
+    memory: MemorySection
+
+
 @dataclass(frozen=True, kw_only=True)
 class LoaderSection(Section):
     """How batches are built and brought to the device."""
@@ -173,9 +181,12 @@ class RunPlan(DevicePlan):
 
     workload: WorkloadSection
     memory: MemorySection
+    """Of the first stage, where there are several."""
     loader: LoaderSection
     callbacks: Decided[str] | None = None
     """The names of the configured ones; None: there are none."""
+    stages: tuple[PlannedStage, ...] = ()
+    """All of ``memory.stages``; empty: memory is spent in one way throughout."""
     parts: Mapping[str, int] = field(default_factory=dict)
     """Device memory by what needs it, bytes: at the predicted peak, or without an estimate all but activations."""
     predicted_peak_gib: float | None = None
@@ -200,6 +211,8 @@ class RunPlan(DevicePlan):
         """Every decision by its dotted knob, in the order in which they are shown."""
         sections: tuple[Section, ...] = (self.trainer, self.device, self.workload, self.memory, self.loader)
         knobs = {f"{each.group}.{knob}": each.decided(knob) for each in sections for knob in each.reasons}
+        if self.stages:
+            knobs["memory.stages"] = self._stages
         knobs["memory.on_oom"] = knobs.pop("memory.on_oom")  # last: it is for when the others were wrong
         if (one_by_one := self.remembered.get(FOREACH)) is not None:
             because = f"its step on all weights at once {one_by_one.when}; {TRY_AGAIN}"
@@ -207,6 +220,26 @@ class RunPlan(DevicePlan):
         if self.callbacks is not None:
             knobs["callbacks"] = self.callbacks
         return knobs
+
+    @property
+    def _stages(self) -> Decided[Any]:
+        """Each stage with what differs between them, and why."""
+        names = ("features", "micro_batch", "checkpoint_activations")
+        found = [
+            {"from_epoch": one.from_epoch, **{name: getattr(one.memory, name) for name in names}} for one in self.stages
+        ]
+        reasons = (
+            f"from epoch {one.from_epoch} features={one.memory.features}, micro_batch={one.memory.micro_batch} "
+            f"({one.memory.reasons['micro_batch'].because})"
+            + (", checkpoint_activations=true" if one.memory.checkpoint_activations else "")
+            for one in self.stages
+        )
+        return Decided(found, "; ".join(reasons), "set")
+
+    @property
+    def least_micro_batch(self) -> int:
+        """That of the stage with the smallest, which fits in all of them."""
+        return min([self.memory.micro_batch, *(stage.memory.micro_batch for stage in self.stages)])
 
     def filled_in(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration with what was decided in the place of what it left open."""

@@ -54,6 +54,8 @@ class Parts:
     model: nn.Module
     features: Features | None
     is_lightning_module: bool = False
+    encoder: tuple[nn.Parameter, ...] = ()
+    """Weights behind ``features`` that are trained from a later stage on, and frozen until then."""
     has_sparse_gradients: bool = False
     """As ``nn.Embedding(sparse=True)`` gives its weight."""
     feature_rows: Tensor | None = None
@@ -595,7 +597,7 @@ def make_eval_loader(
     """
     dataset, loader = getattr(data, split), loader_of(data, split)
     limit = min((each for each in (config.trainer.limit_batches, few) if each is not None), default=None)
-    size = config.workload.eval_batch_size or of_split(data.eval_batch_size, split) or plan.memory.micro_batch
+    size = config.workload.eval_batch_size or of_split(data.eval_batch_size, split) or plan.least_micro_batch
     more: dict[str, Any] = {
         "seed": config.seed,
         "collate": of_split(data.eval_collate, split) or data.collate,

@@ -223,6 +223,7 @@ class ModelLearner(Learner):
             eval_data={"val": data.val, "test": data.test},
             features=features,
             feature_rows=parts.feature_rows,
+            encoder=parts.encoder,
             micro=MicroBatches(plan.memory.micro_batch, config.memory.micro_batch_steps),
             options=StepOptions(
                 seed=config.seed,

@@ -187,6 +187,8 @@ def _after_steps(
             model = copy.deepcopy(parts.model)
             parts = assemble.for_features(parts, plan.memory.features)
             features = assemble.features_of(parts.data, model)
+            if features is not None and parts.features is not None:
+                features = replace(features, trainable=parts.features.trainable)
             data = replace(parts.data, train=copied(parts.data.train))
             its_copy = replace(parts, model=model, features=features, data=data)
             return decide(ConfiguredStep(config, plan, its_copy, device, fill=blank))

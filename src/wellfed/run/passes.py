@@ -16,10 +16,12 @@ from rich.console import Console
 
 from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
+from wellfed.contract import Datasets, FeatureModeName
 from wellfed.errors import ConfigError, reason_of
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST
 from wellfed.lit.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
+from wellfed.lit.callbacks.feature_stages import FeatureStages
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.profile import ProfilerTrace
 from wellfed.lit.callbacks.progress import Counts, ProgressBar, ProgressReport
@@ -38,6 +40,7 @@ from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
 from wellfed.run.bookkeeper import PROFILE, Bookkeeper
+from wellfed.run.feature_stages import planned_stages
 from wellfed.run.learner import GuestLearner, ModelLearner
 from wellfed.run.outcome import lost_rank
 from wellfed.run.resume import CHECKPOINTS
@@ -94,6 +97,8 @@ class Passes:
         """Optimizer steps of one pass over the training data; None = a stream that does not say."""
         self.is_pruned = False
         """Training was ended early, by its judge."""
+        self._loaders: dict[str, Any] = {"train": self._loader}
+        """Of the splits that are read while it trains."""
         self._ceiling_steps = config.telemetry.ceiling_steps if config.telemetry.enabled else 0
         self.figures = figures = Figures(
             books.journal.metrics,
@@ -152,6 +157,8 @@ class Passes:
             unit=config.workload.sample_unit,
         )
         callbacks = [*self._callbacks(Clock(clock, self._journal.steps), on_start), bar]
+        if stages := planned_stages(config, self._plan, self._parts):
+            callbacks.append(FeatureStages(stages, self._data_for, self._journal.event))
         if config.trainer.profile_steps and self._rank == 0:  # what other ranks do differs in nothing but its data
             path, steps = self._books.folder / PROFILE, config.trainer.profile_steps
             on_event = self._journal.event
@@ -168,7 +175,10 @@ class Passes:
         keep = [self._checkpoints, pruning, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:
-            self._fit(trainer, clock, val_batches, checkpoint)
+            try:
+                self._fit(trainer, clock, val_batches, checkpoint)
+            finally:
+                self._loaders.pop("val", None)
         self._books.record.ended_by = lit.ended_by(trainer, self._options)
         if pruning.reason is not None:
             self.is_pruned, self._books.record.ended_by = True, pruning.reason
@@ -193,6 +203,15 @@ class Passes:
         options = replace(self._options, max_epochs=None, max_steps=steps, max_time_s=None, validate_every_steps=None)
         with self._learner.measuring():
             self._fit(self._learner.training(options, callbacks, keep, is_timed=True), clock, None, None)
+
+    def _data_for(self, mode: FeatureModeName) -> Datasets:
+        """The data for another way of holding features; loaders read from them from their next pass on."""
+        before, parts = self._parts, assemble.for_features(self._parts, mode)
+        self._parts = self._learner.parts = parts
+        for split, loader in self._loaders.items():
+            if (data := getattr(parts.data, split)) is not getattr(before.data, split):
+                loader.read_from(data)
+        return parts.data
 
     def _clock(self) -> StepClock:
         device = torch.device("cuda" if self._options.accelerator == "gpu" else "cpu")
@@ -366,6 +385,7 @@ class Passes:
         share = {"rank": self._rank, "world_size": self._options.world_size} if learner.shares_evaluation else {}
         loader = assemble.make_eval_loader(self._config, plan, data, split, **share)
         ahead = assemble.eval_device_prefetch(plan, getattr(data, split))
+        self._loaders[split] = loader
         device = trainer.strategy.root_device
         with closing(loader), prefetched(loader, learner.module, device, ahead, what=split) as deliveries:
             yield learner.batches(deliveries)

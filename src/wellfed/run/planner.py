@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -31,8 +31,9 @@ from wellfed.planning.device import plan_device
 from wellfed.planning.loader import LoaderPlanner
 from wellfed.planning.memory import with_way_down
 from wellfed.planning.probing import as_remembered
-from wellfed.planning.run_plan import DevicePlan, DryPlan, ModelFacts, RunPlan
+from wellfed.planning.run_plan import DevicePlan, DryPlan, ModelFacts, PlannedStage, RunPlan
 from wellfed.run import assemble
+from wellfed.run.feature_stages import first_stage, of_stage, train_encoder
 from wellfed.run.footprints import Footprints
 from wellfed.run.measured_fit import probed, with_plateau
 from wellfed.run.user_callbacks import make_callbacks
@@ -55,6 +56,8 @@ class Planner:
     parts: assemble.Parts
     remembered: Mapping[str, Lowered] | None = None
     """What earlier runs had to lower, where another rank has read it already."""
+    from_epoch: int | None = None
+    """Of ``memory.stages`` it plans the one that begins with this epoch; None: there are none."""
 
     @classmethod
     def start(cls, composed: Composed[RunConfig], facts: MachineFacts, parts: assemble.Parts | None = None) -> Self:
@@ -76,7 +79,9 @@ class Planner:
             seed_everything(config.seed)
             parts = assemble.make_parts(config)
         parts = replace(parts, callbacks=make_callbacks(config, parts))
-        return cls(assemble.with_loader(config, parts.data), composed.choices, facts, device, parts)
+        config, parts = first_stage(assemble.with_loader(config, parts.data), parts)
+        from_epoch = 0 if config.memory.stages else None
+        return cls(config, composed.choices, facts, device, parts, from_epoch)
 
     def for_training(self, rank: int) -> RunPlan:
         """The plan of a run: the loader is timed, and memory is estimated where there is a budget to keep.
@@ -90,11 +95,23 @@ class Planner:
         loading = LoaderPlanner(self.config, self.choices, self.facts, data, on_gpu)
         # What a batch carries goes by where features are held, which an estimate may have moved.
         moves = self.parts.data.features is not None and estimate is not None
-        held = (self._plan(estimate=estimate) if moves else rough).memory.features
+        held: str | None = (self._plan(estimate=estimate) if moves else rough).memory.features
+        if self.config.memory.stages:  # there is one loader for all of them, whose batches carry most in the last
+            held = self.config.memory.stages[-1].features.value
         parts = assemble.for_features(self.parts, held)
         first = assemble.try_loader(
             self.config, lambda built: replace(loading, first=built).to_time(), rough, parts, rank=rank
         )
+        plan = self._fitted(estimate, first)
+        return self._with_stages(plan, lambda later: later._fitted(later._estimate(), None))
+
+    def _estimate(self) -> Footprints | None:
+        """None where there is no budget to keep."""
+        rough = self.rough()
+        return None if rough.device.memory_gib is None else self.estimate(rough)
+
+    def _fitted(self, estimate: Footprints | None, first: FirstBatches | None) -> RunPlan:
+        """The plan by an estimate, what the first batches have shown, and real steps, where there are such."""
         plan = self._plan(first=first) if estimate is None else self.estimated(estimate, first)
         if plan.misfit is None:
             return with_way_down(self._measured(plan, estimate), self.config.memory.micro_batch_steps)
@@ -102,6 +119,38 @@ class Planner:
             raise DoesNotFit([plan.misfit])
         plan = replace(plan, warnings=(*plan.warnings, f"On the card that was named this does not fit: {plan.misfit}"))
         return with_way_down(plan, self.config.memory.micro_batch_steps)
+
+    def with_stages(self, plan: RunPlan) -> RunPlan:
+        """The plan of the first of ``memory.stages`` with those of the others, by prediction alone."""
+        return self._with_stages(plan, lambda later: later.estimated(later.estimate(later.rough())))
+
+    def _with_stages(self, plan: RunPlan, planned: Callable[[Self], RunPlan]) -> RunPlan:
+        """The plan with all stages; peak and misfit are those of the worst of them."""
+        stages, plans = self.config.memory.stages or [], [plan]
+        try:
+            for stage in stages[1:]:
+                config, parts = of_stage(self.config, self.parts, stage)
+                parts = replace(parts, footprints=None)  # known are those of another one
+                plans.append(planned(replace(self, config=config, parts=parts, from_epoch=stage.from_epoch)))
+        finally:
+            train_encoder(self.parts, is_trained=False)
+        if not stages:
+            return plan
+        misfits = [each.misfit for each in plans if each.misfit is not None]
+        is_known = all(each.predicted_peak_gib is not None for each in plans)
+        worst = max(plans, key=lambda each: (each.predicted_peak_gib or 0) if is_known else sum(each.parts.values()))
+        return replace(
+            plan,
+            parts=worst.parts,
+            predicted_peak_gib=worst.predicted_peak_gib if is_known else None,
+            peak_moment=worst.peak_moment if is_known else None,
+            misfit=misfits[0] if misfits else None,
+            remedies=next((each.remedies for each in plans if each.misfit is not None), ()),
+            warnings=tuple(dict.fromkeys(warning for each in plans for warning in each.warnings)),
+            stages=tuple(
+                PlannedStage(stage.from_epoch, each.memory) for stage, each in zip(stages, plans, strict=True)
+            ),
+        )
 
     def _measured(self, plan: RunPlan, estimate: Footprints | None) -> RunPlan:
         """The plan with what real steps show of its micro-batch, where that is a prediction."""
@@ -150,7 +199,11 @@ class Planner:
     def for_evaluation(self) -> RunPlan:
         """The plan of a pass over the test data alone."""
         # Nothing is trained: there are no gradients, and no optimizer.
-        return self._plan(model=replace(self.model_facts(), trainable_bytes=0, optimizer_state_bytes=0))
+        model = replace(self.model_facts(), trainable_bytes=0, optimizer_state_bytes=0)
+        if not self.config.memory.stages:
+            return self._plan(model=model)
+        memory = replace(self.config.memory, features=self.config.memory.stages[-1].features)
+        return replace(self, config=replace(self.config, memory=memory))._plan(model=model)
 
     def estimated(self, estimate: Footprints, first: FirstBatches | None = None) -> RunPlan:
         """The plan by an estimate of memory, and by what the first batches have shown."""
@@ -204,7 +257,11 @@ class Planner:
 
     def _plan(self, model: ModelFacts | None = None, **known: Any) -> RunPlan:
         data, model = assemble.data_facts(self.parts), model or self.model_facts()
-        return plan_run(self.config, self.choices, self.facts, self.device, data, model, **known)
+        plan = plan_run(self.config, self.choices, self.facts, self.device, data, model, **known)
+        if plan.misfit is None or self.from_epoch is None:
+            return plan
+        problem = f"in the stage of memory.stages from epoch {self.from_epoch} on {plan.misfit.problem}"
+        return replace(plan, misfit=replace(plan.misfit, problem=problem))
 
 
 def plan_without_running(composed: Composed[RunConfig]) -> DryPlan:
@@ -228,7 +285,7 @@ def plan_without_running(composed: Composed[RunConfig]) -> DryPlan:
             on_fewer = replace(planner, config=fewer, device=plan_device(fewer, composed.choices, facts))
             by_devices.append(on_fewer.estimated(estimate))
     plan = with_way_down(planner.estimated(estimate), config.memory.micro_batch_steps)
-    return DryPlan(plan, tuple(by_devices), imagined, config.workload.name)
+    return DryPlan(planner.with_stages(plan), tuple(by_devices), imagined, config.workload.name)
 
 
 def _is_predicted(plan: RunPlan) -> bool:

@@ -78,7 +78,8 @@ def plan_table(workload: str, plan: RunPlan, *, with_source: bool = False) -> Ta
     table.add_column("because", overflow="fold")  # room for the longest knob, at 80 columns too
     for knob, decided in plan.knobs.items():
         because = f"{decided.source}: {decided.because}" if with_source else decided.because
-        table.add_row(knob, show_value(decided.value), because)
+        value = f"{len(plan.stages)} stages" if knob == "memory.stages" else show_value(decided.value)
+        table.add_row(knob, value, because)
     return table
 
 

@@ -23,6 +23,7 @@ from wellfed.loading.first_batches import FirstBatches
 from wellfed.memory.features import all_rows
 from wellfed.planning.run_plan import RunPlan
 from wellfed.run import assemble
+from wellfed.run.feature_stages import train_encoder
 from wellfed.run.learner import searched_metric
 from wellfed.run.planner import Planner
 from wellfed.run.train import TRIAL, train
@@ -123,10 +124,17 @@ def plan_points(parts: assemble.Parts, task: PlanPoints) -> Iterator[MachineSeen
 
     def planned(point: str, composed: Composed[RunConfig]) -> PointPlan:
         planner = Planner.start(composed, facts, parts)
+        try:
+            return plan_point(point, composed, planner)
+        finally:  # the model is that of other points, too
+            train_encoder(planner.parts, is_trained=True)
+
+    def plan_point(point: str, composed: Composed[RunConfig], planner: Planner) -> PointPlan:
         rough = planner.rough()
         estimate, first = planner.estimate(rough), first_batches(planner.config, rough)
         # A backend that is still to be chosen is chosen by times, in the trial.
-        plan = planner.estimated(estimate, None if composed.config.loader.backend is Backend.auto else first)
+        is_open = composed.config.loader.backend is Backend.auto
+        plan = planner.with_stages(planner.estimated(estimate, None if is_open else first))
         # What rows are cut from is in memory as it is.
         is_computed = parts.features is not None and parts.features.store is None
         is_kept = is_computed and plan.memory.features in ("cache", "cache_host")

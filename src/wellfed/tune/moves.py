@@ -130,7 +130,7 @@ def built_by(backend: str, workers: int | None) -> tuple[str, ...]:
 def _features(best: Trial) -> Iterator[Move]:
     """Frozen features that are kept save the step an encoder, or the loader its batches: either may take the time."""
     features = best.value("memory.features")
-    if features in ("dynamic", "cache_host"):
+    if features in ("dynamic", "cache_host") and best.value("memory.stages") is None:
         kept = "null" if best.is_set("memory.features") else "cache"
         why = f"memory.features={features}: frozen features kept rather than computed or sent anew"
         yield Move("step", (f"memory.features={kept}",), why, _UNKNOWN_BOUND)
@@ -167,7 +167,7 @@ def _compiled(best: Trial) -> Iterator[Move]:
 def _smaller(best: Trial, around: TuneMachine) -> Iterator[Move]:
     """What needs less memory."""
     why, bound = "less memory is asked for", _UNKNOWN_BOUND
-    if best.value("memory.features") in ("cache", "cache_host"):
+    if best.value("memory.features") in ("cache", "cache_host") and best.value("memory.stages") is None:
         yield Move("memory", ("memory.features=dynamic",), f"{why}: features are computed anew", bound)
         if around.on_gpu and best.value("memory.features") == "cache":
             yield Move("memory", ("memory.features=cache_host",), f"{why}: features are kept in host memory", bound)

@@ -44,6 +44,16 @@ ONE_EACH = [
     ("gpu.precision=fp8", "must be one of auto, 32-true, bf16-mixed, 16-mixed, bf16-true.", ""),
     ("gpu.precision=bf16-mixd", "must be one of auto", "Did you mean gpu.precision=bf16-mixed?"),
     ("loader.skip_ids=3", "must be a list [..] of whole numbers >= 0.", "loader.skip_ids: Indices"),
+    (
+        "memory.stages=[{from_epoch: 0, foo: 2}]",
+        "{..} entries or null: Key 'foo' not in 'MemoryStage'.",
+        "memory.stages: Features held otherwise",
+    ),
+    (
+        "memory.stages=[{from_epoch: 0, features: cach}]",
+        "Invalid value 'cach', expected one of [cache, cache_host, dynamic].",
+        "memory.stages: Features held otherwise",
+    ),
     ("=3", "has no name before '='.", "Write knob=value or group=option, e.g. gpu=24gb."),
     ("foo", "is not an override: it has no '='.", "Write knob=value or group=option, e.g. gpu=24gb."),
     ("gpu=[", "can't be read: a ']' is missing.", "Close it, or quote: 'gpu=\"[\"'"),

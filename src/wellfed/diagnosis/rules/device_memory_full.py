@@ -56,7 +56,8 @@ def _less(evidence: Evidence, micro: int | None) -> tuple[str, ...]:
         return (f"memory.micro_batch={micro // 2}", "memory.accumulate=null", *retry)
     if evidence.value("memory.checkpoint_activations") is not True:
         return ("memory.checkpoint_activations=true",)
-    return ("memory.features=dynamic",) if evidence.value("memory.features") in ("cache", "cache_host") else ()
+    is_held = evidence.value("memory.features") in ("cache", "cache_host") and evidence.value("memory.stages") is None
+    return ("memory.features=dynamic",) if is_held else ()
 
 
 def _as_it_ended(events: list[dict[str, Any]]) -> tuple[tuple[str, ...], str]:

@@ -41,7 +41,13 @@ def _way_out(evidence: Evidence, load: DeviceLoad) -> tuple[str, tuple[str, ...]
     """What is done to save memory, the overrides without it, and what they win."""
     # By request alone: the plan keeps features on the device where they fit. An encoder that learns has none to keep.
     features = evidence.record.plan.get("memory.features")
-    if features is not None and features["source"] == "set" and features["value"] in ("cache_host", "dynamic"):
+    by_stage = evidence.value("memory.stages") is not None
+    if (
+        not by_stage
+        and features is not None
+        and features["source"] == "set"
+        and features["value"] in ("cache_host", "dynamic")
+    ):
         return "features are kept off the device", ("memory.features=cache",), None
     if evidence.value("memory.checkpoint_activations") is True:
         least, most = (1 / (1 - share * load.busy_frac) for share in (_RECOMPUTED_FRAC, 1.2 * _RECOMPUTED_FRAC))
