@@ -144,8 +144,8 @@ GUIDES = {
         ),
         card_share=0.03,
         kernel_share=1.0,
-        # With 32 clips a step that is fed takes as long to launch as to compute. Longer epochs.
-        start=("workload.effective_batch_size=128", "workload.data.num_clips=8000"),
+        # With 32 clips a step that is fed takes as long to launch as to compute. More clips for longer epochs.
+        start=("workload.effective_batch_size=128", "workload.data.num_clips=4000"),
         steps=100,
         cpu_steps=100,
     ),

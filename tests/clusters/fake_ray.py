@@ -24,7 +24,7 @@ class RayError(Exception):
 
 
 @dataclass(eq=False)
-class Answer:
+class Asked:
     """What an actor was asked."""
 
     actor: Actor
@@ -46,9 +46,9 @@ class Method:
     def __init__(self, actor: Actor, is_greeting: bool) -> None:
         self._actor, self._is_greeting = actor, is_greeting
 
-    def remote(self, content: bytes = b"") -> Answer:
+    def remote(self, content: bytes = b"") -> Asked:
         ticks = 1 if self._is_greeting or content == b"lost" else int(content)
-        return Answer(self._actor, None if self._is_greeting else content, ticks)
+        return Asked(self._actor, None if self._is_greeting else content, ticks)
 
 
 class Actor:
@@ -88,7 +88,7 @@ class FakeRay:
 
         return lambda kind: SimpleNamespace(remote=make)
 
-    def wait(self, answers: Sequence[Answer], timeout: float) -> tuple[list[Answer], list[Answer]]:
+    def wait(self, answers: Sequence[Asked], timeout: float) -> tuple[list[Asked], list[Asked]]:
         for actor in self.actors:
             actor.is_placed = actor.is_placed or self._has_room(actor)
         for name in self.machines:
@@ -107,7 +107,7 @@ class FakeRay:
             for asked, name in (("num_gpus", "GPU"), ("num_cpus", "CPU"))
         )
 
-    def get(self, answer: Answer) -> OrderEnd:
+    def get(self, answer: Asked) -> OrderEnd:
         if answer.content == b"lost":
             self.actors.remove(answer.actor)
             raise RayError("The actor died unexpectedly")

@@ -16,7 +16,7 @@ from wellfed.clusters.ray_cluster import RayCluster
 BIG, SMALL, PLAIN = {"CPU": 16.0, "GPU": 4.0}, {"CPU": 4.0, "GPU": 1.0}, {"CPU": 4.0}
 
 
-class Cluster:
+class OrdersOfRay:
     """Has orders done, and keeps what came of them."""
 
     def __init__(self, folder: Path, fake: FakeRay) -> None:
@@ -34,20 +34,20 @@ class Cluster:
 
 
 @pytest.fixture
-def of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Cluster]:
+def of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OrdersOfRay]:
     """A cluster of machines: ``of(a=BIG)``."""
     monkeypatch.setattr(ray_cluster, "_TICK_S", 0)
     monkeypatch.setattr(ray_cluster, "_NODES_S", 0)
 
-    def make(**machines: dict[str, float]) -> Cluster:
+    def make(**machines: dict[str, float]) -> OrdersOfRay:
         fake = FakeRay(machines)
         fake.installed(monkeypatch)
-        return Cluster(tmp_path, fake)
+        return OrdersOfRay(tmp_path, fake)
 
     return make
 
 
-def test_a_machine_has_as_many_at_a_time_as_gpus_and_each_has_its_share(of: Callable[..., Cluster]) -> None:
+def test_a_machine_has_as_many_at_a_time_as_gpus_and_each_has_its_share(of: Callable[..., OrdersOfRay]) -> None:
     cluster = of(a=BIG, b=SMALL)
     assert cluster.cluster.most_gpus == 4
     cluster.run([Order(str(number), b"9", num_gpus=1) for number in range(10)])
@@ -58,7 +58,7 @@ def test_a_machine_has_as_many_at_a_time_as_gpus_and_each_has_its_share(of: Call
     assert len(cluster.fake.made) == 5  # kept for the next order
 
 
-def test_without_gpus_a_machine_is_for_one(of: Callable[..., Cluster]) -> None:
+def test_without_gpus_a_machine_is_for_one(of: Callable[..., OrdersOfRay]) -> None:
     cluster = of(a=PLAIN, b=PLAIN)
     assert cluster.cluster.most_gpus == 0
     cluster.run([Order(str(number), b"3") for number in range(6)])
@@ -68,14 +68,14 @@ def test_without_gpus_a_machine_is_for_one(of: Callable[..., Cluster]) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(1, 2, 4, 1, 2), (4, 1, 1, 1, 2), (2, 2, 1, 4), (1, 0, 2)], ids=str)
-def test_orders_of_several_sizes_are_all_done(of: Callable[..., Cluster], sizes: tuple[int, ...]) -> None:
+def test_orders_of_several_sizes_are_all_done(of: Callable[..., OrdersOfRay], sizes: tuple[int, ...]) -> None:
     cluster = of(a=BIG)
     cluster.run([Order(str(number), b"2", num_gpus=size) for number, size in enumerate(sizes)])
     assert sorted(cluster.ended) == [str(number) for number in range(len(sizes))]
     assert not [told.problem for told in cluster.ended.values() if told.answer is None]
 
 
-def test_an_order_that_waits_for_its_machine_keeps_no_other_waiting(of: Callable[..., Cluster]) -> None:
+def test_an_order_that_waits_for_its_machine_keeps_no_other_waiting(of: Callable[..., OrdersOfRay]) -> None:
     cluster = of(a=PLAIN, b=PLAIN)
     only = {name: frozenset([name]) for name in "ab"}
     orders = [Order(f"a{number}", b"5", hosts=only["a"]) for number in range(3)]
@@ -85,7 +85,7 @@ def test_an_order_that_waits_for_its_machine_keeps_no_other_waiting(of: Callable
 
 
 def test_an_order_that_no_machine_can_do_keeps_no_other_waiting(
-    of: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+    of: Callable[..., OrdersOfRay], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = of(a=SMALL)
     monkeypatch.setattr(ray_cluster, "_WAIT_S", 0)
@@ -95,7 +95,7 @@ def test_an_order_that_no_machine_can_do_keeps_no_other_waiting(
     assert list(cluster.ended) == ["first", "second"]
 
 
-def test_one_at_a_time_on_a_machine_where_it_is_asked_for(of: Callable[..., Cluster]) -> None:
+def test_one_at_a_time_on_a_machine_where_it_is_asked_for(of: Callable[..., OrdersOfRay]) -> None:
     cluster = of(a=BIG)
     cluster.run([Order(str(number), b"3", num_gpus=1) for number in range(4)])
     cluster.fake.ran.clear()
@@ -103,7 +103,7 @@ def test_one_at_a_time_on_a_machine_where_it_is_asked_for(of: Callable[..., Clus
     assert {len(here) for _, here in cluster.fake.together()} == {1}
 
 
-def test_a_process_that_is_lost_costs_its_order_alone(of: Callable[..., Cluster]) -> None:
+def test_a_process_that_is_lost_costs_its_order_alone(of: Callable[..., OrdersOfRay]) -> None:
     cluster = of(a=PLAIN)
     cluster.run([Order("lost", b"lost"), Order("next", b"1")])
     assert cluster.ended["lost"].answer is None
