@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -31,6 +31,7 @@ from wellfed.planning.device import plan_device
 from wellfed.planning.loader import LoaderPlanner
 from wellfed.planning.probing import as_remembered
 from wellfed.planning.run_plan import DevicePlan, DryPlan, ModelFacts, RunPlan
+from wellfed.planning.ways_that_fit import RanOut, ways_that_fit
 from wellfed.run import assemble
 from wellfed.run.footprints import Footprints
 from wellfed.run.measured_fit import probed, with_plateau
@@ -155,7 +156,12 @@ class Planner:
         plan = self._plan(first=first, estimate=estimate)
         if plan.predicted_peak_gib is not None and estimate.looked_at:
             plan = _with_reason(plan, f", {estimate.looked_at}")
-        return self._as_remembered(plan, estimate)
+        return self._as_remembered(replace(plan, footprints=estimate.known.found), estimate)
+
+    def ways_that_fit(self, plan: RunPlan) -> Callable[[RanOut], list[str]]:
+        """Asked when training has run out of memory, for what can be typed then: the model is not looked at again."""
+        profile, model = self.choices.get("gpu", "auto"), self.model_facts()
+        return lambda ran_out: ways_that_fit(plan, self.config, profile, model, ran_out)
 
     def _as_remembered(self, plan: RunPlan, estimate: Footprints) -> RunPlan:
         """The plan with what earlier runs of it had to lower; it knows where to keep what this one must."""
