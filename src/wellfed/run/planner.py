@@ -165,17 +165,20 @@ class Planner:
 
     def _as_remembered(self, plan: RunPlan, estimate: Footprints) -> RunPlan:
         """The plan with what earlier runs of it had to lower; it knows where to keep what this one must."""
-        file = self._remembered_in(plan, estimate) if self.config.memory.remember else None
-        if file is None:
-            return plan
-        plan = replace(plan, remembered_in=file)
-        try:
-            found = remembered.recall(file) if self.remembered is None else self.remembered
-        except (OSError, ValueError) as error:
-            warning = f"{file} {error}: planned as if it were not there. Delete it, or set memory.remember=false."
-            return replace(plan, warnings=(*plan.warnings, warning))
+        found = self.remembered
+        if found is None:
+            file = self._remembered_in(plan, estimate) if self.config.memory.remember else None
+            if file is None:
+                return plan
+            plan = replace(plan, remembered_in=file)
+            try:
+                found = remembered.recall(file)
+            except (OSError, ValueError) as error:
+                why = error.strerror if isinstance(error, OSError) else error
+                warning = f"{file}: {why}; planned as if it were not there. Delete it, or set memory.remember=false."
+                return replace(plan, warnings=(*plan.warnings, warning))
         optimizer, model = self.config.workload.optimizer, self.model_facts()
-        is_decided = any(name in optimizer for name in ("foreach", "fused"))
+        is_decided = optimizer is None or any(name in optimizer for name in ("foreach", "fused"))
         footprint = estimate(plan.memory.features, plan.memory.checkpoint_activations)
         return as_remembered(
             plan,
