@@ -295,15 +295,29 @@ def test_ranks_begin_where_an_earlier_run_of_them_had_to_go(project: Path, fake_
 
 @pytest.mark.slow
 def test_a_model_that_does_not_fit_is_told_by_its_parts_and_leaves_no_run(project: Path, fake_cuda: FakeCuda) -> None:
-    words = ("memory.micro_batch=null", "gpu.memory_gib=0.06", "workload.model.weights_mib=8")
+    words = ("memory.micro_batch=null", "gpu.memory_gib=0.056", "workload.model.weights_mib=14")
     done, record = hungry(project, fake_cuda, *words)
     assert (done.code, record) == (3, {}), done.text[-3000:]
     assert done.err.count("Memory does not suffice; nothing was run.") == 1
     assert "one sample at a time needs" in done.err
-    assert "optimizer state 16.0 MiB" in done.err
+    assert "optimizer state 28.0 MiB" in done.err
     assert "Take a larger card (gpu.memory_gib=" in done.err
     assert "Traceback" not in done.err
     assert not [*project.glob("logs/*/runs/*")]
-    done, record = hungry(project, fake_cuda, "gpu.memory_gib=0.06", "workload.model.weights_mib=64")
+    done, record = hungry(project, fake_cuda, "gpu.memory_gib=0.056", "workload.model.weights_mib=64")
     assert (done.code, record) == (3, {})
     assert "Memory does not suffice; nothing was run." in done.err
+
+
+@pytest.mark.slow
+def test_what_would_have_fitted_is_told_at_the_end_and_fits(project: Path, fake_cuda: FakeCuda) -> None:
+    words = ("workload.model.stage=later", "memory.micro_batch=null", "memory.remember=false")
+    done, record = hungry(project, fake_cuda, *words, "memory.on_oom=fail", mib=256)
+    assert (done.code, record["status"]) == (3, "oom"), done.text[-3000:]
+    advice = record["error"]["advice"]
+    assert advice.startswith("By the plan's estimate this would fit: memory.on_oom=retry, which goes on with smaller")
+    assert advice in done.err
+    assert "Largest parts: " in record["error"]["message"]
+    (project / "again").mkdir()
+    done, _ = hungry(project, fake_cuda, *words, "memory.on_oom=retry", mib=256, cwd=project / "again")
+    assert done.code == 0, done.text[-3000:]

@@ -8,8 +8,11 @@ from tests.planning.machines import LAPTOP
 from wellfed.config.compose import compose
 from wellfed.config.schema import Accelerator
 from wellfed.errors import ConfigError
+from wellfed.hardware.detect import machine
+from wellfed.hardware.torch_cuda import torch_cuda
+from wellfed.memory.remembered import MICRO_BATCH, Lowered, remember
 from wellfed.run import assemble
-from wellfed.run.planner import Planner
+from wellfed.run.planner import Planner, plan_without_running
 
 
 def test_what_the_machine_and_the_imports_refuse_is_told_at_once_before_data_is_read(monkeypatch, tmp_path):
@@ -25,3 +28,91 @@ def test_what_the_machine_and_the_imports_refuse_is_told_at_once_before_data_is_
     machine, imported = raised.value.faults
     assert machine.where == "trainer.accelerator"
     assert imported.problem == "needs the package no_such_package_at_all."
+
+
+# -- what earlier runs had to lower ------------------------------------------------------------------------------------
+
+SMALL = ("workload.data.scale=0.02", "workload.model.encoder_layers=1", "workload.model.encoder_dim=16", "logger=none")
+TODAY = {MICRO_BATCH: Lowered(16, 64, "2026-11-22", "NAME")}
+
+
+@pytest.fixture
+def plan_of(tmp_path):
+    """The plan of a run on the CPU, for a card of 8 GB; and of `plan` with the same words."""
+
+    def made(*words, **fields):
+        words = [*SMALL, "gpu=8gb", "workload.effective_batch_size=64", f"paths.cache_dir={tmp_path}", *words]
+        composed = compose(words)
+        run = dataclasses.replace(Planner.start(composed, machine(torch_cuda())), **fields).for_training(0)
+        return run, plan_without_running(composed).plan
+
+    return made
+
+
+def test_a_run_and_its_plan_begin_where_an_earlier_run_had_to_go(plan_of):
+    before, shown = plan_of()
+    assert (before.memory.micro_batch, before.remembered) == (64, {})
+    assert before.remembered_in is not None
+    assert shown.remembered_in is not None
+    for plan in (before, shown):  # that of a card which is not here is another
+        remember(plan.remembered_in, MICRO_BATCH, TODAY[MICRO_BATCH])
+    for plan in plan_of():
+        entry = plan.knobs["memory.micro_batch"]
+        assert (entry.value, plan.memory.accumulate, entry.source) == (16, 4, "measured")
+        assert entry.because.startswith("64 was predicted to fit, and ran out of memory on 2026-11-22 (run NAME); ")
+        assert plan.predicted_peak_gib <= before.predicted_peak_gib
+    for plan in plan_of("memory.remember=false"):
+        assert (plan.memory.micro_batch, plan.remembered, plan.remembered_in) == (64, {}, None)
+    for plan in plan_of("memory.micro_batch=32"):
+        assert (plan.memory.micro_batch, plan.knobs["memory.micro_batch"].source) == (32, "set")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("gpu.memory_gib=6", "gpu.precision=bf16-mixed", "memory.features=dynamic", "gpu.allocator=expandable"),
+        *("memory.checkpoint_activations=true", "workload.optimizer._target_=torch.optim.SGD", "workload.model.dim=32"),
+    ],
+)
+def test_another_plan_has_a_file_of_its_own(plan_of, words):
+    assert plan_of()[0].remembered_in != plan_of(words)[0].remembered_in
+    assert (
+        plan_of()[0].remembered_in == plan_of("memory.micro_batch=32", "seed=7", "trainer.max_steps=3")[0].remembered_in
+    )
+
+
+def test_a_damaged_file_is_told_once_and_planned_as_if_it_were_not_there(plan_of):
+    file = plan_of()[0].remembered_in
+    file.parent.mkdir(parents=True)
+    file.write_text("{")
+    plan, _ = plan_of()
+    assert (plan.memory.micro_batch, plan.remembered_in) == (64, file)
+    (warning,) = [each for each in plan.warnings if str(file) in each]
+    assert warning.endswith(
+        "is no file of sizes that had to be lowered; planned as if it were not there. Delete it, or set "
+        "memory.remember=false."
+    )
+
+
+def test_a_rank_takes_what_rank_0_has_read(plan_of):
+    assert plan_of(remembered=TODAY)[0].memory.micro_batch == 16
+    remember(plan_of()[0].remembered_in, MICRO_BATCH, TODAY[MICRO_BATCH])
+    assert plan_of(remembered={})[0].memory.micro_batch == 64
+
+
+def test_what_is_remembered_is_not_measured_again(plan_of, monkeypatch):
+    monkeypatch.setattr("wellfed.run.planner.probed", lambda *_: pytest.fail("was probed"))
+    made = []
+    original = Planner._is_open
+    monkeypatch.setattr(Planner, "_is_open", lambda self, plan: made.append(plan) or original(self, on_gpu(plan)))
+    assert plan_of(remembered=TODAY)[0].memory.micro_batch == 16
+    assert made
+
+
+def on_gpu(plan):
+    return dataclasses.replace(plan, trainer=dataclasses.replace(plan.trainer, accelerator="gpu"))
+
+
+def test_without_a_budget_nothing_is_kept(plan_of):
+    run, shown = plan_of("gpu=cpu")
+    assert (run.remembered_in, shown.remembered_in) == (None, None)

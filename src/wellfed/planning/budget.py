@@ -59,7 +59,7 @@ def within_budget(
     changes: dict[str, Candidate] = {}
     for one in remedies(space, estimate, budget_gib, has_features=has_features, **flags):
         changes.setdefault(_overrides(config, space, one), one)
-    misfit = _misfit(taken, changes, budget_gib, _larger_card(config, taken, profile))
+    misfit = _misfit(taken, changes, budget_gib, larger_card(config, taken.reserved_bytes, profile))
     return replace(plan, misfit=misfit, remedies=tuple(changes))
 
 
@@ -141,13 +141,13 @@ def _misfit(taken: Candidate, changes: Mapping[str, Candidate], budget_gib: floa
     return Fault("gpu.memory_gib", problem, f"{text[0].upper()}{text[1:]}.")
 
 
-def _larger_card(config: RunConfig, taken: Candidate, profile: str) -> str:
-    """The override for a card that it fits; empty if there is none. A budget that was typed beats a profile."""
+def larger_card(config: RunConfig, reserved_bytes: int, profile: str) -> str:
+    """The override for a card with so much room; empty if there is none. A budget that was typed beats a profile."""
     asked, named = config.gpu.memory_gib, PROFILES.get(profile)
     if asked is not None and (named is None or asked != named.budget_gib):
-        enough_gib = math.ceil(100 * gib(taken.reserved_bytes) / PLANNED_FRAC + 0.01) / 100
+        enough_gib = math.ceil(100 * gib(reserved_bytes) / PLANNED_FRAC + 0.01) / 100
         return f"gpu.memory_gib={enough_gib:g}"
-    fitting = (name for name, each in PROFILES.items() if taken.reserved_bytes <= limit_bytes(each.budget_gib))
+    fitting = (name for name, each in PROFILES.items() if reserved_bytes <= limit_bytes(each.budget_gib))
     return next((f"gpu={name}" for name in fitting), "")
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
 from wellfed.contract import FeatureModeName
 from wellfed.errors import Fault
+from wellfed.footprint.footprint import Footprint, NoEstimate
 from wellfed.memory.remembered import FOREACH, Lowered
 from wellfed.record import PlanEntry
 
@@ -196,6 +197,8 @@ class RunPlan(DevicePlan):
     """Why this plan does not fit its budget, and what would."""
     remedies: tuple[str, ...] = ()
     """With a misfit: overrides, each of which makes it fit, cheapest first."""
+    footprints: Mapping[tuple[str | None, bool], Footprint | NoEstimate] = field(default_factory=dict)
+    """What was estimated for it, by feature mode and whether activations are checkpointed."""
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
     """What earlier runs of this plan had to lower, by knob, of what is left open."""
     remembered_in: Path | None = None

@@ -32,6 +32,7 @@ from wellfed.planning.loader import LoaderPlanner
 from wellfed.planning.memory import with_way_down
 from wellfed.planning.probing import as_remembered
 from wellfed.planning.run_plan import DevicePlan, DryPlan, ModelFacts, PlannedStage, RunPlan
+from wellfed.planning.ways_that_fit import RanOut, ways_that_fit
 from wellfed.run import assemble
 from wellfed.run.feature_stages import first_stage, of_stage, train_encoder
 from wellfed.run.footprints import Footprints
@@ -210,21 +211,29 @@ class Planner:
         plan = self._plan(first=first, estimate=estimate)
         if plan.predicted_peak_gib is not None and estimate.looked_at:
             plan = _with_reason(plan, f", {estimate.looked_at}")
-        return self._as_remembered(plan, estimate)
+        return self._as_remembered(replace(plan, footprints=estimate.known.found), estimate)
+
+    def ways_that_fit(self, plan: RunPlan) -> Callable[[RanOut], list[str]]:
+        """Asked when training has run out of memory, for what can be typed then: the model is not looked at again."""
+        profile, model = self.choices.get("gpu", "auto"), self.model_facts()
+        return lambda ran_out: ways_that_fit(plan, self.config, profile, model, ran_out)
 
     def _as_remembered(self, plan: RunPlan, estimate: Footprints) -> RunPlan:
         """The plan with what earlier runs of it had to lower; it knows where to keep what this one must."""
-        file = self._remembered_in(plan, estimate) if self.config.memory.remember else None
-        if file is None:
-            return plan
-        plan = replace(plan, remembered_in=file)
-        try:
-            found = remembered.recall(file) if self.remembered is None else self.remembered
-        except (OSError, ValueError) as error:
-            warning = f"{file} {error}: planned as if it were not there. Delete it, or set memory.remember=false."
-            return replace(plan, warnings=(*plan.warnings, warning))
+        found = self.remembered
+        if found is None:
+            file = self._remembered_in(plan, estimate) if self.config.memory.remember else None
+            if file is None:
+                return plan
+            plan = replace(plan, remembered_in=file)
+            try:
+                found = remembered.recall(file)
+            except (OSError, ValueError) as error:
+                why = error.strerror if isinstance(error, OSError) else error
+                warning = f"{file}: {why}; planned as if it were not there. Delete it, or set memory.remember=false."
+                return replace(plan, warnings=(*plan.warnings, warning))
         optimizer, model = self.config.workload.optimizer, self.model_facts()
-        is_decided = any(name in optimizer for name in ("foreach", "fused"))
+        is_decided = optimizer is None or any(name in optimizer for name in ("foreach", "fused"))
         footprint = estimate(plan.memory.features, plan.memory.checkpoint_activations)
         return as_remembered(
             plan,

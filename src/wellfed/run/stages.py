@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ import torch
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import RestartNeeded, shortened
+from wellfed.errors import OutOfMemoryExhausted, RestartNeeded, shortened
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
@@ -27,6 +27,7 @@ from wellfed.lit.callbacks.pruning import Judge
 from wellfed.memory import cap, oom
 from wellfed.memory.checkpointing import checkpoint_blocks
 from wellfed.planning.run_plan import RunPlan
+from wellfed.planning.ways_that_fit import RanOut
 from wellfed.record import RunRecord, differences
 from wellfed.run import assemble, screen
 from wellfed.run.bookkeeper import Bookkeeper
@@ -75,6 +76,7 @@ class Run:
         self._others = self.others or OtherRanks(self.rank, self.folder)
         self._console = screen.Terminal(quiet=self.rank > 0)
         self._passes: Passes | None = None
+        self._planned: tuple[RunPlan, Callable[[RanOut], list[str]]] | None = None
 
     def go(self) -> int:
         """All stages; the exit code."""
@@ -86,6 +88,8 @@ class Run:
             self.stop.is_finishing = True
             is_trial = self.measure is not None  # it keeps nothing to go on from
             outcome = outcome_of(error, has_trained=self.has_trained, way_on="" if is_trial else None)
+            if isinstance(error, OutOfMemoryExhausted) and outcome.kind == "device_oom":
+                outcome = replace(outcome, advice=self._ways_that_fit(outcome.message))
             if self._config.trainer.world_size > 1:
                 outcome = self._others.reason(outcome)
             self._tell(outcome, error)
@@ -205,6 +209,7 @@ class Run:
     def _make_plan(self, planner: Planner) -> RunPlan:
         config, notes = self._config, planner.parts.data.notes
         plan = self._others.plan(planner, self.composed.overrides)
+        self._planned = plan, planner.ways_that_fit(plan)
         self._books.passed("plan_s")
         self._books.planned(plan)
         for note in notes:
@@ -236,6 +241,20 @@ class Run:
             screen.show_folder(self._console, self.folder)
         self.has_trained = True
         self._others.meet()
+
+    def _ways_that_fit(self, message: str) -> str:
+        """What can be typed where memory has run out; empty where there is no estimate to tell."""
+        if self._planned is None:
+            return ""
+        plan, ask = self._planned
+        events = self._books.record.events
+        began = max((number for number, event in enumerate(events) if event["kind"] == "resume"), default=0)
+        try:
+            ways = ask(RanOut.of(plan, events[began:], message))
+        except Exception:  # noqa: BLE001  how the run has ended must not be lost to what is said of it
+            _LOG.exception("What would have fitted can't be told.")
+            return ""
+        return f"By the plan's estimate this would fit: {'; or '.join(ways)}." if ways else ""
 
     def _lost(self, outcome: Outcome) -> None:
         """A rank is gone and this one hangs for it: the record is written from another thread, before it is ended."""
