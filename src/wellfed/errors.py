@@ -99,7 +99,7 @@ class OutOfMemoryExhausted(WellfedError):
         kind: of which memory.
     """
 
-    kind = "device_oom"
+    kind: Literal["device_oom", "host_oom"] = "device_oom"
 
     def __init__(self, message: str, kind: Literal["device_oom", "host_oom"] = "device_oom") -> None:
         super().__init__(message)

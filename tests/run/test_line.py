@@ -51,6 +51,12 @@ def lines(meeting_place, monkeypatch):
         yield made
 
 
+def all_of(connection):
+    """Waits for the other side to close it."""
+    while True:
+        connection.recv_bytes()
+
+
 def cut(line):
     """As the kernel does it for a process that was killed."""
     with socket.socket(fileno=line._peers[0].connection.fileno()) as open_socket:
@@ -230,8 +236,7 @@ def test_a_stranger_does_not_get_in(meeting_place, monkeypatch):
         stranger.recv_bytes()
         stranger.send((1, 0, "stranger"))
         with pytest.raises(EOFError):  # is shown out
-            while True:
-                stranger.recv_bytes()
+            all_of(stranger)
         two[1].tell("hello", 1)
         connecting.join(10)
     assert not connecting.is_alive()

@@ -106,7 +106,11 @@ def _is_size(one: Lowered) -> bool:
     return all(type(size) is int for size in sizes) and 1 <= one.value < sizes[1]  # type: ignore[operator]
 
 
-_IS_SOUND = {MICRO_BATCH: _is_size, FOREACH: lambda one: one.value is False}
+def _is_off(one: Lowered) -> bool:
+    return one.value is False
+
+
+_IS_SOUND = {MICRO_BATCH: _is_size, FOREACH: _is_off}
 
 
 def _is_told(one: Lowered) -> bool:

@@ -82,7 +82,7 @@ class Planner:
         parts = replace(parts, callbacks=make_callbacks(config, parts))
         config, parts = first_stage(assemble.with_loader(config, parts.data), parts)
         from_epoch = 0 if config.memory.stages else None
-        return cls(config, composed.choices, facts, device, parts, from_epoch)
+        return cls(config, composed.choices, facts, device, parts, from_epoch=from_epoch)
 
     def for_training(self, rank: int) -> RunPlan:
         """The plan of a run: the loader is timed, and memory is estimated where there is a budget to keep.
