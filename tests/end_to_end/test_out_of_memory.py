@@ -42,6 +42,7 @@ class Model(nn.Module):
         self.net = nn.Linear(4, 1)
         self.large = nn.Parameter(torch.zeros(weights_mib * MIB))
         self.stage, self.at, self.calls = stage, at, 0
+        Optimizer.failures = {"state": 1, "no state": 1000}.get(stage, 0)
     def _apply(self, move, recurse=True):
         found = super()._apply(move, recurse)
         if self.stage == "build" and self.large.is_cuda: full(self.large.device)
@@ -79,7 +80,12 @@ class Fails(torch.autograd.Function):
 
 class Optimizer(torch.optim.AdamW):
     fails = False
+    failures = 0
     def step(self, closure=None):
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        if Optimizer.failures and weights[0].is_cuda and max(map(torch.numel, weights)) > MIB // 2:  # no small copy
+            Optimizer.failures -= 1
+            full("cuda")
         loss = super().step(closure)
         if Optimizer.fails: full("cuda")
         return loss
@@ -139,6 +145,7 @@ STAGES = {
     "build": "Out of memory",
     "first batch": "micro-batches of 16 -> 8 -> 4 -> 2 -> 1",
     "backward": "micro-batches of 16 -> 8 -> 4 -> 2 -> 1",
+    "no state": "before the first step, where the optimizer makes its state",
     "optimizer": "in the optimizer's step 5, which was applied in part",
     "validation": "in the val split with one sample",
     "checkpoint": "out of memory",
@@ -165,6 +172,18 @@ def test_a_card_with_room_for_a_few_samples_trains_on(project: Path, fake_cuda: 
     assert done.code == 0, done.text[-3000:]
     assert "step_down" in {event["kind"] for event in record["events"]}
     assert record["steps"] == 8
+    assert record["samples"] == 8 * 16
+
+
+@pytest.mark.slow
+def test_an_optimizer_whose_state_has_no_room_at_first_works_on_one_weight_at_a_time(
+    project: Path, fake_cuda: FakeCuda
+) -> None:
+    done, record = hungry(project, fake_cuda, "workload.model.stage=state", "++workload.optimizer.fused=false")
+    assert done.code == 0, done.text[-3000:]
+    told = [event for event in record["events"] if event["kind"] in ("oom", "step_down", "ladder")]
+    assert [event["kind"] for event in told] == ["oom", "ladder"]
+    assert (told[1]["step"], told[1]["change"]) == (0, "workload.optimizer.foreach=false")
     assert record["samples"] == 8 * 16
 
 
