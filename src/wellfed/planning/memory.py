@@ -45,12 +45,7 @@ def plan_memory(
         {
             "micro_batch": micro,
             "accumulate": accumulate,
-            "checkpoint_activations": unless_set(
-                "memory.checkpoint_activations",
-                asked.checkpoint_activations,
-                False,
-                "off: it costs about a third more compute",
-            ),
+            "checkpoint_activations": _checkpointing(asked.checkpoint_activations, model),
             "features": _features(config, facts, device, data),
             "on_oom": _on_oom(asked.on_oom, device.trainer.strategy, model),
         }
@@ -81,7 +76,7 @@ def memory_faults(
     if steps is not None and memory.on_oom == "fail" and not model.is_lightning_module:
         why = memory.reasons["on_oom"].because
         yield Fault("memory.micro_batch_steps", f"{steps} has no effect: {why}.", "Set memory.micro_batch_steps=null.")
-    # memory=tight is for all models: of one without blocks it wants the micro-batch alone.
+    # memory=tight is for all models: with one that has no blocks it is about the micro-batch alone.
     if asked.checkpoint_activations and not model.has_blocks and choices.get("memory") != "tight":
         yield Fault("memory.checkpoint_activations", f"true: {_NO_BLOCKS}.", "Set memory.checkpoint_activations=null.")
     if data.feature_rows and data.features_trainable and asked.features not in (None, FeatureMode.dynamic):
@@ -92,11 +87,9 @@ def memory_faults(
         )
 
 
-def memory_warnings(config: RunConfig, memory: MemorySection, data: DataFacts, model: ModelFacts) -> Iterator[str]:
+def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[str]:
     """What was asked of memory and is ignored."""
     asked = config.memory
-    if memory.checkpoint_activations and not model.has_blocks:
-        yield f"memory.checkpoint_activations=true has no effect: {_NO_BLOCKS}."
     if asked.features is not None and data.feature_rows == 0:
         unused = f"memory.features={asked.features.value} has no effect"
         yield f"{unused}: this workload offers no features. Set memory.features=null."
@@ -163,6 +156,13 @@ def _micro_batch(config: RunConfig, model: ModelFacts, per_device: int) -> Decid
     may_split = memory.on_oom is OnOom.retry and config.trainer.strategy is not Strategy.fsdp
     rest = "unsplit until memory runs out" if may_split and not model.has_batch_norm else "unsplit"
     return by_rule(per_device, f"{share}, {rest}")
+
+
+def _checkpointing(asked: bool | None, model: ModelFacts) -> Decided[bool]:
+    """Whether blocks recompute their activations in the backward pass."""
+    if asked and not model.has_blocks:
+        return by_rule(False, f"off: {_NO_BLOCKS}")
+    return unless_set("memory.checkpoint_activations", asked, False, "off: it costs about a third more compute")
 
 
 def _on_oom(asked: OnOom, strategy: str, model: ModelFacts) -> Decided[str]:

@@ -83,7 +83,7 @@ def _settings(
 ) -> Iterator[str]:
     """Ways of training that need no more than ``limit``, the cheapest first."""
     mode = ran_out.features
-    slower = (mode,) if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) :]  # type: ignore[arg-type]
+    slower = (mode,) if mode is None else FEATURE_MODES[FEATURE_MODES.index(mode) :]
     checkpointed = (True,) if ran_out.checkpointed else (False, True)
     for features, is_checkpointed in product(slower, checkpointed):
         footprint, micro = plan.footprints.get((features, is_checkpointed)), ran_out.micro_batch
