@@ -19,9 +19,10 @@ DEEP = {"per_sample": 100 * MIB}
 """64 samples: 6.4 GiB beside 0.8 GiB of parameters, gradients and state."""
 
 
-def planned(given_config, gpu, facts=H200, *, data=FETCH, model=BLOCKS, footprints=None, **sizes):
-    device = plan_device(given_config, {"gpu": gpu}, facts)
-    return plan_run(given_config, {"gpu": gpu}, facts, device, data, model, estimate=footprints or estimate(**sizes))
+def planned(given_config, gpu, facts=H200, *, data=FETCH, model=BLOCKS, footprints=None, memory="auto", **sizes):
+    choices = {"gpu": gpu, "memory": memory}
+    device = plan_device(given_config, choices, facts)
+    return plan_run(given_config, choices, facts, device, data, model, estimate=footprints or estimate(**sizes))
 
 
 def test_what_fits_whole_is_not_split_and_the_peak_is_the_reason():
@@ -136,9 +137,11 @@ def test_a_plan_without_a_misfit_fits_and_keeps_the_step(gpu, per_sample, effect
 
 
 def test_tight_takes_no_more_than_fits():
-    plan = planned(composed("memory=tight"), "8gb", per_sample=2 * GIB, model=MODEL)
-    assert plan.misfit is None
-    assert plan.memory.micro_batch >= 1
+    for model, checkpointed in ((MODEL, False), (BLOCKS, True)):
+        plan = planned(composed("memory=tight"), "8gb", memory="tight", per_sample=2 * GIB, model=model)
+        assert plan.misfit is None
+        assert plan.memory.micro_batch >= 1
+        assert plan.memory.checkpoint_activations is checkpointed
 
 
 def test_a_remedy_for_both_ways_to_split_fits_when_it_is_typed():

@@ -429,9 +429,11 @@ def test_checkpointing_without_anything_to_recompute_is_refused_unless_it_is_tig
         " Set memory.checkpoint_activations=null."
     ) in faults_of(asked)
     plan = planned(asked, choices={"memory": "tight"})
-    assert plan.memory.checkpoint_activations is True
-    (warning,) = [each for each in plan.warnings if "checkpoint_activations" in each]
-    assert warning.startswith("memory.checkpoint_activations=true has no effect: the model has no nn.ModuleList")
+    assert plan.memory.checkpoint_activations is False
+    entry = plan.knobs["memory.checkpoint_activations"]
+    assert entry.because == "off: the model has no nn.ModuleList or nn.Sequential with blocks to recompute"
+    model = replace(MODEL, has_blocks=True)
+    assert planned(asked, model=model, choices={"memory": "tight"}).memory.checkpoint_activations is True
 
 
 def test_sizes_to_go_down_through_are_refused_where_nothing_goes_down():

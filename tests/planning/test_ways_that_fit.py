@@ -70,7 +70,7 @@ def test_what_was_tried_is_not_advised():
 
 def test_batches_ahead_are_let_go_where_they_are_what_lacked():
     given = config()
-    ahead = ran(given, inputs=tuple([64 * MIB] * 1), checkpointed=(False,))
+    ahead = ran(given, inputs=(MIB,), checkpointed=(False,))
     ahead = dataclasses.replace(ahead, loader=dataclasses.replace(ahead.loader, device_prefetch=2))
     down = {"kind": "step_down", "micro_batch": 1, "before": 2}
     _, ways = asked(ahead, given, down, message="CUDA out of memory. Tried to allocate 20.00 MiB.")

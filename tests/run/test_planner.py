@@ -56,11 +56,11 @@ def test_a_run_and_its_plan_begin_where_an_earlier_run_had_to_go(plan_of):
     assert shown.remembered_in is not None
     for plan in (before, shown):  # that of a card which is not here is another
         remember(plan.remembered_in, MICRO_BATCH, TODAY[MICRO_BATCH])
-    for plan in plan_of():
+    for plan, earlier in zip(plan_of(), (before, shown), strict=True):
         entry = plan.knobs["memory.micro_batch"]
         assert (entry.value, plan.memory.accumulate, entry.source) == (16, 4, "measured")
         assert entry.because.startswith("64 was predicted to fit, and ran out of memory on 2026-11-22 (run NAME); ")
-        assert plan.predicted_peak_gib <= before.predicted_peak_gib
+        assert plan.predicted_peak_gib < earlier.predicted_peak_gib
     for plan in plan_of("memory.remember=false"):
         assert (plan.memory.micro_batch, plan.remembered, plan.remembered_in) == (64, {}, None)
     for plan in plan_of("memory.micro_batch=32"):
@@ -71,7 +71,7 @@ def test_a_run_and_its_plan_begin_where_an_earlier_run_had_to_go(plan_of):
     "words",
     [
         *("gpu.memory_gib=6", "gpu.precision=bf16-mixed", "memory.features=dynamic", "gpu.allocator=expandable"),
-        *("memory.checkpoint_activations=true", "workload.optimizer._target_=torch.optim.SGD", "workload.model.dim=32"),
+        *("workload.effective_batch_size=32", "workload.optimizer._target_=torch.optim.SGD", "workload.model.dim=32"),
     ],
 )
 def test_another_plan_has_a_file_of_its_own(plan_of, words):

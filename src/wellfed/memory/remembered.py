@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import date
@@ -106,11 +106,7 @@ def _is_size(one: Lowered) -> bool:
     return all(type(size) is int for size in sizes) and 1 <= one.value < sizes[1]  # type: ignore[operator]
 
 
-def _is_off(one: Lowered) -> bool:
-    return one.value is False
-
-
-_IS_SOUND = {MICRO_BATCH: _is_size, FOREACH: _is_off}
+_IS_SOUND: Mapping[str, Callable[[Lowered], bool]] = {MICRO_BATCH: _is_size, FOREACH: lambda one: one.value is False}
 
 
 def _is_told(one: Lowered) -> bool:

@@ -81,10 +81,10 @@ def _search_space(plan: RunPlan, config: RunConfig, data: DataFacts, model: Mode
     memory, features = config.memory, plan.memory.features
     is_open = memory.features is None and data.feature_rows > 0 and not data.features_trainable
     is_fixed = memory.micro_batch is not None or memory.accumulate is not None or not model.may_split
-    asked = memory.checkpoint_activations
+    asked = memory.checkpoint_activations if model.has_blocks else False
     return SearchSpace(
         features=FEATURE_MODES[FEATURE_MODES.index(features) :] if is_open and features else (features,),
-        checkpointed=((False, True) if model.has_blocks else (False,)) if asked is None else (asked,),
+        checkpointed=(False, True) if asked is None else (asked,),
         micro_batch=plan.memory.micro_batch if is_fixed else None,
         at_most=plan.memory.micro_batch,
         step=step_shape(plan, model),

@@ -50,7 +50,7 @@ def plan_run(
     ]
     if faults:
         raise ConfigError(faults)
-    warnings = [*device.warnings, *memory_warnings(config, memory, data, model), *loading.warnings(loader)]
+    warnings = [*device.warnings, *memory_warnings(config, data, model), *loading.warnings(loader)]
     if model.is_lightning_module:
         warnings += _unused_by_lightning_module(config)
     effective = _effective(config.workload.samples_per_step, data)

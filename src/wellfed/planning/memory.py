@@ -47,12 +47,7 @@ def plan_memory(
         {
             "micro_batch": micro,
             "accumulate": accumulate,
-            "checkpoint_activations": unless_set(
-                "memory.checkpoint_activations",
-                asked.checkpoint_activations,
-                False,
-                "off: it costs about a third more compute",
-            ),
+            "checkpoint_activations": _checkpointing(asked.checkpoint_activations, model),
             "features": _features(config, facts, device, data),
             "on_oom": _on_oom(config, device.trainer.strategy, model),
         }
@@ -86,7 +81,7 @@ def memory_faults(
     if steps is not None and memory.on_oom == "fail" and not whole:
         why = memory.reasons["on_oom"].because
         yield Fault("memory.micro_batch_steps", f"{steps} has no effect: {why}.", "Set memory.micro_batch_steps=null.")
-    # memory=tight is for all models: of one without blocks it wants the micro-batch alone.
+    # memory=tight is for all models: with one that has no blocks it is about the micro-batch alone.
     if asked.checkpoint_activations and not model.has_blocks and choices.get("memory") != "tight":
         yield Fault("memory.checkpoint_activations", f"true: {_NO_BLOCKS}.", "Set memory.checkpoint_activations=null.")
     yield from _stage_faults(config, data, model)
@@ -135,11 +130,9 @@ def _stage_faults(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iter
         yield Fault("memory.stages", problem, "Set trainer.strategy=ddp, or memory.stages=null.")
 
 
-def memory_warnings(config: RunConfig, memory: MemorySection, data: DataFacts, model: ModelFacts) -> Iterator[str]:
+def memory_warnings(config: RunConfig, data: DataFacts, model: ModelFacts) -> Iterator[str]:
     """What was asked of memory and is ignored."""
     asked, last = config.memory, config.trainer.max_epochs
-    if memory.checkpoint_activations and not model.has_blocks:
-        yield f"memory.checkpoint_activations=true has no effect: {_NO_BLOCKS}."
     for stage in asked.stages or ():
         if last is not None and stage.from_epoch >= last:
             unused = f"the stage from epoch {stage.from_epoch} on ({stage.features.name}) does not begin"
@@ -224,6 +217,13 @@ def _guests_whole_step(config: RunConfig, model: ModelFacts) -> str:
     if config.trainer.strategy is Strategy.fsdp:
         return "summing them would take whole gradients of a sharded model"
     return ""
+
+
+def _checkpointing(asked: bool | None, model: ModelFacts) -> Decided[bool]:
+    """Whether blocks recompute their activations in the backward pass."""
+    if asked and not model.has_blocks:
+        return by_rule(False, f"off: {_NO_BLOCKS}")
+    return unless_set("memory.checkpoint_activations", asked, False, "off: it costs about a third more compute")
 
 
 def _on_oom(config: RunConfig, strategy: str, model: ModelFacts) -> Decided[str]:

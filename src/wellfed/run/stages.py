@@ -243,8 +243,8 @@ class Run:
         self._others.meet()
 
     def _ways_that_fit(self, message: str) -> str:
-        """What can be typed where memory has run out; empty where there is no estimate to tell."""
-        if self._planned is None:
+        """What can be typed where memory has run out in training; empty where there is no estimate to tell."""
+        if self._planned is None or self._books.progress.phase != "train":  # what an evaluation needs is not estimated
             return ""
         plan, ask = self._planned
         events = self._books.record.events
