@@ -195,7 +195,7 @@ BROKEN: list[tuple[str, dict[str, Any], str, str, str]] = [
         "stages",
         {"memory.stages": stages_of("cache", "dynamic"), "memory.features": FeatureMode.cache},
         "memory.features=cache",
-        "says how features are held throughout, and memory.stages ([cache,dynamic]) says it by epoch.",
+        "says how features are held throughout, and memory.stages (cache, then dynamic) says it by epoch.",
         "Set memory.features=null, or memory.stages=null.",
     ),
     (

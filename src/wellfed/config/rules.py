@@ -188,7 +188,7 @@ def stages(config: RunConfig) -> Iterator[Fault]:
             problem = f"goes back from {earlier.name}; stages go from cache to cache_host to dynamic."
             yield Fault(where, problem, way_out)
     if memory.features is not None:
-        by_epoch = _shown([mode.name for mode in modes])
+        by_epoch = ", then ".join(mode.name for mode in modes)
         problem = f"says how features are held throughout, and memory.stages ({by_epoch}) says it by epoch."
         way_out = "Set memory.features=null, or memory.stages=null."
         yield Fault(f"memory.features={memory.features.name}", problem, way_out)

@@ -139,7 +139,8 @@ class Planner:
             return plan
         misfits = [each.misfit for each in plans if each.misfit is not None]
         is_known = all(each.predicted_peak_gib is not None for each in plans)
-        worst = max(plans, key=lambda each: (each.predicted_peak_gib or 0) if is_known else sum(each.parts.values()))
+        # By what is held where the allocator would reserve the same.
+        worst = max(plans, key=lambda each: (each.predicted_peak_gib or 0 if is_known else 0, sum(each.parts.values())))
         return replace(
             plan,
             parts=worst.parts,
