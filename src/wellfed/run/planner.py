@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self
@@ -217,7 +218,7 @@ class Planner:
     def ways_that_fit(self, plan: RunPlan) -> Callable[[RanOut], list[str]]:
         """Asked when training has run out of memory, for what can be typed then: the model is not looked at again."""
         profile, model = self.choices.get("gpu", "auto"), self.model_facts()
-        return lambda ran_out: ways_that_fit(plan, self.config, profile, model, ran_out)
+        return partial(ways_that_fit, plan, self.config, profile, model)
 
     def _as_remembered(self, plan: RunPlan, estimate: Footprints) -> RunPlan:
         """The plan with what earlier runs of it had to lower; it knows where to keep what this one must."""

@@ -180,7 +180,9 @@ class Run:
         config, plan = with_changes(self.composed.config, plan, needed.changes, str(needed))
         self.composed = replace(self.composed, config=config)
         self._books.planned(plan)
-        return Planner.start(self.composed, facts), plan
+        planner = Planner.start(self.composed, facts)
+        self._planned = plan, planner.ways_that_fit(plan)
+        return planner, plan
 
     def _restarted(self, needed: RestartNeeded, passes: Passes, checkpoint: Path | None, began_s: float) -> None:
         """Record and tables are put back to where training goes on, and it is told."""
