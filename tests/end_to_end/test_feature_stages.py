@@ -68,7 +68,11 @@ def test_on_a_card_the_record_has_its_memory_before_and_after(tmp_path: Path, fa
     [
         ("[{from_epoch: 0, features: cache}, {from_epoch: 0, features: dynamic}]", (), "from_epoch is [0,0]; it must"),
         ("[{from_epoch: 0, features: cash}]", (), "Invalid value 'cash', expected one of [cache, cache_host, dynamic]"),
-        ("[{from_epoch: 0, features: dynamic}]", ("memory=cache",), "memory.features=cache: says how features are held"),
+        (
+            "[{from_epoch: 0, features: dynamic}]",
+            ("memory=cache",),
+            "memory.features=cache: says how features are held",
+        ),
     ],
 )
 def test_what_is_mistyped_is_told_with_exit_code_2(
