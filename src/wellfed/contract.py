@@ -64,7 +64,8 @@ class Features:
     """Long indices ``[n]`` to rows ``[n, ...]``: on the model's device where the model offers them, on the CPU where
     `Datasets` does."""
     trainable: bool = False
-    """True if gradients flow through ``rows``: then only ``dynamic`` is right."""
+    """True if gradients flow through ``rows``: then only ``dynamic`` is right, and ``memory.stages`` may keep what is
+    behind the rows frozen until then."""
     store: Callable[[], Tensor] | None = None
     """For rows that overlap, as windows of a series and crops of images do: the tensor on the CPU that they are cut
     from, of ``bytes``. It is kept in the place of a table of rows."""

@@ -78,7 +78,9 @@ def test_each_stage_is_planned_with_the_encoder_as_it_is_then(tmp_path: Path) ->
     plan = planner.with_stages(planner.estimated(estimate))
     assert [(stage.from_epoch, stage.memory.features) for stage in plan.stages] == [(0, "cache"), (2, "dynamic")]
     assert estimate("cache", False).gradients == blocks_of(model.head)
-    assert plan.parts["gradients"] == blocks_of(model)  # the peak is that of the stage that needs most
+    assert plan.parts["optimizer state"] == pytest.approx(
+        2 * blocks_of(model), rel=0.01
+    )  # the peak is that of the stage that needs most
     assert plan.memory.features == "cache"
     assert planner.model_facts().trainable_bytes == head  # and it begins with the first
     reason = plan.knobs["memory.stages"]
