@@ -197,12 +197,12 @@ class SweepElsewhere:
                 trials.append(TrialOrder(ready, row))
         hosts = {point: self._ledger.hosts_like(point) for point in points} if kind == "confirm" else None
         all_well = True
-        for _, row in self._trials.run(trials, hosts):
-            if row is None:
+        for _, ended in self._trials.run(trials, hosts):
+            if ended is None:
                 all_well = False
                 continue
-            self._ledger.add(row)
-            if self._config.fail_fast and row.status != "ok":
+            self._ledger.add(ended)
+            if self._config.fail_fast and ended.status != "ok":
                 self._trials.cluster.start_no_more()
                 all_well = False
         return all_well and not self._trials.is_lost
