@@ -36,7 +36,7 @@ class SearchScreen:
         after = f" after {counted(row.validations, 'validation')}" if row.outcome == "pruned" else ""
         why = "" if row.error is None else f": {row.error['message']}"
         first = " (best so far)" if best is row else ""
-        took = f" in {show_duration(row.seconds)}" if row.folder else ""
+        took = f" in {show_duration(row.seconds)}" if row.seconds else ""
         self.say(f"trial {row.trial} {word}{figure}{first}{after}{took}: {_short(values)}{why}")
 
     def finished(self, board: SearchBoard, folder: Path) -> None:

@@ -60,7 +60,7 @@ class SweepScreen:
     def ended(self, row: Row, best: Row | None) -> None:
         """A trial has ended."""
         score = self._score(row)
-        took = f" in {show_duration(row.seconds)}" if row.folder else ""
+        took = f" in {show_duration(row.seconds)}" if row.seconds else ""
         why = "" if row.error is None else f": {row.error['message']}"
         self.say(f"{row.status}{score and f' {score}'}{took}: {self._short(row)}{why}")
         if self._bar is not None:
