@@ -1,10 +1,13 @@
 """Connections between ranks: real ones, of two or three in one process."""
 
+import errno
 import socket
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.connection import Connection
 
 import pytest
 
@@ -188,18 +191,90 @@ def test_ranks_that_do_not_come_are_named(meeting_place, monkeypatch):
     line.close()
 
 
-def test_a_stranger_does_not_get_in(lines, meeting_place):
+def test_a_stranger_does_not_get_in(meeting_place, monkeypatch):
+    """Though it knows what ranks say when they come."""
+    monkeypatch.setattr(module, "_meet_at", lambda address, port: None)
     two = [Line(Launch("torchrun", rank, 0, 0, 2, 1, 2)) for rank in range(2)]
-    connected = threading.Thread(target=two[0].gather, args=["hello", 0])
-    connected.start()
+    connecting = threading.Thread(target=two[0].gather, args=["hello", 0])
+    connecting.start()
     store, _ = module._store(two[1].launch, 10)
     store.wait(["line"])
     addresses, port, *_ = module.ast.literal_eval(store.get("line").decode())
-    with socket.create_connection((addresses[0], port)) as stranger:
-        stranger.sendall(b"\0\0\0\4abcd")
+    with socket.create_connection((addresses[0], port)) as opened:
+        stranger = Connection(opened.detach())
+        assert stranger.poll(10)  # the challenge
+        stranger.recv_bytes()
+        stranger.send((1, 0, "stranger"))
+        with pytest.raises(EOFError):  # is shown out, once it has been told
+            [stranger.recv_bytes() for _ in range(9)]
         two[1].tell("hello", 1)
-        connected.join(10)
-    assert not connected.is_alive()
-    assert list(two[0]._peers) == [1]
+        connecting.join(10)
+    assert not connecting.is_alive()
+    assert two[0]._peers[1].host == socket.gethostname()
     two[1].close()
     two[0].close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
+def test_a_rank_that_comes_when_no_more_files_can_be_open_comes_in_later(meeting_place, monkeypatch):
+    monkeypatch.setattr(module, "_meet_at", lambda address, port: None)
+    monkeypatch.setattr(module, "COME_S", 20)
+    accept, failures = socket.socket.accept, [OSError(errno.EMFILE, "Too many open files")]
+
+    def at_the_limit(self):
+        if failures:
+            raise failures.pop()
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", at_the_limit)
+    with connected(*(Launch("torchrun", rank, 0, 0, 2, 1, 2) for rank in range(2))) as made:
+        assert not failures
+        assert made[0]._refused.errno == errno.EMFILE
+
+
+def test_why_ranks_can_not_come_in_is_told(meeting_place, monkeypatch):
+    monkeypatch.setattr(module, "COME_S", 0.5)
+    line = Line(Launch("torchrun", 0, 0, 0, 2, 2, 1))
+
+    def at_the_limit(self):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(socket.socket, "accept", at_the_limit)
+    with pytest.raises(
+        ConfigError, match=r"rank 1 of 2 did not come .* Connections failed here: Too many open files\."
+    ):
+        line.gather("hello", None)
+    monkeypatch.undo()
+    line.close()
+
+
+def test_a_door_that_nobody_opens_is_left(monkeypatch):
+    """As that of a rank 0 whose process hangs: the kernel takes the connection, and no more comes."""
+    monkeypatch.setattr(module, "_TRY_S", 0.1)
+
+    class Store:
+        def __init__(self, port):
+            self.port = port
+
+        def wait(self, keys, patience):
+            """It is there."""
+
+        def get(self, key):
+            return repr((("127.0.0.1",), self.port, b"key", 1)).encode()
+
+    with socket.create_server(("127.0.0.1", 0)) as door, pytest.raises(OSError, match="no answer"):
+        module._connected(Store(door.getsockname()[1]), 10)
+
+
+def test_rank_0_may_open_as_many_files_as_ranks_need():
+    resource = pytest.importorskip("resource")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard == resource.RLIM_INFINITY or hard > 300
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, hard))
+        module._allow_open_files(300)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+        module._allow_open_files(200)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300, hard)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

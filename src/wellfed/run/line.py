@@ -8,6 +8,7 @@ hangs because a rank is gone. The kernel tells of a process that was killed at o
 from __future__ import annotations
 
 import ast
+import errno
 import logging
 import os
 import secrets
@@ -20,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, Listener, answer_challenge, deliver_challenge, wait
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
 from typing import Any
 
 from wellfed.errors import EXIT_FAILED, ConfigError, first_line
@@ -39,6 +40,7 @@ GRACE_S = 6.0
 LAST_WORDS_S = 5.0
 """What rank 0 then has to write the record."""
 _TRY_S = 5.0
+_AGAIN_S = 0.3
 _ENDED = "ended"
 
 
@@ -67,6 +69,8 @@ class Line:
         self._store: Any = None
         self._fresh: Any = None
         self._reader: threading.Thread | None = None
+        self._refused: OSError | None = None
+        """Why the last connection was not taken."""
         self._on_lost: Callable[[Outcome], None] | None = None
         self._forcing: threading.Timer | None = None
         self.is_broken = False
@@ -205,6 +209,7 @@ class Line:
             return
         self._is_open = True
         os.register_at_fork(after_in_child=self._let_go)
+        _allow_open_files(4 * self.launch.world_size + 1024)
         if self.launch.rank == 0:
             self._await_others(COME_S if come_s is None else come_s)
         else:
@@ -214,16 +219,17 @@ class Line:
 
     def _await_others(self, come_s: float) -> None:
         key, expected = secrets.token_bytes(32), self.launch.world_size - 1
-        listener = Listener(("", 0), "AF_INET", backlog=max(16, expected))
-        threading.Thread(target=self._accept, args=[listener, key], name="wellfed-line-door", daemon=True).start()
-        self._store, host = _store(self.launch, come_s)
-        self._fresh = _fresh_store()
-        port: int = listener.address[1]
-        self._store.set("line", repr((_own_addresses(host), port, key, self._fresh.port)).encode())
-        _meet_at("localhost", self._fresh.port)
-        with self._changed:
-            is_complete = self._changed.wait_for(lambda: len(self._peers) == expected, come_s)
-        listener.close()
+        with socket.create_server(("", 0), backlog=max(16, expected)) as door:
+            threading.Thread(target=self._accept, args=[door, key], name="wellfed-line-door", daemon=True).start()
+            self._store, host = _store(self.launch, come_s)
+            self._fresh = _fresh_store()
+            port: int = door.getsockname()[1]
+            self._store.set("line", repr((_own_addresses(host), port, key, self._fresh.port)).encode())
+            _meet_at("localhost", self._fresh.port)
+            with self._changed:
+                is_complete = self._changed.wait_for(lambda: len(self._peers) == expected, come_s)
+            with suppress(OSError):
+                door.shutdown(socket.SHUT_RDWR)  # which wakes the thread that accepts, and closing does not
         if not is_complete:
             missing = sorted(set(range(1, self.launch.world_size)) - self._peers.keys())
             named = f"rank {missing[0]}" if len(missing) == 1 else f"ranks {', '.join(map(str, missing[:8]))}"
@@ -231,13 +237,21 @@ class Line:
                 f"{named} of {self.launch.world_size} did not come within {come_s:.0f} s: were they started, and do "
                 "their machines reach this one?"
             )
+            if self._refused is not None:
+                problem += f" Connections failed here: {self._refused.strerror}."
             raise ConfigError.of(self.launch.by, problem, "What they say themselves is in their own output.")
 
-    def _accept(self, listener: Listener, key: bytes) -> None:
-        with suppress(OSError):  # closed
-            while True:
-                connection: Any = listener.accept()
+    def _accept(self, door: socket.socket, key: bytes) -> None:
+        while True:
+            try:
+                opened, _ = door.accept()
+                connection = Connection(opened.detach())
                 threading.Thread(target=self._welcome, args=[connection, key], daemon=True).start()
+            except OSError as error:
+                if error.errno in (errno.EINVAL, errno.EBADF):  # closed
+                    return
+                self._refused = error  # one too many for this process, say; the next may come in
+                time.sleep(_AGAIN_S)
 
     def _welcome(self, connection: Connection, key: bytes) -> None:
         try:
@@ -259,7 +273,7 @@ class Line:
             try:
                 connection, address, fresh_port = _connected(self._store, until_s - time.monotonic())
             except (OSError, EOFError, AuthenticationError, RuntimeError):  # of an attempt before this one
-                time.sleep(0.3)
+                time.sleep(_AGAIN_S)
                 continue
             connection.send((self.launch.rank, self.launch.node, socket.gethostname()))
             _notice_silence(connection)
@@ -353,6 +367,17 @@ def _store(launch: Launch, come_s: float) -> tuple[Any, str]:
     return PrefixStore("wellfed", store), host
 
 
+def _allow_open_files(wanted: int) -> None:
+    """Let this process have so many open, if it may: of the line, of the stores and of Gloo's groups."""
+    with suppress(ImportError, ValueError, OSError):
+        import resource
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        if soft != resource.RLIM_INFINITY and soft < most:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def _fresh_store() -> Any:
     """A store that only the ranks of this attempt know.
 
@@ -391,6 +416,9 @@ def _connected(store: Any, within_s: float) -> tuple[Connection, str, int]:
             continue
         open_socket.settimeout(None)
         connection = Connection(open_socket.detach())
+        if not connection.poll(_TRY_S):
+            connection.close()
+            raise OSError("no answer")
         answer_challenge(connection, key)
         deliver_challenge(connection, key)
         return connection, address, fresh_port
