@@ -13,9 +13,11 @@ _CAUGHT = (signal.SIGINT, signal.SIGTERM)
 class Stopped(BaseException):
     """The run was asked to stop. Not an Exception: nothing on the way may swallow it."""
 
-    def __init__(self, signum: int) -> None:
+    def __init__(self, signum: int, *, is_of_all: bool = False) -> None:
         super().__init__(f"stopped by {signal.Signals(signum).name}")
         self.signum = signum
+        self.is_of_all = is_of_all
+        """All ranks stop, at the same step."""
 
 
 class StopRequest:

@@ -145,14 +145,24 @@ def test_a_rank_that_hangs_when_another_is_gone_is_ended_after_its_last_words(li
         lines[2].hear("go")
 
 
-def test_a_stop_of_another_rank_is_no_reason_to_end_one_that_writes_its_checkpoint(lines, monkeypatch):
+def test_a_stop_of_all_ranks_is_no_reason_to_end_one_that_writes_its_checkpoint(lines, monkeypatch):
     monkeypatch.setattr(module, "GRACE_S", 0.1)
     monkeypatch.setattr(module.os, "_exit", lambda code: pytest.fail("was ended"))
-    stopped = Outcome("interrupted", 143, None, "stopped by SIGTERM")
+    stopped = Outcome("interrupted", 143, None, "stopped by SIGTERM", is_of_all=True)
     with lines[0].watching(lambda outcome: None):
         lines[1].end(stopped)
         assert lines[0].reason(wait_s=10).status == "interrupted"
         assert not threading.Event().wait(0.4)
+
+
+def test_one_that_waits_for_a_rank_that_was_stopped_alone_is_ended(lines, monkeypatch):
+    codes, is_over = [], threading.Event()
+    monkeypatch.setattr(module, "GRACE_S", 0.1)
+    monkeypatch.setattr(module.os, "_exit", lambda code: (codes.append(code), is_over.set()))
+    with lines[0].watching(lambda outcome: None):
+        lines[1].end(Outcome("interrupted", 143, None, "stopped by SIGTERM"))
+        assert is_over.wait(10)
+    assert codes == [143]
 
 
 def test_that_a_rank_failed_counts_more_than_that_others_were_stopped_for_it(lines):

@@ -85,6 +85,11 @@ def test_the_line_that_tells_is_the_message_of_a_lost_worker():
     assert "loader.num_workers" in found.advice
 
 
+@pytest.mark.parametrize("is_of_all", [True, False])
+def test_a_stop_says_whether_all_ranks_stop(is_of_all):
+    assert outcome_of(Stopped(signal.SIGTERM, is_of_all=is_of_all), has_trained=True).is_of_all is is_of_all
+
+
 def test_memory_and_interrupts_have_something_to_type():
     assert "memory.micro_batch" in outcome_of(MemoryError("x"), has_trained=True).advice
     assert "resume=auto" in outcome_of(KeyboardInterrupt(), has_trained=True).advice

@@ -22,6 +22,8 @@ class Outcome:
     is_of_other_rank: bool = False
     """This rank has only lost the one that failed, which knows why."""
     by_non_finite_loss: bool = False
+    is_of_all: bool = False
+    """A stop that all ranks have agreed on: each ends by itself."""
 
 
 OK = Outcome("ok", EXIT_OK)

@@ -184,7 +184,7 @@ class Line:
             self._force_later(outcome)
 
     def _force_later(self, outcome: Outcome) -> None:
-        if outcome.status == "interrupted":  # all stop at the same step, and rank 0 may write its checkpoint for long
+        if outcome.is_of_all:  # rank 0 may write its checkpoint for long
             return
         if self._on_lost is not None and self._forcing is None:
             self._forcing = threading.Timer(GRACE_S, self._force, [outcome])

@@ -63,7 +63,9 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
     if isinstance(error, (Stopped, KeyboardInterrupt)):
         signum = error.signum if isinstance(error, Stopped) else signal.SIGINT
         code = EXIT_TERMINATED if signum == signal.SIGTERM else EXIT_INTERRUPTED
-        return Outcome("interrupted", code, None, str(error), "resume=auto goes on from the last checkpoint.")
+        is_of_all = isinstance(error, Stopped) and error.is_of_all
+        advice = "resume=auto goes on from the last checkpoint."
+        return Outcome("interrupted", code, None, str(error), advice, is_of_all=is_of_all)
     if isinstance(error, RankEnded):
         return replace(error.outcome, is_of_other_rank=True)
     if isinstance(error, OutOfMemoryExhausted):

@@ -37,16 +37,17 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(tmp_path: Path, 
     at_end = StopAtStepEnd(request, lambda trainer: stopped_at.append(trainer.global_step))
     with request.listening(), pytest.raises(Stopped) as caught:
         tiny.fit(tiny.module(), tmp_path, [SignalAt(2, signum), at_end])
-    assert caught.value.signum == signum
+    assert (caught.value.signum, caught.value.is_of_all) == (signum, True)
     assert stopped_at == [3]  # the step that the signal fell into is done
 
 
 def test_a_second_signal_does_not_wait(tmp_path: Path) -> None:
     request, stopped_at = StopRequest(), []
     at_end = StopAtStepEnd(request, lambda trainer: stopped_at.append(trainer.global_step))
-    with request.listening(), pytest.raises(Stopped):
+    with request.listening(), pytest.raises(Stopped) as caught:
         tiny.fit(tiny.module(), tmp_path, [SignalAt(2, signal.SIGINT, signal.SIGTERM), at_end])
     assert stopped_at == []
+    assert not caught.value.is_of_all  # other ranks know nothing of it
     assert not request.is_stepping
 
 

@@ -50,7 +50,7 @@ class StopAtStepEnd(pl.Callback):
             self._request.is_stepping = False
         if is_asked:
             self._stop(trainer)
-            raise Stopped(self._request.signum or signal.SIGTERM)
+            raise Stopped(self._request.signum or signal.SIGTERM, is_of_all=True)
 
     def _stop(self, trainer: pl.Trainer) -> None:
         self._is_stopping = True
