@@ -145,6 +145,20 @@ def test_a_rank_that_hangs_when_another_is_gone_is_ended_after_its_last_words(li
         lines[2].hear("go")
 
 
+def test_others_do_not_wait_for_the_last_words_of_rank_0(lines, monkeypatch):
+    """Nor for its own time of grace: no other notices that a machine is gone."""
+    is_over, are_said = threading.Event(), threading.Event()
+    monkeypatch.setattr(module, "GRACE_S", 0.1)
+    monkeypatch.setattr(module, "LAST_WORDS_S", 30)
+    monkeypatch.setattr(module.os, "_exit", lambda code: is_over.set())
+    with lines[0].watching(lambda outcome: are_said.wait(30)):
+        cut(lines[1])
+        told = lines[2].reason(wait_s=10)
+        are_said.set()
+        assert is_over.wait(10)
+    assert "Rank 1 on node 1" in told.message
+
+
 def test_a_stop_of_all_ranks_is_no_reason_to_end_one_that_writes_its_checkpoint(lines, monkeypatch):
     monkeypatch.setattr(module, "GRACE_S", 0.1)
     monkeypatch.setattr(module.os, "_exit", lambda code: pytest.fail("was ended"))
@@ -168,10 +182,10 @@ def test_one_that_waits_for_a_rank_that_was_stopped_alone_is_ended(lines, monkey
 def test_that_a_rank_failed_counts_more_than_that_others_were_stopped_for_it(lines):
     lines[1].end(Outcome("interrupted", 143, None, "stopped by SIGTERM"))
     assert lines[0].reason(wait_s=10).status == "interrupted"
-    cut(lines[2])
     gone = threading.Event()
     lines[0].on_gone = lambda rank, outcome: gone.set()
-    assert gone.wait(10) or lines[0].is_broken
+    cut(lines[2])
+    assert gone.wait(10)
     with pytest.raises(RankEnded, match="Rank 2 on node 2"):
         lines[0].hear("go", 2)
 

@@ -38,7 +38,7 @@ SILENT_S = 17.0
 GRACE_S = 6.0
 """A rank that knows that another is gone ends by itself within this time, or is ended: its collective may hang."""
 LAST_WORDS_S = 5.0
-"""What rank 0 then has to write the record."""
+"""What rank 0 then has to write the record. With the two before it is 28 s until all have ended."""
 _TRY_S = 5.0
 _AGAIN_S = 0.3
 _ENDED = "ended"
@@ -180,8 +180,11 @@ class Line:
         with self._changed:
             self._ended.setdefault(rank, outcome)
             self._changed.notify_all()
-        if outcome.exit_code != 0:
-            self._force_later(outcome)
+        if outcome.exit_code == 0:
+            return
+        if self.launch.rank == 0 and not (outcome.is_of_all or outcome.is_of_other_rank):
+            self.end(outcome)  # at once: it alone sees that a machine is gone, and its last words may take long
+        self._force_later(outcome)
 
     def _force_later(self, outcome: Outcome) -> None:
         if outcome.is_of_all:  # rank 0 may write its checkpoint for long
