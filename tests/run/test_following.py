@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.run.test_line import lines, meeting_place  # noqa: F401
+from tests.run.test_line import Unreadable, lines, meeting_place  # noqa: F401
 from wellfed.config.compose import compose
-from wellfed.errors import ConfigError
+from wellfed.errors import EXIT_FAILED, ConfigError
 from wellfed.launcher import Launch
 from wellfed.record import FILE_NAME, RunRecord
 from wellfed.run import following
-from wellfed.run.ending import Outcome
+from wellfed.run.ending import Outcome, RankEnded
 from wellfed.run.following import Word, lead
 
 GIT = {"commit": "0123456789ab", "dirty": False, "diff": ""}
@@ -51,6 +51,18 @@ def test_other_code_is_told_before_anything_is_composed_there(lines, tmp_path): 
     error, words = followed(lines, tmp_path, own=lambda facts: replace(facts, change="other"))
     assert "code: what is not committed differs between rank 0" in error
     assert all(word.exception() is not None for word in words)
+
+
+def test_words_that_another_rank_can_not_read_are_told_by_rank_0(lines, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(following, "spin_less", lambda environ: None)
+    monkeypatch.setattr(following, "own_git_state", lambda: GIT)
+    lines[0].tell("word", Unreadable())
+    assert following.follow(lines[1]) == EXIT_FAILED
+    with pytest.raises(RankEnded) as ended:
+        lines[0].gather("sees", None)
+    assert str(ended.value).startswith("Rank 1 on node 1 (")
+    assert "What rank 0 says can't be read on rank 1: invalid literal" in str(ended.value)
+    assert "make it the same on all machines" in str(ended.value)
 
 
 def test_a_folder_that_another_machine_does_not_see_is_told(lines, tmp_path, monkeypatch):  # noqa: F811

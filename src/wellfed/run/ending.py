@@ -33,5 +33,5 @@ class RankEnded(WellfedError):
     """Another rank has ended: this one can't go on."""
 
     def __init__(self, outcome: Outcome) -> None:
-        super().__init__(outcome.message)
+        super().__init__(f"{outcome.message}\n{outcome.advice}".rstrip())
         self.outcome = outcome

@@ -81,6 +81,7 @@ def follow(line: Line) -> int:
         if not sees:
             line.hear("plan")  # which does not come
     except RankEnded as ended:
+        line.end(ended.outcome)  # rank 0 tells it, which does not know yet what could not be read here
         return ended.outcome.exit_code
     except WellfedError as error:
         print(show_text(str(error)), file=sys.stderr)
