@@ -82,6 +82,42 @@ def test_a_handler_gets_what_ranks_tell(lines):
     assert sorted(heard, key=lambda one: one[0]) == [(1, {"util_pct": 50.0}), (2, {"util_pct": 60.0})]
 
 
+def test_that_a_rank_is_gone_is_heard_while_a_handler_writes(lines):
+    """To a disk that is full, say, or to a logger that does not answer."""
+    is_writing, may_go_on = threading.Event(), threading.Event()
+    heard = []
+
+    def write(rank, content):
+        is_writing.set()
+        may_go_on.wait(30)
+        heard.append(content)
+
+    lines[0].on("telemetry", write)
+    lines[1].tell("telemetry", 1)
+    lines[1].tell("telemetry", 2)
+    assert is_writing.wait(10)
+    cut(lines[2])
+    assert "Rank 2 on node 2" in lines[0].reason(wait_s=10).message
+    assert heard == []
+    may_go_on.set()
+
+
+def test_a_handler_that_fails_gets_what_comes_next(lines):
+    heard, is_complete = [], threading.Event()
+
+    def take(rank, content):
+        heard.append(content)
+        if content == 1:
+            raise OSError("full")
+        is_complete.set()
+
+    lines[0].on("telemetry", take)
+    lines[1].tell("telemetry", 1)
+    lines[1].tell("telemetry", 2)
+    assert is_complete.wait(10)
+    assert heard == [1, 2]
+
+
 def test_who_waits_for_a_rank_learns_how_it_has_ended(lines):
     lines[2].end(FAILED)
     with pytest.raises(RankEnded) as raised:
