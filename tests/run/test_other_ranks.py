@@ -27,25 +27,25 @@ def plan(num_workers, micro_batch):
 
 @dataclass(frozen=True)
 class Plans:
-    """A planner whose plan is at hand, for the device that it is given."""
+    """A planner whose plan is at hand, for the device that it is given; it times and estimates nothing."""
 
     device: RunPlan
 
-    def for_training(self, rank):
+    def rough(self):
         return self.device
 
 
-def test_ranks_load_and_plan_memory_as_rank_0_has_decided(monkeypatch, tmp_path):
+def test_ranks_load_and_split_a_step_as_rank_0_has_decided(monkeypatch, tmp_path):
     monkeypatch.setenv("WELLFED_RANK_0", "")  # both are put back afterwards
     monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir=mine", "resume=auto"])
     first = plan(2, 16)
-    RankZero(tmp_path, 7.2, first.loader).tell(["seed=2", "resume=logs/run"])
+    RankZero(tmp_path, 7.2, first.memory, first.loader).tell(["seed=2", "resume=logs/run"])
     assert sys.argv == ["train.py", "--config-dir=mine", "seed=2", "resume=logs/run"]
     other = OtherRanks(1, tmp_path / "of rank 1")
-    own = plan(8, 4)  # sees more room: no batches counted, or another machine's memory
+    own = plan(8, 4)  # sees more room for workers, and less for samples
     second = other.plan(Plans(own), [])
     assert second.loader == first.loader
-    assert second.memory == own.memory
+    assert (second.memory, second.memory.micro_batch) == (first.memory, 16)
     assert second.device.memory_gib == 7.2
 
 

@@ -25,7 +25,7 @@ from wellfed.config.entry import where_flags
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
 from wellfed.hardware.facts import MachineFacts
 from wellfed.planning.nodes import NodeCards, card_faults
-from wellfed.planning.run_plan import DevicePlan, LoaderSection, RunPlan
+from wellfed.planning.run_plan import DevicePlan, LoaderSection, MemorySection, RunPlan
 from wellfed.record import write_atomically
 from wellfed.run.ending import Outcome
 from wellfed.run.line import Line
@@ -39,12 +39,14 @@ WAIT_S = 5.0
 
 @dataclass(frozen=True)
 class RankZero:
-    """What rank 0 has decided for the ranks that Lightning starts."""
+    """What rank 0 has decided for the others."""
 
     folder: Path
     """Of the run."""
     budget_gib: float | None
     """By the time a later rank looks, the card is held by those that came before."""
+    memory: MemorySection
+    """Ranks that split a step into other parts would not meet in the same collectives."""
     loader: LoaderSection
     """Rank 0 alone has seen what host memory was free for all of them."""
 
@@ -109,10 +111,10 @@ class OtherRanks:
         if self._rank_0 is not None:
             device = replace(planner.device.device, memory_gib=self._rank_0.budget_gib)
             planner = replace(planner, device=replace(planner.device, device=device))
-            return replace(planner.for_training(self._rank), loader=self._rank_0.loader)
+            return replace(planner.rough(), memory=self._rank_0.memory, loader=self._rank_0.loader)
         plan = planner.for_training(self._rank)
         if self._rank == 0 and plan.trainer.world_size > 1:
-            decided = RankZero(self._folder.resolve(), plan.device.memory_gib, plan.loader)
+            decided = RankZero(self._folder.resolve(), plan.device.memory_gib, plan.memory, plan.loader)
             if self.line is None:
                 decided.tell(overrides)
             else:
