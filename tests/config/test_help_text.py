@@ -24,6 +24,14 @@ def test_groups_with_options_and_the_choice():
     assert "$" not in HELP
 
 
+@pytest.mark.parametrize("name", ["train", "tune"])
+def test_groups_come_as_in_the_primary_config(name: str) -> None:
+    lines = help_text(open_hydra(), name, []).partition("chosen now):")[2].splitlines()
+    groups = [line.split()[0] for line in lines if line.startswith("  ") and line[2:3].isalpha()]
+    assert groups[:5] == ["gpu", "loader", "memory", "workload", "trainer"]
+    assert groups.index("experiment") < groups.index("debug")
+
+
 def test_it_is_short_and_tells_where_to_read_on():
     assert len(HELP.splitlines()) < 35
     assert max(map(len, HELP.splitlines())) <= 130

@@ -45,6 +45,25 @@ def test_a_whole_checkpoint_is_loaded(whole: Path) -> None:
     assert torch.equal(state["state_dict"]["w"], STATE["state_dict"]["w"])
 
 
+def test_a_large_one_is_read_once(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks wait while rank 0 looks whether a run has one, whether that is whole, and at what it holds."""
+    read, testzip = [], zipfile.ZipFile.testzip
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda self: read.append(self.filename) or testzip(self))
+    assert is_readable(whole)
+    assert is_readable(whole)
+    assert read == [str(whole)]
+    if sys.platform == "linux":
+        state = load_checkpoint(whole)  # its tensors lie in the file
+        assert str(whole) in Path("/proc/self/maps").read_text()
+        assert torch.equal(state["state_dict"]["w"], STATE["state_dict"]["w"])
+    torch.save({**STATE, "more": 1}, whole.with_name("new"))
+    whole.with_name("new").replace(whole)
+    assert is_readable(whole)
+    assert len(read) == 2
+    whole.unlink()
+    assert not is_readable(whole)
+
+
 def test_a_weight_that_was_flipped_is_found_although_torch_loads_it(whole: Path) -> None:
     data = bytearray(whole.read_bytes())
     weights = STATE["state_dict"]["w"].numpy().tobytes()

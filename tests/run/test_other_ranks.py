@@ -2,10 +2,8 @@
 
 import sys
 import time
-from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -14,7 +12,7 @@ from tests.run.test_line import connected, lines, meeting_place  # noqa: F401
 from wellfed.errors import DataError
 from wellfed.launcher import Launch
 from wellfed.memory.remembered import MICRO_BATCH, Lowered
-from wellfed.planning.run_plan import Decided, RunPlan
+from wellfed.planning.run_plan import Decided, PlannedStage, RunPlan
 from wellfed.run import line as module
 from wellfed.run.ending import RankEnded
 from wellfed.run.other_ranks import OtherRanks, RankZero, leave_for_rank_0, take_from_ranks
@@ -30,30 +28,30 @@ def plan(num_workers, micro_batch):
 
 @dataclass(frozen=True)
 class Plans:
-    """A planner whose plan is at hand, for the device that it is given."""
+    """A planner whose plan is at hand, for the device that it is given; it times and estimates nothing."""
 
     device: RunPlan
-    remembered: Mapping | None = None
 
-    def for_training(self, rank):
-        return replace(self.device, remembered=self.remembered, remembered_in=Path("remembered.json"))
+    def rough(self):
+        return self.device
 
 
-def test_ranks_load_and_plan_memory_as_rank_0_has_decided(monkeypatch, tmp_path):
+def test_ranks_load_and_split_a_step_as_rank_0_has_decided(monkeypatch, tmp_path):
     monkeypatch.setenv("WELLFED_RANK_0", "")  # both are put back afterwards
     monkeypatch.setattr(sys, "argv", ["train.py", "--config-dir=mine", "resume=auto"])
     first = plan(2, 16)
     four = {MICRO_BATCH: Lowered(4, 8, "2026-11-22", "a")}
-    RankZero(tmp_path, 7.2, first.loader, four).tell(["seed=2", "resume=logs/run"])
+    stages = (PlannedStage(0, first.memory),)
+    RankZero(tmp_path, 7.2, first.memory, first.loader, stages, four).tell(["seed=2", "resume=logs/run"])
     assert sys.argv == ["train.py", "--config-dir=mine", "seed=2", "resume=logs/run"]
     other = OtherRanks(1, tmp_path / "of rank 1")
-    own = plan(8, 4)  # sees more room: no batches counted, or another machine's memory
+    own = plan(8, 4)  # sees more room for workers, and less for samples
     second = other.plan(Plans(own), [])
     assert second.loader == first.loader
-    assert second.memory == own.memory
+    assert (second.memory, second.memory.micro_batch) == (first.memory, 16)
     assert second.device.memory_gib == 7.2
-    assert second.remembered == four  # whatever another run has kept meanwhile
-    assert second.remembered_in is None  # rank 0 keeps it
+    assert (second.stages, second.remembered) == (stages, four)
+    assert second.remembered_in is None  # what has to be lowered, rank 0 keeps
 
 
 def test_a_rank_that_others_started_goes_by_what_it_sees(monkeypatch):

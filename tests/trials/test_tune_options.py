@@ -18,7 +18,7 @@ from wellfed.config.option_file import check_name
 from wellfed.config.schema import RunConfig, TrainerConfig, TuneConfig, TuneWrite, WorkloadConfig
 from wellfed.errors import ConfigError
 from wellfed.record import RunRecord
-from wellfed.trials.tune_options import MARK, TuneOptions, WrittenOptions, name_of
+from wellfed.trials.tune_options import MARK, TuneOptions, WrittenOptions, command, name_of
 from wellfed.tune.gain import TuneGain
 from wellfed.tune.search import Step
 from wellfed.tune.tune_trial import Change, Trial, typed_behind
@@ -109,7 +109,8 @@ def test_they_are_written_where_the_gain_is_sure_or_by_wish(
     assert len(found.files) == (2 if why_not is None else 0)
     assert (configs / "loader" / "mine.yaml").exists() is (why_not is None)
     if why_not is not None:
-        assert found.use == (f"--config-path={configs}", *TURNED)
+        tuned, start = (f"--config-path={configs}", *TURNED), (f"--config-path={configs}",)
+        assert (found.use, found.unproven) == ((tuned, ()) if gain is SURE else (start, tuned))
 
 
 def test_the_start_itself_is_written_by_wish(configs: Path) -> None:
@@ -134,7 +135,8 @@ def test_they_say_whose_they_are_and_why(configs: Path) -> None:
     [
         (("loader=baseline", "gpu=8gb", "seed=3", "sweep.trial_steps=40"), TURNED, ["gpu=8gb", "seed=3"]),
         (("loader.num_workers=3", "loader.skip_ids=[3,4]"), TURNED, ["loader.skip_ids=[3,4]"]),
-        (("gpu=8gb", "gpu.tf32=false"), (*TURNED, "gpu.compile=default"), []),
+        (("gpu=8gb", "gpu.tf32=false"), (*TURNED, "gpu.compile=default"), None),
+        (("gpu=24gb",), (*TURNED, "gpu.compile=default"), ["gpu=24gb", "gpu.compile=default"]),
         (("gpu=cpu",), (*TURNED, "gpu.compile=default"), ["gpu=cpu", "gpu.compile=default"]),
         # These set knobs of the loader themselves, with options that others chose.
         (("experiment=forecast_starved",), (*TURNED, *NOTHING_AHEAD), None),
@@ -154,12 +156,13 @@ def test_the_command_runs_what_was_measured(
     wanted = compose(typed_behind(start, turned), "train", config_dir=configs).resolved
     for group in ("gpu", "loader", "memory", "workload"):
         assert again[group] == wanted[group]
-    assert shlex.split(found.command) == ["python", "src/train.py", *found.use]
+    assert shlex.split(command(found.use)) == ["python", "src/train.py", *found.use]
+    assert not (configs / "gpu" / "mine.yaml").exists()
 
 
 def test_a_secret_is_not_shown() -> None:
-    found = WrittenOptions((), None, ("callbacks.mine.api_key=hush", "seed=2"))
-    assert found.command == "python src/train.py 'callbacks.mine.api_key='\"'\"'***'\"'\"'' seed=2"
+    told = command(("callbacks.mine.api_key=hush", "seed=2"))
+    assert told == "python src/train.py 'callbacks.mine.api_key='\"'\"'***'\"'\"'' seed=2"
 
 
 # -- files that are there --------------------------------------------------------------------------------------------
@@ -179,6 +182,14 @@ def test_what_is_somebodys_is_not_replaced_unless_asked(configs: Path) -> None:
     assert own.read_text() == "accumulate: 2\n"
     assert written(configs, TURNED, write=TuneWrite.never).files == ()
     assert len(written(configs, TURNED, replace=True).files) == 2
+
+
+@pytest.mark.parametrize("start", [("loader=mine",), ("memory=mine", "loader=baseline")])
+def test_options_that_the_start_itself_names_are_not_replaced(configs: Path, start: tuple[str, ...]) -> None:
+    written(configs, TURNED)
+    with pytest.raises(ConfigError, match=r"tune.name=mine: is what the start itself names.* Add tune.name=mine_2"):
+        written(configs, TURNED, *start)
+    assert written(configs, TURNED, *start, write=TuneWrite.never).files == ()
 
 
 @pytest.mark.parametrize("name", ["24gb", "on", "balanced", "1e3"])

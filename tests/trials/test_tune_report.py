@@ -67,12 +67,14 @@ def test_all_is_told_and_the_line_to_use_is_last(search: TuneSearch) -> None:
 
 
 def test_where_nothing_was_written_it_says_why(search: TuneSearch) -> None:
-    written = WrittenOptions((), "the gain is within noise", ("loader=auto",))
-    lines = list(report(search, TurnsMeasured([1.0], [1.1], TuneGain(1.1, None, 1), 9.0), written).lines())
-    assert lines[-2:] == [
+    written = WrittenOptions((), "the gain is within noise", (), ("loader=auto",))
+    made = report(search, TurnsMeasured([1.0], [1.1], TuneGain(1.1, None, 1), 9.0), written)
+    assert [*made.lines()][-3:] == [
         "No options were written: the gain is within noise.",
-        "Use it: python src/train.py loader=auto",
+        "Not proven: python src/train.py loader=auto",
+        "Use it: python src/train.py",
     ]
+    assert "Not proven: python src/train.py loader=auto" in made.page()
 
 
 def test_a_start_that_stays_is_told(search: TuneSearch) -> None:

@@ -15,13 +15,11 @@ from wellfed.trials.written_options import free_paths, option_text, words_beside
 
 RECORD: dict[str, Any] = {
     "plan": {
-        "gpu.memory_gib": {"value": 20.1, "because": "free now", "source": "measured"},
         "loader.num_workers": {"value": 2, "because": "one core is left", "source": "measured"},
         "memory.micro_batch": {"value": 64, "because": "fits", "source": "predicted"},
         "memory.accumulate": {"value": 4, "because": "256 / 64", "source": "predicted"},
     },
     "config": {
-        "gpu": {"memory_gib": None, "compile": "default"},
         "loader": {"num_workers": None, "timeout_s": 60, "skip_ids": [3]},
         "memory": {"on_oom": "fail"},
     },
@@ -38,10 +36,6 @@ def test_an_option_has_what_was_planned_then_what_was_configured_and_says_why():
         "accumulate": None,
         "on_oom": "fail",
     }
-
-
-def test_what_a_card_had_free_then_is_not_written():
-    assert yaml.safe_load(option_text("gpu", RECORD, "")) == {"memory_gib": None, "compile": "default"}
 
 
 def test_words_of_the_options_and_of_the_sweep_are_left_out_those_of_the_data_stay():
@@ -79,6 +73,6 @@ def test_a_file_that_may_be_replaced_is_no_fault(tmp_path: Path):
 
 
 def test_all_shipped_options_are_known():
-    assert set(written_options._SHIPPED) == {"gpu", "loader", "memory"}
+    assert set(written_options._SHIPPED) == {"loader", "memory"}
     for group, names in written_options._SHIPPED.items():
         assert {path.stem for path in (default_config_dir() / group).glob("*.yaml")} == set(names)

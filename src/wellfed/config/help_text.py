@@ -28,7 +28,7 @@ def help_text(hydra: Hydra, config_name: str, overrides: Sequence[str]) -> str:
     HydraConfig.instance().set_config(cfg)
     repo = repository_of(hydra.config_loader)
     lines = []
-    for group, chosen in cfg.hydra.runtime.choices.items():
+    for group, chosen in reversed(cfg.hydra.runtime.choices.items()):  # Hydra's last is the first of the primary config
         options = [f"{option}*" if option == chosen else option for option in in_order(repo.get_group_options(group))]
         if options and not group.startswith("hydra"):
             begin = f"  {group:<12}"

@@ -489,7 +489,11 @@ class TuneConfig:
     )
     max_trials: int = knob(20, "Trials at most, that of the start among them; the comparison comes after.", at_least=2)
     max_minutes: float = knob(
-        15.0, "Minutes after which no further trial is begun; the comparison comes after.", above=0, at_most=100000.0
+        15.0,
+        "Minutes, preparing included, after which no further trial is begun. One that has begun may take "
+        "sweep.timeout_s, and the comparison comes on top.",
+        above=0,
+        at_most=100000.0,
     )
     rounds: int = knob(
         5,
@@ -500,8 +504,8 @@ class TuneConfig:
     fixed: list[str] = knob([], "Knobs and groups that stay as they are at the start, e.g. [gpu,loader.num_workers].")
     write: TuneWrite = knob(
         TuneWrite.auto,
-        "Whether to write what was found as options of loader and memory (of gpu too, where it turned gpu.*): auto = "
-        "if the gain is beyond noise, always, or never.",
+        "Whether to write what was found as options of loader and memory: auto = if the gain is beyond noise, always, "
+        "or never.",
     )
     replace: bool = knob(False, "Write over options of that name which no tune has written.")
 

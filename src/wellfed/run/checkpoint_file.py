@@ -6,6 +6,7 @@ import pickle
 import zipfile
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,18 @@ _KEYS = ("state_dict", "global_step")
 def is_readable(checkpoint: Path) -> bool:
     """Whether this is an archive of torch.save whose every byte of content is as written.
 
-    Reads the whole file and needs no torch, which would load other bytes in silence.
+    Reads the whole file, once for as long as it stays as it is, and needs no torch, which would load other bytes in
+    silence.
     """
+    try:
+        found = checkpoint.stat()
+    except OSError:
+        return False
+    return _is_whole(checkpoint, found.st_ino, found.st_size, found.st_mtime_ns)
+
+
+@lru_cache(maxsize=32)
+def _is_whole(checkpoint: Path, *_version: int) -> bool:
     try:
         with zipfile.ZipFile(checkpoint) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
@@ -33,7 +44,7 @@ def is_readable(checkpoint: Path) -> bool:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """What a checkpoint holds, tensors on the CPU. Loads weights-only.
+    """What a checkpoint holds, tensors on the CPU, which are read from the file when they are used. Loads weights-only.
 
     Raises:
         ConfigError: no such file, not torch's, damaged, or without weights and step.
@@ -41,7 +52,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     import torch
 
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True)
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except OSError as error:
         raise _fault(path, f"can't be read: {error.strerror or error}.") from error
     except _NO_CHECKPOINT as error:

@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import secrets
+import selectors
 import socket
 import threading
 import time
@@ -21,7 +22,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from multiprocessing import AuthenticationError
-from multiprocessing.connection import Connection, answer_challenge, deliver_challenge, wait
+from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.reduction import ForkingPickler
+from queue import SimpleQueue
 from typing import Any
 
 from wellfed.errors import EXIT_FAILED, ConfigError, first_line
@@ -64,6 +67,8 @@ class Line:
         """Ranks that have ended, as they have said or as it looks from here."""
         self._said: defaultdict[tuple[int, str], deque[Any]] = defaultdict(deque)
         self._handlers: dict[str, Callable[[int, Any], None]] = {}
+        self._to_handle: SimpleQueue[tuple[int, str, Any]] = SimpleQueue()
+        self._handling: threading.Thread | None = None
         self._changed = threading.Condition()
         self._is_open = self._is_closed = self._has_said_end = False
         self._store: Any = None
@@ -83,9 +88,10 @@ class Line:
     def tell(self, kind: str, content: Any = None) -> None:
         """Rank 0 tells all others, another rank tells rank 0. Who is gone does not hear it."""
         self._open()
+        words = ForkingPickler.dumps((kind, content))  # once for all, as `Connection.send` does it for one
         for peer in list(self._peers.values()):
             with suppress(OSError), peer.sending:
-                peer.connection.send((kind, content))
+                peer.connection.send_bytes(words)
 
     def hear(self, kind: str, rank: int = 0) -> Any:
         """What a rank says next of this kind; waits for as long as it lives.
@@ -114,8 +120,14 @@ class Line:
         return [own, *(self.hear(kind, rank) for rank in range(1, self.launch.world_size))]
 
     def on(self, kind: str, handler: Callable[[int, Any], None]) -> None:
-        """What is said of this kind goes to a handler, with the rank, in a thread of the line."""
+        """What is said of this kind goes to a handler, with the rank; a thread of their own calls handlers in turn.
+
+        To be called before the ranks are ready: what is said earlier waits for `hear`.
+        """
         self._handlers[kind] = handler
+        if self._handling is None:
+            self._handling = threading.Thread(target=self._handle, name="wellfed-line-handlers", daemon=True)
+            self._handling.start()
 
     # Ends
 
@@ -212,8 +224,8 @@ class Line:
             return
         self._is_open = True
         os.register_at_fork(after_in_child=self._let_go)
+        _allow_open_files(4 * self.launch.world_size + 1024)
         if self.launch.rank == 0:
-            _allow_open_files(4 * self.launch.world_size + 1024)
             self._await_others(COME_S if come_s is None else come_s)
         else:
             self._join(COME_S if come_s is None else come_s)
@@ -287,39 +299,47 @@ class Line:
         raise ConfigError.of(f"rank {self.launch.rank}", problem, "What it says itself is in its own output.")
 
     def _read(self) -> None:
-        while not self._is_closed:
-            peers = {peer.connection: rank for rank, peer in self._peers.items() if not peer.connection.closed}
-            if not peers:
-                return
-            for connection in wait(list(peers), timeout=1.0):
-                self._take(peers[connection], connection)  # type: ignore[index,arg-type]
+        with selectors.DefaultSelector() as waiting:
+            for rank, peer in self._peers.items():
+                waiting.register(peer.connection.fileno(), selectors.EVENT_READ, (rank, peer.connection))
+            while waiting.get_map() and not self._is_closed:
+                for key, _ in waiting.select(timeout=1.0):
+                    rank, connection = key.data
+                    if not self._take(rank, connection):
+                        waiting.unregister(key.fd)
+                        connection.close()
 
-    def _take(self, rank: int, connection: Connection) -> None:
+    def _take(self, rank: int, connection: Connection) -> bool:
+        """What a rank says next; whether it may say more."""
         try:
             kind, content = connection.recv()
         except (EOFError, OSError):
-            with suppress(OSError):  # this end may be closing it
-                connection.close()
             if not self._is_closed and rank not in self._ended:
                 self.is_broken = True
                 gone = self._gone(rank)
                 self.on_gone(rank, gone)
                 self._ended_as(rank, gone)
-            return
+            return False
         except Exception as error:  # noqa: BLE001  unpickling may raise anything
             self._ended_as(rank, self._not_understood(rank, error))
-            return
+            return True
         if kind == _ENDED:
             self._ended_as(rank, self._placed(rank, content))
-        elif (handler := self._handlers.get(kind)) is not None:
-            try:
-                handler(rank, content)
-            except Exception:  # noqa: BLE001  this thread must go on: it is what hears that a rank is gone
-                _LOG.exception("what rank %d said of %s", rank, kind)
+        elif kind in self._handlers:
+            self._to_handle.put((rank, kind, content))
         else:
             with self._changed:
                 self._said[rank, kind].append(content)
                 self._changed.notify_all()
+        return True
+
+    def _handle(self) -> None:
+        while True:
+            rank, kind, content = self._to_handle.get()
+            try:
+                self._handlers[kind](rank, content)
+            except Exception:  # noqa: BLE001  what comes next may be handled
+                _LOG.exception("what rank %d said of %s", rank, kind)
 
     def _gone(self, rank: int) -> Outcome:
         """Of a rank that has not said how it ended."""

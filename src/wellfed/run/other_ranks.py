@@ -26,7 +26,7 @@ from wellfed.errors import EXIT_NOTHING_RUN, ConfigError
 from wellfed.hardware.facts import MachineFacts
 from wellfed.memory.remembered import Lowered
 from wellfed.planning.nodes import NodeCards, card_faults
-from wellfed.planning.run_plan import DevicePlan, LoaderSection, RunPlan
+from wellfed.planning.run_plan import DevicePlan, LoaderSection, MemorySection, PlannedStage, RunPlan
 from wellfed.record import write_atomically
 from wellfed.run.ending import Outcome
 from wellfed.run.line import Line
@@ -40,16 +40,20 @@ WAIT_S = 5.0
 
 @dataclass(frozen=True)
 class RankZero:
-    """What rank 0 has decided for the ranks that Lightning starts."""
+    """What rank 0 has decided for the others."""
 
     folder: Path
     """Of the run."""
     budget_gib: float | None
     """By the time a later rank looks, the card is held by those that came before."""
+    memory: MemorySection
+    """Ranks that split a step into other parts would not meet in the same collectives."""
     loader: LoaderSection
     """Rank 0 alone has seen what host memory was free for all of them."""
+    stages: tuple[PlannedStage, ...] = ()
+    """As for ``memory``."""
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
-    """What earlier runs had to lower: another run may add to it while the others start."""
+    """What earlier runs had to lower: the optimizer goes by it."""
 
     @classmethod
     def told(cls) -> Self | None:
@@ -111,13 +115,13 @@ class OtherRanks:
             self._rank_0 = self.line.hear("plan")
         if self._rank_0 is not None:
             device = replace(planner.device.device, memory_gib=self._rank_0.budget_gib)
-            planned_on = replace(planner.device, device=device)
-            planner = replace(planner, device=planned_on, remembered=self._rank_0.remembered)
-            # What has to be lowered is kept by rank 0 for all of them.
-            return replace(planner.for_training(self._rank), loader=self._rank_0.loader, remembered_in=None)
+            planner = replace(planner, device=replace(planner.device, device=device))
+            told = {name: getattr(self._rank_0, name) for name in ("memory", "loader", "stages", "remembered")}
+            return replace(planner.rough(), **told)
         plan = planner.for_training(self._rank)
         if self._rank == 0 and plan.trainer.world_size > 1:
-            decided = RankZero(self._folder.resolve(), plan.device.memory_gib, plan.loader, plan.remembered)
+            folder, budget_gib = self._folder.resolve(), plan.device.memory_gib
+            decided = RankZero(folder, budget_gib, plan.memory, plan.loader, plan.stages, plan.remembered)
             if self.line is None:
                 decided.tell(overrides)
             else:

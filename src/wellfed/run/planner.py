@@ -25,7 +25,7 @@ from wellfed.hardware.profiles import with_cards
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.memory import remembered
-from wellfed.memory.remembered import FOREACH, Lowered
+from wellfed.memory.remembered import FOREACH
 from wellfed.planning.budget import step_shape
 from wellfed.planning.decide import plan_run
 from wellfed.planning.device import plan_device
@@ -56,8 +56,6 @@ class Planner:
     facts: MachineFacts
     device: DevicePlan
     parts: assemble.Parts
-    remembered: Mapping[str, Lowered] | None = None
-    """What earlier runs had to lower, where another rank has read it already."""
     from_epoch: int | None = None
     """Of ``memory.stages`` it plans the one that begins with this epoch; None: there are none."""
 
@@ -222,18 +220,16 @@ class Planner:
 
     def _as_remembered(self, plan: RunPlan, estimate: Footprints) -> RunPlan:
         """The plan with what earlier runs of it had to lower; it knows where to keep what this one must."""
-        found = self.remembered
-        if found is None:
-            file = self._remembered_in(plan, estimate) if self.config.memory.remember else None
-            if file is None:
-                return plan
-            plan = replace(plan, remembered_in=file)
-            try:
-                found = remembered.recall(file)
-            except (OSError, ValueError) as error:
-                why = error.strerror if isinstance(error, OSError) else error
-                warning = f"{file}: {why}; planned as if it were not there. Delete it, or set memory.remember=false."
-                return replace(plan, warnings=(*plan.warnings, warning))
+        file = self._remembered_in(plan, estimate) if self.config.memory.remember else None
+        if file is None:
+            return plan
+        plan = replace(plan, remembered_in=file)
+        try:
+            found = remembered.recall(file)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            warning = f"{file}: {why}; planned as if it were not there. Delete it, or set memory.remember=false."
+            return replace(plan, warnings=(*plan.warnings, warning))
         optimizer, model = self.config.workload.optimizer, self.model_facts()
         is_decided = optimizer is None or any(name in optimizer for name in ("foreach", "fused"))
         footprint = estimate(plan.memory.features, plan.memory.checkpoint_activations)

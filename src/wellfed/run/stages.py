@@ -125,6 +125,9 @@ class Run:
         checkpoint = None if self.target is None else self._go_on_from(self.target, passes)
         if self.rank == 0 and self.measure is None:  # a sweep publishes its trials itself
             books.open_loggers(self.composed, plan)
+        line = self._others.line
+        if self.rank == 0 and line is not None:
+            line.on("watched", lambda rank, told: books.hear_of_node(told))
         self._others.ready()
         with self._others.watching(self._lost), self._watching(facts, plan):
             usage = books.training(plan, 0 if ballast is None else ballast.nbytes)
@@ -201,8 +204,6 @@ class Run:
         """Rank 0 watches its machine, the first rank of another node that one."""
         line, books = self._others.line, self._books
         if self.rank == 0:
-            if line is not None:
-                line.on("watched", lambda rank, told: books.hear_of_node(told))
             return books.watching(facts, plan)
         if line is None or line.launch.node == 0 or not line.launch.is_first_of_node:
             return nullcontext()

@@ -88,7 +88,11 @@ class TrialLedger(KeptRows[Row]):
         """Rows of trials that ended just when this was killed."""
         known = self._found.latest()
         begun = [self.begin(point, "trial") for point in points if point.id not in known]
-        self._append(row for each in begun if (row := recorded_row(each, self.folder)) is not None)
+        self._append(row for each in begun if (row := self._recorded(each)) is not None)
+
+    def _recorded(self, begun: Row) -> Row | None:
+        """The row of a trial that has ended by itself; None: it has not."""
+        return recorded_row(begun, self.folder)
 
     def begin(self, point: GridPoint, kind: Literal["trial", "confirm"]) -> Row:
         """What is known of a trial before it starts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from wellfed.tune.tune_trial import knob_of, typed_behind
 
 MARK = "Written by python src/tune.py: the next tune of this name replaces it."
 """First line of a file of its own; without it a file is somebody's."""
-_GROUPS = ("gpu", "loader", "memory")
+_GROUPS = ("loader", "memory")
+"""Not gpu: an option of that group is a card, with a budget that others go by; what was turned of it is typed."""
 _VENDORS = ("nvidia", "geforce", "amd", "radeon")
 
 
@@ -47,14 +48,17 @@ class WrittenOptions:
     why_not: str | None
     """Why there are none."""
     use: tuple[str, ...]
-    """Words of `python src/train.py` that run the result."""
+    """Words of `python src/train.py` that are recommended: they run the result, or the start where that is not proven
+    to be better."""
+    unproven: tuple[str, ...] = ()
+    """Words that run the result where the start is recommended."""
     has_failed: bool = False
     """They should have been written, and could not be."""
 
-    @property
-    def command(self) -> str:
-        """To be typed; secrets as ``***``."""
-        return f"python src/train.py {shlex.join(masked_override(word) for word in self.use)}".rstrip()
+
+def command(words: Sequence[str]) -> str:
+    """To be typed; secrets as ``***``."""
+    return f"python src/train.py {shlex.join(masked_override(word) for word in words)}".rstrip()
 
 
 @dataclass(frozen=True)
@@ -74,22 +78,32 @@ class TuneOptions:
     def _config_dir(self) -> Path:
         return Path(self.where["config_dir"] or default_config_dir())
 
+    @property
+    def config_dirs(self) -> list[Path]:
+        """In which options are looked for."""
+        return [self._config_dir, *map(Path, self.where["extra_dirs"])]
+
     def check(self) -> None:
         """Before anything is measured.
 
         Raises:
-            ConfigError: the name will not do, the files are somebody's, or their folder can't be written to.
+            ConfigError: the name will not do, the start itself names it, the files are somebody's, or their folder
+                can't be written to.
         """
         check_name(self.name, "tune.name=")
         if self.asked.write is TuneWrite.never:
             return
+        if self.name in (self.start.choices.get(group) for group in _GROUPS):
+            problem = "is what the start itself names, and would be replaced."
+            way_out = f"Add tune.name={self.name}_2, or tune.write=never."
+            raise ConfigError.of(f"tune.name={self.name}", problem, way_out)
         others = "Take another tune.name, add tune.replace=true, or tune.write=never to be shown what is found alone."
         paths = free_paths(
             self.name, _GROUPS, self._config_dir, flag="tune.name=", may_replace=self._may_replace, way_out=others
         )
-        for group, path in paths.items():
+        for path in paths.values():
             place = path.parent if path.parent.exists() else self._config_dir
-            if group != "gpu" and not os.access(place, os.W_OK):
+            if not os.access(place, os.W_OK):
                 way_out = "Make it writable, or add tune.write=never: what is found is then shown alone."
                 raise ConfigError.of(f"tune.write={self.asked.write.name}", f"{place} can't be written to.", way_out)
 
@@ -113,13 +127,14 @@ class TuneOptions:
         """
         turned = result.change.overrides
         beside = words_beside(self.start.overrides, ())
-        plainly = (*self.flags, *typed_behind(beside, turned))
+        plainly = WrittenOptions((), None, (*self.flags, *typed_behind(beside, turned)))
+        if turned and not (gain is not None and gain.is_beyond_noise):
+            plainly = replace(plainly, use=(*self.flags, *beside), unproven=plainly.use)
         if (why_not := self._why_not(result, gain)) is None and record is None:
             why_not = "its run.json can't be read"
         if why_not is not None:
-            return WrittenOptions((), why_not, plainly)
+            return replace(plainly, why_not=why_not)
         found: Mapping[str, Any] = plain(asdict(record))
-        groups = [group for group in _GROUPS if group != "gpu" or self._has_gpu_option(turned)]
         because = {
             knob_of(word): f"turned by tune ({step.why}): {step.change.because}"
             for step in kept
@@ -128,16 +143,16 @@ class TuneOptions:
         }
         texts = {
             self._config_dir / group / f"{self.name}.yaml": option_text(group, found, f"{MARK}\n{heading}", because)
-            for group in groups
+            for group in _GROUPS
         }
         try:
             write_files(texts, f"tune.name={self.name}", "")
         except ConfigError as error:
-            return WrittenOptions((), str(error.faults[0]), plainly, has_failed=True)
-        options = [f"{group}={self.name}" for group in groups]
-        others = [word for word in turned if knob_of(word).partition(".")[0] not in groups]
-        words = [*typed_behind(words_beside(self.start.overrides, groups), others), *options]
-        return WrittenOptions(tuple(texts), None, (*self.flags, *self._exact(words, groups, found)))
+            return replace(plainly, why_not=str(error.faults[0]), has_failed=True)
+        options = [f"{group}={self.name}" for group in _GROUPS]
+        others = [word for word in turned if knob_of(word).partition(".")[0] not in _GROUPS]
+        words = [*typed_behind(words_beside(self.start.overrides, _GROUPS), others), *options]
+        return WrittenOptions(tuple(texts), None, (*self.flags, *self._exact(words, found)))
 
     def _why_not(self, result: Step, gain: TuneGain | None) -> str | None:
         write = self.asked.write
@@ -150,15 +165,10 @@ class TuneOptions:
             return f"nothing is better than the start{more}"
         return None if gain.is_beyond_noise else f"the gain is within noise{more}"
 
-    def _has_gpu_option(self, turned: Sequence[str]) -> bool:
-        """``gpu=cpu`` says where to train, which no other option does."""
-        is_turned = any(knob_of(word).partition(".")[0] == "gpu" for word in turned)
-        return is_turned and self.start.choices.get("gpu") != "cpu"
-
-    def _exact(self, words: Sequence[str], groups: Sequence[str], record: Mapping[str, Any]) -> list[str]:
+    def _exact(self, words: Sequence[str], record: Mapping[str, Any]) -> list[str]:
         """The words, and what an experiment among them would set otherwise than the options do."""
         wanted: dict[str, Any] = {
-            f"{group}.{knob}": value.value for group in groups for knob, value in option_values(group, record).items()
+            f"{group}.{knob}": value.value for group in _GROUPS for knob, value in option_values(group, record).items()
         }
         of_data = {name: record["config"].get("loader", {}).get(name.partition(".")[2]) for name in OF_THE_DATA}
         wanted |= {name: value for name, value in of_data.items() if name not in map(knob_of, words)}

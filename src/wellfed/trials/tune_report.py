@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from wellfed.sweep.objective import OBJECTIVES, Objective
-from wellfed.trials.tune_options import WrittenOptions
+from wellfed.trials.tune_options import WrittenOptions, command
 from wellfed.tune.search import Step, TuneSearch
 from wellfed.tune.tune_file import TuneFile, TurnsMeasured
 from wellfed.tune.tune_table import advice_in_words, as_markdown, as_text, gain_in_words
-from wellfed.units import counted, show_duration
+from wellfed.units import counted, show_duration, show_line
 
 PAGE = "tune.md"
 
@@ -33,7 +33,7 @@ class TuneReport:
         """For a terminal."""
         yield from ("", *as_text(self.search.steps, self._objective, self.file.sample_unit), "")
         yield from self._conclusions()
-        yield f"Use it: {self.written.command}"
+        yield f"Use it: {command(self.written.use)}"
 
     def page(self) -> str:
         """As markdown."""
@@ -43,7 +43,7 @@ class TuneReport:
             f"{file.workload} on {file.machine}, for {self._objective.noun}; code {file.code}.",
             "\n".join(as_markdown(self.search.steps, self._objective, file.sample_unit)),
             *self._conclusions(),
-            f"```\n{self.written.command}\n```",
+            f"```\n{command(self.written.use)}\n```",
         ]
         return "\n\n".join(parts) + "\n"
 
@@ -56,6 +56,8 @@ class TuneReport:
         else:
             took = show_duration(comparison.seconds)
             yield f"Start and result in turn ({took}): {gain_in_words(comparison.gain, self._objective)}"
+            if comparison.problem is not None:
+                yield show_line(comparison.problem)
             if not self.result.change.overrides:
                 yield "So the start stays."
         for line in advice_in_words(search.advice):
@@ -64,3 +66,5 @@ class TuneReport:
             yield f"Written: {', '.join(map(str, self.written.files))}"
         else:
             yield f"No options were written: {self.written.why_not}."
+        if self.written.unproven:
+            yield f"Not proven: {command(self.written.unproven)}"

@@ -27,6 +27,10 @@ class TuneScreen:
     def tick(self) -> None:
         """Nothing moves."""
 
+    def goes_on(self, number: int, step: Step) -> None:
+        """With what it had dropped."""
+        self.say(f"Going on with {number}. {' '.join(step.change.turned)}: {show_line(step.why)}")
+
     def step(self, number: int, step: Step) -> None:
         """A trial has been judged."""
         trial, parts = step.trial, list[str]()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Literal
 
@@ -22,9 +23,19 @@ from wellfed.tune.tune_trial import typed_behind
 class TuneLedger(TrialLedger):
     """The rows of a tune."""
 
+    def _recorded(self, begun: Row) -> Row | None:
+        """With the tune's own version of the code: where that had changed, all of the folder was put aside."""
+        row = super()._recorded(begun)
+        return None if row is None else replace(row, code=begun.code)
+
     def finished(self, point: str) -> Row | None:
         """The trial of a point; None where it has to be run, or run again."""
         return None if ledger.missing([point], self._found, self._retry) else self.latest(point)
+
+    @property
+    def points(self) -> set[str]:
+        """That have a trial."""
+        return set(self._found.latest())
 
     def latest(self, point: str) -> Row | None:
         """Its last trial, whatever became of it."""
@@ -75,14 +86,25 @@ class TuneTrials:
     def measure(self, overrides: Sequence[str]) -> Row:
         """What became of its trial."""
         point = self.point(overrides)
-        if (row := self.ledger.finished(point.id)) is not None:
+        if (row := self._known(point)) is not None:
             return row
         self.ledger.adopt([point])  # it ended just when the tune was killed
-        if (row := self.ledger.finished(point.id)) is not None:
+        if (row := self._known(point)) is not None:
             return row
         if self._is_ready(point):
             self._run(point, "trial")
         return self.latest(overrides)
+
+    def _known(self, point: GridPoint) -> Row | None:
+        """Its trial, where it need not be run; a start that failed is always run again, since nothing is tuned
+        without it."""
+        row = self.ledger.finished(point.id)
+        return None if row is None or (row.status != "ok" and point.id == self.point(()).id) else row
+
+    def kept_as_they_are(self) -> Counter[str]:
+        """Trials that did not end well and are not run again, by status."""
+        rows = filter(None, map(self.ledger.finished, self.ledger.points - {self.point(()).id}))
+        return Counter(row.status for row in rows if row.status != "ok")
 
     def latest(self, overrides: Sequence[str]) -> Row:
         """What became of the last trial of what was measured before."""
@@ -100,18 +122,24 @@ class TuneTrials:
             return None
 
     def compare(self, overrides: Sequence[str], rounds: int) -> list[tuple[Row, Row]]:
-        """Rows of the start and of this configuration, measured in turn."""
-        start, result, done = self.point(()), self.point(overrides), self.rounds_done(overrides)
-        if done < rounds and self._is_ready(start) and self._is_ready(result):
-            for number in range(done, rounds):
+        """Rows of the start and of this configuration, measured in turn; fewer where it fails in one of them."""
+        start, result = self.point(()), self.point(overrides)
+        found = self.ledger.rounds(start.id, result.id)
+        if self.rounds_missing(overrides, rounds) and self._is_ready(start) and self._is_ready(result):
+            for number in range(len(found), rounds):
                 # Every other round backwards: nobody always follows the same one.
                 for point in (start, result) if number % 2 == 0 else (result, start):
                     self._run(point, "confirm")
-        return self.ledger.rounds(start.id, result.id)[:rounds]
+                found = self.ledger.rounds(start.id, result.id)
+                if _has_failed(found):
+                    break
+        return found[:rounds]
 
-    def rounds_done(self, overrides: Sequence[str]) -> int:
-        """In which the start and this configuration were measured already."""
-        return len(self.ledger.rounds(self.point(()).id, self.point(overrides).id))
+    def rounds_missing(self, overrides: Sequence[str], rounds: int) -> int:
+        """Of so many, in which the start and this configuration are not measured yet; none after one in which it has
+        failed."""
+        found = self.ledger.rounds(self.point(()).id, self.point(overrides).id)
+        return 0 if _has_failed(found) else max(0, rounds - len(found))
 
     def _is_ready(self, point: GridPoint) -> bool:
         """It composes and its plan fits; else it has a row that says why not."""
@@ -126,3 +154,8 @@ class TuneTrials:
         TrialExecution(setup.ready, self.ledger, self.servers, setup.gpus, setup.timeout_s, tick=setup.screen.tick).run(
             [point.id], kind
         )
+
+
+def _has_failed(rounds: Sequence[tuple[Row, Row]]) -> bool:
+    """The second of the two did not end well: no further round will make it one to recommend."""
+    return any(row.status != "ok" for _, row in rounds)

@@ -44,6 +44,8 @@ def _faults(text: str) -> Iterator[Fault]:
         yield Fault(text, problem, "Leave it out; an interrupted tune goes on by the same command.")
     elif key == "sweep" and not is_null(value):
         yield Fault(text, "names a grid, and tune chooses by itself what it tries.", "Leave it out.")
+    elif group_of(text) == "search" and not is_null(value):
+        yield Fault(text, "is about a search of whole trainings, and tune times short trials.", "Leave it out.")
     elif key in _OF_SWEEPS:
         yield Fault(text, "has no effect on a tune.", _OF_SWEEPS[key])
     else:

@@ -14,12 +14,14 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import wellfed
 from wellfed.config.compose import Composed, compose, masked_override
 from wellfed.config.entry import places, where_flags
 from wellfed.config.schema import RunConfig, TuneRunConfig
@@ -39,16 +41,15 @@ from wellfed.planning.device import plan_device
 from wellfed.record import differences, write_atomically
 from wellfed.run.announce import announce
 from wellfed.run.lock import made, only_one
-from wellfed.run.train import own_git_state
 from wellfed.stop_request import Stopped, StopRequest
 from wellfed.sweep.objective import OBJECTIVES
-from wellfed.sweep.rows import code_version
 from wellfed.trials.energy import check_energy
 from wellfed.trials.fork_server import ForkServer, ForkServerFailed, Job
 from wellfed.trials.sweep import prepare_to_fork
 from wellfed.trials.tasks import in_words
 from wellfed.trials.trial_pool import ForkServers
 from wellfed.trials.trial_setup import TrialSetup, scratch_folder
+from wellfed.trials.tune_code import tune_code
 from wellfed.trials.tune_options import TuneOptions, name_of
 from wellfed.trials.tune_report import PAGE, TuneReport
 from wellfed.trials.tune_screen import TuneScreen
@@ -60,7 +61,7 @@ from wellfed.tune.moves import TuneMachine
 from wellfed.tune.search import TuneBudget, TuneSearch
 from wellfed.tune.tune_file import TuneFile, TurnsMeasured, steps_of
 from wellfed.tune.tune_table import gain_in_words
-from wellfed.tune.tune_trial import Trial
+from wellfed.tune.tune_trial import Change, Trial
 from wellfed.units import counted, show_duration, show_text
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def _tune(composed: Composed[TuneRunConfig], stop: StopRequest) -> int:
             start=tuple(map(masked_override, start.overrides)),
             objective=config.sweep.objective.value,
             trial_steps=config.sweep.trial_steps,
-            code=code_version(own_git_state()),
+            code=tune_code(Path(wellfed.__file__).parent, options.config_dirs, start.choices, name),
             machine=in_words(facts),
             flags=tuple(where_flags(sys.argv[1:])),
         )
@@ -205,6 +206,7 @@ class _Tune:
         budget = TuneBudget(self.config.tune.max_trials, 60 * self.config.tune.max_minutes)
         self._search = TuneSearch(self._objective, budget, self.around, self.fixed)
         retry = [status.value for status in self.config.sweep.retry]
+        self._beside_s: dict[tuple[str, ...], float] = {}
         self._ledger = TuneLedger(self.folder, self.file.code, self._screen, retry)
 
     @property
@@ -232,6 +234,9 @@ class _Tune:
             words = of_trials(self.start.overrides, self.start.config)
             setup = TrialSetup(compose_point, self._ledger, self._screen, scratch, timeout_s)
             trials = TuneTrials(words, setup, self._ledger, servers)
+            if left := trials.kept_as_they_are():
+                told = ", ".join(f"{number} {status}" for status, number in left.items())
+                self._screen.say(f"Kept as they are: {told}; sweep.retry=[{','.join(left)}] runs them again.")
             self._seek(trials)
             comparison = self._compare(trials)
         return self._end(trials, comparison)
@@ -245,6 +250,7 @@ class _Tune:
                 aside = self._ledger.set_aside()
                 say(f"Measured anew, since {', '.join(changed)}; what was measured before is in {self.folder / aside}.")
             else:
+                self._beside_s = tune_file.beside_of(earlier or {"steps": ()})
                 say(f"Going on in {self.folder}: what it has measured is not measured again.")
         self.file.write(self.folder)
         say(
@@ -256,19 +262,34 @@ class _Tune:
     def _seek(self, trials: TuneTrials) -> None:
         """Until the search proposes nothing more."""
         search = self._search
-        while (change := search.propose()) is not None:
+        while (change := self._proposed()) is not None:
+            began_at_s = time.monotonic()
             row = trials.measure(change.overrides)
-            step = search.tell(change, Trial.of(row, trials.record(row), self._objective))
+            # What was measured by an earlier command takes nothing now, and counts as it did then.
+            beside_s = max(time.monotonic() - began_at_s - row.seconds, self._beside_s.get(change.overrides, 0.0))
+            trial = replace(Trial.of(row, trials.record(row), self._objective), beside_seconds=beside_s)
+            step = search.tell(change, trial)
             self._screen.step(len(search.steps), step)
-            if search.best is None:
-                raise self._not_the_start(row)
             self._write(status="running")
+        if search.best is None:
+            self._write(status="stopped")
+            raise self._not_the_start(trials.latest(()))
+
+    def _proposed(self) -> Change | None:
+        """The next change; said, where the search goes on with what it had dropped."""
+        search, before = self._search, self._search.best
+        change = search.propose()
+        if before is not None and search.best is not None and search.best is not before:
+            self._screen.goes_on(search.steps.index(search.best) + 1, search.best)
+        return change
 
     def _not_the_start(self, row: Row) -> _NotTheStart:
         error = row.error or {"kind": "code", "message": self._objective.missing, "advice": ""}
         told = f"{error.get('message', '')} {error.get('advice') or ''}".strip()
         nothing_run = row.exit_code is None and error.get("kind") in ("config", "data")
         code = EXIT_NOTHING_RUN if nothing_run else row.exit_code
+        if row.status == "timeout":
+            told += f" Or measure fewer steps: sweep.trial_steps={max(1, self.file.trial_steps // 4)}."
         if not nothing_run and row.folder:
             told += f"\nIts folder: {self.folder / row.folder}"
         command = " ".join(["python src/train.py", *map(masked_override, self.start.overrides)])
@@ -281,14 +302,23 @@ class _Tune:
         assert best is not None
         if not best.change.overrides:
             return None
-        rounds = self.config.tune.rounds
-        if (missing := rounds - trials.rounds_done(best.change.overrides)) > 0:
-            self._screen.say(f"Measuring start and result again, {counted(missing, 'round')} in turn")
+        rounds, start = self.config.tune.rounds, self._search.start
+        assert start is not None
+        if missing := trials.rounds_missing(best.change.overrides, rounds):
+            about = show_duration(missing * (start.trial.seconds + best.trial.seconds))
+            self._screen.say(f"Measuring start and result again, {counted(missing, 'round')} in turn: about {about}")
         rows = trials.compare(best.change.overrides, rounds)
-        figures = [tuple(self._objective(row) if row.status == "ok" else None for row in round_) for round_ in rows]
-        before, after = [first for first, _ in figures], [second for _, second in figures]
-        seconds = sum(row.seconds for round_ in rows for row in round_)
-        return TurnsMeasured(before, after, gain_in_turns(before, after, self._objective), seconds)
+        pairs = [tuple(Trial.of(row, None, self._objective) for row in round_) for round_ in rows]
+        before, after = [first.figure for first, _ in pairs], [second.figure for _, second in pairs]
+        problems = [
+            f"The {name} did not end well in round {number}: {trial.status}, {trial.error}"
+            for number, pair in enumerate(pairs, 1)
+            for name, trial in zip(("start", "result"), pair, strict=True)
+            if trial.figure is None
+        ]
+        seconds = sum(trial.seconds for pair in pairs for trial in pair)
+        gain = gain_in_turns(before, after, self._objective)
+        return TurnsMeasured(before, after, gain, seconds, problems[0] if problems else None)
 
     def _end(self, trials: TuneTrials, comparison: TurnsMeasured | None) -> int:
         """Say, write and keep what was found; the exit code."""
@@ -300,10 +330,11 @@ class _Tune:
             self.stopped(too_little)
             return EXIT_FAILED
         gain = None if comparison is None else comparison.gain
-        result = start if gain is not None and gain.is_loss else best
+        result = best if comparison is None or comparison.result_holds else start
         row = trials.latest(result.change.overrides)
         kept = [step for step in search.steps if step.is_kept]
-        written = self.options.write(result, kept, gain, trials.record(row), self._heading(row, gain))
+        heading = self._heading(row, gain if result.change.overrides else None)
+        written = self.options.write(result, kept, gain, trials.record(row), heading)
         self._write(
             status="done",
             result=tuple(result.change.overrides),
@@ -311,6 +342,7 @@ class _Tune:
             advice=[asdict(each) for each in search.advice],
             written=tuple(map(str, written.files)),
             use=tuple(map(masked_override, written.use)),
+            unproven=tuple(map(masked_override, written.unproven)),
         )
         report = TuneReport(self.file, search, result, comparison, written)
         write_atomically(self.folder / PAGE, report.page())
@@ -321,19 +353,21 @@ class _Tune:
     def _too_little(self) -> str | None:
         """Where the budget has ended with the start's trial."""
         minutes, took_s = self.config.tune.max_minutes, self._search.spent_seconds
-        if len(self._search.steps) > 1 or 2 * took_s <= 60 * minutes:
+        around_s = self._search.used_seconds - took_s
+        if len(self._search.steps) > 1 or 2 * took_s + around_s <= 60 * minutes:
             return None
-        enough = max(1, math.ceil(took_s / 10))  # half a dozen trials
+        enough = math.ceil((6 * took_s + around_s) / 60)  # half a dozen trials
         return (
             f"tune.max_minutes={minutes:g} leaves no time for a trial beside that of the start, which took "
-            f"{show_duration(took_s)}: nothing was tried. Set tune.max_minutes={enough}."
+            f"{show_duration(took_s)} after {show_duration(around_s)} of preparing: nothing was tried. Set "
+            f"tune.max_minutes={enough}."
         )
 
     def _heading(self, row: Row, gain: TuneGain | None) -> str:
-        """Of the files of options."""
+        """Of the files of options; ``gain`` is that of what they hold, None: they hold the start."""
         figure = self._objective(row)
         shown = "" if figure is None else self._objective.show(figure, self.file.sample_unit)
-        told = "the start" if gain is None else gain_in_words(gain, self._objective)
+        told = "the start." if gain is None else gain_in_words(gain, self._objective)
         words = shlex.join(map(masked_override, self.start.overrides))
         return (
             f"python src/tune.py {words}\nTrial {self.folder / row.folder} of {row.started_at}\n"

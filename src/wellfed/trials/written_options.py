@@ -11,16 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from wellfed.config.option_file import Value, check_name, comment_lines, typed, yaml_lines
-from wellfed.config.schema import GpuConfig, LoaderConfig, MemoryConfig
+from wellfed.config.schema import LoaderConfig, MemoryConfig
 from wellfed.errors import ConfigError
 from wellfed.sweep.grid import OF_THE_SWEEP, group_of
 from wellfed.sweep.winner import AS_CONFIGURED, recorded_knobs
 
-_SCHEMAS: Mapping[str, type] = {"gpu": GpuConfig, "loader": LoaderConfig, "memory": MemoryConfig}
+_SCHEMAS: Mapping[str, type] = {"loader": LoaderConfig, "memory": MemoryConfig}
 OF_THE_DATA = ("loader.skip_ids", "loader.max_skipped", "loader.shuffle_buffer")
 """Which samples are bad, and in which order they come, is no matter of speed."""
 _SHIPPED = {
-    "gpu": ("auto", "cpu", "8gb", "16gb", "24gb", "80gb"),
     "loader": ("auto", "baseline", "conservative", "balanced", "aggressive", "own"),
     "memory": ("auto", "cache", "cache_host", "dynamic", "accumulate", "tight"),
 }
@@ -57,13 +56,9 @@ def free_paths(
 
 
 def option_values(group: str, record: Mapping[str, Any]) -> dict[str, Value]:
-    """The knobs of an option as a run had them: planned where its plan decided them, else as configured.
-
-    What a card offers is written as configured: what a plan makes of it is of that moment.
-    """
-    known = {"config": record.get("config")} if group == "gpu" else record
+    """The knobs of an option as a run had them: planned where its plan decided them, else as configured."""
     knobs = [each.name for each in fields(_SCHEMAS[group]) if f"{group}.{each.name}" not in OF_THE_DATA]
-    values = {knob: Value(value, because) for knob, (value, because) in recorded_knobs(known, group, knobs).items()}
+    values = {knob: Value(value, because) for knob, (value, because) in recorded_knobs(record, group, knobs).items()}
     if group == "memory":
         values["accumulate"] = Value(None, "follows from micro_batch")
     return values

@@ -45,7 +45,7 @@ class TuneBudget:
     max_trials: int
     """The start's among them."""
     max_seconds: float
-    """Of all trials together. None is begun that would probably end later."""
+    """Of all trials and what they need beside them. None is begun that would probably end later."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,11 @@ class TuneSearch:
         """Of all trials so far."""
         return math.fsum(step.trial.seconds for step in self.steps)
 
+    @property
+    def used_seconds(self) -> float:
+        """Of the budget: of all trials and what they needed beside them."""
+        return self.spent_seconds + math.fsum(step.trial.beside_seconds for step in self.steps)
+
     def propose(self) -> Change | None:
         """What to run next, or None: `ended_because` says why. The same until it is told."""
         if not self.steps and self.budget.max_trials > 0:
@@ -164,7 +169,7 @@ class TuneSearch:
         if len(self.steps) >= self.budget.max_trials:
             return f"{counted(self.budget.max_trials, 'trial')} are done, as many as were allowed"
         usual = median(step.trial.seconds for step in self.steps)
-        if self.spent_seconds + usual > self.budget.max_seconds:
+        if self.used_seconds + usual > self.budget.max_seconds:
             return f"another trial would not end within {show_duration(self.budget.max_seconds)}"
         return None
 

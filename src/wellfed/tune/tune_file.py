@@ -26,6 +26,13 @@ class TurnsMeasured:
     gain: TuneGain | None
     seconds: float
     """That all these trials took."""
+    problem: str | None = None
+    """The first that did not end well, in one line."""
+
+    @property
+    def result_holds(self) -> bool:
+        """The result ran in every round, and is not worse beyond noise; else the start stays."""
+        return None not in self.after and self.gain is not None and not self.gain.is_loss
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,9 @@ class TuneFile:
     written: tuple[str, ...] = ()
     """Files of options."""
     use: tuple[str, ...] = ()
-    """The command that runs the result."""
+    """Words of the command that is recommended."""
+    unproven: tuple[str, ...] = ()
+    """Words of the command that runs the result, where its gain is within noise and the start is recommended."""
 
     def write(self, folder: Path) -> None:
         """Replace the file as a whole."""
@@ -84,6 +93,11 @@ def read(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and found.get("schema") == SCHEMA else None
 
 
+def beside_of(found: Mapping[str, Any]) -> dict[tuple[str, ...], float]:
+    """What a tune that is gone on with needed beside each trial, by its overrides."""
+    return {tuple(step["overrides"]): float(step.get("beside_seconds", 0.0)) for step in found["steps"]}
+
+
 def steps_of(search: TuneSearch) -> list[dict[str, Any]]:
     """What was tried, as `TuneFile.steps` has it."""
     return [_of_step(step) for step in search.steps]
@@ -104,4 +118,5 @@ def _of_step(step: Step) -> dict[str, Any]:
         "is_kept": step.is_kept,
         "why": step.why,
         "seconds": trial.seconds,
+        "beside_seconds": round(trial.beside_seconds, 3),
     }

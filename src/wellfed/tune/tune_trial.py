@@ -53,6 +53,8 @@ class Trial:
     readiness_frac: float | None = None
     ceiling_factor: float | None = None
     """Its ceiling over its rate."""
+    beside_seconds: float = 0.0
+    """That composing, preparing and planning took before it."""
 
     @classmethod
     def of(cls, row: Row, record: RunRecord | None, objective: Objective) -> Self:
