@@ -16,7 +16,7 @@ import lightning.pytorch as pl
 import torch
 from torch import nn
 
-MIB = 2**18  # numbers of four bytes
+ROOM = 2**20  # numbers of four bytes
 
 class Rows:
     def __len__(self): return 72
@@ -41,7 +41,7 @@ class Hungry(pl.LightningModule):
             raise torch.OutOfMemoryError("CUDA out of memory.")
         loss = 0
         for _ in range(1 if self.global_step < 5 or not x.is_cuda else 2):
-            activations = (self.net(x) * torch.ones(1, MIB if x.is_cuda else 1, device=x.device)).tanh()
+            activations = (self.net(x) * torch.ones(1, ROOM if x.is_cuda else 1, device=x.device)).tanh()
             loss = loss + (activations.mean(1) - y).square().mean() / 2
         with open("seen", "a") as file: print(self.global_step, *names, file=file)
         self.log("train_loss", loss)
