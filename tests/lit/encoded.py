@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from wellfed.contract import Datasets, Features, FeatureSource, LossOutput
-from wellfed.lit.callbacks.feature_stages import FeatureStages
+from wellfed.lit.callbacks.stage_switch import FeatureStages
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.memory.features import weights_behind
 from wellfed.memory.ladder import MicroBatches

@@ -22,12 +22,12 @@ from wellfed.launcher import launched
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST
 from wellfed.lit.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
-from wellfed.lit.callbacks.feature_stages import FeatureStages
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.callbacks.profile import ProfilerTrace
 from wellfed.lit.callbacks.progress import Counts, ProgressBar, ProgressReport
 from wellfed.lit.callbacks.pruning import Judge, Pruning
 from wellfed.lit.callbacks.sanity import SanityCheck
+from wellfed.lit.callbacks.stage_switch import FeatureStages
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.callbacks.synchronisations import Synchronisations
 from wellfed.lit.ceiling import CEILING_BATCHES, run_ceiling, whole
