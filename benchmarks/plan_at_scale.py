@@ -24,7 +24,7 @@ import sys
 import tempfile
 import wave
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -49,7 +49,8 @@ from wellfed.run.assemble import _states_per_parameter  # noqa: E402
 from wellfed.shards.shard_index import find_shards, index_shards  # noqa: E402
 from wellfed.shards.shard_reader import ShardReader  # noqa: E402
 from wellfed.shards.write_shards import write_shards  # noqa: E402
-from wellfed.telemetry.metrics import GPU_METRICS  # noqa: E402
+from wellfed.telemetry.machines import HOST, of_node  # noqa: E402
+from wellfed.telemetry.metrics import GPU_METRICS, HOST_METRICS, SLOW_S, Metric  # noqa: E402
 from wellfed.telemetry.series import Sample  # noqa: E402
 from wellfed.telemetry.summary import Summary  # noqa: E402
 from wellfed.tracking.journal import Journal  # noqa: E402
@@ -193,27 +194,48 @@ class Opens:
 
 
 def watching(worlds: Sequence[int]) -> list[Row]:
-    """Bytes of telemetry and of run.json, as the product writes them."""
-    values = {metric.name: 12.345678 + place for place, metric in enumerate(GPU_METRICS)}
+    """Bytes of telemetry and of run.json, as the product writes them: a number for each GPU and each host of a node."""
     rows = []
     for world in worlds:
+        places = [divmod(rank, OF_A_NODE) for rank in range(world)]
         summary = Summary(lambda from_s, to_s: to_s - from_s)
         for time_s in (1.0, 2.0):
-            summary.add([Sample(time_s, 1, "train", gpu, values) for gpu in range(world)])
+            summary.add([Sample(time_s, 1, "train", of_node(*place), _values(GPU_METRICS)) for place in places])
         record = RunRecord.start("run")
-        record.machine = {"gpus": [asdict(card(index)) for index in range(world)]}
+        of_others = [{"node": node, "host": f"node{node}"} if node else {} for node, _ in places]
+        gpus = [{**asdict(card(gpu)), **more} for (_, gpu), more in zip(places, of_others, strict=True)]
+        record.machine = {"gpus": gpus}
         before = len(replace(record, machine={}).to_json())
         record.gpus = summary.entry(1000, 10.0)
-        rows.append({"ranks": world, "run_json_mib": (len(record.to_json()) - before) / 2**20})
+        row: Row = {"ranks": world, "run_json_mib": (len(record.to_json()) - before) / 2**20}
+        for interval_s in (0.5, 10.0):
+            num_rows, num_bytes = _telemetry_of_an_hour(world, interval_s)
+            row |= {f"rows_at_{interval_s:g}_s": num_rows, f"at_{interval_s:g}_s_gib": num_bytes / 2**30}
+        rows.append(row)
+    return rows
+
+
+def _telemetry_of_an_hour(world: int, interval_s: float) -> tuple[int, float]:
+    """Rows and bytes of telemetry.csv: those of one full round and of the others until the next, taken as often."""
+    gpus = [of_node(*divmod(rank, OF_A_NODE)) for rank in range(world)]
+    hosts = [of_node(node, HOST) for node in range(math.ceil(world / OF_A_NODE))]
+    rounds = max(1, round(SLOW_S / interval_s))
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(RunRecord.start("run"), Path(folder))
-        for number in range(100):  # of ten, one has what is read every 5 s
-            fast = {metric.name: values[metric.name] for metric in GPU_METRICS if metric.rate == "fast"}
-            journal.telemetry([Sample(1234.5 + number / 2, 10 * number, "train", 3, fast if number % 10 else values)])
-        row_bytes = (Path(folder) / "telemetry.csv").stat().st_size / 100
-    for row in rows:
-        row |= {"rows_per_hour": row["ranks"] * 7200, "gib_per_hour": row["ranks"] * 7200 * row_bytes / 2**30}
-    return rows
+        path = Path(folder) / "telemetry.csv"
+        journal.telemetry([Sample(1234.5, 1000, "train", HOST, {})])
+        head = path.stat().st_size
+        for number in range(rounds):
+            for places, metrics in ((gpus, GPU_METRICS), (hosts, HOST_METRICS)):
+                read = _values(metric for metric in metrics if metric.rate == "fast" or number == 0)
+                journal.telemetry([Sample(1234.5 + number / 2, 1000, "train", place, read) for place in places])
+        written = path.stat().st_size - head
+    times = 3600 / interval_s / rounds
+    return round(times * rounds * (len(gpus) + len(hosts))), times * written
+
+
+def _values(metrics: Iterable[Metric]) -> dict[str, float]:
+    return {metric.name: 12.345678 + place for place, metric in enumerate(metrics)}
 
 
 def checkpoints() -> list[Row]:
@@ -244,6 +266,7 @@ def agreeing(world: int) -> Row:
     return {
         "gloos_all_reduce": 2 * (world - 1),
         "ours": math.ceil(math.log2(world)),
+        "broadcasts_of_an_evaluation": 2 * world,
         "connections_of_a_gloo_group": world - 1,
         "connections_of_rank_0": world - 1,
         "told_by_rank_0_mib": (world - 1) * told / 2**20,
@@ -262,13 +285,25 @@ def start_up(folder: Path) -> Row:
     if done.returncode:
         raise SystemExit(done.stderr)
     found: Counter[str] = Counter()
-    for line in trace.read_text(encoding="utf-8", errors="replace").splitlines():
-        called = re.match(r'\d+ +(\w+)\([^"]*"([^"]+)"', line)
-        if called:
-            what = "opened" if called[1] == "openat" else "asked_for"
-            place = "libraries" if "site-packages" in called[2] else "project" if str(ROOT) in called[2] else "others"
-            found[f"{what}, {place}"] += 1
+    for call, path, is_there in traced_calls(trace.read_text(encoding="utf-8", errors="replace").splitlines()):
+        what = "opened" if call == "openat" and is_there else "asked_for"
+        place = "libraries" if "site-packages" in path else "project" if str(ROOT) in path else "others"
+        found[f"{what}, {place}"] += 1
     return dict(sorted(found.items()))
+
+
+def traced_calls(lines: Iterable[str]) -> Iterator[tuple[str, str, bool]]:
+    """Of strace: the name of each call, the file that it is about, and whether that is there."""
+    begun: dict[str, tuple[str, str]] = {}
+    for line in lines:
+        called = re.match(r'(\d+) +(\w+)\([^"]*"([^"]+)"', line)
+        resumed = re.match(r"(\d+) +<\.\.\. \w+ resumed>", line)
+        if called:
+            begun[called[1]] = called[2], called[3]
+        if (called or resumed) and (result := re.search(r" = (-?\d+)[^=]*$", line)):
+            pid = (called or resumed)[1]  # type: ignore[index]
+            if pid in begun:
+                yield *begun.pop(pid), int(result[1]) >= 0
 
 
 def show(title: str, rows: Sequence[Row]) -> Iterator[str]:
