@@ -74,6 +74,14 @@ def test_every_room_is_in_the_picture_and_in_the_table():
     assert described == drawn
 
 
+def test_every_file_that_the_architecture_names_is_there():
+    named = re.findall(r"`(?:wellfed\.)?(\w+)\.(\w+)[.\w]*`", page("docs/architecture.md"))
+    places = [Path(room, file) for room, file in named if room in ROOMS and file not in ("html", "json", "md", "py")]
+    source = ROOT / "src" / "wellfed"
+    assert len(places) > 30
+    assert [place for place in places if not ((source / place).is_dir() or (source / f"{place}.py").is_file())] == []
+
+
 def contracts(kind: str) -> list[dict[str, Any]]:
     linter = tomllib.loads(page("pyproject.toml"))["tool"]["importlinter"]
     return [entry for entry in linter["contracts"] if entry["type"] == kind]
