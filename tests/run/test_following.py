@@ -8,25 +8,26 @@ from dataclasses import replace
 
 import pytest
 
-from tests.run.test_line import Unreadable, lines, meeting_place  # noqa: F401
+from tests.run.test_line import Unreadable, connected, lines, meeting_place  # noqa: F401
 from wellfed.config.compose import compose
 from wellfed.errors import EXIT_FAILED, ConfigError
 from wellfed.launcher import Launch
 from wellfed.record import FILE_NAME, RunRecord
 from wellfed.run import following
+from wellfed.run import line as module
 from wellfed.run.ending import Outcome, RankEnded
 from wellfed.run.following import Word, lead
 
 GIT = {"commit": "0123456789ab", "dirty": False, "diff": ""}
 
 
-def followed(lines, folder, own=lambda facts: facts, sees=following._sees):  # noqa: F811
+def followed(lines, folder, own=lambda facts: facts, sees=lambda line, word: following._sees(word)):  # noqa: F811
     """What rank 0's `lead` raises or gives, and what the others heard."""
 
     def follow(line):
         line.tell("code", own(following._facts(line.launch, GIT)))
         word = line.hear("word")
-        line.tell("sees", None if sees(word) else f"node {line.launch.node}")
+        line.tell("sees", None if sees(line, word) else f"node {line.launch.node}")
         return word
 
     with ThreadPoolExecutor(2) as pool:
@@ -53,6 +54,20 @@ def test_other_code_is_told_before_anything_is_composed_there(lines, tmp_path): 
     assert all(word.exception() is not None for word in words)
 
 
+def test_the_code_of_a_machine_is_looked_at_once(meeting_place, monkeypatch, tmp_path):  # noqa: F811
+    asked, trained = [], []
+    monkeypatch.setattr(module, "_meet_at", lambda address, port: None)
+    monkeypatch.setattr(following, "spin_less", lambda environ: None)
+    monkeypatch.setattr(following, "own_git_state", lambda: asked.append(1) or GIT)
+    monkeypatch.setattr(following, "train", lambda composed, line, word: trained.append(line.launch.rank) or 0)
+    launches = [Launch("torchrun", rank, rank % 2, rank // 2, 4, 2, 2) for rank in range(4)]
+    with connected(*launches) as made, ThreadPoolExecutor(3) as pool:
+        others = [pool.submit(following.follow, line) for line in made[1:]]
+        lead(made[0], compose(), None, tmp_path, GIT)
+        assert [each.result() for each in others] == [0, 0, 0]
+    assert (len(asked), sorted(trained)) == (1, [1, 2, 3])
+
+
 def test_words_that_another_rank_can_not_read_are_told_by_rank_0(lines, monkeypatch):  # noqa: F811
     monkeypatch.setattr(following, "spin_less", lambda environ: None)
     monkeypatch.setattr(following, "own_git_state", lambda: GIT)
@@ -68,12 +83,12 @@ def test_words_that_another_rank_can_not_read_are_told_by_rank_0(lines, monkeypa
 def test_a_folder_that_another_machine_does_not_see_is_told(lines, tmp_path, monkeypatch):  # noqa: F811
     monkeypatch.setattr(following, "SEEN_S", 0.1)
 
-    def sees(word):
-        is_far = word.mark and lines[2].launch.node == 2
+    def sees(line, word):
+        is_far = line.launch.node == 2
         return following._sees(replace(word, folder=tmp_path / "its own" if is_far else word.folder))
 
     error, _ = followed(lines, tmp_path, sees=sees)
-    assert f"paths.log_dir: {tmp_path}, on {socket.gethostname()}, is not there on node 1, node 2." in error
+    assert f"paths.log_dir: {tmp_path}, on {socket.gethostname()}, is not there on node 2." in error
     assert not list(tmp_path.iterdir())
 
 

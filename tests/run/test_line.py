@@ -67,6 +67,22 @@ def test_what_rank_0_tells_all_hear_in_order(lines):
         assert [line.hear("word") for _ in range(3)] == [0, 1, 2]
 
 
+class Composed:
+    """Counts how often it is pickled."""
+
+    times = 0
+
+    def __reduce__(self):
+        type(self).times += 1
+        return str, ("composed",)
+
+
+def test_what_all_are_told_is_pickled_once(lines):
+    lines[0].tell("word", Composed())
+    assert [line.hear("word") for line in lines[1:]] == ["composed", "composed"]
+    assert Composed.times == 1
+
+
 def test_a_handler_gets_what_ranks_tell(lines):
     heard, is_complete = [], threading.Event()
 

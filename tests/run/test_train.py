@@ -8,6 +8,8 @@ import pytest
 
 from wellfed.config.compose import compose
 from wellfed.launcher import own_rank
+from wellfed.run import train
+from wellfed.run.run_folder import RunFolder
 from wellfed.run.train import SPIN_COUNT, log_file, set_environment
 
 
@@ -39,6 +41,14 @@ def test_the_rank_that_a_launcher_gave(monkeypatch, variables, rank):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert own_rank() == rank
+
+
+@pytest.mark.parametrize(("rank", "asks"), [("0", True), ("3", False)])
+def test_git_is_asked_for_the_record_that_stays(tmp_path, monkeypatch, rank, asks):
+    monkeypatch.setenv("RANK", rank)
+    monkeypatch.setattr(train, "own_git_state", lambda: {"commit": "0123", "dirty": False, "diff": ""})
+    record = train.begin_record(compose(), RunFolder(tmp_path, is_new=True), None)
+    assert (record.git is not None) is asks
 
 
 def test_a_warning_goes_to_whatever_is_stderr_by_then(tmp_path, monkeypatch):

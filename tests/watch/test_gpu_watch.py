@@ -18,6 +18,7 @@ from wellfed.diagnosis.recorded_curves import read_curves
 from wellfed.nvml.session import NvmlAbsentError
 from wellfed.watch import GPUWatch
 
+TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "RANK": "1", "WORLD_SIZE": "6"}
 TWO = Scenario(gpus=[FakeGpu("GPU-aaaa", util=30), FakeGpu("GPU-bbbb", util=90)])
 
 
@@ -185,17 +186,34 @@ class TestLoop:
                 list(watch.batches(Loader(number)))
             assert watch.summary["steps"] == number - 3
 
-    @pytest.mark.parametrize("variable", ["LOCAL_RANK", "SLURM_LOCALID"])
+    @pytest.mark.parametrize(
+        "variables",
+        [{"LOCAL_RANK": "1"}, {"SLURM_NTASKS": "2", "SLURM_LOCALID": "1"}, {**TORCHRUN, "LOCAL_RANK": "1"}],
+        ids=["Lightning", "srun", "torchrun"],
+    )
     def test_other_processes_of_the_machine_only_train(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], variable: str
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        variables: dict[str, str],
     ) -> None:
-        monkeypatch.setenv(variable, "1")
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
         with GPUWatch(tmp_path / "telemetry.csv") as watch:
             assert list(watch.batches(range(3))) == [0, 1, 2]
         assert (capsys.readouterr().out, list(tmp_path.iterdir())) == ("", [])
 
-    def test_another_machine_writes_a_file_of_its_own(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-        monkeypatch.setenv("GROUP_RANK", "2")
+    @pytest.mark.parametrize(
+        "variables",
+        [{**TORCHRUN, "GROUP_RANK": "2"}, {"SLURM_NTASKS": "3", "SLURM_NODEID": "2", "SLURM_LOCALID": "0"}],
+        ids=["torchrun", "srun"],
+    )
+    def test_another_machine_writes_a_file_of_its_own(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, variables: dict[str, str]
+    ) -> None:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
         with GPUWatch(tmp_path / "telemetry.csv", quiet=True):
             pass
         assert [path.name for path in tmp_path.iterdir()] == ["telemetry.node2.csv"]

@@ -67,7 +67,7 @@ def code_faults(ranks: Sequence[RankFacts]) -> Iterator[Fault]:
     """What the ranks run is not the same; the first that differs from rank 0 stands for all.
 
     Args:
-        ranks: rank 0 first.
+        ranks: one of each machine, rank 0 first.
     """
     first, *others = ranks
     way_out = "Let all machines see one folder of the project, or bring it to the same state on each."

@@ -52,7 +52,8 @@ def lead(line: Line, composed: Composed[RunConfig], target: Target | None, folde
         ConfigError: they are not there, run other code, or don't see the folder.
         RankEnded: one of them has ended.
     """
-    faults = list(code_faults(line.gather("code", _facts(line.launch, git))))
+    told = line.gather("code", _facts(line.launch, git))
+    faults = list(code_faults([facts for facts in told if facts is not None]))
     if faults:
         raise ConfigError(faults)
     place, mark = _mark_of(folder), secrets.token_hex(8)
@@ -73,7 +74,8 @@ def follow(line: Line) -> int:
     launch = line.launch
     spin_less(os.environ)
     try:
-        line.tell("code", _facts(launch, own_git_state()))
+        # Once a machine: hundreds of ranks would ask one file server for the same files.
+        line.tell("code", _facts(launch, own_git_state()) if launch.is_first_of_node else None)
         word: Word = line.hear("word")
         line.on_gone = lambda rank, outcome: _rank_0_is_gone(launch, word, outcome)
         sees = _sees(word)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
+from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from typing import Any
 
@@ -87,9 +88,10 @@ class Line:
     def tell(self, kind: str, content: Any = None) -> None:
         """Rank 0 tells all others, another rank tells rank 0. Who is gone does not hear it."""
         self._open()
+        words = ForkingPickler.dumps((kind, content))  # once for all, as `Connection.send` does it for one
         for peer in list(self._peers.values()):
             with suppress(OSError), peer.sending:
-                peer.connection.send((kind, content))
+                peer.connection.send_bytes(words)
 
     def hear(self, kind: str, rank: int = 0) -> Any:
         """What a rank says next of this kind; waits for as long as it lives.

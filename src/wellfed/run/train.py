@@ -177,7 +177,7 @@ def begin_record(
         workload=composed.config.workload.name,
         overrides=[masked_override(text) for text in composed.overrides if not text.startswith(("resume=", "rerun="))],
         config=composed.resolved,
-        git=own_git_state(),
+        git=own_git_state() if own_rank() == 0 else None,  # the record of another rank goes nowhere
         launch=None if launch is None else {"by": launch.by, "job": launch.job, "attempt": launch.attempt},
         resumed_from=None if target is None else str(target.checkpoint),
     )

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from wellfed.launcher import launched, own_local_rank
 from wellfed.watch.harmless import Harmless, harmless
-from wellfed.watch.loop_watch import LoopWatch, is_first_of_node, open_csv_for
+from wellfed.watch.loop_watch import LoopWatch, open_csv_for
 
 _LOG = logging.getLogger(__name__)
 Batch = TypeVar("Batch")
@@ -85,9 +85,10 @@ class GPUWatch(Harmless):
 
     @harmless
     def _begin(self) -> None:
-        if not is_first_of_node():
+        if own_local_rank() != 0:
             return
-        node = int(os.environ.get("GROUP_RANK", os.environ.get("SLURM_NODEID", "0")))
+        launch = launched()
+        node = 0 if launch is None else launch.node
         table = None if self._csv is None else open_csv_for(self._csv, node, self._tell)
         self._watch = LoopWatch(interval_s=self._interval_s, table=table)
         self._watch.unknown.add("copy_frac")  # which the body does, as part of the step

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -226,11 +225,6 @@ def open_csv_for(
         on_error(f"{path} can't be written ({error.strerror or error}): no curves are written.")
         return None
     return CsvTable(path, CSV_COLUMNS, lambda error: on_error(f"{path} can't be written: {error.strerror or error}."))
-
-
-def is_first_of_node() -> bool:
-    """Whether this process is the one that watches, of those that torchrun or srun started on this machine."""
-    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
 def cuda_events() -> Callable[[], DeviceEvent] | None:
