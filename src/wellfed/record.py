@@ -212,6 +212,15 @@ class SwingEntry(TypedDict):
     """Share of the variance of waiting, or of the rest of the step, that it explains."""
 
 
+class LongestWaitEntry(TypedDict):
+    """Of the rank that stood waiting for data most, as `TimeEntry` and ``readiness_frac`` have it of rank 0."""
+
+    rank: int
+    node: int
+    wait_frac: float
+    readiness_frac: float
+
+
 class LoadingEntry(TypedDict, total=False):
     """What building a batch took whoever built it, after the warm-up; a key is absent where nobody could know."""
 
@@ -226,6 +235,8 @@ class LoadingEntry(TypedDict, total=False):
     """The data gives whole batches at once."""
     most_workers: int
     """Workers that can share a stream; absent: as many as one likes."""
+    longest_wait: LongestWaitEntry
+    """Of another rank than rank 0, whose steps all others then wait in; absent: of none."""
 
 
 class SynchronisationEntry(TypedDict):

@@ -70,6 +70,28 @@ def test_no_gain_is_promised_that_waiting_does_not_explain() -> None:
     assert "between the steps" in ceiling_line(record(512, 1000, 0.008, host=0.4))
 
 
+def of_ranks(wait_frac: float) -> RunRecord:
+    longest = {"rank": 3, "node": 1, "wait_frac": wait_frac, "readiness_frac": 0.1}
+    return replace(record(512, 1000, 0.008), loading={"longest_wait": longest})
+
+
+def test_a_rank_that_waits_for_its_data_is_named_and_not_the_machine() -> None:
+    found = contradiction(of_ranks(0.45))
+    assert found is not None
+    assert found.slower == "rank"
+    assert ceiling_line(of_ranks(0.45)) == (
+        "ceiling 1,000 samples/s with batches already on the device: this run reached 51.2 % of it. Only 0.8 % of rank "
+        "0's time went into data, but rank 3 on node 1 stood waiting for its own for 45.0 % of the time, and all "
+        "others waited for it within their steps. Look at what is slower there: its disk, its CPUs, other processes."
+    )
+
+
+def test_a_rank_that_hardly_waits_explains_nothing() -> None:
+    found = contradiction(of_ranks(0.02))
+    assert found is not None
+    assert found.slower == "steps"
+
+
 def test_a_ceiling_below_the_rate_is_not_believed_where_the_run_waited() -> None:
     line = ceiling_line(record(1000, 900, 0.5))
     assert "data cost it nothing" not in line

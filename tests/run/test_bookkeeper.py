@@ -29,6 +29,17 @@ def recorded(folder):
     return json.loads((folder / "run.json").read_text())
 
 
+@pytest.mark.parametrize(("waits", "rank"), [((0.1, 0.05), None), ((0.1, 0.4, 0.2), 1), ((), None)])
+def test_another_rank_that_waits_longest_is_in_the_record(tmp_path, waits, rank):
+    books = books_of(tmp_path)
+    of_ranks = [
+        {"rank": number, "node": number, "wait_frac": wait, "readiness_frac": 1 - wait}
+        for number, wait in enumerate(waits)
+    ]
+    books.waited(of_ranks)
+    assert books.record.loading.get("longest_wait") == (None if rank is None else of_ranks[rank])
+
+
 def test_a_checkpoint_is_an_event_and_brings_the_record_up_to_date(tmp_path):
     books = books_of(tmp_path)
     books.stepped(3, 0.5, 12)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -245,3 +249,37 @@ def test_metrics_of_torchmetrics_from_the_configuration(tmp_path: Path, metrics:
 def test_metrics_that_are_none_are_a_fault(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"workload.metrics.*can't be collected.*Name classes of torchmetrics"):
         passes_of(tmp_path, metrics={"_target_": f"{__name__}.datasets"})
+
+
+def _compare_waiting(rank: int, folder: Path) -> None:
+    """One of two ranks, each on a machine of its own; leaves what its record says of them."""
+    books = Bookkeeper(RunRecord.start("r"), folder / str(rank), compose(["logger=none"]).config)
+    found = SimpleNamespace(wait_frac=0.1 + 0.3 * rank, readiness_frac=0.9 - 0.5 * rank)
+    store = torch.distributed.FileStore(str(folder / "store"), 2)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    passes: Any = SimpleNamespace(
+        _rank=rank,
+        _books=books,
+        _journal=SimpleNamespace(summary=lambda: found),
+        _options=SimpleNamespace(world_size=2),
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHELASTIC_RUN_ID", "none")
+        patch.setenv("RANK", str(rank))
+        patch.setenv("GROUP_RANK", str(rank))
+        Passes._compare_waiting(passes)
+    (folder / f"{rank}.json").write_text(json.dumps(books.record.loading))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_ranks_compare_how_long_they_stood_waiting(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=_compare_waiting, args=(rank, tmp_path)) for rank in (0, 1)]
+    for rank, process in enumerate(ranks):
+        (tmp_path / str(rank)).mkdir()
+        process.start()
+    for process in ranks:
+        process.join(40)
+        process.kill()
+    told = json.loads((tmp_path / "0.json").read_text())
+    assert told["longest_wait"] == {"rank": 1, "node": 1, "wait_frac": 0.4, "readiness_frac": 0.4}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from wellfed.record import RunRecord, Throughput, TimeEntry
+from wellfed.record import LongestWaitEntry, RunRecord, Throughput, TimeEntry
 from wellfed.units import show_count, show_percent
 
 _NOISE_FRAC = 0.1
@@ -23,12 +23,15 @@ other."""
 class Contradiction:
     """Rate, ceiling and waiting can't all be of a machine that was as fast all the time."""
 
-    slower: Literal["steps", "loop", "ceiling"]
-    """What took longer than the rest lets expect: the steps of training, the loop around them, or the ceiling."""
+    slower: Literal["steps", "loop", "ceiling", "rank"]
+    """What took longer than the rest lets expect: the steps of training, the loop around them, the ceiling, or the data
+    of another rank, for which this one stood waiting within its steps."""
     data_frac: float
     """Share of training's time that went into data: waiting for it and copying it."""
     without_data_per_s: float
     """Samples/s of training had it never stood waiting, by its own steps."""
+    rank: LongestWaitEntry | None = None
+    """The other rank."""
 
 
 def contradiction(record: RunRecord) -> Contradiction | None:
@@ -42,6 +45,9 @@ def contradiction(record: RunRecord) -> Contradiction | None:
     gap = 1 - rate / top  # of training's time: what it would save at the ceiling
     noise = 1 + _NOISE_FRAC
     if data < _EXPLAINED_FRAC * gap and top > noise * high / (1 - data):
+        longest = record.loading.get("longest_wait")
+        if longest is not None and longest["wait_frac"] >= _EXPLAINED_FRAC * gap:
+            return Contradiction("rank", data, without_data, longest)
         in_loop = time["host_frac"] >= 0.5 * (gap - data)
         return Contradiction("loop" if in_loop else "steps", data, without_data)
     if data > _NOISE_FRAC and gap < _EXPLAINED_FRAC * data and noise * top < low / (1 - data):
@@ -84,6 +90,13 @@ def explanation(found: Contradiction, unit: str) -> str:
             f"That is too low: {share} of training's time went into data, and without that its own steps make "
             f"{show_count(found.without_data_per_s)} {unit}/s (predicted). The machine was slower while the ceiling "
             "was measured: other processes had the CPU, or clocks fell."
+        )
+    if found.rank is not None:
+        where = f"rank {found.rank['rank']} on node {found.rank['node']}"
+        return (
+            f"Only {share} of rank 0's time went into data, but {where} stood waiting for its own for "
+            f"{show_percent(found.rank['wait_frac'])} of the time, and all others waited for it within their steps. "
+            "Look at what is slower there: its disk, its CPUs, other processes."
         )
     only = f"But only {share} of its time went into data, which is all that a loader can win: the "
     if found.slower == "loop":

@@ -22,7 +22,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import PhaseEntry, ProfileEntry, RunRecord, SynchronisationEntry
+from wellfed.record import LongestWaitEntry, PhaseEntry, ProfileEntry, RunRecord, SynchronisationEntry
 from wellfed.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.run.ending import Outcome
 from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, NodeWatch, Usage
@@ -194,6 +194,12 @@ class Bookkeeper:
         """Training has been handed a batch with so much in its tensors."""
         if num_bytes:
             self.record.loading = {**self.record.loading, "batch_mib": mib(num_bytes)}
+
+    def waited(self, of_ranks: Sequence[LongestWaitEntry]) -> None:
+        """How long each rank has stood waiting for data. All else in the record is rank 0's."""
+        longest = max(of_ranks, key=lambda one: one["wait_frac"], default=None)
+        if longest is not None and longest["rank"] > 0:
+            self.record.loading = {**self.record.loading, "longest_wait": longest}
 
     def synchronised(self, places: list[SynchronisationEntry]) -> None:
         """These lines made the host wait for the device."""

@@ -17,6 +17,7 @@ from rich.console import Console
 from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, reason_of
+from wellfed.launcher import launched
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST
 from wellfed.lit.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
@@ -35,6 +36,7 @@ from wellfed.loading.loader_parts import loader_of
 from wellfed.loading.stream import Stream
 from wellfed.loading.stream_loader import StreamLoader
 from wellfed.planning.run_plan import RunPlan
+from wellfed.record import LongestWaitEntry
 from wellfed.run import assemble
 from wellfed.run.assemble import Parts
 from wellfed.run.bookkeeper import PROFILE, Bookkeeper
@@ -167,6 +169,8 @@ class Passes:
         trainer = self._learner.training(self._options, callbacks, keep)
         with self._eval_batches("val", trainer) as val_batches:
             self._fit(trainer, clock, val_batches, checkpoint)
+        if self._options.world_size > 1:
+            self._compare_waiting()
         self._books.record.ended_by = lit.ended_by(trainer, self._options)
         if pruning.reason is not None:
             self.is_pruned, self._books.record.ended_by = True, pruning.reason
@@ -174,6 +178,17 @@ class Passes:
         if self.figures.step == 0:  # nothing was left to train
             self.figures.step, self.figures.epoch = trainer.global_step, trainer.current_epoch
         self._validate_last_step(trainer.global_step)
+
+    def _compare_waiting(self) -> None:
+        """A collective: all ranks wait in the steps of the one that waits for its data."""
+        launch, found = launched(), self._journal.summary()
+        own: LongestWaitEntry | None = None
+        if found is not None:
+            node, wait_frac, ready_frac = 0 if launch is None else launch.node, found.wait_frac, found.readiness_frac
+            own = {"rank": self._rank, "node": node, "wait_frac": wait_frac, "readiness_frac": ready_frac}
+        told: list[Any] = [None] * self._options.world_size
+        torch.distributed.all_gather_object(told, own)
+        self._books.waited([one for one in told if one is not None])
 
     def measure(self, measure: Measure, stop: StopRequest, on_start: Callable[[], None]) -> None:
         """Train to see how fast it goes, epoch after epoch; validates nothing and keeps nothing.

@@ -24,10 +24,10 @@ def check(evidence: Evidence) -> Finding | None:
     if found.slower == "loop" and (frequent_logging.check(evidence) or slow_callbacks.check(evidence)):
         return None
     unit = evidence.record.throughput["sample_unit"] if evidence.record.throughput else "samples"
+    to_know = "" if found.slower == "rank" else " Run it again on a machine that does nothing else to know."
     return Finding(
         "machine_was_slower",
-        f"The run reached {show_percent(1 / factor)} of its ceiling. {explanation(found, unit)} Run it again on a "
-        "machine that does nothing else to know.",
+        f"The run reached {show_percent(1 / factor)} of its ceiling. {explanation(found, unit)}{to_know}",
         {"slower": found.slower, "data_frac": found.data_frac, "ceiling_factor": factor},
         is_note=True,
     )
