@@ -36,5 +36,5 @@ def test_each_gpu_and_each_host_has_its_rows_of_telemetry() -> None:
     assert (many["rows_at_0.5_s"], many["rows_at_10_s"]) == (72 * 7200, 72 * 360)
     for row in (few, many):
         of_a_row = {name: row[f"at_{name}_gib"] / row[f"rows_at_{name}"] for name in ("0.5_s", "10_s")}
-        assert of_a_row["10_s"] > 1.5 * of_a_row["0.5_s"]
+        assert of_a_row["10_s"] > 1.3 * of_a_row["0.5_s"]
     assert many["at_10_s_gib"] / 72 > few["at_10_s_gib"] / 9  # the numbers of other nodes are longer
