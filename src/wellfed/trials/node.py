@@ -141,6 +141,7 @@ class _NodeTrials:
         row = replace(order.row, host=socket.gethostname())
         config = point.composed.config
         prepare_to_fork(RunConfig())  # what the trial's own asks for is set in its fork: this process stays for others
+        import wellfed.trials.trial  # noqa: F401  what all processes forked from here need
 
         try:
             server = self._servers.get(shared_key(config), config)
