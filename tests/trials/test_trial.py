@@ -24,6 +24,7 @@ from wellfed.run import assemble, footprints
 from wellfed.run.bookkeeper import Bookkeeper
 from wellfed.run.passes import Passes
 from wellfed.run.planner import Planner
+from wellfed.run.train import TRIAL
 from wellfed.sweep.grid import GridPoint
 from wellfed.trials import tasks, trial
 
@@ -106,15 +107,16 @@ def composed(*overrides: str, rows: str = "frozen", data: str = "Items") -> Comp
 
 
 @pytest.fixture
-def start_method() -> Iterator[None]:
-    """A job's process sets its own."""
+def own_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What a job sets for its process is put back: how processes are started, and that it is a trial."""
+    monkeypatch.setenv(TRIAL, "")
     before = multiprocessing.get_start_method(allow_none=True)
     yield
     multiprocessing.set_start_method(before, force=True)
 
 
 def test_rows_are_computed_as_a_trial_does_and_reach_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_process: None
 ) -> None:
     shared = trial.SharedParts(parts_of(), torch.get_num_threads())
     file = tmp_path / "rows.pt"
@@ -130,7 +132,7 @@ def test_rows_are_computed_as_a_trial_does_and_reach_it(
     assert trained[0].feature_rows.equal(shared.parts.features.rows(torch.arange(NUM_ROWS)))
 
 
-def test_rows_that_can_not_be_computed_leave_no_file(tmp_path: Path, start_method: None) -> None:
+def test_rows_that_can_not_be_computed_leave_no_file(tmp_path: Path, own_process: None) -> None:
     with pytest.raises(RuntimeError, match="no rows"):
         trial.work(trial.SharedParts(parts_of(rows="broken"), 1), tasks.ComputeRows(tmp_path / "rows.pt"))
     assert list(tmp_path.iterdir()) == []
@@ -213,7 +215,7 @@ def test_data_that_fails_is_left_to_the_trial() -> None:
 
 
 def test_memory_that_the_plan_has_estimated_is_not_estimated_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start_method: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_process: None
 ) -> None:
     point, parts = composed("gpu=24gb", f"paths.cache_dir={tmp_path / 'cache'}"), parts_of()
     (plan,) = planned([point], parts)
