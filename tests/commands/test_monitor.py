@@ -163,11 +163,15 @@ def in_pipe(environ: dict[str, str], *words: str) -> Iterator[subprocess.Popen[s
 def test_in_a_pipe_it_is_a_line_a_second_flushed_and_sigterm_brings_the_summary(fake_driver: FakeDriver) -> None:
     with in_pipe(variables(fake_driver, TWO), "--seconds", "0", "--interval", "0.1") as process:
         assert process.stdout is not None
+        assert process.stderr is not None
         first = [process.stdout.readline() for _ in range(6)]  # comes while it runs
         process.send_signal(signal.SIGTERM)
-        time.sleep(0.01)
+        begun = process.stdout.readline()
+        while re.match(r"\d\d:", begun):  # of two signals at once the second may be seen first
+            begun = process.stdout.readline()
         process.send_signal(signal.SIGINT)  # which changes nothing any more
-        rest, err = process.communicate(timeout=20)
+        rest, err = begun + process.stdout.read(), process.stderr.read()
+        process.wait(timeout=20)
     assert (process.returncode, err) == (143, "")
     assert "".join(first[:4]) == (
         "Watching 2 GPUs and the host until Ctrl-C.\n"
