@@ -26,7 +26,7 @@ class Data(Dataset):
     def __len__(self):
         return 320
     def __getitem__(self, index):
-        time.sleep(0.001)
+        time.sleep(0.003)  # so long that a card is read often enough
         return torch.randn(256), torch.randn(1)
 
 loader = DataLoader(Data(), batch_size=8)
