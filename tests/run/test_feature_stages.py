@@ -83,6 +83,7 @@ def test_each_stage_is_planned_with_the_encoder_as_it_is_then(tmp_path: Path) ->
     )  # the peak is that of the stage that needs most
     assert plan.memory.features == "cache"
     assert planner.model_facts().trainable_bytes == head  # and it begins with the first
+    assert plan.remembered_in is None  # a size that a later stage had to lower says nothing of the first
     reason = plan.knobs["memory.stages"]
     assert [stage["micro_batch"] for stage in reason.value] == [16, 16]
     assert "from epoch 2 features=dynamic, micro_batch=16 (16 samples a step" in reason.because

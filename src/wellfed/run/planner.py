@@ -243,9 +243,9 @@ class Planner:
 
     def _remembered_in(self, plan: RunPlan, estimate: Footprints) -> Path | None:
         """The file for all runs whose steps take the same memory but for the micro-batch; None: there is no budget to
-        keep, or it can't be told."""
+        keep, it can't be told, or stages take different memory in one run."""
         device, trainer, budget_gib = plan.device, plan.trainer, plan.device.memory_gib
-        if budget_gib is None or plan.misfit is not None:
+        if budget_gib is None or plan.misfit is not None or self.from_epoch is not None:
             return None
         digest = estimate.digest(plan.memory.features, plan.memory.checkpoint_activations)
         if digest is None:

@@ -250,8 +250,11 @@ class Run:
         if self._planned is None or self._books.progress.phase != "train":  # what an evaluation needs is not estimated
             return ""
         plan, ask = self._planned
+        if plan.stages:  # whose later ones need something else
+            return ""
         events = self._books.record.events
-        began = max((number for number, event in enumerate(events) if event["kind"] == "resume"), default=0)
+        anew = ("resume", "restart")
+        began = max((number for number, event in enumerate(events) if event["kind"] in anew), default=0)
         try:
             ways = ask(RanOut.of(plan, events[began:], message))
         except Exception:  # noqa: BLE001  how the run has ended must not be lost to what is said of it
