@@ -159,7 +159,7 @@ def test_a_card_without_any_room_ends_a_run_with_its_record(project: Path, fake_
     done, record = hungry(project, fake_cuda, f"workload.model.stage='{stage}'")
     assert done.code == 3, done.text[-3000:]
     assert STAGES[stage].lower() in done.err.lower()
-    assert ("By the plan's estimate" in done.err) == (stage in ("first batch", "backward", "optimizer"))
+    assert ("By the plan's estimate" in done.err) == (stage in ("first batch", "backward", "no state", "optimizer"))
     assert "Traceback" not in done.err
     assert record["status"] == "oom"
     assert record["exit_code"] == 3
