@@ -259,7 +259,8 @@ def test_a_value_of_another_kind_is_told_with_its_place(tmp_path, key, value, pl
 
 @given(st.dictionaries(st.sampled_from([field.name for field in fields(RunRecord)]), trees, max_size=4))
 def test_any_record_is_read_or_told_to_be_none(tmp_path_factory, tree):
-    folder = tmp_path_factory.getbasetemp()
+    folder = tmp_path_factory.getbasetemp() / "any_record"  # a run.json above them would make run folders of others
+    folder.mkdir(exist_ok=True)
     (folder / "run.json").write_text(json.dumps(record.plain({"schema": 1, "run_id": "r", **tree})))
     with suppress(ValueError):
         RunRecord.read(folder)
