@@ -2,8 +2,8 @@
 
     python benchmarks/agreements.py [--ranks 2,4,8,16] [--rounds 7] [--out RECORD]
 
-Each step of several ranks has such agreements (memory.on_oom=retry): whether memory ran out on one of them, and which
-weights have a gradient on one. Gloo hands a flag around all ranks twice; a flag that spreads to twice as many with each
+Each step of several ranks has such agreements (memory.on_oom=retry): whether memory ran out on one of them in the passes,
+and in the optimizer's step. Gloo hands a flag around all ranks twice; a flag that spreads to twice as many with each
 exchange needs fewer messages one after the other, and each is a call from Python. Ranks are processes of this machine
 that talk by Gloo over its loopback; more of them than cores take turns, which costs both ways alike. How many sockets a
 rank has open is counted too: Gloo connects each of a group to each other one.
@@ -12,23 +12,23 @@ rank has open is counted too: Gloo connects each of a group to each other one.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import multiprocessing
 import os
 import statistics
 import sys
-import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "src"))
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
+from benchmarks.forked_ranks import on_ranks  # noqa: E402
 from wellfed.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 from wellfed.step.ranks import RetryingReplicas  # noqa: E402
@@ -42,6 +42,7 @@ class Agreeing(RetryingReplicas):
 
     def __init__(self, group: Any) -> None:
         self._group, self.size, self.number = group, dist.get_world_size(), dist.get_rank()
+        self._weights = []
 
     def by_hand(self, is_so: bool) -> bool:
         """In log2(N) exchanges, each with a rank twice as far away as the one before."""
@@ -68,11 +69,8 @@ def sockets() -> int:
     return found
 
 
-def one(rank: int, size: int, rounds: int, folder: Path) -> None:
-    """A rank; the first one leaves what it has seen."""
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), size)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+def agreed(rank: int, size: int, rounds: int) -> dict[str, Any]:
+    """On one rank microseconds of an agreement, by way and round, and its sockets in a group."""
     before = sockets()
     ranks = Agreeing(dist.new_group(backend="gloo"))
     taken: dict[str, list[float]] = {"gloo": [], "by_hand": []}
@@ -86,23 +84,7 @@ def one(rank: int, size: int, rounds: int, folder: Path) -> None:
                 assert agree(turn % size == rank)
             if number:
                 taken[name].append(1e6 * (time.perf_counter() - began_s) / TIMES)
-    dist.barrier()
-    if rank == 0:
-        (folder / "found.json").write_text(json.dumps({"us": taken, "sockets": of_the_group}), encoding="utf-8")
-    dist.destroy_process_group()
-
-
-def measure(size: int, rounds: int) -> dict[str, Any]:
-    """Microseconds of an agreement, by round, and sockets of a rank in a group."""
-    start = multiprocessing.get_context("fork").Process
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = [start(target=one, args=(rank, size, rounds, Path(folder))) for rank in range(size)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
-        found: dict[str, Any] = json.loads((Path(folder) / "found.json").read_text(encoding="utf-8"))
-    return found
+    return {"us": taken, "sockets": of_the_group}
 
 
 def main() -> None:
@@ -113,7 +95,7 @@ def main() -> None:
     asked = parser.parse_args()
     results, raw = [], {}
     for size in map(int, asked.ranks.split(",")):
-        found = raw[str(size)] = measure(size, asked.rounds)
+        found = raw[str(size)] = on_ranks(functools.partial(agreed, rounds=asked.rounds), size)
         ratios = [hand / gloo for gloo, hand in zip(found["us"]["gloo"], found["us"]["by_hand"], strict=True)]
         row = {"ranks": size, "n": len(ratios), "sockets_of_a_rank": found["sockets"]}
         for name, values in found["us"].items():

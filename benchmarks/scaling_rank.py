@@ -34,6 +34,7 @@ import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 
 from wellfed.step import ranks  # noqa: E402
+from wellfed.step.gradient_buckets import buckets as buckets_of  # noqa: E402
 from wellfed.step.train_step import TrainStep  # noqa: E402
 from wellfed.timing.step_clock import StepRow  # noqa: E402
 from wellfed.tracking.journal import Journal  # noqa: E402
@@ -100,7 +101,7 @@ def listen(notes: Notes) -> None:
     _around(Journal, "steps", functools.partial(_rows, notes))
     _around(ranks.RetryingReplicas, "average_gradients", functools.partial(_gradients, notes))
     for kind in (ranks.RetryingReplicas, ranks._Wrapped):
-        for name in ("_any", "_reduced"):
+        for name in ("_exchange", "_reduced"):
             if name in vars(kind):
                 _around(kind, name, functools.partial(_agreement, notes))
     for name in COLLECTIVES:
@@ -134,9 +135,7 @@ def _rows(notes: Notes, inner: Callable[..., Any], journal: Journal, rows: Itera
 
 
 def _gradients(notes: Notes, inner: Callable[..., Any], own: ranks.RetryingReplicas) -> Any:
-    """Without the agreement within it, which is the host's. On a GPU: from when the device comes to it until it has the
-    sums, so with the wait for other cards."""
-    agreed_ms = notes.agreements.get(notes.step, 0.0)
+    """On a GPU: from when the device comes to it until it has the sums, so with the wait for other cards."""
     is_on_gpu, began_s = own._device.type == "cuda", time.perf_counter()
     events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if is_on_gpu else []
     if events:
@@ -147,8 +146,7 @@ def _gradients(notes: Notes, inner: Callable[..., Any], own: ranks.RetryingRepli
         events[1].record()
         taken = tuple(events)
     else:
-        within_ms = notes.agreements.get(notes.step, 0.0) - agreed_ms
-        taken = 1e3 * (time.perf_counter() - began_s) - within_ms
+        taken = 1e3 * (time.perf_counter() - began_s)
     notes.gradients.setdefault(notes.step, []).append(taken)
     return found
 
@@ -177,7 +175,7 @@ def _alone(notes: Notes, weights: list[torch.nn.Parameter]) -> None:
     device = weights[0].device
     buckets = [
         torch.zeros(sum(each.numel() for each in bucket), dtype=bucket[0].dtype, device=device)
-        for bucket in ranks._buckets([weight.detach() for weight in weights])
+        for bucket in buckets_of([weight.detach() for weight in weights])
     ]
     notes.gradient_bytes = sum(bucket.nbytes for bucket in buckets)
     for number in range(ALONE_TIMES + 2):

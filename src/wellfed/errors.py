@@ -100,6 +100,8 @@ class OutOfMemoryExhausted(WellfedError):
     """
 
     kind: Literal["device_oom", "host_oom"] = "device_oom"
+    is_of_other_rank = False
+    """It was the memory of another rank, which says more."""
 
     def __init__(self, message: str, kind: Literal["device_oom", "host_oom"] = "device_oom") -> None:
         super().__init__(message)

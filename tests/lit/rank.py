@@ -7,8 +7,11 @@ of the settings: weights, events, figures, the peak of its card's tensors, or th
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
+from dataclasses import dataclass
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +23,73 @@ from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.figures import Figures
 from wellfed.lit.module import StepModule, StepOptions
 from wellfed.memory.ladder import MicroBatches
+from wellfed.memory.thrash import Thrash
+from wellfed.step.gradient_average import GradientAverage
+
+
+@dataclass
+class Lack:
+    """Where memory does not suffice: on which rank, from which call of the model on, for more than so many samples, and
+    how often."""
+
+    place: str = ""
+    rank: int = 0
+    since: int = 0
+    above: int = 0
+    times: float = math.inf
+    calls: int = 0
+    """Of the model so far."""
+
+    def is_at(self, place: str, size: int) -> bool:
+        """``size``: samples that have to fit there."""
+        is_here = place == self.place and self.rank == int(os.environ["RANK"])
+        return is_here and self.calls >= self.since and size > self.above and self.times > 0
+
+    def come_to(self, place: str, device: torch.device, size: int = 1000) -> None:
+        """Ask for memory that is not there, if this is the place."""
+        if not self.is_at(place, size):
+            return
+        self.times -= 1
+        if device.type == "cuda":
+            torch.empty(2**30, dtype=torch.uint8, device=device)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+
+
+class AsksInBackward(torch.autograd.Function):
+    """Gradients of what comes after it are there when it asks for memory."""
+
+    @staticmethod
+    def forward(context: Any, hidden: torch.Tensor, lack: Lack) -> torch.Tensor:
+        context.lack = lack
+        return hidden.clone()
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> Any:
+        context.lack.come_to("backward", gradient.device, len(gradient))
+        return gradient, None
+
+
+class Momentum(torch.optim.SGD):
+    """Asks for memory before its step, or when it has changed some of it."""
+
+    lack: Lack
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None if closure is None else closure()
+        first = self.param_groups[0]["params"][0]
+        self.lack.come_to("step", first.device)
+        if self.lack.is_at("within step", 1000):
+            with torch.no_grad():
+                first.add_(1.0)
+        self.lack.come_to("within step", first.device)
+        super().step()
+        return loss
 
 
 class Deep(tiny.TinyModel):
-    """Repeats a block; fails where it is told to."""
+    """Repeats a block; runs out of memory where it is told to."""
 
-    def __init__(self, fails: list[list[int]], width: int, dropout: float) -> None:
+    def __init__(self, lack: Lack, width: int, dropout: float) -> None:
         super().__init__(dropout)
         self.register_buffer("count", torch.zeros(()))
         self.blocks = torch.nn.ModuleList(torch.nn.Linear(tiny.WIDTH, tiny.WIDTH) for _ in range(2))
@@ -33,28 +97,27 @@ class Deep(tiny.TinyModel):
             torch.nn.Sequential(torch.nn.Linear(tiny.WIDTH, width), torch.nn.Linear(width, tiny.WIDTH))
             for _ in range(2)
         )
-        self.fails = fails
+        self.lack = lack
 
     def forward(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         x = batch["x"]
         for block in [*self.blocks, *self.large]:
             x = x + 0.1 * block(x)
-        return self.net(x)
+        return self.net(AsksInBackward.apply(x, self.lack))
 
     def loss(self, batch: Any) -> Any:
         output = super().loss(batch)
         self.count += 1
-        rank = int(os.environ["RANK"])
-        for failing_rank, call, above in self.fails:
-            if rank == failing_rank and self.calls >= call and len(batch["x"]) > above:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        self.lack.calls = self.calls
+        self.lack.come_to("forward", batch["x"].device, len(batch["x"]))
         return output
 
 
 def main(settings: dict[str, Any]) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(3)
-    model = Deep(settings.get("fails", []), settings.get("width", 8), settings.get("dropout", 0.0))
+    lack = Lack(**settings.get("lack", {}))
+    model = Deep(lack, settings.get("width", 8), settings.get("dropout", 0.0))
     events: list[Any] = []
     data = tiny.TinyData(settings.get("samples", 70))
     rates = {"lr": settings.get("lr", 0.05)}
@@ -66,10 +129,21 @@ def main(settings: dict[str, Any]) -> None:
         features=None,
         micro=MicroBatches(settings["micro"]),
         options=StepOptions(seed=1, retry_on_oom=settings.get("retry", True)),
-        make_optimizer=lambda model: torch.optim.SGD(model.parameters(), momentum=0.9, **rates),
+        make_optimizer=lambda model: Momentum(model.parameters(), momentum=0.9, foreach=True, **rates),
         lr_factor=lambda step: 1.0,
         on_event=lambda kind, **facts: events.append((kind, facts)),
     )
+    Momentum.lack = lack
+    make_room = GradientAverage.make_room
+
+    def asked(average: GradientAverage) -> None:
+        lack.come_to("sums", module.device, module.micro.size)
+        make_room(average)
+
+    GradientAverage.make_room = asked
+    if settings.get("thrashing_rank") == rank:
+        retries = iter([0, 1, 2, *[2] * 100])  # at the start, and after each step: in the first and in the second
+        Thrash.__init__ = partialmethod(Thrash.__init__, retries=lambda: next(retries))
     stages: list[Any] = []
     if settings.get("staged"):  # without dropout, which ranks draw apart
         module, changes = encoded.staged(
@@ -83,12 +157,12 @@ def main(settings: dict[str, Any]) -> None:
     rows: list[Any] = []
     figures = Figures(lambda split, values, **_: rows.append((split, dict(values))), every=1, stop_on_nan=True)
     trainer = lit.make_trainer(tiny.options(**given), [*stages, figures], Path(settings["folder"]))
-    found: dict[str, Any] = {"broadcasts": 0}
+    found: dict[str, Any] = {"flags": 0}
     broadcast = torch.distributed.broadcast
 
-    def counted(*arguments: Any, **named: Any) -> Any:
-        found["broadcasts"] += 1
-        return broadcast(*arguments, **named)
+    def counted(sent: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        found["flags"] += not sent.is_floating_point()  # those are buffers
+        return broadcast(sent, *arguments, **named)
 
     torch.distributed.broadcast = counted
     try:
@@ -103,7 +177,7 @@ def main(settings: dict[str, Any]) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
         found["weights"] = torch.cat([state[name].flatten().float() for name in sorted(state) if "count" not in name])
     torch.save(
-        {**found, "events": events, "rows": rows, "micro": module.micro.tried},
+        {**found, "events": events, "seen": model.seen, "rows": rows, "micro": module.micro.tried},
         Path(settings["folder"]) / f"rank{rank}.pt",
     )
 

@@ -354,7 +354,7 @@ def test_fifty_steps_on_a_card_that_has_no_room() -> None:
 def test_a_step_that_was_applied_in_part_needs_the_last_checkpoint(precision: str) -> None:
     with pytest.raises(RestartNeeded, match="which was applied in part") as caught:
         trained(Place("within the step", since=8), precision, CPU)
-    assert (caught.value.changes, caught.value.kind) == ({}, "device_oom")
+    assert (caught.value.changes, caught.value.kind) == ({"workload.optimizer.foreach": False}, "device_oom")
 
 
 # -- an optimizer whose own temporaries are what does not fit ----------------------------------------------------------
@@ -429,9 +429,10 @@ def test_adams_averages_are_moved_when_its_temporaries_find_no_room() -> None:
     step(of_ones())
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(140 / 512)
-    with pytest.raises(RestartNeeded, match="step 2, which was applied in part"):
+    with pytest.raises(RestartNeeded, match="step 2, which was applied in part") as caught:
         step(of_ones())
-    assert changes == []
+    assert caught.value.changes == {"workload.optimizer.foreach": False}
+    assert changes == ["workload.optimizer.foreach=false"]
 
 
 @pytest.mark.simulated(cards=1, mib=512)

@@ -69,3 +69,21 @@ def test_between_passes_only_what_lies_there_is_freed() -> None:
     assert ladder.step_down() == {"micro_batch": 1, "before": 2}
     assert ladder.step_down() == {"change": "checkpointing"}
     assert ladder.step_down() is None
+
+
+def test_what_has_changed_can_be_typed():
+    micro = MicroBatches(8)
+    rungs = [Rung("memory.checkpoint_activations=true", lambda: True), Rung("memory.features=dynamic", lambda: True)]
+    ladder = Ladder(micro, rungs)
+    assert ladder.changes() == {}
+    ladder.note("workload.optimizer.foreach=false")
+    ladder.step_down()
+    assert ladder.changes() == {"memory.micro_batch": 4, "workload.optimizer.foreach": False}
+    while ladder.step_down():
+        pass
+    assert ladder.changes() == {
+        "memory.micro_batch": 1,
+        "workload.optimizer.foreach": False,
+        "memory.checkpoint_activations": True,
+        "memory.features": "dynamic",
+    }

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 
 from wellfed.memory import snapshot
@@ -95,6 +96,40 @@ def test_of_an_object_without_attributes_nothing_can_be_told() -> None:
         __slots__ = ("total",)
 
     assert not Snapshot(Slots(), CPU).restore()
+
+
+def test_what_a_short_list_holds_is_put_back() -> None:
+    sums = Sums(nn.Linear(2, 2))
+    sums.parts = [torch.zeros(2), Sums(nn.Linear(2, 2))]
+    kept = Snapshot(sums, CPU)
+    sums.parts[0] += 1
+    sums.parts[1].total = 9
+    sums.parts.append(torch.ones(1))
+    assert kept.restore()
+    assert len(sums.parts) == 2
+    assert sums.parts[0].tolist() == [0, 0]
+    assert sums.parts[1].total.tolist() == [0, 0, 0]
+    with torch.inference_mode():
+        sums.parts = [torch.zeros(snapshot.LARGE_BYTES // 4 + 1)]  # predictions that were appended, say
+    kept = Snapshot(sums, CPU)
+    sums.parts.append(torch.ones(1))
+    assert kept.restore()
+    assert len(sums.parts) == 1
+
+
+def test_metrics_within_metrics_are_put_back() -> None:
+    inner = torchmetrics.MeanMetric()
+    outer = torchmetrics.MetricCollection({"spread": torchmetrics.wrappers.MultioutputWrapper(inner, 2)})
+    sums = Sums(nn.Linear(2, 2))
+    sums.metrics = outer
+    outer.update(torch.ones(3, 2))
+    before = outer.compute()
+    kept = Snapshot(sums, CPU)
+    outer.update(torch.zeros(3, 2))
+    assert kept.restore()
+    for metric in outer["spread"].metrics:
+        metric._computed = None
+    assert all(torch.equal(value, before[name]) for name, value in outer.compute().items())
 
 
 def test_a_long_list_goes_by_its_length() -> None:

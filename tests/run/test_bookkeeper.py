@@ -299,6 +299,9 @@ def test_what_had_to_be_lowered_is_kept_for_the_next_run(tmp_path, overrides, ke
     books.event("step_down", step=4, evaluation_batch=1, before=2)
     books.event("ladder", step=5, change="memory.features=dynamic")
     books.event("ladder", step=5, change="workload.optimizer.foreach=false")
+    books.stepped(4, 1.0, 8)
+    assert FOREACH not in recall(file)  # before that step is done it has not helped
+    books.stepped(5, 1.0, 8)
     found = recall(file)
     assert {knob: (one.value, one.before) for knob, one in found.items()} == kept
     assert {(one.run, one.on) for one in found.values()} == {("r", date.today().isoformat())}
@@ -310,6 +313,7 @@ def test_a_run_goes_on_where_nothing_can_be_kept(tmp_path, caplog):
     (tmp_path / "cache").write_text("a file")
     books.planned(replace(planned(config(), data=ITEMS), remembered_in=tmp_path / "cache" / "memory" / "0" / "x.json"))
     books.event("step_down", step=3, micro_batch=8, before=16)
+    books.stepped(3, 1.0, 8)
     assert [event["kind"] for event in books.record.events] == ["step_down"]
     assert "memory.micro_batch is not remembered: " in caplog.text
     assert "can't be written (" in caplog.text

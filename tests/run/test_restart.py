@@ -283,9 +283,17 @@ def test_the_run_is_not_restarted_for_ever(tmp_path: Path) -> None:
     for number in range(MOST_RESTARTS):
         assert found.checkpoint_for(RestartNeeded("no room.", {"memory.micro_batch": number})).name == "earlier.ckpt"
     with pytest.raises(OutOfMemoryExhausted, match=r"no room. .* 8 times \(memory.micro_batch=0, then ") as caught:
-        found.checkpoint_for(RestartNeeded("no room.", {}, "host_oom"))
+        found.checkpoint_for(RestartNeeded("no room.", {"memory.micro_batch": 1}, "host_oom"))
     assert not isinstance(caught.value, RestartNeeded)
     assert caught.value.kind == "host_oom"
+
+
+def test_a_run_is_restarted_twice_without_any_change(tmp_path: Path) -> None:
+    found = Restarts(tmp_path, began_with=None)
+    for changes in ({}, {"memory.micro_batch": 4}, {}):
+        assert found.checkpoint_for(RestartNeeded("no room.", changes)) is None
+    with pytest.raises(OutOfMemoryExhausted, match=r"restarted 3 times \(nothing changed, then .*\), and is not again"):
+        found.checkpoint_for(RestartNeeded("no room.", {}))
 
 
 def test_changes_go_to_the_plan_or_else_to_the_configuration() -> None:

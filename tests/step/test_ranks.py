@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,21 @@ from torch import nn
 from tests.fake_cuda.machine import FakeCuda
 from tests.lit import rank, tiny
 from tests.lit.ranks import train_ranks
+from wellfed.batches import Delivery
+from wellfed.errors import OutOfMemoryExhausted
 from wellfed.footprint import estimate
 from wellfed.footprint.footprint import Footprint, StepShape, predicted_peak
 from wellfed.footprint.fsdp_blocks import LEAST_WEIGHTS, gathered_bytes
 from wellfed.footprint.rehearsal import Task
-from wellfed.step.ranks import BUCKET_BYTES, ClipByNorm, Replicas, RetryingReplicas, _buckets
+from wellfed.memory.ladder import Ladder, MicroBatches
+from wellfed.step.compiled import Loss
+from wellfed.step.gradient_buckets import BUCKET_BYTES, buckets
+from wellfed.step.micro_batches import Preparation
+from wellfed.step.precision import Precision
+from wellfed.step.ranks import ClipByNorm, OtherRankFailed, Replicas, RetryingReplicas
+from wellfed.step.train_step import TrainStep
 
+CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
 WIDE = LEAST_WEIGHTS // 12
 """Of a block with so many hidden features the weights are more than `LEAST_WEIGHTS`."""
@@ -28,27 +38,59 @@ def distance(one: Any, other: Any) -> float:
     return float((one["weights"] - other["weights"]).norm() / other["weights"].norm())
 
 
+HALVED: list[str] = ["oom", "step_down"] * 2
+"""Micro-batches of 16, 8 and 4."""
+PLACES = {
+    "forward": ({"above": 5}, HALVED),
+    "backward": ({"above": 5}, HALVED),
+    "sums": ({"above": 5}, HALVED),  # of gradients, when all passes are done
+    "step": ({"times": 1}, ["oom", "ladder"]),
+    "within step": ({"times": 1}, ["oom", "ladder"]),  # when the optimizer has changed a weight
+}
+
+
 @pytest.mark.slow
-def test_out_of_memory_on_one_rank_is_a_smaller_step_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+@pytest.mark.parametrize("device", ["cpu", "simulated"])
+@pytest.mark.parametrize("place", PLACES)
+def test_out_of_memory_on_one_rank_is_the_same_training_on_all(
+    tmp_path: Path, fake_cuda: FakeCuda, place: str, device: str, precision: str
+) -> None:
     """16 samples a rank; the last step of an epoch gives 3 each."""
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
-    rank.main({"folder": str(tmp_path), "micro": 32, "max_steps": 8})
-    alone = torch.load(tmp_path / "rank0.pt", weights_only=False)
-    together = train_ranks(tmp_path / "two", 2, micro=16, max_steps=8, strategy="ddp", fails=[[1, 3, 5]])
-    assert [one["micro"] for one in together] == [[16, 8, 4]] * 2
-    kinds = [[kind for kind, _ in one["events"]] for one in together]
-    assert kinds == [["oom", "step_down", "oom", "step_down"]] * 2
+    lack, kinds = PLACES[place]
+    settings: dict[str, Any] = {"max_steps": 8, "precision": precision, "gradient_clip": 0.5}
+    cards: dict[str, str] = {}
+    if device == "simulated":
+        settings["accelerator"], cards = "gpu", fake_cuda.environment(cards=2, mib=512)
+    failing = {"place": place, "rank": 1, "since": 3, **lack}
+    together = train_ranks(tmp_path / "two", 2, cards, micro=16, strategy="ddp", lack=failing, **settings)
+    assert [[kind for kind, _ in one["events"]] for one in together] == [kinds] * 2
+    assert [one["micro"] for one in together] == [[16, 8, 4] if kinds == HALVED else [16]] * 2
     assert together[0]["events"][0][1]["message"] == "another rank ran out of memory."
-    assert distance(together[0], alone) < 1e-5
     assert torch.equal(together[0]["weights"], together[1]["weights"])
+    if precision == "32-true":
+        undisturbed = train_ranks(tmp_path / "one", 1, cards, micro=32, **settings)[0]
+    else:  # as many gradients overflow at first as with half the samples a rank
+        undisturbed = train_ranks(tmp_path / "calm", 2, cards, micro=16, strategy="ddp", **settings)[0]
+    assert distance(together[0], undisturbed) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_card_that_thrashes_is_a_smaller_step_on_all(tmp_path: Path, fake_cuda: FakeCuda) -> None:
+    cards = fake_cuda.environment(cards=2, mib=512)
+    found = train_ranks(
+        tmp_path / "two", 2, cards, micro=16, max_steps=4, strategy="ddp", accelerator="gpu", thrashing_rank=1
+    )
+    for one in found:
+        assert [(kind, facts.get("step")) for kind, facts in one["events"]] == [("thrash", 2), ("step_down", 2)]
+        assert one["micro"] == [16, 8]
 
 
 @pytest.mark.slow
 def test_with_dropout_it_is_bit_for_bit_the_run_with_such_micro_batches(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_steps": 8, "strategy": "ddp", "dropout": 0.3}
     by_hand = train_ranks(tmp_path / "by_hand", 2, micro=4, **settings)
-    failing = train_ranks(tmp_path / "failing", 2, micro=16, fails=[[0, 1, 4]], **settings)
+    failing = train_ranks(tmp_path / "failing", 2, micro=16, lack={"place": "forward", "above": 4}, **settings)
     assert failing[0]["micro"] == [16, 8, 4]
     assert torch.equal(failing[0]["weights"], by_hand[0]["weights"])
 
@@ -61,12 +103,12 @@ def test_sums_by_hand_are_those_of_ddp(tmp_path: Path) -> None:
     assert distance(by_hand[0], by_ddp[0]) < 1e-6
     assert [values for _, values in by_hand[0]["rows"]] == [values for _, values in by_ddp[0]["rows"]]
     # Lightning would have rank 0 tell the others at each batch whether it has got a SIGTERM.
-    assert [one["broadcasts"] for one in (*by_hand, *by_ddp)] == [0] * 4
+    assert [one["flags"] for one in (*by_hand, *by_ddp)] == [0] * 4
 
 
 @pytest.mark.slow
 def test_when_nothing_is_left_all_ranks_end_with_the_same(tmp_path: Path) -> None:
-    found = train_ranks(tmp_path / "two", 2, micro=4, max_steps=8, strategy="ddp", fails=[[1, 3, 0]])
+    found = train_ranks(tmp_path / "two", 2, micro=4, max_steps=8, strategy="ddp", lack={"place": "forward", "rank": 1, "since": 3})
     assert all("micro-batches of 4 -> 2 -> 1, then memory.check" in one["error"] for one in found)
 
 
@@ -105,7 +147,7 @@ def test_what_a_sharded_model_needs_is_what_is_predicted(
     settings = {"micro": micro, "max_steps": 4, "accelerator": "gpu", "width": 100_000}
     cards = fake_cuda.environment(cards=2, mib=512)
     seen = max(one["peak"] for one in train_ranks(tmp_path / "two", 2, cards, strategy="fsdp", retry=False, **settings))
-    model = rank.Deep([], settings["width"], 0.0)
+    model = rank.Deep(rank.Lack(), settings["width"], 0.0)
     batch = estimate.repeated({"x": torch.randn(2, tiny.WIDTH), "y": torch.randn(2, 1)})
     task = Task(batch, lambda model: torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
     found = estimate.measure(model, task, 16)
@@ -118,7 +160,7 @@ def test_gradients_go_in_buckets_of_one_type() -> None:
     sizes = [10, BUCKET_BYTES // 4, 10, 20]
     gradients = [torch.empty(size, device="meta") for size in sizes]
     gradients += [torch.empty(5, dtype=torch.bfloat16, device="meta")]
-    assert [[one.numel() for one in bucket] for bucket in _buckets(gradients)] == [[10], [sizes[1]], [10, 20], [5]]
+    assert [[one.numel() for one in bucket] for bucket in buckets(gradients)] == [[10], [sizes[1]], [10, 20], [5]]
 
 
 def one_of_two(number: int, folder: Path) -> None:
@@ -131,23 +173,121 @@ def one_of_two(number: int, folder: Path) -> None:
     layers[0].weight.grad = torch.full((1, 2), 2.0 + 4 * number)
     if number == 1:
         layers[1].weight.grad = torch.full((1, 2), 6.0)
+    ranks.make_room()
+    agreed = ranks.agree(False, number == 1)
+    assert ranks.lacks_gradients
+    ranks.fill_gradients()
+    assert ranks.agree(False, False) == (False, False)
+    assert not ranks.lacks_gradients
     ranks.average_gradients()
-    asked = ranks.any(number == 1), ranks.any(False), ranks.total(3 + number), Replicas.any(ranks, number == 0)
+    asked = agreed, ranks.any(number == 1), ranks.any(False), ranks.total(3 + number), Replicas.any(ranks, number == 0)
     torch.save(([layer.weight.grad for layer in layers], asked), folder / f"{number}.pt")
     torch.distributed.destroy_process_group()
 
 
 def test_a_gradient_that_only_one_rank_has_is_averaged_with_zero(tmp_path: Path) -> None:
-    processes = [multiprocessing.get_context("fork").Process(target=one_of_two, args=(n, tmp_path)) for n in (0, 1)]
+    for gradients, asked in of_two_ranks(one_of_two, tmp_path):
+        assert [None if each is None else each.tolist() for each in gradients] == [[[4, 4]], [[3, 3]], None]
+        assert asked == ((False, True), True, False, 7, True)
+
+
+class Twice(torch.optim.SGD):
+    """Asks for gradients twice; runs out of memory between the two, on one rank."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        closure()
+        if self.fails:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        loss = closure()
+        super().step()
+        return loss
+
+
+class Counting(torch.optim.SGD):
+    """Counts its steps in its group, and runs out of memory in the second one, when that is counted."""
+
+    fails = False
+
+    def step(self, closure: Any = None) -> Any:
+        loss = closure()
+        group = self.param_groups[0]
+        group["k"] = group.get("k", 0) + 1
+        if self.fails and group["k"] == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB")
+        super().step()
+        return loss
+
+
+def steps_of_one(kind: Any, number: int, folder: Path) -> None:
+    """A rank that trains by itself what another one does; rank 1 lacks memory in the optimizer."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=2)
+    model = tiny.TinyModel()
+    wrapped = torch.nn.parallel.DistributedDataParallel(Calling(model))
+    kind.fails = number == 1
+    optimizer = kind(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+    micro, events = MicroBatches(4), list[Any]()
+    step = TrainStep(
+        model,
+        optimizer,
+        loss=Loss(model, "none", print),
+        prepare=Preparation(None, 0),
+        micro=micro,
+        precision=Precision("32-true", "cpu"),
+        device=CPU,
+        ranks=RetryingReplicas(wrapped, CPU, list(model.parameters())),
+        ladder=Ladder(micro),
+        retry_on_oom=True,
+        on_event=lambda kind, **facts: events.append((kind, facts.get("message", facts.get("change")))),
+    )
+    step.allocate_state()
+    error = None
+    try:
+        for index in range(3):
+            x = torch.full((4, tiny.WIDTH), float(number + index))
+            step(Delivery({"x": x, "y": torch.ones(4, 1)}, epoch=0, index=index, total=8))
+    except OutOfMemoryExhausted as caught:
+        error = type(caught).__name__, caught.is_of_other_rank
+    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    torch.save((weights, optimizer.param_groups[0].get("k"), events, error), folder / f"{number}.pt")
+    torch.distributed.destroy_process_group()
+
+
+class Calling(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, call: Any, *arguments: Any) -> Any:
+        return call(*arguments)
+
+
+def of_two_ranks(target: Any, folder: Path) -> list[Any]:
+    processes = [multiprocessing.get_context("fork").Process(target=target, args=(n, folder)) for n in (0, 1)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0]
-    for number in (0, 1):
-        gradients, asked = torch.load(tmp_path / f"{number}.pt")
-        assert [None if each is None else each.tolist() for each in gradients] == [[[4, 4]], [[3, 3]], None]
-        assert asked == (True, False, 7, True)
+    return [torch.load(folder / f"{number}.pt", weights_only=False) for number in (0, 1)]
+
+
+def test_what_an_optimizer_keeps_in_its_groups_is_taken_over_too(tmp_path: Path) -> None:
+    (one, count, events, _), (other, same_count, told, _) = of_two_ranks(partial(steps_of_one, Counting), tmp_path)
+    assert (count, same_count) == (3, 3)
+    assert torch.equal(one, other)
+    assert events == [("oom", "another rank ran out of memory."), ("ladder", "workload.optimizer.foreach=false")]
+    assert told[0] == ("oom", "CUDA out of memory. Tried to allocate 1.00 GiB")
+
+
+def test_between_two_passes_of_one_step_no_rank_is_left_waiting(tmp_path: Path) -> None:
+    """The other one is in its second passes by then: neither has stepped, and they are done again, and so on."""
+    (*_, first), (*_, second) = of_two_ranks(partial(steps_of_one, Twice), tmp_path)
+    assert first == ("OutOfMemoryExhausted", True)
+    assert second == ("OutOfMemoryExhausted", False)
 
 
 def one_of(size: int, number: int, folder: Path) -> None:
@@ -155,9 +295,15 @@ def one_of(size: int, number: int, folder: Path) -> None:
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=size)
     layer = torch.nn.Linear(2, 1)
     ranks = RetryingReplicas(torch.nn.parallel.DistributedDataParallel(layer), torch.device("cpu"), [layer.weight])
-    told = [ranks._any([number == teller, number == 0, False, True]) for teller in range(size)]
-    alone = ranks.any(number == size - 1), ranks.any(False)
-    torch.save((told, alone), folder / f"{number}.pt")
+    told = [ranks.agree(number == teller, number == 0) for teller in range(size)]
+    told += [(ranks.any(number == size - 1), ranks.any(False))]
+    if number == 1:  # it fails before it has asked for a total, as the others do
+        told += [ranks.agree(True, False)]
+    else:
+        with pytest.raises(OtherRankFailed):
+            ranks.total(1.0)
+    assert ranks.total(1.0) == size
+    torch.save(told, folder / f"{number}.pt")
     torch.distributed.destroy_process_group()
 
 
@@ -171,9 +317,9 @@ def test_what_is_so_on_one_rank_is_known_to_all(tmp_path: Path) -> None:
         process.join(60)
     assert [process.exitcode for process in processes] == [0] * size
     for number in range(size):
-        told, alone = torch.load(tmp_path / f"{number}.pt")
-        assert told == [[1, 1, 0, 1]] * size
-        assert alone == (True, False)
+        told = torch.load(tmp_path / f"{number}.pt")
+        assert told[: size + 1] == [(True, True)] * size + [(True, False)]
+        assert told[size + 1 :] == ([(True, False)] if number == 1 else [])
 
 
 def network(dtype=torch.float32):

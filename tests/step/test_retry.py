@@ -408,7 +408,7 @@ def test_a_state_that_fits_in_no_way_ends_the_run_at_once(tmp_path: Path) -> Non
         trained(partial(NoRoomEver, foreach=True), tmp_path)
     assert not isinstance(caught.value, RestartNeeded)
     text = str(caught.value)
-    assert "before the first step, where the optimizer makes its state (as large with any micro-batch)" in text
+    assert "before step 1, where the optimizer makes its state (as large with any micro-batch)" in text
     assert "micro-batches of 32, then workload.optimizer.foreach=false: CUDA out of memory." in text
     assert "Largest parts: parameters" in text
 

@@ -145,6 +145,8 @@ class StepShape:
     world_size: int = 1
     workspaces: int = 0
     """What libraries keep of the allocator's memory on this device."""
+    room_for_sums: int = 0
+    """Bytes of gradients, at most, that ranks which can do a step again sum at a time, beside DDP's buckets."""
     is_sharded: bool = False
     """FSDP: parameters, gradients and state are divided by ``world_size``. Otherwise DDP, whose buckets hold the
     gradients once more."""
@@ -200,12 +202,13 @@ def predicted_peak(footprint: Footprint, micro_batch: int, step: StepShape, *, w
 
     sparse = at(step.samples, attrgetter("sparse_gradients"))
     gradients = share(footprint.gradients) + sparse
+    has_buckets = step.world_size > 1 and not step.is_sharded
     always = {
         "parameters": share(footprint.parameters),
         "optimizer state": share(footprint.optimizer_state),
         "feature table": footprint.feature_table,
         "inputs": sum(footprint.inputs) * step.samples * (1 + step.batches_ahead),
-        "gradient buckets": gradients if step.world_size > 1 and not step.is_sharded else 0,
+        "gradient buckets": gradients + min(gradients, step.room_for_sums) if has_buckets else 0,
     }
     if step.average:
         always["weight average"] = step.average

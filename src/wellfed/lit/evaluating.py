@@ -47,7 +47,12 @@ class Evaluating:
         sizes, done, attempts = self._sizes(delivery.size), 0, oom.Attempts()
         parts = prepare.split(delivery.batch, sizes)
 
+        before: list[Snapshot] = []
+
         def update() -> None:
+            before.clear()
+            if self.may_halve:
+                before.extend(Snapshot(part, device, leave_out=self.model) for part in evaluation.parts)
             weight = prepare.weight(parts[done], sizes[done]) if evaluation.takes_loss else 0
             batch = prepare(batches.to_device(parts[done], device), delivery, done, features)
             evaluation.update(batch, weight, features)
@@ -57,7 +62,6 @@ class Evaluating:
                 update()
                 done += 1
                 continue
-            before = [Snapshot(part, device, leave_out=self.model) for part in evaluation.parts]
             _, failure = attempts(update)
             if failure is None:
                 done += 1
@@ -65,7 +69,7 @@ class Evaluating:
             size = sizes[done]
             restored = [each.restore() for each in before]
             if not all(restored):
-                name = type(evaluation.parts[-1]).__name__
+                name = type(evaluation.parts[restored.index(False)]).__name__
                 raise OutOfMemoryExhausted(
                     f"Out of memory when {name}.update had taken a part of the batch into a large tensor: "
                     f"{failure.message} Next: workload.eval_batch_size={max(1, size // 2)}.",

@@ -61,6 +61,11 @@ class StepOptions:
         """Where memory runs out, training goes on in a way that needs less."""
         return self.retry_on_oom and self.may_adapt
 
+    @property
+    def halves_evaluation(self) -> bool:
+        """Where memory runs out, an evaluation goes on with parts of its batches."""
+        return self.halve_evaluation_on_oom and self.may_adapt
+
 
 class StepModule(pl.LightningModule):
     """Trains a plain ``nn.Module`` that offers ``loss(batch)`` (see `wellfed.contract`) by `step.train_step.TrainStep`.
@@ -100,7 +105,7 @@ class StepModule(pl.LightningModule):
             model,
             self.evaluation,
             self._preparations(eval_data),
-            may_halve=options.halve_evaluation_on_oom and options.may_adapt,
+            may_halve=options.halves_evaluation,
             on_event=on_event,
         )
         self._features: FeatureTable | None = None
@@ -303,7 +308,7 @@ class StepModule(pl.LightningModule):
             try:
                 batch.batch = batches.to_device(batch.batch, device)
             except Exception as error:
-                if not self.options.adapts or oom.classify(error) is None:
+                if not self.goes_on(self.trainer.training) or oom.classify(error) is None:
                     raise
         return batch
 
@@ -311,6 +316,10 @@ class StepModule(pl.LightningModule):
         """Note what the micro-batches of a delivery will count, unless that is known; to be asked on the host."""
         if self.step is not None:
             self.step.weigh(delivery)
+
+    def goes_on(self, is_training: bool) -> bool:
+        """Whether training, or an evaluation, adapts where memory runs out."""
+        return self.options.adapts if is_training else self.options.halves_evaluation
 
     def fewer_ahead(self, ahead: int, message: str) -> None:
         """So many batches are copied to the device ahead of the step from now on; for `DevicePrefetcher`."""
@@ -396,7 +405,6 @@ class StepModule(pl.LightningModule):
     # -- checkpoints ----------------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["micro_batch"] = self.micro.size
         if self.trainer.world_size == 1:
             checkpoint["totals"] = self.totals.state_dict()
 

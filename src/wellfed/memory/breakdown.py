@@ -13,14 +13,19 @@ from wellfed.units import show_bytes
 
 
 def bytes_by_part(
-    model: nn.Module, optimizer: torch.optim.Optimizer | None, features: FeatureSource | None
+    model: nn.Module, optimizer: torch.optim.Optimizer | None, features: FeatureSource | None, buckets: int = 0
 ) -> dict[str, int]:
-    """Bytes of what a step needs before any activation; of the optimizer what it holds by now."""
+    """Bytes of what a step needs before any activation; of the optimizer what it holds by now.
+
+    Args:
+        buckets: bytes in which ranks sum gradients.
+    """
     weights = list(model.parameters())
     states = () if optimizer is None else (value for state in optimizer.state.values() for value in state.values())
     return {
         "parameters": sum(each.nbytes for each in [*weights, *model.buffers()]),
         "gradients": sum(each.nbytes for each in weights if each.requires_grad),
+        "gradient buckets": buckets,
         "optimizer state": sum(value.nbytes for value in states if isinstance(value, torch.Tensor)),
         "feature table": features.table.nbytes if isinstance(features, DeviceTable) else 0,
     }

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from wellfed.memory import oom
+from wellfed.memory.remembered import MICRO_BATCH
 
 
 class MicroBatches:
@@ -64,6 +65,7 @@ class Ladder:
     def __init__(self, micro: MicroBatches, rungs: Sequence[Rung] = ()) -> None:
         self._micro, self._rungs = micro, list(rungs)
         self._taken: list[str] = []
+        self._changes: dict[str, object] = {}
 
     def step_down(self, *, of_held: bool = False) -> dict[str, object] | None:
         """Take the next step; what has changed, or None if nothing was left to change.
@@ -82,13 +84,20 @@ class Ladder:
                 oom.release()
                 self._taken.append(f"{rung.change} (for which memory did not suffice itself)")
             elif has_changed:
-                self._taken.append(rung.change)
+                self.note(rung.change)
                 return {"change": rung.change}
         return None
 
     def note(self, change: str) -> None:
-        """Something else was changed to need less memory."""
+        """Something was changed to need less memory; ``change`` as for `Rung`."""
         self._taken.append(change)
+        knob, _, value = change.partition("=")
+        self._changes[knob] = {"true": True, "false": False}.get(value, value)
+
+    def changes(self) -> dict[str, object]:
+        """The knobs that have another value by now than training began with."""
+        smaller = {MICRO_BATCH: self._micro.size} if len(self._micro.tried) > 1 else {}
+        return {**smaller, **self._changes}
 
     def tried(self) -> str:
         """All ways so far, for a message: ``micro-batches of 4 -> 2 -> 1, then memory.features=dynamic``."""

@@ -14,13 +14,16 @@ LARGE_BYTES = 2**20
 """A tensor beyond this is not copied: whether it has changed is told by torch's count of its changes."""
 MANY = 1000
 """A list or dict with more entries is not copied: whether it has changed is told by its length."""
-_DEPTH = 4
+FEW = 64
+"""Entries of a list that are looked into; a longer one is appended to, and holds what is done."""
+_DEPTH = 8
+"""An evaluation may refer to anything; metrics of metrics within a collection are five deep."""
 
 
 class Snapshot:
     """Attributes of an object and of the objects within it, and the random generators, as they are now.
 
-    What a list holds is taken as it is: lists are appended to. Weights are no state of an evaluation.
+    Weights are no state of an evaluation.
     """
 
     def __init__(self, owner: object, device: torch.device, *, leave_out: object = None) -> None:
@@ -44,6 +47,11 @@ class Snapshot:
             live.update(kept)
         return True
 
+    def _kept_entry(self, value: Any, depth: int) -> Any:
+        """Of a list: what is large and has no count of changes is taken for what was appended, and stays as it is."""
+        is_done = isinstance(value, Tensor) and value.nbytes > LARGE_BYTES and value.is_inference()
+        return value if is_done else self._kept(value, depth)
+
     def _kept(self, value: Any, depth: int) -> Any:
         """What is to be put back in the value's place: itself, or a copy."""
         if isinstance(value, Tensor):
@@ -59,6 +67,8 @@ class Snapshot:
                 return value
             if type(value) is dict:
                 return {key: self._kept(item, depth) for key, item in value.items()}
+            if type(value) is list and len(value) <= FEW:
+                return [self._kept_entry(item, depth) for item in value]
             return value.copy()
         is_plain = isinstance(value, (type, FunctionType, ModuleType)) or not hasattr(value, "__dict__")
         if not is_plain and depth and id(value) not in self._seen:

@@ -24,6 +24,7 @@ from wellfed.planning.memory_candidates import (
 )
 from wellfed.planning.run_plan import DataFacts, Decided, MemorySection, ModelFacts, RunPlan, by_rule
 from wellfed.shares import largest_share
+from wellfed.step.gradient_buckets import BUCKET_BYTES
 from wellfed.units import gib, show_gib
 
 MOST_REMEDIES = 3
@@ -71,6 +72,7 @@ def step_shape(plan: RunPlan, model: ModelFacts) -> StepShape:
         batches_ahead=plan.loader.device_prefetch,
         world_size=plan.trainer.world_size,
         workspaces=plan.device.workspaces,
+        room_for_sums=BUCKET_BYTES if plan.memory.on_oom == "retry" else 0,
         is_sharded=plan.trainer.strategy == "fsdp",
         gathered=model.gathered_bytes // halves,
         average=model.average_bytes // halves,

@@ -22,7 +22,7 @@ from wellfed.errors import first_line
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
-from wellfed.memory.remembered import MICRO_BATCH, from_event, remember
+from wellfed.memory.remembered import MICRO_BATCH, Lowered, from_event, remember
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import EventKind, LongestWaitEntry, PhaseEntry, ProfileEntry, RunRecord, SynchronisationEntry
 from wellfed.report.write import MARKDOWN, PAGE, write_reports
@@ -70,6 +70,8 @@ class Bookkeeper:
         self._usage: Usage | None = None
         self._watch: MachineWatch | None = None
         self._plan: RunPlan | None = None
+        self._lowered: dict[str, tuple[int, Lowered]] = {}
+        """By knob what had to be lowered, and the step that was done again: it is kept once that step is done."""
 
     def passed(self, part: Literal["imports_s", "data_s", "plan_s"]) -> None:
         """This is done of what comes before training, and nothing else since the last."""
@@ -105,7 +107,8 @@ class Bookkeeper:
         self.journal.save()
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
-        """Something happened in training, as for `Journal.event`. What had to be lowered is kept for the next run, too.
+        """Something happened in training, as for `Journal.event`. What had to be lowered, and has helped, is kept for the
+        next run, too.
 
         Not a micro-batch that was typed: it will be typed again, and says nothing of a planned one.
         """
@@ -115,12 +118,20 @@ class Bookkeeper:
         if found is None or plan is None or plan.remembered_in is None:
             return
         knob, lowered = found
-        if knob == MICRO_BATCH and plan.memory.reasons["micro_batch"].source == "set":
-            return
-        try:
-            remember(plan.remembered_in, knob, lowered)
-        except OSError as error:
-            _LOG.warning("%s is not remembered: %s can't be written (%s).", knob, plan.remembered_in, error.strerror)
+        if knob != MICRO_BATCH or plan.memory.reasons["micro_batch"].source != "set":
+            self._lowered[knob] = self.record.steps if step is None else step, lowered
+
+    def _remember(self) -> None:
+        """Keep what has helped."""
+        file = None if self._plan is None else self._plan.remembered_in
+        for knob, (step, lowered) in list(self._lowered.items()):
+            if file is None or step > self.record.steps:
+                continue
+            del self._lowered[knob]
+            try:
+                remember(file, knob, lowered)
+            except OSError as error:
+                _LOG.warning("%s is not remembered: %s can't be written (%s).", knob, file, error.strerror)
 
     def go_on_after(self, step: int, epochs: float, *, in_place: bool) -> None:
         """A checkpoint is gone on from: in its own folder the tables are put back to where it was written."""
@@ -246,6 +257,8 @@ class Bookkeeper:
         """Training has come so far; ``samples`` are those of this step."""
         self.record.steps, self.record.epochs = steps, epochs
         self.record.samples += samples
+        if self._lowered:
+            self._remember()
 
     def ceiling(self, samples_per_s: float | None) -> None:
         """The rate without loading, where it could be told."""

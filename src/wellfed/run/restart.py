@@ -15,9 +15,13 @@ from wellfed.config.schema import OnOom, RunConfig
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.planning.run_plan import Decided, RunPlan, Section
 from wellfed.run.resume import latest_checkpoint
+from wellfed.units import counted
 
 MOST_RESTARTS = 8
 """Halving a batch of 256 takes as many."""
+MOST_UNCHANGED = 2
+"""Without any change, where another program may have held the memory for a while."""
+_NO_CHANGE = "nothing changed"
 
 
 class Restarts:
@@ -34,16 +38,18 @@ class Restarts:
         Raises:
             OutOfMemoryExhausted: it was begun anew often enough.
         """
-        if len(self._tried) == MOST_RESTARTS:
-            tried = ", then ".join(self._tried)
-            message = f"{needed} The run has been restarted {MOST_RESTARTS} times ({tried}), and is not again."
+        change = show_changes(needed.changes) or _NO_CHANGE
+        is_vain = change == _NO_CHANGE and self._tried.count(change) == MOST_UNCHANGED
+        if len(self._tried) == MOST_RESTARTS or is_vain:
+            times, tried = counted(len(self._tried), "time"), ", then ".join(self._tried)
+            message = f"{needed} The run has been restarted {times} ({tried}), and is not again."
             raise OutOfMemoryExhausted(message, needed.kind)
-        self._tried.append(show_changes(needed.changes) or "nothing changed")
+        self._tried.append(change)
         return latest_checkpoint(self._folder) or self._began_with
 
 
 def may_restart(config: RunConfig, *, is_measured: bool) -> bool:
-    """Of several ranks the others wait for the one that ran out; a measurement is of the settings that were asked."""
+    """Several ranks would have to meet anew; a measurement is of the settings that were asked."""
     return config.memory.on_oom is OnOom.retry and config.trainer.world_size == 1 and not is_measured
 
 

@@ -180,7 +180,10 @@ class Run:
 
     def _start_again(self, needed: RestartNeeded, facts: MachineFacts, plan: RunPlan) -> tuple[Planner, RunPlan]:
         """Data and model made anew, and the plan with what needs less."""
-        config, plan = with_changes(self.composed.config, plan, needed.changes, str(needed))
+        changes = needed.changes
+        if plan.stages:  # each has sizes and features of its own
+            changes = {knob: value for knob, value in changes.items() if not knob.startswith("memory.")}
+        config, plan = with_changes(self.composed.config, plan, changes, str(needed))
         self.composed = replace(self.composed, config=config)
         self._books.planned(plan)
         planner = Planner.start(self.composed, facts)

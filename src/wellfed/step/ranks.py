@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -10,6 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from wellfed.step.copied_step import SteppedState
+from wellfed.step.gradient_average import GradientAverage
+from wellfed.step.gradient_buckets import BUCKET_BYTES
 
 
 class ClipByNorm:
@@ -35,8 +39,6 @@ class ClipByNorm:
             nn.utils.clip_grad_norm_([one for group in groups for one in group["params"]], self._max_norm)
 
 
-BUCKET_BYTES = 25 * 2**20
-"""Gradients that are summed in one call; as DDP's ``bucket_cap_mb``."""
 _NOTHING = nullcontext()
 
 
@@ -46,8 +48,11 @@ class Ranks:
     size, number = 1, 0
     has_equal_parts = False
     """Each micro-batch is a collective: all ranks must do equally many."""
-    retries_together = False
-    """A step that fails on one rank can be done again by all."""
+    lacks_gradients = False
+    """One of the ranks has no gradient of a weight that another one has a gradient of."""
+
+    def begin_step(self) -> None:
+        """Called before a step, and not again where it is done again."""
 
     def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any]:
         """Forward and backward pass of one micro-batch are done within it."""
@@ -61,8 +66,11 @@ class Ranks:
         """Add the gradients of a loss."""
         loss.backward()  # type: ignore[no-untyped-call]
 
+    def make_room(self) -> None:
+        """Take the memory that `average_gradients` needs; called when the passes of a step are done."""
+
     def average_gradients(self) -> None:
-        """Called when the passes of a step are done."""
+        """Called when all ranks have done that."""
 
     def total(self, weight: float) -> float:
         """The sum over all ranks."""
@@ -71,6 +79,30 @@ class Ranks:
     def any(self, is_so: bool) -> bool:
         """Whether it is so on one of them."""
         return is_so
+
+    bucket_bytes = 0
+    """What it takes of a device to sum gradients."""
+
+    def agree(self, has_failed: bool, is_so: bool, *, in_optimizer: bool = False) -> tuple[bool, bool]:
+        """Whether an attempt has failed on one of the ranks that do it again together, and whether something else is so
+        on one of them; to be called when each has ended its attempt.
+
+        Args:
+            in_optimizer: the attempt is the optimizer's step, within which passes are attempts of their own.
+        """
+        return has_failed, is_so
+
+    def fill_gradients(self) -> None:
+        """Zeros in place of those that `lacks_gradients` tells of; an attempt that is to be agreed on."""
+
+    def take_step_of_another(self, optimizer: torch.optim.Optimizer, more: Sequence[Tensor], has_stepped: bool) -> bool:
+        """Where some ranks have taken the optimizer's step, let the others have what came of it; False where none has,
+        or where their states have other parts.
+
+        Args:
+            more: what else the step has changed.
+        """
+        return False
 
     def clipping(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Callable[[], Any]:
         """Limits the norm of all gradients."""
@@ -112,9 +144,25 @@ class Shards(_Wrapped):
 class Replicas(_Wrapped):
     """Each rank has the whole model (DDP), which sums gradients while the last backward pass runs."""
 
+    def __init__(self, wrapper: nn.Module, device: torch.device) -> None:
+        super().__init__(wrapper, device)
+        self.bucket_bytes = sum(weight.nbytes for weight in wrapper.parameters() if weight.requires_grad)
+
     def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any]:
         """The last one's sums are all ranks'."""
         return _NOTHING if number == num_parts - 1 else self._wrapper.no_sync()
+
+
+class OtherRankFailed(Exception):
+    """Another rank ran out of memory before it came as far as this one.
+
+    Args:
+        in_optimizer: not in the passes, but in the optimizer's step around them: that is over for this rank, too.
+    """
+
+    def __init__(self, *, in_optimizer: bool) -> None:
+        super().__init__("another rank ran out of memory")
+        self.in_optimizer = in_optimizer
 
 
 class RetryingReplicas(Replicas):
@@ -123,60 +171,102 @@ class RetryingReplicas(Replicas):
     With DDP a rank that fails in the middle of its sums leaves the others waiting. Here each rank computes its
     gradients alone, all tell one another whether that went well, and then the gradients are averaged. The price is that
     no sum is hidden behind the backward pass.
-    """
 
-    retries_together = True
+    What ranks do together takes no memory of a device: all of it is taken before, where to fail is to tell the others.
+    All messages between ranks have one form, so that a rank which has failed can answer whatever the others ask.
+    """
 
     def __init__(self, wrapper: nn.Module, device: torch.device, weights: Sequence[nn.Parameter]) -> None:
         """``weights`` are those that are trained, the same on all ranks, in the same order."""
         super().__init__(wrapper, device)
         self._weights = list(weights)
+        self._average = GradientAverage(self._weights, self.size)
+        self.bucket_bytes += min(self.bucket_bytes, BUCKET_BYTES)
+        self._is_used = [False] * len(self._weights)
+        self._wrapper.require_forward_param_sync = False  # rank 0's buffers come by `begin_step`
+        is_shared = self._wrapper.broadcast_buffers
+        self._buffers = [module._buffers for module in wrapper.modules() if module._buffers and is_shared]
         # On the host: to agree must not make it wait for the device.
         self._group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
 
+    def begin_step(self) -> None:
+        """Each rank's buffers become rank 0's, as with DDP."""
+        for buffer in [one for each in self._buffers for one in each.values() if one is not None]:
+            sent = buffer.contiguous()  # as nearly all are
+            dist.broadcast(sent, 0)
+            if sent is not buffer:
+                buffer.copy_(sent)
+
     def micro_batch(self, number: int, num_parts: int) -> AbstractContextManager[Any]:
-        """No rank waits for another one within it, but at the first for rank 0's buffers."""
-        if number == 0:
-            self._wrapper.require_forward_param_sync = True
+        """No rank waits for another one within it."""
         return self._wrapper.no_sync()  # type: ignore[no-any-return]
+
+    def total(self, weight: float) -> float:
+        """The sum over all ranks.
+
+        Raises:
+            OtherRankFailed: one of them has failed instead of asking for it.
+        """
+        in_passes, in_optimizer, _, total, *_ = self._exchange(total=weight)
+        if in_passes or in_optimizer:
+            raise OtherRankFailed(in_optimizer=in_optimizer > 0)
+        return total
 
     def any(self, is_so: bool) -> bool:
         """Does not wait for the device."""
-        return bool(self._any([is_so])[0])
+        return bool(self._exchange(is_so=is_so)[2])
 
-    @torch.no_grad()
+    def agree(self, has_failed: bool, is_so: bool, *, in_optimizer: bool = False) -> tuple[bool, bool]:
+        """As for `Ranks.agree`.
+
+        Raises:
+            OtherRankFailed: in the optimizer's step, while this rank is in the passes within it.
+        """
+        flags = (False, has_failed) if in_optimizer else (has_failed, False)
+        failed, failed_in_optimizer, so, _, *gradients = self._exchange(*flags, is_so, gradients=True)
+        if failed_in_optimizer and not in_optimizer:
+            raise OtherRankFailed(in_optimizer=True)
+        failed += failed_in_optimizer
+        self._is_used = [number > 0 for number in gradients]
+        self.lacks_gradients = any(0 < number < self.size for number in gradients)
+        return bool(failed), bool(so)
+
+    def make_room(self) -> None:
+        self._average.make_room()
+
+    def fill_gradients(self) -> None:
+        self._average.fill(self._is_used)
+
     def average_gradients(self) -> None:
         """The mean over all ranks in place of each one's gradients, as DDP has it; waits for no device.
 
         A weight that only some ranks have a gradient for counts as zero on the others.
         """
-        has_gradient = self._any([weight.grad is not None for weight in self._weights])
-        used = [weight for weight, is_used in zip(self._weights, has_gradient, strict=True) if is_used]
-        for weight in used:
-            if weight.grad is None:
-                weight.grad = torch.zeros_like(weight)
-        for bucket in _buckets([weight.grad for weight in used if weight.grad is not None]):
-            flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            dist.all_reduce(flat)
-            flat /= self.size
-            parts = torch.split(flat, [gradient.numel() for gradient in bucket])
-            torch._foreach_copy_(bucket, [part.view_as(gradient) for part, gradient in zip(parts, bucket, strict=True)])
+        self._average(self._is_used)
 
-    def _any(self, flags: list[bool]) -> list[int]:
-        """Each flag's maximum over all ranks."""
-        told = torch.tensor(flags, dtype=torch.uint8)
-        dist.all_reduce(told, dist.ReduceOp.MAX, group=self._group)
-        return told.tolist()
+    def take_step_of_another(self, optimizer: torch.optim.Optimizer, more: Sequence[Tensor], has_stepped: bool) -> bool:
+        state = SteppedState(optimizer, more)
+        source = self.number if has_stepped else self.size
+        # The first rank that has stepped, and the least and the greatest digest.
+        least = torch.tensor([source, int(state.can_be_copied), state.digest, -state.digest])
+        dist.all_reduce(least, dist.ReduceOp.MIN, group=self._group)
+        source, can_be_copied, digest, negated = least.tolist()
+        if source == self.size or not can_be_copied or digest != -negated:
+            return False
+        state.copy_from(source, self._group)
+        return True
 
-
-def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Successive gradients of one type, up to `BUCKET_BYTES` where a single one is not more."""
-    bucket: list[Tensor] = []
-    for gradient in gradients:
-        is_full = sum(each.nbytes for each in bucket) + gradient.nbytes > BUCKET_BYTES
-        if bucket and (is_full or gradient.dtype != bucket[0].dtype):
-            yield bucket
-            bucket = []
-        bucket.append(gradient)
-    if bucket:
-        yield bucket
+    def _exchange(
+        self,
+        failed: bool = False,
+        failed_in_optimizer: bool = False,
+        is_so: bool = False,
+        total: float = 0.0,
+        *,
+        gradients: bool = False,
+    ) -> list[float]:
+        """The sums over all ranks: of the flags, the total, and for each weight of the ranks that have a gradient."""
+        has_gradient = [gradients and weight.grad is not None for weight in self._weights]
+        message = torch.tensor([failed, failed_in_optimizer, is_so, total, *has_gradient], dtype=torch.float64)
+        dist.all_reduce(message, group=self._group)
+        return message.tolist()

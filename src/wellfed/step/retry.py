@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from wellfed.errors import OutOfMemoryExhausted, RestartNeeded
 from wellfed.memory import oom
 from wellfed.memory.ladder import Ladder
 from wellfed.memory.optimizer_state import BeforeStep, one_weight_at_a_time
+from wellfed.memory.remembered import FOREACH
 from wellfed.memory.step_start import StepStart
 from wellfed.record import OnEvent
-from wellfed.step.ranks import Ranks
+from wellfed.step.ranks import OtherRankFailed, Ranks
 
 Result = TypeVar("Result")
+
+_OF_ANOTHER = oom.MemoryFailure("device_oom", "another rank ran out of memory.")
 
 
 class StepRetry:
@@ -42,7 +46,7 @@ class StepRetry:
         may_adapt: bool = True,
     ) -> None:
         self._ladder, self._start, self._may_adapt = ladder, start, may_adapt
-        self._ranks = ranks if ranks is not None and ranks.retries_together else None
+        self._ranks = ranks or Ranks()
         self._forget, self._way_out, self._on_event = forget, way_out, on_event
         # One for all: what the passes have raised as what it is goes through the optimizer's step that is around them.
         self._attempts = oom.Attempts()
@@ -63,6 +67,8 @@ class StepRetry:
             self._start.is_taken = False
         while True:
             result, failure = self._tried(partial(self._from_start, attempt))
+            if failure is None and self._ranks.lacks_gradients:
+                failure = self._tried(self._ranks.fill_gradients)[1]
             if failure is None:
                 return result  # type: ignore[no-any-return]
             del result
@@ -83,15 +89,25 @@ class StepRetry:
         while (failure := self._tried(attempt)[1]) is not None:
             self._free(failure)
             if not (self._steps_one_by_one(optimizer) or self._has_stepped_down(of_held=True)):
-                where = "before the first step, where the optimizer makes its state (as large with any micro-batch),"
+                where = f"before step {self.step + 1}, where the optimizer makes its state (as large with any micro-batch),"
                 raise self._exhausted(failure, where)
 
-    def optimizer_step(self, optimizer: torch.optim.Optimizer, attempt: Callable[[], Any]) -> None:
-        """Call an optimizer's step around `gradients`.
+    def optimizer_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        attempt: Callable[[], bool],
+        scaler_state: Callable[[], Sequence[Tensor]] = tuple,
+    ) -> bool:
+        """Call an optimizer's step around `gradients`; whether ``attempt`` gave True, on one of the ranks.
 
         Weights, gradients and states are of one size with any micro-batch. So first the step is made to need less
         itself, then what else lies in memory goes, and the micro-batch is halved only as long as that leaves more room:
         of blocks that passes have left in pieces, of what a model keeps of its activations.
+
+        Of several ranks, one that had no memory for the step takes over what came of it on another one.
+
+        Args:
+            scaler_state: what a step changes besides weights and the optimizer's states.
 
         Raises:
             OutOfMemoryExhausted: nothing is left to change.
@@ -99,31 +115,42 @@ class StepRetry:
                 give the weights that it should.
         """
         if self._start is None:
-            attempt()
-            return
+            return attempt()
         least_bytes: int | None = None
         while True:
             before = BeforeStep(optimizer)
-            _, failure = self._tried(attempt)
+            is_so, failure = self._tried(attempt, in_optimizer=True)
             if failure is None:
-                return
-            # Of several ranks, those that did not fail have taken the step.
-            if self._ranks is not None or not before.is_as_it_was():
+                return bool(is_so)
+            has_stepped = is_so is not None
+            if self._ranks.take_step_of_another(optimizer, scaler_state(), has_stepped):
+                oom.release()
+                self._on_event("oom", step=self.step, message=failure.message)
+                self._start.is_taken = False  # the step is over
+                if self._steps_one_by_one(optimizer) or self._has_stepped_down(of_held=True):
+                    return False
+                if self._has_stepped_down():
+                    return False
+                raise self._exhausted(failure, f"in the optimizer's step {self.step},")
+            if self._ranks.any(has_stepped or not before.is_as_it_was()):
                 self._free(failure)
                 message = (
                     f"Out of memory in the optimizer's step {self.step}, which was applied in part: {failure.message} "
                     "resume=auto goes on from the last checkpoint, with less to hold in memory. "
                     f"{self._way_out(failure.kind)}"
                 )
-                if self._may_adapt:
-                    raise RestartNeeded(message, {}, failure.kind)
-                raise OutOfMemoryExhausted(message, failure.kind)
+                if not self._may_adapt:
+                    raise self._ended(OutOfMemoryExhausted(message, failure.kind), failure)
+                self._steps_one_by_one(optimizer)
+                changes = {} if self._ladder is None else self._ladder.changes()
+                raise self._ended(RestartNeeded(message, changes, failure.kind), failure)
             oom.release()
             left_bytes = oom.reserved_bytes()
             self._free(failure)
             if self._steps_one_by_one(optimizer) or self._has_stepped_down(of_held=True):
                 continue
-            if (least_bytes is not None and left_bytes >= least_bytes) or not self._has_stepped_down():
+            has_no_more = self._ranks.any(least_bytes is not None and left_bytes >= least_bytes)
+            if has_no_more or not self._has_stepped_down():
                 raise self._exhausted(failure, f"in the optimizer's step {self.step},")
             least_bytes = left_bytes
 
@@ -134,11 +161,19 @@ class StepRetry:
             oom.release()
             self._tell(changed)
 
-    def _tried(self, attempt: Callable[[], Any]) -> tuple[Any, oom.MemoryFailure | None]:
-        result, failure = self._attempts(attempt)
-        if self._ranks is not None and self._ranks.any(failure is not None) and failure is None:
-            failure = oom.MemoryFailure("device_oom", "another rank ran out of memory.")
-        return result, failure
+    def _tried(
+        self, attempt: Callable[[], Any], *, in_optimizer: bool = False
+    ) -> tuple[Any, oom.MemoryFailure | None]:
+        """What this rank's attempt gave, of which a True counts for all ranks, and the failure of this or another one."""
+        try:
+            result, failure = self._attempts(attempt)
+        except OtherRankFailed as other:  # and has told so
+            if other.in_optimizer and not in_optimizer:
+                raise
+            return None, _OF_ANOTHER
+        has_failed, is_so = self._ranks.agree(failure is not None, result is True, in_optimizer=in_optimizer)
+        failure = _OF_ANOTHER if has_failed and failure is None else failure
+        return is_so if isinstance(result, bool) else result, failure
 
     def _from_start(self, attempt: Callable[[], Result]) -> Result:
         if self._start is not None and not self._start.is_taken:
@@ -149,7 +184,7 @@ class StepRetry:
         """Whether the optimizer does so from now on, and did not before."""
         if not (self._may_adapt and one_weight_at_a_time(optimizer)):
             return False
-        change = "workload.optimizer.foreach=false"
+        change = f"{FOREACH}=false"
         if self._ladder is not None:
             self._ladder.note(change)
         self._go_on_with({"change": change})
@@ -159,23 +194,30 @@ class StepRetry:
         if self._ladder is None or self._start is None or not self._may_adapt:
             return False
         changed = self._ladder.step_down(of_held=of_held)
-        if changed is None:
+        if not self._ranks.any(changed is not None):
             return False
         self._go_on_with(changed)
         return True
 
-    def _go_on_with(self, changed: dict[str, Any]) -> None:
+    def _go_on_with(self, changed: dict[str, Any] | None) -> None:
+        """None: it is another rank that has changed something."""
         assert self._start is not None
-        self._tell(changed)
+        if changed is not None:
+            self._tell(changed)
         self._start.restore()
 
     def _exhausted(self, failure: oom.MemoryFailure, where: str = "") -> OutOfMemoryExhausted:
         assert self._ladder is not None
-        return OutOfMemoryExhausted(
+        message = (
             f"Out of memory {f'{where} ' if where else ''}with {self._ladder.tried()}: {failure.message} "
-            f"{self._way_out(failure.kind)}",
-            failure.kind,
+            f"{self._way_out(failure.kind)}"
         )
+        return self._ended(OutOfMemoryExhausted(message, failure.kind), failure)
+
+    def _ended(self, error: OutOfMemoryExhausted, failure: oom.MemoryFailure) -> OutOfMemoryExhausted:
+        """The error that ends training; the rank whose memory it was tells why."""
+        error.is_of_other_rank = failure is _OF_ANOTHER
+        return error
 
     def _free(self, failure: oom.MemoryFailure) -> None:
         self._forget()

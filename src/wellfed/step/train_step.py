@@ -92,6 +92,7 @@ class TrainStep:
         self._batches_ahead, self._listener = batches_ahead, listener
         self._trained = list(model.parameters())  # to find them takes a walk through all modules
         self._is_finite: Tensor | None = None
+        self._is_left_out = False
         self._retry = StepRetry(
             ladder,
             StepStart(model, device) if retry_on_oom else None,
@@ -101,7 +102,7 @@ class TrainStep:
             ranks=ranks,
             may_adapt=may_adapt,
         )
-        is_watched = device.type == "cuda" and retry_on_oom and may_adapt and ranks.size == 1
+        is_watched = device.type == "cuda" and retry_on_oom and may_adapt
         self._thrash = Thrash(device) if is_watched else None
 
     def __call__(self, delivery: Delivery) -> Tensor:
@@ -112,15 +113,22 @@ class TrainStep:
         """
         self.number += 1
         self._retry.step = self.number
+        self._is_left_out = False
         losses: list[Tensor] = []
+
+        def passes() -> Tensor:
+            loss = self.forward_backward(delivery, self.split(delivery))
+            self._ranks.make_room()
+            return loss
 
         def gradients() -> Tensor:
             """An optimizer may ask for them more than once."""
             with torch.enable_grad():  # its step may run without
-                losses.append(self._retry.gradients(lambda: self.forward_backward(delivery, self.split(delivery))))
+                losses.append(self._retry.gradients(passes))
             self._ranks.average_gradients()
             # Not asked with on_nan=raise.
-            if self._is_finite is not None and self._ranks.any(not bool(self._is_finite)):
+            self._is_left_out = self._is_finite is not None and self._ranks.any(not bool(self._is_finite))
+            if self._is_left_out:
                 self._leave_out()
             listener = self._listener
             self._precision.unscale(self._optimizer, clips=self._clip is not None or listener is not None)
@@ -130,9 +138,18 @@ class TrainStep:
                 self._clip()
             return losses[-1]
 
-        self._retry.optimizer_step(self._optimizer, lambda: self._precision.step(self._optimizer, gradients))
+        def step() -> bool:
+            self._precision.step(self._optimizer, gradients)
+            return self._thrash is not None and self._thrash.after_step()
+
+        self._ranks.begin_step()
+        is_thrashing = self._retry.optimizer_step(self._optimizer, step, self._precision.scaler_state)
         self.totals.commit()
-        if self._thrash is not None and self._thrash.after_step():
+        if self._is_left_out:
+            if self._on_nan == "halve_lr":
+                halve_rate(self._optimizer, self._schedulers)
+            self._on_event("nan", step=self.number, action=self._on_nan)
+        if is_thrashing:
             message = "the allocator had to give its cache back to the device in successive steps"
             self._on_event("thrash", step=self.number, message=message)
             self._retry.go_down_without_failure()
@@ -219,22 +236,19 @@ class TrainStep:
             weight.grad = None
 
     def _leave_out(self) -> None:
-        """A step with a non-finite loss changes nothing; with halve_lr the rate goes down from here on."""
+        """A step with a non-finite loss changes nothing."""
         for weight in self._trained:
             if self._precision.scaler is not None and weight.grad is not None:
                 weight.grad.fill_(float("nan"))  # a scaler skips such a step by itself, and asserts without gradients
             else:
                 weight.grad = None  # an optimizer leaves out what has no gradient
         self.totals.drop()
-        if self._on_nan == "halve_lr":
-            halve_rate(self._optimizer, self._schedulers)
-        self._on_event("nan", step=self.number, action=self._on_nan)
 
     def _way_out(self, kind: oom.Kind) -> str:
         """What holds the memory, and what else can be done about it than was tried."""
         if kind == "host_oom" and self._device.type != "cpu":
             return breakdown.way_out_of_host(self._features())
-        parts = breakdown.bytes_by_part(self._model, self._optimizer, self._features())
+        parts = breakdown.bytes_by_part(self._model, self._optimizer, self._features(), self._ranks.bucket_bytes)
         less = breakdown.overrides_with_less(parts, precision=self._precision.name, batches_ahead=self._batches_ahead)
         more = "a machine with more memory" if kind == "host_oom" else "a card with more memory (gpu=...)"
         ways = [*less, more, "a smaller workload.model, which learns something else"]

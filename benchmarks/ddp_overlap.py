@@ -1,0 +1,153 @@
+"""What does it cost that gradients are summed after the backward pass, so that ranks can do a step again together?
+
+    python benchmarks/ddp_overlap.py [--ranks 2] [--rounds 7] [--out RECORD]
+
+memory.on_oom=fail leaves the sums to DDP, which begins with them while the backward pass still computes;
+memory.on_oom=retry, the default, has them summed when all ranks have said that their passes went well. Both ways train
+copies of one model in the same processes, in turns. Ranks are processes of this machine with a thread each, that talk
+by Gloo over its loopback. Gloo's sums take cores themselves: what NCCL hides behind the kernels of a GPU is not seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import functools
+import json
+import os
+import statistics
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "src")]
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from benchmarks.forked_ranks import on_ranks  # noqa: E402
+from wellfed.batches import Delivery  # noqa: E402
+from wellfed.contract import LossOutput  # noqa: E402
+from wellfed.hardware.detect import machine  # noqa: E402
+from wellfed.memory.ladder import Ladder, MicroBatches  # noqa: E402
+from wellfed.record import git_state  # noqa: E402
+from wellfed.step.compiled import Loss  # noqa: E402
+from wellfed.step.micro_batches import Preparation  # noqa: E402
+from wellfed.step.precision import Precision  # noqa: E402
+from wellfed.step.ranks import Replicas, RetryingReplicas  # noqa: E402
+from wellfed.step.train_step import TrainStep  # noqa: E402
+
+CPU = torch.device("cpu")
+DEPTH, SAMPLES, STEPS = 6, 64, 20
+"""Layers, samples of a step on a rank, and steps of a way and round."""
+WIDTHS = (64, 256, 1024, 2048)
+
+
+class Layers(nn.Module):
+    """As wide as it is told; the loss is of no use."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            *(part for _ in range(DEPTH) for part in (nn.Linear(width, width, bias=False), nn.GELU()))
+        )
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        """The mean square of what comes out."""
+        return LossOutput(self.layers(batch["x"]).square().mean())
+
+
+class Called(nn.Module):
+    """What DDP stands around: calls what it is given."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, call: Any, *arguments: Any) -> Any:
+        """``call(*arguments)``."""
+        return call(*arguments)
+
+
+def step_of(model: Layers, *, retries: bool) -> TrainStep:
+    """As training has it with ``memory.on_oom=retry`` or ``fail``."""
+    wrapped = DistributedDataParallel(Called(model))
+    micro = MicroBatches(SAMPLES)
+    return TrainStep(
+        model,
+        torch.optim.SGD(model.parameters(), lr=1e-3),
+        loss=Loss(model, "none", print),
+        prepare=Preparation(None, 0),
+        micro=micro,
+        precision=Precision("32-true", "cpu"),
+        device=CPU,
+        ranks=RetryingReplicas(wrapped, CPU, list(model.parameters())) if retries else Replicas(wrapped, CPU),
+        ladder=Ladder(micro),
+        retry_on_oom=retries,
+    )
+
+
+def trained(rank: int, size: int, rounds: int) -> dict[int, dict[str, list[float]]]:
+    """On one rank seconds of a step: by width, way and round."""
+    found: dict[int, dict[str, list[float]]] = {}
+    for width in WIDTHS:
+        torch.manual_seed(0)
+        model = Layers(width)
+        steps = {"fail": step_of(copy.deepcopy(model), retries=False), "retry": step_of(model, retries=True)}
+        delivery = Delivery({"x": torch.randn(SAMPLES, width)}, epoch=0, index=0, total=size * SAMPLES)
+        taken = found[width] = {name: [] for name in steps}
+        for number in range(rounds + 1):
+            for name, step in steps.items() if number % 2 else reversed(steps.items()):
+                dist.barrier()
+                began_s = time.perf_counter()
+                for _ in range(STEPS):
+                    step(delivery)
+                dist.barrier()
+                if number:
+                    taken[name].append((time.perf_counter() - began_s) / STEPS)
+        weights = [torch.cat([each.detach().flatten() for each in step._model.parameters()]) for step in steps.values()]
+        assert torch.allclose(*weights, rtol=1e-4, atol=1e-6), "both ways learn the same"
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, help="file of the record")
+    asked = parser.parse_args()
+    raw: dict[str, dict[str, list[float]]] = on_ranks(functools.partial(trained, rounds=asked.rounds), asked.ranks)
+    results = []
+    for width, taken in raw.items():
+        ratios = [own / ours for own, ours in zip(taken["fail"], taken["retry"], strict=True)]
+        row = {"width": int(width), "parameters": DEPTH * int(width) ** 2, "n": len(ratios)}
+        row |= {f"{name}_ms_median": 1e3 * statistics.median(values) for name, values in taken.items()}
+        row |= {"retry_to_fail_rate_median": statistics.median(ratios)}
+        row |= {"retry_to_fail_rate_lowest": min(ratios), "retry_to_fail_rate_highest": max(ratios)}
+        results.append(row)
+        print({key: round(value, 3) for key, value in row.items()}, flush=True)
+    says = "; ".join(f"{row['parameters']:,} parameters: {row['retry_to_fail_rate_median']:.2f}" for row in results)
+    says = f"With memory.on_oom=retry steps come at so many times the rate of fail, {asked.ranks} ranks on a CPU: {says}."
+    print(says)
+    if asked.out:
+        record = {
+            "theme": "ddp_overlap",
+            "date": f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
+            "command": f"python benchmarks/ddp_overlap.py --ranks {asked.ranks} --rounds {asked.rounds} --out RECORD",
+            "git": {name: value for name, value in (git_state(ROOT) or {}).items() if name != "diff"},
+            "machine": {"load": os.getloadavg(), **machine().to_dict()},
+            "config": {"depth": DEPTH, "samples_a_rank": SAMPLES, "backend": "gloo, loopback"},
+            "results": results,
+            "raw": raw,
+            "says": says,
+        }
+        asked.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
