@@ -132,7 +132,9 @@ def main() -> None:
         results.append(row)
         print({key: round(value, 3) for key, value in row.items()}, flush=True)
     says = "; ".join(f"{row['parameters']:,} parameters: {row['retry_to_fail_rate_median']:.2f}" for row in results)
-    says = f"With memory.on_oom=retry steps come at so many times the rate of fail, {asked.ranks} ranks on a CPU: {says}."
+    says = (
+        f"With memory.on_oom=retry steps come at so many times the rate of fail, {asked.ranks} ranks on a CPU: {says}."
+    )
     print(says)
     if asked.out:
         record = {

@@ -108,7 +108,9 @@ def test_sums_by_hand_are_those_of_ddp(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_when_nothing_is_left_all_ranks_end_with_the_same(tmp_path: Path) -> None:
-    found = train_ranks(tmp_path / "two", 2, micro=4, max_steps=8, strategy="ddp", lack={"place": "forward", "rank": 1, "since": 3})
+    found = train_ranks(
+        tmp_path / "two", 2, micro=4, max_steps=8, strategy="ddp", lack={"place": "forward", "rank": 1, "since": 3}
+    )
     assert all("micro-batches of 4 -> 2 -> 1, then memory.check" in one["error"] for one in found)
 
 

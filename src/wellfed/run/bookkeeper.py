@@ -107,8 +107,7 @@ class Bookkeeper:
         self.journal.save()
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
-        """Something happened in training, as for `Journal.event`. What had to be lowered, and has helped, is kept for the
-        next run, too.
+        """Something happened in training, as for `Journal.event`. What had to be lowered is kept for the next run, too.
 
         Not a micro-batch that was typed: it will be typed again, and says nothing of a planned one.
         """

@@ -28,7 +28,7 @@ class SteppedState:
             for weight in group["params"]:
                 self._tensors.append(weight.detach())
                 shape.append(tuple(weight.shape))
-                states.append((optimizer.state[weight] if weight in optimizer.state else {}, True))
+                states.append((optimizer.state.get(weight, {}), True))
         for state, is_of_weight in states:
             for name in sorted(state):
                 value = state[name]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from wellfed.step.gradient_buckets import BUCKET_BYTES, buckets
 
+
 class GradientAverage:
     """The mean over all ranks in place of each one's gradients, as DDP has it."""
 

@@ -232,9 +232,11 @@ class RetryingReplicas(Replicas):
         return bool(failed), bool(so)
 
     def make_room(self) -> None:
+        """That in which gradients are summed, once for all steps."""
         self._average.make_room()
 
     def fill_gradients(self) -> None:
+        """On this rank, where it lacks them."""
         self._average.fill(self._is_used)
 
     def average_gradients(self) -> None:
@@ -245,6 +247,7 @@ class RetryingReplicas(Replicas):
         self._average(self._is_used)
 
     def take_step_of_another(self, optimizer: torch.optim.Optimizer, more: Sequence[Tensor], has_stepped: bool) -> bool:
+        """From the first rank that has taken it; takes no memory of the device."""
         state = SteppedState(optimizer, more)
         source = self.number if has_stepped else self.size
         # The first rank that has stepped, and the least and the greatest digest.

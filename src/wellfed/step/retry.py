@@ -89,7 +89,9 @@ class StepRetry:
         while (failure := self._tried(attempt)[1]) is not None:
             self._free(failure)
             if not (self._steps_one_by_one(optimizer) or self._has_stepped_down(of_held=True)):
-                where = f"before step {self.step + 1}, where the optimizer makes its state (as large with any micro-batch),"
+                where = (
+                    f"before step {self.step + 1}, where the optimizer makes its state (as large with any micro-batch),"
+                )
                 raise self._exhausted(failure, where)
 
     def optimizer_step(
@@ -161,10 +163,8 @@ class StepRetry:
             oom.release()
             self._tell(changed)
 
-    def _tried(
-        self, attempt: Callable[[], Any], *, in_optimizer: bool = False
-    ) -> tuple[Any, oom.MemoryFailure | None]:
-        """What this rank's attempt gave, of which a True counts for all ranks, and the failure of this or another one."""
+    def _tried(self, attempt: Callable[[], Any], *, in_optimizer: bool = False) -> tuple[Any, oom.MemoryFailure | None]:
+        """What this rank's attempt gave, of which a True counts for all, and the failure of this one or another."""
         try:
             result, failure = self._attempts(attempt)
         except OtherRankFailed as other:  # and has told so
