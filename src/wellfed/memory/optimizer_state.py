@@ -66,7 +66,7 @@ class BeforeStep:
 
 
 def _counts(optimizer: torch.optim.Optimizer) -> list[float]:
-    """Torch's counts of changes of all weights and states, and numbers that an optimizer keeps of a weight or a group."""
+    """Torch's counts of changes of all weights and states, and numbers that an optimizer keeps of them or of groups."""
     weights = [weight for group in optimizer.param_groups for weight in group["params"]]
     states = [value for state in [*optimizer.state.values(), *optimizer.param_groups] for value in state.values()]
     return [
