@@ -5,8 +5,8 @@
 Each step of several ranks has such agreements (memory.on_oom=retry): whether memory ran out on one of them in the
 passes, and in the optimizer's step. Gloo hands a flag around all ranks twice; a flag that spreads to twice as many with
 each exchange needs fewer messages one after the other, and each is a call from Python. Ranks are processes of one
-machine that talk by Gloo over its loopback; more of them than cores take turns, which costs both ways alike. How many sockets a
-rank has open is counted too: Gloo connects each of a group to each other one.
+machine that talk by Gloo over its loopback; more of them than cores take turns, which costs both ways alike. How many
+sockets a rank has open is counted too: Gloo connects each of a group to each other one.
 """
 
 from __future__ import annotations
