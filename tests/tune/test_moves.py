@@ -52,6 +52,25 @@ def test_feeding_can_win_no_more_than_the_time_that_data_takes() -> None:
     assert {move.bound for move in listed(trial(0.0, 1.0, ceiling=1.05)) if move.kind == "data"} == {1.0}
 
 
+def test_where_nothing_waits_more_ahead_wins_nothing() -> None:
+    """The ceiling may be higher for want of cores, which fewer workers would leave to the step."""
+    knobs = {"loader.backend": "threads", "loader.num_workers": 2, "loader.prefetch_factor": 2}
+    fed = {move.words: move.bound for move in listed(trial(0.0, 1.0, ceiling=1.5, **knobs), CARD)}
+    assert fed["loader.num_workers=1",] == 1.5
+    assert {fed[word,] for word in ("loader.num_workers=7", "loader.prefetch_factor=8")} == {1.0}
+    assert fed["loader.device_prefetch=4",] == 1.0
+
+
+def test_of_backends_that_the_plan_has_timed_one_other_is_tried() -> None:
+    def others(found: Trial) -> list[str]:
+        return [move.words[0] for move in listed(found) if move.words[0].startswith("loader.backend=")]
+
+    found = trial(0.5, 0.5, **{"loader.backend": "threads", "loader.num_workers": 2})
+    assert others(found) == ["loader.backend=inline", "loader.backend=processes"]
+    found.plan["loader.backend"]["source"] = "measured"
+    assert others(found) == ["loader.backend=inline"]
+
+
 def test_workers_are_tried_around_the_number_of_cores_and_beyond_where_batches_wait_for_a_disk() -> None:
     def counts(found: Trial) -> list[str]:
         return [word for move in listed(found) for word in move.words if word.startswith("loader.num_workers=")]

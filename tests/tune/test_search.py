@@ -299,6 +299,16 @@ def test_what_the_overrides_show_to_be_the_same_plan_is_not_measured_again() -> 
     assert search.measured_alike({"loader.backend": "threads", "loader.num_workers": 3}) is None
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_features_are_not_left_to_the_plan_when_keeping_them_was_of_no_use(is_told: bool) -> None:
+    plan: Any = {"memory.features": {"value": "dynamic", "because": "", "source": "set"}}
+    told = [finding("memory.features=cache", name="memory_unused")] if is_told else []
+    search = begun(measured(100, *told, plan=plan, config={"memory": {"features": "dynamic"}}))
+    tried = tell_next(search, measured(90)).turned
+    assert tried == (("memory.features=cache",) if is_told else ("memory.features=null",))
+    assert search.propose() is None
+
+
 def test_what_looked_better_within_noise_is_tried_together_at_last() -> None:
     search = begun(measured(100, finding("loader.num_workers=2"), finding("gpu.compile=default"), half=0.03))
     tell_next(search, measured(103, half=0.03))

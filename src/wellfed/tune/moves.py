@@ -77,18 +77,22 @@ def _step_frac(best: Trial) -> float:
     return 0.0 if best.time is None else best.time["compute_frac"] + best.time["host_frac"]
 
 
+def _of_waiting(best: Trial) -> float:
+    """What batches that are always there would win."""
+    return 1 / max(1 - _data_frac(best), 0.01)
+
+
 def _of_data(best: Trial) -> float:
-    """What feeding the step at no cost would win."""
-    waiting = 1 / max(1 - _data_frac(best), 0.01)
+    """What feeding the step at no cost would win: nor does it take cores from the step then."""
     ceiling = best.ceiling_factor or 1.0
-    return max(waiting, ceiling if ceiling > CEILING_FACTOR else 1.0)
+    return max(_of_waiting(best), ceiling if ceiling > CEILING_FACTOR else 1.0)
 
 
 def _loader(best: Trial, around: TuneMachine) -> Iterator[Move]:
     backend, workers = best.value("loader.backend"), int(best.value("loader.num_workers") or 0)
     if backend is None or backend == "own":
         return
-    bound = _of_data(best)
+    bound, of_waiting = _of_data(best), _of_waiting(best)
     why = f"{show_percent(_data_frac(best))} of a step waits for data"
     if best.ceiling_factor is not None:
         why += f", and the ceiling is {best.ceiling_factor:.2f} times the rate"
@@ -97,7 +101,8 @@ def _loader(best: Trial, around: TuneMachine) -> Iterator[Move]:
     spare = min(max(1, cores - 1), most)
     if any(best.asked(f"loader.{knob}") is not None for knob in ("num_workers", *_LEFT)) or best.is_set(_BACKEND):
         yield Move("data", built_by("auto", None), f"{why}: left to the plan, which times the first batches", bound)
-    for other in _OTHERS.get(str(backend), ()):
+    others = _OTHERS.get(str(backend), ())
+    for other in others[:1] if best.is_timed(_BACKEND) else others:
         if other == "threads" and not has_fetch:
             continue
         is_cheap = best.loading.get("build_ms_p50", _MESSAGE_MS) < _MESSAGE_MS
@@ -110,15 +115,17 @@ def _loader(best: Trial, around: TuneMachine) -> Iterator[Move]:
         waits_outside = best.loading.get("cpu_frac", 1.0) < BUILD_WAITS_FRAC
         for count in (*((2 * workers, 4 * workers) if waits_outside else ()), spare, cores, max(1, workers // 2)):
             if count != workers and count <= most:
-                yield Move("data", (f"loader.num_workers={count}",), f"{why}: another number of workers", bound)
+                win = of_waiting if count > workers else bound
+                yield Move("data", (f"loader.num_workers={count}",), f"{why}: another number of workers", win)
         if int(best.value("loader.prefetch_factor") or 2) < _PREFETCH:
-            yield Move("data", (f"loader.prefetch_factor={_PREFETCH}",), f"{why}: more batches kept ready", bound)
+            yield Move("data", (f"loader.prefetch_factor={_PREFETCH}",), f"{why}: more batches kept ready", of_waiting)
     if around.on_gpu:
         if best.value("loader.pin_memory") is False:
-            yield Move("data", ("loader.pin_memory=true",), f"{why}: page-locked memory is copied beside it", bound)
+            words = ("loader.pin_memory=true",)
+            yield Move("data", words, f"{why}: page-locked memory is copied beside it", of_waiting)
         if int(best.value("loader.device_prefetch") or 0) < _DEVICE_PREFETCH and (workers or has_fetch):
             words = (f"loader.device_prefetch={_DEVICE_PREFETCH}",)
-            yield Move("data", words, f"{why}: more batches copied ahead", bound)
+            yield Move("data", words, f"{why}: more batches copied ahead", of_waiting)
 
 
 def built_by(backend: str, workers: int | None) -> tuple[str, ...]:

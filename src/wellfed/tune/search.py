@@ -34,6 +34,8 @@ _SPLIT = ("memory.micro_batch", "memory.accumulate")
 """Each follows from the other."""
 _ALSO_CHANGES = {"loader.backend": "loader.num_workers", **dict(zip(_SPLIT, reversed(_SPLIT), strict=True))}
 """What a knob decides beside itself."""
+_FEATURES_KEPT, _FEATURES_PLANNED = ("memory.features=cache",), ("memory.features=null",)
+"""The plan keeps features, too, where there is room."""
 _FOR_WORKERS = ("loader.num_workers", "loader.prefetch_factor", "loader.persistent_workers")
 _TURNED_GROUPS = ("loader", "memory", "gpu")
 
@@ -202,10 +204,14 @@ class TuneSearch:
             is_vain = self._in_vain[move.kind] >= _PATIENCE or move.bound < _GROWN * self._bounds.get(move.words, 0.0)
             words = self._needed(move.words, best.trial)
             is_free = bool(words) and self._why_not(words, changes_learning=False) is None
+            is_vain = is_vain or (words == _FEATURES_PLANNED and self._has_tried(_FEATURES_KEPT))
             if move.bound >= LEAST_GAIN and not is_vain and is_free:
                 yield from ((change, move) for change in self._new(best, words, move.because))
         words = self._doubtful(best)
         yield from ((change, None) for change in self._new(best, words, "what looked better within noise, together"))
+
+    def _has_tried(self, words: tuple[str, ...]) -> bool:
+        return any(step.change.turned == words and step.trial.is_measured for step in self.steps)
 
     def _needed(self, words: Sequence[str], trial: Trial) -> tuple[str, ...]:
         """Without what leaves to the plan what is left to it already, or is fixed."""

@@ -107,6 +107,11 @@ class Trial:
         entry = self.plan.get(knob)
         return entry is not None and entry["source"] == "set"
 
+    def is_timed(self, knob: str) -> bool:
+        """The plan has timed its alternatives."""
+        entry = self.plan.get(knob)
+        return entry is not None and entry["source"] == "measured"
+
 
 def same_plan(values: Mapping[str, Any]) -> Knobs:
     """What is left of planned values when those that do nothing are left out: equal for plans that run alike."""
