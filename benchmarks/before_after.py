@@ -115,7 +115,7 @@ GUIDES = {
         # The batch of its high file: with 16 a step here takes as long to launch as to load. Longer epochs.
         start=("workload.effective_batch_size=64", "workload.data.patches_per_image=64"),
         steps=500,
-        cpu_steps=10,
+        cpu_steps=200,
     ),
     "hyperspectral": Guide(
         "9-90 % in swings of 9-10 s, 36-49 % on average",
