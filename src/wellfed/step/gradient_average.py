@@ -46,7 +46,7 @@ class GradientAverage:
                 continue
             sizes = [gradient.numel() for gradient in bucket]
             flat = self._room[bucket[0].dtype][: sum(sizes)]
-            parts = [part.view(each.shape) for part, each in zip(flat.split(sizes), bucket, strict=True)]
+            parts = [part.view(each.shape) for part, each in zip(torch.split(flat, sizes), bucket, strict=True)]
             torch._foreach_copy_(parts, bucket)
             dist.all_reduce(flat)
             flat.div_(self._num_ranks)
