@@ -151,10 +151,10 @@ def _gradients(notes: Notes, inner: Callable[..., Any], own: ranks.RetryingRepli
     return found
 
 
-def _agreement(notes: Notes, inner: Callable[..., Any], *arguments: Any) -> Any:
+def _agreement(notes: Notes, inner: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """The first rank that comes to it waits for the last."""
     began_s = time.perf_counter()
-    found = inner(*arguments)
+    found = inner(*arguments, **named)
     taken_ms = 1e3 * (time.perf_counter() - began_s)
     notes.agreements[notes.step] = notes.agreements.get(notes.step, 0.0) + taken_ms
     return found
