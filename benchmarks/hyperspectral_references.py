@@ -138,6 +138,8 @@ def main() -> None:
     options = yaml.safe_load((ROOT / "configs" / "workload" / "hyperspectral.yaml").read_text())
     source = {key: value for key, value in options["data"].items() if key not in ("_target_", "cache_dir")}
     source["path"] = chosen.data and str(Path(chosen.data).absolute())
+    if any(word.startswith("workload.data.") for word in chosen.overrides):
+        parser.error("workload.data.* would give the trainings other pixels than the SVM; --data names another scene")
     overrides = [*([] if chosen.data is None else [f"workload.data.path={source['path']}"]), *chosen.overrides]
     with ThreadPoolExecutor(chosen.jobs) as pool:
         waiting = {

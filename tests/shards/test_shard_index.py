@@ -60,7 +60,7 @@ def test_samples_are_read_in_any_order(shards):
     assert [bytes(each) for each in reader.read(np.array([4, 0, 2, 0]))] == [b"\5" * 6, b"\1\1", b"\3" * 4, b"\1\1"]
     assert reader.read(np.array([], np.int64)) == []
     table = np.zeros((2, 2), np.uint8)
-    reader.read_into(np.array([0, 0]), table)
+    reader.fill(np.array([0, 0]), table)
     assert (table == 1).all()
 
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import re
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
 
 from wellfed.commands.answer import Answer
 from wellfed.config.quoting import assigned
@@ -33,7 +37,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", metavar="N", type=int, default=0, help="of the order in which files are packed")
     asked = parser.parse_args(argv)
     terminal = Answer()
-    written = write_shards(asked.source.expanduser(), asked.out.expanduser(), num=asked.num, seed=asked.seed)
+    source, out = asked.source.expanduser(), asked.out.expanduser()
+    with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task("packing")
+        show: Callable[[int, int], None] = lambda done, total: bar.update(task, completed=done, total=total)  # noqa: E731
+        written = write_shards(source, out, num=asked.num, seed=asked.seed, on_file=show)
     terminal.print("\n".join(_lines(written, asked.out)), soft_wrap=True)
     return EXIT_OK
 

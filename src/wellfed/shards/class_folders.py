@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from wellfed.errors import DataError
@@ -22,15 +22,15 @@ def splits_of(place: Path) -> dict[str, Path]:
 
     ``train`` is a split where folders or tar files lie in it; with files alone it may be a class of that name.
     """
-    folder = place / "train"
-    if folder.is_dir() and any(each.is_dir() or each.suffix == ".tar" for each in _entries(folder)):
-        return {split: place / split for split in SPLITS if (place / split).is_dir()}
+    here = {each.name: each for each in folders(place)}
+    if "train" in here and any(_is_folder(each) or each.suffix == ".tar" for each in _entries(here["train"])):
+        return {split: here[split] for split in SPLITS if split in here}
     return {"": place}
 
 
 def folders(place: Path) -> list[Path]:
     """The folders that lie in one, by name; not those that lie in them."""
-    return [each for each in _entries(place) if each.is_dir()]
+    return [each for each in _entries(place) if _is_folder(each)]
 
 
 def files_below(folder: Path) -> Iterator[Path]:
@@ -47,7 +47,7 @@ def _below(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
     if here in above:  # a link to a folder that it lies in
         return
     for each in _entries(folder):
-        if each.is_dir():
+        if _is_folder(each):
             yield from _below(each, above | {here})
         else:
             yield each
@@ -57,7 +57,18 @@ def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(each for each in folder.iterdir() if not each.name.startswith("."))
     except OSError as error:
-        raise DataError(f"{folder} can't be read: {error.strerror or error}. Check its rights.") from error
+        raise _unreadable(folder, error) from error
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError as error:  # of a folder whose names alone may be read
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path} can't be read: {error.strerror or error}. Check its rights.")
 
 
 def class_of(inside: Path) -> str | None:
@@ -66,6 +77,13 @@ def class_of(inside: Path) -> str | None:
     A name that is no UTF-8 is written with backslashes, so that it can be printed.
     """
     return os.fsencode(inside.parts[0]).decode("utf-8", "backslashreplace") if len(inside.parts) > 1 else None
+
+
+def in_order(labels: Iterable[str]) -> list[str]:
+    """Each class once: numbers by their size, names by the alphabet."""
+    found = set(labels)
+    are_numbers = all(label.isdecimal() for label in found)
+    return sorted(found, key=lambda each: (int(each), each)) if are_numbers else sorted(found)
 
 
 def sample_key(name: str) -> str:

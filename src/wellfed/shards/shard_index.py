@@ -44,6 +44,8 @@ class ShardIndex:
     """Whether a damaged member lies beside the sample: what the sample lacks may be that one, [N]."""
     damages: tuple[str, ...]
     """What could not be used: file, offset and reason."""
+    num_dotted: int = 0
+    """Members that end as a part does, and are none: a key ends at the first dot of a name, as in ``a.2.wav``."""
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -74,7 +76,7 @@ def index_shards(
     shards: list[Ints] = []
     places: dict[str, list[tuple[Ints, Ints]]] = {part: [] for part in parts}
     damages: list[str] = []
-    stamps, torn = [], []
+    stamps, torn, num_dotted = [], [], 0
     for number, path in enumerate(paths):
         stamps.append(stamp(_seen(path)))
         found = _of_shard(path, cache_dir)
@@ -86,6 +88,7 @@ def index_shards(
         for _, size_N in places_of.values():
             has_any_N |= size_N >= 0
         rows = np.flatnonzero(has_any_N)
+        num_dotted += found.num_dotted(parts)
         keys += [found.keys[row] for row in rows]
         shards.append(np.full(len(rows), number, np.int64))
         torn.append(np.isin(rows, found.torn))
@@ -103,6 +106,7 @@ def index_shards(
         {part: _joined(pieces) for part, pieces in places.items()},
         np.concatenate(torn),
         tuple(damages),
+        num_dotted,
     )
 
 
@@ -146,6 +150,11 @@ class _Shard:
     damages: list[tuple[int, str]]
     torn: list[int]
     """Places in ``keys`` of samples beside a damaged member."""
+
+    def num_dotted(self, parts: Sequence[str]) -> int:
+        """Members whose part ends as one of ``parts``, with more before it."""
+        dotted = [number for number, part in enumerate(self.parts) if "." in part and part.rpartition(".")[2] in parts]
+        return int(np.isin(self.table[:, 1], dotted).sum())
 
     def places_of(self, part: str) -> tuple[Ints, Ints]:
         """Offset and size of a part, for each key; size -1 = that sample lacks it."""

@@ -52,10 +52,6 @@ class ShardReader:
         self.fill(rows, parts)
         return parts
 
-    def read_into(self, rows: NDArray[np.int64], table: Bytes) -> None:
-        """The bytes of samples that are all of ``table``'s width, into its rows ``[len(rows), width]``."""
-        self.fill(rows, table)
-
     def fill(self, rows: NDArray[np.int64], targets: Iterable[Bytes], starts: NDArray[np.int64] | None = None) -> None:
         """A piece of each of the samples ``rows`` into an array of its size.
 

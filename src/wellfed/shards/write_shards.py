@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wellfed.errors import ConfigError, DataError
-from wellfed.shards.class_folders import CLASSES, LISTS, SPLITS, class_of, files_below, folders, sample_key, splits_of
+from wellfed.shards.class_folders import (
+    CLASSES,
+    LISTS,
+    SPLITS,
+    class_of,
+    files_below,
+    folders,
+    in_order,
+    sample_key,
+    splits_of,
+)
 from wellfed.units import counted
 
 USUAL_NUM = 16
@@ -60,7 +70,7 @@ def write_shards(
     """
     if num is not None and num < 1:
         raise ConfigError.of(f"--num {num}", "is no number of shards.", f"Write --num {USUAL_NUM}.")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    if out.exists() and not _is_empty(out):
         problem = "is not empty, and shards of two packings would be read as one set."
         raise ConfigError.of(f"--out {out}", problem, "Name a new folder, or clear this one yourself.")
     files_of, skipped = _files(source, suffixes)
@@ -68,7 +78,7 @@ def write_shards(
     if num is not None and num > most:
         problem = f"are more than the {counted(most, 'file')} in {source}."
         raise ConfigError.of(f"--num {num}", problem, f"Write --num {min(most, USUAL_NUM)}.")
-    classes = tuple(sorted({name for files in files_of.values() for name, _ in files}))
+    classes = tuple(in_order(name for files in files_of.values() for name, _ in files))
     number_of = {name: number for number, name in enumerate(classes)}
     out = out.resolve()
     remains = tuple(sorted(out.parent.glob(f"{glob.escape(out.name)}.part-*")))
@@ -163,6 +173,13 @@ def _keys(source: Path, paths: Sequence[Path]) -> list[str]:
         taken.add(key)
         keys.append(key)
     return keys
+
+
+def _is_empty(out: Path) -> bool:
+    try:
+        return out.is_dir() and not any(out.iterdir())
+    except OSError as error:
+        raise DataError(f"{out} can't be read: {error.strerror or error}. Check its rights.") from error
 
 
 def _content(file: Path) -> bytes:

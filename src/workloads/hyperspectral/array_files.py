@@ -64,7 +64,8 @@ def _mat(path: Path) -> tuple[dict[str, Array], list[str]]:
     if is_hdf5(path):
         raise DataError(
             f"{path}: is of MATLAB 7.3 (HDF5), which is not read here. In MATLAB: save('{path.name}', '-v7'). "
-            "In Python, with h5py: numpy.save('X.npy', h5py.File('X.mat')[name][()].T), and the same for X_gt."
+            "In Python, with h5py: numpy.save('X.npy', h5py.File('X.mat')[name][()].T), and the same for X_gt; then "
+            "remove the .mat files."
         )
     try:
         content = loadmat(path)

@@ -77,7 +77,7 @@ def cut_patches(padded: Tensor, place_B: Tensor, side: int) -> Tensor:
 
 
 def write_scene(folder: Path, scene: RawScene, radius: int, source: str) -> None:
-    """Write what `read_cube` and `read_labels` give.
+    """Write what `read_cube` gives.
 
     Args:
         source: of the cube, for messages.

@@ -63,7 +63,7 @@ def find_scene(path: Path) -> SceneFiles:
         raise DataError(f"workload.data.path={path}: no such file or folder. Name a cube: X.mat or X.npy.")
     if path.is_file():
         return _beside(path)
-    files = sorted(each for each in path.iterdir() if each.suffix.lower() in SUFFIXES and each.is_file())
+    files = [each for each in _entries(path) if each.suffix.lower() in SUFFIXES and each.is_file()]
     cubes = [each for each in files if not _is_ground_truth(each)]
     with_truth = [each for each in cubes if _ground_truth_of(each) is not None]
     found = with_truth or cubes
@@ -89,13 +89,20 @@ def _beside(cube: Path) -> SceneFiles:
     return SceneFiles(cube, labels)
 
 
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder} can't be listed: {error.strerror or error}. Check its rights.") from error
+
+
 def _is_ground_truth(path: Path) -> bool:
     return f"_{path.stem.lower()}".endswith(MARK)
 
 
 def _ground_truth_of(cube: Path) -> Path | None:
     """Beside ``A_b.mat`` it is ``A_b_gt``, ``A_gt`` or ``gt``, of the cube's own type first; None if there is none."""
-    beside = {each.name.lower(): each for each in cube.parent.iterdir()}
+    beside = {each.name.lower(): each for each in _entries(cube.parent)}
     own = cube.suffix.lower()
     words = cube.stem.lower().split("_")
     for count in range(len(words), -1, -1):
@@ -171,8 +178,9 @@ def _labels_of(
         raise DataError(f"{path}: no map of labels (two axes) in it, but {_content(arrays, others)}.")
     array = next(iter(maps.values()))
     turned = any(array.shape[::-1] == tuple(cube_shape[axis] for axis in layout[:2]) for layout in LAYOUTS)
+    replaced = f", and remove {path.name}" if path.suffix.lower() != ".npy" else ""
     way_out = (
-        f"Turned it fits: numpy.save('{path.stem}.npy', labels.T)."
+        f"Turned it fits: numpy.save('{path.with_suffix('.npy')}', labels.T){replaced}."
         if turned
         else "Both must be of the same scene, cut alike."
     )

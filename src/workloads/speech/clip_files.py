@@ -15,7 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from wellfed.errors import DataError
-from wellfed.shards.class_folders import CLASSES, LISTS, class_of, files_below, folders, sample_key, splits_of
+from wellfed.shards.class_folders import (
+    CLASSES,
+    LISTS,
+    class_of,
+    files_below,
+    folders,
+    in_order,
+    sample_key,
+    splits_of,
+)
 from wellfed.shards.shard_index import ShardIndex, find_shards, index_shards
 from wellfed.shards.shard_reader import Bytes, ShardReader
 from wellfed.shards.tar_members import NOT_CLOSED
@@ -84,6 +93,8 @@ def find_clips(place: Path, cache_dir: str | Path, max_damaged: int) -> FoundCli
     if not place.exists():
         raise DataError(f"{name}: no such file or folder. path=null takes the embedded set.")
     if place.is_file() and place.suffix.lower() != ".tar":
+        if _is_packed(place):
+            raise DataError(f"{name} is compressed. Unpack it to a plain .tar, or to a folder, and name that.")
         raise DataError(f"{name} is neither a folder nor a .tar file. Name the folder that holds the recordings.")
     parts = {"": place} if place.is_file() else splits_of(place)
     has_shards = place.is_file() or any(
@@ -167,7 +178,7 @@ def _of_folder(place: Path, parts: dict[str, Path]) -> FoundClips:
                 labels.append(label)
                 splits.append(split)
     if not paths:
-        packed = [each.name for pattern in ("*.tar.*", "*.tgz") for each in sorted(place.glob(pattern))]
+        packed = [each.name for each in sorted(place.iterdir()) if _is_packed(each)]
         hint = f" {packed[0]} is compressed: unpack it to a plain .tar." if packed else ""
         beside = f" Beside it lie {counted(unlabelled, 'recording')} in no folder of a class." if unlabelled else ""
         raise DataError(
@@ -184,8 +195,12 @@ def _of_folder(place: Path, parts: dict[str, Path]) -> FoundClips:
     if left := +others:
         notes.append(f"{counted(left.total(), 'other file')} left out: {', '.join(left)}")
     return FoundClips(
-        FileReader(paths), paths, names, labels, None if "" in parts else splits, _in_order(labels), notes=notes
+        FileReader(paths), paths, names, labels, None if "" in parts else splits, in_order(labels), notes=notes
     )
+
+
+def _is_packed(file: Path) -> bool:
+    return ".tar." in file.name.lower() or file.suffix.lower() == ".tgz"
 
 
 def _listed(place: Path, names: Sequence[str]) -> tuple[list[str] | None, list[str]]:
@@ -193,7 +208,7 @@ def _listed(place: Path, names: Sequence[str]) -> tuple[list[str] | None, list[s
     of_key: dict[str, str] = {}
     for file, split in LISTS.items():
         if (place / file).is_file():
-            lines = (place / file).read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+            lines = _text_of(place / file).splitlines()
             of_key |= {sample_key(line.strip().rpartition(".")[0]): split for line in lines if line.strip()}
     if not of_key:
         return None, []
@@ -201,6 +216,13 @@ def _listed(place: Path, names: Sequence[str]) -> tuple[list[str] | None, list[s
     absent = len(of_key.keys() - set(keys))
     notes = [f"{counted(absent, 'clip')} of {', '.join(LISTS)} not there"] if absent else []
     return [of_key.get(key, "train") for key in keys], notes
+
+
+def _text_of(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise DataError(f"{file} can't be read: {error.strerror or error}. Check its rights.") from error
 
 
 # -- shards -------------------------------------------------------------------------------------------------------
@@ -269,7 +291,13 @@ def _of_shards(place: Path, parts: dict[str, Path], cache_dir: str | Path, max_d
     names = [index.keys[row] for row in rows]
     named = list(dict.fromkeys(name for known in known_of.values() for name in known))
     notes = [damage for damage in index.damages if damage.endswith(NOT_CLOSED)]
-    return FoundClips(reader, paths, names, labels, splits, named or _in_order(labels), bad, notes)
+    if index.num_dotted:
+        what = f"{counted(index.num_dotted, 'member')} with a dot within the name left out"
+        notes.append(f"{what}: the key of a sample ends at its first dot (`python -m wellfed shards` writes none)")
+    beside = sorted({folder for folder in parts.values() if folder.is_dir()})
+    if packed := [str(each) for folder in beside for each in sorted(folder.iterdir()) if _is_packed(each)]:
+        notes.append(f"compressed, and left out: {', '.join(packed[:3])}{' and more' if len(packed) > 3 else ''}")
+    return FoundClips(reader, paths, names, labels, splits, named or in_order(labels), bad, notes)
 
 
 def _name(text: str, known: Sequence[str]) -> str | None:
@@ -294,6 +322,8 @@ def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], li
         for row in np.flatnonzero(lacking & ~index.is_torn).tolist()
     ]
     done_N = lacking.copy()
+    unread: dict[int, str] = {}
+    """By sample the part that should name its class, and does not."""
     for part in LABELS:
         rows = np.flatnonzero(~done_N & (index.parts[part][1] >= 0))
         if len(rows):
@@ -301,13 +331,15 @@ def _label_texts(index: ShardIndex, sound_N: Ints) -> tuple[list[str | None], li
             for some in np.array_split(rows, -(-len(rows) // READ_AT_ONCE)):
                 for row, content in zip(some.tolist(), reader.read(some), strict=True):
                     texts[row] = _label(part, bytes(content)) or None
-                    if texts[row] is None:
-                        bad.append(f"{_sample(index, row)}.{part}: no class can be read from it")
-            done_N[rows] = True
-    bad += [
-        f"{_sample(index, row)}: no label ({', '.join(LABELS)})"
-        for row in np.flatnonzero(~done_N & ~index.is_torn).tolist()
-    ]
+                    if texts[row] is None:  # a json of other facts may lie beside the label
+                        unread.setdefault(row, part)
+                    else:
+                        done_N[row] = True
+    for row in np.flatnonzero(~done_N).tolist():
+        if row in unread:
+            bad.append(f"{_sample(index, row)}.{unread[row]}: no class can be read from it")
+        elif not index.is_torn[row]:
+            bad.append(f"{_sample(index, row)}: no label ({', '.join(LABELS)})")
     return texts, bad
 
 
@@ -331,7 +363,15 @@ def _names_of_classes(place: Path, parts: dict[str, Path]) -> dict[str, list[str
     """What the ``classes.json`` beside the shards of each split says, or the one of all; empty without one."""
     whole = place if place.is_dir() else place.parent
     of_all = _class_names(whole / CLASSES) or _class_names(parts.get("train", whole) / CLASSES)
-    return {split: _class_names(folder / CLASSES) or of_all for split, folder in parts.items()}
+    found = {split: _class_names(folder / CLASSES) or of_all for split, folder in parts.items()}
+    without = [split for split, names in found.items() if not names]
+    if without and len(without) < len(found):
+        one = next(folder / CLASSES for split, folder in parts.items() if found[split])
+        raise DataError(
+            f"{one} names the classes of its shards, and beside those of {' and '.join(without)} there is no "
+            f"{CLASSES}. Put one there, too: into {whole}, where it is that of all."
+        )
+    return found
 
 
 def _class_names(file: Path) -> list[str]:
@@ -355,14 +395,4 @@ def _without_labels(place: Path, index: ShardIndex, sound_N: Ints, bad: Sequence
     return DataError(
         f"{index.paths[0]}: {problem}, of {counted(len(index), 'sample')} in workload.data.path={place}.{first} "
         "Make the shards with `python -m wellfed shards FOLDER --out DIR`, which writes .cls files."
-    )
-
-
-def _in_order(labels: Iterable[str]) -> list[str]:
-    """Each class once: numbers by their size, names by the alphabet."""
-    found = set(labels)
-    return (
-        sorted(found, key=lambda each: (int(each), each))
-        if all(label.isdecimal() for label in found)
-        else sorted(found)
     )

@@ -30,7 +30,7 @@ def decode(content: bytes) -> tuple[Sound, int]:
             if told >= _NOT_TOLD:
                 raise DamagedClip("its header does not say how long it is; encode it again, into a file")
             sound = file.read(dtype="float32", always_2d=True)
-    except (soundfile.SoundFileError, ValueError, TypeError) as error:
+    except (soundfile.SoundFileError, ValueError, TypeError, MemoryError) as error:  # the last of a damaged length
         raise DamagedClip(f"it can't be decoded ({str(error).rstrip('.')})") from error
     if not len(sound):
         raise DamagedClip("it holds no samples")

@@ -11,11 +11,15 @@ from collections import Counter
 from collections.abc import Sequence
 
 from wellfed.errors import DataError
-from wellfed.shards.class_folders import SPLITS
+from wellfed.shards.class_folders import SPLITS, sample_key
 from wellfed.units import counted
 
 SPEAKER = r"([^/]+)_nohash_"
 """Where Speech Commands has the speaker in a name: ``yes/0a7c2a8d_nohash_0``."""
+
+
+_ALONE = "/"
+"""Begins what stands for the speaker of a clip without one."""
 
 
 def choose_splits(
@@ -32,6 +36,7 @@ def choose_splits(
     Args:
         told: where folders or lists say it already; of a part that is missing there, clips are taken from training.
         speaker: regular expression whose first group finds the speaker in a name; a clip without one is its own.
+            A folder and the shards of it are split alike: dots and blanks of names decide nothing.
 
     Raises:
         DataError: too few clips or speakers.
@@ -50,24 +55,35 @@ def choose_splits(
     order = sorted(training, key=lambda group: _rank(seed, group))
     of_group: dict[str, str] = {}
     for split, frac in wanted:
-        count = 0
-        while len(order) > len(wanted) and (count < frac * training.total() or not count):
-            group = order.pop()
-            of_group[group], count = split, count + training[group]
-        if not count:  # one for each, at least
-            of_group[order.pop()] = split
+        due, count, taken = frac * training.total(), 0, set[str]()
+        for group in reversed(order):
+            if len(order) - len(taken) <= len(wanted) or count >= due:
+                break
+            if count + training[group] <= 1.5 * due:  # not all that one person has said, where that is most of it
+                taken.add(group)
+                count += training[group]
+        taken = taken or {min(order, key=training.__getitem__)}  # one for each, at least
+        of_group |= dict.fromkeys(taken, split)
+        order = [group for group in order if group not in taken]
     chosen = [
         of_group.get(group, "train") if split == "train" else split for group, split in zip(groups, splits, strict=True)
     ]
-    notes = []
-    if wanted and training.total() > len(training):
-        notes.append(f"split by speaker: {counted(len(training), 'speaker')}, none in two splits")
-    return chosen, notes
+    found = {group for group in groups if not group.startswith(_ALONE)}
+    if not found or len(set(chosen)) == 1:
+        return chosen, []
+    of_speaker = {(group, split) for group, split in zip(groups, chosen, strict=True) if group in found}
+    shared = [group for group, count in Counter(group for group, _ in of_speaker).items() if count > 1]
+    if shared:
+        first = (
+            f"{counted(len(shared), 'speaker')} of {len(found)} in more than one split, {sorted(shared)[0]} among them"
+        )
+        return chosen, [f"{first}: what is told of the splits decides, and a test on known voices is easier"]
+    return chosen, [f"split by speaker: {counted(len(found), 'speaker')}, none in two splits"]
 
 
 def _speaker(pattern: str, name: str) -> str:
     found = re.search(pattern, name)
-    return found[1] if found and found.re.groups and found[1] else f"/{name}"
+    return sample_key(found[1]) if found and found.re.groups and found[1] else f"{_ALONE}{sample_key(name)}"
 
 
 def _rank(seed: int, name: str) -> bytes:

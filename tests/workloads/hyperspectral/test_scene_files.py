@@ -79,8 +79,18 @@ def test_axes_of_length_1_do_not_count(put, cube, labels):
 def test_other_sizes_are_refused(put, cube, labels):
     with pytest.raises(DataError, match=r"field_gt\.npy: .* of 11 x 10 pixels does not fit the cube of 12 x 10 x 6"):
         scene_of(put(cube, labels[1:]))
-    with pytest.raises(DataError, match=r"Turned it fits: numpy\.save\('field_gt\.npy', labels\.T\)"):
+    with pytest.raises(DataError, match=r"Turned it fits: numpy\.save\('.*/field_gt\.npy', labels\.T\)\."):
         scene_of(put(cube, labels.T))
+
+
+def test_a_turned_map_of_matlab_gives_way_to_the_one_that_is_advised(tmp_path: Path, cube, labels):
+    savemat(tmp_path / "field.mat", {"x": cube})
+    savemat(tmp_path / "field_gt.mat", {"x": labels.T})
+    with pytest.raises(DataError, match=r"'(.*)', labels\.T\), and remove field_gt\.mat\.") as told:
+        scene_of(tmp_path / "field.mat")
+    np.save(str(told.value).split("'")[1], labels)
+    (tmp_path / "field_gt.mat").unlink()
+    assert scene_of(tmp_path / "field.mat").labels.shape == labels.shape
 
 
 def test_labels_that_are_no_numbers_of_classes_are_refused(put, cube, labels):
@@ -103,8 +113,12 @@ def test_what_is_no_cube_says_what_is_there(put, tmp_path: Path, labels):
         scene_of(tmp_path / "alone.mat")
     savemat(tmp_path / "field_gt.mat", {"line": np.ones((1, 9)), "name": "a"})
     (tmp_path / "field_gt.npy").unlink()
-    with pytest.raises(DataError, match=r"field_gt\.mat: .*does not fit|no map of labels"):
+    with pytest.raises(DataError, match=r"field_gt\.mat: .*does not fit"):
         scene_of(put(np.ones((3, 4, 5)), None))
+    (tmp_path / "field_gt.mat").unlink()
+    np.save(tmp_path / "field_gt.npy", np.ones(9))
+    with pytest.raises(DataError, match=r"field_gt\.npy: no map of labels \(two axes\) in it"):
+        scene_of(tmp_path / "field.npy")
 
 
 def test_paths_that_lead_nowhere_are_refused(put, tmp_path: Path):

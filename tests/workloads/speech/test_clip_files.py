@@ -74,6 +74,47 @@ def test_shards_of_each_split_may_have_names_of_their_own(tmp_path):
     assert found.notes == ["folders beside train, test left out: cache, valid"]
 
 
+def test_names_of_classes_beside_one_split_alone_are_refused(tmp_path):
+    shard(tmp_path / "train" / "0.tar", [("1.wav", wav(tone())), ("1.cls", b"no")])
+    shard(tmp_path / "test" / "0.tar", [("1.wav", wav(tone())), ("1.cls", b"0")])
+    (tmp_path / "test" / "classes.json").write_text('["yes"]')
+    with pytest.raises(DataError, match=r"test/classes\.json names .* beside those of train there is no classes\.json"):
+        find_clips(tmp_path, tmp_path / "cache", 0)
+
+
+def test_numbers_as_names_of_classes_are_in_the_order_of_their_size(tmp_path):
+    place = folder(tmp_path / "wavs", classes=("2", "10", "1"), of_each=1)
+    write_shards(place, tmp_path / "shards", num=1)
+    for kind in (place, tmp_path / "shards"):
+        assert find_clips(kind, tmp_path / "cache", 0).classes == ["1", "2", "10"]
+
+
+def test_what_lies_in_shards_and_beside_them_unused_is_said(tmp_path):
+    shard(tmp_path / "0.tar", [("x.wav", wav(tone())), ("x.cls", b"0"), ("x.2.wav", wav(tone())), ("x.2.cls", b"1")])
+    (tmp_path / "1.tar.gz").write_bytes(b"")
+    found = find_clips(tmp_path, tmp_path / "cache", 0)
+    assert found.names == ["x"]
+    assert found.notes[0].startswith("2 members with a dot within the name left out: ")
+    assert found.notes[1] == f"compressed, and left out: {tmp_path / '1.tar.gz'}"
+    with pytest.raises(DataError, match=r"1\.tar\.gz is compressed\. Unpack it"):
+        find_clips(tmp_path / "1.tar.gz", tmp_path / "cache", 0)
+
+
+def test_facts_beside_a_label_do_not_hide_it(tmp_path):
+    place = shard(tmp_path / "0.tar", [("x.wav", wav(tone())), ("x.json", b'{"sr": 16000}'), ("x.txt", b"yes")])
+    found = find_clips(place, tmp_path / "cache", 0)
+    assert (found.labels, found.bad) == (["yes"], [])
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read all")
+def test_what_may_not_be_read_is_told(tmp_path):
+    place = folder(tmp_path / "wavs", of_each=1)
+    (place / "testing_list.txt").write_text("")
+    (place / "testing_list.txt").chmod(0)
+    with pytest.raises(DataError, match=r"testing_list\.txt can't be read: Permission denied"):
+        find_clips(place, tmp_path / "cache", 0)
+
+
 def test_folders_beside_shards_are_said(tmp_path):
     shard(tmp_path / "0.tar", [("1.wav", wav(tone())), ("1.cls", b"0")])
     folder(tmp_path, classes=["yes"])
@@ -113,8 +154,8 @@ def test_what_a_sample_lacks_is_told_with_its_place(tmp_path):
     assert found.names == ["1"]
     assert [each.removeprefix(f"{place}: ") for each in found.bad] == [
         "3: no sound (wav, flac, ogg)",
-        "4.json: no class can be read from it",
         "2: no label (cls, json, txt)",
+        "4.json: no class can be read from it",
         "5: its class is 7, and classes.json has 1",
         "6: its class is maybe, and classes.json has 1",
     ]
