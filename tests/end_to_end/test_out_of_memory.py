@@ -145,7 +145,7 @@ STAGES = {
     "build": "Out of memory",
     "first batch": "micro-batches of 16 -> 8 -> 4 -> 2 -> 1",
     "backward": "micro-batches of 16 -> 8 -> 4 -> 2 -> 1",
-    "no state": "before the first step, where the optimizer makes its state",
+    "no state": "before step 1, where the optimizer makes its state",
     "optimizer": "in the optimizer's step 5, which was applied in part",
     "validation": "in the val split with one sample",
     "checkpoint": "out of memory",

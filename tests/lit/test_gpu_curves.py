@@ -144,7 +144,7 @@ def test_each_part_of_a_step_is_told_apart(trainer: Callable[..., pl.Trainer]) -
             time.sleep(0.004)
 
     curves = GPUCurves(quiet=True)
-    trainer(curves, Talks(), max_epochs=2).fit(Model(0.012), train(30, 0.004), DataLoader(Slow(1, 0.3)))
+    trainer(curves, Talks(), max_epochs=2).fit(Model(0.012), train(30, 0.006), DataLoader(Slow(1, 0.3)))
     summary = curves.summary
     assert (summary["steps"], summary["copy_frac"]) == (57, None)
     assert 0.1 < summary["wait_frac"] < 0.35
