@@ -72,7 +72,7 @@ def test_out_of_memory_on_one_rank_is_the_same_training_on_all(
         undisturbed = train_ranks(tmp_path / "one", 1, cards, micro=32, **settings)[0]
     else:  # as many gradients overflow at first as with half the samples a rank
         undisturbed = train_ranks(tmp_path / "calm", 2, cards, micro=16, strategy="ddp", **settings)[0]
-    assert distance(together[0], undisturbed) < 1e-5
+    assert distance(together[0], undisturbed) < (1e-5 if precision == "32-true" else 2e-4)  # of fp16
 
 
 @pytest.mark.slow
