@@ -6,7 +6,7 @@
 Begins with ``experiment=<workload>_starved``. What the first finding says to type is typed, unless it would change what
 is learned; a change that makes the run no faster is taken back, and the next finding is followed. What the guide itself
 advises is tried too, each piece alone from the same start. Then all of them run in turns, and the page of the first and
-the last configuration (report A B) has both curves of utilisation.
+the last configuration (report A B) has both curves of utilisation; a much faster one runs as long as the first for it.
 ``simulated`` is a simulated card behind real loaders (tests/fake_cuda). It computes nothing, and its rates are chosen
 by guide so that its steps wait as the guide's did: its figures are of no real GPU, and of no learning.
 """
@@ -39,6 +39,8 @@ from wellfed.report.write import write_comparison  # noqa: E402
 
 MOST_STEPS, LEAST_GAIN = 8, 1.02
 """Findings that are followed at most; a change that makes a run faster by less is taken back."""
+LEAST_LONGER = 3
+"""The last configuration is run again, for as long as the first one took, where it is so many times as fast."""
 NOT_SIMULATED = "gpu.compile"
 """What a simulated card can't do: it would run as without, and noise would decide."""
 CALLED = {"cpu": "", "simulated": ", on a simulated card", "gpu": ", on a GPU"}
@@ -172,16 +174,18 @@ class Runner:
         self._workload, self._where, self._steps, self._folder = workload, where, steps, folder
         self._variables, self._number = variables, 0
 
-    def run(self, why: str, typed: Sequence[str]) -> Step:
+    def run(self, why: str, typed: Sequence[str], times: int = 1) -> Step:
+        """``times``: as many steps as in other runs."""
         self._number += 1
+        steps = times * self._steps
         place = self._folder / f"{self._number:02d}"
         device = "cpu" if self._where == "cpu" else "gpu"
         words = changed(
             [
                 *(f"workload={self._workload}", f"experiment={self._workload}_starved", "telemetry=default"),
-                *(f"trainer.max_steps={self._steps}", "trainer.max_epochs=null", f"trainer.accelerator={device}"),
+                *(f"trainer.max_steps={steps}", "trainer.max_epochs=null", f"trainer.accelerator={device}"),
                 *("logger=none", "telemetry.interval_s=0.1", f"hydra.run.dir={place}"),
-                *(f"trainer.validate_every_steps={self._steps}", f"trainer.checkpoint_every_steps={self._steps}"),
+                *(f"trainer.validate_every_steps={steps}", f"trainer.checkpoint_every_steps={steps}"),
                 f"paths.cache_dir={self._folder}/cache",
             ],
             typed,
@@ -343,6 +347,11 @@ def main() -> None:
             steps.append(step)
             tell(step)
         end = [step for step in steps if step.is_kept][-1]
+        times = round(end.figures["samples_per_s"] / steps[0].figures["samples_per_s"])
+        if times >= LEAST_LONGER:  # or its curve would be that of its first moments
+            end = runner.run(f"{end.why}, for as long as the start", end.typed, times)
+            steps.append(end)
+            tell(end)
         advised = []
         for advice in guide.advice:
             if is_cpu and (advice.is_learning or advice.is_of_copy):

@@ -39,6 +39,14 @@ def test_time_in_which_processes_start_counts_but_not_that_of_validations():
     assert check(epochs(late_ms=50.0, gap_ms=100.0, phases=phases)).evidence["late_ms"] == pytest.approx(50, rel=0.05)
 
 
+def test_workers_that_stay_and_have_nothing_ready_make_way_for_whole_batches():
+    torchs = {"loader.persistent_workers": True, "loader.backend": "torch"}
+    found = check(epochs(plan=torchs, loading={"has_fetch": True}))
+    assert found.message.startswith("Workers begin each epoch with nothing ready: its first step comes 200 ms late")
+    assert found.change == ("loader=auto",)
+    assert check(epochs(plan=torchs, loading={"has_fetch": False})) is None
+
+
 def test_a_dataloader_of_the_user_s_is_told_in_words():
     found = check(epochs(plan={"loader.backend": "own"}))
     assert found.change == ()
