@@ -173,6 +173,7 @@ class RetryingReplicas(Replicas):
     no sum is hidden behind the backward pass.
 
     What ranks do together takes no memory of a device: all of it is taken before, where to fail is to tell the others.
+    (A buffer that is not contiguous is copied to be sent.)
     All messages between ranks have one form, so that a rank which has failed can answer whatever the others ask.
     """
 
