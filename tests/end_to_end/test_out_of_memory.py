@@ -264,6 +264,7 @@ def test_ranks_that_torchrun_starts_have_the_record_of_the_one_that_failed(
     done, record = hungry(project, fake_cuda, *ddp, *stage, cards=2, command=torchrun)
     assert done.code == 1  # torchrun's own
     assert (record["status"], record["exit_code"], record["error"]["kind"]) == ("oom", 3, "device_oom")
+    assert "Tried to allocate" in record["error"]["message"], "the reason of the rank whose memory it was"
     told = done.err.partition("torch/distributed/run.py")[0]  # then it tells of itself
     assert told.count("Out of memory with micro-batches of 16") == 1
     assert "Connection closed" not in told
