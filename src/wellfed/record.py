@@ -200,6 +200,8 @@ class MemoryEntry(TypedDict, total=False):
     budget_gib: float | None
     predicted_peak_gib: float | None
     measured_peak_gib: float
+    may_lower: list[str]
+    """Knobs with which a step of this model may need less."""
 
 
 class SwingEntry(TypedDict):

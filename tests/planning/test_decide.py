@@ -410,6 +410,22 @@ def test_a_lightning_module_whose_steps_stay_whole(facts, callbacks, says):
     assert says in faults_of(split, model=model)
 
 
+@pytest.mark.parametrize(
+    "guest", [{}, {"is_lightning_module": True}, {"is_lightning_module": True, "steps_by_hand": True}]
+)
+@pytest.mark.parametrize("has_batch_norm", [False, True])
+@pytest.mark.parametrize("has_blocks", [False, True])
+def test_what_may_be_lowered_is_what_is_not_refused(guest, has_batch_norm, has_blocks):
+    model = replace(MODEL, **guest, has_batch_norm=has_batch_norm, has_blocks=has_blocks)
+    for knob, less in (("micro_batch", 32), ("checkpoint_activations", True)):
+        try:
+            planned(config(memory={knob: less}), model=model)
+            is_refused = False
+        except ConfigError:
+            is_refused = True
+        assert (f"memory.{knob}" not in planned(model=model).may_lower) is is_refused, knob
+
+
 def test_out_of_memory_is_retried_where_it_can_be():
     assert planned().memory.on_oom == "retry"
     assert planned(config(memory={"on_oom": OnOom.fail})).knobs["memory.on_oom"].source == "set"

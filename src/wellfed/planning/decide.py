@@ -15,7 +15,7 @@ from wellfed.hardware.facts import MachineFacts
 from wellfed.loading.first_batches import FirstBatches
 from wellfed.planning.budget import within_budget
 from wellfed.planning.loader import LoaderPlanner
-from wellfed.planning.memory import known_parts, memory_faults, memory_warnings, parts_fault, plan_memory
+from wellfed.planning.memory import known_parts, may_lower, memory_faults, memory_warnings, parts_fault, plan_memory
 from wellfed.planning.memory_candidates import Estimate
 from wellfed.planning.run_plan import DataFacts, Decided, DevicePlan, ModelFacts, RunPlan, WorkloadSection, by_rule
 
@@ -56,6 +56,7 @@ def plan_run(
     effective = _effective(config.workload.samples_per_step, data)
     workload = WorkloadSection.of({"effective_batch_size": effective})
     plan = RunPlan(device.trainer, device.device, tuple(warnings), workload, memory, loader, _callbacks(config, model))
+    plan = replace(plan, may_lower=may_lower(config, model))
     if estimate is not None:
         plan = within_budget(plan, config, choices.get("gpu", "auto"), data, model, estimate)
     if model.is_lightning_module and plan.memory.accumulate > 1 and loader.device_prefetch:

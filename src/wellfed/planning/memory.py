@@ -93,6 +93,12 @@ def memory_faults(
         )
 
 
+def may_lower(config: RunConfig, model: ModelFacts) -> tuple[str, ...]:
+    """Knobs with which a step of this model may need less memory; others would be refused."""
+    splits = not model.has_batch_norm and not _guests_whole_step(config, model)
+    return ("memory.micro_batch",) * splits + ("memory.checkpoint_activations",) * model.has_blocks
+
+
 def with_way_down(plan: RunPlan, steps: Sequence[int] | None) -> RunPlan:
     """The plan, when its micro-batch is decided for good, with what ``memory.micro_batch_steps`` are not used for it.
 

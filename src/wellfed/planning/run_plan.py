@@ -199,6 +199,8 @@ class RunPlan(DevicePlan):
     """With a misfit: overrides, each of which makes it fit, cheapest first."""
     footprints: Mapping[tuple[str | None, bool], Footprint | NoEstimate] = field(default_factory=dict)
     """What was estimated for it, by feature mode and whether activations are checkpointed."""
+    may_lower: tuple[str, ...] = ()
+    """Of ``memory.micro_batch`` and ``memory.checkpoint_activations``: what this model leaves to be changed."""
     remembered: Mapping[str, Lowered] = field(default_factory=dict)
     """What earlier runs of this plan had to lower, by knob, of what is left open."""
     remembered_in: Path | None = None

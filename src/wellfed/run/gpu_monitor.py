@@ -172,6 +172,7 @@ class Usage:
             "budget_gib": self._plan.device.memory_gib,
             "predicted_peak_gib": self._plan.predicted_peak_gib,
             "measured_peak_gib": gib(peak),
+            "may_lower": list(self._plan.may_lower),
         }
         shm = Path("/dev/shm")
         host: HostEntry = {

@@ -81,6 +81,32 @@ def test_a_run_that_ended_there(plan, change):
     assert (first.id, first.change, first.severity) == ("device_memory_full", change, "high")
 
 
+@pytest.mark.parametrize(
+    ("may_lower", "micro", "change"),
+    [
+        (["memory.micro_batch"], 1, ("memory.features=dynamic",)),
+        (["memory.checkpoint_activations"], 64, ("memory.checkpoint_activations=true",)),
+        ([], 64, ("memory.features=dynamic",)),
+    ],
+)
+def test_what_the_model_would_refuse_is_not_advised(may_lower, micro, change):
+    values = {"memory.micro_batch": micro, "memory.features": "cache", "memory.on_oom": "fail"}
+    of_run = {knob: {"value": value, "because": "", "source": "predicted"} for knob, value in values.items()}
+    memory = {"device": "a card", "measured_peak_gib": 1.0, "may_lower": may_lower}
+    found = device_memory_full.check(Evidence(RunRecord("run", status="oom", plan=of_run, memory=memory)))
+    assert found is not None
+    assert found.change == change
+
+
+def test_a_retry_is_advised_to_those_who_switched_it_off():
+    values = {"memory.micro_batch": 64, "memory.on_oom": "fail"}
+    for source, more in (("set", ("memory.on_oom=retry",)), ("predicted", ())):
+        of_run = {knob: {"value": value, "because": "", "source": source} for knob, value in values.items()}
+        found = device_memory_full.check(Evidence(RunRecord("run", status="oom", plan=of_run)))
+        assert found is not None
+        assert found.change == ("memory.micro_batch=32", "memory.accumulate=null", *more)
+
+
 def test_silent():
     assert device_memory_full.check(on_card(used_frac=0.98)) is None
 

@@ -18,28 +18,30 @@ NUM_ROWS = 7
 
 
 class Points:
-    """Numbers between 0 and 1."""
+    """Numbers between 0 and 1; to read one by itself takes `read_s` seconds."""
 
-    def __init__(self, num: int) -> None:
-        self.num = num
+    def __init__(self, num: int, read_s: float = 0.0) -> None:
+        self.num, self.read_s = num, read_s
 
     def __len__(self) -> int:
         return self.num
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
+        if self.read_s:
+            time.sleep(self.read_s)
         return {"x": torch.tensor([index / self.num])}
 
 
 class Fetching(Points):
-    """The same, many at a time."""
+    """The same, many at a time, at no price."""
 
     def fetch(self, indices: Tensor, rng: object) -> dict[str, Tensor]:
         return {"x": indices[:, None] / self.num}
 
 
-def datasets(num: int = 4096, fetch: bool = True) -> Datasets:
+def datasets(num: int = 4096, fetch: bool = True, read_s: float = 0.0) -> Datasets:
     """A training split alone."""
-    return Datasets(train=(Fetching if fetch else Points)(num))
+    return Datasets(train=(Fetching if fetch else Points)(num, read_s))
 
 
 def crash() -> None:

@@ -11,6 +11,7 @@ from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.rules import memory_creeps
 from wellfed.units import counted, show_gib
 
+_MICRO_BATCH, _CHECKPOINTING = "memory.micro_batch", "memory.checkpoint_activations"
 _KINDS = ("oom", "thrash", "step_down", "ladder", "restart")
 
 
@@ -51,11 +52,14 @@ def _micro_batch(evidence: Evidence, events: list[dict[str, Any]]) -> int | None
 
 def _less(evidence: Evidence, micro: int | None) -> tuple[str, ...]:
     """What needs less memory than what failed, cheapest first; the samples of a step stay the same."""
-    if micro is not None and micro > 1:
-        retry = () if evidence.value("memory.on_oom") != "fail" else ("memory.on_oom=retry",)
-        return (f"memory.micro_batch={micro // 2}", "memory.accumulate=null", *retry)
-    if evidence.value("memory.checkpoint_activations") is not True:
-        return ("memory.checkpoint_activations=true",)
+    may_lower = evidence.record.memory.get("may_lower", [_MICRO_BATCH, _CHECKPOINTING])
+    if micro is not None and micro > 1 and _MICRO_BATCH in may_lower:
+        on_oom = evidence.record.plan.get("memory.on_oom")
+        was_asked_to_fail = on_oom is not None and (on_oom["value"], on_oom["source"]) == ("fail", "set")
+        retry = ("memory.on_oom=retry",) if was_asked_to_fail else ()
+        return (f"{_MICRO_BATCH}={micro // 2}", "memory.accumulate=null", *retry)
+    if evidence.value(_CHECKPOINTING) is not True and _CHECKPOINTING in may_lower:
+        return (f"{_CHECKPOINTING}=true",)
     is_held = evidence.value("memory.features") in ("cache", "cache_host") and evidence.value("memory.stages") is None
     return ("memory.features=dynamic",) if is_held else ()
 
