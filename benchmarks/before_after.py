@@ -113,9 +113,13 @@ GUIDES = {
                 "24 GB: its high file, 85 %", ("experiment=restoration_high", "trainer.max_steps=100"), is_learning=True
             ),
         ),
-        card_share=1.0,
-        # The batch of its high file: with 16 a step here takes as long to launch as to load. Longer epochs.
-        start=("workload.effective_batch_size=64", "workload.data.patches_per_image=64"),
+        card_share=5.0,
+        # Batch and patch of its high file: 16 of 128 take as long to launch here as to load. Longer epochs.
+        start=(
+            "workload.effective_batch_size=64",
+            "workload.data.patch_size=256",
+            "workload.data.patches_per_image=64",
+        ),
         steps=500,
         cpu_steps=200,
     ),

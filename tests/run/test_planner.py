@@ -37,51 +37,58 @@ TODAY = {MICRO_BATCH: Lowered(16, 64, "2026-11-22", "NAME")}
 
 
 @pytest.fixture
-def plan_of(tmp_path):
-    """The plan of a run on the CPU, for a card of 8 GB; and of `plan` with the same words."""
-
-    def made(*words):
-        words = [*SMALL, "gpu=8gb", "workload.effective_batch_size=64", f"paths.cache_dir={tmp_path}", *words]
-        composed = compose(words)
-        return Planner.start(composed, machine(torch_cuda())).for_training(0), plan_without_running(composed).plan
-
-    return made
+def composed_of(tmp_path):
+    """A run on the CPU, as for a card of 8 GB."""
+    fixed = (*SMALL, "gpu=8gb", "workload.effective_batch_size=64", f"paths.cache_dir={tmp_path}")
+    return lambda *words: compose([*fixed, *words])
 
 
-def test_a_run_and_its_plan_begin_where_an_earlier_run_had_to_go(plan_of):
-    before, shown = plan_of()
+@pytest.fixture
+def plan_of(composed_of):
+    """The plan of such a run."""
+    return lambda *words: Planner.start(composed_of(*words), machine(torch_cuda())).for_training(0)
+
+
+@pytest.fixture
+def plans_of(composed_of, plan_of):
+    """The same, and that of the command `plan` with these words."""
+    return lambda *words: (plan_of(*words), plan_without_running(composed_of(*words)).plan)
+
+
+def test_a_run_and_its_plan_begin_where_an_earlier_run_had_to_go(plans_of):
+    before, shown = plans_of()
     assert (before.memory.micro_batch, before.remembered) == (64, {})
     assert before.remembered_in is not None
     assert shown.remembered_in is not None
     for plan in (before, shown):  # that of a card which is not here is another
         remember(plan.remembered_in, MICRO_BATCH, TODAY[MICRO_BATCH])
-    for plan, earlier in zip(plan_of(), (before, shown), strict=True):
+    for plan, earlier in zip(plans_of(), (before, shown), strict=True):
         entry = plan.knobs["memory.micro_batch"]
         assert (entry.value, plan.memory.accumulate, entry.source) == (16, 4, "measured")
         assert entry.because.startswith("64 was predicted to fit, and ran out of memory on 2026-11-22 (run NAME); ")
         assert plan.predicted_peak_gib <= earlier.predicted_peak_gib
-    for plan in plan_of("memory.remember=false"):
+    for plan in plans_of("memory.remember=false"):
         assert (plan.memory.micro_batch, plan.remembered, plan.remembered_in) == (64, {}, None)
-    for plan in plan_of("memory.micro_batch=32"):
+    for plan in plans_of("memory.micro_batch=32"):
         assert (plan.memory.micro_batch, plan.knobs["memory.micro_batch"].source) == (32, "set")
 
 
 def test_another_plan_has_a_file_of_its_own(plan_of):
-    own = plan_of()[0].remembered_in
-    assert own == plan_of("memory.micro_batch=32", "seed=7", "trainer.max_steps=3")[0].remembered_in
+    own = plan_of().remembered_in
+    assert own == plan_of("memory.micro_batch=32", "seed=7", "trainer.max_steps=3").remembered_in
     others = [
         *("gpu.memory_gib=6", "gpu.precision=bf16-mixed", "memory.features=dynamic", "gpu.allocator=expandable"),
         *("workload.effective_batch_size=32", "workload.optimizer._target_=torch.optim.SGD", "workload.model.dim=32"),
     ]
-    files = {own, *(plan_of(words)[0].remembered_in for words in others)}
+    files = {own, *(plan_of(words).remembered_in for words in others)}
     assert len(files) == 1 + len(others)
 
 
 def test_a_damaged_file_is_told_once_and_planned_as_if_it_were_not_there(plan_of):
-    file = plan_of()[0].remembered_in
+    file = plan_of().remembered_in
     file.parent.mkdir(parents=True)
     file.write_text("{")
-    plan, _ = plan_of()
+    plan = plan_of()
     assert (plan.memory.micro_batch, plan.remembered_in) == (64, file)
     (warning,) = [each for each in plan.warnings if str(file) in each]
     assert warning.endswith(
@@ -91,12 +98,12 @@ def test_a_damaged_file_is_told_once_and_planned_as_if_it_were_not_there(plan_of
 
 
 def test_what_is_remembered_is_not_measured_again(plan_of, monkeypatch):
-    remember(plan_of()[0].remembered_in, MICRO_BATCH, TODAY[MICRO_BATCH])
+    remember(plan_of().remembered_in, MICRO_BATCH, TODAY[MICRO_BATCH])
     monkeypatch.setattr("wellfed.run.planner.probed", lambda *_: pytest.fail("was probed"))
     made = []
     original = Planner._is_open
     monkeypatch.setattr(Planner, "_is_open", lambda self, plan: made.append(plan) or original(self, on_gpu(plan)))
-    assert plan_of()[0].memory.micro_batch == 16
+    assert plan_of().memory.micro_batch == 16
     assert made
 
 
@@ -104,6 +111,6 @@ def on_gpu(plan):
     return dataclasses.replace(plan, trainer=dataclasses.replace(plan.trainer, accelerator="gpu"))
 
 
-def test_without_a_budget_nothing_is_kept(plan_of):
-    run, shown = plan_of("gpu=cpu")
+def test_without_a_budget_nothing_is_kept(plans_of):
+    run, shown = plans_of("gpu=cpu")
     assert (run.remembered_in, shown.remembered_in) == (None, None)

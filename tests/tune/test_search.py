@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -144,6 +144,52 @@ def test_findings_lead_in_their_order_and_those_of_what_was_kept_come_next() -> 
     assert search.best is search.steps[2]
     assert search.propose() is None
     assert search.ended_because
+
+
+def test_what_won_nothing_is_not_tried_again_behind_little_more() -> None:
+    kept = finding("memory.features=cache", name="memory_unused")
+    for figure, is_tried_again in ((110, False), (150, True)):
+        search = begun(measured(100, kept, finding("loader.num_workers=2")))
+        assert tell_next(search, measured(100)).turned == ("memory.features=cache",)
+        tell_next(search, measured(figure, kept))
+        assert search.steps[-1].is_kept
+        change = search.propose()
+        assert (change is not None) is is_tried_again
+        assert change is None or change.turned == ("memory.features=cache",)
+
+
+def test_what_looked_better_within_noise_is_tried_again_behind_what_was_kept() -> None:
+    doubtful = finding("memory.features=cache", name="memory_unused")
+    search = begun(measured(100, doubtful, finding("loader.num_workers=2"), half=0.03))
+    tell_next(search, measured(103, half=0.03))
+    tell_next(search, measured(110, doubtful, half=0.03))
+    change = search.propose()
+    assert change is not None
+    assert change.turned == ("memory.features=cache",)
+
+
+def test_when_a_plan_has_timed_the_backends_one_other_is_tried() -> None:
+    plan = plan_of(loader__backend="torch", loader__num_workers=4)
+    plan["loader.backend"]["source"] = "set"
+    time: Any = {"wait_frac": 0.5, "copy_frac": None, "compute_frac": 0.4, "host_frac": 0.1}
+    start = measured(100, plan=plan, time=time, config={"loader": {"backend": "torch"}}, loading={"has_fetch": True})
+    search = begun(start)
+    assert tell_next(search, Trial("failed", seconds=1.0)).turned[0] == "loader.backend=auto"
+    without = [word for change in changes_to_come(search) for word in change.turned if "backend" in word]
+    search = begun(start)
+    timed = plan_of(loader__backend="inline", loader__num_workers=0)
+    timed["loader.backend"]["source"] = "measured"
+    tell_next(search, measured(100, plan=timed))
+    assert without == ["loader.backend=threads", "loader.backend=processes"]
+    after = [word for change in changes_to_come(search) for word in change.turned if "backend" in word]
+    assert after == ["loader.backend=threads"]
+
+
+def changes_to_come(search: TuneSearch) -> Iterator[Change]:
+    """All that would be tried if nothing of it ran."""
+    while (change := search.propose()) is not None:
+        yield change
+        search.tell(change, Trial("failed", seconds=1.0))
 
 
 @pytest.mark.parametrize(

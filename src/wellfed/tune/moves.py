@@ -57,13 +57,19 @@ class Move:
     """By what factor it could be better, at most."""
 
 
-def moves(best: Trial, around: TuneMachine, objective: Objective) -> Iterator[Move]:
-    """What to try from the best configuration so far, the most promising first."""
+def moves(
+    best: Trial, around: TuneMachine, objective: Objective, *, backends_are_timed: bool = False
+) -> Iterator[Move]:
+    """What to try from the best configuration so far, the most promising first.
+
+    Args:
+        backends_are_timed: the plan of this trial or of another has timed the first batches with each backend.
+    """
     if objective is PEAK_MEMORY:
         yield from _smaller(best, around)
         return
     yield from _features(best)
-    of_data, of_steps = list(_loader(best, around)), list(_steps(best, around))
+    of_data, of_steps = list(_loader(best, around, backends_are_timed)), list(_steps(best, around))
     yield from (*of_data, *of_steps) if _data_frac(best) >= _step_frac(best) else (*of_steps, *of_data)
     yield from _compiled(best)
 
@@ -88,7 +94,7 @@ def _of_data(best: Trial) -> float:
     return max(_of_waiting(best), ceiling if ceiling > CEILING_FACTOR else 1.0)
 
 
-def _loader(best: Trial, around: TuneMachine) -> Iterator[Move]:
+def _loader(best: Trial, around: TuneMachine, backends_are_timed: bool) -> Iterator[Move]:
     backend, workers = best.value("loader.backend"), int(best.value("loader.num_workers") or 0)
     if backend is None or backend == "own":
         return
@@ -102,7 +108,7 @@ def _loader(best: Trial, around: TuneMachine) -> Iterator[Move]:
     if any(best.asked(f"loader.{knob}") is not None for knob in ("num_workers", *_LEFT)) or best.is_set(_BACKEND):
         yield Move("data", built_by("auto", None), f"{why}: left to the plan, which times the first batches", bound)
     others = _OTHERS.get(str(backend), ())
-    for other in others[:1] if best.is_timed(_BACKEND) else others:
+    for other in others[:1] if backends_are_timed else others:
         if other == "threads" and not has_fetch:
             continue
         is_cheap = best.loading.get("build_ms_p50", _MESSAGE_MS) < _MESSAGE_MS

@@ -25,7 +25,8 @@ _UNKNOWN_FRAC = 0.03
 _PATIENCE = 3
 """Moves of a kind that won nothing since the last change that did, after which others of it are not tried."""
 _GROWN = 1.2
-"""A move is tried again where so many times as much has come to be won by it."""
+"""A move is tried again where so many times as much has come to be won by it, and what a finding says where the best
+has become so many times as good."""
 _STRUCTURE = ("loader.shuffle_buffer", "loader.skip_ids", "loader.max_skipped", "memory.on_oom")
 """Of the groups that are turned, what changes which samples come, or what a run survives."""
 _PRECISE = ("gpu.precision", "gpu.tf32")
@@ -199,8 +200,9 @@ class TuneSearch:
         for found in best.trial.findings if self.objective is not PEAK_MEMORY else ():
             if found["change"] and self._why_not(found["change"], changes_learning=found["changes_learning"]) is None:
                 words = self._needed(_knob_by_knob(found["change"]), best.trial)
-                yield from ((change, None) for change in self._new(best, words, found["message"], found["id"]))
-        for move in moves(best.trial, self.around, self.objective):
+                if not self._has_won_nothing(words, best.trial):
+                    yield from ((change, None) for change in self._new(best, words, found["message"], found["id"]))
+        for move in moves(best.trial, self.around, self.objective, backends_are_timed=self._backends_are_timed):
             is_vain = self._in_vain[move.kind] >= _PATIENCE or move.bound < _GROWN * self._bounds.get(move.words, 0.0)
             words = self._needed(move.words, best.trial)
             is_free = bool(words) and self._why_not(words, changes_learning=False) is None
@@ -209,6 +211,18 @@ class TuneSearch:
                 yield from ((change, move) for change in self._new(best, words, move.because))
         words = self._doubtful(best)
         yield from ((change, None) for change in self._new(best, words, "what looked better within noise, together"))
+
+    def _has_won_nothing(self, words: tuple[str, ...], trial: Trial) -> bool:
+        """With these words nothing was better, and what they were tried behind was hardly worse than this trial."""
+        tried = [step for step in self.steps if step.change.turned == words and step.gain is not None]
+        if not tried or (tried[-1].gain or 0.0) >= LEAST_GAIN or tried[-1].before is None or trial.figure is None:
+            return False
+        return self.objective.goodness(trial.figure) < _GROWN * self.objective.goodness(tried[-1].before)
+
+    @property
+    def _backends_are_timed(self) -> bool:
+        """A plan has timed what builds batches fastest: its choice is among what was tried."""
+        return any(step.trial.is_timed("loader.backend") for step in self.steps if step.trial.is_measured)
 
     def _has_tried(self, words: tuple[str, ...]) -> bool:
         return any(step.change.turned == words and step.trial.is_measured for step in self.steps)
