@@ -113,13 +113,9 @@ GUIDES = {
                 "24 GB: its high file, 85 %", ("experiment=restoration_high", "trainer.max_steps=100"), is_learning=True
             ),
         ),
-        card_share=5.0,
-        # Batch and patch of its high file: 16 of 128 take as long to launch here as to load. Longer epochs.
-        start=(
-            "workload.effective_batch_size=64",
-            "workload.data.patch_size=256",
-            "workload.data.patches_per_image=64",
-        ),
+        card_share=4.0,
+        # Twice the batch of its high file: fewer take as long to launch here as to load. Longer epochs.
+        start=("workload.effective_batch_size=128", "workload.data.patches_per_image=128"),
         steps=500,
         cpu_steps=200,
     ),
