@@ -113,9 +113,9 @@ GUIDES = {
                 "24 GB: its high file, 85 %", ("experiment=restoration_high", "trainer.max_steps=100"), is_learning=True
             ),
         ),
-        card_share=4.0,
-        # Twice the batch of its high file: fewer take as long to launch here as to load. Longer epochs.
-        start=("workload.effective_batch_size=128", "workload.data.patches_per_image=128"),
+        card_share=6.0,
+        # Four times the batch of its high file: fewer take as long to launch here as to load. Longer epochs.
+        start=("workload.effective_batch_size=256", "workload.data.patches_per_image=256"),
         steps=500,
         cpu_steps=200,
     ),
