@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from torch import nn
 from tests.fake_cuda.machine import FakeCuda
 from tests.lit import rank, tiny
 from tests.lit.ranks import train_ranks
+from tests.step.gloo_ranks import join, leave, of_ranks
 from wellfed.batches import Delivery
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.footprint import estimate
@@ -50,7 +50,7 @@ PLACES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["32-true", "16-mixed"])
+@pytest.mark.parametrize("precision", ["32-true", "16-mixed", "bf16-mixed"])
 @pytest.mark.parametrize("device", ["cpu", "simulated"])
 @pytest.mark.parametrize("place", PLACES)
 def test_out_of_memory_on_one_rank_is_the_same_training_on_all(
@@ -166,9 +166,7 @@ def test_gradients_go_in_buckets_of_one_type() -> None:
 
 
 def one_of_two(number: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    store = f"file://{folder}/store"
-    torch.distributed.init_process_group("gloo", init_method=store, rank=number, world_size=2)
+    join(number, folder)
     layers = torch.nn.ModuleList(torch.nn.Linear(2, 1, bias=False) for _ in range(3))
     whole = torch.nn.parallel.DistributedDataParallel(layers)
     ranks = RetryingReplicas(whole, torch.device("cpu"), list(layers.parameters()))
@@ -183,12 +181,11 @@ def one_of_two(number: int, folder: Path) -> None:
     assert not ranks.lacks_gradients
     ranks.average_gradients()
     asked = agreed, ranks.any(number == 1), ranks.any(False), ranks.total(3 + number), Replicas.any(ranks, number == 0)
-    torch.save(([layer.weight.grad for layer in layers], asked), folder / f"{number}.pt")
-    torch.distributed.destroy_process_group()
+    leave(number, folder, ([layer.weight.grad for layer in layers], asked))
 
 
 def test_a_gradient_that_only_one_rank_has_is_averaged_with_zero(tmp_path: Path) -> None:
-    for gradients, asked in of_two_ranks(one_of_two, tmp_path):
+    for gradients, asked in of_ranks(one_of_two, tmp_path):
         assert [None if each is None else each.tolist() for each in gradients] == [[[4, 4]], [[3, 3]], None]
         assert asked == ((False, True), True, False, 7, True)
 
@@ -224,9 +221,8 @@ class Counting(torch.optim.SGD):
 
 def steps_of_one(kind: Any, number: int, folder: Path) -> None:
     """A rank that trains by itself what another one does; rank 1 lacks memory in the optimizer."""
-    torch.set_num_threads(1)
+    join(number, folder)
     torch.manual_seed(0)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=2)
     model = tiny.TinyModel()
     wrapped = torch.nn.parallel.DistributedDataParallel(Calling(model))
     kind.fails = number == 1
@@ -254,8 +250,7 @@ def steps_of_one(kind: Any, number: int, folder: Path) -> None:
     except OutOfMemoryExhausted as caught:
         error = type(caught).__name__, caught.is_of_other_rank
     weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
-    torch.save((weights, optimizer.param_groups[0].get("k"), events, error), folder / f"{number}.pt")
-    torch.distributed.destroy_process_group()
+    leave(number, folder, (weights, optimizer.param_groups[0].get("k"), events, error))
 
 
 class Calling(nn.Module):
@@ -267,18 +262,8 @@ class Calling(nn.Module):
         return call(*arguments)
 
 
-def of_two_ranks(target: Any, folder: Path) -> list[Any]:
-    processes = [multiprocessing.get_context("fork").Process(target=target, args=(n, folder)) for n in (0, 1)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0]
-    return [torch.load(folder / f"{number}.pt", weights_only=False) for number in (0, 1)]
-
-
 def test_what_an_optimizer_keeps_in_its_groups_is_taken_over_too(tmp_path: Path) -> None:
-    (one, count, events, _), (other, same_count, told, _) = of_two_ranks(partial(steps_of_one, Counting), tmp_path)
+    (one, count, events, _), (other, same_count, told, _) = of_ranks(partial(steps_of_one, Counting), tmp_path)
     assert (count, same_count) == (3, 3)
     assert torch.equal(one, other)
     assert events == [("oom", "another rank ran out of memory."), ("ladder", "workload.optimizer.foreach=false")]
@@ -287,14 +272,13 @@ def test_what_an_optimizer_keeps_in_its_groups_is_taken_over_too(tmp_path: Path)
 
 def test_between_two_passes_of_one_step_no_rank_is_left_waiting(tmp_path: Path) -> None:
     """The other one is in its second passes by then: neither has stepped, and they are done again, and so on."""
-    (*_, first), (*_, second) = of_two_ranks(partial(steps_of_one, Twice), tmp_path)
+    (*_, first), (*_, second) = of_ranks(partial(steps_of_one, Twice), tmp_path)
     assert first == ("OutOfMemoryExhausted", True)
     assert second == ("OutOfMemoryExhausted", False)
 
 
 def one_of(size: int, number: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=size)
+    join(number, folder, size)
     layer = torch.nn.Linear(2, 1)
     ranks = RetryingReplicas(torch.nn.parallel.DistributedDataParallel(layer), torch.device("cpu"), [layer.weight])
     told = [ranks.agree(number == teller, number == 0) for teller in range(size)]
@@ -305,21 +289,12 @@ def one_of(size: int, number: int, folder: Path) -> None:
         with pytest.raises(OtherRankFailed):
             ranks.total(1.0)
     assert ranks.total(1.0) == size
-    torch.save(told, folder / f"{number}.pt")
-    torch.distributed.destroy_process_group()
+    leave(number, folder, told)
 
 
 def test_what_is_so_on_one_rank_is_known_to_all(tmp_path: Path) -> None:
     size = 3
-    start = multiprocessing.get_context("fork").Process
-    processes = [start(target=one_of, args=(size, number, tmp_path)) for number in range(size)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * size
-    for number in range(size):
-        told = torch.load(tmp_path / f"{number}.pt")
+    for number, told in enumerate(of_ranks(partial(one_of, size), tmp_path, size)):
         assert told[: size + 1] == [(True, True)] * size + [(True, False)]
         assert told[size + 1 :] == ([(True, False)] if number == 1 else [])
 

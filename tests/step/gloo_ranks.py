@@ -1,0 +1,35 @@
+"""Runs a function as several processes that gloo connects, and gives back what each has left."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+
+def join(number: int, folder: Path, size: int = 2) -> None:
+    """What each process calls first."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=number, world_size=size)
+
+
+def leave(number: int, folder: Path, found: Any) -> None:
+    """What each process calls last."""
+    torch.save(found, folder / f"{number}.pt")
+    dist.destroy_process_group()
+
+
+def of_ranks(target: Callable[[int, Path], None], folder: Path, size: int = 2) -> list[Any]:
+    """What each rank has left with; all of them must end well within a minute."""
+    start = multiprocessing.get_context("fork").Process
+    processes = [start(target=target, args=(number, folder)) for number in range(size)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * size
+    return [torch.load(folder / f"{number}.pt", weights_only=False) for number in range(size)]
