@@ -25,7 +25,7 @@ class Keeping(torch.optim.SGD):
         for weight in group["params"]:
             state = self.state[weight]
             state["step"] = state.get("step", 0) + 1
-            state["norm"] = state.get("norm", 0.0) + float(weight.norm())
+            state["norm"] = state.get("norm", 0.0) + float(weight.detach().norm())
             state["seen"] = state.get("seen", torch.zeros((), dtype=torch.int64)) + 1
         return super().step(closure)
 

@@ -61,6 +61,12 @@ def test_where_nothing_waits_more_ahead_wins_nothing() -> None:
     assert fed["loader.device_prefetch=4",] == 1.0
 
 
+def test_a_step_that_only_computes_is_not_expected_to_win_without_end() -> None:
+    found = {move.words[0]: move.bound for move in listed(trial(0.0, 1.0, **{"memory.checkpoint_activations": True}))}
+    assert found["memory.checkpoint_activations=null"] == 1.5
+    assert found["memory.accumulate=4"] == 2.0
+
+
 def test_of_backends_that_a_plan_has_timed_one_other_is_tried() -> None:
     def others(**known: bool) -> list[str]:
         found = trial(0.5, 0.5, **{"loader.backend": "threads", "loader.num_workers": 2})

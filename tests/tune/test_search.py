@@ -185,6 +185,23 @@ def test_when_a_plan_has_timed_the_backends_one_other_is_tried() -> None:
     assert after == ["loader.backend=threads"]
 
 
+def test_what_the_plan_has_chosen_by_itself_is_not_asked_for_again() -> None:
+    plan = plan_of(loader__backend="torch", loader__num_workers=1, loader__prefetch_factor=2)
+    plan["loader.backend"]["source"] = plan["loader.prefetch_factor"]["source"] = "set"
+    time: Any = {"wait_frac": 0.5, "copy_frac": None, "compute_frac": 0.4, "host_frac": 0.1}
+    config = {"loader": {"backend": "torch", "prefetch_factor": 2}}
+    chosen = plan_of(loader__backend="threads", loader__num_workers=1, loader__prefetch_factor=8)
+
+    def later(of_plan: Any) -> list[tuple[str, ...]]:
+        search = begun(measured(100, plan=plan, time=time, config=config, loading={"has_fetch": True}))
+        assert tell_next(search, measured(100, plan=of_plan)).turned[0] == "loader.backend=auto"
+        return [change.turned[:2] for change in changes_to_come(search)]
+
+    threads = ("loader.backend=threads", "loader.num_workers=1")
+    assert threads not in later(chosen)
+    assert threads in later({**chosen, "loader.num_workers": {**chosen["loader.num_workers"], "value": 2}})
+
+
 def changes_to_come(search: TuneSearch) -> Iterator[Change]:
     """All that would be tried if nothing of it ran."""
     while (change := search.propose()) is not None:

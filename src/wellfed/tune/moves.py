@@ -30,6 +30,8 @@ _OTHERS = {
 """What else could build batches, the most promising first."""
 _COMPILED_FRAC = 0.5
 """Of the time that a step computes, what compiling may save."""
+_RECOMPUTED = 1.5
+"""By what factor a step that computes its activations twice is longer, at most: forward is a third of it, or less."""
 _UNKNOWN_BOUND = 2.0
 """Of a move whose use no share of the time tells."""
 _PARTS = 4
@@ -154,7 +156,8 @@ def _steps(best: Trial, around: TuneMachine) -> Iterator[Move]:
     why = f"{show_percent(_step_frac(best))} of the time is in the step itself"
     bound = 1 / max(1 - _step_frac(best), 0.05)
     if best.value("memory.checkpoint_activations") is True:
-        yield Move("step", ("memory.checkpoint_activations=null",), f"{why}: activations kept", bound)
+        kept = ("memory.checkpoint_activations=null",)
+        yield Move("step", kept, f"{why}: activations kept", min(bound, _RECOMPUTED))
     parts = int(best.value("memory.accumulate") or 1)
     if parts > 1:
         yield Move(
@@ -162,7 +165,7 @@ def _steps(best: Trial, around: TuneMachine) -> Iterator[Move]:
         )
     elif not around.on_gpu:
         words = (f"memory.accumulate={_PARTS}", "memory.micro_batch=null")
-        yield Move("step", words, f"{why}: parts that the caches of the CPU hold", bound)
+        yield Move("step", words, f"{why}: parts that the caches of the CPU hold", min(bound, _UNKNOWN_BOUND))
 
 
 def _compiled(best: Trial) -> Iterator[Move]:

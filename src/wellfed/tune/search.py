@@ -253,6 +253,7 @@ class TuneSearch:
         overrides = typed_behind(best.change.overrides, words)
         planned = _planned_with(best.trial, words)
         is_known = planned is not None and self.measured_alike(planned) is not None
+        is_known = is_known or any(_has_chosen(step, words, overrides) for step in self.steps)
         if not is_known and all(set(step.change.overrides) != set(overrides) for step in self.steps):
             yield Change(overrides, because, words, finding)
 
@@ -323,6 +324,22 @@ def _plan_of(trial: Trial) -> Knobs:
 def _unplanned(change: Change) -> Iterator[str]:
     """Overrides of knobs that no plan tells, which two equal plans may differ in."""
     return (word for word in change.overrides if knob_of(word) in ("gpu.channels_last", "gpu.cudnn_benchmark"))
+
+
+def _has_chosen(step: Step, words: Sequence[str], overrides: Sequence[str]) -> bool:
+    """Whether the plan of a step that left these knobs open has chosen these very values, all else being the same.
+
+    Args:
+        overrides: what would be typed, ``words`` among it.
+    """
+    turned = {knob_of(word): word.partition("=")[2] for word in words}
+    rest = [{word for word in typed if knob_of(word) not in turned} for typed in (step.change.overrides, overrides)]
+    is_alike = step.trial.is_measured and rest[0] == rest[1]
+    return is_alike and all(
+        step.trial.asked(knob) in (None, "auto")
+        and (text in ("null", "auto") or str(step.trial.value(knob)).lower() == text)
+        for knob, text in turned.items()
+    )
 
 
 def _planned_with(trial: Trial, words: Sequence[str]) -> dict[str, object] | None:

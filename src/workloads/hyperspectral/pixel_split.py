@@ -29,7 +29,8 @@ def split_blocks(class_HW: Ints, shares: tuple[float, float, float], block_size:
     """The part of each labelled pixel [H, W], `NONE` elsewhere: all pixels of a square are of one part.
 
     Squares have sides of ``block_size``, smaller ones where a class would lie in too few of them. Which goes where is
-    drawn, then changed square by square until each class has about its ``shares`` in train, val and test.
+    drawn, then changed square by square until each class has about its ``shares`` in train, val and test. A class that
+    would all the same be in train or in test alone is divided from top to bottom, whatever its squares.
     """
     row_N, column_N = np.nonzero(class_HW >= 0)
     class_N = class_HW[row_N, column_N]
