@@ -71,7 +71,7 @@ def test_a_planted_delay_is_found_where_it_is(tmp_path: Path, where: str) -> Non
     # Medians: a neighbour on the machine may hit any single step.
     medians = {name: median(getattr(row, name) for row in rows) for name in ("wait_ms", "compute_ms", "host_ms")}
     assert max(medians, key=lambda name: medians[name]) == where
-    assert medians[where] > 0.6 * sum(medians.values())
+    assert medians[where] > 0.5 * sum(medians.values())
     summary = summarise(rows)
     assert summary is not None
     assert summary.wait_frac + summary.compute_frac + summary.host_frac == pytest.approx(1, abs=0.01)
