@@ -168,6 +168,40 @@ def test_what_looked_better_within_noise_is_tried_again_behind_what_was_kept() -
     assert change.turned == ("memory.features=cache",)
 
 
+def test_what_leaves_the_loader_to_the_plan_comes_first_of_all_about_it_and_takes_what_belongs_to_it_along() -> None:
+    config = {"loader": {"backend": "torch", "prefetch_factor": 1, "pin_memory": False, "num_workers": 8}}
+    findings = (
+        finding("memory.features=cache", name="memory_unused"),
+        finding("loader.persistent_workers=true", name="restarted_workers"),
+        finding("loader.backend=auto", "loader.num_workers=null", name="cpu_bound_loading"),
+    )
+    changes = [change.turned for change in changes_to_come(begun(measured(100, *findings, config=config)))]
+    assert changes[:3] == [
+        ("memory.features=cache",),
+        ("loader.backend=auto", "loader.num_workers=null", "loader.prefetch_factor=null", "loader.pin_memory=null"),
+        ("loader.persistent_workers=true",),
+    ]
+    search = begun(measured(100, *findings, config=config), fixed=frozenset({"loader.pin_memory"}))
+    assert "loader.pin_memory=null" not in [*changes_to_come(search)][1].turned
+
+
+@pytest.mark.parametrize(("figure", "comes"), [(105, False), (101, True)])
+def test_where_nearly_all_that_could_be_won_looks_won_no_more_of_the_kind_is_tried(figure: float, comes: bool) -> None:
+    """5 % of a step waits: what has won as much, though within noise, leaves nothing for another number of workers."""
+    plan = plan_of(loader__backend="threads", loader__num_workers=2, loader__prefetch_factor=8)
+    time: Any = {"wait_frac": 0.05, "copy_frac": None, "compute_frac": 0.9, "host_frac": 0.05}
+    pinned = finding("loader.pin_memory=true", name="slow_copy")
+    search = begun(measured(100, pinned, plan=plan, time=time, loading={"has_fetch": True}, half=0.1))
+    tell_next(search, measured(figure, half=0.1))
+    change = search.propose()
+    data = []
+    while change is not None and not search.steps[-1].is_kept:
+        data += [word for word in change.turned if word.startswith("loader.num_workers")]
+        search.tell(change, Trial("failed", seconds=1.0))
+        change = search.propose()
+    assert bool(data) is comes
+
+
 def test_when_a_plan_has_timed_the_backends_one_other_is_tried() -> None:
     plan = plan_of(loader__backend="torch", loader__num_workers=4)
     plan["loader.backend"]["source"] = "set"

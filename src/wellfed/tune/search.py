@@ -1,7 +1,8 @@
 """Decides what tune tries next, and whether what was tried is kept.
 
 The start is measured first. Then the findings of the best configuration so far lead, the costliest first; where they
-are silent or did not help, a table of moves does (`wellfed.tune.moves`). One change at a time: kept where it is better
+are silent or did not help, a table of moves does (`wellfed.tune.moves`). What leaves the loader to the plan comes
+before all else about the loader. One change at a time: kept where it is better
 beyond noise, else taken back. After one that was kept, its own findings lead. When nothing is left to try, what looked
 better most within noise is gone on with: whether it is, start and result measured in turn will tell.
 """
@@ -14,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
+from wellfed.record import FindingEntry
 from wellfed.sweep.objective import PEAK_MEMORY, Objective
 from wellfed.tune.gain import LEAST_GAIN
 from wellfed.tune.moves import Move, TuneMachine, built_by, moves
@@ -37,6 +39,7 @@ _ALSO_CHANGES = {"loader.backend": "loader.num_workers", **dict(zip(_SPLIT, reve
 """What a knob decides beside itself."""
 _FEATURES_KEPT, _FEATURES_PLANNED = ("memory.features=cache",), ("memory.features=null",)
 """The plan keeps features, too, where there is room."""
+_LEFT_TO_THE_PLAN = "loader.backend=auto"
 _FOR_WORKERS = ("loader.num_workers", "loader.prefetch_factor", "loader.persistent_workers")
 _TURNED_GROUPS = ("loader", "memory", "gpu")
 
@@ -176,18 +179,25 @@ class TuneSearch:
             return f"another trial would not end within {show_duration(self.budget.max_seconds)}"
         return None
 
+    def _likely(self, best: Step) -> Iterator[tuple[float, int]]:
+        """Gain and place of what looked better than the best, though noise may explain it."""
+        for place, step in enumerate(self.steps):
+            is_open = step.before == best.trial.figure and not (step.is_kept or step.is_out)
+            if is_open and step.gain is not None and step.gain >= LEAST_GAIN:
+                yield step.gain, place
+
+    def _doubtful_gain(self, best: Step, group: str | None) -> float:
+        """What was won most, within noise, by a change of knobs of this group alone."""
+        gains = [gain for gain, place in self._likely(best) if _group(self.steps[place].change.turned) == group]
+        return max(gains, default=1.0)
+
     def _goes_on_with_the_likeliest(self, best: Step) -> bool:
         """Keep what looked better most, though noise may explain it; False: nothing did.
 
         Otherwise what steps of one configuration vary by would hide all that could be found behind it; and start and
         result are compared at the end in any case.
         """
-        likely = [
-            (step.gain, place)
-            for place, step in enumerate(self.steps)
-            if step.gain is not None and step.gain >= LEAST_GAIN and step.before == best.trial.figure
-            if not (step.is_kept or step.is_out)
-        ]
+        likely = [*self._likely(best)]
         if not likely:
             return False
         gain, place = max(likely)
@@ -197,9 +207,9 @@ class TuneSearch:
 
     def _candidates(self, best: Step) -> Iterator[tuple[Change, Move | None]]:
         """What was not tried yet, the most promising first, each with the move of the table behind it if one is."""
-        for found in best.trial.findings if self.objective is not PEAK_MEMORY else ():
+        for found in _in_order(best.trial.findings) if self.objective is not PEAK_MEMORY else ():
             if found["change"] and self._why_not(found["change"], changes_learning=found["changes_learning"]) is None:
-                words = self._needed(_knob_by_knob(found["change"]), best.trial)
+                words = self._needed(_with_all_of_a_backend(_knob_by_knob(found["change"])), best.trial)
                 if not self._has_won_nothing(words, best.trial):
                     yield from ((change, None) for change in self._new(best, words, found["message"], found["id"]))
         for move in moves(best.trial, self.around, self.objective, backends_are_timed=self._backends_are_timed):
@@ -207,6 +217,7 @@ class TuneSearch:
             words = self._needed(move.words, best.trial)
             is_free = bool(words) and self._why_not(words, changes_learning=False) is None
             is_vain = is_vain or (words == _FEATURES_PLANNED and self._has_tried(_FEATURES_KEPT))
+            is_vain = is_vain or move.bound < LEAST_GAIN * self._doubtful_gain(best, _group(move.words))
             if move.bound >= LEAST_GAIN and not is_vain and is_free:
                 yield from ((change, move) for change in self._new(best, words, move.because))
         words = self._doubtful(best)
@@ -302,6 +313,26 @@ class TuneSearch:
         """Fixed knobs that the plan has decided otherwise than for the start, where they do anything in both."""
         mine, starts = dict(_plan_of(trial)), dict(_plan_of(self.steps[0].trial))
         return sorted(knob for knob in self.fixed & mine.keys() & starts.keys() if mine[knob] != starts[knob])
+
+
+def _group(words: Sequence[str]) -> str | None:
+    """That of all knobs; None where they are of several."""
+    groups = {knob_of(word).partition(".")[0] for word in words}
+    return groups.pop() if len(groups) == 1 else None
+
+
+def _in_order(findings: Sequence[FindingEntry]) -> list[FindingEntry]:
+    """As they come; but what leaves the loader to the plan comes before all else about it, which it may settle too."""
+    of_loader = [found for found in findings if _group(found["change"]) == "loader"]
+    left_first = iter(sorted(of_loader, key=lambda found: _LEFT_TO_THE_PLAN not in _knob_by_knob(found["change"])))
+    return [next(left_first) if found in of_loader else found for found in findings]
+
+
+def _with_all_of_a_backend(words: Sequence[str]) -> tuple[str, ...]:
+    """With a backend that is left to the plan all that another was told is, too."""
+    turned = {knob_of(word) for word in words}
+    more = built_by("auto", None) if _LEFT_TO_THE_PLAN in words else ()
+    return (*words, *(word for word in more if knob_of(word) not in turned))
 
 
 def _knob_by_knob(words: Sequence[str]) -> tuple[str, ...]:
