@@ -219,6 +219,33 @@ def test_when_a_plan_has_timed_the_backends_one_other_is_tried() -> None:
     assert after == ["loader.backend=threads"]
 
 
+@pytest.mark.parametrize(("first", "is_kept"), [(106, True), (101, False)])
+def test_a_plan_that_looked_better_within_noise_and_comes_again_is_measured_twice(first: float, is_kept: bool) -> None:
+    """What was no better is the same as before."""
+    features = finding("memory.features=null", name="memory_unused")
+    config = {"memory": {"features": "dynamic"}}
+
+    def planned(backend: str, mode: str) -> Any:
+        plan = plan_of(loader__backend=backend, loader__num_workers=int(backend == "threads"), memory__features=mode)
+        plan["memory.features"]["source"] = "set" if mode == "dynamic" else "predicted"
+        return plan
+
+    inline = finding("loader.backend=inline")
+    search = begun(measured(100, features, inline, plan=planned("threads", "dynamic"), config=config, half=0.1))
+    assert tell_next(search, measured(first, plan=planned("inline", "cache"), half=0.1)).turned == (
+        "memory.features=null",
+    )
+    after = measured(150, features, plan=planned("inline", "dynamic"), config=config)
+    assert tell_next(search, after).turned == ("loader.backend=inline",)
+    assert tell_next(search, measured(160, plan=planned("inline", "cache"), half=0.1)).turned == (
+        "memory.features=null",
+    )
+    while (change := search.propose()) is not None:
+        search.tell(change, Trial("failed", seconds=1.0))
+    assert search.steps[3].is_kept is is_kept
+    assert search.best is search.steps[3 if is_kept else 2]
+
+
 def test_what_the_plan_has_chosen_by_itself_is_not_asked_for_again() -> None:
     plan = plan_of(loader__backend="torch", loader__num_workers=1, loader__prefetch_factor=2)
     plan["loader.backend"]["source"] = plan["loader.prefetch_factor"]["source"] = "set"

@@ -83,6 +83,11 @@ class Step:
     """Not to be kept however fast: its plan does what another's did that was measured before, or changed what is
     fixed."""
 
+    @property
+    def is_doubtful(self) -> bool:
+        """It looked better than the best of its time, which noise may explain."""
+        return self.gain is not None and self.gain >= LEAST_GAIN and not (self.is_kept or self.is_out)
+
 
 @dataclass
 class TuneSearch:
@@ -182,9 +187,8 @@ class TuneSearch:
     def _likely(self, best: Step) -> Iterator[tuple[float, int]]:
         """Gain and place of what looked better than the best, though noise may explain it."""
         for place, step in enumerate(self.steps):
-            is_open = step.before == best.trial.figure and not (step.is_kept or step.is_out)
-            if is_open and step.gain is not None and step.gain >= LEAST_GAIN:
-                yield step.gain, place
+            if step.is_doubtful and step.before == best.trial.figure:
+                yield step.gain or 0.0, place
 
     def _doubtful_gain(self, best: Step, group: str | None) -> float:
         """What was won most, within noise, by a change of knobs of this group alone."""
@@ -255,7 +259,7 @@ class TuneSearch:
         for step in sorted(self.steps, key=lambda step: -(step.gain or 0.0)):
             knobs = {knob_of(word) for word in step.change.turned}
             has_failed = any((latest[word].gain or 0.0) < LEAST_GAIN for word in step.change.turned)  # when tried again
-            if not (step.is_kept or step.is_out or has_failed or knobs & taken) and (step.gain or 0.0) >= LEAST_GAIN:
+            if step.is_doubtful and not (has_failed or knobs & taken):
                 words, taken = [*words, *step.change.turned], taken | knobs
         return tuple(words)
 
@@ -295,6 +299,8 @@ class TuneSearch:
         alike = self.measured_alike({knob: entry["value"] for knob, entry in trial.plan.items()})
         noise = math.hypot(_relative_half(trial), _relative_half(best.trial))
         is_same = alike is not None and set(_unplanned(change)) == set(_unplanned(alike.change))
+        # What looked better before, and was not kept for noise alone, is measured twice then.
+        is_same = is_same and not (alike is not None and alike.is_doubtful)
         changed = self._changed_though_fixed(trial)
         is_kept = False
         if is_same:
