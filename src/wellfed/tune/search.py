@@ -1,10 +1,10 @@
 """Decides what tune tries next, and whether what was tried is kept.
 
-The start is measured first. Then the findings of the best configuration so far lead, the costliest first; where they
-are silent or did not help, a table of moves does (`wellfed.tune.moves`). What leaves the loader to the plan comes
-before all else about the loader. One change at a time: kept where it is better
-beyond noise, else taken back. After one that was kept, its own findings lead. When nothing is left to try, what looked
-better most within noise is gone on with: whether it is, start and result measured in turn will tell.
+The start is measured first. Then the findings of the best configuration so far lead, the costliest first, but that
+which leaves the loader to the plan before all others about the loader; where they are silent or did not help, a table
+of moves does (`wellfed.tune.moves`). One change at a time: kept where it is better beyond noise, else taken back. After
+one that was kept, its own findings lead. When nothing is left to try, what looked better most within noise is gone on
+with: whether it is, start and result measured in turn will tell.
 """
 
 from __future__ import annotations
