@@ -72,6 +72,8 @@ class FakeRay:
     """All that there ever were."""
     ran: list[tuple[str, tuple[bytes, ...]]] = field(default_factory=list)
     """At each tick, on each machine: what ran there."""
+    begun_with: dict[str, Any] = field(default_factory=dict)
+    """What ``ray.init`` was given."""
 
     def nodes(self) -> list[dict[str, Any]]:
         return [
@@ -122,7 +124,7 @@ class FakeRay:
         ray, strategies = ModuleType("ray"), ModuleType("ray.util.scheduling_strategies")
         for name in ("nodes", "remote", "wait", "get", "kill"):
             setattr(ray, name, getattr(self, name))
-        ray.init = lambda **options: None  # type: ignore[attr-defined]
+        ray.init = self.begun_with.update  # type: ignore[attr-defined]
         ray.shutdown = lambda: None  # type: ignore[attr-defined]
         ray.exceptions = SimpleNamespace(RayError=RayError)  # type: ignore[attr-defined]
         ray.cloudpickle = SimpleNamespace(register_pickle_by_value=lambda module: None)  # type: ignore[attr-defined]

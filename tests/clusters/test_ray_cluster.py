@@ -47,6 +47,22 @@ def of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., OrdersO
     return make
 
 
+@pytest.mark.parametrize(
+    ("address", "runs_here", "is_started"),
+    [(None, False, True), (None, True, False), ("auto", False, False), ("local", True, True)],
+)
+def test_only_a_cluster_that_it_starts_itself_has_a_store_of_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | None, runs_here: bool, is_started: bool
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_cluster, "_runs_here", lambda: runs_here)
+    fake = FakeRay({"a": PLAIN})
+    fake.installed(monkeypatch)
+    RayCluster({"address": address}, {}).open(settings(tmp_path), print)
+    assert fake.begun_with["address"] == address
+    assert ("object_store_memory" in fake.begun_with) is is_started
+
+
 def test_a_machine_has_as_many_at_a_time_as_gpus_and_each_has_its_share(of: Callable[..., OrdersOfRay]) -> None:
     cluster = of(a=BIG, b=SMALL)
     assert cluster.cluster.most_gpus == 4

@@ -14,7 +14,7 @@ pytest.importorskip("optuna")
 from tests.end_to_end.commands import record_of, run
 from tests.end_to_end.many_processes import left_in, until
 from tests.end_to_end.test_search import FAULT, PATH, TOP, Searched, fixed, search, searching
-from tests.end_to_end.test_sweep_elsewhere import node_processes, ray_launcher, submitit_launcher
+from tests.end_to_end.test_sweep_elsewhere import OF_ITS_OWN, node_processes, ray_launcher, submitit_launcher
 from wellfed.forking import MAY_FORK
 from wellfed.search.curves import read_curve
 from wellfed.sweep import ledger
@@ -35,7 +35,8 @@ def patiently(cwd: Path, *more: str) -> Searched:
 def same_ends(cwd: Path, launcher: str) -> Searched:
     """Trainings end as they do here, each with its curve, and the same command again runs none."""
     ends = {"none": ("ok", "complete"), "kill": ("killed", "failed"), "build": ("invalid", "failed")}
-    asked = (f"{FAULT}={','.join(ends)}", "trainer.max_epochs=3", f"hydra/launcher={launcher}")
+    its_own = OF_ITS_OWN if launcher == "ray" else []
+    asked = (f"{FAULT}={','.join(ends)}", "trainer.max_epochs=3", f"hydra/launcher={launcher}", *its_own)
     searched = patiently(cwd, *asked)
     assert searched.done.code == 0, searched.done.text
     assert "Traceback" not in searched.done.text

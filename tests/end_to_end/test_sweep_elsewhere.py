@@ -28,6 +28,10 @@ pytestmark = pytest.mark.skipif(not MAY_FORK, reason="forks")
 NODE = "wellfed.trials.node"
 
 
+OF_ITS_OWN = ["hydra.launcher.ray.init.address=local"]
+"""Starts a cluster, though that of another test may run here."""
+
+
 @pytest.fixture
 def ray_launcher() -> None:
     """Skips where the extra is not installed; it is not imported: that is for processes of their own."""
@@ -235,6 +239,7 @@ def test_a_cluster_that_can_not_be_reached_is_told_and_nothing_is_written(
 def same_ends(cwd: Path, launcher: str, bad: dict[str, str]) -> Swept:
     """Trials end as they do here, and the two good ones are confirmed; ``bad``: fault -> status."""
     axes = [f"{FAULT}={','.join(['none', 'slow', *bad])}", "sweep.timeout_s=10", f"hydra/launcher={launcher}"]
+    axes += OF_ITS_OWN if launcher == "ray" else []
     swept = patiently(cwd, *axes)
     assert swept.done.code == 0, swept.done.text
     assert complete(swept) == {"ok": 2, **dict.fromkeys(bad.values(), 1)}, swept.done.text

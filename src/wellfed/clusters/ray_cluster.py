@@ -107,7 +107,7 @@ class RayCluster:
 
     def _chosen(self, address: str) -> dict[str, Any]:
         """What ``ray.init`` is given: a store of our size only for a cluster that it starts itself."""
-        if address or _runs_here():
+        if address != "local" and (address or _runs_here()):
             return self._init
         return {"object_store_memory": _LEAST_STORE_BYTES, "include_dashboard": False, **self._init}
 
