@@ -6,7 +6,7 @@ import argparse
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -40,7 +40,10 @@ def main(argv: Sequence[str]) -> int:
     source, out = asked.source.expanduser(), asked.out.expanduser()
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
         task = bar.add_task("packing")
-        show: Callable[[int, int], None] = lambda done, total: bar.update(task, completed=done, total=total)  # noqa: E731
+
+        def show(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total)
+
         written = write_shards(source, out, num=asked.num, seed=asked.seed, on_file=show)
     terminal.print("\n".join(_lines(written, asked.out)), soft_wrap=True)
     return EXIT_OK
