@@ -22,7 +22,7 @@ ON = $(if $(filter command,$(origin SIMULATED)),$(BIN)/python tools/simulated.py
 PYTEST = PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
-.PHONY: help install train tune sweep test test-guests bench-gpu before-after test-all goldens check format doctor constraints clean new
+.PHONY: help install train tune sweep test test-guests faults bench-gpu before-after test-all goldens check format doctor constraints clean new
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' Makefile
@@ -48,6 +48,9 @@ test: $(TESTS) ## install if needed, then run the tests, without the slow ones
 
 test-guests: $(GUESTS) ## run the tests of code that people bring: installs other libraries first
 	$(PYTEST) -m guests $(ARGS)
+
+faults: $(TESTS) ## plant faults in real runs, and check what each run says of itself: ARGS="--only SIGTERM"
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults $(ARGS)
 
 bench-gpu: $(RUNS) ## on a machine with a GPU: check what only a real one can show, and leave a record to send in
 	$(BIN)/python benchmarks/gpu.py $(ARGS)

@@ -31,6 +31,9 @@ READ_LATE = {
     "CUDA_VISIBLE_DEVICES",
     "FAKE_NVML_SCENARIO",
     "FAKE_NVML_REPORT",
+    "PLANTED",
+    "PLANTED_FOLDER",
+    "PLANTED_TEXT",
 }
 """Variables that can be set for a Python that runs already, as ``warm_start.py`` does; and FAKE_CUDA_*."""
 PRELOADED = {"PYTHONPATH": str(SITE), "FAKE_CUDA_DEVICES": "1", "FAKE_CUDA_LATER": "1"}
