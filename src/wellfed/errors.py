@@ -23,7 +23,6 @@ EXIT_NOTHING_RUN = 2
 EXIT_OUT_OF_MEMORY = 3
 """Memory ran out in all ways that were left; or training is predicted not to fit: then no run folder is left."""
 EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
 
 
 class WellfedError(Exception):

@@ -36,6 +36,15 @@ def is_readable(checkpoint: Path) -> bool:
     return _is_whole(checkpoint, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
+def step_of(checkpoint: Path) -> int | None:
+    """The step in a checkpoint's trailer; None where it has none."""
+    try:
+        step = (checkpoint_trailer.facts_of(checkpoint) or {}).get("step")
+    except OSError:
+        return None
+    return step if isinstance(step, int) else None
+
+
 @lru_cache(maxsize=32)
 def _is_whole(checkpoint: Path, *_version: int) -> bool:
     try:

@@ -14,7 +14,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-
 from torch import nn
 
 from tests.lit import tiny
