@@ -84,6 +84,15 @@ class DataError(WellfedError):
     kind = "data"
 
 
+class LastSaveFailed(WellfedError):
+    """The weights that training ended with could not be written."""
+
+    kind = "disk"
+
+    def __init__(self, step: int, folder: Path, error: BaseException) -> None:
+        super().__init__(f"The weights of step {step} could not be written to {folder}: {first_line(error)}.")
+
+
 class NotShown(WellfedError):
     """What was to be printed could not be written, as on a disk that is full."""
 

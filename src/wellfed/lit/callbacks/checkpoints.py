@@ -63,6 +63,8 @@ class Checkpoints(pl.Callback):
         self._finite_step, self._looked_step = finite_step, 0
         self._facts: dict[str, Any] = {}
         """For the trailer of the file that is written now."""
+        self.saved: dict[str, int] = {}
+        """Step of each file that was written in this process, by name."""
         self.failure: BaseException | None = None
         """Why the latest save of ``last.ckpt`` failed; None once one has succeeded."""
         self.best_value = self._read_best()
@@ -230,6 +232,8 @@ class Checkpoints(pl.Callback):
         is_written: bool = failure is None
         if trainer.world_size > 1:
             is_written = trainer.strategy.broadcast(is_written)
+        if is_written:
+            self.saved[name] = trainer.global_step
         if is_written and trainer.is_global_zero:
             self._on_saved(trainer.global_step, name)
         return is_written
