@@ -1,4 +1,5 @@
 import importlib.util
+import signal
 import traceback
 import typing
 from pathlib import Path
@@ -7,6 +8,7 @@ import pytest
 
 from wellfed import errors
 from wellfed.errors import ConfigError, DataError, Fault, OutOfMemoryExhausted, WellfedError, shortened
+from wellfed.stop_request import exit_code_of
 
 
 def test_every_fault_is_in_the_message():
@@ -34,7 +36,7 @@ def test_each_error_has_its_kind_of_the_record(kind, error):
 
 def test_exit_codes_are_those_of_the_commands():
     assert (errors.EXIT_OK, errors.EXIT_FAILED, errors.EXIT_NOTHING_RUN, errors.EXIT_OUT_OF_MEMORY) == (0, 1, 2, 3)
-    assert (errors.EXIT_INTERRUPTED, errors.EXIT_TERMINATED) == (128 + 2, 128 + 15)
+    assert errors.EXIT_INTERRUPTED == exit_code_of(signal.SIGINT) == 128 + 2
 
 
 THEIRS = """

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import wellfed
 from wellfed import record
-from wellfed.record import RunRecord, differences, git_state, read, write_atomically
+from wellfed.record import RunRecord, differences, git_state, process_start, read, write_atomically
 
 WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 
@@ -106,13 +106,14 @@ def test_no_record_is_an_os_error(tmp_path):
 
 def test_running_stays_running_while_its_process_lives(tmp_path):
     assert running(tmp_path) == "running"
-    assert running(tmp_path, pid=1) == "running"  # another user's, for most
+    assert running(tmp_path, pid=1, process_start=None) == "running"  # of an earlier version; another user's, for most
 
 
 def test_a_dead_process_was_killed(tmp_path):
     assert running(tmp_path, pid=dead_pid()) == "killed"
     assert running(tmp_path, pid=0) == "killed"
     assert running(tmp_path, boot_id="another boot") == "killed"
+    assert running(tmp_path, process_start=process_start(os.getpid()) + 1) == "killed"  # another has its number now
 
 
 def test_another_host_is_not_ours_to_judge(tmp_path):

@@ -39,3 +39,18 @@ def test_while_the_record_is_written_nothing_raises_and_afterwards_neither() -> 
         for number, handler in zip((signal.SIGINT, signal.SIGTERM), before, strict=True):
             signal.signal(number, handler)
     assert request.signum == signal.SIGINT
+
+
+def test_a_hangup_that_is_ignored_stays_so() -> None:
+    """As under nohup; any other handler gives way."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopRequest().listening() as request:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert request.signum is None
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with StopRequest().listening() as request, contextlib.suppress(Stopped):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert request.signum == signal.SIGHUP
+    finally:
+        signal.signal(signal.SIGHUP, before)

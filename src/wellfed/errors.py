@@ -23,7 +23,6 @@ EXIT_NOTHING_RUN = 2
 EXIT_OUT_OF_MEMORY = 3
 """Memory ran out in all ways that were left; or training is predicted not to fit: then no run folder is left."""
 EXIT_INTERRUPTED = 130
-EXIT_TERMINATED = 143
 
 
 class WellfedError(Exception):
@@ -83,6 +82,15 @@ class DataError(WellfedError):
     """Input that is missing, unreadable or not what it claims to be: names file, line and way out."""
 
     kind = "data"
+
+
+class LastSaveFailed(WellfedError):
+    """The weights that training ended with could not be written."""
+
+    kind = "disk"
+
+    def __init__(self, step: int, folder: Path, error: BaseException) -> None:
+        super().__init__(f"The weights of step {step} could not be written to {folder}: {first_line(error)}.")
 
 
 class NotShown(WellfedError):

@@ -14,7 +14,9 @@ from typing import NoReturn
 MAY_FORK = hasattr(os, "fork") and sys.platform != "darwin"
 """macOS has fork, and its own libraries do not survive it
 (https://docs.python.org/3/library/multiprocessing.html#contexts-and-start-methods)."""
-_STOP = (signal.SIGINT, signal.SIGTERM)
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+STOPS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+"""Signals that ask a process to end. SIGHUP: the terminal is gone; SIGUSR1: Slurm's warning before a time limit."""
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -31,7 +33,7 @@ def held_signals() -> Iterator[Callable[[], None]]:
 
     The child calls what this hands out when it has; here they are let through at the end.
     """
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
 
     def let_through() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -40,6 +42,18 @@ def held_signals() -> Iterator[Callable[[], None]]:
         yield let_through
     finally:
         let_through()
+
+
+def is_ignored_hangup(signum: int) -> bool:
+    """Whether this is a SIGHUP that the process was started to ignore, as under nohup."""
+    return signum == getattr(signal, "SIGHUP", None) and signal.getsignal(signum) is signal.SIG_IGN
+
+
+def end_by_signals() -> None:
+    """In a forked process: let it end by `STOPS`, whatever handlers its parent has."""
+    for number in STOPS:
+        if not is_ignored_hangup(number):
+            signal.signal(number, signal.SIG_DFL)
 
 
 def leave(code: int) -> NoReturn:

@@ -36,6 +36,8 @@ EventKind = Literal[
     "thrash",
     "ladder",
     "restart",
+    "checkpoint_damaged",
+    "table_damaged",
     "stage",
     "nan",
     "sample_skipped",
@@ -331,6 +333,8 @@ class RunRecord:
     pid: int = 0
     host_name: str = ""
     boot_id: str = ""
+    process_start: int | None = None
+    """When the process started, in clock ticks since boot; None where the system does not say."""
     launch: LaunchEntry | None = None
     """None: this process was started alone."""
     git: GitState | None = None
@@ -376,6 +380,7 @@ class RunRecord:
             pid=os.getpid(),
             host_name=socket.gethostname(),
             boot_id=boot_id(),
+            process_start=process_start(os.getpid()),
         )
 
     @classmethod
@@ -539,7 +544,17 @@ def is_alive(record: Mapping[str, Any]) -> bool:
         return False
     except OSError:
         pass  # not ours, but there
-    return True
+    then, now = record.get("process_start"), process_start(pid)
+    return then is None or now is None or then == now  # or another process has the number now
+
+
+def process_start(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot; None where the system does not say."""
+    try:
+        after_name = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
+        return int(after_name.split()[19])  # field 22 of proc(5)
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def boot_id() -> str:

@@ -1,4 +1,4 @@
-"""Turns SIGINT and SIGTERM into a request that a run answers when it can: after a step, or at once outside one."""
+"""Turns signals that ask for an end into a request: a run answers it after a step, or at once outside one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-_CAUGHT = (signal.SIGINT, signal.SIGTERM)
+from wellfed.forking import STOPS, is_ignored_hangup
+
+
+def exit_code_of(signum: int) -> int:
+    """Exit code of what a signal has ended, as a shell has it: 130 SIGINT, 143 SIGTERM, 129 SIGHUP, 138 SIGUSR1."""
+    return 128 + signum
 
 
 class Stopped(BaseException):
@@ -39,7 +44,7 @@ class StopRequest:
 
         A run that was stopped and has written its record ends now: another signal on its last metres is ignored.
         """
-        before = {number: signal.getsignal(number) for number in _CAUGHT}
+        before = {number: signal.getsignal(number) for number in STOPS}
         self.install()
         try:
             yield self
@@ -49,9 +54,10 @@ class StopRequest:
                 signal.signal(number, signal.SIG_IGN if is_ending else handler)
 
     def install(self) -> None:
-        """Take the signals, whoever has them now."""
-        for number in _CAUGHT:
-            signal.signal(number, self._on_signal)
+        """Take the signals, whoever has them now; not a SIGHUP that is ignored, as under nohup."""
+        for number in STOPS:
+            if not is_ignored_hangup(number):
+                signal.signal(number, self._on_signal)
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         if self.is_finishing:

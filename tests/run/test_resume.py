@@ -12,6 +12,8 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import wellfed
+from tests.run.test_lock import holder
+from wellfed import checkpoint_trailer
 from wellfed.config.compose import compose
 from wellfed.config.quoting import key_value
 from wellfed.errors import ConfigError
@@ -176,11 +178,10 @@ def test_auto_takes_the_newest_that_did_not_end_well_and_has_a_whole_checkpoint(
     run(runs / "2026-01-02_00-00-00_aaaa", status="interrupted")
     run(runs / "2026-01-03_00-00-00_aaaa", status="ok")
     run(runs / "2026-01-04_00-00-00_aaaa", checkpoints=())
-    run(runs / "2026-01-05_00-00-00_aaaa", cut=("last",))
     run(runs / "2026-01-06_00-00-00_aaaa", status="running")
     (runs / "2026-01-07_00-00-00_aaaa").mkdir()
     (runs / "2026-01-08_00-00-00_aaaa").write_text("no folder")
-    run(runs / "2026-01-09_00-00-00_aaaa").joinpath("run.json").write_text("{")
+    run(runs / "2026-01-09_00-00-00_aaaa", checkpoints=()).joinpath("run.json").write_text("{")
     assert auto(runs) == "2026-01-02_00-00-00_aaaa"
 
 
@@ -210,6 +211,8 @@ def test_a_cut_checkpoint_gives_way_to_the_one_before(tmp_path):
         checkpoint(folder / "checkpoints" / f"{name}.ckpt", cut=True)
         assert locate(folder).checkpoint == folder / "checkpoints" / f"{following}.ckpt"
     checkpoint(folder / "checkpoints" / "last-10.ckpt", cut=True)
+    assert locate(folder).checkpoint == folder / "checkpoints" / "best.ckpt"
+    checkpoint(folder / "checkpoints" / "best.ckpt", cut=True)
     assert latest_checkpoint(folder) is None
     assert message(locate, folder).endswith(f"has no checkpoint that can be read. Start it again: rerun={folder}")
 
@@ -230,12 +233,6 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path):
     assert told.endswith("last.ckpt: is not a checkpoint that can be read. Name another, e.g. last-1.ckpt.")
     damage(folder / "checkpoints" / "last-1.ckpt")
     assert "has no checkpoint that can be read" in message(locate, folder)
-
-
-def test_auto_passes_over_a_run_whose_checkpoints_are_damaged(runs):
-    run(runs / "2026-01-01_00-00-00_aaaa")
-    damage(run(runs / "2026-01-02_00-00-00_aaaa") / "checkpoints" / "last.ckpt")
-    assert auto(runs) == "2026-01-01_00-00-00_aaaa"
 
 
 def test_what_resume_cannot_mean(tmp_path):
@@ -304,3 +301,80 @@ def test_the_latest_run_of_a_workload_of_another_folder_is_found(runs, tmp_path)
     (group / "mine.yaml").write_text("defaults: [recsys]\nname: mine\n")
     words = ["resume=auto", f"paths.log_dir={runs.parents[1]}", "workload=mine"]
     assert expand(words, partial(compose, extra_dirs=[group.parent])) == words[1:]
+
+
+def sealed(path, step, *, damaged=False):
+    """A checkpoint as runs write it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    state = {"global_step": step, "state_dict": {"w": torch.zeros(50)}}
+    checkpoint_trailer.write(path, partial(torch.save, state), {"step": step})
+    if damaged:
+        damage(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("best", "is_last_damaged", "is_before_damaged", "found"),
+    [
+        (25, True, False, "best.ckpt"),
+        (25, False, False, "last.ckpt"),  # exact; best.ckpt is written within a validation
+        (15, True, False, "last-1.ckpt"),
+        (15, True, True, "best.ckpt"),
+    ],
+)
+def test_best_is_taken_where_it_is_newer_than_what_is_left(tmp_path, best, is_last_damaged, is_before_damaged, found):
+    folder = run(tmp_path / "run", checkpoints=())
+    sealed(folder / "checkpoints" / "last.ckpt", 30, damaged=is_last_damaged)
+    sealed(folder / "checkpoints" / "last-1.ckpt", 20, damaged=is_before_damaged)
+    sealed(folder / "checkpoints" / "best.ckpt", best)
+    target = locate(folder)
+    assert target.checkpoint.name == found
+    names = {"last.ckpt": is_last_damaged, "last-1.ckpt": is_before_damaged}
+    assert [path.name for path in target.damaged] == [name for name, is_damaged in names.items() if is_damaged]
+
+
+def test_auto_does_not_pass_over_a_damaged_run(runs):
+    older = run(runs / "2026-01-01_00-00-00_aaaa")
+    newer = run(runs / "2026-01-02_00-00-00_aaaa")
+    damage(newer / "checkpoints" / "last.ckpt")
+    told = message(auto, runs)
+    assert f"resume=auto: {newer} is damaged: it did not end well, and no checkpoint of it can be read" in told
+    assert "leave out resume=auto" in told
+    newer.rename(runs.parent / "away")
+    assert auto(runs) == older.name
+
+
+def test_auto_names_a_run_whose_record_is_damaged_and_its_good_checkpoint(runs):
+    folder = run(runs / "2026-01-01_00-00-00_aaaa")
+    (folder / "run.json").write_text("{")
+    told = message(auto, runs)
+    assert f"{folder} is damaged: its record can't be read" in told
+    good = folder / "checkpoints" / "last.ckpt"
+    assert f"resume={good}" in told
+    assert locate(good) == Target(good, False, None)  # the way out is one
+    assert expand([f"resume={good}", "seed=5"]) == ["seed=5", f"resume={good}"]
+
+
+def test_auto_says_what_it_passes_over(runs, capsys):
+    empty = run(runs / "2026-01-01_00-00-00_aaaa", checkpoints=())
+    busy = run(runs / "2026-01-02_00-00-00_aaaa", status="running", host_name="elsewhere")
+    assert auto(runs) is None
+    told = capsys.readouterr().err
+    assert f"{busy} is running (process {os.getpid()} on elsewhere)" in told
+    assert f"{empty} did not end well, and has no checkpoint; starting afresh." in told
+
+
+def test_auto_takes_a_run_whose_number_another_process_has_now(runs):
+    """A restarted container begins with the same process number on the same host, since the same boot."""
+    folder = run(runs / "2026-01-01_00-00-00_aaaa", status="running", process_start=1)
+    assert RunRecord.read(folder).status == "killed"
+    assert auto(runs) == "2026-01-01_00-00-00_aaaa"
+
+
+def test_auto_leaves_a_run_alone_whose_lock_is_held(runs):
+    """As one in another container is, whose process is not seen here."""
+    folder = run(runs / "2026-01-01_00-00-00_aaaa", status="running", boot_id="another")
+    assert auto(runs) == folder.name
+    with holder(folder):
+        assert auto(runs) is None
+    assert auto(runs) == folder.name

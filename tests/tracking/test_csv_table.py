@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import wellfed
 from wellfed.tracking import csv_table
-from wellfed.tracking.csv_table import CsvTable, cut_after
+from wellfed.tracking.csv_table import CsvTable, column, cut_after
 
 WITH_SOURCE = {**os.environ, "PYTHONPATH": str(Path(wellfed.__file__).parents[1])}
 
@@ -215,3 +215,27 @@ def test_a_table_of_an_earlier_version_gets_the_columns_that_it_lacked(tmp_path)
     made.append({"step": 3, "new": 9})
     made.flush()
     assert rows(path) == [["step", "value", "new"], ["1", "2", ""], ["2", "", ""], ["3", "", "9"]]
+
+
+@pytest.mark.parametrize(
+    ("content", "kept", "damaged"),
+    [
+        ("step,vaXue\n1,2\n2,3\n9,9\n", [["1", "2"], ["2", "3"]], 1),
+        ("st\x00p,value\n1,2\n2,3\n", [["1", "2"], ["2", "3"]], 1),
+        ("\x00\x00\x00\x00\n1,2\n", [["1", "2"]], 1),
+        ('step,value\n1,"2\n2,3\n', [["2", "3"]], 1),
+        ("step,value\n1,2\nx,3\n1\n2,4\n", [["1", "2"], ["2", "4"]], 2),
+        ("step,value\n1,2\n2,4", [["1", "2"]], 0),
+        ("step,value\n" + "nan,1\n" + "1,2\n", [["1", "2"]], 1),
+        ("step,value\n" + "\x00" * 200_000 + "\n1,2\n", [["1", "2"]], 1),
+    ],
+)
+def test_damaged_lines_are_left_out_and_counted(
+    tmp_path: Path, content: str, kept: list[list[str]], damaged: int
+) -> None:
+    path = tmp_path / "steps.csv"
+    path.write_text(content)
+    assert cut_after(path, "step", 5, ["step", "value"]) == damaged
+    assert rows(path) == [["step", "value"], *kept]
+    assert column(path, "step") == [float(row[0]) for row in kept]
+    assert column(path, "none") == []

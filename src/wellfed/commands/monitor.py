@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from wellfed.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, NotShown
+from wellfed.errors import EXIT_OK, NotShown
 from wellfed.run.screen import Terminal
-from wellfed.stop_request import Stopped, StopRequest
+from wellfed.stop_request import Stopped, StopRequest, exit_code_of
 from wellfed.telemetry.ticker import next_beat
 from wellfed.units import counted
 from wellfed.watch.curve_file import CurveFile
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
         raise NotShown(terminal.failure)
     if stop.signum is None or (stop.signum == signal.SIGINT and asked.seconds == 0):
         return EXIT_OK
-    return EXIT_INTERRUPTED if stop.signum == signal.SIGINT else EXIT_TERMINATED
+    return exit_code_of(stop.signum)
 
 
 def _parser() -> argparse.ArgumentParser:

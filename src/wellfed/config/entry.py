@@ -26,11 +26,12 @@ from wellfed.errors import (
     EXIT_INTERRUPTED,
     EXIT_NOTHING_RUN,
     EXIT_OK,
-    EXIT_TERMINATED,
     ConfigError,
     Fault,
     WellfedError,
 )
+from wellfed.forking import STOPS
+from wellfed.stop_request import exit_code_of
 from wellfed.units import show_text
 
 Job = Callable[[Composed[Any]], int]
@@ -138,7 +139,7 @@ def _multirun(args: Namespace, config_name: str, job: Job) -> int:
         except WellfedError as error:
             code = _refuse(error)
         codes.append(code)
-        if code in (EXIT_INTERRUPTED, EXIT_TERMINATED):
+        if code in map(exit_code_of, STOPS):
             raise _JobInterrupted(code)
         return code
 

@@ -16,7 +16,7 @@ import torch
 from wellfed import generators
 from wellfed.errors import text_of
 from wellfed.footprint.footprint import Footprint, NoEstimate
-from wellfed.forking import MAY_FORK, exit_code, fork, held_signals, leave
+from wellfed.forking import MAY_FORK, end_by_signals, exit_code, fork, held_signals, leave
 
 Found = Footprint | NoEstimate
 
@@ -67,8 +67,7 @@ def _answer(work: Callable[[], Found], writing: int, let_through: Callable[[], N
     """The child's whole life. Leaves without the handlers that this process was given for its end."""
     code = 1
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_DFL)
+        end_by_signals()
         let_through()
         gc.freeze()  # what was dropped before the fork is finalised by the other process alone
         with contextlib.suppress(OSError):  # no stderr

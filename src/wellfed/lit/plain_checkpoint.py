@@ -1,23 +1,46 @@
-"""Writes a checkpoint of a user's LightningModule without what a weights-only load would refuse."""
+"""Writes checkpoint files: beside their target, with a digest, and without what a weights-only load would refuse."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch.plugins.io import TorchCheckpointIO
 
+from wellfed import checkpoint_trailer
+
 _LOG = logging.getLogger(__name__)
 _PLAIN = (bool, int, float, complex, str, bytes, bytearray, torch.Size, torch.dtype, torch.device, torch.layout)
 _LEFT_OUT = object()
 
 
-class PlainCheckpointIO(TorchCheckpointIO):
+FACTS = "trailer"
+"""Key of a checkpoint's content that goes to its trailer instead of the archive."""
+
+
+class DigestCheckpointIO(TorchCheckpointIO):
+    """Writes a file beside its target, with a trailer, and flushes it to disk.
+
+    Lightning's own writes the whole file to memory, then to the temporary directory, and moves it.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
+        facts = checkpoint.pop(FACTS, {})
+        if "://" in str(path) or storage_options is not None:  # not on a disk of this machine
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        facts = {"step": checkpoint.get("global_step"), **facts}
+        checkpoint_trailer.write(target, lambda file: torch.save(checkpoint, file), facts)
+
+
+class PlainCheckpointIO(DigestCheckpointIO):
     """Leaves out objects, such as those that ``save_hyperparameters`` collects, and says once which.
 
     Otherwise a sound file could be loaded by no command: checkpoints are loaded weights-only, since unpickling an

@@ -19,6 +19,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 
 from wellfed.lit.callbacks.in_step import HOOKS
 from wellfed.lit.callbacks.resume_position import ExactResume, GoOn
+from wellfed.lit.plain_checkpoint import DigestCheckpointIO
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,7 @@ def make_trainer(options: TrainerOptions, callbacks: Sequence[pl.Callback], fold
         enable_checkpointing=any(isinstance(user, Checkpoint) for user in users),
         enable_progress_bar=any(isinstance(user, ProgressBar) for user in users),
         enable_model_summary=False,
+        plugins=more.pop("plugins", [DigestCheckpointIO()]),
         **more,
     )
     with suppress(ImportError):  # a Lightning with other insides than those it was written for

@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from wellfed import cpus
 from wellfed.errors import text_of
-from wellfed.forking import die_with_parent
+from wellfed.forking import STOPS, die_with_parent
 from wellfed.loading.bad_samples import NoSampleAtFaultError, WorkerLost, first_failing_sample, hung, too_late
 from wellfed.loading.batch_builder import BatchBuilder
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
@@ -299,6 +299,8 @@ def _init_worker(
     # process that tells workers when to end, and at last terminates them.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for number in set(STOPS) - {signal.SIGINT, signal.SIGTERM}:  # a terminal that is gone sends to all its processes
+        signal.signal(number, signal.SIG_IGN)
     gc.freeze()  # a collection would write to all that a forked worker shares, and so copy it
     os.environ.update(dict.fromkeys(_THREAD_VARIABLES, str(num_threads)))  # for libraries that are loaded later
     if cpus_given is not None:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from wellfed import checkpoint_trailer
 from wellfed.errors import ConfigError, first_line
 
 WAY_OUT = "Name another, e.g. last-1.ckpt."
@@ -21,7 +22,9 @@ _KEYS = ("state_dict", "global_step")
 
 
 def is_readable(checkpoint: Path) -> bool:
-    """Whether this is an archive of torch.save whose every byte of content is as written.
+    """Whether this is an archive of torch.save whose every byte is as written, by its digest.
+
+    Of a file without one, as earlier versions wrote, every byte of content, by its checksums.
 
     Reads the whole file, once for as long as it stays as it is, and needs no torch, which would load other bytes in
     silence.
@@ -33,9 +36,21 @@ def is_readable(checkpoint: Path) -> bool:
     return _is_whole(checkpoint, found.st_ino, found.st_size, found.st_mtime_ns)
 
 
+def step_of(checkpoint: Path) -> int | None:
+    """The step in a checkpoint's trailer; None where it has none."""
+    try:
+        step = (checkpoint_trailer.facts_of(checkpoint) or {}).get("step")
+    except OSError:
+        return None
+    return step if isinstance(step, int) else None
+
+
 @lru_cache(maxsize=32)
 def _is_whole(checkpoint: Path, *_version: int) -> bool:
     try:
+        is_intact = checkpoint_trailer.is_intact(checkpoint)
+        if is_intact is not None:
+            return is_intact
         with zipfile.ZipFile(checkpoint) as archive:
             names = {name.partition("/")[2] for name in archive.namelist()}
             return names.issuperset(_NEEDED) and archive.testzip() is None  # torch.save writes each entry's CRC-32

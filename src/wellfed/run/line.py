@@ -346,8 +346,7 @@ class Line:
         peer = self._peers[rank]
         where = f" on node {peer.node} ({peer.host})" if peer.host else ""
         message = f"Rank {rank}{where} is gone without a word: it was killed, or its machine is gone."
-        advice = "resume=auto goes on from the last checkpoint."
-        return Outcome("failed", EXIT_FAILED, "code", message, advice)
+        return Outcome("failed", EXIT_FAILED, "code", message)
 
     def _not_understood(self, rank: int, error: Exception) -> Outcome:
         """Of a rank whose words can't be read here: whoever waits for them would wait for ever."""

@@ -11,6 +11,8 @@ from pathlib import Path
 from wellfed.errors import ConfigError
 
 FILE_NAME = ".lock"
+_held: set[Path] = set()
+"""Folders whose lock this process holds."""
 
 
 def made(folder: Path) -> Path:
@@ -49,9 +51,30 @@ def only_one(folder: Path) -> Iterator[None]:
             raise ConfigError.of(str(folder), problem, "Wait for its end, or stop it.") from error
         except OSError:  # no locks here
             pass
+        _held.add(folder.resolve())
         yield
     finally:
+        _held.discard(folder.resolve())
         os.close(descriptor)  # and with it the lock
+
+
+def is_held(folder: Path) -> bool:
+    """Whether another process on this machine holds the lock, in another container too. False where nobody can know."""
+    if folder.resolve() in _held:  # and closing any descriptor of the file would let go of it
+        return False
+    try:
+        descriptor = os.open(folder / FILE_NAME, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        _lock(descriptor)
+    except (BlockingIOError, PermissionError):
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 if sys.platform == "win32":

@@ -11,10 +11,8 @@ import torch.distributed as dist
 
 from wellfed.errors import (
     EXIT_FAILED,
-    EXIT_INTERRUPTED,
     EXIT_NOTHING_RUN,
     EXIT_OUT_OF_MEMORY,
-    EXIT_TERMINATED,
     DoesNotFit,
     OutOfMemoryExhausted,
     WellfedError,
@@ -22,7 +20,7 @@ from wellfed.errors import (
 from wellfed.memory import oom
 from wellfed.run.ending import Outcome, RankEnded
 from wellfed.step.non_finite import NonFiniteLoss
-from wellfed.stop_request import Stopped
+from wellfed.stop_request import Stopped, exit_code_of
 
 _CARD_MEMORY_ADVICE = "A smaller memory.micro_batch, memory.features=dynamic or cache_host, or a smaller model."
 _HOST_ADVICE = (
@@ -57,16 +55,13 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
 
     Args:
         has_trained: the first batch was asked for; before that nothing was run.
-        way_on: what can be typed where the card is the matter, if it is something else than for a training that
-            leaves checkpoints.
+        way_on: what can be typed where the card is the matter, if it is something else than for a training.
     """
     failed = EXIT_FAILED if has_trained else EXIT_NOTHING_RUN
     if isinstance(error, (Stopped, KeyboardInterrupt)):
         signum = error.signum if isinstance(error, Stopped) else signal.SIGINT
-        code = EXIT_TERMINATED if signum == signal.SIGTERM else EXIT_INTERRUPTED
         is_of_all = isinstance(error, Stopped) and error.is_of_all
-        advice = "resume=auto goes on from the last checkpoint."
-        return Outcome("interrupted", code, None, str(error), advice, is_of_all=is_of_all)
+        return Outcome("interrupted", exit_code_of(signum), None, str(error), is_of_all=is_of_all)
     if isinstance(error, RankEnded):
         return replace(error.outcome, is_of_other_rank=True)
     if isinstance(error, OutOfMemoryExhausted):
@@ -89,9 +84,7 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
         return Outcome("failed", failed, "worker", lost, _WORKER_ADVICE)
     card = _CARD_FAILED.search(str(error)) if isinstance(error, RuntimeError) else None
     if card is not None:
-        if way_on is None:
-            way_on = "resume=auto goes on from the last checkpoint, if there is one." if has_trained else ""
-        return Outcome("failed", failed, "code", card.group().strip(), f"{_CARD_ADVICE} {way_on}".rstrip())
+        return Outcome("failed", failed, "code", card.group().strip(), f"{_CARD_ADVICE} {way_on or ''}".rstrip())
     gone = lost_rank(error)
     if gone is not None:
         message = f"Another rank has ended, and this one can't go on alone: {gone}"

@@ -17,7 +17,7 @@ from rich.console import Console
 from wellfed.batches import Delivery
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, FeatureModeName
-from wellfed.errors import ConfigError, reason_of
+from wellfed.errors import ConfigError, LastSaveFailed, reason_of
 from wellfed.launcher import launched
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST
@@ -128,6 +128,17 @@ class Passes:
             finite_step=lambda: figures.handed_over_step if figures.stops_on_nan else 0,
             on_saved=lambda step, name: books.saved(step, name, figures.latest),
         )
+
+    @property
+    def saved(self) -> Mapping[str, int]:
+        """Step of each checkpoint that was written in this process, by file name."""
+        return self._checkpoints.saved
+
+    def check_saved(self) -> None:
+        """Raises a LastSaveFailed where the weights that training ended with are in no file."""
+        failure, step = self._checkpoints.failure, self.figures.step
+        if failure is not None:
+            raise LastSaveFailed(step, self._checkpoints.folder, failure)
 
     def check_fits(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
         """A ConfigError that names the first weights that don't go into this model, where some don't."""

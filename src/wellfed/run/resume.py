@@ -12,10 +12,11 @@ from typing import Any
 from wellfed.config.compose import SECRET_SHOWN, Composed, compose
 from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
-from wellfed.errors import ConfigError, Fault
+from wellfed.errors import ConfigError, Fault, first_line
 from wellfed.launcher import launched
 from wellfed.record import FILE_NAME, RunRecord, differences, plain
-from wellfed.run.checkpoint_file import WAY_OUT, is_readable
+from wellfed.run import lock
+from wellfed.run.checkpoint_file import WAY_OUT, is_readable, step_of
 
 CHECKPOINTS = "checkpoints"
 
@@ -29,6 +30,8 @@ class Target:
     """In its own folder (a run folder was named), or in a new one (a checkpoint was)."""
     earlier: RunRecord | None
     """The record of the run that wrote the checkpoint."""
+    damaged: tuple[Path, ...] = ()
+    """Newer checkpoints that can't be read."""
 
 
 def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed[Any]] = compose) -> list[str]:
@@ -54,9 +57,10 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
     assert resume is not None
     rest = [text for text in typed if key_value(text)[0] != "resume"]
     if resume == "auto":
-        found = find_latest(compose(rest).config)
+        found, passed_over = find_latest(compose(rest).config)
         if found is None:
-            print("resume=auto: no earlier run of this workload to go on from; starting afresh.", file=sys.stderr)
+            why = "; ".join(passed_over) or "no earlier run of this workload to go on from"
+            print(f"resume=auto: {why}; starting afresh.", file=sys.stderr)
             return rest
         resume = str(found)
     in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
@@ -81,13 +85,15 @@ def locate(path: Path, *, may_run: bool = False) -> Target:
             raise ConfigError.of(where, "is not a checkpoint that can be read.", WAY_OUT)
         return Target(path, False, earlier)
     assert earlier is not None
-    if _is_running(earlier) and not may_run:
+    if _is_running(path, earlier) and not may_run:
         problem = f"is still running (process {earlier.pid} on {earlier.host_name})."
         raise ConfigError.of(where, problem, "Wait, or stop it.")
     checkpoint = latest_checkpoint(path)
     if checkpoint is None:
         raise ConfigError.of(where, "has no checkpoint that can be read.", f"Start it again: rerun={path}")
-    return Target(checkpoint, True, earlier)
+    places = checkpoints_of(path)
+    damaged = [place for place in places[: places.index(checkpoint)] if not is_readable(place)]
+    return Target(checkpoint, True, earlier, tuple(damaged))
 
 
 def _named_run(path: Path) -> tuple[bool, RunRecord | None]:
@@ -95,39 +101,87 @@ def _named_run(path: Path) -> tuple[bool, RunRecord | None]:
     where = f"resume={path}"
     if path.is_file():
         folder = path.parent.parent
-        return False, _read(folder, where) if (folder / FILE_NAME).exists() else None
+        if not (folder / FILE_NAME).exists():
+            return False, None
+        try:
+            return False, _read(folder, where)
+        except ConfigError as error:
+            print(f"{error.faults[0]} Going on from the checkpoint with what is typed here.", file=sys.stderr)
+            return False, None
     if not path.is_dir():
         raise ConfigError.of(where, "there is no such file or folder.", "Name a run folder, a checkpoint, or auto.")
     return True, _read(path, where)
 
 
-def latest_checkpoint(folder: Path) -> Path | None:
-    """The newest ``last*.ckpt`` of a run folder that is whole."""
+def checkpoints_of(folder: Path) -> list[Path]:
+    """Every ``last*.ckpt`` of a run folder, the newest first, then ``best.ckpt``; damaged ones too."""
 
     def age(checkpoint: Path) -> int:  # last-10.ckpt is older than last-2.ckpt
         number = checkpoint.stem.removeprefix("last-")
         return int(number) if number.isdecimal() else sys.maxsize
 
-    before = sorted((folder / CHECKPOINTS).glob("last-*.ckpt"), key=age)
-    places = [folder / CHECKPOINTS / "last.ckpt", *before]
-    return next((place for place in places if place.is_file() and is_readable(place)), None)
+    own = folder / CHECKPOINTS
+    places = [own / "last.ckpt", *sorted(own.glob("last-*.ckpt"), key=age), own / "best.ckpt"]
+    return [place for place in places if place.is_file()]
 
 
-def find_latest(config: RunConfig) -> Path | None:
-    """The newest run of the workload which did not end well and has a checkpoint."""
+def latest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of a run folder to go on from: the newest ``last*.ckpt`` that is whole.
+
+    ``best.ckpt``, written in the middle of a validation, is taken only where a damaged one lies before that, and it is
+    newer.
+    """
+    places = checkpoints_of(folder)
+    good = next((place for place in places if is_readable(place)), None)
+    if good is None or good == places[0]:
+        return good
+    best, step = folder / CHECKPOINTS / "best.ckpt", step_of(good)
+    newer = step_of(best)
+    is_newer = step is not None and newer is not None and newer > step
+    return best if is_newer and is_readable(best) else good
+
+
+def find_latest(config: RunConfig) -> tuple[Path | None, list[str]]:
+    """The newest run of the workload which did not end well and has a checkpoint; and why newer ones are passed over.
+
+    Raises:
+        ConfigError: the newest that did not end well has checkpoints, and they or its record can't be read.
+    """
     runs = Path(config.paths.log_dir) / config.workload.name / "runs"
+    passed_over: list[str] = []
     for folder in sorted(runs.glob("*"), reverse=True):
+        places = checkpoints_of(folder)
         try:
             earlier = RunRecord.read(folder)
-        except (OSError, ValueError):
+        except (OSError, ValueError) as error:
+            if places:
+                good = latest_checkpoint(folder)
+                way_out = f"type its overrides and resume={good}, which goes on in a new folder; or " if good else ""
+                raise _damaged(folder, f"its record can't be read ({first_line(error)})", way_out) from error
             continue
-        if earlier.status != "ok" and not _is_running(earlier) and latest_checkpoint(folder) is not None:
-            return folder
-    return None
+        if earlier.status == "ok":
+            continue
+        if _is_running(folder, earlier):
+            passed_over.append(f"{folder} is running (process {earlier.pid} on {earlier.host_name})")
+        elif any(map(is_readable, places)):
+            return folder, passed_over
+        elif places:
+            names = ", ".join(place.name for place in places)
+            raise _damaged(folder, f"it did not end well, and no checkpoint of it can be read ({names})", "")
+        else:
+            passed_over.append(f"{folder} did not end well, and has no checkpoint")
+    return None, passed_over
 
 
-def _is_running(earlier: RunRecord) -> bool:
-    """Whether it may be: of another machine nobody knows, but for what this process is the next attempt of."""
+def _damaged(folder: Path, problem: str, way_out: str) -> ConfigError:
+    way_out += (
+        f"start afresh: leave out resume=auto, or move {folder} away; or go on from an older run: resume=<its folder>."
+    )
+    return ConfigError.of("resume=auto", f"{folder} is damaged: {problem}.", way_out[0].upper() + way_out[1:])
+
+
+def _is_running(folder: Path, earlier: RunRecord) -> bool:
+    """Returns whether that run may still be running. Unknown for other hosts, unless this is its requeued attempt."""
     launch, before = launched(), earlier.launch
     is_next = (
         launch is not None
@@ -137,7 +191,8 @@ def _is_running(earlier: RunRecord) -> bool:
         and launch.job == before["job"]
         and launch.attempt > before["attempt"]
     )
-    return earlier.status == "running" and not is_next
+    # The lock is exact where containers share a machine, which see no process of one another.
+    return lock.is_held(folder) or (earlier.status == "running" and not is_next)
 
 
 def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> None:

@@ -8,7 +8,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import InitVar, dataclass, field, replace
 from pathlib import Path
@@ -18,11 +18,12 @@ import torch
 
 from wellfed.config.compose import Composed
 from wellfed.config.schema import RunConfig
-from wellfed.errors import OutOfMemoryExhausted, RestartNeeded, shortened
+from wellfed.errors import ConfigError, OutOfMemoryExhausted, RestartNeeded, shortened
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
 from wellfed.hardware.torch_cuda import torch_cuda
 from wellfed.launcher import own_local_rank
+from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.lit.callbacks.pruning import Judge
 from wellfed.memory import cap, oom
 from wellfed.memory.checkpointing import checkpoint_blocks
@@ -38,7 +39,7 @@ from wellfed.run.outcome import outcome_of
 from wellfed.run.passes import Measure, Passes
 from wellfed.run.planner import Planner
 from wellfed.run.restart import Restarts, may_restart, show_changes, with_changes
-from wellfed.run.resume import Target
+from wellfed.run.resume import Target, checkpoints_of
 from wellfed.stop_request import StopRequest
 from wellfed.units import show_text
 
@@ -76,6 +77,7 @@ class Run:
         self._others = self.others or OtherRanks(self.rank, self.folder)
         self._console = screen.Terminal(quiet=self.rank > 0)
         self._passes: Passes | None = None
+        self._resumed_at = 0
         self._planned: tuple[RunPlan, Callable[[RanOut], list[str]]] | None = None
 
     def go(self) -> int:
@@ -92,6 +94,7 @@ class Run:
                 outcome = replace(outcome, advice=self._ways_that_fit(outcome.message))
             if self._config.trainer.world_size > 1:
                 outcome = self._others.reason(outcome)
+            outcome = self._with_what_is_saved(outcome)
             self._tell(outcome, error)
         books = self._books
         self.is_refused = outcome.is_refusal
@@ -158,6 +161,7 @@ class Run:
                 books.record.artifacts.update(written)
                 books.ceiling(passes.ceiling())
             assemble.end(planner.parts)
+            passes.check_saved()
 
     def _make_passes(self, planner: Planner, plan: RunPlan) -> Passes:
         """With the model in the form that the plan has it in."""
@@ -234,13 +238,33 @@ class Run:
 
     def _go_on_from(self, target: Target, passes: Passes) -> Path:
         """The checkpoint, once it is known to fit; record and tables are put back to where it was written."""
-        state = load_checkpoint(target.checkpoint)
-        passes.check_fits(target.checkpoint, state)
+        checkpoint, damaged = target.checkpoint, list(target.damaged)
+        while (state := self._loaded(checkpoint, target, damaged)) is None:
+            damaged.append(checkpoint)
+            checkpoint = next(other for other in checkpoints_of(self.folder) if other not in damaged)
+        passes.check_fits(checkpoint, state)
         step, epochs = _place_of(state, passes)
+        self.target, self._resumed_at = replace(target, checkpoint=checkpoint), step
+        self._books.record.resumed_from = str(checkpoint)
         self._books.go_on_after(step, epochs, in_place=target.in_place)
-        self._books.journal.event("resume", step=step, checkpoint=str(target.checkpoint))
-        screen.show_resume(self._console, target.checkpoint, step)
-        return target.checkpoint
+        for other in damaged:
+            self._books.journal.event("checkpoint_damaged", step=step, file=other.name)
+            _LOG.warning("%s can't be read; it is passed over for %s of step %d.", other, checkpoint.name, step)
+        self._books.journal.event("resume", step=step, checkpoint=str(checkpoint))
+        screen.show_resume(self._console, checkpoint, step)
+        return checkpoint
+
+    def _loaded(self, checkpoint: Path, target: Target, damaged: Sequence[Path]) -> dict[str, Any] | None:
+        """Content of a checkpoint; None where it can't be loaded and there is another one in the folder.
+
+        Of an earlier version a file has no digest, and may pass all checks but this.
+        """
+        try:
+            return load_checkpoint(checkpoint)
+        except ConfigError:
+            if not target.in_place or set(checkpoints_of(self.folder)) <= {*damaged, checkpoint}:
+                raise
+            return None
 
     def _started(self) -> None:
         if not self.has_trained and self.measure is None:
@@ -265,9 +289,36 @@ class Run:
             return ""
         return f"By the plan's estimate this would fit: {'; or '.join(ways)}." if ways else ""
 
+    def _with_what_is_saved(self, outcome: Outcome) -> Outcome:
+        """The same, whose advice says how much of the training is saved, and how to go on from there."""
+        if not self.has_trained or self.measure is not None or self.rank > 0:
+            return outcome
+        reached, (name, step) = self._books.record.steps, self._newest_checkpoint()
+        said = [outcome.advice] if outcome.advice else []
+        if step < reached:
+            said.append(f"last saved step {step} of {reached}.")
+        if name is None:
+            said.append("There is no checkpoint to go on from; rerun= starts the run again.")
+        elif "resume=auto goes on" not in outcome.advice:
+            is_found = self.folder.parent == Path(self._config.paths.log_dir) / self._config.workload.name / "runs"
+            said.append(f"resume={'auto' if is_found else self.folder} goes on from step {step} ({name}).")
+        return replace(outcome, advice=" ".join(said))
+
+    def _newest_checkpoint(self) -> tuple[str | None, int]:
+        """File and step of what ``resume=`` would go on from in this folder."""
+        saved = {} if self._passes is None else self._passes.saved
+        if saved:
+            name = LAST if LAST in saved else BEST
+            return name, saved[name]
+        target = self.target
+        if target is not None and target.in_place:
+            return target.checkpoint.name, self._resumed_at
+        return None, 0
+
     def _lost(self, outcome: Outcome) -> None:
         """A rank is gone and this one hangs for it: the record is written from another thread, before it is ended."""
         self.stop.is_finishing = True
+        outcome = self._with_what_is_saved(outcome)
         if self.rank == 0:
             print(show_text(f"{outcome.message}\n{outcome.advice}"), file=sys.stderr)
             self._books.finish(outcome, self._passes.figures.latest if self._passes else {}, has_page=False)

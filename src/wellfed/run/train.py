@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import tempfile
 import time
@@ -17,13 +16,13 @@ from typing import TYPE_CHECKING, TextIO
 
 from wellfed.config.compose import Composed, masked_override
 from wellfed.config.schema import Allocator, RunConfig
-from wellfed.errors import EXIT_INTERRUPTED, EXIT_NOTHING_RUN, EXIT_TERMINATED, ConfigError, WellfedError
+from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, WellfedError
 from wellfed.launcher import launched, own_rank
 from wellfed.planning.nodes import launch_faults
 from wellfed.record import GitState, RunRecord, git_state
 from wellfed.run import resume, run_folder, screen
 from wellfed.run.lock import only_one
-from wellfed.stop_request import Stopped, StopRequest
+from wellfed.stop_request import Stopped, StopRequest, exit_code_of
 from wellfed.units import show_text
 
 if TYPE_CHECKING:
@@ -119,7 +118,7 @@ def _train(
                 exit_code = run.go()
         except Stopped as stopped:  # while torch was imported
             run_record.status = "interrupted"
-            run_record.exit_code = exit_code = EXIT_TERMINATED if stopped.signum == signal.SIGTERM else EXIT_INTERRUPTED
+            run_record.exit_code = exit_code = exit_code_of(stopped.signum)
             run_record.write(folder.path)
         except BaseException:
             if run is None or not run.has_trained:

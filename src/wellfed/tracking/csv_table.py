@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+import math
 import os
 import threading
 import time
@@ -61,10 +62,10 @@ class CsvTable:
         with self._lock:
             self._flush()
 
-    def cut_after(self, column: str, last: float) -> None:
+    def cut_after(self, column: str, last: float) -> int:
         """`cut_after` for this file; rows that are added meanwhile come after it."""
         with self._lock:
-            cut_after(self.path, column, last, self._columns)
+            return cut_after(self.path, column, last, self._columns)
 
     def _flush(self) -> None:
         self._flushed_at_s = time.monotonic()
@@ -99,39 +100,77 @@ class CsvTable:
             os.close(descriptor)
 
 
-def cut_after(path: Path, column: str, last: float, columns: Sequence[str] | None = None) -> None:
+def cut_after(path: Path, column: str, last: float, columns: Sequence[str] | None = None) -> int:
     """Drop the rows whose ``column`` is above ``last`` (a resumed run writes them anew), and a torn last line.
 
-    With ``columns`` the table has these from here on: one of an earlier version may lack some.
+    Returns the number of other lines that are damaged, and so are left out.
+
+    With ``columns`` the table has these from here on: one of an earlier version may lack some, or have others.
     """
     if not path.exists():
-        return
-    text = path.read_bytes().decode("utf-8", errors="replace")
-    # Only a line with its end is whole: of a last figure some digits may be missing.
-    lines = list(csv.reader(io.StringIO(text[: text.rfind("\n") + 1], newline="")))
-    if not lines or column not in lines[0]:
-        return
-    place = lines[0].index(column)
-    kept = [line for line in lines[1:] if len(line) == len(lines[0]) and _is_within(line[place], last)]
-    if columns is not None and lines[0] != list(columns):
-        rows = [dict(zip(lines[0], line, strict=True)) for line in kept]
-        lines, kept = [list(columns)], [[row.get(name, "") for name in columns] for row in rows]
-    write_atomically(path, _lines([lines[0], *kept]))
+        return 0
+    lines, torn = _cells_of(path)
+    if not lines:
+        return 0
+    damaged, names = 0, lines[0]
+    if columns is None and column not in names:
+        return 0
+    if columns is not None and _is_damaged(names, columns, column):
+        damaged, names = 1, list(columns)
+    place = names.index(column)
+    whole = [line for line in lines[1:] if len(line) == len(names) and _figure(line[place]) is not None]
+    damaged += len(lines) - 1 - len(whole)
+    kept = [line for line in whole if (_figure(line[place]) or 0) <= last]
+    if columns is not None and names != list(columns):
+        rows = [dict(zip(names, line, strict=True)) for line in kept]
+        names, kept = list(columns), [[row.get(name, "") for name in columns] for row in rows]
+    if damaged or torn or len(kept) < len(lines) - 1 or names != lines[0]:
+        write_atomically(path, _lines([names, *kept]))
+    return damaged
 
 
 def column(path: Path, name: str) -> list[float]:
-    """A column's figures; empty if there is no such file. OSError or ValueError if it can't be read as that."""
+    """Returns a column's figures, without lines that have none; empty where there is no such file or column.
+
+    Raises:
+        OSError: the file can't be read.
+    """
     if not path.exists():
         return []
-    with path.open(encoding="utf-8", newline="") as stream:
-        return [float(row[name]) for row in csv.DictReader(stream)]
+    (names, *rows), _ = _cells_of(path) if path.stat().st_size else ([[]], False)
+    if name not in names:
+        return []
+    place = names.index(name)
+    figures = (_figure(row[place]) for row in rows if len(row) == len(names))
+    return [figure for figure in figures if figure is not None]
 
 
-def _is_within(cell: str, last: float) -> bool:
+def _is_damaged(names: Sequence[str], columns: Sequence[str], needed: str) -> bool:
+    """Whether a first line was once these columns, rather than those of another version."""
+    alike = sum(one == other for one, other in zip(names, columns, strict=False))
+    return needed not in names or (names != list(columns) and len(names) == len(columns) and 2 * alike >= len(columns))
+
+
+def _cells_of(path: Path) -> tuple[list[list[str]], bool]:
+    """The cells of each line that has its end, and whether something follows them. Of a quote without its end no cells."""
+    text = path.read_bytes().decode("utf-8", errors="replace")
+    *lines, torn = text.split("\n")  # only a line with its end is whole: a last figure may lack some digits
+    return [_cells(line) for line in lines], bool(torn)
+
+
+def _cells(line: str) -> list[str]:
+    if '"' not in line:
+        return line.split(",")
+    return [] if line.count('"') % 2 else next(csv.reader([line]), [])
+
+
+def _figure(cell: str) -> float | None:
+    """None for what is no finite number, as zeros that a power cut has left."""
     try:
-        return float(cell) <= last
-    except ValueError:  # zeros that a power cut left, or no figure
-        return False
+        value = float(cell)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _lines(rows: Iterable[Sequence[str]]) -> str:

@@ -76,10 +76,13 @@ class Journal:
         """
         for table in (self._steps, self._metrics, self._telemetry):
             try:
-                table.cut_after("step", step)
+                damaged = table.cut_after("step", step)
                 if table is self._telemetry:
-                    table.cut_after("time_s", self.time_s())
-            except (OSError, ValueError) as error:
+                    damaged += table.cut_after("time_s", self.time_s())
+                if damaged:
+                    self.event("table_damaged", step=step, file=table.path.name, lines=damaged)
+                    _LOG.warning("%s: damaged lines are left out: %d.", table.path, damaged)
+            except (OSError, ValueError, csv.Error) as error:
                 _LOG.warning("%s could not be cut back to step %d: %s", table.path, step, error)
 
     def rewind(self, step: int, time_s: float) -> None:
@@ -111,8 +114,8 @@ class Journal:
         path = self._metrics.path
         if not path.exists():
             return 0
-        with path.open(encoding="utf-8", newline="") as stream:
-            return len({row["step"] for row in csv.DictReader(stream) if row["split"] == "val"})
+        with path.open(encoding="utf-8", errors="replace", newline="") as stream:
+            return len({row.get("step") for row in csv.DictReader(stream) if row.get("split") == "val"})
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
         """Something happened that a reader of the figures must know; at the run's latest step, if no other is told."""

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from wellfed.errors import ConfigError, WellfedError
-from wellfed.forking import die_with_parent, exit_code, fork, held_signals, leave
+from wellfed.forking import die_with_parent, end_by_signals, exit_code, fork, held_signals, leave
 from wellfed.record import Status
 from wellfed.sweep.rows import ERR, OUT, last_lines
 
@@ -245,8 +245,7 @@ class _ServerProcess:
         try:
             os.setsid()  # the terminal's Ctrl-C is for the sweep, which then ends this
             die_with_parent(parent)
-            for number in (signal.SIGINT, signal.SIGTERM):
-                signal.signal(number, signal.SIG_DFL)
+            end_by_signals()
             let_through()
             _print_to(log, log)
             failed = None

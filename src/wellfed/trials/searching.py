@@ -26,7 +26,7 @@ from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.quoting import assigned
 from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
-from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, ConfigError, DataError
+from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError
 from wellfed.forking import MAY_FORK
 from wellfed.record import Status
 from wellfed.run.announce import announce
@@ -36,7 +36,7 @@ from wellfed.search.curves import reported_metrics
 from wellfed.search.search_file import SearchFile
 from wellfed.search.search_rows import SearchRow
 from wellfed.search.space import Choices, describe
-from wellfed.stop_request import Stopped, StopRequest
+from wellfed.stop_request import Stopped, StopRequest, exit_code_of
 from wellfed.sweep.rows import code_version, refused_row
 from wellfed.trials.elsewhere import TrialsElsewhere, cluster_of
 from wellfed.trials.fork_server import ForkServerFailed, Job
@@ -87,7 +87,7 @@ def run_search(multirun: Multirun, launcher: Mapping[str, Any] | None = None, la
             stop.is_finishing = True  # an impatient second signal must not become a traceback
             search.finish()
             search.screen.say(f"Stopped. {asked.way_on} goes on; trials that ran begin anew.")
-            return EXIT_TERMINATED if stop.signum == signal.SIGTERM else EXIT_INTERRUPTED
+            return exit_code_of(stop.signum or signal.SIGINT)
         except ConfigError:
             if is_new:
                 shutil.rmtree(folder, ignore_errors=True)

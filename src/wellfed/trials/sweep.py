@@ -23,12 +23,12 @@ from wellfed.config.compose import SECRET_SHOWN, Composed, masked_override
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig, SweepConfig
-from wellfed.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED, ConfigError, Fault
+from wellfed.errors import EXIT_FAILED, ConfigError, Fault
 from wellfed.forking import MAY_FORK
 from wellfed.run.announce import announce
 from wellfed.run.lock import made, only_one
 from wellfed.run.train import own_git_state, set_environment
-from wellfed.stop_request import Stopped, StopRequest
+from wellfed.stop_request import Stopped, StopRequest, exit_code_of
 from wellfed.sweep import ledger
 from wellfed.sweep.grid import Grid, SweepFile
 from wellfed.sweep.rows import code_version
@@ -86,7 +86,7 @@ def run_sweep(multirun: Multirun, launcher: Mapping[str, Any] | None = None, lau
             else:
                 kept.rank()
                 screen.say("Stopped. The same command again runs what is missing.")
-            return EXIT_TERMINATED if stop.signum == signal.SIGTERM else EXIT_INTERRUPTED
+            return exit_code_of(stop.signum or signal.SIGINT)
         except ConfigError:
             if is_new:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -27,10 +27,8 @@ from wellfed.config.entry import places, where_flags
 from wellfed.config.schema import RunConfig, TuneRunConfig
 from wellfed.errors import (
     EXIT_FAILED,
-    EXIT_INTERRUPTED,
     EXIT_NOTHING_RUN,
     EXIT_OK,
-    EXIT_TERMINATED,
     ConfigError,
     WellfedError,
 )
@@ -41,7 +39,7 @@ from wellfed.planning.device import plan_device
 from wellfed.record import differences, write_atomically
 from wellfed.run.announce import announce
 from wellfed.run.lock import made, only_one
-from wellfed.stop_request import Stopped, StopRequest
+from wellfed.stop_request import Stopped, StopRequest, exit_code_of
 from wellfed.sweep.objective import OBJECTIVES
 from wellfed.trials.energy import check_energy
 from wellfed.trials.fork_server import ForkServer, ForkServerFailed, Job
@@ -87,7 +85,7 @@ def tune(composed: Composed[TuneRunConfig]) -> int:
 
 
 def _stopped(stop: StopRequest) -> int:
-    return EXIT_TERMINATED if stop.signum == signal.SIGTERM else EXIT_INTERRUPTED
+    return exit_code_of(stop.signum or signal.SIGINT)
 
 
 def _tune(composed: Composed[TuneRunConfig], stop: StopRequest) -> int:

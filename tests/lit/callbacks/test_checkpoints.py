@@ -14,7 +14,6 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from torch import nn
 
 from tests.lit import tiny
@@ -22,6 +21,7 @@ from wellfed.contract import LossOutput
 from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import is_disk_error, is_finite, no_longer_finite
 from wellfed.lit.callbacks.stop import StopAtStepEnd
+from wellfed.lit.plain_checkpoint import DigestCheckpointIO
 from wellfed.step.non_finite import NonFiniteLoss
 from wellfed.stop_request import Stopped, StopRequest
 
@@ -250,7 +250,7 @@ def _train_on_a_full_disk(rank: int, fails: str, folder: Path) -> None:
         on_disk_error=lambda error, step: told.append(step),
         on_saved=lambda step, name: saved.append(step),
     )
-    owner, name = (TorchCheckpointIO, "save_checkpoint") if fails == "write" else (type(callback), "_rotate")
+    owner, name = (DigestCheckpointIO, "save_checkpoint") if fails == "write" else (type(callback), "_rotate")
     works, calls = getattr(owner, name), [0]
 
     def full_at_the_second(*given: Any, **named: Any) -> None:

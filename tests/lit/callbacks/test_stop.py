@@ -7,10 +7,13 @@ from typing import Any
 
 import lightning.pytorch as pl
 import pytest
+import torch
 
 from tests.lit import tiny
 from wellfed.errors import DataError
+from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.stop import StopAtStepEnd
+from wellfed.loading.eval_loader import EvalLoader
 from wellfed.stop_request import Stopped, StopRequest
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
@@ -105,3 +108,87 @@ def test_a_sample_that_fails_loses_no_step(tmp_path: Path) -> None:
     with request.listening(), pytest.raises(DataError):
         tiny.fit(tiny.module(), tmp_path, [at_end], batches=tiny.loader(data=FailsAtFetch()))
     assert saved_at == [2]
+
+
+def fails(hook: str, step: int) -> pl.Callback:
+    """A callback that raises in a hook, after so many steps."""
+
+    def fail(self: pl.Callback, trainer: pl.Trainer, *_: Any) -> None:
+        if trainer.global_step == step:
+            raise KeyError("the callback's own fault")
+
+    made: pl.Callback = type("Fails", (pl.Callback,), {hook: fail})()
+    return made
+
+
+class FailsAtFetch(tiny.TinyData):
+    """Raises an error that is not of the data's reader."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__()
+        self.at = at
+
+    def fetch(self, indices: Any, rng: Any) -> Any:
+        self.at -= 1
+        if self.at < 0:
+            raise MemoryError("no room for a batch")
+        return super().fetch(indices, rng)
+
+
+@pytest.mark.parametrize(
+    ("what", "step", "is_users"),
+    [
+        ("on_train_batch_end", 1, True),
+        ("on_train_batch_end", 5, False),
+        ("on_train_batch_start", 2, True),
+        ("on_train_batch_start", 4, False),
+        ("on_train_epoch_start", 3, True),
+        ("on_train_epoch_end", 6, True),
+        ("on_validation_start", 3, False),
+        ("on_validation_batch_end", 6, True),
+        ("validation data", 3, False),
+        ("training data", 3, False),
+        ("training data", 4, False),
+    ],
+)
+def test_a_failure_between_two_steps_loses_neither(tmp_path: Path, what: str, step: int, is_users: bool) -> None:
+    """The run that goes on ends with the weights of the one that nothing happened to, bit for bit."""
+
+    def trained(folder: Path, own: list[Any], checkpoint: Path | None, data: Any, val: Any) -> Any:
+        saves = tiny.checkpoints(folder)
+        request = StopRequest()
+        callbacks = [saves, StopAtStepEnd(request, saves.save_before_end)]
+        module = tiny.module(dropout=0.3)
+        users = {"users": own} if is_users else {}
+        trainer = lit.make_trainer(tiny.options(max_steps=8), [*([] if is_users else own), *callbacks], folder, **users)
+        loader = tiny.loader(data=data) if data is not None else tiny.loader()
+        lit.fit(trainer, module, loader, EvalLoader(val or tiny.TinyData(), 32, seed=1), checkpoint)
+        return tiny.weights(module)
+
+    undisturbed = trained(tmp_path / "one", [], None, None, None)
+    data = FailsAtFetch(step) if what == "training data" else None
+    val = FailsAtFetch(2 * 3 if step > 3 else 0) if what == "validation data" else None
+    own = [fails(what, step)] if what.startswith("on_") else []
+    with pytest.raises((KeyError, MemoryError, DataError)):
+        trained(tmp_path / "two", own, None, data, val)
+    last = tmp_path / "two" / "last.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == step
+    assert torch.equal(trained(tmp_path / "two", [], last, None, None), undisturbed)
+
+
+@pytest.mark.parametrize("hook", ["on_before_optimizer_step", "on_before_zero_grad"])
+def test_nothing_is_saved_in_the_middle_of_a_step(tmp_path: Path, hook: str) -> None:
+    saves = tiny.checkpoints(tmp_path)
+    callbacks = [saves, StopAtStepEnd(StopRequest(), saves.save_before_end)]
+    with pytest.raises(KeyError):
+        tiny.fit(tiny.module(), tmp_path, callbacks, users=[fails(hook, 2)])
+    assert not list(tmp_path.glob("*.ckpt"))
+
+
+def test_an_error_of_the_save_does_not_hide_what_came_first(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(trainer: pl.Trainer) -> None:
+        raise RuntimeError("can't pickle this")
+
+    with pytest.raises(KeyError):
+        tiny.fit(tiny.module(), tmp_path, [fails("on_train_batch_start", 2), StopAtStepEnd(StopRequest(), broken)])
+    assert "The state after step 2 could not be saved: can't pickle this" in caplog.text

@@ -1,4 +1,4 @@
-"""Keeps ``last.ckpt`` (and the ones before it) and ``best.ckpt``; a full disk costs a checkpoint, not the run."""
+"""Keeps ``last.ckpt`` (and the ones before it) and ``best.ckpt``; a full disk ends a run at its last save alone."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import logging
 import math
 import pickle
-import shutil
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,20 +17,24 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import get_total_norm
 
+from wellfed import checkpoint_trailer
 from wellfed.lit.callbacks.stop import AGREE_EVERY_STEPS
 from wellfed.lit.module import StepModule
+from wellfed.lit.plain_checkpoint import FACTS
 from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss
 from wellfed.telemetry.run_progress import Progress
 
 _LOG = logging.getLogger(__name__)
-LAST, BEST, BEST_VALUE = "last.ckpt", "best.ckpt", "best.json"
+LAST, BEST = "last.ckpt", "best.ckpt"
+_EARLIER_BEST_VALUE = "best.json"
+"""The file in which earlier versions kept the value of ``best.ckpt``."""
 
 
 class Checkpoints(pl.Callback):
     """Saves every n steps, every so many minutes, and after each epoch where no step count is given.
 
     Files: ``last.ckpt``, before it ``last-1.ckpt`` and so on up to ``keep_last``, and ``best.ckpt`` with its value in
-    ``best.json``. A file is written beside and renamed, so none is ever half written; and none is written of a module
+    its trailer. A file is written beside and renamed, so none is ever half written; and none is written of a module
     whose weights or loss are no longer finite numbers, which is looked at before each.
     """
 
@@ -57,6 +61,12 @@ class Checkpoints(pl.Callback):
         self._on_saved = on_saved
         self._saved_at_s, self._saved_step = time.monotonic(), -1
         self._finite_step, self._looked_step = finite_step, 0
+        self._facts: dict[str, Any] = {}
+        """For the trailer of the file that is written now."""
+        self.saved: dict[str, int] = {}
+        """Step of each file that was written in this process, by name."""
+        self.failure: BaseException | None = None
+        """Why the latest save of ``last.ckpt`` failed; None once one has succeeded."""
         self.best_value = self._read_best()
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
@@ -80,37 +90,40 @@ class Checkpoints(pl.Callback):
         is_best = value is not None and self._is_best(value)
         if trainer.world_size > 1:  # rank 0 alone knows the best so far; saving is a collective
             is_best = trainer.strategy.broadcast(is_best)
-        if value is not None and is_best and self._save(trainer, BEST) and trainer.is_global_zero:
-            self._write_best(value)
+        if value is not None and is_best:
+            self._facts = {"best": {self.best_metric: value}}
+            try:
+                is_saved = self._save(trainer, BEST)
+            finally:
+                self._facts = {}
+            if is_saved:
+                self.best_value = value
 
     def validated_at_end(self, value: float, step: int) -> None:
         """A validation after training gave this value; ``last.ckpt`` has its weights if it is of this step."""
         if self._is_best(value) and self._step_of_last() == step:
-            temporary = self.folder / f".{BEST}.tmp"
+            facts = {"best": {self.best_metric: value}}
             try:
-                shutil.copyfile(self.folder / LAST, temporary)
-                temporary.replace(self.folder / BEST)
+                checkpoint_trailer.copy(self.folder / LAST, self.folder / BEST, facts)
             except OSError as error:
-                temporary.unlink(missing_ok=True)
                 self._on_disk_error(error, self._saved_step)
             else:
-                self._write_best(value)
+                self.best_value = value
 
-    def _write_best(self, value: float) -> None:
-        """Beside the file it is about: a checkpoint holds only what was known before the validation after it."""
-        self.best_value = value
-        try:
-            (self.folder / BEST_VALUE).write_text(json.dumps({self.best_metric: value}), encoding="utf-8")
-        except OSError as error:
-            self._on_disk_error(error, self._saved_step)
+    def on_save_checkpoint(self, trainer: pl.Trainer, module: Any, checkpoint: dict[str, Any]) -> None:
+        if self._facts:
+            checkpoint[FACTS] = self._facts
 
     def _read_best(self) -> float | None:
         """The best value of the run that is resumed in this folder."""
-        if not (self.folder / BEST).exists():
-            return None
         try:
-            return float(json.loads((self.folder / BEST_VALUE).read_text(encoding="utf-8"))[self.best_metric])
-        except (OSError, ValueError, KeyError):
+            facts = checkpoint_trailer.facts_of(self.folder / BEST)
+            if facts is None:  # of an earlier version
+                values = json.loads((self.folder / _EARLIER_BEST_VALUE).read_text(encoding="utf-8"))
+            else:
+                values = facts["best"]
+            return float(values[self.best_metric])
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def _step_of_last(self) -> int | None:
@@ -135,7 +148,7 @@ class Checkpoints(pl.Callback):
             self.save_last(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self.save_last(trainer)
+        self.save_at_end(trainer)
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
         if isinstance(exception, NonFiniteLoss):
@@ -153,9 +166,22 @@ class Checkpoints(pl.Callback):
     def save_before_end(self, trainer: pl.Trainer) -> None:
         """As `save_last`, for a run that is stopped: what is not finite is not saved, and the run ends as it was to."""
         try:
-            self.save_last(trainer)
+            self.save_at_end(trainer)
         except NonFiniteLoss as error:
             _LOG.warning("%s %s", error, self._way_back())
+
+    def save_at_end(self, trainer: pl.Trainer) -> None:
+        """As `save_last`; tried a second time if it failed, in the room of the file that the save would drop anyway."""
+        self.save_last(trainer)
+        is_missing = self._saved_step != trainer.global_step
+        if trainer.world_size > 1:
+            is_missing = trainer.strategy.broadcast(is_missing)
+        if not is_missing:
+            return
+        if trainer.is_global_zero and self._keep > 1:
+            with suppress(OSError):
+                (self.folder / f"last-{self._keep - 1}.ckpt").unlink(missing_ok=True)
+        self.save_last(trainer)
 
     def save_last(self, trainer: pl.Trainer) -> None:
         """Write ``last.ckpt`` for the steps done so far, unless it is there already.
@@ -197,12 +223,17 @@ class Checkpoints(pl.Callback):
         if trainer.is_global_zero:
             failure = failure or self._put(temporary, name)
             if failure is not None:
-                temporary.unlink(missing_ok=True)
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+        if name == LAST:
+            self.failure = failure
         if failure is not None:
             self._on_disk_error(failure, trainer.global_step)
         is_written: bool = failure is None
         if trainer.world_size > 1:
             is_written = trainer.strategy.broadcast(is_written)
+        if is_written:
+            self.saved[name] = trainer.global_step
         if is_written and trainer.is_global_zero:
             self._on_saved(trainer.global_step, name)
         return is_written
@@ -212,7 +243,7 @@ class Checkpoints(pl.Callback):
         try:
             if name == LAST:
                 self._rotate()
-            temporary.replace(self.folder / name)
+            checkpoint_trailer.replace(temporary, self.folder / name)
         except OSError as error:
             return error
         return None

@@ -88,4 +88,4 @@ class BeforeUsers(pl.Callback):
         self._checkpoints.save_if_due(trainer)
 
     def on_train_end(self, trainer: pl.Trainer, module: Any) -> None:
-        self._checkpoints.save_last(trainer)
+        self._checkpoints.save_at_end(trainer)

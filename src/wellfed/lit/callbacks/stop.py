@@ -1,17 +1,20 @@
-"""Ends a run at the end of a step or a validation when a signal has asked for it."""
+"""Ends a run at the end of a step or a validation when a signal has asked for it; saves what a failure would lose."""
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable
 from typing import Any
 
 import lightning.pytorch as pl
 
-from wellfed.errors import DataError
+from wellfed.errors import first_line
 from wellfed.lit.callbacks.clock import is_within_step
+from wellfed.step.non_finite import NonFiniteLoss
 from wellfed.stop_request import Stopped, StopRequest
 
+_LOG = logging.getLogger(__name__)
 AGREE_EVERY_STEPS = 10
 """With several ranks, which must stop at the same step: asking one another costs a collective and a wait."""
 
@@ -21,7 +24,7 @@ class StopAtStepEnd(pl.Callback):
 
     def __init__(self, request: StopRequest, before_stop: Callable[[pl.Trainer], None]) -> None:
         self._request, self._before_stop = request, before_stop
-        self._is_stopping = False
+        self._is_stopping = self._has_stepped = False
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         # Lightning has put its own SIGTERM handler before ours: it would end the ranks without a checkpoint.
@@ -36,6 +39,7 @@ class StopAtStepEnd(pl.Callback):
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if is_within_step(trainer):
             return
+        self._has_stepped = True
         if trainer.world_size == 1 or trainer.global_step % AGREE_EVERY_STEPS == 0:
             self._stop_if_asked(trainer)
 
@@ -63,17 +67,32 @@ class StopAtStepEnd(pl.Callback):
         self._request.is_stepping = False
 
     def on_exception(self, trainer: pl.Trainer, module: Any, exception: BaseException) -> None:
-        was_stepping, self._request.is_stepping = self._request.is_stepping, False
-        came_with_a_batch = isinstance(exception, (Stopped, DataError))
-        if came_with_a_batch and not (was_stepping or self._is_stopping) and _is_between_steps(trainer):
+        """Keeps the state after the last whole step, whatever ended the training, where the state is sound."""
+        self._request.is_stepping = False
+        is_sound = self._has_stepped and not isinstance(exception, NonFiniteLoss)
+        if self._is_stopping or not is_sound or not _is_between_steps(trainer):
+            return
+        try:
             self._stop(trainer)
+        except Exception as error:  # noqa: BLE001  what ended the training must not be lost to it
+            _LOG.warning("The state after step %d could not be saved: %s", trainer.global_step, first_line(error))
+            _LOG.info("saving it", exc_info=True)
 
 
 def _is_between_steps(trainer: pl.Trainer) -> bool:
-    """It happened while a batch was waited for: what is trained and where the loader is agree."""
+    """Whether no step is under way on the only rank; puts the loader's position back to the last whole step.
+
+    A batch may have been delivered for a step that has not begun. In a stream there is no way back to before it.
+    """
     loader = trainer.train_dataloader
     if trainer.world_size > 1 or not hasattr(loader, "state_dict"):
         return False
-    processed: int = trainer.fit_loop.epoch_loop.batch_progress.current.processed
-    steps, parts = divmod(processed, trainer.accumulate_grad_batches)
-    return processed > 0 and parts == 0 and loader.state_dict().get("batch") == steps
+    progress, position = trainer.fit_loop.epoch_loop.batch_progress.current, loader.state_dict()
+    steps, parts = divmod(progress.processed, trainer.accumulate_grad_batches)
+    if progress.started != progress.processed or parts or "batch" not in position:
+        return False
+    is_before_epoch = steps == 0 and position["epoch"] < trainer.current_epoch
+    if position["batch"] == steps + 1 and not is_before_epoch and "stream" not in position:
+        loader.load_state_dict({**position, "batch": steps})
+        return True
+    return is_before_epoch or position["batch"] == steps

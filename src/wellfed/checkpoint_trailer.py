@@ -1,0 +1,167 @@
+"""Writes and checks the trailer of a checkpoint: a few facts about it and a SHA-256, in the comment of its zip archive.
+
+The digest is in the file itself, so it survives a rename, a copy and a crash. torch and zipfile ignore the comment.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_BEGIN, _DIGEST = b"wellfed ", b" sha256 "
+_HEX = 64
+"""Length of the digest, in hexadecimal digits."""
+_MOST = 0xFFFF
+"""Bytes of the longest comment of a zip archive."""
+_CHUNK = 1 << 20
+
+
+class _Hashing:
+    """A file for `torch.save` that hashes what is written, and holds back the length of the archive's comment.
+
+    It raises nothing within ``write``, whose caller is C++ code: an error waits for `end`.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self._hash, self._held = file, hashlib.sha256(), b""
+        self._failure: BaseException | None = None
+
+    def write(self, content: Any) -> int:
+        if self._failure is None:
+            try:
+                self._write(memoryview(content).cast("B"))
+            except BaseException as error:  # noqa: BLE001  a signal's, too
+                self._failure = error
+        return len(content)
+
+    def flush(self) -> None:
+        """Nothing is buffered but what is held back."""
+
+    def _write(self, content: memoryview) -> None:
+        if len(content) >= 2:
+            self._put(memoryview(self._held))
+            self._put(content[:-2])
+            self._held = bytes(content[-2:])
+        else:
+            held = self._held + bytes(content)
+            self._put(memoryview(held[:-2]))
+            self._held = held[-2:]
+
+    def _put(self, content: memoryview) -> None:
+        self._hash.update(content)
+        while content:
+            content = content[self._file.write(content) :]
+
+    def end(self, facts: Mapping[str, Any]) -> None:
+        """Write the trailer. Raises what could not be raised before."""
+        if self._failure is not None:
+            raise self._failure
+        text = _BEGIN + json.dumps(facts).encode() + _DIGEST
+        self._put(memoryview((len(text) + _HEX).to_bytes(2, "little") + text))
+        self._put(memoryview(self._hash.hexdigest().encode()))
+
+
+def write(path: Path, save: Callable[[Any], None], facts: Mapping[str, Any]) -> None:
+    """Write a file with a trailer beside its target, flush it to disk, rename it. Leaves nothing behind on failure.
+
+    Args:
+        save: writes a zip archive without a comment to the file it is given.
+    """
+    temporary = path.with_name(f".{path.name.lstrip('.')}.tmp")  # a killed run leaves one at most
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            hashing = _Hashing(file)
+            try:
+                save(hashing)
+            except Exception:
+                hashing.end({})  # the cause, if writing failed
+                raise
+            hashing.end(facts)
+            os.fsync(file.fileno())
+        replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def copy(source: Path, target: Path, facts: Mapping[str, Any]) -> None:
+    """Copy a checkpoint as `write` does, with these facts beside its own."""
+    found, size = _trailer(source), source.stat().st_size
+    own, left = ({}, size) if found is None else (found[0], found[2])
+
+    def save(file: Any) -> None:
+        with source.open("rb") as original:
+            for chunk in _chunks(original, left):
+                file.write(chunk)
+        if found is not None:
+            file.write(b"\0\0")  # the length of a comment that is not there yet
+
+    write(target, save, {**own, **facts})
+
+
+def replace(temporary: Path, path: Path) -> None:
+    """Rename a file over another, for good: the folder is flushed to disk too, where the system can do that."""
+    temporary.replace(path)
+    with suppress(OSError):
+        descriptor = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def facts_of(path: Path) -> dict[str, Any] | None:
+    """The facts in a trailer, whether or not the digest matches; None where the file has none.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    found = _trailer(path)
+    return None if found is None else found[0]
+
+
+def is_intact(path: Path) -> bool | None:
+    """Whether the digest matches the content, which is read as a whole; None where the file has no trailer.
+
+    Raises:
+        OSError: the file can't be read.
+    """
+    found = _trailer(path)
+    if found is None:
+        return None
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for chunk in _chunks(file, path.stat().st_size - _HEX):
+            digest.update(chunk)
+    return digest.hexdigest().encode() == found[1]
+
+
+def _chunks(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The first bytes of a file, up to this size."""
+    while size > 0 and (chunk := file.read(min(size, _CHUNK))):
+        size -= len(chunk)
+        yield chunk
+
+
+def _trailer(path: Path) -> tuple[dict[str, Any], bytes, int] | None:
+    """Facts, digest, and the place of the comment's length."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _MOST))
+        tail = file.read()
+    text, digest = tail[:-_HEX], tail[-_HEX:]
+    begin = text.rfind(_BEGIN + b"{")
+    if begin < 0 or not text.endswith(_DIGEST):
+        return None
+    try:
+        facts = json.loads(text[begin + len(_BEGIN) : -len(_DIGEST)])
+    except ValueError:  # damaged: the digest does not match either
+        facts = {}
+    return facts if isinstance(facts, dict) else {}, digest, size - len(tail) + begin - 2

@@ -1,0 +1,209 @@
+"""What a run says of its checkpoints when it ends, and what it goes on from."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from wellfed.config.compose import compose
+from wellfed.config.schema import ScheduleConfig
+from wellfed.contract import Datasets, LossOutput
+from wellfed.record import RunRecord
+from wellfed.run.train import train
+
+resource = pytest.importorskip("resource")
+pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")
+LARGEST = 600_000
+"""Bytes of a file on the full disk: room for the record and the tables, not for the weights."""
+
+
+class Rows:
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        Model.at_sample(index)
+        x = torch.randn(400, generator=torch.Generator().manual_seed(index))
+        return {"x": x, "y": x.sum(0, keepdim=True)}
+
+
+def data() -> Datasets:
+    return Datasets(Rows(), Rows())
+
+
+class Model(nn.Module):
+    """Weights of 640 KB; a test may have something happen in a training step, or where a sample is read."""
+
+    at_step: ClassVar[Callable[[int], None]]
+    at_sample: ClassVar[Callable[[int], None]]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.steps = nn.Sequential(nn.Linear(400, 400), nn.Dropout(0.1), nn.Linear(400, 1)), 0
+
+    def loss(self, batch: dict[str, Tensor]) -> LossOutput:
+        if self.training:
+            self.steps += 1
+            Model.at_step(self.steps)
+        return LossOutput((self.net(batch["x"]) - batch["y"]).square().mean())
+
+
+@pytest.fixture(autouse=True)
+def nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Model, "at_step", staticmethod(lambda step: None), raising=False)
+    monkeypatch.setattr(Model, "at_sample", staticmethod(lambda index: None), raising=False)
+
+
+@contextmanager
+def a_disk_that_fills() -> Iterator[Callable[[], None]]:
+    """From the call of what it hands out on no file may grow beyond `LARGEST`."""
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST, before[1]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+
+
+def ran(tmp_path: Path, *overrides: str, schedule: Any = None, optimizer: Any = None) -> tuple[int, Path]:
+    """Train; the exit code and the run folder."""
+    made = compose(
+        [
+            "config.allow_targets=[torch,wellfed,workloads,tests]",
+            *("logger=none", "loader=baseline", "trainer.accelerator=cpu", "telemetry.enabled=false"),
+            *(f"paths.log_dir={tmp_path}", f"paths.cache_dir={tmp_path / 'cache'}", "trainer.max_steps=12"),
+            *("trainer.max_epochs=null", "trainer.checkpoint_every_steps=3", "trainer.sanity_batches=0", *overrides),
+        ]
+    )
+    workload = replace(
+        made.config.workload,
+        name="w",
+        effective_batch_size=8,
+        model={"_target_": f"{__name__}.Model"},
+        data={"_target_": f"{__name__}.data"},
+        **({} if optimizer is None else {"optimizer": optimizer}),
+        schedule=schedule or ScheduleConfig(),
+    )
+    runs = tmp_path / "w" / "runs"
+    before = set(runs.glob("*"))
+    code = train(replace(made, config=replace(made.config, workload=workload)))
+    found = set(runs.glob("*")) - before or before
+    return code, max(found)
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+
+
+def test_weights_that_can_not_be_written_are_not_ok(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with a_disk_that_fills() as fill:
+        monkeypatch.setattr(Model, "at_step", staticmethod(lambda step: fill() if step == 5 else None))
+        code, folder = ran(tmp_path)
+    record = RunRecord.read(folder)
+    assert (code, record.status, record.exit_code, record.steps) == (1, "failed", 1, 12)
+    assert record.error is not None
+    assert record.error["kind"] == "disk"
+    told = capsys.readouterr().err
+    assert "The weights of step 12 could not be written to" in told
+    assert "last saved step 3 of 12. resume=auto goes on from step 3 (last.ckpt)." in told
+    assert weights(folder)
+    assert "val/loss" in record.metrics  # what was trained was still validated
+
+
+def test_nothing_is_promised_where_nothing_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def impatient(step: int) -> None:
+        if step == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Model, "at_step", staticmethod(impatient))
+    code, folder = ran(tmp_path)
+    told = capsys.readouterr().err
+    assert (code, RunRecord.read(folder).status) == (143, "interrupted")
+    assert "last saved step 0 of 1. There is no checkpoint to go on from" in told
+    assert "resume=auto goes on" not in told
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGHUP, 129), (signal.SIGUSR1, 138)])
+def test_other_signals_end_a_run_as_sigterm_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], signum: int, code: int
+) -> None:
+    def hear(step: int) -> None:
+        if step == 4:
+            os.kill(os.getpid(), signum)
+
+    monkeypatch.setattr(Model, "at_step", staticmethod(hear))
+    before = signal.signal(signum, signal.SIG_DFL)  # whoever runs the tests may ignore it
+    try:
+        ended, folder = ran(tmp_path)
+    finally:
+        signal.signal(signum, before)
+    record = RunRecord.read(folder)
+    assert (ended, record.status, record.exit_code, record.steps) == (code, "interrupted", code, 4)
+    assert torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] == 4
+    assert "resume=auto goes on from step 4 (last.ckpt)." in capsys.readouterr().err
+
+
+def test_a_full_disk_while_the_data_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two faults at once: the one that ended the run is told, and what is saved."""
+    with a_disk_that_fills() as fill:
+
+        def both(step: int) -> None:
+            if step == 5:
+                fill()
+                monkeypatch.setattr(Model, "at_sample", staticmethod(lambda index: 1 // 0))
+
+        monkeypatch.setattr(Model, "at_step", staticmethod(both))
+        code, folder = ran(tmp_path)
+    record, told = RunRecord.read(folder), capsys.readouterr().err
+    assert (code, record.status) == (1, "failed")
+    assert record.error is not None
+    assert "ZeroDivisionError" in record.error["message"]
+    assert "last saved step 3 of 5." in told
+    assert "disk_full" in [event["kind"] for event in record.events]
+
+
+def test_a_signal_while_a_checkpoint_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with a_disk_that_fills() as fill:
+
+        def both(step: int) -> None:
+            if step == 5:
+                fill()
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        monkeypatch.setattr(Model, "at_step", staticmethod(both))
+        code, folder = ran(tmp_path)
+    assert (code, RunRecord.read(folder).status) == (143, "interrupted")
+    assert "last saved step 3 of 5." in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_does_not_load_is_passed_over(tmp_path: Path) -> None:
+    """One of an earlier version has no digest."""
+    _, folder = ran(tmp_path)
+    last, before = (folder / "checkpoints" / f"{name}.ckpt" for name in ("last", "last-1"))
+    torch.save({"nothing": "that is needed"}, last)
+    code, again = ran(tmp_path, f"resume={folder}", f"hydra.run.dir={folder}", "trainer.max_steps=14")
+    record = RunRecord.read(folder)
+    assert (code, again, record.status, record.steps) == (0, folder, "ok", 14)
+    kinds = [event["kind"] for event in record.events]
+    assert ("checkpoint_damaged" in kinds, "resume" in kinds) == (True, True)
+    assert record.resumed_from == str(before)
+    assert json.loads((folder / "run.json").read_text())["process_start"]
