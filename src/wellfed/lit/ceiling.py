@@ -34,7 +34,8 @@ from wellfed.timing.step_clock import WARMUP_STEPS, StepClock, StepRow
 
 CEILING_BATCHES = 4
 """Distinct batches that are taken in turn; caches must not make them cheaper than real ones."""
-_HOOKS = [name for room in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(room) if name.startswith("on_")]
+HOOKS = [name for room in (ModelHooks, DataHooks, CheckpointHooks) for name in vars(room) if name.startswith("on_")]
+"""Hooks of a LightningModule."""
 _KEPT_HOOK = "on_after_batch_transfer"
 """Changes a batch on the device: without it the step would be another."""
 _DONE_BEFORE = ("prepare_data", "setup", "configure_model", "teardown")
@@ -156,7 +157,7 @@ def steps_alone(module: pl.LightningModule, *, is_set_up: bool, moves: bool = Fa
     """Within, nothing of a user's LightningModule is called but what makes a step, ``setup`` if it is not set up, and
     what ``moves`` its batches to the device; else they are there already."""
     kept = (_KEPT_HOOK, "on_before_batch_transfer") if moves else (_KEPT_HOOK,)
-    names = [name for name in _HOOKS if name not in kept]
+    names = [name for name in HOOKS if name not in kept]
     names += ["configure_callbacks", *(_DONE_BEFORE if is_set_up else ())]
     own = module.configure_optimizers
     instead: dict[str, Any] = {name: MethodType(getattr(pl.LightningModule, name), module) for name in names}

@@ -31,6 +31,7 @@ from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, NodeWatch, Usage
 from wellfed.run.other_ranks import NodeGpus
 from wellfed.run.resume import CHECKPOINTS
 from wellfed.telemetry.run_progress import Progress
+from wellfed.timing.wall import Wall
 from wellfed.tracking import wandb_sink
 from wellfed.tracking.journal import Journal
 from wellfed.tracking.sink import Sink, Sinks
@@ -63,6 +64,9 @@ class Bookkeeper:
         self.journal = Journal(record, folder, earlier_s=earlier_s)
         self._passed_at_s = record.duration_s
         self.progress = Progress(time_s=self.journal.time_s)
+        self.wall = Wall()
+        self.progress.around = self.wall.during
+        self._wall_before = record.wall
         self.loggers: list[Any] = []
         """Of Lightning, for its Trainers: those that were chosen, once they are open."""
         self._phases_before = record.phases
@@ -327,6 +331,7 @@ class Bookkeeper:
             record.readiness_frac = summary.readiness_frac
             record.loading = {**record.loading, **summary.loading()}
         record.phases = {**self._phases_before, **self._phases()}
+        record.wall = self.wall.entry(self._wall_before)
         record.metrics = {**record.metrics, **metrics}
         if self._usage is not None:
             record.memory, record.host = self._usage.entries()

@@ -49,6 +49,7 @@ from wellfed.run.resume import CHECKPOINTS
 from wellfed.run.user_callbacks import check_monitors
 from wellfed.stop_request import StopRequest
 from wellfed.timing.step_clock import WARMUP_STEPS, StepClock
+from wellfed.timing.wall import LOGGING, VALIDATION
 
 _LOG = logging.getLogger(__name__)
 _LITTLE_MS = 500
@@ -103,7 +104,7 @@ class Passes:
         """Of the splits that are read while it trains."""
         self._ceiling_steps = config.telemetry.ceiling_steps if config.telemetry.enabled else 0
         self.figures = figures = Figures(
-            books.journal.metrics,
+            self._log,
             every=trainer.log_every_steps,
             stop_on_nan=trainer.on_nan.value == "raise" and not is_guest,
             throughput=books.journal.recent_throughput,
@@ -176,11 +177,16 @@ class Passes:
         pruning = Pruning(judge, self._latest_best_metric, total_steps, validations)
         keep = [self._checkpoints, pruning, StopAtStepEnd(stop, self._checkpoints.save_before_end)]
         trainer = self._learner.training(self._options, callbacks, keep)
-        with self._eval_batches("val", trainer) as val_batches:
-            try:
-                self._fit(trainer, clock, val_batches, checkpoint)
-            finally:
-                self._loaders.pop("val", None)
+        with self._books.wall.running():
+            with self._eval_batches("val", trainer) as val_batches:
+                try:
+                    self._fit(trainer, clock, val_batches, checkpoint)
+                finally:
+                    self._loaders.pop("val", None)
+            self._end_training(trainer, pruning)
+
+    def _end_training(self, trainer: Any, pruning: Pruning) -> None:
+        """Notes what ended it, and validates the last step."""
         if self._options.world_size > 1:
             self._compare_waiting()
         self._books.record.ended_by = lit.ended_by(trainer, self._options)
@@ -216,7 +222,7 @@ class Passes:
         keep = [StopAtStepEnd(stop, lambda trainer: None)]
         steps = warmup + measure.steps
         options = replace(self._options, max_epochs=None, max_steps=steps, max_time_s=None, validate_every_steps=None)
-        with self._learner.measuring():
+        with self._learner.measuring(), self._books.wall.running():
             self._fit(self._learner.training(options, callbacks, keep, is_timed=True), clock, None, None)
 
     def _data_for(self, mode: FeatureModeName) -> Datasets:
@@ -230,7 +236,16 @@ class Passes:
 
     def _clock(self) -> StepClock:
         device = torch.device("cuda" if self._options.accelerator == "gpu" else "cpu")
-        return StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device))
+        wall = self._books.wall
+        if device.type == "cuda":
+            wall.wait_for_device = torch.cuda.synchronize
+        return StepClock(origin_s=self._journal.origin_s, new_event=lit.new_event_factory(device), wall=wall)
+
+    def _log(self, *figures: Any, **about: Any) -> None:
+        """Hands figures to the journal; the time counts as logging."""
+        before = self._books.wall.switch(LOGGING)
+        self._journal.metrics(*figures, **about)
+        self._books.wall.back(before)
 
     def _callbacks(self, clock: Clock, on_start: Callable[[], None]) -> list[Any]:
         def started() -> None:
@@ -369,7 +384,7 @@ class Passes:
             return
         learner.begin_pass()
         trainer = learner.evaluating([ProgressReport(self._progress), self.figures])
-        with self._eval_batches("val", trainer) as batches:
+        with self._books.wall.during(VALIDATION), self._eval_batches("val", trainer) as batches:
             trainer.validate(learner.module, batches, verbose=False)
         value = self._latest_best_metric()
         if value is not None and self._rank == 0:
