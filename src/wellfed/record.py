@@ -118,6 +118,8 @@ class MachineEntry(TypedDict, total=False):
 
     cpu: str
     cpu_quota_cores: float
+    host_cores: int
+    """CPUs of the machine, of which this process may use less."""
     ram_gib: float
     shm_gib: float | None
     gpus: list[dict[str, Any]]

@@ -88,6 +88,7 @@ class Bookkeeper:
         self.record.machine = {
             "cpu": facts.cpu,
             "cpu_quota_cores": facts.cpu_quota_cores,
+            "host_cores": os.cpu_count() or 1,
             "ram_gib": facts.ram_gib,
             "shm_gib": facts.shm_gib,
             "gpus": [asdict(gpu) for gpu in facts.gpus],

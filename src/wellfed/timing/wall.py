@@ -35,6 +35,11 @@ def is_within_steps(name: str) -> bool:
     return name.rpartition(".")[2] in _WITHIN_STEPS
 
 
+def hooks_within_steps_s(wall: WallEntry) -> float:
+    """Seconds of the hooks that ran within steps."""
+    return sum(spent_s for name, spent_s in wall["callbacks"].items() if is_within_steps(name))
+
+
 class Wall:
     """Gives each moment of training to one account. What runs within another account is taken from that one."""
 
