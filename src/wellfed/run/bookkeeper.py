@@ -69,6 +69,8 @@ class Bookkeeper:
         self._wall_before = record.wall
         self.loggers: list[Any] = []
         """Of Lightning, for its Trainers: those that were chosen, once they are open."""
+        self.bad_sample: dict[str, Any] = {}
+        """Facts of the sample whose values ended the training."""
         self._phases_before = record.phases
         self._resumed_at: int | None = None
         self._usage: Usage | None = None
@@ -288,7 +290,7 @@ class Bookkeeper:
         if outcome.status == "interrupted":
             self.journal.event("signal", message=outcome.message, advice=outcome.advice)
         if outcome.by_non_finite_loss:
-            self.journal.event("nan", action="raise")
+            self.journal.event("nan", action="raise", **self.bad_sample)
         self._fill_in(metrics)
         doubt = contradiction(record)
         if doubt is not None:
