@@ -109,7 +109,7 @@ def test_the_ceiling_has_whole_batches_wherever_training_ended(tmp_path: Path, s
     passes, journal, model = passes_of(tmp_path, f"trainer.max_steps={steps}", "trainer.max_epochs=null")
     fit(passes)
     assert model.sizes == [4, 4, 4, 4, 4, 2, 4][:steps]
-    rate = passes.ceiling()
+    rate = passes.ceiling(Terminal(quiet=True))
     assert rate is not None
     assert model.sizes[steps:] == [4] * 8
     assert "ceiling_failed" not in kinds(journal)
@@ -149,7 +149,7 @@ def test_a_ceiling_that_fails_is_an_event_and_nothing_else(
     weights = [parameter.clone() for parameter in model.parameters()]
     before = kinds(journal)
     spoil(model)
-    assert passes.ceiling() is None
+    assert passes.ceiling(Terminal(quiet=True)) is None
     assert kinds(journal) == [*before, "ceiling_failed"]
     assert words in journal.record.events[-1]["message"]
     assert all(torch.equal(now, then) for now, then in zip(model.parameters(), weights, strict=True))
@@ -160,14 +160,14 @@ def test_who_stops_a_run_in_its_ceiling_has_stopped_it(tmp_path: Path) -> None:
     fit(passes)
     model.fails_with = Stopped(15)
     with pytest.raises(Stopped):
-        passes.ceiling()
+        passes.ceiling(Terminal(quiet=True))
     assert "ceiling_failed" not in kinds(journal)
 
 
 @pytest.mark.parametrize("more", [("telemetry.ceiling_steps=0",), ("telemetry=none",)])
 def test_a_ceiling_that_was_not_asked_for_takes_no_step(tmp_path: Path, more: Sequence[str]) -> None:
     passes, _, model = passes_of(tmp_path, *more)
-    assert passes.ceiling() is None
+    assert passes.ceiling(Terminal(quiet=True)) is None
     assert model.sizes == []
     assert passes.warm_up() is None
     assert model.sizes == [4] * 4

@@ -159,7 +159,7 @@ class Run:
             if not passes.is_pruned:
                 written = {name: str(path.relative_to(self.folder)) for name, path in passes.test().items()}
                 books.record.artifacts.update(written)
-                books.ceiling(passes.ceiling())
+                books.ceiling(passes.ceiling(self._console))
             assemble.end(planner.parts)
             passes.check_saved()
 
