@@ -112,6 +112,10 @@ class BuildTime(NamedTuple):
     wall_ms: float
     cpu_ms: float
     """Of the thread that built it."""
+    slowest_ms: float | None = None
+    """Time of the sample that took longest; None where whole batches are fetched."""
+    slowest_index: int | None = None
+    """Index of that sample."""
 
 
 @dataclasses.dataclass

@@ -235,6 +235,8 @@ class LoadingEntry(TypedDict, total=False):
     """CPU time over wall time of building; the rest was waiting for a disk, a network, a lock or a core."""
     batch_mib: float
     """Tensors of one batch of one rank."""
+    build_ms_alone: float
+    """What one worker took to build a batch before training, with no other beside it; absent: not timed."""
     has_fetch: bool
     """The data gives whole batches at once."""
     most_workers: int

@@ -104,6 +104,8 @@ class Bookkeeper:
         self.record.loading = {**self.record.loading, "has_fetch": plan.loader.has_fetch}
         if plan.loader.most_workers is not None:
             self.record.loading["most_workers"] = plan.loader.most_workers
+        if plan.loader.build_ms is not None and plan.loader.num_workers:
+            self.record.loading["build_ms_alone"] = plan.loader.build_ms
         self.journal.save()
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:

@@ -27,4 +27,4 @@ def check(evidence: Evidence) -> Finding | None:
     )
     figures = {**feeding.figures(), "build_ms_p99": p99_ms}
     change = knobs(evidence, prefetch_factor=needed)
-    return Finding("uneven_batches", said, figures, change, gain=feeding.gain(feeding.num_workers))
+    return Finding("uneven_batches", said, figures, change, gain=feeding.gain(feeding.num_workers, needed))
