@@ -9,6 +9,7 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.rules import (
     clocks_limited,
+    contended_loading,
     cpu_bound_loading,
     data_parallel,
     device_memory_full,
@@ -66,6 +67,7 @@ OF_STEPS: tuple[Rule, ...] = (
     too_few_workers.check,
     cpu_bound_loading.check,
     slow_storage.check,
+    contended_loading.check,
     workers_take_the_cpu.check,
     uneven_batches.check,
     slow_samples.check,
