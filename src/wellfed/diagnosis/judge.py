@@ -33,6 +33,7 @@ from wellfed.diagnosis.rules import (
     slow_start,
     slow_storage,
     small_batch,
+    step_time_trend,
     synchronisation,
     tensor_cores_idle,
     too_few_steps,
@@ -78,6 +79,7 @@ OF_STEPS: tuple[Rule, ...] = (
     frequent_checkpoints.check,
     frequent_validation.check,
     slow_callbacks.check,
+    step_time_trend.check,
     utilisation_swings.check,
 )
 """Decide from figures of enough steps."""

@@ -81,6 +81,8 @@ MOST_READY_FRAC = 0.8
 """Share of host memory, or of /dev/shm, that batches kept ready may take: beyond it the plan warns, too."""
 MEMORY_FULL_FRAC = 0.9
 """Share of the machine's memory that the run holds: more is nearly full."""
+TREND_FACTOR = 1.25
+"""Time of the last steps over that of the first: less may be noise that lasts (a proposal)."""
 SLOW_START_FRAC, SLOW_START_S = 0.1, 2.0
 """Share of training, and seconds, that its first steps took beyond what others take."""
 PAUSE_FRAC = 0.05
