@@ -79,7 +79,16 @@ def batch_size(batch: Batch) -> int:
 
 def num_bytes(batch: Batch) -> int:
     """Bytes of all tensors of the batch."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch))
+    return sum(bytes_by_dtype(batch).values())
+
+
+def bytes_by_dtype(batch: Batch) -> dict[str, int]:
+    """Bytes of all tensors of the batch by their dtype, as ``float32``."""
+    found: dict[str, int] = {}
+    for tensor in tensors(batch):
+        name = str(tensor.dtype).removeprefix("torch.")
+        found[name] = found.get(name, 0) + tensor.numel() * tensor.element_size()
+    return found
 
 
 def split(batch: Batch, sizes: list[int]) -> list[Batch]:

@@ -8,11 +8,13 @@ from dataclasses import replace
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.rules import (
+    busy_thread,
     clocks_limited,
     contended_loading,
     cpu_bound_loading,
     data_parallel,
     device_memory_full,
+    few_threads,
     frequent_checkpoints,
     frequent_logging,
     frequent_validation,
@@ -22,6 +24,7 @@ from wellfed.diagnosis.rules import (
     loading_in_main_process,
     loss_blows_up,
     machine_was_slower,
+    many_tensors,
     memory_bound,
     memory_creeps,
     memory_unused,
@@ -41,6 +44,7 @@ from wellfed.diagnosis.rules import (
     uneven_batches,
     unexplained,
     utilisation_swings,
+    wide_batches,
     workers_take_the_cpu,
 )
 from wellfed.diagnosis.swing import main_swing
@@ -80,6 +84,10 @@ OF_STEPS: tuple[Rule, ...] = (
     frequent_validation.check,
     slow_callbacks.check,
     step_time_trend.check,
+    busy_thread.check,
+    few_threads.check,
+    many_tensors.check,
+    wide_batches.check,
     utilisation_swings.check,
 )
 """Decide from figures of enough steps."""

@@ -81,6 +81,15 @@ MOST_READY_FRAC = 0.8
 """Share of host memory, or of /dev/shm, that batches kept ready may take: beyond it the plan warns, too."""
 MEMORY_FULL_FRAC = 0.9
 """Share of the machine's memory that the run holds: more is nearly full."""
+BUSY_THREAD_CORES = 0.25
+"""Cores that a Python thread beside the steps takes: less hardly holds them up (a proposal)."""
+IDLE_CORES, WORKS_FRAC = 0.5, 0.6
+"""Cores that stand idle, and share of a step in which it computes: both or more for a note on threads (proposals)."""
+MANY_TENSORS, SMALL_TENSOR = 1000, 4096
+"""Tensors that are trained, and values in each on average: more tensors of fewer values are many small ones (a
+proposal; a layer of the smallest language models has more values)."""
+WIDE_FRAC, WIDE_MIB = 0.5, 0.01
+"""Share of a batch and MiB in float64: less is labels or a weight (a proposal)."""
 TREND_FACTOR = 1.25
 """Time of the last steps over that of the first: less may be noise that lasts (a proposal)."""
 SLOW_START_FRAC, SLOW_START_S = 0.1, 2.0
