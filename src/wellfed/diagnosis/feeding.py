@@ -119,7 +119,7 @@ class Feeding:
             return None
         quickest_ms = float(np.quantile(self.builds, 0.1)) if self.builds else self.build_ms
         factor = quickest_ms / self.alone_ms
-        return factor if factor >= CONTENTION_FACTOR and not self.is_cpu_full else None
+        return factor if factor >= CONTENTION_FACTOR else None
 
     @property
     def waits_for_core(self) -> bool:
