@@ -3,6 +3,7 @@
     python benchmarks/diagnosis.py [--only too_few_workers] [--shapes table] [--where cpu] [--out RECORD]
     python benchmarks/diagnosis.py --traces tests/traces --out benchmarks/records/<date>_diagnosis_cpu.json
     python benchmarks/diagnosis.py --only slow_copy --out RECORD --again
+    python benchmarks/diagnosis.py --judge tests/traces
 
 Each fault of `planted_faults.py` is planted in a run of `src/train.py` of each workload shape, on the CPU or on the
 simulated card (tests/fake_cuda, tests/fake_nvml). The first finding of its run.json is compared with the cause; what
@@ -12,13 +13,19 @@ checkpoints in its midst included.
 
     won back = (changed - planted) / (healthy - planted)
 
-One run at a time. All of it takes about half an hour on two cores that do nothing else.
+One run at a time. ``--no-after`` leaves out the second and the third: the first finding alone is compared, in about 20
+minutes on two cores that do nothing else; with them it takes an hour. ``--judge`` runs nothing: it judges the tables
+that ``--traces`` has kept.
+
+Where other programs take a quarter of the cores and more, unless the fault brings them, there is no verdict: such runs
+are counted as busy, and are neither right nor wrong.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import json
 import os
 import statistics
@@ -34,9 +41,12 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "src"), str(ROOT / "benchmarks")]
 
-from planted_faults import FAULTS, HEALTHY, SHAPES, Fault, Healthy, Shape  # noqa: E402
+from planted_faults import FAULTS, HEALTHY, SHAPES, UNTUNED, Fault, Healthy, Shape  # noqa: E402
 from planted_runs import CARD, Machine, Run, save_trace  # noqa: E402
 
+from wellfed.diagnosis.evidence import Evidence  # noqa: E402
+from wellfed.diagnosis.judge import judge  # noqa: E402
+from wellfed.diagnosis.thresholds import OTHERS_FRAC  # noqa: E402
 from wellfed.hardware.detect import machine  # noqa: E402
 from wellfed.record import git_state  # noqa: E402
 
@@ -62,6 +72,9 @@ class Verdict:
     gain_predicted: float | None = None
     gain_measured: float | None = None
     has_cure: bool = False
+    others_cores: float = 0.0
+    is_busy: bool = False
+    """Other programs took so much of the machine that there is no verdict."""
 
     @property
     def gain_error_frac(self) -> float | None:
@@ -77,6 +90,17 @@ def is_right(planted: Run, fault: Fault) -> bool:
         return planted.first in (fault.cause, *fault.also)
     causes = [each["id"] for each in planted.findings if each["severity"] != "info"]
     return not causes and fault.cause in (each["id"] for each in planted.findings)
+
+
+def others_cores(run: Run) -> float:
+    """Cores that other programs kept at work while the run trained."""
+    return 0.0 if run.evidence is None else (run.evidence.mean("others_cpu_pct") or 0.0) / 100
+
+
+def has_company(run: Run) -> bool:
+    """Whether that is too much for a verdict."""
+    cores = os.cpu_count() if run.evidence is None else run.evidence.cores
+    return others_cores(run) >= OTHERS_FRAC * (cores or 1.0)
 
 
 def judge_fault(machine_: Machine, fault: Fault, shape: Shape, *, has_after: bool, traces: Path | None) -> Verdict:
@@ -98,6 +122,8 @@ def judge_fault(machine_: Machine, fault: Fault, shape: Shape, *, has_after: boo
         planted.rate,
         planted.judged_ms,
         has_cure=fault.cure is not None,
+        others_cores=others_cores(planted),
+        is_busy=has_company(planted) and not fault.burners,
     )
     if traces is not None and verdict.is_right:
         save_trace(planted, fault, traces / fault.where / f"{fault.kind}_{shape.name}.json.gz")
@@ -123,6 +149,8 @@ def judge_fault(machine_: Machine, fault: Fault, shape: Shape, *, has_after: boo
 def show(verdict: Verdict) -> None:
     """A run as it comes."""
     sign = "right" if verdict.is_right else f"WRONG, {verdict.cause} was planted"
+    if verdict.is_busy:
+        sign = f"no verdict: others took {verdict.others_cores:.1f} cores; {verdict.cause} was planted"
     line = f"{verdict.where:9} {verdict.shape:9} {verdict.kind:24} {verdict.first} ({sign})"
     if verdict.others:
         line += f", then {', '.join(verdict.others)}"
@@ -157,6 +185,8 @@ class HealthyVerdict:
     is_right: bool
     said: str
     judged_ms: float
+    others_cores: float = 0.0
+    is_busy: bool = False
 
 
 def judge_healthy(machine_: Machine, healthy: Healthy, shape: Shape, traces: Path | None) -> HealthyVerdict:
@@ -169,7 +199,10 @@ def judge_healthy(machine_: Machine, healthy: Healthy, shape: Shape, traces: Pat
     said = run.findings[0]["text"] if run.findings else run.printed[-400:]
     if traces is not None and right:
         save_trace(run, healthy, traces / healthy.where / f"{healthy.kind}_{shape.name}.json.gz")
-    return HealthyVerdict(healthy.kind, shape.name, healthy.where, run.first, run.notes, right, said, run.judged_ms)
+    names = healthy.kind, shape.name, healthy.where
+    return HealthyVerdict(
+        *names, run.first, run.notes, right, said, run.judged_ms, others_cores(run), is_busy=has_company(run)
+    )
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
@@ -184,7 +217,8 @@ def confusion(verdicts: Sequence[Verdict]) -> str:
     for kind in dict.fromkeys(verdict.kind for verdict in verdicts):
         of_kind = [verdict for verdict in verdicts if verdict.kind == kind]
         found = {first: sum(one.first == first for one in of_kind) for first in (one.first for one in of_kind)}
-        right = f"{sum(one.is_right for one in of_kind)}/{len(of_kind)}"
+        known = [one for one in of_kind if not one.is_busy]
+        right = f"{sum(one.is_right for one in known)}/{len(known)}"
         rows.append([kind, of_kind[0].where, of_kind[0].cause, right, ", ".join(f"{n} {i}" for i, n in found.items())])
     return table(rows)
 
@@ -202,13 +236,21 @@ def won_back(verdicts: Sequence[Verdict]) -> str:
 
 
 def summary(verdicts: Sequence[Verdict], healthy: Sequence[HealthyVerdict]) -> dict[str, Any]:
-    """The figures that the whole is held to."""
+    """The figures that the whole is held to, without the runs on a busy machine."""
+    busy = sum(one.is_busy for one in [*verdicts, *healthy])
+    verdicts = [one for one in verdicts if not one.is_busy]
+    healthy = [one for one in healthy if not one.is_busy]
+    untuned = {fault.kind for fault in UNTUNED}
+    of_untuned = [one for one in verdicts if one.kind in untuned]
     shares = [one.won_back_frac for one in verdicts if one.has_cure and one.healthy_per_s is not None]
     errors = [one.gain_error_frac for one in verdicts if one.gain_error_frac is not None and one.is_right]
     return {
         "planted": len(verdicts),
         "kinds": len({one.kind for one in verdicts}),
         "right": sum(one.is_right for one in verdicts),
+        "untuned": len(of_untuned),
+        "untuned_right": sum(one.is_right for one in of_untuned),
+        "busy": busy,
         "healthy": len(healthy),
         "healthy_right": sum(one.is_right for one in healthy),
         "curable": len(shares),
@@ -222,6 +264,9 @@ def sentence(found: dict[str, Any]) -> str:
     """The summary in words."""
     error = found["gain_error_frac_median"]
     said = f"The cause was first in {found['right']} of {found['planted']} planted runs ({found['kinds']} kinds); "
+    said += f"of kinds that the rules were not written with, in {found['untuned_right']} of {found['untuned']}; "
+    if found["busy"]:
+        said += f"{found['busy']} runs had no verdict, as other programs took the machine; "
     said += f"{found['healthy_right']} of {found['healthy']} healthy runs were called healthy; the printed override "
     said += f"won back 80 % and more in {found['won_back_80']} of {found['curable']} that a knob can cure; "
     said += "no gain was measured" if error is None else f"predicted gains were off by {100 * error:.0f} % (median)"
@@ -235,6 +280,30 @@ def _others(entries: Sequence[dict[str, Any]], now: Sequence[Any], kind: type[An
     return [one for one in found if (one.kind, one.where, one.shape) not in anew]
 
 
+def judge_traces(folder: Path) -> None:
+    """Judges recorded tables again; runs nothing."""
+    rows, num_right = [["trace", "expected", "right", "found"]], 0
+    with tempfile.TemporaryDirectory(prefix="diagnosis-") as place:
+        for path in sorted(folder.glob("*/*.json.gz")):
+            trace = json.loads(gzip.decompress(path.read_bytes()))
+            for name in ("run.json", "steps.csv", "telemetry.csv", "metrics.csv"):
+                (Path(place) / name).unlink(missing_ok=True)
+            for name, text in trace["files"].items():
+                (Path(place) / name).write_text(text)
+            findings, expected = judge(Evidence.read(Path(place))), trace["expected"]
+            causes = [one.id for one in findings if not one.is_note]
+            ids = [one.id for one in findings]
+            if expected["is_note"] or expected["cause"] == "healthy":
+                right = not causes and expected["cause"] in ids
+            else:
+                right = bool(ids) and ids[0] in (expected["cause"], *expected["also"])
+            num_right += right
+            name = f"{path.parent.name}/{path.name.removesuffix('.json.gz')}"
+            rows.append([name, expected["cause"], "right" if right else "WRONG", ", ".join(ids)])
+    print(table(rows))
+    print(f"{num_right} of {len(rows) - 1} traces are judged as recorded.")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default="", help="kinds, separated by commas; 'healthy' for those")
@@ -245,11 +314,15 @@ def main() -> None:
     parser.add_argument("--no-after", action="store_true", help="leave out the runs with the change and the cure")
     parser.add_argument("--keep", type=Path, help="a folder for the run folders")
     parser.add_argument("--traces", type=Path, help="a folder for what tests judge again: tests/traces")
+    parser.add_argument("--judge", type=Path, metavar="TRACES", help="judge what --traces has kept, and run nothing")
     parser.add_argument("--out", type=Path, help="the record")
     parser.add_argument("--again", action="store_true", help="what is planted now replaces its part of the record")
     chosen = parser.parse_args()
     if chosen.list:
         print(table([[each.where, each.kind, getattr(each, "cause", "healthy")] for each in [*FAULTS, *HEALTHY]]))
+        return
+    if chosen.judge:
+        judge_traces(chosen.judge)
         return
     only = set(filter(None, chosen.only.split(",")))
     shapes = [shape for shape in SHAPES if shape.name in chosen.shapes.split(",")]
@@ -267,7 +340,7 @@ def main() -> None:
         machine_ = stack.enter_context(Machine(folder.resolve()))
         for _ in range(chosen.repeats):
             for fault in filter(wanted, FAULTS):
-                for shape in shapes:
+                for shape in (one for one in shapes if not fault.shapes or one.name in fault.shapes):
                     verdicts.append(
                         judge_fault(machine_, fault, shape, has_after=not chosen.no_after, traces=chosen.traces)
                     )
@@ -277,6 +350,8 @@ def main() -> None:
                     found = judge_healthy(machine_, each, shape, chosen.traces)
                     healthy.append(found)
                     sign = "right" if found.is_right else "WRONG, nothing was planted"
+                    if found.is_busy:
+                        sign = f"no verdict: others took {found.others_cores:.1f} cores"
                     print(f"{found.where:9} {found.shape:9} {found.kind:24} {found.first} ({sign}) {found.notes or ''}")
                     print(f"    {found.said}", flush=True)
     commands = [" ".join(["python", "benchmarks/diagnosis.py", *sys.argv[1:]])]

@@ -74,6 +74,8 @@ class Fault:
     """The finding is a note, beside one that nothing costs time."""
     also: tuple[str, ...] = ()
     """Other ids that say the same of it."""
+    shapes: tuple[str, ...] = ()
+    """Shapes in which it costs something; empty = all."""
 
 
 @dataclass(frozen=True)
@@ -122,11 +124,29 @@ OF_LOADER = (
           _workers(4, "loader.worker_threads=8"), _workers(1, "loader.worker_threads=1")),
     Fault("uneven_batches", "uneven_batches", "cpu", _data(build_steps=0.8, heavy="true"),
           _workers(2, "loader.prefetch_factor=1"), _workers(2, "loader.prefetch_factor=8"), steps=160),
-    Fault("slow_samples", "slow_samples", "cpu", _data(build_steps=0.5, slow_samples=6, slow_s=0.8), _workers(2),
-          steps=120),
+    Fault("slow_samples", "slow_samples", "cpu", _data(build_steps=0.5, slow_samples=10, slow_s=0.8, num_batches=40),
+          _workers(2), steps=120),
+    Fault("slow_samples_once", "uneven_batches", "cpu", _data(build_steps=0.5, slow_samples=6, slow_s=0.8),
+          _workers(2), steps=120),
     Fault("slow_handover", "slow_handover", "cpu",
           ("workload.model.step_ms=12", "workload.data.step_ms=12", *_data(build_steps=0.5)), _workers(2), steps=120),
     Fault("host_memory_full", "host_memory_full", "cpu", _data(build_steps=0.5, dies_after=20), _workers(2)),
+)  # fmt: skip
+OF_LOADER_UNTUNED = (
+    Fault("lock_in_the_dataset", "contended_loading", "cpu", _data(build_steps=2.5, how="lock"), _workers(3)),
+    Fault("rate_limited_store", "contended_loading", "cpu", _data(build_steps=2.5, how="limit"), _workers(3)),
+    Fault("latency_with_a_tail", "too_few_workers", "cpu", _data(build_steps=3, latency=2.5), _workers(1),
+          also=("uneven_batches",), steps=120),
+    Fault("random_latency", "uneven_batches", "cpu", _data(build_steps=0.3, late=400, late_s=0.6), _workers(2),
+          steps=160, also=("too_few_workers",)),
+    Fault("float64_collate", "wide_batches", "cpu", (*WHOLE, *_data(wide="true", num_batches=40)), is_note=True,
+          shapes=("pictures", "sequences")),
+    Fault("jpeg_decoded_whole", "cpu_bound_loading", "cpu", _data(build_steps=4, how="jpeg"), _workers(2)),
+    Fault("slow_tokenizer", "cpu_bound_loading", "cpu", _data(build_steps=4, how="words"), _workers(2)),
+    Fault("nested_loader", "cpu_bound_loading", "cpu", _data(build_steps=4, how="nested"), _workers(2)),
+    Fault("slow_collate", "cpu_bound_loading", "cpu", _data(collate_steps=4), _workers(2)),
+    Fault("slow_collate_in_main_process", "loading_in_main_process", "cpu", _data(collate_steps=1.5), INLINE),
+    Fault("jittered_store", "too_few_workers", "cpu", _data(build_steps=3, jitter=0.5), _workers(1), _workers(5)),
 )  # fmt: skip
 OF_LOOP = (
     Fault("restarted_workers", "restarted_workers", "cpu",
@@ -147,6 +167,34 @@ OF_LOOP = (
     Fault("slow_start", "slow_start", "cpu", WHOLE, _model(first_s=4), is_note=True),
     Fault("data_parallel", "data_parallel", "cpu", WHOLE, _model(parallel="true")),
     Fault("machine_was_slower", "machine_was_slower", "cpu", (*WHOLE, *_model(rests="false", works="true")), burners=4),
+)  # fmt: skip
+OF_LOOP_UNTUNED = (
+    Fault("callback_at_batch_start", "slow_callbacks", "cpu", WHOLE, _callback(steps=0.8, when="on_train_batch_start")),
+    Fault("callback_before_backward", "slow_callbacks", "cpu", WHOLE, _callback(steps=0.8, when="on_before_backward")),
+    Fault("callback_after_backward", "slow_callbacks", "cpu", WHOLE, _callback(steps=0.8, when="on_after_backward")),
+    Fault("callback_before_optimizer", "slow_callbacks", "cpu", WHOLE,
+          _callback(steps=0.8, when="on_before_optimizer_step")),
+    Fault("work_at_epoch_ends", "slow_callbacks", "cpu", (*WHOLE, *_data(num_batches=20)),
+          _callback(steps=40, when="on_train_epoch_end")),
+    Fault("work_at_epoch_starts", "slow_callbacks", "cpu", (*WHOLE, *_data(num_batches=20)),
+          _callback(steps=40, when="on_train_epoch_start")),
+    Fault("average_on_the_host", "slow_callbacks", "cpu", WHOLE,
+          ("+callbacks.mean={_target_: planted_workload.HostAverage, values: 500000}",)),
+    Fault("slow_scheduler", "slow_callbacks", "cpu", WHOLE,
+          ("+workload.schedule={_target_: planted_workload.SlowSchedule, takes_ms: 30, interval: step}",)),
+    Fault("one_long_validation", "frequent_validation", "cpu", (*WHOLE, *_data(eval_batches=40), *_model(eval_steps=2)),
+          ("trainer.validate_every_steps=60",), steps=120),
+    Fault("few_long_checkpoints", "frequent_checkpoints", "cpu", (*WHOLE, *_model(extra_mib=400)),
+          ("trainer.checkpoint_every_steps=30",), steps=100),
+    Fault("background_thread", "busy_thread", "cpu", WHOLE, _model(burns="true")),
+    Fault("one_thread", "few_threads", "cpu", (*WHOLE, *_model(rests="false", works="true")), _model(threads=1),
+          is_note=True),
+    Fault("many_small_tensors", "many_tensors", "cpu", WHOLE, _model(rests="false", tiny=3000), is_note=True),
+    Fault("growing_loss", "step_time_trend", "cpu", WHOLE, _model(grows=0.03), steps=100),
+    Fault("growing_loss_with_workers", "step_time_trend", "cpu", (*_data(build_steps=0.2), *_workers(1)),
+          _model(grows=0.03), steps=100),
+    Fault("busy_machine", "busy_machine", "cpu", (*_data(build_steps=0.5, how="spin"), *_workers(1)), burners=4,
+          also=("machine_was_slower",)),
 )  # fmt: skip
 OF_CARD = (
     Fault("starved_card", "loading_in_main_process", "simulated", (*ON_CARD, *_data(build_steps=1.5)), INLINE,
@@ -178,7 +226,20 @@ OF_CARD = (
     Fault("pauses_of_its_own", "utilisation_swings", "simulated", (*ON_CARD, *WHOLE),
           _model(pause_every=40, pause_s=0.8), steps=320),
 )  # fmt: skip
-FAULTS = OF_LOADER + OF_LOOP + OF_CARD
+OF_CARD_UNTUNED = (
+    Fault("tiny_batches", "launch_bound", "simulated", (*ON_CARD, *WHOLE), ("workload.effective_batch_size=2",),
+          card={"launch_us": 300}, also=("small_batch",)),
+    Fault("small_tensors_on_card", "launch_bound", "simulated", (*_model(rests="false"), *WHOLE), _model(tiny=300),
+          card={"launch_us": 60}),
+    Fault("float64_copies", "slow_copy", "simulated", (*ON_CARD, *WHOLE, *_data(wide="true")),
+          ("loader.pin_memory=false", "loader.device_prefetch=0"), card={"pageable_steps": 0.4, "pinned_steps": 0.1}),
+    Fault("growing_loss_on_card", "step_time_trend", "simulated", (*ON_CARD, *WHOLE), _model(grows=0.03), steps=100),
+)  # fmt: skip
+TUNED = OF_LOADER + OF_LOOP + OF_CARD
+"""Kinds with which the rules were written."""
+UNTUNED = OF_LOADER_UNTUNED + OF_LOOP_UNTUNED + OF_CARD_UNTUNED
+"""Kinds that were thought of later, most by somebody else."""
+FAULTS = TUNED + UNTUNED
 
 LONG = ("workload.model.step_ms=80", "workload.data.step_ms=80")
 """Steps beside which the 2 ms count for nothing that a batch takes from a worker process to this one."""
@@ -189,6 +250,10 @@ HEALTHY = (
     Healthy("accumulated", "cpu", (*WHOLE, "memory.accumulate=2")),
     Healthy("epochs", "cpu", (*LONG, *_data(build_steps=0.3, num_batches=60), *_workers(2)), steps=180),
     Healthy("computes", "cpu", (*WHOLE, *_model(rests="false", works="true"))),
+    Healthy("augments", "cpu", (*LONG, *_data(build_steps=0.25, how="spin"), *_workers(1))),
+    Healthy("cheap_callbacks", "cpu", (*WHOLE, *_callback(steps=0.02))),
+    Healthy("short_validations", "cpu", (*WHOLE, *_data(eval_batches=1), "trainer.validate_every_steps=40"), steps=120),
+    Healthy("jitters", "cpu", (*WHOLE, *_model(jitters=0.15)), steps=120),
     Healthy("on_card", "simulated", (*ON_CARD, *WHOLE)),
     Healthy("workers_on_card", "simulated", (*ON_CARD, *_data(build_steps=0.3), *_workers(2))),
     Healthy("accumulated_on_card", "simulated", (*ON_CARD, *WHOLE, "memory.accumulate=2"), card={"sms": 4}),

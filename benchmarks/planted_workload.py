@@ -7,17 +7,26 @@ two cores are enough for the loader then.
 
 from __future__ import annotations
 
+import io
 import mmap
+import multiprocessing
 import os
+import re
 import signal
+import struct
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from wellfed.contract import Datasets, LossOutput
 from wellfed.sample_rng import SampleRng
@@ -37,8 +46,13 @@ class Samples:
     Args:
         build_steps: what all samples of a batch take together, in steps.
         how: ``sleep`` as for a disk or a network, ``spin`` as for work of the CPU, ``threads`` for work of as many
-            threads as torch has in the process.
+            threads as torch has in the process; ``lock``, a sleep while no other process may read; ``limit``, a store
+            that serves one sample after the other to all who ask; ``jpeg``, a large picture is decoded for a crop of
+            it; ``words``, text is cut into words in Python; ``nested``, a DataLoader is made for each sample.
         jitter: sigma of log-normal noise of a batch's time, whose mean stays.
+        latency: the same of each sample's time.
+        late, late_s: one sample in so many takes so long, drawn anew each time that it is read.
+        wide: inputs are float64.
         heavy: one batch in eight takes eight times as long and the others nothing.
         cold_steps: beside it, where no process has read the sample before.
         slow_samples, slow_s: so many of the samples of the first epoch's first 100 batches take so long.
@@ -56,6 +70,10 @@ class Samples:
         build_steps: float = 0.0,
         how: str = "sleep",
         jitter: float = 0.0,
+        latency: float = 0.0,
+        late: int = 0,
+        late_s: float = 0.0,
+        wide: bool = False,
         heavy: bool = False,
         cold_steps: float = 0.0,
         slow_samples: int = 0,
@@ -70,6 +88,9 @@ class Samples:
         self.read, self.shared = mmap.mmap(-1, len(inputs)), mmap.mmap(-1, 1)  # of all that are forked
         self.maker, self.opened_by, self.built, self.factor = os.getpid(), 0, 0, 1.0
         self.owed_s, self.work = 0.0, torch.ones(2**17)
+        self.latency, self.wide, self.late, self.late_s = latency, wide, late, late_s
+        self.lock, self.served = multiprocessing.Lock(), mmap.mmap(-1, 8)
+        self.jpeg = _jpeg() if how == "jpeg" else b""
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -83,13 +104,21 @@ class Samples:
             self.shared[0] = 1
             os.kill(os.getpid(), signal.SIGKILL)
         takes_s = self.sample_s * self._factor()
+        if self.latency:
+            drawn = torch.Generator().manual_seed(self.built * 7919 + os.getpid())
+            takes_s *= float(torch.exp(self.latency * torch.randn((), generator=drawn) - self.latency**2 / 2))
         if self.cold_s and not self.read[index]:
             self.read[index] = 1
             takes_s += self.cold_s
         self._spend(takes_s)
+        if self.late:
+            drawn = torch.Generator().manual_seed(self.built * 104729 + os.getpid())
+            if int(torch.randint(self.late, (), generator=drawn)) == 0:
+                time.sleep(self.late_s)
         if self.slow_samples and index * 31 % len(self) < self.slow_samples * len(self) // (100 * self.batch):
             time.sleep(self.slow_s)
-        return {"inputs": self.inputs[index], "labels": self.labels[index]}
+        inputs = self.inputs[index]
+        return {"inputs": inputs.double() if self.wide else inputs, "labels": self.labels[index]}
 
     def _factor(self) -> float:
         """The same for the samples of a batch."""
@@ -108,14 +137,65 @@ class Samples:
         self.owed_s += takes_s
         if self.owed_s < 1e-3:
             return
+        if self.how in ("lock", "limit"):
+            self._wait_in_turn()
+            return
         now_s = time.perf_counter if self.how == "sleep" else time.thread_time  # a core that is shared does less
         began_s = now_s()
         while (left_s := self.owed_s - (now_s() - began_s)) > 0:
             if self.how == "sleep":
                 time.sleep(left_s)
-            elif self.how == "threads":
-                self.work.mul_(1.0)
+            else:
+                self._work()
         self.owed_s = left_s
+
+    def _work(self) -> None:
+        """A little work of the kind that was asked for."""
+        if self.how == "threads":
+            self.work.mul_(1.0)
+        elif self.how == "jpeg":
+            np.asarray(Image.open(io.BytesIO(self.jpeg)).convert("RGB"))[:48, :48].copy()
+        elif self.how == "words":
+            re.findall(r"[a-z]+|[0-9]+", TEXT)
+        elif self.how == "nested":
+            next(iter(DataLoader(TensorDataset(self.inputs[:8]), batch_size=4)))
+
+    def _wait_in_turn(self) -> None:
+        """Sleeps as long as is due: with the lock in hand, or until the store has served those who asked before."""
+        if self.how == "lock":
+            with self.lock:
+                time.sleep(self.owed_s)
+        else:
+            with self.lock:
+                turn_s = max(time.monotonic(), *struct.unpack("d", self.served[:8])) + self.owed_s
+                self.served[:8] = struct.pack("d", turn_s)
+            time.sleep(max(0.0, turn_s - time.monotonic()))
+        self.owed_s = 0.0
+
+
+TEXT = "the step waits for 17 batches of 32 samples, " * 20
+"""What a sample's tokenizer cuts."""
+
+
+def _jpeg() -> bytes:
+    """A picture of 1200 x 900, as a camera makes it."""
+    noise = np.random.default_rng(0).integers(0, 255, (90, 120, 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    Image.fromarray(noise).resize((1200, 900)).save(stream, "JPEG")
+    return stream.getvalue()
+
+
+class SlowCollate:
+    """torch's collate, behind work of the CPU."""
+
+    def __init__(self, takes_s: float) -> None:
+        self.takes_s = takes_s
+
+    def __call__(self, samples: list[Any]) -> Any:
+        began_s = time.thread_time()
+        while time.thread_time() - began_s < self.takes_s:
+            pass
+        return default_collate(samples)
 
 
 class WholeBatches(Samples):
@@ -124,7 +204,8 @@ class WholeBatches(Samples):
     def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:
         self.built += len(indices) - 1
         self._spend(self.sample_s * len(indices) * self._factor())
-        return {"inputs": self.inputs[indices], "labels": self.labels[indices]}
+        inputs = self.inputs[indices]
+        return {"inputs": inputs.double() if self.wide else inputs, "labels": self.labels[indices]}
 
 
 def data(
@@ -135,9 +216,10 @@ def data(
     num_batches: int = 200,
     has_fetch: bool = False,
     eval_batches: int = 1,
+    collate_steps: float = 0.0,
     **faults: Any,
 ) -> Datasets:
-    """Normal inputs ``[n, *sizes]`` whose first value decides their class."""
+    """Normal inputs ``[n, *sizes]`` whose first value decides their class; ``collate_steps`` is what collate takes."""
     made = torch.Generator().manual_seed(0)
 
     def split(length: int, kind: type[Samples], **slow: Any) -> Samples:
@@ -146,7 +228,10 @@ def data(
         return kind(inputs, labels, batch=batch, step_ms=step_ms, **slow)
 
     train = split(num_batches * batch, WholeBatches if has_fetch else Samples, **faults)
-    return Datasets(train, split(max(1, eval_batches) * batch, WholeBatches) if eval_batches else None)
+    collate = SlowCollate(1e-3 * step_ms * collate_steps) if collate_steps else None
+    return Datasets(
+        train, split(max(1, eval_batches) * batch, WholeBatches) if eval_batches else None, collate=collate
+    )
 
 
 class Planted(nn.Module):
@@ -169,6 +254,11 @@ class Planted(nn.Module):
         eval_steps: what a batch of an evaluation takes, in steps.
         extra_mib: that a checkpoint must hold beside the weights.
         last_step: the step in which ``over`` is said.
+        grows: each pass takes so many steps longer than the one before.
+        threads: torch computes with so many threads from the first pass on.
+        tiny: so many tensors of 16 values are trained beside the net.
+        burns: a thread of this process runs Python code from the first pass on.
+        jitters: standard deviation of the rest over its mean.
     """
 
     def __init__(
@@ -193,6 +283,11 @@ class Planted(nn.Module):
         eval_steps: float = 0.0,
         extra_mib: float = 0.0,
         last_step: int = 0,
+        grows: float = 0.0,
+        threads: int = 0,
+        tiny: int = 0,
+        burns: bool = False,
+        jitters: float = 0.0,
     ) -> None:
         super().__init__()
         self.net = nn.DataParallel(net) if parallel else net
@@ -203,6 +298,8 @@ class Planted(nn.Module):
         self.eval_s = eval_steps * self.step_s
         self.kept: list[Tensor] = []
         self.passes, self.last_step = 0, last_step
+        self.grows, self.threads, self.burns, self.jitters = grows, threads, burns, jitters
+        self.tiny = nn.ParameterList(torch.zeros(16) for _ in range(tiny))
         if extra_mib:
             self.register_buffer("extra", torch.randn(int(extra_mib * 2**18)))
 
@@ -217,12 +314,22 @@ class Planted(nn.Module):
         self._tell()
         loss = self._go_wrong(loss, len(inputs) / self.batch)
         rest_s = self.step_s * len(inputs) / self.batch - (time.perf_counter() - began_s)
+        if self.jitters:
+            drawn = torch.Generator().manual_seed(self.passes)
+            rest_s *= max(0.2, 1 + self.jitters * float(torch.randn((), generator=drawn)))
+        rest_s += self.step_s * self.grows * self.passes
         if self.rests and rest_s > 0:
             time.sleep(rest_s)
         return LossOutput(loss)
 
     def _go_wrong(self, loss: Tensor, share: float) -> Tensor:
         """Of a pass over this share of a step."""
+        if self.threads and self.passes == 1:
+            torch.set_num_threads(self.threads)
+        if self.burns and self.passes == 1:
+            threading.Thread(target=_burn, name="refresh-index", daemon=True).start()
+        for weight in self.tiny:
+            loss = loss + 0 * weight.sum()
         if self.first_s and self.passes == 1:
             time.sleep(self.first_s)
         if self.pause_every and self.passes % self.pause_every == 0:
@@ -305,13 +412,49 @@ class Sequences(Planted):
         super().__init__(Attention(features, hidden), **planted)
 
 
+def _burn() -> None:
+    """Python code, as of a cache that is kept up to date."""
+    while True:
+        sum(range(1000))
+
+
 class Pause(pl.Callback):
-    """Takes some steps' time at the end of every so many steps, or where Lightning's own callbacks log."""
+    """Takes some steps' time at the end of every so many steps, where Lightning's own callbacks log, or in the hook
+    that ``when`` names."""
 
     def __init__(self, step_ms: float, steps: float, every: int = 1, when: str = "every") -> None:
         self.takes_s, self.every, self.when = 1e-3 * step_ms * steps, every, when
+        if when.startswith("on_"):
+            setattr(self, when, self._pause)
+
+    def _pause(self, *_: Any, **__: Any) -> None:
+        time.sleep(self.takes_s)
 
     def on_train_batch_end(self, trainer: pl.Trainer, *_: Any) -> None:
         every = trainer.log_every_n_steps if self.when == "logging" else self.every  # type: ignore[attr-defined]
-        if trainer.global_step % every == 0:
+        if self.when in ("every", "logging") and trainer.global_step % every == 0:
             time.sleep(self.takes_s)
+
+
+class HostAverage(pl.Callback):
+    """Averages the weights on the host, value by value, as a hand-made EMA does."""
+
+    def __init__(self, values: int) -> None:
+        self.mean = [0.0] * values
+
+    def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
+        weights = [float(value) for weight in module.parameters() for value in weight.detach().flatten().tolist()]
+        for place in range(len(self.mean)):
+            self.mean[place] = 0.999 * self.mean[place] + 0.001 * weights[place % len(weights)]
+
+
+class SlowSchedule(LRScheduler):
+    """A schedule that takes long to compute its next value."""
+
+    def __init__(self, optimizer: Any, takes_ms: float) -> None:
+        self.takes_s = 1e-3 * takes_ms
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        time.sleep(self.takes_s)
+        return [float(base) for base in self.base_lrs]

@@ -79,7 +79,16 @@ def batch_size(batch: Batch) -> int:
 
 def num_bytes(batch: Batch) -> int:
     """Bytes of all tensors of the batch."""
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors(batch))
+    return sum(bytes_by_dtype(batch).values())
+
+
+def bytes_by_dtype(batch: Batch) -> dict[str, int]:
+    """Bytes of all tensors of the batch by their dtype, as ``float32``."""
+    found: dict[str, int] = {}
+    for tensor in tensors(batch):
+        name = str(tensor.dtype).removeprefix("torch.")
+        found[name] = found.get(name, 0) + tensor.numel() * tensor.element_size()
+    return found
 
 
 def split(batch: Batch, sizes: list[int]) -> list[Batch]:
@@ -112,6 +121,10 @@ class BuildTime(NamedTuple):
     wall_ms: float
     cpu_ms: float
     """Of the thread that built it."""
+    slowest_ms: float | None = None
+    """Time of the sample that took longest; None where whole batches are fetched."""
+    slowest_index: int | None = None
+    """Index of that sample."""
 
 
 @dataclasses.dataclass

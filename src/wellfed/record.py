@@ -262,12 +262,37 @@ class LoadingEntry(TypedDict, total=False):
     """CPU time over wall time of building; the rest was waiting for a disk, a network, a lock or a core."""
     batch_mib: float
     """Tensors of one batch of one rank."""
+    batch_dtypes: dict[str, float]
+    """MiB of them by dtype, as ``float32``."""
+    build_ms_alone: float
+    """What one worker took to build a batch before training, with no other beside it; absent: not timed."""
     has_fetch: bool
     """The data gives whole batches at once."""
     most_workers: int
     """Workers that can share a stream; absent: as many as one likes."""
     longest_wait: LongestWaitEntry
     """Of another rank than rank 0, whose steps all others then wait in; absent: of none."""
+
+
+class BusyThreadEntry(TypedDict):
+    """A Python thread beside the one that trains."""
+
+    name: str
+    cores: float
+    """CPU time over wall time while steps ran."""
+
+
+class ProcessEntry(TypedDict):
+    """How the training process computes."""
+
+    torch_threads: int
+    """Threads of one operation of torch on the CPU."""
+    parameter_tensors: int
+    """Tensors that are trained."""
+    parameter_values: int
+    """Numbers in them."""
+    busy_threads: list[BusyThreadEntry]
+    """Threads of the user's or a library's that took a twentieth of a core and more."""
 
 
 class SynchronisationEntry(TypedDict):
@@ -384,6 +409,8 @@ class RunRecord:
     wall: WallEntry | None = None
     """None: not measured, as in records of earlier versions."""
     loading: LoadingEntry = field(default_factory=LoadingEntry)
+    process: ProcessEntry | None = None
+    """None: training did not come to its end."""
     synchronisations: list[SynchronisationEntry] | None = None
     """None: nobody looked, as on a CPU."""
     profile: ProfileEntry | None = None

@@ -24,7 +24,7 @@ RUNS = {
         4, build_ms=30.0, wait_ms=5.0, cpu_frac=0.4, cores=2.0, cpu_pct=195.0, loader={"worker_threads": 8}
     ),
     "uneven_batches": fed_by(2, build_ms=EVERY_8TH, wait_ms=EVERY_8TH / 8),
-    "slow_samples": fed_by(4, build_ms=FEW, wait_ms=np.where(FEW > 100, 500.0, 0.0)),
+    "contended_loading": fed_by(4, build_ms=100.0, loading={"build_ms_alone": 25.0}),
 }
 
 
@@ -32,6 +32,11 @@ RUNS = {
 def test_each_cause_is_told_by_its_rule_and_no_other(cause):
     assert cause_of_waiting(RUNS[cause]).cause == cause
     assert [finding.id for finding in judge(RUNS[cause]) if not finding.is_note] == [cause]
+
+
+def test_few_slow_batches_are_random_latency_unless_samples_are_seen_to_be_slow():
+    few = fed_by(4, build_ms=FEW, wait_ms=np.where(FEW > 100, 500.0, 0.0))
+    assert cause_of_waiting(few).cause == "uneven_batches"
 
 
 def test_a_first_epoch_that_is_far_slower_to_read_is_the_disk_s():

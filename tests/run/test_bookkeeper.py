@@ -57,7 +57,7 @@ def test_a_checkpoint_is_an_event_and_brings_the_record_up_to_date(tmp_path):
 
 def test_the_record_has_what_building_and_launching_took(tmp_path):
     books, parts = books_of(tmp_path), {"wait_ms": 1.0, "copy_ms": 1.0, "compute_ms": 2.0, "host_ms": 0.0}
-    books.first_batch(3 * 2**20)
+    books.first_batch({"float64": 2 * 2**20, "int64": 2**20})
     rows = [
         StepRow(number, 0.0, 0, 8, 8, 1, **parts, asked_wait_ms=1.0, build_ms=8.0, build_cpu_ms=2.0, launch_ms=0.5)
         for number in range(9)
@@ -67,6 +67,7 @@ def test_the_record_has_what_building_and_launching_took(tmp_path):
     found = recorded(tmp_path)
     assert found["loading"] == {
         "batch_mib": 3.0,
+        "batch_dtypes": {"float64": 2.0, "int64": 1.0},
         "build_ms_mean": 8.0,
         "build_ms_p50": 8.0,
         "build_ms_p99": 8.0,
@@ -74,7 +75,7 @@ def test_the_record_has_what_building_and_launching_took(tmp_path):
     }
     assert found["time"]["launch_ms_p50"] == 0.5
     books = books_of(tmp_path)
-    books.first_batch(0)  # no tensors that could be counted
+    books.first_batch({})  # no tensors that could be counted
     books.journal.steps([row._replace(build_ms=None, build_cpu_ms=None) for row in rows])
     books.saved(9, "last.ckpt", {})
     assert recorded(tmp_path)["loading"] == {}

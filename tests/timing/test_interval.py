@@ -42,6 +42,12 @@ def test_the_interval_holds_the_true_rate_nine_times_in_ten_at_least(
     assert sum(holds(row) for row in times_s.tolist()) / runs >= 0.92
 
 
+@pytest.mark.parametrize(("steps", "autocorrelation"), [(40, 0.95), (40, 0.98), (100, 0.98), (100, 0.99)])
+def test_steps_that_are_much_like_the_one_before_are_held_too(steps: int, autocorrelation: float) -> None:
+    times_s = MEAN_S * (1 + 0.1 * autoregressive(1600, steps, autocorrelation, seed=steps))
+    assert sum(holds(row) for row in times_s.tolist()) / len(times_s) >= 0.9
+
+
 @pytest.mark.parametrize("relative_sd", [0.02, 0.05])
 @pytest.mark.parametrize("autocorrelation", [0, 0.5, 0.9])
 def test_it_does_so_too_where_it_is_looked_at_until_it_is_narrow(autocorrelation: float, relative_sd: float) -> None:

@@ -1,5 +1,6 @@
 import pytest
 
+from wellfed.batches import BuildTime
 from wellfed.timing.step_clock import StepClock, StepRow
 
 
@@ -93,12 +94,13 @@ def test_on_a_cpu_the_hosts_clock_tells_the_shares():
 
 def test_what_building_the_batch_took_goes_with_its_step():
     host = Host(has_device=False)
-    for built in ((4.0, 3.0), None):
+    for built in (BuildTime(4.0, 3.0, 2.0, 17), None):
         host.clock.ask(), host.clock.got(), host.clock.copy_begins(0, built), host.clock.copied()
         host.clock.end(step=1, samples=1, micro_batch=1, num_micro=1)
     first, second = host.rows()
     assert (first.build_ms, first.build_cpu_ms, first.launch_ms) == (4, 3, None)
-    assert (second.build_ms, second.build_cpu_ms) == (None, None)
+    assert (first.slowest_ms, first.slowest_index) == (2, 17)
+    assert (second.build_ms, second.build_cpu_ms, second.slowest_index) == (None, None, None)
 
 
 def test_on_a_device_the_hosts_time_to_launch_a_step_is_told():

@@ -22,7 +22,7 @@ from wellfed.timing.wall import hooks_within_steps_s
 
 _OF_STEPS = (
     *("step", "time_s", "epoch", "samples", "micro_batch", "num_micro", "wait_ms", "copy_ms", "compute_ms", "host_ms"),
-    *("ready", "build_ms", "build_cpu_ms", "launch_ms"),
+    *("ready", "build_ms", "build_cpu_ms", "launch_ms", "slowest_ms", "slowest_index"),
 )
 _OF_GPUS = (
     *("util_pct", "mem_used_gib", "sm_active_pct", "tensor_active_pct", "dram_active_pct"),

@@ -3,12 +3,16 @@
 A step can't be shorter than its fed part (all but waiting), than a batch's time to build over the workers that build at
 the same time, nor than all CPU time of a step over the cores. What a batch waits for while it is built (disk, network)
 is not CPU time: there more workers than cores are of use.
+
+Batches take unequal times, and a queue of few batches bridges few slow ones. So a gain is simulated: workers build
+batches whose times are drawn from the recorded ones. Its lower end takes all waiting within a build for one shared
+resource (a lock, a rate limit, a store at its limit), which serves no more batches to more workers.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +24,7 @@ from wellfed.diagnosis.thresholds import (
     BUILD_WAITS_FRAC,
     CAPACITY_FRAC,
     CEILING_FACTOR,
+    CONTENTION_FACTOR,
     CPU_FULL_FRAC,
     FEWEST_STEPS,
     LOADER_CPU_FRAC,
@@ -35,6 +40,10 @@ _SLACK = 1.25
 _MOST_WORKERS = 32
 _PREFETCH = 2
 """torch's default."""
+_REPLICATES, _MOST_SIMULATED, _BLOCK = 40, 512, 8
+"""Simulated runs, most steps of each, and successive steps that are drawn together."""
+_TAIL = 0.025
+"""Share of the simulated runs that lie below the lower end of a gain."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +68,12 @@ class Feeding:
     """The run can't become faster than by this factor."""
     is_estimate: bool
     """Nobody timed the building: it is concluded from how long steps waited."""
+    alone_ms: float | None = None
+    """Time to build a batch before training, by one worker with no other beside it; None where it was not timed."""
+    builds: tuple[float, ...] = ()
+    """Milliseconds that single batches took, in order; empty: only the mean is known."""
+    prefetch: int = _PREFETCH
+    """Batches that each worker keeps ready."""
 
     @property
     def cpu_frac(self) -> float:
@@ -93,6 +108,18 @@ class Feeding:
         # Who always wants a core gets about this share of one.
         fair_frac = min(1.0, self.cores / (self.num_workers + 1 + self.others))
         return self.cpu_frac < QUEUED_FRAC * fair_frac
+
+    @property
+    def contention(self) -> float | None:
+        """Time to build a batch beside other workers over the time alone, where waiting makes them differ; else None.
+
+        Even the quickest tenth of the batches must take longer: single slow ones are no sign of a shared resource.
+        """
+        if self.alone_ms is None or self.alone_ms <= 0 or self.num_workers < 2 or not self.waits_outside:
+            return None
+        quickest_ms = float(np.quantile(self.builds, 0.1)) if self.builds else self.build_ms
+        factor = quickest_ms / self.alone_ms
+        return factor if factor >= CONTENTION_FACTOR else None
 
     @property
     def waits_for_core(self) -> bool:
@@ -135,11 +162,57 @@ class Feeding:
             "others_cores": self.others,
         }
 
-    def gain(self, workers: int) -> Gain:
-        """Of that many."""
-        factor = min(self.bound, self.step_ms / self.step_ms_with(workers))
-        low = min(factor, max(1.0, self.step_ms / self.step_ms_with(workers, _SLACK)))
-        return Gain(factor, low, max(factor, self.bound))
+    def gain(self, workers: int, prefetch: int | None = None) -> Gain:
+        """Of that many workers, each with so many batches ready (None = as many as now)."""
+        if workers > self.num_workers and self.contention is not None:
+            return Gain(1.0, 1.0, 1.0)
+        prefetch = prefetch or self.prefetch
+        limit_ms = self.step_ms_with(workers)
+        factor = self.step_ms / max(limit_ms, float(np.mean(self._simulated(workers, prefetch, 1.0))))
+        low = 1.0
+        if workers <= self.num_workers or self.cpu_frac >= BUILD_WAITS_FRAC or self.waits_for_core:
+            shared_ms = 0.0 if self.waits_for_core or workers <= self.num_workers else self.build_ms - self.build_cpu_ms
+            slowest_ms = float(np.quantile(self._simulated(workers, prefetch, _SLACK), 1 - _TAIL))
+            low = self.step_ms / max(self.step_ms_with(workers, _SLACK), slowest_ms, shared_ms)
+        factor = min(self.bound, max(1.0, factor))
+        return Gain(factor, min(factor, max(1.0, low)), max(factor, self.bound))
+
+    def _simulated(self, workers: int, prefetch: int, slack: float) -> npt.NDArray[np.float64]:
+        """Mean time of a step in each of the simulated runs."""
+        mean_ms = self.build_cpu_ms if self.waits_for_core else self.build_ms
+        builds = self.builds or (self.build_ms,)
+        scale = slack * mean_ms / max(float(np.mean(builds)), 1e-9)
+        return simulated_steps(builds, scale, self.fed_ms, workers, prefetch)
+
+
+@lru_cache(maxsize=64)
+def simulated_steps(
+    builds: tuple[float, ...], scale: float, fed_ms: float, workers: int, prefetch: int
+) -> npt.NDArray[np.float64]:
+    """Simulates runs whose batches take times drawn from ``builds``; returns the mean step of each.
+
+    Batches are handed to workers in turn and arrive in order, as in torch's DataLoader: a batch is requested when the
+    one ``workers * prefetch`` before it was taken.
+    """
+    ahead = workers * prefetch
+    length = min(_MOST_SIMULATED, max(len(builds), 4 * ahead, 64))
+    draw = np.random.default_rng(0)
+    starts = draw.integers(len(builds), size=(length // _BLOCK + 1, 1, _REPLICATES))
+    places = (starts + np.arange(_BLOCK)[None, :, None]).reshape(-1, _REPLICATES)[:length] % len(builds)
+    takes_ms = scale * np.asarray(builds)[places]
+    if not workers:
+        return takes_ms.mean(axis=0) + fed_ms
+    free_at, taken_at = np.zeros((workers, _REPLICATES)), np.zeros((length, _REPLICATES))
+    now = np.zeros(_REPLICATES)
+    for step in range(length):
+        worker = step % workers
+        asked_at = taken_at[step - ahead] if step >= ahead else 0.0
+        free_at[worker] = np.maximum(free_at[worker], asked_at) + takes_ms[step]
+        taken_at[step] = now = np.maximum(now, free_at[worker])
+        now = now + fed_ms
+    first = min(ahead, length // 2)  # the queue fills at the start
+    steps_ms: npt.NDArray[np.float64] = (now - taken_at[first]) / (length - first)
+    return steps_ms
 
 
 def is_starved(evidence: Evidence) -> bool:
@@ -185,6 +258,8 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         build_cpu_ms = min(build_ms, max(0.0, build_cpu_ms))
     cpu_ms = build_cpu_ms + of_step_ms if cpu_pct is None else cpu_pct / 100 * step_ms
     others = (evidence.mean("others_cpu_pct") or 0.0) / 100
+    builds = evidence.column("build_ms")
+    builds = builds[np.isfinite(builds)][-_MOST_SIMULATED:]
     return Feeding(
         step_ms=step_ms,
         fed_ms=fed_ms,
@@ -197,6 +272,9 @@ def feeding_of(evidence: Evidence) -> Feeding | None:
         most_workers=_most_workers(evidence),
         bound=max(1.0, _bound(evidence, step_ms / fed_ms)),
         is_estimate=is_estimate,
+        alone_ms=evidence.record.loading.get("build_ms_alone"),
+        builds=tuple(builds.tolist()),
+        prefetch=int(evidence.value("loader.prefetch_factor") or _PREFETCH),
     )
 
 

@@ -9,10 +9,13 @@ from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
 from wellfed.diagnosis.rules import (
     busy_machine,
+    busy_thread,
     clocks_limited,
+    contended_loading,
     cpu_bound_loading,
     data_parallel,
     device_memory_full,
+    few_threads,
     frequent_checkpoints,
     frequent_logging,
     frequent_validation,
@@ -22,6 +25,7 @@ from wellfed.diagnosis.rules import (
     loading_in_main_process,
     loss_blows_up,
     machine_was_slower,
+    many_tensors,
     memory_bound,
     memory_creeps,
     memory_unused,
@@ -33,6 +37,7 @@ from wellfed.diagnosis.rules import (
     slow_start,
     slow_storage,
     small_batch,
+    step_time_trend,
     synchronisation,
     tensor_cores_idle,
     too_few_steps,
@@ -41,6 +46,7 @@ from wellfed.diagnosis.rules import (
     unexplained,
     unknown,
     utilisation_swings,
+    wide_batches,
     workers_take_the_cpu,
 )
 from wellfed.diagnosis.swing import main_swing
@@ -69,6 +75,7 @@ OF_STEPS: tuple[Rule, ...] = (
     too_few_workers.check,
     cpu_bound_loading.check,
     slow_storage.check,
+    contended_loading.check,
     workers_take_the_cpu.check,
     uneven_batches.check,
     slow_samples.check,
@@ -79,6 +86,11 @@ OF_STEPS: tuple[Rule, ...] = (
     frequent_checkpoints.check,
     frequent_validation.check,
     slow_callbacks.check,
+    step_time_trend.check,
+    busy_thread.check,
+    few_threads.check,
+    many_tensors.check,
+    wide_batches.check,
     utilisation_swings.check,
 )
 """Decide from figures of enough steps."""

@@ -54,6 +54,9 @@ LOADER_CPU_FRAC = 0.4
 """Share of the cores that workers keep at work beside the step: more is in its way (SPDL: CPU > 40 %)."""
 BUILD_WAITS_FRAC = 0.5
 """CPU time over wall time of building a batch: less is waiting, for a disk, a network, a service."""
+CONTENTION_FACTOR = 1.5
+"""Time to build a batch beside other workers over the time alone: more is workers that wait for one another (a proposal;
+a lock for the whole build makes it the number of workers)."""
 OTHERS_FRAC = 0.25
 """Share of the cores that other processes keep at work: more is a machine that is not the run's own."""
 BUSY_READINGS_FRAC = 0.25
@@ -68,6 +71,8 @@ COLD_FACTOR = 2.0
 """Building takes so much longer in the first epoch than later, where the disk was read once and memory then."""
 SLOW_STEPS_FRAC, SLOW_STEP_FACTOR, FEWEST_SLOW = 0.15, 10.0, 2
 """At most this share of the steps, and at least so many, that wait for so many steps' time: single slow samples."""
+MOST_BY_CHANCE = 0.5
+"""Share of the samples that were slow twice that chance may have repeated."""
 SLOW_BUILD_FACTOR = 5.0
 """Time to build their batches over the median of all."""
 UNEVEN_FACTOR = 2.5
@@ -80,6 +85,17 @@ MOST_READY_FRAC = 0.8
 """Share of host memory, or of /dev/shm, that batches kept ready may take: beyond it the plan warns, too."""
 MEMORY_FULL_FRAC = 0.9
 """Share of the machine's memory that the run holds: more is nearly full."""
+BUSY_THREAD_CORES = 0.25
+"""Cores that a Python thread beside the steps takes: less hardly holds them up (a proposal)."""
+IDLE_CORES, WORKS_FRAC = 0.5, 0.6
+"""Cores that stand idle, and share of a step in which it computes: both or more for a note on threads (proposals)."""
+MANY_TENSORS, SMALL_TENSOR = 1000, 4096
+"""Tensors that are trained, and values in each on average: more tensors of fewer values are many small ones (a
+proposal; a layer of the smallest language models has more values)."""
+WIDE_FRAC, WIDE_MIB = 0.5, 0.01
+"""Share of a batch and MiB in float64: less is labels or a weight (a proposal)."""
+TREND_FACTOR = 1.25
+"""Time of the last steps over that of the first: less may be noise that lasts (a proposal)."""
 SLOW_START_FRAC, SLOW_START_S = 0.1, 2.0
 """Share of training, and seconds, that its first steps took beyond what others take."""
 PAUSE_FRAC = 0.05

@@ -29,6 +29,7 @@ from wellfed.diagnosis.thresholds import (
     IOWAIT_CORES,
     LEAST_GAIN,
     LITTLE_FRAC,
+    MOST_BY_CHANCE,
     MOST_PREFETCH,
     SLOW_BUILD_FACTOR,
     SLOW_STEP_FACTOR,
@@ -43,6 +44,7 @@ Cause = Literal[
     "too_few_workers",
     "cpu_bound_loading",
     "slow_storage",
+    "contended_loading",
     "workers_take_the_cpu",
     "uneven_batches",
     "slow_samples",
@@ -73,12 +75,16 @@ def cause_of_waiting(evidence: Evidence) -> CauseOfWaiting | None:
 def _cause(evidence: Evidence, feeding: Feeding) -> Cause | None:
     advised = feeding.workers_advised
     of_use = feeding.gain(advised).factor >= LEAST_GAIN
-    if has_slow_samples(evidence, feeding):
-        return "slow_samples" if stall_period_s(evidence, feeding) is None else "slow_storage"
+    if has_slow_builds(evidence, feeding):
+        if stall_period_s(evidence, feeding) is not None:
+            return "slow_storage"
+        return "slow_samples" if slow_twice(evidence) else "uneven_batches"
     if not feeding.num_workers:
         return "loading_in_main_process" if of_use or has_unused_fetch(evidence) else "cpu_bound_loading"
     if feeding.waits_outside and reads_slowly(evidence):
         return "slow_storage"
+    if feeding.contention is not None:
+        return "contended_loading"
     if has_unused_fetch(evidence) and not feeding.waits_outside:
         return "cpu_bound_loading"
     if prefetch_needed(evidence, feeding) is not None:
@@ -106,14 +112,35 @@ def slow_steps(evidence: Evidence, feeding: Feeding) -> npt.NDArray[np.intp]:
     return np.flatnonzero((evidence.wait_ms > SLOW_STEP_FACTOR * feeding.fed_ms) & steady_steps(evidence))
 
 
-def has_slow_samples(evidence: Evidence, feeding: Feeding) -> bool:
-    """Most of the waiting is in few steps, each far longer than others."""
+def has_slow_builds(evidence: Evidence, feeding: Feeding) -> bool:
+    """Returns whether most of the waiting is in few steps, each far longer than others."""
     wait_ms, slow = evidence.wait_ms, slow_steps(evidence, feeding)
     builds = evidence.column("build_ms")
     if not FEWEST_SLOW <= len(slow) <= SLOW_STEPS_FRAC * len(wait_ms) or len(builds) != len(wait_ms):
         return False
     is_built_slowly = float(np.nanmedian(builds[slow])) > SLOW_BUILD_FACTOR * float(np.nanmedian(builds))
     return is_built_slowly and float(wait_ms[slow].sum()) >= 0.5 * float(wait_ms.sum())
+
+
+def slow_twice(evidence: Evidence) -> dict[int, list[float]]:
+    """Returns the samples that took very long in two epochs or more, with their milliseconds in each.
+
+    Empty where no sample was read twice, where whole batches are fetched, and where chance might repeat as many.
+    """
+    columns = ("epoch", "build_ms", "slowest_ms", "slowest_index", "samples")
+    epoch, build_ms, slowest_ms, index, samples = map(evidence.column, columns)
+    if not len(index) or len({len(epoch), len(build_ms), len(slowest_ms), len(index), len(samples)}) > 1:
+        return {}
+    # One sample took most of the time of a batch that took far longer than others.
+    is_slow = (build_ms > SLOW_BUILD_FACTOR * np.nanmedian(build_ms)) & (slowest_ms > 0.5 * build_ms)
+    found: dict[int, dict[int, float]] = {}
+    for of_epoch, sample, ms in zip(epoch[is_slow], index[is_slow], slowest_ms[is_slow], strict=True):
+        found.setdefault(int(sample), {})[int(of_epoch)] = float(ms)
+    repeated = {sample: list(times.values()) for sample, times in found.items() if len(times) > 1}
+    fewest = min((int(np.sum(is_slow & (epoch == one))) for one in np.unique(epoch[is_slow])), default=0)
+    length = max(float(np.sum(samples[epoch == one])) for one in np.unique(epoch))
+    by_chance = len(found) * fewest / max(length, 1.0)
+    return repeated if repeated and by_chance <= MOST_BY_CHANCE * max(len(repeated), fewest) else {}
 
 
 def stall_period_s(evidence: Evidence, feeding: Feeding) -> float | None:
@@ -149,6 +176,25 @@ def prefetch_needed(evidence: Evidence, feeding: Feeding) -> int | None:
     of_each = ready_mib(evidence, workers, 1)
     most = MOST_PREFETCH if not of_each else int(min(MOST_PREFETCH, room_mib(evidence) / of_each))
     return min(needed, most) if most > now else None
+
+
+def way_out_of_latency(evidence: Evidence, feeding: Feeding) -> tuple[int, int] | None:
+    """Returns the workers and batches ready of each that bridge batches which are late by chance; None if nothing does.
+
+    Workers where the present ones can't keep up on average, and then the smallest queue that does nearly as well as
+    any for which there is room.
+    """
+    workers = feeding.num_workers
+    if not (workers and feeding.has_enough) and feeding.contention is None:
+        workers = max(workers, feeding.workers_advised)
+    of_each = ready_mib(evidence, workers, 1)
+    most = MOST_PREFETCH if not of_each else int(min(MOST_PREFETCH, room_mib(evidence) / of_each))
+    sizes = [feeding.prefetch, *(size for size in (4, 8, 16, 32) if feeding.prefetch < size <= most)]
+    gains = {size: feeding.gain(workers, size).factor for size in sizes}
+    best = max(gains.values())
+    if best < LEAST_GAIN:
+        return None
+    return workers, next(size for size in sizes if gains[size] >= best / LEAST_GAIN)
 
 
 def reads_slowly(evidence: Evidence) -> bool:

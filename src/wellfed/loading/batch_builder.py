@@ -10,6 +10,7 @@ import errno
 import inspect
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,6 +51,20 @@ class Stopwatch:
         return BuildTime(1e3 * (time.perf_counter() - self._began_s), 1e3 * (time.thread_time() - self._cpu_s))
 
 
+@dataclass(slots=True)
+class _Slowest:
+    """The sample of a batch that took longest to read."""
+
+    ms: float | None = None
+    index: int | None = None
+
+    def read(self, index: int, began_s: float) -> None:
+        """Takes in the sample that was being read since ``began_s``."""
+        took_ms = 1e3 * (time.perf_counter() - began_s)
+        if self.ms is None or took_ms > self.ms:
+            self.ms, self.index = took_ms, index
+
+
 class BatchBuilder:
     """Builds batches; randomness is a function of (seed, epoch, index), or (seed, epoch, batch) for ``fetch``.
 
@@ -88,9 +103,9 @@ class BatchBuilder:
         if not request.indices.numel():  # a third of the time of len()
             return BuiltBatch(None)
         heartbeat.begin(request.epoch, request.batch)
-        stopwatch = Stopwatch()
-        built = self._by_fetch(request) if self.has_fetch else self._by_item(request, heartbeat)
-        built.took = stopwatch.read()
+        stopwatch, slowest = Stopwatch(), _Slowest()
+        built = self._by_fetch(request) if self.has_fetch else self._by_item(request, heartbeat, slowest)
+        built.took = stopwatch.read()._replace(slowest_ms=slowest.ms, slowest_index=slowest.index)
         heartbeat.end()
         return built
 
@@ -152,12 +167,12 @@ class BatchBuilder:
             again.add_note(f"while fetching {place} without samples {[one.index for one in lost]}")
             raise
 
-    def _by_item(self, request: BatchRequest, heartbeat: Heartbeat) -> BuiltBatch:
+    def _by_item(self, request: BatchRequest, heartbeat: Heartbeat, slowest: _Slowest) -> BuiltBatch:
         if self._takes_rng:
-            samples, lost = self._samples(request, heartbeat, seeds=False)
+            samples, lost = self._samples(request, heartbeat, slowest, seeds=False)
         else:
             with generators.kept():  # once a batch: it takes longer than to read a sample that lies in memory
-                samples, lost = self._samples_alike(request, heartbeat)
+                samples, lost = self._samples_alike(request, heartbeat, slowest)
         if not samples or len(lost) > self.most_lost:
             return BuiltBatch(None, tuple(lost))
         heartbeat.begin(request.epoch, request.batch)
@@ -167,26 +182,30 @@ class BatchBuilder:
             error.add_note(f"while collating {self.purpose} batch {request.batch} of epoch {request.epoch}")
             raise
 
-    def _samples_alike(self, request: BatchRequest, heartbeat: Heartbeat) -> tuple[list[Any], list[LostSample]]:
+    def _samples_alike(
+        self, request: BatchRequest, heartbeat: Heartbeat, slowest: _Slowest
+    ) -> tuple[list[Any], list[LostSample]]:
         """Read again where they have drawn, now with the generators seeded for each."""
         if not self._draws:
             before = generators.numbers()
-            found = self._samples(request, heartbeat, seeds=False)
+            found = self._samples(request, heartbeat, slowest, seeds=False)
             self._draws = generators.numbers() != before
             if not self._draws:
                 return found
-        return self._samples(request, heartbeat, seeds=True)
+        return self._samples(request, heartbeat, slowest, seeds=True)
 
     def _samples(
-        self, request: BatchRequest, heartbeat: Heartbeat, *, seeds: bool
+        self, request: BatchRequest, heartbeat: Heartbeat, slowest: _Slowest, *, seeds: bool
     ) -> tuple[list[Any], list[LostSample]]:
         """Up to one more lost than may be."""
         samples: list[Any] = []
         lost: list[LostSample] = []
         for index in request.indices.tolist():
             heartbeat.at(index)
+            began_s = time.perf_counter()
             try:
                 samples.append(self.item(request.epoch, index, seeds=seeds))
+                slowest.read(index, began_s)
             except Exception as error:
                 if is_of_the_machine(error):
                     raise

@@ -111,7 +111,9 @@ class LoaderPlanner:
         return self._section(decided, candidates=(), eval_workers=0)
 
     def _section(self, decided: Mapping[str, Decided[Any]], **more: Any) -> LoaderSection:
-        return LoaderSection.of(decided, has_fetch=self.data.has_fetch, most_workers=self._most_readers, **more)
+        build_ms = None if self.first is None else self.first.build_ms
+        facts = {"has_fetch": self.data.has_fetch, "most_workers": self._most_readers, "build_ms": build_ms}
+        return LoaderSection.of(decided, **facts, **more)
 
     def _own_faults(self) -> Iterator[Fault]:
         """What was asked of a DataLoader of the user's, or of one that is not there."""

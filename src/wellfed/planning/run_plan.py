@@ -155,6 +155,8 @@ class LoaderSection(Section):
     """The data gives whole batches at once."""
     most_workers: int | None
     """That can share a stream; None = as many as one likes."""
+    build_ms: float | None = None
+    """Milliseconds that one worker took to build a batch before training, with no other beside it; None = not timed."""
 
     @property
     def has_processes(self) -> bool:

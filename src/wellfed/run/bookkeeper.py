@@ -24,7 +24,15 @@ from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.memory.remembered import MICRO_BATCH, Lowered, from_event, remember
 from wellfed.planning.run_plan import RunPlan
-from wellfed.record import EventKind, LongestWaitEntry, PhaseEntry, ProfileEntry, RunRecord, SynchronisationEntry
+from wellfed.record import (
+    EventKind,
+    LongestWaitEntry,
+    PhaseEntry,
+    ProcessEntry,
+    ProfileEntry,
+    RunRecord,
+    SynchronisationEntry,
+)
 from wellfed.report.write import MARKDOWN, PAGE, write_reports
 from wellfed.run.ending import Outcome
 from wellfed.run.gpu_monitor import MachineWatch, NodeMessage, NodeWatch, Usage
@@ -111,6 +119,8 @@ class Bookkeeper:
         self.record.loading = {**self.record.loading, "has_fetch": plan.loader.has_fetch}
         if plan.loader.most_workers is not None:
             self.record.loading["most_workers"] = plan.loader.most_workers
+        if plan.loader.build_ms is not None and plan.loader.num_workers:
+            self.record.loading["build_ms_alone"] = plan.loader.build_ms
         self.journal.save()
 
     def event(self, kind: EventKind, step: int | None = None, **facts: Any) -> None:
@@ -240,10 +250,15 @@ class Bookkeeper:
         self._usage = Usage(plan, ballast_bytes)
         return self._usage
 
-    def first_batch(self, num_bytes: int) -> None:
-        """Training has been handed a batch with so much in its tensors."""
-        if num_bytes:
-            self.record.loading = {**self.record.loading, "batch_mib": mib(num_bytes)}
+    def first_batch(self, by_dtype: Mapping[str, int]) -> None:
+        """Records the bytes in the tensors of the first batch of training, by dtype."""
+        if num_bytes := sum(by_dtype.values()):
+            sizes = {name: mib(size) for name, size in by_dtype.items()}
+            self.record.loading = {**self.record.loading, "batch_mib": mib(num_bytes), "batch_dtypes": sizes}
+
+    def computed(self, found: ProcessEntry) -> None:
+        """Records how the training process has computed."""
+        self.record.process = found
 
     def waited(self, of_ranks: Sequence[LongestWaitEntry]) -> None:
         """How long each rank has stood waiting for data. All else in the record is rank 0's."""

@@ -24,6 +24,7 @@ from wellfed.lit import trainer as lit
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
 from wellfed.lit.callbacks.clock import Clock, StopWhenMeasured, TimedLoader
 from wellfed.lit.callbacks.figures import Figures
+from wellfed.lit.callbacks.process_watch import ProcessWatch
 from wellfed.lit.callbacks.profile import ProfilerTrace
 from wellfed.lit.callbacks.progress import Counts, ProgressBar, ProgressReport
 from wellfed.lit.callbacks.pruning import Judge, Pruning
@@ -282,6 +283,7 @@ class Passes:
         return [
             clock,
             *([] if self._synchronisations is None else [self._synchronisations]),
+            ProcessWatch(self._books.computed),
             ProgressReport(self._progress),
             Counts(started, self._books.stepped, self.steps_per_epoch),
             self.figures,

@@ -10,7 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:  # it imports torch
+    from wellfed.batches import BuildTime
 
 from wellfed.timing.wall import STEPS, Wall
 
@@ -49,6 +52,10 @@ class StepRow(NamedTuple):
     """CPU time of that, of the thread that built it."""
     launch_ms: float | None = None
     """How long the host took to launch forward, backward and optimizer; None on a CPU."""
+    slowest_ms: float | None = None
+    """Time to read the sample of the batch that took longest; None where nobody could know."""
+    slowest_index: int | None = None
+    """Index of that sample."""
 
     @property
     def step_ms(self) -> float:
@@ -85,7 +92,7 @@ class _Marks:
     asked_s: float
     got_s: float
     begin: DeviceEvent | None
-    built: tuple[float, float] | None
+    built: BuildTime | None
     copied_s: float = 0.0
     copied: DeviceEvent | None = None
     end_s: float = 0.0
@@ -131,8 +138,8 @@ class StepClock:
         """The loop has the batch on the host."""
         self._got_s = self._now_s()
 
-    def copy_begins(self, epoch: int, built: tuple[float, float] | None = None) -> None:
-        """The copy to the device is about to be launched; ``built``: milliseconds, and of CPU, that the batch took."""
+    def copy_begins(self, epoch: int, built: BuildTime | None = None) -> None:
+        """Marks that the copy to the device is about to be launched; ``built``: what building the batch took."""
         begin_s = self._asked_s if self._last_end_s is None else self._last_end_s
         self._open = _Marks(epoch, begin_s, self._last_end, self._asked_s, self._got_s, self._mark(), built)
 
@@ -191,7 +198,7 @@ class StepClock:
             copy_ms = marks.begin.elapsed_time(marks.copied)
             compute_ms = marks.copied.elapsed_time(marks.end)
             launch_ms = 1e3 * (marks.end_s - marks.copied_s)
-        build_ms, build_cpu_ms = marks.built or (None, None)
+        built = marks.built
         return StepRow(
             **marks.facts,
             time_s=marks.end_s - self._origin_s,
@@ -201,7 +208,9 @@ class StepClock:
             compute_ms=compute_ms,
             host_ms=host_ms,
             asked_wait_ms=asked_wait_ms,
-            build_ms=build_ms,
-            build_cpu_ms=build_cpu_ms,
+            build_ms=None if built is None else built.wall_ms,
+            build_cpu_ms=None if built is None else built.cpu_ms,
             launch_ms=launch_ms,
+            slowest_ms=None if built is None else built.slowest_ms,
+            slowest_index=None if built is None else built.slowest_index,
         )

@@ -40,6 +40,8 @@ STEP_COLUMNS = (
     "build_ms",
     "build_cpu_ms",
     "launch_ms",
+    "slowest_ms",
+    "slowest_index",
 )
 _PARTS = ("wait_ms", "copy_ms", "compute_ms", "host_ms")
 METRIC_COLUMNS = ("step", "epoch", "time_s", "split", "name", "value")

@@ -89,11 +89,11 @@ def test_a_users_own_module_gets_bare_batches() -> None:
 
 @pytest.mark.parametrize("unwrap", [False, True])
 def test_the_size_of_the_first_batch_is_told_once(unwrap: bool) -> None:
-    told: list[int] = []
+    told: list[dict[str, int]] = []
     loader = TimedLoader(tiny.loader(), StepClock(), unwrap=unwrap, on_first=told.append)
     first, *_ = [*loader, *loader]
     batch = first if unwrap else first.batch
-    assert told == [batch["x"].nbytes + batch["y"].nbytes]
+    assert told == [{"float32": batch["x"].nbytes + batch["y"].nbytes}]
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::Warning:lightning")

@@ -1,13 +1,10 @@
-"""Finds few samples that take very long to load, or never come."""
+"""Finds few samples that take very long to load each time, or never come."""
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-
 from wellfed.diagnosis.evidence import Evidence
 from wellfed.diagnosis.finding import Finding
-from wellfed.diagnosis.waiting import cause_of_waiting, slow_steps
+from wellfed.diagnosis.waiting import cause_of_waiting, slow_steps, slow_twice
 from wellfed.units import counted, show_duration, show_percent
 
 _NAMED = 5
@@ -15,7 +12,7 @@ _NAMED = 5
 
 
 def check(evidence: Evidence) -> Finding | None:
-    """Where most of the waiting is in few steps, or samples were left out because they did not come in time."""
+    """Returns a finding where the same samples were slow in two epochs, or a note on those that were left out."""
     lost = [event for event in evidence.record.events if event["kind"] == "sample_skipped"]
     if lost:
         indices = [event["index"] for event in lost[:_NAMED] if "index" in event]
@@ -28,20 +25,22 @@ def check(evidence: Evidence) -> Finding | None:
     waiting = cause_of_waiting(evidence)
     if waiting is None or waiting.cause != "slow_samples":
         return None
+    repeated = slow_twice(evidence)
     slow = slow_steps(evidence, waiting.feeding)
     waited_ms = evidence.wait_ms[slow]
-    steps = evidence.column("step")[slow].astype(int)
     share = float(waited_ms.sum() / evidence.wait_ms.sum())
+    named = ", ".join(map(str, sorted(repeated)[:_NAMED]))
+    more = f" and {len(repeated) - _NAMED} more" if len(repeated) > _NAMED else ""
     said = (
         f"{show_percent(waiting.frac)} of training waits for data, {show_percent(share)} of that in "
-        f"{counted(len(slow), 'step')} of {len(evidence.wait_ms)}, up to {show_duration(waited_ms.max() / 1e3)} each: "
-        f"few samples are very slow to load. Steps {_shown(steps)} have them; loader.timeout_s names a sample that "
-        "takes longer, loader.skip_ids leaves it out."
+        f"{counted(len(slow), 'step')} of {len(evidence.wait_ms)}, up to {show_duration(waited_ms.max() / 1e3)} each. "
+        f"The same samples were slow in more than one epoch: {named}{more}. Look at these samples; loader.skip_ids "
+        "leaves them out."
     )
-    figures = {"slow_steps": len(slow), "slowest_wait_ms": float(waited_ms.max()), "share_of_waiting_frac": share}
+    figures = {
+        "slow_steps": len(slow),
+        "slowest_wait_ms": float(waited_ms.max()),
+        "share_of_waiting_frac": share,
+        "samples_slow_twice": len(repeated),
+    }
     return Finding("slow_samples", said, figures, lost_frac=waiting.frac * share)
-
-
-def _shown(steps: npt.NDArray[np.int_]) -> str:
-    named = ", ".join(str(step) for step in steps[:_NAMED])
-    return named if len(steps) <= _NAMED else f"{named} and {len(steps) - _NAMED} more"

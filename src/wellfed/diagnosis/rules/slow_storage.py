@@ -10,7 +10,7 @@ from wellfed.diagnosis.waiting import (
     CauseOfWaiting,
     cause_of_waiting,
     cold_over_warm,
-    has_slow_samples,
+    has_slow_builds,
     slow_steps,
     stall_period_s,
 )
@@ -23,7 +23,7 @@ def check(evidence: Evidence) -> Finding | None:
     if waiting is None or waiting.cause != "slow_storage":
         return None
     feeding, figures = waiting.feeding, waiting.feeding.figures()
-    if (period_s := stall_period_s(evidence, feeding)) is not None and has_slow_samples(evidence, feeding):
+    if (period_s := stall_period_s(evidence, feeding)) is not None and has_slow_builds(evidence, feeding):
         return _stalls(evidence, waiting, period_s)
     said = (
         f"{show_percent(waiting.frac)} of each step waits for data: a batch takes {show_ms(feeding.build_ms)} to "

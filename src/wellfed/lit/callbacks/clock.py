@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -28,15 +28,15 @@ class TimedLoader:
         clock: StepClock,
         *,
         unwrap: bool = False,
-        on_first: Callable[[int], None] = lambda num_bytes: None,
+        on_first: Callable[[Mapping[str, int]], None] = lambda by_dtype: None,
     ) -> None:
         """
         Args:
             unwrap: hand out the bare batch, which is what a user's own LightningModule expects.
-            on_first: told the size of the first batch.
+            on_first: called with the bytes of the first batch by dtype.
         """
         self._loader, self._clock, self._unwrap = loader, clock, unwrap
-        self._on_first: Callable[[int], None] | None = on_first
+        self._on_first: Callable[[Mapping[str, int]], None] | None = on_first
         self.latest: Delivery | None = None
         """What was handed out last, without its batch, where that was handed out bare."""
         self.on_last: Callable[[], None] = lambda: None
@@ -65,7 +65,7 @@ class TimedLoader:
                 return
             self._clock.got()
             if self._on_first is not None:
-                self._on_first(batches.num_bytes(batch.batch))
+                self._on_first(batches.bytes_by_dtype(batch.batch))
                 self._on_first = None
             self._clock.copy_begins(batch.epoch, batch.took)
             if self._unwrap:
