@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wellfed.config.compose import SECRET_SHOWN, Composed, compose
+from wellfed.config.compose import Composed, compose
 from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault
 from wellfed.launcher import launched
+from wellfed.masking import SECRET_SHOWN
 from wellfed.record import FILE_NAME, RunRecord, differences, plain
 from wellfed.run.checkpoint_file import WAY_OUT, is_readable
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar
 
+from wellfed.masking import hidden_in
 from wellfed.record import Status, plain
 from wellfed.units import counted
 
@@ -68,7 +69,7 @@ class Row:
 
     def to_line(self) -> str:
         """One line of strict JSON, without its end."""
-        return json.dumps(plain(asdict(self)), allow_nan=False)
+        return json.dumps(hidden_in(plain(asdict(self))), allow_nan=False)
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:

@@ -18,6 +18,7 @@ from wellfed.sweep.grid import GridPoint, SweepFile
 from wellfed.sweep.knob_effects import Effects, knob_effects
 from wellfed.sweep.ledger import Read, Row
 from wellfed.sweep.objective import OBJECTIVES, Objective
+from wellfed.sweep.rows import why_of
 from wellfed.units import counted, show_percent
 
 EntryStatus = Literal[Status, "pending"]
@@ -221,7 +222,7 @@ def _entry(
 
 def _why_unranked(trial: Row, objective: Objective) -> str:
     if trial.error:
-        return " ".join(f"{trial.error.get('message', '')} {trial.error.get('advice') or ''}".split())
+        return why_of(trial.error, trial.folder)
     if trial.status == "ok":
         return f"ended well, but without {objective.a_noun}: {objective.missing}"
     if trial.exit_code is None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Generic, Literal, Protocol
 
-from wellfed.config.compose import masked_override
+from wellfed.masking import masked_override
 from wellfed.record import Status
 from wellfed.sweep import ledger
 from wellfed.sweep.grid import GridPoint

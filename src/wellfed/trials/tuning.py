@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import wellfed
-from wellfed.config.compose import Composed, compose, masked_override
+from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import places, where_flags
 from wellfed.config.schema import RunConfig, TuneRunConfig
 from wellfed.errors import (
@@ -37,6 +37,7 @@ from wellfed.errors import (
 from wellfed.forking import MAY_FORK
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
+from wellfed.masking import masked_override
 from wellfed.planning.device import plan_device
 from wellfed.record import differences, write_atomically
 from wellfed.run.announce import announce
