@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from wellfed.masking import masked_override
+from wellfed.masking import hidden, masked_override
 from wellfed.telemetry.metrics import TIME_AXIS
 from wellfed.tracking.sink import GuardedSink
 
@@ -139,7 +139,7 @@ def open_run(
             mode=mode,
             project=project,
             entity=entity,
-            group=group,
+            group=group and hidden(group),
             name=name,
             id=run_id,
             dir=str(folder),
