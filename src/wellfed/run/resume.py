@@ -178,8 +178,8 @@ def _size_found_by_rates(earlier: RunRecord, later: Sequence[str]) -> list[str]:
 def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
     """Earlier overrides that no later one replaces, then the later ones.
 
-    Secrets were not written down, so overrides that held one can't be replayed. One that was a secret as a whole is left
-    out and named: the run may do without it.
+    Secrets were not written down, so overrides that held one can't be replayed. One that was a secret as a whole is
+    left out and named: the run may do without it.
 
     Raises:
         ConfigError: an override that held a secret beside other values was not typed again.

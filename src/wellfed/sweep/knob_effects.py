@@ -21,11 +21,11 @@ _EPSILON = 1e-9
 class Effects:
     """Shares of the variance of the log of the score over the points that have one.
 
-    An axis's share is its main effect, without what noise alone gives it (omega squared): the sum of squares between its
-    values' means, each weighted with its number of points, less one mean square of the rest for each of its degrees of
-    freedom, over the total sum of squares and that mean square. 0..1; 0 = no more than noise would show. In a full grid
-    the shares add up to what all main effects explain together. Where points failed the axes are no longer independent,
-    a difference may be counted for two of them, and a note says so.
+    An axis's share is its main effect, without what noise alone gives it (omega squared): the sum of squares between
+    its values' means, each weighted with its number of points, less one mean square of the rest for each of its degrees
+    of freedom, over the total sum of squares and that mean square. 0..1; 0 = no more than noise would show. In a full
+    grid the shares add up to what all main effects explain together. Where points failed the axes are no longer
+    independent, a difference may be counted for two of them, and a note says so.
     """
 
     shares: Mapping[str, float]

@@ -15,7 +15,8 @@ from wellfed.sweep.ranking import Leaderboard
 
 CSV_COLUMNS = (
     *("rank", "point", "status", "tie", "attempt", "samples_per_s", "score", "ci95_low", "ci95_high", "runs"),
-    *("of_best", "of_baseline", "of_baseline_low", "of_baseline_high", "readiness_frac", "ceiling_frac", "peak_memory_gib", "predicted_peak_gib"),
+    *("of_best", "of_baseline", "of_baseline_low", "of_baseline_high", "readiness_frac", "ceiling_frac"),
+    *("peak_memory_gib", "predicted_peak_gib"),
     *("energy_per_sample_j", "util_pct", "seconds", "on_front", "marks", "folder"),
 )
 """Before the axes; behind them come ``overrides`` and ``error``. The interval is the score's."""

@@ -19,13 +19,16 @@ from wellfed.units import counted
 FILE_NAME = "ledger.jsonl"
 
 
+RowKind = Literal["trial", "confirm", "repeat"]
+"""``confirm``: one of the best, measured once more; ``repeat``: what tune measures again to learn the noise."""
+
+
 @dataclass(frozen=True)
 class Row:
     """What became of one trial. Figures are None where they were not measured."""
 
     point: str
-    kind: Literal["trial", "confirm"]
-    """``confirm``: one of the best, measured once more."""
+    kind: RowKind
     overrides: tuple[str, ...]
     """As typed, those that all points share first."""
     status: Status
@@ -119,7 +122,8 @@ class ReadOf(Generic[R]):
         return [
             row
             for row in own[last + 1 :]
-            if row.code == trial.code
+            if row.kind == "confirm"
+            and row.code == trial.code
             and (row.device == trial.device or (row.status != "ok" and not row.device))
             and (row.machine == trial.machine or not (row.machine and trial.machine))
         ]

@@ -71,8 +71,8 @@ def student_t_975(degrees: int) -> float:
 
 
 def student_t(degrees: int, part: float) -> float:
-    """A quantile of Student's t between 0.9 and 0.99, within 1 %; exact at 1 and 2 degrees (Cornish-Fisher expansion,
-    Abramowitz and Stegun 26.7.5)."""
+    """A quantile of Student's t between 0.9 and 0.995: exact at 1 and 2 degrees, within 2 % from 3 on (Cornish-Fisher
+    expansion, Abramowitz and Stegun 26.7.5)."""
     if degrees == 1:
         return math.tan(math.pi * (part - 0.5))
     if degrees == 2:

@@ -257,12 +257,19 @@ class _Tune:
         say(
             f"Tuning {self.file.workload} on {self.file.machine}, for {self._objective.title.lower()}: at most "
             f"{config.max_trials} trials and {config.max_minutes:g} minutes, then {config.rounds} rounds of start and "
-            f"result in turn. In {self.folder}"
+            f"result in turn. What looks better is measured again, to learn the noise between runs. In {self.folder}"
         )
 
     def _seek(self, trials: TuneTrials) -> None:
         """Until the search proposes nothing more."""
         search = self._search
+
+        def again(change: Change, number: int) -> Trial:
+            self._screen.say(f"Measured again, against noise: {' '.join(change.turned) or 'the start'}")
+            row = trials.measure_again(change.overrides, number)
+            return Trial.of(row, trials.record(row), self._objective)
+
+        search.again = again
         while (change := self._proposed()) is not None:
             began_at_s = time.monotonic()
             row = trials.measure(change.overrides)

@@ -3,9 +3,9 @@
 The start is measured first. Then the findings of the best configuration so far lead, the costliest first, but that
 which leaves the loader to the plan before all others about the loader; where they are silent or did not help, a table
 of moves does (`wellfed.tune.moves`). One change at a time: kept where it is better beyond noise, else taken back. After
-one that was kept, its own findings lead. What looks better is measured again, and so is the best it is compared with:
-only so the noise between runs shows, which no interval of one run holds. When nothing is left to try, what looked better most within noise is gone on
-with: whether it is, start and result measured in turn will tell.
+one that was kept, its own findings lead. What looks better is measured again, and so is the best that it is compared
+with: the noise between runs stands in no interval of a single run. When nothing is left to try, what looked better most
+within noise is gone on with: whether it is, start and result measured in turn will tell.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from wellfed.units import counted, show_duration, show_factor
 
 _UNKNOWN_FRAC = 0.03
 """Half of the interval of a figure that tells none, over the figure."""
-_CONFIDENCE = 0.99
+_CONFIDENCE = 0.995
 """One-sided, of a change that is kept: a search compares about ten, and seldom keeps one for noise alone."""
 _MOST_RUNS = 3
 """Measurements of a change that looks better; of the best one more."""
@@ -112,8 +112,8 @@ class TuneSearch:
     fixed: frozenset[str] = frozenset()
     """Knobs, and groups, that are never turned: ``loader.num_workers``, ``memory``."""
     again: Callable[[Change, int], Trial] | None = None
-    """Measures a configuration once more, for the n-th time beyond the first; None: the noise between runs stays unknown,
-    and intervals of single runs decide."""
+    """Measures a configuration for the n-th time beyond the first; None: the noise between runs stays unknown, and the
+    intervals of single runs decide."""
     steps: list[Step] = field(default_factory=list)
     ended_because: str | None = None
     """None while there may be more to try."""
@@ -143,6 +143,17 @@ class TuneSearch:
     def noise(self) -> Noise | None:
         """Between runs of one configuration; None: none was measured twice."""
         return self._noise_with()
+
+    @property
+    def noise_in_words(self) -> str:
+        """What repeated runs say, in a sentence."""
+        if (noise := self.noise) is None:
+            return "Noise between runs: unknown, since no configuration was measured twice."
+        repeated = sum(len(step.figures) for step in self.steps if len(step.figures) > 1)
+        return (
+            f"Noise between runs of one configuration: {100 * noise.relative_sd:.1f} % (standard deviation, of "
+            f"{repeated} runs, {counted(noise.degrees, 'degree')} of freedom); a change is kept only beyond it."
+        )
 
     def _noise_with(self, *more: Step) -> Noise | None:
         runs = ([MeasuredRun(figure, None) for figure in step.figures] for step in (*self.steps, *more))
@@ -377,9 +388,7 @@ class TuneSearch:
         ci95 = step.trial.ci95
         ci95 = None if ci95 is None else (ci95[0] * mean / old, ci95[1] * mean / old)
         seconds = step.again_seconds + trial.seconds
-        return replace(
-            step, figures=figures, again_seconds=seconds, trial=replace(step.trial, figure=mean, ci95=ci95)
-        )
+        return replace(step, figures=figures, again_seconds=seconds, trial=replace(step.trial, figure=mean, ci95=ci95))
 
     def _replace_best(self, place: int, best: Step) -> None:
         """With its new figure, by which all are compared again that were compared with the old one."""
@@ -395,7 +404,7 @@ class TuneSearch:
         return self.objective.goodness(trial.figure) / self.objective.goodness(best.trial.figure)
 
     def _noise_of(self, step: Step, best: Step) -> float:
-        """Of the logarithm of the gain: half of its interval, from steps within runs and from runs that were repeated."""
+        """Half of the interval of the gain's logarithm, by the steps within runs and by runs that were repeated."""
         counts = [max(1, len(each.figures)) for each in (step, best)]
         within = math.hypot(*(_relative_half(each.trial) for each in (step, best)))
         if self.again is None:
