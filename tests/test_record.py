@@ -206,6 +206,18 @@ def test_a_users_diff_program_is_not_asked(checkout):
     assert "+two" in git_state(checkout)["diff"]
 
 
+def test_git_state_shows_a_change_without_its_secrets_and_tells_it_from_others(checkout):
+    (checkout / "conf.yaml").write_text("name: x\n")
+    subprocess.run(["git", "-C", str(checkout), "add", "."], check=True)
+    digests = set()
+    for value in ("PLANTED-1", "PLANTED-2"):
+        (checkout / "conf.yaml").write_text(f"name: y\napi_key: {value}\n")
+        found = git_state(checkout)
+        assert "+name: y\n+api_key: ***" in found["diff"]
+        digests.add(found["digest"])
+    assert len(digests) == 2
+
+
 def test_git_state_outside_a_checkout_or_without_git(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert git_state(tmp_path) is None

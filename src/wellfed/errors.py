@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from wellfed.masking import hidden
+
 ErrorKind = Literal["config", "data", "device_oom", "host_oom", "worker", "disk", "code"]
 
 EXIT_OK = 0
@@ -136,9 +138,9 @@ class RestartNeeded(OutOfMemoryExhausted):
 
 
 def text_of(error: object) -> str:
-    """``str(error)``; empty where that raises in its turn."""
+    """``str(error)`` without secrets, of which a cut would leave halves; empty where that raises in its turn."""
     try:
-        return str(error)
+        return hidden(str(error))
     except Exception:  # noqa: BLE001  whatever a user's exception does
         return ""
 

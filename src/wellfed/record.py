@@ -7,6 +7,7 @@ the same as plain data.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import numbers
@@ -20,9 +21,10 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, Protocol, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, NotRequired, Protocol, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
 from wellfed.errors import ErrorKind
+from wellfed.masking import hidden_in, masked_diff
 
 SCHEMA = 1
 FILE_NAME = "run.json"
@@ -85,7 +87,9 @@ class GitState(TypedDict):
     commit: str
     dirty: bool
     diff: str
-    """The uncommitted change against HEAD, cut at 200,000 characters."""
+    """The uncommitted change against HEAD with secrets masked, cut at 200,000 characters; empty by ``logger.diff``."""
+    digest: NotRequired[str]
+    """Tells two uncommitted changes apart, whatever ``diff`` shows of them; empty without one."""
 
 
 class WandbEntry(TypedDict):
@@ -460,8 +464,8 @@ class RunRecord:
         return made
 
     def to_json(self) -> str:
-        """Strict JSON: what is not a finite number is null."""
-        return json.dumps(plain(asdict(self)), indent=1, allow_nan=False) + "\n"
+        """Strict JSON: what is not a finite number is null. No text in it holds a secret."""
+        return json.dumps(hidden_in(plain(asdict(self))), indent=1, allow_nan=False) + "\n"
 
     def write(self, folder: Path) -> None:
         """Replace ``run.json`` in ``folder`` as a whole; with an OSError the old one is still there."""
@@ -619,6 +623,9 @@ def boot_id() -> str:
         return platform.node()
 
 
+_LONGEST_DIFF = 200_000
+
+
 def git_state(folder: Path) -> GitState | None:
     """Of the checkout that holds ``folder``; None outside one or without git."""
 
@@ -637,7 +644,9 @@ def git_state(folder: Path) -> GitState | None:
         untracked = git("ls-files", "--others", "--exclude-standard", ":/")  # of the whole checkout, as diff
     except (OSError, subprocess.SubprocessError):
         return None
-    return {"commit": commit, "dirty": bool(diff.strip() or untracked.strip()), "diff": diff[:200_000]}
+    digest = hashlib.sha256(diff.encode()).hexdigest()[:16] if diff.strip() else ""
+    shown = masked_diff(diff[: _LONGEST_DIFF + 4096])[:_LONGEST_DIFF]  # no secret is cut before it is masked
+    return {"commit": commit, "dirty": bool(diff.strip() or untracked.strip()), "diff": shown, "digest": digest}
 
 
 def plain(value: Any) -> Any:

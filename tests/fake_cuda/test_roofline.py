@@ -131,7 +131,7 @@ def test_a_throttled_card_is_slower_from_then_on() -> None:
         fake_cuda.throttling("10:2:heat")
 
 
-SHOWN = """
+SECRET_SHOWN = """
 import json, time, fake_cuda, pynvml, torch
 pynvml.nvmlInit()
 card = pynvml.nvmlDeviceGetHandleByIndex(0)
@@ -187,7 +187,7 @@ SLOW_CARD = Cards(tflops=2e-3, tensor_tflops=8e-3, dram_gbps=0.1, sms=16, copy_g
 def test_nvml_shows_how_much_of_the_card_is_used(
     throttle: str, mhz: int, reasons: int, tmp_path: Path, fake_cuda: FakeCuda, fake_driver: FakeDriver
 ) -> None:
-    (tmp_path / "shown.py").write_text(SHOWN)
+    (tmp_path / "shown.py").write_text(SECRET_SHOWN)
     machine = machine_environment(fake_driver, tmp_path, replace(SLOW_CARD, throttle=throttle))
     out, err = start_warm(tmp_path / "shown.py", cwd=tmp_path, **machine).communicate(timeout=TIMEOUT_S)
     assert err == ""

@@ -197,7 +197,7 @@ class Scenario:
             lines += _gpu_lines(gpu)
         if any("\n" in line for line in lines):
             raise ValueError("a text in a scenario must be one line")
-        path.write_text("\n".join(lines) + "\n")
+        path.write_bytes(os.fsencode("\n".join(lines) + "\n"))
         return path
 
 

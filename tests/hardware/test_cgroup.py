@@ -1,3 +1,4 @@
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,6 +66,28 @@ def test_v1_with_joined_controllers(tmp_path):
         },
     )
     assert (limits.cpu_cores, limits.memory_bytes) == (0.5, 2 * GIB)
+
+
+def test_v2_memory_high_binds_like_a_limit(tmp_path):
+    files = {
+        "proc/self/cgroup": "0::/job",
+        "sys/fs/cgroup/job/memory.max": 16 * GIB,
+        "sys/fs/cgroup/job/memory.high": 8 * GIB,
+        "sys/fs/cgroup/job/memory.current": 3 * GIB,
+    }
+    limits = tree(tmp_path, files)
+    assert (limits.memory_bytes, limits.memory_room_bytes) == (8 * GIB, 5 * GIB)
+    assert tree(tmp_path, {"sys/fs/cgroup/job/memory.high": "max"}).memory_bytes == 16 * GIB
+
+
+@pytest.mark.parametrize(("mounted", "told"), [("cpuacct,cpu", "cpu,cpuacct"), ("cpu,cpuacct", "cpuacct,cpu")])
+def test_v1_controllers_mounted_in_another_order(tmp_path, mounted, told):
+    files = {
+        "proc/self/cgroup": f"3:{told}:/docker/abc",
+        f"sys/fs/cgroup/{mounted}/docker/abc/cpu.cfs_quota_us": 50000,
+        f"sys/fs/cgroup/{mounted}/docker/abc/cpu.cfs_period_us": 100000,
+    }
+    assert tree(tmp_path, files).cpu_cores == 0.5
 
 
 def test_v1_with_one_folder_a_controller(tmp_path):

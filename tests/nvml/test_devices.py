@@ -1,8 +1,10 @@
+from types import SimpleNamespace
+
 import pytest
 
 from tests.fake_nvml.driver import FakeGpu, FakeMig, Scenario
 from tests.fake_nvml.scripted import FUNCTION_NOT_FOUND, GIB, GPU_IS_LOST, NOT_SUPPORTED, Card, ScriptedNvml
-from wellfed.nvml.devices import list_devices
+from wellfed.nvml.devices import list_devices, list_holders
 from wellfed.nvml.session import NvmlError, NvmlSession
 
 RESERVE = 512 * 2**20
@@ -107,6 +109,26 @@ def test_a_card_that_nobody_uses_and_one_that_does_not_tell_have_none(fake_drive
     refuses = {"nvmlDeviceGetComputeRunningProcesses_v3": 4, "nvmlDeviceGetGraphicsRunningProcesses_v3": 13}
     silent = FakeGpu("GPU-b", processes=[(1, 1.0)], errors=refuses)
     assert holders_of(fake_driver, FakeGpu("GPU-a"), silent) == [(), ()]
+
+
+def test_a_process_of_both_lists_keeps_the_memory_that_one_of_them_knows():
+    class Lists:
+        def ask(self, function, *args):
+            if function == "nvmlSystemGetProcessName":
+                return "python"
+            is_compute = "Compute" in function
+            sizes = {7: 5 if is_compute else None, 8: None}
+            return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in sizes.items()]
+
+    assert [(one.pid, one.memory_bytes) for one in list_holders(Lists(), None)] == [(7, 5), (8, None)]
+
+
+def test_names_that_are_no_utf8_are_shown_as_far_as_they_can_be(fake_driver):
+    gpu = FakeGpu("GPU-\udcff", "NVIDIA \udcfe", processes=[(11, 1.5, "/usr/bin/\udcffx")])
+    with fake_driver.load(Scenario([gpu, FakeGpu("GPU-b")])), NvmlSession() as nvml:
+        first, second = list_devices(nvml).devices
+    assert (first.uuid, first.name, second.uuid) == ("GPU-\ufffd", "NVIDIA \ufffd", "GPU-b")
+    assert first.holders[0].name == "\ufffdx"
 
 
 def test_an_instance_has_its_own(fake_driver):

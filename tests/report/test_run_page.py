@@ -22,7 +22,7 @@ from wellfed.report.write import write_reports
 
 TRACES = Path(__file__).parents[1] / "traces"
 EVIL = "<script>alert(1)</script>\x1b[31m\udc80\u202e&lt;\"'><img src=x onerror=alert(1)>"
-SHOWN = "<script>alert(1)</script>\\x1b[31m\\udc80\\u202e&lt;\"'><img src=x onerror=alert(1)>"
+SECRET_SHOWN = "<script>alert(1)</script>\\x1b[31m\\udc80\\u202e&lt;\"'><img src=x onerror=alert(1)>"
 ERROR = {"kind": "device_oom", "message": "Out of memory\nafter 4 steps down", "advice": "Take gpu=16gb."}
 
 
@@ -106,7 +106,7 @@ def test_no_text_of_the_user_s_is_more_than_text(tmp_path: Path) -> None:
         throughput={"samples_per_s": 3.0, "ci95": None, "steps": 197, "warmup_steps": 3, "sample_unit": EVIL},
     )
     page = page_of(tmp_path)
-    assert page.text.count(SHOWN) > 12
+    assert page.text.count(SECRET_SHOWN) > 12
     assert "a$_{b}$" in page.text
     write_reports(Evidence.read(tmp_path), tmp_path)
     text = (tmp_path / "report.md").read_text(encoding="utf-8")

@@ -266,6 +266,20 @@ def test_another_seed_or_workload_lists_both_values():
     assert "workload.optimizer.lr: is 0.1 now and was" in told
 
 
+def test_secrets_of_the_earlier_run_are_named_or_typed_again(tmp_path, capsys):
+    folder = run(
+        tmp_path / "a", overrides=["seed=5", "+workload.data.api_key='***'", "+workload.data.x={pwd: '***', b: 1}"]
+    )
+    told = message(expand, [f"rerun={folder}"])
+    assert "+workload.data.x={pwd: '***', b: 1}: holds a secret, and secrets are not written down." in told
+    assert "Type it again with its secret: +workload.data.x=..." in told
+    typed = "+workload.data.x={pwd: mine, b: 1}"
+    assert expand([f"rerun={folder}", typed])[:1] == ["seed=5"]
+    assert "secrets are not written down: workload.data.api_key. Type them again." in capsys.readouterr().err
+    assert typed in expand([f"resume={folder}", typed, "+workload.data.api_key=abc"])
+    assert capsys.readouterr().err == ""
+
+
 def test_a_secret_is_to_be_typed_again():
     now = compose([])
     then = copy.deepcopy(now.resolved)

@@ -51,6 +51,13 @@ def test_git_is_asked_for_the_record_that_stays(tmp_path, monkeypatch, rank, ask
     assert (record.git is not None) is asks
 
 
+@pytest.mark.parametrize(("typed", "diff"), [([], "+x"), (["logger.diff=false"], "")])
+def test_one_knob_leaves_the_diff_out(tmp_path, monkeypatch, typed, diff):
+    monkeypatch.setattr(train, "own_git_state", lambda: {"commit": "0", "dirty": True, "diff": "+x", "digest": "ab"})
+    record = train.begin_record(compose(typed), RunFolder(tmp_path, is_new=True), None)
+    assert record.git == {"commit": "0", "dirty": True, "diff": diff, "digest": "ab"}
+
+
 def test_a_warning_goes_to_whatever_is_stderr_by_then(tmp_path, monkeypatch):
     """A bar that is drawn puts itself there: what was written beside it would tear it."""
     with log_file(tmp_path / "train.log"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from itertools import product
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -29,6 +31,23 @@ def test_shares_and_rest_of_a_full_grid_add_up_to_one(rates: list[float]) -> Non
     assert all(0 <= share <= 1 for share in (*effects.shares.values(), effects.rest))
     assert effects.notes == ()
     assert effects.points == len(GRID)
+
+
+def test_of_noise_alone_no_knob_is_given_more_than_a_little() -> None:
+    dice, axes = random.Random(0), {"a": "01234", "b": "0123"}
+    points = [dict(zip(axes, values, strict=True)) for values in product(*axes.values())]
+    found = [
+        knob_effects(points, [math.exp(dice.gauss(0, 0.1)) for _ in points], list(axes)).shares for _ in range(200)
+    ]
+    for axis in axes:
+        assert fmean(shares[axis] for shares in found) < 0.06
+        assert sum(shares[axis] == 0 for shares in found) > 80
+
+
+def test_where_all_points_tie_no_knob_mattered() -> None:
+    effects = knob_effects(GRID, made(0.01, 0.02), list(AXES), is_all_tied=True)
+    assert effects.shares == {}
+    assert effects.absent == dict.fromkeys(AXES, "all points tie: no difference of rate is beyond noise")
 
 
 def test_effects_that_only_add_up_are_found_and_leave_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wellfed.timing.interval import MIN_STEPS, error_of_mean, half_width, student_t_975
+from wellfed.timing.interval import MIN_STEPS, error_of_mean, half_width, student_t, student_t_975
 
 SAMPLES, MEAN_S = 8, 0.01
 
@@ -122,3 +122,8 @@ STUDENT = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365
 @pytest.mark.parametrize("degrees", STUDENT)
 def test_students_t(degrees: int) -> None:
     assert student_t_975(degrees) == pytest.approx(STUDENT[degrees], rel=0.005)
+
+
+@pytest.mark.parametrize(("degrees", "quantile"), [(1, 63.657), (2, 9.925), (3, 5.841), (5, 4.032), (10, 3.169)])
+def test_a_far_quantile_of_students_t(degrees, quantile):
+    assert student_t(degrees, 0.995) == pytest.approx(quantile, rel=0.02)

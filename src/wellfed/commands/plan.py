@@ -14,12 +14,13 @@ from typing import IO
 from rich.table import Table
 
 from wellfed.commands.answer import Answer
-from wellfed.config.compose import Composed, compose, masked_override
+from wellfed.config.compose import Composed, compose
 from wellfed.config.experiment_file import free_path, write_experiment
 from wellfed.config.option_file import Value
 from wellfed.config.schema import RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK
 from wellfed.hardware.profiles import PROFILES
+from wellfed.masking import masked_override
 from wellfed.planning.run_plan import DryPlan, RunPlan
 from wellfed.report.run_lines import show_value
 from wellfed.run.announce import announce

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,17 +20,9 @@ from wellfed.config.hydra_internals import Hydra
 from wellfed.config.hydra_session import COMPOSE_ERRORS, open_hydra
 from wellfed.config.yaml_text import to_yaml
 from wellfed.errors import ConfigError
+from wellfed.masking import learn, masked, masked_override, secrets_of
 
 C = TypeVar("C")
-
-SECRET_SHOWN = "***"
-_SECRET = re.compile(r"(^|[_\-])(key|token|password|passwd|secret|credentials?)$|password|secret", re.IGNORECASE)
-_PASSWORD = re.compile("password|passwd|secret|credential", re.IGNORECASE)
-_REFERENCE = re.compile(r"\$\{([^{}]|\$\{[^{}]*\})*\}")
-_ENTRY = re.compile(
-    r"""([\w-]+)(\s*:\s*)('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\$\{[^{}]*\}|[^\s,{}\[\]'"][^,{}\[\]]*)"""
-)
-"""``key: value`` within braces, as Hydra reads them."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +37,8 @@ class Composed(Generic[C]):
     """Group -> option, e.g. ``{"gpu": "24gb"}``, or ``[csv,wandb]`` as typed; groups without a choice are absent."""
     overrides: tuple[str, ...]
     """As typed and in order, without ``hydra.*``."""
+    secrets: frozenset[str]
+    """The values that are masked: another process has to `learn` them before it writes any text."""
     run_dir: Path | None
     """Where the run was told to write: ``hydra.run.dir`` as typed, or the job's folder of a multirun. None = choose."""
     _unresolved: DictConfig = field(repr=False, compare=False)
@@ -64,12 +57,16 @@ class Composed(Generic[C]):
         target.mkdir(parents=True, exist_ok=True)
         shown = {text: hidden for text in self.overrides if (hidden := masked_override(text)) != text}
         trees = {
-            "config": _masked(OmegaConf.to_container(self._unresolved, enum_to_str=True)),
-            "hydra": {"hydra": OmegaConf.to_container(self._hydra, enum_to_str=True)},
+            "config": masked(OmegaConf.to_container(self._unresolved, enum_to_str=True)),
+            "hydra": masked({"hydra": OmegaConf.to_container(self._hydra, enum_to_str=True)}),
             "overrides": [*self.overrides],
         }
         for name, tree in trees.items():
             (target / f"{name}.yaml").write_text(to_yaml(_replaced(tree, shown)), encoding="utf-8")
+        many = Path(self._hydra.sweep.dir) / "multirun.yaml"
+        if many.exists():  # Hydra's own sweeper has written the configuration of all jobs as it is
+            tree = masked(OmegaConf.to_container(OmegaConf.load(many)))
+            many.write_text(to_yaml(_replaced(tree, shown)), encoding="utf-8")
 
 
 def compose(
@@ -158,7 +155,11 @@ def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, ch
         raise ConfigError(faults)
     choices: Any = OmegaConf.to_container(hydra.runtime.choices)
     typed: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-    resolved = _masked(OmegaConf.to_container(job, resolve=True, enum_to_str=True))
+    unresolved = OmegaConf.to_container(job, enum_to_str=True)
+    values = OmegaConf.to_container(job, resolve=True, enum_to_str=True)
+    secrets = secrets_of(values, unresolved) | secrets_of(OmegaConf.to_container(hydra))
+    learn(secrets)
+    resolved = masked(values, unresolved)
     pairs = [text.partition("=")[::2] for text in typed]
     choices |= {key: value for key, value in pairs if value[:1] == "[" and isinstance(resolved.get(key), dict)}
     return Composed(
@@ -166,19 +167,11 @@ def composed_from(job: DictConfig, hydra: DictConfig, *, run_dir: str | None, ch
         resolved=resolved,
         choices={str(group): option for group, option in choices.items() if option and "hydra" not in str(group)},
         overrides=tuple(typed),
+        secrets=frozenset(secrets),
         run_dir=Path(run_dir) if run_dir else None,
         _unresolved=job,
         _hydra=hydra,
     )
-
-
-def _masked(tree: Any) -> Any:
-    """Texts under keys that look like secrets become ``***``; interpolations such as ``${oc.env:KEY}`` stay."""
-    if isinstance(tree, list):
-        return [_masked(item) for item in tree]
-    if not isinstance(tree, dict):
-        return tree
-    return {key: SECRET_SHOWN if _is_secret(str(key), value) else _masked(value) for key, value in tree.items()}
 
 
 def _replaced(tree: Any, shown: Mapping[str, str]) -> Any:
@@ -191,23 +184,3 @@ def _replaced(tree: Any, shown: Mapping[str, str]) -> Any:
         for typed, hidden in shown.items():
             tree = tree.replace(typed, hidden)
     return tree
-
-
-def _is_secret(key: str, value: Any) -> bool:
-    if isinstance(value, str):
-        return bool(value) and not _REFERENCE.fullmatch(value) and bool(_SECRET.search(key))
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_number and bool(_PASSWORD.search(key))  # max_token=512 is none
-
-
-def masked_override(text: str) -> str:
-    """The override with secrets as ``***``, also those in ``{..}`` or ``[..]``, so that it may be written down."""
-
-    def masked_entry(entry: re.Match[str]) -> str:
-        key, colon, value = entry.groups()
-        return f"{key}{colon}'{SECRET_SHOWN}'" if _is_secret(key, value) else entry.group()
-
-    key, equals, value = text.partition("=")
-    if _is_secret(key.rpartition(".")[2], value):
-        return f"{key}='{SECRET_SHOWN}'"
-    return key + equals + _ENTRY.sub(masked_entry, value) if value[:1] in ("{", "[") else text

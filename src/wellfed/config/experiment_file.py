@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from wellfed.config.compose import SECRET_SHOWN, Composed, unchecked_values
+from wellfed.config.compose import Composed, unchecked_values
 from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.option_file import Value, check_name, comment_lines, write_files, yaml_lines
 from wellfed.errors import ConfigError, Fault
+from wellfed.masking import SECRET_SHOWN
 
 _NOT_CHOSEN = ("experiment", "debug", "sweep", "paths", "hydra", "logger")
 """Groups that an experiment does not fix: what the first two set stands among the values."""

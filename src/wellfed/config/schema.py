@@ -362,6 +362,10 @@ class LoggerConfig:
     mlflow_uri: Optional[str] = knob(
         None, "Where mlflow keeps runs. null = MLFLOW_TRACKING_URI, or else the folder <log_dir>/mlruns."
     )
+    diff: bool = knob(
+        True,
+        "Write the uncommitted change of the checkout into run.json, secrets masked; false leaves it out.",
+    )
     project: str = knob("wellfed", "wandb project; mlflow experiment.")
     entity: Optional[str] = knob(None, "wandb user or team. null = wandb's default.")
     group: Optional[str] = knob(None, "wandb group of this run.")

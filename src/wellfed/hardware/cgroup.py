@@ -1,6 +1,6 @@
 """Reads the CPU and memory limits that a container or job scheduler set: cgroup v1, v2 and both mounted together.
 
-Files: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max, memory.max, memory.current) and
+Files: https://docs.kernel.org/admin-guide/cgroup-v2.html (cpu.max, memory.max, memory.high, memory.current) and
 https://docs.kernel.org/scheduler/sched-bwc.html (cpu.cfs_quota_us).
 """
 
@@ -29,7 +29,10 @@ def cgroup_limits(root: Path = Path("/")) -> CgroupLimits:
     for folder in _folders(root):
         if (quota := _cpu_cores(folder)) is not None:
             cores.append(quota)
-        if (limit := _number(folder / "memory.max") or _number(folder / "memory.limit_in_bytes")) is not None:
+        # Above memory.high the kernel throttles and reclaims: a process crawls there before it could reach the limit.
+        names = ("memory.max", "memory.high", "memory.limit_in_bytes")
+        found = [number for name in names if (number := _number(folder / name)) is not None]
+        if (limit := min(found, default=None)) is not None:
             limits.append(limit)
             rooms.append(max(0, limit - _unreclaimable(folder)))
     return CgroupLimits(min(cores, default=None), min(limits, default=None), min(rooms, default=None))
@@ -41,11 +44,21 @@ def _folders(root: Path) -> Iterator[Path]:
     for line in _text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = (*line.split(":", 2), "", "")[:3]
         # v2 has no controller names and is mounted at the top, or in unified/ where v1 is mounted too.
-        names = [*dict.fromkeys([controllers, *controllers.split(",")])] if controllers else ["", "unified"]
+        names = _mounted(mount, controllers) if controllers else ["", "unified"]
         # In a container the path may be the host's and lead nowhere here; then the mount itself is our group.
         parts = () if ".." in Path(path).parts else Path(path.lstrip("/")).parts
         folders = (mount.joinpath(name, *parts[:depth]) for name in names for depth in range(len(parts), -1, -1))
         yield from (folder for folder in folders if folder.is_dir())
+
+
+def _mounted(mount: Path, controllers: str) -> list[str]:
+    """Names that a v1 hierarchy of these controllers may be mounted by: kernel and mount may list them in two orders."""
+    wanted = controllers.split(",")
+    try:
+        joined = sorted(folder.name for folder in mount.iterdir() if "," in folder.name)
+    except OSError:
+        joined = []
+    return [*dict.fromkeys([controllers, *(name for name in joined if {*wanted} & {*name.split(",")}), *wanted])]
 
 
 def _cpu_cores(folder: Path) -> float | None:

@@ -22,6 +22,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 
 from wellfed.errors import text_of
+from wellfed.masking import masked
 from wellfed.tracking.sink import GuardedSink
 
 _LOG = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class _OfRun(Logger):
 
     def log_hyperparams(self, params: Any, *arguments: Any, **named: Any) -> None:
         """Of a user's module: beside the configuration, or in ``hparams`` where that has another of the name."""
-        own = dict(params if isinstance(params, Mapping) else vars(params))
+        own = masked(dict(params if isinstance(params, Mapping) else vars(params)))
         taken = {name: own.pop(name) for name in self._config if name in own}
         params = {**own, "hparams": taken} if taken else own
         self._try(super().log_hyperparams, params, *arguments, **named)

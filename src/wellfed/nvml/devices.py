@@ -180,7 +180,8 @@ def list_holders(nvml: NvmlSession, handle: Any) -> tuple[Holder, ...]:
             continue
         for process in running:
             held = getattr(process, "usedGpuMemory", None)
-            found[int(process.pid)] = max(found.get(int(process.pid)) or 0, int(held)) if held is not None else None
+            known = [size for size in (found.get(int(process.pid)), held) if size is not None]
+            found[int(process.pid)] = max(map(int, known), default=None)
     by_size = sorted(found.items(), key=lambda entry: -(entry[1] or 0))
     return tuple(Holder(pid, _process_name(nvml, pid), held) for pid, held in by_size)
 
@@ -212,4 +213,4 @@ def _offered(ask: Callable[[], Answer]) -> Answer | None:
 
 
 def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -182,6 +182,8 @@ class NvmlSession:
         for _ in range(self.tries):
             try:
                 return call(*args, **kwargs)
+            except UnicodeDecodeError as cause:  # a text of the driver's that is no UTF-8
+                return bytes(cause.object).decode(errors="replace")
             except getattr(self._library, "NVMLLibraryMismatchError", ()) as cause:
                 # pynvml's own way to say that the driver lacks the latest version of a function with several
                 raise FunctionNotFoundError(function) from cause

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wellfed.diagnosis.evidence import Evidence
+from wellfed.masking import hidden
 from wellfed.record import write_atomically
 from wellfed.report.comparison import Comparison
 from wellfed.report.comparison_page import comparison_html
@@ -29,9 +30,9 @@ def write_reports(evidence: Evidence, folder: Path, *, has_page: bool = True) ->
     Raises:
         OSError: a file can't be written.
     """
-    write_atomically(folder / MARKDOWN, to_markdown(evidence.record, evidence.first_metrics))
+    write_atomically(folder / MARKDOWN, hidden(to_markdown(evidence.record, evidence.first_metrics)))
     if has_page:
-        write_atomically(folder / PAGE, to_html(evidence, folder))
+        write_atomically(folder / PAGE, hidden(to_html(evidence, folder)))
 
 
 def write_comparison(both: Comparison, folder: Path, names: Sequence[str]) -> Path:

@@ -22,6 +22,7 @@ from wellfed.errors import first_line
 from wellfed.hardware.facts import MachineFacts
 from wellfed.lit import loggers
 from wellfed.lit.callbacks.checkpoints import BEST, LAST
+from wellfed.masking import SECRET_SHOWN
 from wellfed.memory.remembered import MICRO_BATCH, Lowered, from_event, remember
 from wellfed.planning.run_plan import RunPlan
 from wellfed.record import (
@@ -198,6 +199,8 @@ class Bookkeeper:
             store = Path(self._config.paths.log_dir).resolve() / "mlruns"
             asked = self._config.logger.mlflow_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"file:{store}"
             uri, run_id = (record.mlflow["uri"], record.mlflow["run_id"]) if record.mlflow else (asked, None)
+            if SECRET_SHOWN in uri:  # recorded without its password
+                uri = asked
             project = self._config.logger.project
             logger = loggers.open_mlflow(uri, experiment=project, name=record.run_id, run_id=run_id)
             is_new, record.mlflow = run_id is None, {"run_id": logger.run_id, "uri": uri}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OK, ErrorKind, WellfedError
+from wellfed.masking import hidden
 from wellfed.record import Status
 
 
@@ -24,6 +25,10 @@ class Outcome:
     by_non_finite_loss: bool = False
     is_of_all: bool = False
     """A stop that all ranks have agreed on: each ends by itself."""
+
+    def __post_init__(self) -> None:
+        for name in ("message", "advice"):
+            object.__setattr__(self, name, hidden(getattr(self, name)))
 
     @property
     def is_refusal(self) -> bool:

@@ -92,7 +92,7 @@ def follow(line: Line) -> int:
 
 
 def _facts(launch: Launch, git: GitState | None) -> RankFacts:
-    change = "" if git is None else hashlib.sha256(git["diff"].encode()).hexdigest()[:16]
+    change = "" if git is None else git.get("digest", "")
     versions = [("Python", python_version())]
     for name in _TALKED_BY:
         with suppress(PackageNotFoundError):

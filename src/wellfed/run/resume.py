@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from wellfed.config.compose import SECRET_SHOWN, Composed, compose
+from wellfed.config.compose import Composed, compose
 from wellfed.config.quoting import assigned, is_null, key_value, quoted, unquoted
 from wellfed.config.schema import RunConfig
 from wellfed.errors import ConfigError, Fault, first_line
 from wellfed.launcher import launched
+from wellfed.masking import SECRET_SHOWN
 from wellfed.record import FILE_NAME, RunRecord, differences, plain
 from wellfed.run import lock
 from wellfed.run.checkpoint_file import WAY_OUT, is_readable, step_of
@@ -232,11 +233,29 @@ def _size_found_by_rates(earlier: RunRecord, later: Sequence[str]) -> list[str]:
 def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
     """Earlier overrides that no later one replaces, then the later ones.
 
-    A secret was not written down, so it can't be replayed.
+    Secrets were not written down, so overrides that held one can't be replayed. One that was a secret as a whole is
+    left out and named: the run may do without it.
+
+    Raises:
+        ConfigError: an override that held a secret beside other values was not typed again.
     """
     replaced = {key_value(text)[0] for text in later} | {"resume", "rerun"}
-    pairs = ((text, *key_value(text)) for text in earlier)
-    kept = [quoted(text) for text, key, value in pairs if key not in replaced and unquoted(value) != SECRET_SHOWN]
+    kept, left_out, faults = [], [], []
+    for text in earlier:
+        key, value = key_value(text)
+        if key in replaced:
+            continue
+        if SECRET_SHOWN not in (value or ""):
+            kept.append(quoted(text))
+        elif unquoted(value) == SECRET_SHOWN:
+            left_out.append(key)
+        else:
+            problem = "holds a secret, and secrets are not written down."
+            faults.append(Fault(text, problem, f"Type it again with its secret: {text.partition('=')[0]}=..."))
+    if faults:
+        raise ConfigError(faults)
+    if left_out:
+        print(f"Left out, since secrets are not written down: {', '.join(left_out)}. Type them again.", file=sys.stderr)
     return [*kept, *later]
 
 

@@ -14,10 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from wellfed.config.compose import Composed, masked_override
+from wellfed.config.compose import Composed
 from wellfed.config.schema import Allocator, RunConfig
 from wellfed.errors import EXIT_NOTHING_RUN, ConfigError, WellfedError
 from wellfed.launcher import launched, own_rank
+from wellfed.masking import MaskedFormatter, learn, masked_override
 from wellfed.planning.nodes import launch_faults
 from wellfed.record import GitState, RunRecord, git_state
 from wellfed.run import resume, run_folder, screen
@@ -81,6 +82,7 @@ def _train(
 ) -> int:
     """If nothing was run, the folder is as it was."""
     began_s, config, rank = time.monotonic(), composed.config, own_rank()
+    learn(composed.secrets)  # another process may have composed it
     if faults := list(launch_faults(config.trainer, launched())):
         raise ConfigError(faults)
     is_trial = "sweep" in composed.choices or TRIAL in os.environ  # it has a record whatever becomes of it
@@ -176,13 +178,18 @@ def begin_record(
         workload=composed.config.workload.name,
         overrides=[masked_override(text) for text in composed.overrides if not text.startswith(("resume=", "rerun="))],
         config=composed.resolved,
-        git=own_git_state() if own_rank() == 0 else None,  # the record of another rank goes nowhere
+        git=_git_state(composed.config) if own_rank() == 0 else None,  # the record of another rank goes nowhere
         launch=None if launch is None else {"by": launch.by, "job": launch.job, "attempt": launch.attempt},
         resumed_from=None if target is None else str(target.checkpoint),
     )
     if target is None or not target.in_place or target.earlier is None:
         return started
     return replace(started, **{name: getattr(target.earlier, name) for name in _KEPT_BY_RESUME})
+
+
+def _git_state(config: RunConfig) -> GitState | None:
+    git = own_git_state()
+    return git if git is None or config.logger.diff else {**git, "diff": ""}
 
 
 @cache
@@ -203,11 +210,11 @@ def log_file(path: Path) -> Iterator[None]:
     root, package = logging.getLogger(), logging.getLogger("wellfed")
     terminal = _Stderr()
     terminal.setLevel(logging.WARNING)
-    terminal.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    terminal.setFormatter(MaskedFormatter("%(levelname)s: %(message)s"))
     handlers: list[tuple[logging.Logger, logging.Handler]] = [(package, terminal)]
     try:
         file = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
-        file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        file.setFormatter(MaskedFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
         handlers.append((root, file))
     except OSError as error:
         print(f"{path} can't be written ({error.strerror}); the log goes to the terminal alone.", file=sys.stderr)

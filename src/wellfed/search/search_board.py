@@ -14,6 +14,7 @@ from wellfed.search.search_rows import SearchRow
 from wellfed.search.space import grid_values
 from wellfed.sweep.grid import Grid, GridPoint
 from wellfed.sweep.ledger import ReadOf
+from wellfed.sweep.rows import why_of
 from wellfed.units import counted
 
 State = Literal["complete", "pruned", "failed", "pending"]
@@ -151,7 +152,7 @@ def _why(row: SearchRow) -> str:
     if row.outcome == "pruned":
         return f"ended after {counted(row.validations, 'validation')}, {counted(row.trained_steps, 'step')}"
     if row.error:
-        return " ".join(f"{row.error.get('message', '')} {row.error.get('advice') or ''}".split())
+        return why_of(row.error, row.folder)
     if row.status == "ok":
         return "ended well, but validation gave no finite figure of the metric"
     return "nothing is known of its end" if row.exit_code is None else f"exit code {row.exit_code}"

@@ -21,10 +21,11 @@ _EPSILON = 1e-9
 class Effects:
     """Shares of the variance of the log of the score over the points that have one.
 
-    An axis's share is its main effect: sum of squares between its values' means, each weighted with its number of
-    points, over the total sum of squares (eta squared). It is what is explained by knowing this axis and nothing else,
-    0..1. In a full grid the shares add up to what all main effects explain together; where points failed the axes are
-    no longer independent, a difference may be counted for two of them, and a note says so.
+    An axis's share is its main effect, without what noise alone gives it (omega squared): the sum of squares between
+    its values' means, each weighted with its number of points, less one mean square of the rest for each of its degrees
+    of freedom, over the total sum of squares and that mean square. 0..1; 0 = no more than noise would show. In a full
+    grid the shares add up to what all main effects explain together. Where points failed the axes are no longer
+    independent, a difference may be counted for two of them, and a note says so.
     """
 
     shares: Mapping[str, float]
@@ -32,8 +33,7 @@ class Effects:
     absent: Mapping[str, str]
     """Axis -> why it has no share."""
     rest: float | None
-    """Interactions and noise: what the best sum of one effect a value of each axis (least squares) leaves; None without
-    shares."""
+    """Interactions and noise: what the main effects leave; None without shares."""
     points: int
     """With a score."""
     notes: tuple[str, ...] = ()
@@ -49,8 +49,14 @@ def knob_effects(
     scores: Sequence[float],
     axes: Sequence[str],
     objective: Objective = SAMPLES_PER_S,
+    *,
+    is_all_tied: bool = False,
 ) -> Effects:
-    """Effects over points that have a score: ``values`` by axis, and the score, > 0, of each."""
+    """Effects over points that have a score: ``values`` by axis, and the score, > 0, of each.
+
+    Args:
+        is_all_tied: no two points can be told apart, so nothing mattered that could be seen.
+    """
     logs = np.log(np.asarray(scores, dtype=float))
     total = float(((logs - logs.mean()) ** 2).sum()) if len(logs) else 0.0
     if len(logs) < 2:
@@ -58,7 +64,12 @@ def knob_effects(
         return Effects({}, dict.fromkeys(axes, why), None, len(logs))
     if math.sqrt(total / len(logs)) < _EPSILON:
         return Effects({}, dict.fromkeys(axes, f"all have the same {objective.noun}"), None, len(logs))
-    shares, absent = {}, {}
+    if is_all_tied:
+        why = f"all points tie: no difference of {objective.noun} is beyond noise"
+        return Effects({}, dict.fromkeys(axes, why), None, len(logs))
+    squares: dict[str, float] = {}
+    degrees: dict[str, int] = {}
+    absent = {}
     for axis in axes:
         groups = defaultdict(list)
         for point, log in zip(values, logs, strict=True):
@@ -67,20 +78,33 @@ def knob_effects(
             absent[axis] = f"all points that have {objective.a_noun} share the value {next(iter(groups))}"
             continue
         between = sum(len(group) * (fmean(group) - float(logs.mean())) ** 2 for group in groups.values())
-        shares[axis] = min(1.0, between / total)
-    if not shares:
-        return Effects(shares, absent, None, len(logs))
+        squares[axis], degrees[axis] = min(total, between), len(groups) - 1
+    if not squares:
+        return Effects({}, absent, None, len(logs))
     design = np.ones((len(logs), 1))
-    for axis in shares:
+    for axis in squares:
         levels = sorted({point[axis] for point in values})[1:]
         columns = np.array([[float(point[axis] == level) for level in levels] for point in values])
         design = np.hstack([design, columns])
     solution, _, rank, _ = np.linalg.lstsq(design, logs, rcond=None)
-    rest = min(1.0, float(((logs - design @ solution) ** 2).sum()) / total)
-    return Effects(shares, absent, rest, len(logs), tuple(_notes(shares, rest, int(rank), design.shape)))
+    left = min(total, float(((logs - design @ solution) ** 2).sum()))
+    noise = left / (len(logs) - rank) if len(logs) > rank else 0.0
+    """Mean square of what the main effects leave."""
+
+    def share(explained: float, freedom: int) -> float:
+        return max(0.0, (explained - freedom * noise) / (total + noise))
+
+    shares = {axis: share(squares[axis], degrees[axis]) for axis in squares}
+    is_independent = abs(sum(squares.values()) + left - total) <= 0.005 * total
+    explained = sum(shares.values()) if is_independent else share(total - left, int(rank) - 1)
+    rest = min(1.0, max(0.0, 1 - explained))
+    notes = _notes(shares, rest, int(rank), design.shape, is_independent=is_independent)
+    return Effects(shares, absent, rest, len(logs), tuple(notes))
 
 
-def _notes(shares: Mapping[str, float], rest: float, rank: int, shape: tuple[int, int]) -> list[str]:
+def _notes(
+    shares: Mapping[str, float], rest: float, rank: int, shape: tuple[int, int], *, is_independent: bool
+) -> list[str]:
     points, effects = shape
     notes = []
     if rank < effects:
@@ -88,11 +112,11 @@ def _notes(shares: Mapping[str, float], rest: float, rank: int, shape: tuple[int
             "Points are missing so that some values occur together only: their axes can't be told apart, and each is "
             "given what they explain together."
         )
-    elif abs(sum(shares.values()) - (1 - rest)) > 0.005:
+    elif not is_independent:
         notes.append(
             "Points are missing, so the axes are not independent: the shares add up to "
             f"{show_percent(sum(shares.values()))}, and all main effects together explain {show_percent(1 - rest)}."
         )
     if points <= rank:
-        notes.append("There are as many effects as points: interactions and noise can't be seen.")
+        notes.append("There are as many effects as points: interactions and noise can't be seen, nor taken off.")
     return notes

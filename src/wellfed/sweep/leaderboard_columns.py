@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wellfed.sweep.objective import PEAK_MEMORY, SAMPLES_PER_JOULE, SAMPLES_PER_S, Objective
-from wellfed.sweep.ranking import Entry, Leaderboard
+from wellfed.sweep.ranking import BASELINE, Entry, Leaderboard
 from wellfed.units import show_duration, show_gib, show_percent
 
 
@@ -45,8 +45,9 @@ def columns(board: Leaderboard) -> list[Column]:
         Column("of best", f"{objective.noun} {best} {objective.noun}", lambda e: _percent(e.of_best)),
         Column(
             "vs baseline",
-            f"{objective.noun} {turned} of the same settings with loader=baseline",
-            lambda e: "" if e.of_baseline is None else f"{e.of_baseline:.2f}x",
+            f"{objective.noun} {turned} of the same settings with loader=baseline, and its 95 % interval; tied: noise "
+            "may explain it; ?: its noise is unknown",
+            _of_baseline,
         ),
         measured(SAMPLES_PER_S),
         Column("ready", "share of steps whose batch was waiting when asked for", lambda e: _percent(e.readiness_frac)),
@@ -79,6 +80,16 @@ def columns(board: Leaderboard) -> list[Column]:
         for column in known
         if unique[column.head] is column and any(column.text(entry) for entry in board.ranked)
     ]
+
+
+def _of_baseline(entry: Entry) -> str:
+    factor = entry.of_baseline
+    if factor is None or entry.values.get("loader") == BASELINE:
+        return "" if factor is None else "1x"
+    if entry.of_baseline_ci95 is None:
+        return f"{factor:.2f}x?"
+    low, high = entry.of_baseline_ci95
+    return "tied" if low <= 1 <= high else f"{factor:.2f}x ({low:.2f} to {high:.2f})"
 
 
 def interval(entry: Entry, objective: Objective) -> str:

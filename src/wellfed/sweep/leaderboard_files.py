@@ -15,7 +15,8 @@ from wellfed.sweep.ranking import Leaderboard
 
 CSV_COLUMNS = (
     *("rank", "point", "status", "tie", "attempt", "samples_per_s", "score", "ci95_low", "ci95_high", "runs"),
-    *("of_best", "of_baseline", "readiness_frac", "ceiling_frac", "peak_memory_gib", "predicted_peak_gib"),
+    *("of_best", "of_baseline", "of_baseline_low", "of_baseline_high", "readiness_frac", "ceiling_frac"),
+    *("peak_memory_gib", "predicted_peak_gib"),
     *("energy_per_sample_j", "util_pct", "seconds", "on_front", "marks", "folder"),
 )
 """Before the axes; behind them come ``overrides`` and ``error``. The interval is the score's."""
@@ -42,7 +43,9 @@ def to_csv(board: Leaderboard) -> str:
     writer.writerow([*CSV_COLUMNS, *board.sweep.axes, "overrides", "error"])
     for entry in board.entries:
         low, high = entry.ci95 or (None, None)
+        worst, most = entry.of_baseline_ci95 or (None, None)
         figures = {**vars(entry), "ci95_low": low, "ci95_high": high, "marks": "; ".join(entry.marks)}
+        figures |= {"of_baseline_low": worst, "of_baseline_high": most}
         cells = [figures[name] for name in CSV_COLUMNS]
         error = "" if entry.error is None else entry.why
         writer.writerow([*cells, *entry.values.values(), shlex.join(entry.overrides), error])

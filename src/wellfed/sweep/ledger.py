@@ -12,10 +12,15 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar
 
+from wellfed.masking import hidden_in
 from wellfed.record import Status, plain
 from wellfed.units import counted
 
 FILE_NAME = "ledger.jsonl"
+
+
+RowKind = Literal["trial", "confirm", "repeat"]
+"""``confirm``: one of the best, measured once more; ``repeat``: what tune measures again to learn the noise."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +28,7 @@ class Row:
     """What became of one trial. Figures are None where they were not measured."""
 
     point: str
-    kind: Literal["trial", "confirm"]
-    """``confirm``: one of the best, measured once more."""
+    kind: RowKind
     overrides: tuple[str, ...]
     """As typed, those that all points share first."""
     status: Status
@@ -68,7 +72,7 @@ class Row:
 
     def to_line(self) -> str:
         """One line of strict JSON, without its end."""
-        return json.dumps(plain(asdict(self)), allow_nan=False)
+        return json.dumps(hidden_in(plain(asdict(self))), allow_nan=False)
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> Self:
@@ -118,7 +122,8 @@ class ReadOf(Generic[R]):
         return [
             row
             for row in own[last + 1 :]
-            if row.code == trial.code
+            if row.kind == "confirm"
+            and row.code == trial.code
             and (row.device == trial.device or (row.status != "ok" and not row.device))
             and (row.machine == trial.machine or not (row.machine and trial.machine))
         ]

@@ -18,6 +18,7 @@ from wellfed.sweep.grid import GridPoint, SweepFile
 from wellfed.sweep.knob_effects import Effects, knob_effects
 from wellfed.sweep.ledger import Read, Row
 from wellfed.sweep.objective import OBJECTIVES, Objective
+from wellfed.sweep.rows import why_of
 from wellfed.units import counted, show_percent
 
 EntryStatus = Literal[Status, "pending"]
@@ -56,7 +57,9 @@ class Entry:
     of_best: float | None = None
     """How near it comes to the best score, 0..1: their ratio, turned so that 1 is the best."""
     of_baseline: float | None = None
-    """So many times better than the point that has ``loader=baseline`` and equals this one in all else."""
+    """How many times better it is than the point that has ``loader=baseline`` and equals this one in all else."""
+    of_baseline_ci95: tuple[float, float] | None = None
+    """None: one of the two has no interval, or this is that point."""
     readiness_frac: float | None = None
     ceiling_frac: float | None = None
     """Rate over the rate of the same steps on batches that are on the device."""
@@ -154,10 +157,13 @@ def leaderboard(sweep: SweepFile, found: Read) -> Leaderboard:
     rated, apart = _marked(rated)
     rest = sorted((entry for entry in entries if entry.score is None), key=lambda entry: _ORDER.index(entry.status))
     scores = [entry.score or 0.0 for entry in rated]
+    is_all_tied = len(rated) > 1 and all((entry.rank, entry.tie) == (1, "=") for entry in rated)
     return Leaderboard(
         sweep=sweep,
         entries=(*rated, *rest),
-        effects=knob_effects([entry.values for entry in rated], scores, list(sweep.axes), objective),
+        effects=knob_effects(
+            [entry.values for entry in rated], scores, list(sweep.axes), objective, is_all_tied=is_all_tied
+        ),
         noise=noise,
         notes=(*apart, *_notes([*rated, *rest], objective, noise, found)),
     )
@@ -221,7 +227,7 @@ def _entry(
 
 def _why_unranked(trial: Row, objective: Objective) -> str:
     if trial.error:
-        return " ".join(f"{trial.error.get('message', '')} {trial.error.get('advice') or ''}".split())
+        return why_of(trial.error, trial.folder)
     if trial.status == "ok":
         return f"ended well, but without {objective.a_noun}: {objective.missing}"
     if trial.exit_code is None:
@@ -278,13 +284,28 @@ def _compared(ranked: Sequence[Entry], good: Mapping[str, float], objective: Obj
         good_there, room = mine = places[point]
         return not any(other != mine and other[0] >= good_there and other[1] >= room for other in places.values())
 
+    halves = {entry.point: _relative_half(entry) for entry in ranked}
     compared = []
     for entry in ranked:
         mine, sister = good[entry.point], points.get(frozenset({**entry.values, "loader": BASELINE}.items()))
         of_baseline = mine / good[sister] if "loader" in entry.values and sister is not None else None
+        ci95 = None
+        if of_baseline is not None and sister is not None and sister != entry.point:
+            own, its = halves[entry.point], halves[sister]
+            if own is not None and its is not None:
+                width = math.exp(math.hypot(own, its))
+                ci95 = (of_baseline / width, of_baseline * width)
         of_best, on_front = mine / good[ranked[0].point], is_on_front(entry.point)
-        compared.append(replace(entry, of_best=of_best, of_baseline=of_baseline, on_front=on_front))
+        against = {"of_baseline": of_baseline, "of_baseline_ci95": ci95}
+        compared.append(replace(entry, of_best=of_best, on_front=on_front, **against))
     return compared
+
+
+def _relative_half(entry: Entry) -> float | None:
+    """Half of the 95 % interval of the score, over the score."""
+    if entry.ci95 is None or not entry.score:
+        return None
+    return (entry.ci95[1] - entry.ci95[0]) / 2 / entry.score
 
 
 def _marked(ranked: Sequence[Entry]) -> tuple[list[Entry], list[str]]:

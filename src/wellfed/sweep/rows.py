@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,6 +18,7 @@ from typing import Any, TypeVar
 import wellfed
 from wellfed import record
 from wellfed.errors import EXIT_NOTHING_RUN, EXIT_OUT_OF_MEMORY, ErrorKind
+from wellfed.masking import hidden
 from wellfed.record import ErrorEntry, GitState, RunRecord, Status
 from wellfed.sweep.ledger import Row
 
@@ -24,6 +27,10 @@ R = TypeVar("R", bound=Row)
 OUT, ERR = "stdout.txt", "stderr.txt"
 """What a trial has printed."""
 _STDERR_LINES = 20
+_LONGEST_LINE = 300
+"""Characters of an error in a cell of a table."""
+_NOTE = re.compile(r"\(\d+ frames of libraries are left out: .*\)")
+_ERROR_LINE = re.compile(r"(\w+\.)*\w*(Error|Exception|Interrupt|Exit|Iteration|Full|Empty|Expired|Fault)\b(: |$)")
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _KILLED = (
     "Mostly the system's out-of-memory killer: fewer loader.num_workers, a smaller loader.prefetch_factor or data."
@@ -36,9 +43,9 @@ def ended_row(row: R, sweep: Path, exit_code: int, seconds: float, *, timed_out:
     folder = sweep / row.folder
     found = _read(folder)
     status, error = _verdict(found, exit_code, seconds, timed_out, group)
-    stderr = () if status == "ok" else tuple(last_lines(folder / ERR, _STDERR_LINES))
+    stderr = () if status == "ok" else tuple(map(hidden, last_lines(folder / ERR, _STDERR_LINES)))
     if error is not None and not error["message"]:
-        error = {**error, "message": stderr[-1].removeprefix("  - ") if stderr else f"ended with exit code {exit_code}"}
+        error = {**error, "message": _last_own_line(stderr) or f"ended with exit code {exit_code}"}
     if found is not None and (found.status, found.exit_code) != (status, exit_code):
         path = folder / record.FILE_NAME  # the process could not write its own end
         with contextlib.suppress(OSError, ValueError):
@@ -105,8 +112,9 @@ def code_version(git: GitState | None) -> str:
     """By a record's ``git``: the commit, with a digest of what was changed since; elsewhere wellfed's version."""
     if git is None:
         return f"wellfed {wellfed.__version__}"
-    changed = f"+{hashlib.sha256(git['diff'].encode()).hexdigest()[:6]}" if git["diff"].strip() else ""
-    return f"{git['commit'][:10]}{changed}"
+    # Records of earlier versions have no digest.
+    digest = git.get("digest") or (hashlib.sha256(git["diff"].encode()).hexdigest() if git["diff"].strip() else "")
+    return f"{git['commit'][:10]}{'+' if digest else ''}{digest[:6]}"
 
 
 def _read(folder: Path) -> RunRecord | None:
@@ -138,7 +146,37 @@ def _verdict(
 
 
 def _error(kind: ErrorKind, message: str = "", advice: str = "") -> ErrorEntry:
-    return {"kind": kind, "message": message, "advice": advice}
+    return {"kind": kind, "message": hidden(message), "advice": hidden(advice)}
+
+
+def why_of(error: Mapping[str, Any], folder: str) -> str:
+    """Why a trial has no rank, for one cell of a table: the error's own line, its advice, and where its log is.
+
+    Args:
+        folder: of the trial; empty where none was started.
+    """
+    parts = [message_of(error), _in_one_line(str(error.get("advice") or ""))]
+    return " ".join([*filter(None, parts), *([f"Log: {folder}/{ERR}"] if folder else [])])
+
+
+def message_of(error: Mapping[str, Any]) -> str:
+    """The message of a row's error in one line of bounded length: of a traceback the line that names the error."""
+    lines = str(error.get("message") or "").splitlines()
+    own = [line for line in lines if not _NOTE.fullmatch(line.strip())]
+    named = [line for line in own if _ERROR_LINE.match(line)]
+    return _in_one_line(named[-1] if named else " ".join(own))
+
+
+def _in_one_line(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 3]}..."
+
+
+def _last_own_line(lines: Sequence[str]) -> str:
+    """The line of printed text that says what was wrong: the last that names an error, else the last."""
+    own = [line for line in lines if not _NOTE.fullmatch(line.strip())]
+    named = [line for line in own if _ERROR_LINE.match(line)]
+    return (named or own or [""])[-1].strip().removeprefix("- ")
 
 
 def refused_row(row: R, status: Status, message: str) -> R:

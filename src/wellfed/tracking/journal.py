@@ -14,6 +14,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from wellfed.masking import hidden_in
 from wellfed.record import EventKind, RunRecord
 from wellfed.telemetry.machines import named
 from wellfed.telemetry.metrics import COLUMNS as TELEMETRY_COLUMNS
@@ -123,6 +124,7 @@ class Journal:
         """Something happened that a reader of the figures must know; at the run's latest step, if no other is told."""
         step = self.record.steps if step is None else step
         with self._lock:
+            facts = hidden_in(facts)
             self.record.events.append({"kind": kind, "step": step, "time_s": round(self.time_s(), 3), **facts})
         _LOG.info("event %s at step %d: %s", kind, step, facts)
 

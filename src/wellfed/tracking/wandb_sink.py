@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 import netrc
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from wellfed.masking import hidden, masked_override
 from wellfed.telemetry.metrics import TIME_AXIS
 from wellfed.tracking.sink import GuardedSink
 
@@ -125,12 +127,19 @@ def open_run(
         settings.x_transaction_log_flush_interval = _FLUSH_S
 
     def start(mode: Any) -> Any:
+        typed, sys.argv = sys.argv, [*sys.argv[:1], *map(masked_override, sys.argv[1:])]  # it keeps the command line
+        try:
+            return init(mode)
+        finally:
+            sys.argv = typed
+
+    def init(mode: Any) -> Any:
         return wandb.init(
             settings=settings,
             mode=mode,
             project=project,
             entity=entity,
-            group=group,
+            group=group and hidden(group),
             name=name,
             id=run_id,
             dir=str(folder),

@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from wellfed.errors import ConfigError, WellfedError
 from wellfed.forking import die_with_parent, end_by_signals, exit_code, fork, held_signals, leave
+from wellfed.masking import MaskedStream
 from wellfed.record import Status
 from wellfed.sweep.rows import ERR, OUT, last_lines
 
@@ -371,8 +372,9 @@ def _print_to(out: Path, err: Path) -> None:
         os.dup2(descriptor, number)
         os.close(descriptor)
     # What the parent has replaced (a test's capture) would go elsewhere.
-    sys.stdout = os.fdopen(1, "w", encoding="utf-8", buffering=1, closefd=False)
-    sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1, closefd=False, errors="backslashreplace")
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        file = os.fdopen(number, "wb", closefd=False)
+        setattr(sys, name, MaskedStream(file, encoding="utf-8", errors="backslashreplace", line_buffering=True))
 
 
 def _kill_group(pid: int) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from wellfed.config.compose import masked_override
+from wellfed.masking import masked_override
 from wellfed.record import Status
 from wellfed.search import board_files
 from wellfed.search.curves import CurvePoint, read_curve

@@ -11,6 +11,7 @@ from wellfed.search.search_board import SearchBoard
 from wellfed.search.search_rows import SearchRow
 from wellfed.search.space import show_value
 from wellfed.sweep.leaderboard_terminal import width
+from wellfed.sweep.rows import message_of
 from wellfed.units import counted, show_duration
 
 
@@ -34,7 +35,7 @@ class SearchScreen:
         figure = "" if row.value is None else f" {metric} {row.value:.5g}"
         word = row.outcome if row.outcome != "failed" else row.status
         after = f" after {counted(row.validations, 'validation')}" if row.outcome == "pruned" else ""
-        why = "" if row.error is None else f": {row.error['message']}"
+        why = "" if row.error is None else f": {message_of(row.error)}"
         first = " (best so far)" if best is row else ""
         took = f" in {show_duration(row.seconds)}" if row.seconds else ""
         self.say(f"trial {row.trial} {word}{figure}{first}{after}{took}: {_short(values)}{why}")

@@ -21,13 +21,14 @@ from typing import Any
 
 import wellfed.cpus
 from wellfed.clusters.cluster import Cluster
-from wellfed.config.compose import Composed, masked_override
+from wellfed.config.compose import Composed
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.quoting import assigned
 from wellfed.config.schema import RunConfig, SearchPruner, SearchSampler
 from wellfed.errors import EXIT_FAILED, EXIT_OK, ConfigError, DataError
 from wellfed.forking import MAY_FORK
+from wellfed.masking import masked_override
 from wellfed.record import Status
 from wellfed.run.announce import announce
 from wellfed.run.lock import made, only_one

@@ -19,12 +19,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from wellfed.config.compose import SECRET_SHOWN, Composed, masked_override
+from wellfed.config.compose import Composed
 from wellfed.config.entry import where_flags
 from wellfed.config.multirun import Multirun
 from wellfed.config.schema import RunConfig, SweepConfig
 from wellfed.errors import EXIT_FAILED, ConfigError, Fault
 from wellfed.forking import MAY_FORK
+from wellfed.masking import SECRET_SHOWN, masked_override
 from wellfed.run.announce import announce
 from wellfed.run.lock import made, only_one
 from wellfed.run.train import own_git_state, set_environment

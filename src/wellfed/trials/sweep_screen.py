@@ -13,6 +13,7 @@ from wellfed.sweep.leaderboard_terminal import show, width
 from wellfed.sweep.ledger import Row
 from wellfed.sweep.objective import OBJECTIVES
 from wellfed.sweep.ranking import Leaderboard
+from wellfed.sweep.rows import message_of
 from wellfed.units import show_duration, show_text
 
 
@@ -61,7 +62,7 @@ class SweepScreen:
         """A trial has ended."""
         score = self._score(row)
         took = f" in {show_duration(row.seconds)}" if row.seconds else ""
-        why = "" if row.error is None else f": {row.error['message']}"
+        why = "" if row.error is None else f": {message_of(row.error)}"
         self.say(f"{row.status}{score and f' {score}'}{took}: {self._short(row)}{why}")
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], advance=1, description=self._describe(best), refresh=True)

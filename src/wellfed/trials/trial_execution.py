@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Literal
 
 import wellfed.cpus
-from wellfed.sweep.ledger import Row
+from wellfed.sweep.ledger import Row, RowKind
 from wellfed.sweep.rows import ended_row, refused_row
 from wellfed.trials.fork_server import JobEnd
 from wellfed.trials.tasks import RunPoint, shared_key
@@ -34,7 +33,7 @@ class TrialExecution:
         slots = Slots(self.gpus, wellfed.cpus.AT_START)
         self._pool = TrialPool(self.servers, slots, self.timeout_s, open_trial_folder, self.tick)
 
-    def run(self, points: Sequence[str], kind: Literal["trial", "confirm"]) -> bool:
+    def run(self, points: Sequence[str], kind: RowKind) -> bool:
         """All of them; False: stopped at the first that did not end well."""
         begun, queue = {}, []
         for point in points:

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Generic, Literal, Protocol
+from typing import Generic, Protocol
 
-from wellfed.config.compose import masked_override
+from wellfed.masking import masked_override
 from wellfed.record import Status
 from wellfed.sweep import ledger
 from wellfed.sweep.grid import GridPoint
-from wellfed.sweep.ledger import R, Row
+from wellfed.sweep.ledger import R, Row, RowKind
 from wellfed.sweep.rows import recorded_row, refused_row
 
 _MAY_BE_RETRIED = ("oom", "failed", "killed", "timeout")
@@ -94,7 +94,7 @@ class TrialLedger(KeptRows[Row]):
         """The row of a trial that has ended by itself; None: it has not."""
         return recorded_row(begun, self.folder)
 
-    def begin(self, point: GridPoint, kind: Literal["trial", "confirm"]) -> Row:
+    def begin(self, point: GridPoint, kind: RowKind) -> Row:
         """What is known of a trial before it starts."""
         attempt = len(self._found.of(point.id, kind)) + 1
         return Row(
@@ -103,7 +103,7 @@ class TrialLedger(KeptRows[Row]):
             overrides=tuple(masked_override(text) for text in point.overrides),
             status="failed",
             attempt=attempt,
-            folder=point.id if kind == "trial" else f"{point.id}.confirm{attempt}",
+            folder=point.id if kind == "trial" else f"{point.id}.{kind}{attempt}",
             code=self._code,
             host=socket.gethostname(),
             machine=self._processor,

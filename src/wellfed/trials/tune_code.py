@@ -38,7 +38,7 @@ def tune_code(folder: Path, config_dirs: Sequence[Path], choices: Mapping[str, s
         ]
     except (OSError, subprocess.SubprocessError):
         return code_version(state)
-    return code_version({**state, "diff": "".join([diff, *texts])})
+    return code_version({**state, "diff": "".join([diff, *texts]), "digest": ""})
 
 
 def _files(config_dirs: Sequence[Path], choices: Mapping[str, str]) -> list[Path]:

@@ -11,12 +11,13 @@ from typing import Any
 
 import yaml
 
-from wellfed.config.compose import Composed, compose, masked_override
+from wellfed.config.compose import Composed, compose
 from wellfed.config.hydra_session import default_config_dir
 from wellfed.config.option_file import check_name, in_ascii, write_files
 from wellfed.config.schema import RunConfig, TuneConfig, TuneWrite
 from wellfed.errors import ConfigError
 from wellfed.hardware.facts import MachineFacts
+from wellfed.masking import masked_override
 from wellfed.record import plain
 from wellfed.trials.written_options import OF_THE_DATA, free_paths, option_text, option_values, words_beside
 from wellfed.tune.gain import TuneGain

@@ -51,6 +51,7 @@ class TuneReport:
         search, comparison = self.search, self.comparison
         spent = f"{counted(len(search.steps), 'trial')} in {show_duration(search.spent_seconds)}"
         yield f"{spent}; ended because {search.ended_because}."
+        yield search.noise_in_words
         if comparison is None:
             yield "Nothing that was tried is better than the start beyond noise: the start stays."
         else:

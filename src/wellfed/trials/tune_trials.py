@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Literal
 
 from wellfed.record import RunRecord
 from wellfed.run import lock
 from wellfed.sweep import ledger
 from wellfed.sweep.grid import GridPoint, point_id
-from wellfed.sweep.ledger import Row
+from wellfed.sweep.ledger import Row, RowKind
 from wellfed.trials.trial_execution import TrialExecution
 from wellfed.trials.trial_ledger import TrialLedger
 from wellfed.trials.trial_pool import ForkServers
@@ -40,6 +39,10 @@ class TuneLedger(TrialLedger):
     def latest(self, point: str) -> Row | None:
         """Its last trial, whatever became of it."""
         return self._found.latest().get(point)
+
+    def repeats(self, point: str) -> list[Row]:
+        """Measurements of a point again, while it was searched."""
+        return self._found.of(point, "repeat")
 
     def rounds(self, first: str, second: str) -> list[tuple[Row, Row]]:
         """Of two points measured in turn, whichever came first in a round; what was cut short is no round."""
@@ -95,6 +98,14 @@ class TuneTrials:
             self._run(point, "trial")
         return self.latest(overrides)
 
+    def measure_again(self, overrides: Sequence[str], number: int) -> Row:
+        """What became of the n-th measurement beyond the trial."""
+        point = self.point(overrides)
+        if len(self.ledger.repeats(point.id)) < number and self._is_ready(point):
+            self._run(point, "repeat")
+        rows = self.ledger.repeats(point.id)
+        return rows[number - 1] if len(rows) >= number else self.latest(overrides)
+
     def _known(self, point: GridPoint) -> Row | None:
         """Its trial, where it need not be run; a start that failed is always run again, since nothing is tuned
         without it."""
@@ -149,7 +160,7 @@ class TuneTrials:
                 self.setup.plan(self.servers, [point.id])
         return point.id in self.setup.ready
 
-    def _run(self, point: GridPoint, kind: Literal["trial", "confirm"]) -> None:
+    def _run(self, point: GridPoint, kind: RowKind) -> None:
         setup = self.setup
         TrialExecution(setup.ready, self.ledger, self.servers, setup.gpus, setup.timeout_s, tick=setup.screen.tick).run(
             [point.id], kind

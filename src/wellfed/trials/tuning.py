@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import wellfed
-from wellfed.config.compose import Composed, compose, masked_override
+from wellfed.config.compose import Composed, compose
 from wellfed.config.entry import places, where_flags
 from wellfed.config.schema import RunConfig, TuneRunConfig
 from wellfed.errors import (
@@ -35,6 +35,7 @@ from wellfed.errors import (
 from wellfed.forking import MAY_FORK
 from wellfed.hardware.detect import machine
 from wellfed.hardware.facts import MachineFacts
+from wellfed.masking import masked_override
 from wellfed.planning.device import plan_device
 from wellfed.record import differences, write_atomically
 from wellfed.run.announce import announce
@@ -254,12 +255,19 @@ class _Tune:
         say(
             f"Tuning {self.file.workload} on {self.file.machine}, for {self._objective.title.lower()}: at most "
             f"{config.max_trials} trials and {config.max_minutes:g} minutes, then {config.rounds} rounds of start and "
-            f"result in turn. In {self.folder}"
+            f"result in turn. What looks better is measured again, to learn the noise between runs. In {self.folder}"
         )
 
     def _seek(self, trials: TuneTrials) -> None:
         """Until the search proposes nothing more."""
         search = self._search
+
+        def again(change: Change, number: int) -> Trial:
+            self._screen.say(f"Measured again, against noise: {' '.join(change.turned) or 'the start'}")
+            row = trials.measure_again(change.overrides, number)
+            return Trial.of(row, trials.record(row), self._objective)
+
+        search.again = again
         while (change := self._proposed()) is not None:
             began_at_s = time.monotonic()
             row = trials.measure(change.overrides)

@@ -3,20 +3,23 @@
 The start is measured first. Then the findings of the best configuration so far lead, the costliest first, but that
 which leaves the loader to the plan before all others about the loader; where they are silent or did not help, a table
 of moves does (`wellfed.tune.moves`). One change at a time: kept where it is better beyond noise, else taken back. After
-one that was kept, its own findings lead. When nothing is left to try, what looked better most within noise is gone on
-with: whether it is, start and result measured in turn will tell.
+one that was kept, its own findings lead. What looks better is measured again, and so is the best that it is compared
+with: the noise between runs stands in no interval of a single run. When nothing is left to try, what looked better most
+within noise is gone on with: whether it is, start and result measured in turn will tell.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 from wellfed.record import FindingEntry
 from wellfed.sweep.objective import PEAK_MEMORY, Objective
+from wellfed.sweep.repeats import MeasuredRun, Noise, pooled_noise
+from wellfed.timing.interval import student_t
 from wellfed.tune.gain import LEAST_GAIN
 from wellfed.tune.moves import Move, TuneMachine, built_by, moves
 from wellfed.tune.tune_trial import Change, Knobs, Trial, knob_of, same_plan, typed_behind
@@ -24,6 +27,12 @@ from wellfed.units import counted, show_duration, show_factor
 
 _UNKNOWN_FRAC = 0.03
 """Half of the interval of a figure that tells none, over the figure."""
+_CONFIDENCE = 0.995
+"""One-sided, of a change that is kept: a search compares about ten, and seldom keeps one for noise alone."""
+_MOST_RUNS = 3
+"""Measurements of a change that looks better; of the best one more."""
+_HOPELESS_FRAC = 0.35
+"""A gain of less than this part of its noise is not measured further."""
 _PATIENCE = 3
 """Moves of a kind that won nothing since the last change that did, after which others of it are not tried."""
 _GROWN = 1.2
@@ -79,6 +88,10 @@ class Step:
     """By what factor it is better than that one; None where one has no figure."""
     why: str
     """Why it was kept, or taken back."""
+    figures: tuple[float, ...] = ()
+    """Of all its runs; the trial's own figure is their geometric mean."""
+    again_seconds: float = 0.0
+    """Of its runs after the first."""
     is_out: bool = False
     """Not to be kept however fast: its plan does what another's did that was measured before, or changed what is
     fixed."""
@@ -98,6 +111,9 @@ class TuneSearch:
     around: TuneMachine
     fixed: frozenset[str] = frozenset()
     """Knobs, and groups, that are never turned: ``loader.num_workers``, ``memory``."""
+    again: Callable[[Change, int], Trial] | None = None
+    """Measures a configuration for the n-th time beyond the first; None: the noise between runs stays unknown, and the
+    intervals of single runs decide."""
     steps: list[Step] = field(default_factory=list)
     ended_because: str | None = None
     """None while there may be more to try."""
@@ -121,7 +137,27 @@ class TuneSearch:
     @property
     def spent_seconds(self) -> float:
         """Of all trials so far."""
-        return math.fsum(step.trial.seconds for step in self.steps)
+        return math.fsum(step.trial.seconds + step.again_seconds for step in self.steps)
+
+    @property
+    def noise(self) -> Noise | None:
+        """Between runs of one configuration; None: none was measured twice."""
+        return self._noise_with()
+
+    @property
+    def noise_in_words(self) -> str:
+        """What repeated runs say, in a sentence."""
+        if (noise := self.noise) is None:
+            return "Noise between runs: unknown, since no configuration was measured twice."
+        repeated = sum(len(step.figures) for step in self.steps if len(step.figures) > 1)
+        return (
+            f"Noise between runs of one configuration: {100 * noise.relative_sd:.1f} % (standard deviation, of "
+            f"{repeated} runs, {counted(noise.degrees, 'degree')} of freedom); a change is kept only beyond it."
+        )
+
+    def _noise_with(self, *more: Step) -> Noise | None:
+        runs = ([MeasuredRun(figure, None) for figure in step.figures] for step in (*self.steps, *more))
+        return pooled_noise(runs)
 
     @property
     def used_seconds(self) -> float:
@@ -149,6 +185,8 @@ class TuneSearch:
         """What came of the change that was proposed."""
         best = self.best
         step = self._judged(change, trial, best)
+        if best is not None and not step.is_out and (step.gain or 0.0) >= LEAST_GAIN:
+            step = self._sure(step, best)
         if (move := self._move) is not None:
             self._bounds[move.words] = move.bound / min(step.gain or 0.1, 1.0)
             self._in_vain[move.kind] += 1
@@ -177,7 +215,7 @@ class TuneSearch:
         return list({each.overrides: each for each in reversed(told)}.values())[::-1]
 
     def _spent(self) -> str | None:
-        if len(self.steps) >= self.budget.max_trials:
+        if sum(max(1, len(step.figures)) for step in self.steps) >= self.budget.max_trials:
             return f"{counted(self.budget.max_trials, 'trial')} are done, as many as were allowed"
         usual = median(step.trial.seconds for step in self.steps)
         if self.used_seconds + usual > self.budget.max_seconds:
@@ -294,26 +332,102 @@ class TuneSearch:
             return Step(change, trial, False, None if best is None else best.trial.figure, None, why)
         assert trial.figure is not None
         if best is None or best.trial.figure is None:
-            return Step(change, trial, not self.steps, None, None, "the start")
-        gain = self.objective.goodness(trial.figure) / self.objective.goodness(best.trial.figure)
+            return Step(change, trial, not self.steps, None, None, "the start", (trial.figure,))
         alike = self.measured_alike({knob: entry["value"] for knob, entry in trial.plan.items()})
-        noise = math.hypot(_relative_half(trial), _relative_half(best.trial))
         is_same = alike is not None and set(_unplanned(change)) == set(_unplanned(alike.change))
         # What looked better before, and was not kept for noise alone, is measured twice then.
         is_same = is_same and not (alike is not None and alike.is_doubtful)
         changed = self._changed_though_fixed(trial)
-        is_kept = False
+        step = self._compared(Step(change, trial, False, None, None, "", (trial.figure,)), best)
         if is_same:
             why = f"{trial.error}: the same as before" if trial.error else "the plan made the same of it as before"
         elif changed:
             why = f"the plan changed {' and '.join(changed)}, which {'is' if len(changed) == 1 else 'are'} fixed"
-        elif gain < LEAST_GAIN:
+        else:
+            return step
+        return replace(step, is_kept=False, why=why, is_out=True)
+
+    def _sure(self, step: Step, best: Step) -> Step:
+        """A step that looks better, judged after it and the best were measured again as often as it takes."""
+        place = self.steps.index(best)
+        while self.again is not None:
+            best = self.steps[place]
+            noise = self._noise_of(step, best)
+            gain = math.log(step.gain or 1.0)
+            is_hopeless = gain < _HOPELESS_FRAC * noise < math.inf and len(step.figures) > 1
+            if gain > noise or gain < math.log(LEAST_GAIN) or is_hopeless:
+                break
+            is_bests_turn = len(best.figures) <= len(step.figures)
+            if (len(step.figures) >= _MOST_RUNS and not is_bests_turn) or self._runs_left(step) <= 0:
+                break
+            more = self._measured_again(best if is_bests_turn else step)
+            if more is None:
+                break
+            if is_bests_turn:
+                self._replace_best(place, more)
+                best = more
+            else:
+                step = more
+            step = self._compared(step, best)
+        return self._compared(step, self.steps[place])
+
+    def _runs_left(self, step: Step) -> int:
+        """Of the budget."""
+        done = sum(max(1, len(each.figures)) for each in (*self.steps, step))
+        is_time_left = self.used_seconds + 2 * step.trial.seconds <= self.budget.max_seconds
+        return self.budget.max_trials - done if is_time_left else 0
+
+    def _measured_again(self, step: Step) -> Step | None:
+        """With one run more; None where that did not end well."""
+        assert self.again is not None
+        trial, old = self.again(step.change, len(step.figures)), step.trial.figure
+        if not trial.is_measured or trial.figure is None or not old:
+            return None
+        figures = (*step.figures, trial.figure)
+        mean = math.exp(math.fsum(map(math.log, figures)) / len(figures))
+        ci95 = step.trial.ci95
+        ci95 = None if ci95 is None else (ci95[0] * mean / old, ci95[1] * mean / old)
+        seconds = step.again_seconds + trial.seconds
+        return replace(step, figures=figures, again_seconds=seconds, trial=replace(step.trial, figure=mean, ci95=ci95))
+
+    def _replace_best(self, place: int, best: Step) -> None:
+        """With its new figure, by which all are compared again that were compared with the old one."""
+        old = self.steps[place].trial.figure
+        self.steps[place] = best
+        for at, step in enumerate(self.steps):
+            if step.before == old and not step.is_kept and step.trial.figure is not None:
+                self.steps[at] = replace(step, before=best.trial.figure, gain=self._gain(step.trial, best))
+
+    def _gain(self, trial: Trial, best: Step) -> float:
+        assert trial.figure is not None
+        assert best.trial.figure is not None
+        return self.objective.goodness(trial.figure) / self.objective.goodness(best.trial.figure)
+
+    def _noise_of(self, step: Step, best: Step) -> float:
+        """Half of the interval of the gain's logarithm, by the steps within runs and by runs that were repeated."""
+        counts = [max(1, len(each.figures)) for each in (step, best)]
+        within = math.hypot(*(_relative_half(each.trial) for each in (step, best)))
+        if self.again is None:
+            return within
+        noise = self._noise_with(step)
+        if noise is None:
+            return math.inf
+        between = student_t(noise.degrees, _CONFIDENCE) * noise.relative_sd * math.sqrt(sum(1 / n for n in counts))
+        return max(within, between)
+
+    def _compared(self, step: Step, best: Step) -> Step:
+        """Kept where it is better beyond noise."""
+        gain, noise = self._gain(step.trial, best), self._noise_of(step, best)
+        runs = f", {len(step.figures)} runs against {len(best.figures)}" if self.again is not None else ""
+        is_kept = False
+        if gain < LEAST_GAIN:
             why = "no better" if gain >= 1 / LEAST_GAIN else "worse"
         elif math.log(gain) <= noise:
-            why = f"within noise: {show_factor(gain)} times as good, give or take {100 * noise:.0f} %"
+            give = "noise unknown" if noise == math.inf else f"give or take {100 * noise:.0f} %"
+            why = f"within noise: {show_factor(gain)} times as good, {give}{runs}"
         else:
-            is_kept, why = True, f"{show_factor(gain)} times as good"
-        return Step(change, trial, is_kept, best.trial.figure, gain, why, is_same or bool(changed))
+            is_kept, why = True, f"{show_factor(gain)} times as good{runs}"
+        return replace(step, before=best.trial.figure, gain=gain, is_kept=is_kept, why=why)
 
     def _changed_though_fixed(self, trial: Trial) -> list[str]:
         """Fixed knobs that the plan has decided otherwise than for the start, where they do anything in both."""

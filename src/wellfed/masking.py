@@ -1,0 +1,351 @@
+"""Masks secrets: values under secret names, passwords in URLs, keys of well-known forms, in trees, overrides, texts and
+diffs.
+
+A value that was masked once in this process (`learn`) is masked in every later text, too (`hidden`).
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import logging
+import re
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from io import TextIOWrapper
+from typing import Any
+from urllib.parse import quote, unquote
+
+SECRET_SHOWN = "***"
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+_WORD = re.compile(r"(password|passwd|passphrase|passcode|secret|credential)s?$")
+_JOINED = re.compile(
+    r"(api|access|secret|private|auth|account|signing|encryption|subscription|license|ssh|service)keys?$"
+    r"|(api|access|auth|bearer|refresh|session|security|personal|id|hf|csrf)tokens?$|session(id|cookie)$"
+    r"|accesskeyid$"
+)
+_LAST = frozenset(
+    (
+        "pwd", "auth", "oauth", "authorization", "dsn", "cookie", "cookies", "bearer", "jwt",
+    )
+)  # fmt: skip
+_OF_PASS = frozenset(
+    (
+        "db", "database", "user", "smtp", "mail", "proxy", "ftp", "ssh", "login", "admin", "root",
+    )
+)  # fmt: skip
+_OF_TEXT = frozenset(
+    (
+        "max", "min", "num", "n", "per", "pad", "bos", "eos", "cls", "sep", "mask", "unk", "special", "start", "end",
+        "stop", "blank", "class", "first", "last", "next", "prefix", "image", "patch", "register", "query", "distill",
+        "decoder", "encoder", "separator", "space", "text", "language", "time", "new",
+    )
+)  # fmt: skip
+"""``<word>_token`` that a tokenizer has."""
+_OF_DATA = frozenset(
+    (
+        "sort", "label", "image", "target", "input", "output", "text", "column", "primary", "foreign", "cache", "dict",
+        "batch", "group", "join", "feature", "sample", "query", "value", "id", "metric", "monitor", "state", "name",
+        "file", "index", "time", "audio", "item", "hot", "short", "best", "map", "lookup", "public", "data", "field",
+        "tensor", "row", "node", "hash", "log", "loss",
+    )
+)  # fmt: skip
+"""``<word>_key`` of a mapping."""
+_NUMBER_OF = frozenset(
+    (
+        "max", "min", "num", "n", "size", "count",
+    )
+)  # fmt: skip
+"""First words of names of counts."""
+_ABOUT = frozenset(
+    (
+        "size", "count", "length", "len", "dim", "type", "id", "name", "path", "file", "url", "uri", "mode", "method",
+        "ratio", "rate", "frac",
+    )
+)  # fmt: skip
+"""Last words of names whose value is about a secret, and is none."""
+_DOUBTFUL = frozenset({"key", "session", "sig", "signature", "pass"})
+_REFERENCE = re.compile(r"\$\{([^{}]|\$\{[^{}]*\})*\}")
+_FROM_ENVIRONMENT = re.compile(r"\$\{oc\.env:\s*([^},]+)")
+_LOOKS_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w+=-]{16,}")
+_URL_PASSWORD = re.compile(r"(\b[A-Za-z][\w+.-]*://[^\s/?#'\"@:]*):([^\s/?#'\"]+)(?=@)")
+_URL_USER = re.compile(r"(\bhttps?://)([^\s/?#'\"@:]{16,})(?=@)")
+_URL_PARAMETER = re.compile(r"([?&;]|&amp;)([\w.%-]+)=([^\s&;#'\"<>\\,})\]]+)")
+_PARAMETERS = frozenset({"sig", "signature", "key", "xamzsignature", "xamzcredential", "xgoogsignature"})
+_KNOWN_FORM = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY-----(?:.|\n)*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
+    r"|\b(?:hf_[A-Za-z0-9]{20,}|sk-[\w-]{20,}|gh[opsur]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
+    r"|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}|xox[abpr]-[\w-]{10,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*)"
+)
+_BEARER = re.compile(r"\b(Bearer)(\s+|%20)(?=[\w+/=.~-]*\d)[\w+/=.~-]{8,}", re.IGNORECASE)
+
+
+@cache
+def is_secret_name(name: str) -> bool:
+    """Whether a value under this name is a secret, by the words of its snake, kebab or camel case."""
+    words = [word.lower() for word in _WORDS.findall(name.rpartition(".")[2])]
+    if not words or words[0] in _NUMBER_OF:
+        return False
+    last, before = words[-1], words[-2] if len(words) > 1 else ""
+    if _JOINED.search("".join(words)):
+        return True
+    if last in _ABOUT:
+        return False
+    if last in _LAST or any(map(_WORD.search, words)):
+        return True
+    if last == "token":
+        return before not in _OF_TEXT
+    if last == "key":
+        return bool(before) and before not in _OF_DATA
+    return last == "pass" and before in _OF_PASS
+
+
+def is_secret(name: str, value: object) -> bool:
+    """Whether this value has to be masked for its name. References as ``${oc.env:NAME}`` hold nothing."""
+    if value is None or isinstance(value, bool) or value == "":
+        return False
+    text = str(value)
+    if _REFERENCE.fullmatch(text) or text in (SECRET_SHOWN, "???"):
+        return False
+    words = _WORDS.findall(name.rpartition(".")[2])
+    is_doubtful = bool(words) and words[-1].lower() in _DOUBTFUL and _LOOKS_RANDOM.fullmatch(text) is not None
+    return is_doubtful or is_secret_name(name)
+
+
+def masked(tree: Any, sources: Any = None, *, inside: bool = False) -> Any:
+    """The tree with secrets as ``***``; interpolations as ``${oc.env:KEY}`` stay.
+
+    Args:
+        sources: the same tree with its interpolations, which say where a value comes from.
+        inside: the tree is under a secret name: everything in it is one.
+    """
+    return _walk(tree, sources, "", inside, lambda value: SECRET_SHOWN, hidden)
+
+
+def secrets_of(tree: Any, sources: Any = None) -> set[str]:
+    """The values that `masked` replaces, as texts."""
+    found: set[str] = set()
+
+    def keep(value: object) -> str:
+        found.add(str(value))
+        return SECRET_SHOWN
+
+    def keep_of_urls(value: str) -> None:
+        found.update(unquote(text) for _, text in _URL_PASSWORD.findall(value))
+
+    _walk(tree, sources, "", False, keep, keep_of_urls)
+    return found
+
+
+def _walk(
+    tree: Any, sources: Any, name: str, inside: bool, mask: Callable[[object], Any], other: Callable[[str], Any]
+) -> Any:
+    """The tree with ``mask`` of each secret, and ``other`` of each other text."""
+    if isinstance(tree, Mapping):
+        beside = sources if isinstance(sources, Mapping) else {}
+        return {
+            key: _walk(value, beside.get(key), str(key), inside or is_secret_name(name), mask, other)
+            for key, value in tree.items()
+        }
+    if isinstance(tree, list | tuple):
+        is_alike = isinstance(sources, list | tuple) and len(sources) == len(tree)
+        pairs = zip(tree, sources if is_alike else [None] * len(tree), strict=True)
+        return [_walk(item, source, name, inside, mask, other) for item, source in pairs]
+    is_of_all = inside and name != "_target_" and is_secret("secret", tree)
+    if is_of_all or is_secret(name, tree) or _comes_from_a_secret(tree, sources):
+        return mask(tree)
+    return other(tree) if isinstance(tree, str) else tree
+
+
+def _comes_from_a_secret(value: object, source: object) -> bool:
+    """Whether the interpolation that gave the value reads an environment variable with a secret name."""
+    if not isinstance(source, str) or source == value or not is_secret("secret", value):
+        return False
+    return any(map(is_secret_name, _FROM_ENVIRONMENT.findall(source)))
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------
+
+_learnt: set[str] = set()
+_pattern: re.Pattern[str] | None = None
+"""Matches every form of what was learnt."""
+
+
+def learn(values: set[str] | frozenset[str]) -> None:
+    """Masks these values in every later text of this process, however they are escaped.
+
+    Values that could be anything are left to their names: fewer than 6 characters, or 8 without a digit or a sign.
+    """
+    global _pattern  # noqa: PLW0603  what a process has seen
+    new = {value for value in values if len(value) >= (6 if re.search(r"[^a-z]", value) else 8)} - _learnt
+    if not new:
+        return
+    _learnt.update(new)
+    forms = {form for value in _learnt for form in _forms(value)}
+    _pattern = re.compile("|".join(map(_bounded, sorted(forms, key=len, reverse=True))))
+
+
+def _forms(value: str) -> Iterator[str]:
+    """The value as JSON, HTML, URLs, Python and yaml write it."""
+    for text in (value, *([value.replace("\n", " ")] if "\n" in value else [])):
+        yield from (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1])
+        yield from (html.escape(text), html.escape(text).replace("&#x27;", "&#39;").replace("&quot;", "&#34;"))
+        yield from (quote(text), quote(text, safe=""), text.replace("'", "''"), text.replace("'", "\\'"))
+
+
+def _bounded(form: str) -> str:
+    """A form that begins or ends within a word or number is another text."""
+    start, end = r"(?<![A-Za-z0-9])" if form[0].isalnum() else "", r"(?![A-Za-z0-9])" if form[-1].isalnum() else ""
+    number = r"(?<![.\d])" if form.isdecimal() else ""
+    return f"{start}{number}{re.escape(form)}{end}"
+
+
+def hidden(text: str) -> str:
+    """The text without values that were learnt, passwords in URLs, and keys of well-known forms."""
+    if _pattern is not None:
+        text = _pattern.sub(SECRET_SHOWN, text)
+    if "://" in text:
+        text = _URL_USER.sub(rf"\1{SECRET_SHOWN}", _URL_PASSWORD.sub(rf"\1:{SECRET_SHOWN}", text))
+    if "=" in text:
+        text = _URL_PARAMETER.sub(_masked_parameter, text)
+    return _BEARER.sub(rf"\1\2{SECRET_SHOWN}", _KNOWN_FORM.sub(SECRET_SHOWN, text))
+
+
+def _masked_parameter(found: re.Match[str]) -> str:
+    sign, name, value = found.groups()
+    plain = re.sub(r"\W|_", "", unquote(name)).lower()
+    is_one = plain in _PARAMETERS or (is_secret_name(unquote(name)) and is_secret(unquote(name), value))
+    return f"{sign}{name}={SECRET_SHOWN}" if is_one else found.group()
+
+
+def hidden_in(value: Any) -> Any:
+    """The value with `hidden` texts, whatever it is nested in."""
+    if isinstance(value, str):
+        return hidden(value)
+    if isinstance(value, Mapping):
+        return {key: hidden_in(item) for key, item in value.items()}
+    return type(value)(map(hidden_in, value)) if type(value) in (list, tuple) else value
+
+
+class MaskedFormatter(logging.Formatter):
+    """Log lines and their tracebacks without secrets."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """As the base class, masked."""
+        return hidden(super().format(record))
+
+
+class MaskedStream(TextIOWrapper):
+    """A text file that is written without secrets."""
+
+    def write(self, text: str) -> int:
+        """Writes the text masked; returns its own length."""
+        super().write(hidden(text))
+        return len(text)
+
+
+# -- overrides ---------------------------------------------------------------------------------------------------------
+
+_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_TOKEN = re.compile(
+    rf"{_QUOTED}|\$\{{(?:[^{{}}]|\{{[^{{}}]*\}})*\}}|[{{}}\[\](),:]|\s+|[^\s{{}}\[\](),:'\"]+|.", re.DOTALL
+)
+
+
+def masked_override(text: str) -> str:
+    """The override with secrets as ``***``, also those in ``{..}`` or ``[..]``, so that it may be written down."""
+    key, equals, value = text.partition("=")
+    name = key.lstrip("+~")
+    if not equals:
+        return hidden(text)
+    if value[:1] not in ("{", "["):
+        return f"{key}='{SECRET_SHOWN}'" if is_secret(name, _bare(value)) else f"{key}={hidden(value)}"
+    tokens = deque(_TOKEN.findall(value))
+    return hidden(f"{key}={_masked_value(tokens, name, inside=False)}{''.join(tokens)}")
+
+
+def _masked_value(tokens: deque[str], name: str, *, inside: bool) -> str:
+    """One value off the front of the tokens, up to the comma or bracket behind it."""
+    text = tokens.popleft() if tokens and tokens[0].isspace() else ""
+    if not tokens or tokens[0] not in ("{", "["):
+        value = _taken(tokens, ",}]")
+        stripped = value.strip()
+        hides = is_secret(name, _bare(stripped)) or (inside and is_secret("secret", _bare(stripped)))
+        return text + (value.replace(stripped, f"'{SECRET_SHOWN}'", 1) if stripped and hides else value)
+    opening = tokens.popleft()
+    text, inside = text + opening, inside or is_secret_name(name)
+    while tokens and tokens[0] not in ("}", "]"):
+        inner = name
+        if opening == "{":
+            key = _taken(tokens, ":,}]")
+            inner = _bare(key.strip())
+            text += key + (tokens.popleft() if tokens and tokens[0] == ":" else "")
+        text += _masked_value(tokens, inner, inside=inside)
+        text += tokens.popleft() if tokens and tokens[0] == "," else ""
+    text += tokens.popleft() if tokens else ""
+    return text + (tokens.popleft() if tokens and tokens[0].isspace() else "")
+
+
+def _taken(tokens: deque[str], ends: str) -> str:
+    """Tokens up to one of these, but for those in parentheses."""
+    taken, depth = "", 0
+    while tokens and (depth > 0 or tokens[0] not in ends):
+        token = tokens.popleft()
+        depth += {"(": 1, ")": -1}.get(token, 0)
+        taken += token
+    return taken
+
+
+def _bare(text: str) -> str:
+    """Without its quotes."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+# -- diffs ------------------------------------------------------------------------------------------------------------
+
+_ASSIGNED = re.compile(
+    rf"""(?P<name>[A-Za-z_][\w.-]*)
+    (?P<sign>['"\]]*\s*(?:=>|:=|=(?!=)|:(?![:/])(?:\s*[\w.\[\]|\s]+?=(?!=))?)\s*|['"]\s*,\s*(?=[rbf]?['"]))
+    (?P<value>[rbfu]{{0,2}}(?:{_QUOTED})|[^\s,;()'"\[\]{{}}]+)(?P<call>[(\[.]?)""",
+    re.VERBOSE,
+)
+_OPTION = re.compile(rf"--(?P<name>[A-Za-z][\w.-]*)(?P<sign>\s+)(?P<value>{_QUOTED}|[^\s-]\S*)(?P<call>)")
+_YAML_BLOCK = re.compile(r"""(\s*(?:-\s+)?)['"]?([\w.-]+)['"]?\s*:\s*(?:[|>][-+\d]*)?\s*$""")
+_FILE = re.compile(r"\+\+\+ (?:b/)?(.*)")
+
+
+def masked_diff(diff: str) -> str:
+    """The diff with secrets as ``***``; of Python files literals alone, so that expressions stay readable."""
+    lines, name, block = [], "", None
+    for line in _KNOWN_FORM.sub(SECRET_SHOWN, diff).split("\n"):
+        if found := _FILE.match(line):
+            name, block = found[1].strip(), None
+        sign, text = line[:1], line[1:]
+        indent = len(text) - len(text.lstrip())
+        if block is not None and text.strip() and indent <= block:
+            block = None
+        if block is not None and text.strip():
+            lines.append(f"{sign}{text[:indent]}{SECRET_SHOWN}")
+            continue
+        if name.endswith((".yaml", ".yml")) and (begun := _YAML_BLOCK.match(text)) and is_secret_name(begun[2]):
+            block = len(begun[1])
+        is_python = name.endswith(".py")
+        for pattern in (_ASSIGNED, _OPTION):
+            text = pattern.sub(lambda found: _masked_literal(found, is_python=is_python), text)  # noqa: B023
+        lines.append(hidden(sign + text))
+    return "\n".join(lines)
+
+
+def _masked_literal(found: re.Match[str], *, is_python: bool) -> str:
+    name, value = found["name"], found["value"]
+    bare = _bare(value.lstrip("rbfu"))
+    is_quoted = bare != value.lstrip("rbfu")
+    is_expression = bool(found["call"]) or value.startswith(("$", "<", "%")) or value in ("null", "None", "~")
+    is_expression = is_expression or value.lower() in ("true", "false")
+    if is_python:
+        is_expression = is_expression or not (any(map(str.isdigit, value)) and (len(value) >= 8 or value.isdecimal()))
+    if not is_secret(name, bare) or (is_expression and not is_quoted):
+        return found.group()
+    shown = value.replace(bare, SECRET_SHOWN, 1) if is_quoted else SECRET_SHOWN
+    return f"{found.group()[: found.start('value') - found.start()]}{shown}{found['call']}"
