@@ -85,6 +85,13 @@ class DataError(WellfedError):
     kind = "data"
 
 
+class ModelError(WellfedError):
+    """A mistake in a user's model, or in what it makes of a batch: the message names both."""
+
+    row: int | None = None
+    """Of what the model was given, from 0, the row that is at fault."""
+
+
 class NotShown(WellfedError):
     """What was to be printed could not be written, as on a disk that is full."""
 
