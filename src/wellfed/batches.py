@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
 import torch
@@ -75,6 +75,22 @@ def batch_size(batch: Batch) -> int:
             "Give the training data split(batch, sizes) and weight(batch) for another layout."
         )
     return int(next(iter(sizes)))  # type: ignore[arg-type]
+
+
+def shapes_of(value: Any, most: int = 12) -> str:
+    """Returns names, shapes and types of what a batch or a sample holds, at most so many entries a container."""
+    if isinstance(value, Tensor):
+        return f"{list(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):  # an array of numpy
+        return f"{list(value.shape)} {value.dtype} ({type(value).__name__})"
+    if isinstance(value, Mapping):
+        entries = [f"{key} {shapes_of(item, most)}" for key, item in islice(value.items(), most)]
+    elif isinstance(value, (tuple, list)):
+        entries = [shapes_of(item, most) for item in value[:most]]
+    else:
+        return type(value).__name__
+    listed = ", ".join(entries) + (f" and {len(value) - most} more" if len(value) > most else "")
+    return f"{{{listed}}}" if isinstance(value, Mapping) else f"{type(value).__name__}({listed})"
 
 
 def num_bytes(batch: Batch) -> int:
@@ -151,6 +167,8 @@ class Delivery:
     """Where a loader whose position is more than epoch and index stands after it."""
     weights: tuple[list[int], list[int]] | None = None
     """Sizes of micro-batches, and what each counts by the data's own ``weight``, asked while they were on the host."""
+    indices: Tensor | None = None
+    """Of its samples in the data set; None = not known."""
     took: BuildTime | None = None
     """None: built by a DataLoader of the user's, or of what was left at the end of a stream."""
 

@@ -95,6 +95,13 @@ class LastSaveFailed(WellfedError):
         super().__init__(f"The weights of step {step} could not be written to {folder}: {first_line(error)}.")
 
 
+class ModelError(WellfedError):
+    """A mistake in a user's model, or in what it makes of a batch: the message names both."""
+
+    row: int | None = None
+    """Of what the model was given, from 0, the row that is at fault."""
+
+
 class NotShown(WellfedError):
     """What was to be printed could not be written, as on a disk that is full."""
 

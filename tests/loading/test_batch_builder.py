@@ -6,10 +6,11 @@ import sys
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from tests.loading import sets
 from wellfed import generators
-from wellfed.errors import first_line, reason_of
+from wellfed.errors import DataError, first_line, reason_of
 from wellfed.loading.batch_builder import BatchBuilder, is_of_the_machine, takes_rng
 from wellfed.loading.batch_request import BatchRequest
 from wellfed.loading.heartbeats import shared_heartbeats
@@ -72,13 +73,44 @@ def test_where_a_builder_is_can_be_read_while_it_is_there():
     assert (seen[-1].batch, seen[-1].index) == (9, None)
 
 
-def test_collating_that_fails_says_where():
-    class Ragged(sets.BreakingItems):
-        def __getitem__(self, index, rng):
-            return torch.zeros(index)
+class Ragged(sets.BreakingItems):
+    """Sample i is of i numbers, and number 3 is none."""
 
-    with pytest.raises(RuntimeError) as caught:
-        BatchBuilder(Ragged(""), 1)(BatchRequest(2, 3, torch.tensor([1, 2])))
+    def __getitem__(self, index, rng):
+        return {"x": torch.zeros(2 if index < 5 else index), "y": None if index == 3 else 1}
+
+
+def pad(samples):
+    return nn.utils.rnn.pad_sequence([sample["x"] + sample["y"] for sample in samples])
+
+
+@pytest.mark.parametrize(
+    ("collate", "indices", "parts"),
+    [
+        (
+            None,
+            [1, 6, 2],
+            ["sample 6 ", "training batch 3 of epoch 2", "{x [6] float32, y int}", "x [2]", "Datasets.col"],
+        ),
+        (None, [1, 2, 3], ["sample 3 ", "y NoneType", "sample 1 is {x [2] float32, y int}"]),
+        (None, [3], ["sample 3 ", "NoneType"]),
+        (pad, [1, 6, 3], ["sample 3 ", "TypeError", "test_batch_builder.py:", "Datasets.collate"]),
+    ],
+)
+def test_a_sample_that_can_not_be_collated_is_named(collate, indices, parts):
+    with pytest.raises(DataError) as caught:
+        BatchBuilder(Ragged(""), 1, collate=collate)(BatchRequest(2, 3, torch.tensor(indices)))
+    assert str(caught.value).startswith("Ragged: sample ")
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+
+
+def test_a_collate_that_fails_with_every_batch_of_several_says_where():
+    def collate(samples):
+        if len(samples) > 1:
+            raise ValueError("no more than one")
+
+    with pytest.raises(ValueError, match="no more") as caught:
+        BatchBuilder(Ragged(""), 1, collate=collate)(BatchRequest(2, 3, torch.tensor([1, 2])))
     assert caught.value.__notes__ == ["while collating training batch 3 of epoch 2"]
 
 

@@ -335,3 +335,16 @@ def test_a_batch_comes_out_of_worker_processes_in_its_own_type():
     assert [type(delivery.batch) for delivery in made] == [sets.Record] * 6
     made.close()
     assert copy.copy(BY_BACKEND["processes"]) == BY_BACKEND["processes"]
+
+
+def test_a_fault_of_collating_in_a_worker_is_one_line():
+    class Uneven(Table):
+        fetch = None
+
+        def __getitem__(self, index):
+            return torch.zeros(4 if index == 2 else 3)
+
+    made = train_loader(Uneven(8), batch_size=8, seed=1, settings=LoaderSettings("processes", 1, 2))
+    with pytest.raises(DataError, match=r"^Uneven: sample 2 can't be collated into training batch 0 of epoch 0:.*\.$"):
+        next(iter(made))
+    made.close()

@@ -205,8 +205,14 @@ def test_an_optimizer_that_could_not_step_on_all_weights_at_once_does_not_try_ag
 
 @pytest.mark.parametrize("sparse", [True, False])
 def test_sparse_gradients_are_known_from_the_model(sparse):
-    parts = assemble.make_parts(config(sparse=sparse))
+    parts = assemble.make_parts(config({"_target_": "torch.optim.SGD", "lr": 0.1}, sparse=sparse))
     assert parts.has_sparse_gradients is sparse
+
+
+@pytest.mark.parametrize("optimizer", ["AdamW", "RMSprop", "SparseAdam"])
+def test_an_optimizer_that_takes_no_sparse_gradients_is_refused_before_the_run(optimizer):
+    with pytest.raises(ConfigError, match=rf"torch.optim.{optimizer}: .*table, sparse=True.*_target_=torch.optim.SGD"):
+        assemble.make_parts(config({"_target_": f"torch.optim.{optimizer}"}, sparse=True))
 
 
 def test_a_frozen_table_has_no_sparse_gradients():

@@ -307,6 +307,22 @@ def network(dtype=torch.float32):
     return made
 
 
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, torch.float64)])
+def test_sparse_gradients_are_clipped_as_dense_ones(dtypes):
+    def trained(sparse):
+        torch.manual_seed(0)
+        table, out = nn.Embedding(9, 4, sparse=sparse, dtype=dtypes[0]), nn.Linear(4, 2, dtype=dtypes[1])
+        optimizer = torch.optim.SGD([*table.parameters(), *out.parameters()], lr=0.5)
+        for indices in ([1, 2, 1, 1], [5, 5, 0, 3]):
+            optimizer.zero_grad()
+            (9 * out(table(torch.tensor(indices)).to(dtypes[1])).square().sum()).backward()
+            ClipByNorm(optimizer, 0.1)()
+            optimizer.step()
+        return torch.cat([weight.detach().double().flatten() for weight in (table.weight, out.weight)])
+
+    assert torch.allclose(trained(sparse=True), trained(sparse=False), rtol=1e-6, atol=1e-9)
+
+
 @pytest.mark.parametrize("max_norm", [1e-3, 1.0, 7.5, 1e6])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_gradients_are_those_of_torchs_own_clipping_bit_for_bit(max_norm, dtype):

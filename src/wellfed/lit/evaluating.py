@@ -12,11 +12,12 @@ from torch import nn
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureSource
-from wellfed.errors import DataError, OutOfMemoryExhausted
+from wellfed.errors import DataError, ModelError, OutOfMemoryExhausted
 from wellfed.lit.split_metrics import SplitMetrics
 from wellfed.memory import oom
 from wellfed.memory.snapshot import Snapshot
 from wellfed.record import OnEvent
+from wellfed.step.loss_faults import add_place
 from wellfed.step.micro_batches import Preparation
 
 SHARING_STRATEGIES = ("auto", "ddp")
@@ -55,7 +56,11 @@ class Evaluating:
                 before.extend(Snapshot(part, device, leave_out=self.model) for part in evaluation.parts)
             weight = prepare.weight(parts[done], sizes[done]) if evaluation.takes_loss else 0
             batch = prepare(batches.to_device(parts[done], device), delivery, done, features)
-            evaluation.update(batch, weight, features)
+            try:
+                evaluation.update(batch, weight, features)
+            except ModelError as error:
+                add_place(error, delivery, split, sum(sizes[:done]))
+                raise
 
         while done < len(sizes):
             if not self.may_halve:

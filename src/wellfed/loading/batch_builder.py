@@ -9,7 +9,7 @@ import copy
 import errno
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from wellfed import batches, generators
-from wellfed.batches import BuildTime
+from wellfed.batches import BuildTime, shapes_of
 from wellfed.contract import Batch
-from wellfed.errors import DataError, reason_of, text_of
+from wellfed.errors import DataError, WellfedError, first_line, reason_of, text_of
 from wellfed.loading.bad_samples import NoSampleAtFaultError, failing_samples
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.loading.heartbeats import Heartbeat
@@ -179,8 +179,12 @@ class BatchBuilder:
         try:
             return BuiltBatch(self._collated(samples, request), tuple(lost))
         except Exception as error:
-            error.add_note(f"while collating {self.purpose} batch {request.batch} of epoch {request.epoch}")
-            raise
+            indices = [index for index in request.indices.tolist() if index not in {one.index for one in lost}]
+            place = f"{self.purpose} batch {request.batch} of epoch {request.epoch}"
+            fault = collate_fault(self.dataset, self._collate, samples, indices, place, error)
+            if fault is None:
+                raise
+            raise fault from error
 
     def _samples_alike(
         self, request: BatchRequest, heartbeat: Heartbeat, slowest: _Slowest
@@ -232,6 +236,50 @@ class BatchBuilder:
             return self.dataset[index]
         except SystemExit as exit_:
             raise ExitInData(exit_.code).with_traceback(exit_.__traceback__) from None
+
+
+def collate_fault(
+    dataset: Any,
+    collate: Callable[[list[Any]], Batch],
+    samples: list[Any],
+    names: Sequence[Any],
+    place: str,
+    error: Exception,
+) -> DataError | None:
+    """Returns the error of samples that could not be collated, which names the one at fault.
+
+    None where none is: ``error`` then carries a note.
+
+    Args:
+        names: of the samples, in their order.
+        place: the batch, for the message.
+    """
+    shapes, reason = [shapes_of(sample) for sample in samples], reason_of(error)
+    if is_of_the_machine(error) or isinstance(error, WellfedError):
+        return None
+    if collate is default_collate:
+        wrong = next((number for number, shape in enumerate(shapes) if shape != shapes[0]), 0)
+        reason = "samples of a batch must be alike" if wrong else first_line(error).rstrip(".")
+        way_out = "Change __getitem__, or give Datasets.collate=<function> that pads or stacks."
+    else:
+        alone = [number for number, sample in enumerate(samples) if _fails(collate, sample)]
+        if not alone:
+            error.add_note(f"while collating {place}")
+            return None
+        wrong, way_out = alone[0], "Mend the sample, or Datasets.collate."
+    beside = f"; sample {names[0]} is {shapes[0]}" if wrong else ""
+    return DataError(
+        f"{type(dataset).__name__}: sample {names[wrong]} can't be collated into {place}: {reason}. "
+        f"It is {shapes[wrong]}{beside}. {way_out}"
+    )
+
+
+def _fails(collate: Callable[[list[Any]], Batch], sample: Any) -> bool:
+    try:
+        collate([sample])
+    except Exception:  # noqa: BLE001  whatever a user's function raises
+        return True
+    return False
 
 
 def takes_rng(dataset: Any) -> bool:

@@ -98,7 +98,7 @@ class EvalLoader:
                 if built.batch is None:
                     raise self._builder.nothing_given(0, share.batch)
                 num_samples = share.total if self._builder.splits_itself else None
-                yield Delivery(built.batch, 0, share.batch, share.total, num_samples=num_samples)
+                yield Delivery(built.batch, 0, share.batch, share.total, num_samples=num_samples, indices=share.indices)
         finally:
             running.close()
 

@@ -29,7 +29,7 @@ from threadpoolctl import ThreadpoolController
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from wellfed import cpus
-from wellfed.errors import text_of
+from wellfed.errors import DataError, text_of
 from wellfed.forking import STOPS, die_with_parent
 from wellfed.loading.bad_samples import NoSampleAtFaultError, WorkerLost, first_failing_sample, hung, too_late
 from wellfed.loading.batch_builder import BatchBuilder
@@ -116,13 +116,17 @@ class ProcessBackend:
         asked_at_s = time.monotonic()
         while True:
             try:
-                return next(built_batches, None)
+                built = next(built_batches, None)
             except (RuntimeError, OSError, EOFError) as error:
                 # Not only torch's own RuntimeError: a batch that is on its way when its worker dies can't be opened.
                 if not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker"):
                     raise (self._death() or self._lost_between_samples(error)) from None
                 if not str(error).startswith("DataLoader timed out"):
                     raise
+            else:
+                if built is not None and isinstance(built.batch, DataError):
+                    raise built.batch
+                return built
             if self._settings.timeout_s and time.monotonic() - asked_at_s >= self._settings.timeout_s:
                 raise self._hang(waiting[0].request)
 
@@ -281,7 +285,10 @@ class _InWorker(Dataset[BuiltBatch]):
         worker = get_worker_info()
         if worker is None:
             return self._builder(request)
-        built = self._builder(request, self._heartbeats[worker.id])
+        try:
+            built = self._builder(request, self._heartbeats[worker.id])
+        except DataError as error:  # which DataLoader would wrap in its traceback
+            return BuiltBatch(error)
         for one in built.lost:
             one.cause = _portable(one.cause)
         return built

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from wellfed import batches, generators
 from wellfed.contract import Batch
 from wellfed.errors import reason_of
-from wellfed.loading.batch_builder import BatchBuilder, ExitInData, Stopwatch, is_of_the_machine
+from wellfed.loading.batch_builder import BatchBuilder, ExitInData, Stopwatch, collate_fault, is_of_the_machine
 from wellfed.loading.batch_request import BatchRequest, BuiltBatch, LostSample
 from wellfed.loading.heartbeats import Heartbeat
 from wellfed.loading.stream import PartOf, Stream, as_worker, has_states
@@ -184,8 +184,11 @@ class StreamBuilder(BatchBuilder):
         try:
             return self._collate(samples)
         except Exception as error:
-            error.add_note(f"while collating {self.purpose} batch {batch} of epoch {epoch}")
-            raise
+            place = f"{self.purpose} batch {batch} of epoch {epoch}"
+            fault = collate_fault(self.dataset, self._collate, samples, range(len(samples)), place, error)
+            if fault is None:
+                raise
+            raise fault from error
 
 
 @contextmanager

@@ -133,7 +133,14 @@ class TrainLoader(_Epochs):
                 num_samples = share.indices.numel() - left_out if self._builder.splits_itself else None
                 total = share.total - left_out
                 yield Delivery(
-                    built.batch, epoch, share.batch, total, share.is_padding, num_samples=num_samples, took=built.took
+                    built.batch,
+                    epoch,
+                    share.batch,
+                    total,
+                    share.is_padding,
+                    num_samples=num_samples,
+                    indices=None if left_out else share.indices,
+                    took=built.took,
                 )
         finally:
             running.close()

@@ -113,3 +113,7 @@ def _lightning_module_faults(config: RunConfig, model: ModelFacts) -> Iterator[F
         problem = f"{config.trainer.gradient_clip:g} clips before an optimizer step, and {why}."
         way_out = "Set trainer.gradient_clip=null, and call self.clip_gradients in training_step."
         yield Fault("trainer.gradient_clip", problem, way_out)
+    elif model.has_sparse_gradients and config.trainer.gradient_clip is not None:
+        problem = f"{config.trainer.gradient_clip:g} can't limit the sparse gradients of a LightningModule."
+        way_out = "Set trainer.gradient_clip=null, or leave out sparse=True of its layers."
+        yield Fault("trainer.gradient_clip", problem, way_out)

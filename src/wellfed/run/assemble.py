@@ -6,7 +6,7 @@ import inspect
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -20,7 +20,7 @@ from wellfed.config.build import build, built
 from wellfed.config.rules import batch_split
 from wellfed.config.schema import RunConfig
 from wellfed.contract import Datasets, Features
-from wellfed.errors import ConfigError
+from wellfed.errors import ConfigError, first_line
 from wellfed.footprint.footprint import KnownFootprints
 from wellfed.footprint.fsdp_blocks import gathered_bytes
 from wellfed.lit.other_lightning import not_lightnings
@@ -86,6 +86,7 @@ def make_parts(config: RunConfig) -> Parts:
     data = _described(without_loaders(data, config.seed))
     if loader := loader_of(data, "train"):
         data = replace(data, notes=(*data.notes, f"{loader.describe()}."))
+    sparse = _has_sparse_gradients(model)
     if is_lightning_module(model):
         if workload.metrics is not None:
             problem = f"{workload.model.get('_target_')} is a LightningModule, which logs its own metrics."
@@ -94,7 +95,7 @@ def make_parts(config: RunConfig) -> Parts:
             from wellfed.lit.data_module import use_hooks
 
             use_hooks(model, data_module)
-        return Parts(data, model, None, is_lightning_module=True, data_module=data_module)
+        return Parts(data, model, None, is_lightning_module=True, has_sparse_gradients=sparse, data_module=data_module)
     make_metrics(config)  # their faults, before anything is planned
     _check_model(model, workload.model.get("_target_"))
     if workload.optimizer is None:
@@ -102,8 +103,9 @@ def make_parts(config: RunConfig) -> Parts:
         raise ConfigError.of("workload.optimizer", problem, "Set workload.optimizer._target_=torch.optim.AdamW.")
     if data_module is not None:
         _check_hooks(data_module)
+    if sparse:
+        _check_sparse(workload.optimizer, model)
     features = features_of(data, model)
-    sparse = _has_sparse_gradients(model)
     return Parts(data, model, features, has_sparse_gradients=sparse, data_module=data_module)
 
 
@@ -256,10 +258,44 @@ def _is_of(value: Any, name: str) -> bool:
 
 
 def _has_sparse_gradients(model: nn.Module) -> bool:
-    return any(
-        getattr(module, "sparse", False) is True and any(weight.requires_grad for weight in module.parameters(False))
-        for module in model.modules()
-    )
+    return any(True for _ in _sparse_layers(model))
+
+
+def _sparse_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Layers whose weights get sparse gradients, by name."""
+    for name, module in model.named_modules():
+        has_weights = any(weight.requires_grad for weight in module.parameters(False))
+        if getattr(module, "sparse", False) is True and has_weights:
+            yield name, module
+
+
+def _check_sparse(optimizer: Mapping[str, Any], model: nn.Module) -> None:
+    """Raises a ConfigError if the optimizer can't step with the gradients of the model's sparse layers.
+
+    It takes one step on tiny parameters.
+    """
+    layers = dict(_sparse_layers(model))
+    of_layers = {id(weight) for layer in layers.values() for weight in layer.parameters(False)}
+    tiny = nn.Parameter(torch.zeros(2, 3))
+    tiny.grad = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1, 3), (2, 3), check_invariants=True)
+    tried = [tiny]
+    if any(weight.requires_grad and id(weight) not in of_layers for weight in model.parameters()):
+        tried.append(nn.Parameter(torch.zeros(2, 3)))
+        tried[1].grad = torch.ones(2, 3)
+    made = build(optimizer, "workload.optimizer", tried)
+    if type(made).__name__ == "LBFGS":  # it asks for gradients itself
+        return
+    try:
+        made.step()
+    except RuntimeError as error:
+        where = f"workload.optimizer._target_={optimizer['_target_']}"
+        names = " and ".join(name or type(layer).__name__ for name, layer in layers.items())
+        problem = f"can't step with the sparse gradients of the model ({names}, sparse=True): {first_line(error)}."
+        way_out = (
+            "Leave out sparse=True, or set workload.optimizer._target_=torch.optim.SGD (without weight_decay). "
+            "torch.optim.SparseAdam takes models whose gradients are all sparse."
+        )
+        raise ConfigError.of(where, problem, way_out) from error
 
 
 def _check_model(model: Any, target: str) -> None:

@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from wellfed.contract import Batch, LossOutput
+from wellfed.errors import WellfedError
 from wellfed.memory import oom
+from wellfed.step.loss_faults import explained, output_of
 
 _LOG = logging.getLogger(__name__)
 WITH_CUDA_GRAPHS = ("reduce_overhead", "max_autotune")
@@ -63,21 +65,35 @@ class Compiled:
 class Loss(Compiled):
     """``model.loss``, compiled where asked."""
 
-    def __init__(self, model: nn.Module, mode: str, on_failure: Callable[[str], None]) -> None:
+    def __init__(
+        self, model: nn.Module, mode: str, on_failure: Callable[[str], None], *, needs_gradient: bool = True
+    ) -> None:
+        """``needs_gradient``: a backward pass follows wherever torch records one."""
         super().__init__(model.loss, mode, on_failure)  # type: ignore[arg-type]
-        self._model = model
+        self._model, self._needs_gradient = model, needs_gradient
 
     def __call__(self, batch: Batch) -> LossOutput:
-        """The model's loss for the batch."""
-        if self._compiled is None:
-            output = self._function(batch)
-        else:
-            if self._has_graphs:
-                torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
-            output = super().__call__(batch)
-        if not isinstance(output, LossOutput):
-            raise TypeError(f"{type(self._model).__name__}.loss returned {type(output).__name__}, not a LossOutput.")
-        return output
+        """Returns the model's loss for the batch.
+
+        Raises:
+            ModelError: a mistake in the model or the data that can be explained.
+        """
+        name = f"{type(self._model).__name__}.loss"
+        try:
+            if self._compiled is None:
+                given = self._function(batch)
+            else:
+                if self._has_graphs:
+                    torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
+                given = super().__call__(batch)
+        except WellfedError:
+            raise
+        except Exception as error:
+            explanation = explained(error, name, batch, self._model)
+            if explanation is None:
+                raise
+            raise explanation from error
+        return output_of(given, name, needs_gradient=self._needs_gradient)
 
 
 def _compiled_graphs() -> int:

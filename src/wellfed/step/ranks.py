@@ -32,11 +32,27 @@ class ClipByNorm:
         """Limit the norm of the gradients."""
         groups = self._optimizer.param_groups
         gradients = [one.grad for group in groups for one in group["params"] if one.grad is not None]
+        has_sparse = any(gradient.is_sparse for gradient in gradients)
+        if has_sparse:
+            gradients = [_entries(one) for group in groups for one in group["params"] if one.grad is not None]
         if self.is_of_one_kind and gradients:
             norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
             torch._foreach_mul_(gradients, norm.add_(1e-6).reciprocal_().mul_(self._max_norm).clamp_(max=1.0))
+        elif has_sparse:
+            norm = nn.utils.get_total_norm(gradients)
+            for gradient in gradients:
+                gradient.mul_((self._max_norm / (norm.to(gradient.device) + 1e-6)).clamp(max=1.0))
         elif gradients:
             nn.utils.clip_grad_norm_([one for group in groups for one in group["params"]], self._max_norm)
+
+
+def _entries(weight: Tensor) -> Tensor:
+    """Returns the numbers of a gradient, to be changed in place. A sparse one first gets each index once."""
+    assert weight.grad is not None
+    if not weight.grad.is_sparse:
+        return weight.grad
+    weight.grad = weight.grad.coalesce()
+    return weight.grad._values()
 
 
 _NOTHING = nullcontext()

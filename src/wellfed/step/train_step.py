@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from wellfed import batches
 from wellfed.batches import Delivery
 from wellfed.contract import FeatureSource
+from wellfed.errors import ModelError
 from wellfed.memory import breakdown, oom
 from wellfed.memory.ladder import Ladder, MicroBatches
 from wellfed.memory.optimizer_state import allocate
@@ -19,6 +20,7 @@ from wellfed.memory.step_start import StepStart
 from wellfed.memory.thrash import Thrash
 from wellfed.record import OnEvent, ignore_event
 from wellfed.step.compiled import Loss
+from wellfed.step.loss_faults import add_place
 from wellfed.step.micro_batches import MicroBatch, Preparation
 from wellfed.step.non_finite import OnNan, halve_rate
 from wellfed.step.precision import Precision
@@ -184,7 +186,12 @@ class TrainStep:
         """What a micro-batch adds to the loss of the step; notes its figures."""
         ranks = self._ranks
         batch = batches.to_device(part.batch, self._device)
-        output = self._loss(self._prepare(batch, delivery, part.number * ranks.size + ranks.number, self._features()))
+        batch = self._prepare(batch, delivery, part.number * ranks.size + ranks.number, self._features())
+        try:
+            output = self._loss(batch)
+        except ModelError as error:
+            add_place(error, delivery, "train", part.number * self.largest if ranks.size == 1 else None)
+            raise
         if not delivery.is_padding:
             self.samples += part.size if output.num_samples is None else output.num_samples
         # Ranks' gradients are averaged, so a rank's share of the step counts as often as there are ranks.

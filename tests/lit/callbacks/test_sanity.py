@@ -72,7 +72,28 @@ def test_what_is_broken_shows_before_the_first_step(tmp_path: Path) -> None:
 
     with pytest.raises(KeyError, match="no such entry") as caught:
         trained(tmp_path, [SanityCheck({"test": few}, lambda *_: None)], tiny.module(fail=fails))
-    assert caught.value.__notes__ == ["in a batch of test before training; trainer.sanity_batches=0 tries none"]
+    assert caught.value.__notes__[-1] == "in the test batches that are tried before training"
+
+
+class FewAreTooFew:
+    """Metrics that can't be computed of a few batches."""
+
+    best_metric, best_mode, with_loss = "auroc", "max", False
+
+    def reset(self) -> None:
+        pass
+
+    def update(self, model: Any, batch: Any) -> None:
+        pass
+
+    def compute(self) -> dict[str, float]:
+        raise ValueError("only one class present")
+
+
+def test_what_needs_the_whole_split_names_the_way_out(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="only one class") as caught:
+        trained(tmp_path, [SanityCheck({"val": few}, lambda *_: None)], tiny.module(evaluation=FewAreTooFew()))
+    assert "trainer.sanity_batches=0 tries none" in caught.value.__notes__[-1]
 
 
 def test_a_run_that_goes_on_has_been_through_it(tmp_path: Path) -> None:
@@ -156,4 +177,4 @@ def test_a_guest_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
 def test_a_guest_that_is_broken_shows_it_before_the_first_step(tmp_path: Path, split: str) -> None:
     with pytest.raises(KeyError, match="no such entry") as caught:
         guest_trained(tmp_path, 1, split)
-    assert caught.value.__notes__ == [f"in a batch of {split} before training; trainer.sanity_batches=0 tries none"]
+    assert caught.value.__notes__ == [f"in the {split} batches that are tried before training"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -18,6 +19,8 @@ from wellfed.lit.module import StepModule
 
 Few = Callable[[], AbstractContextManager[Iterable[Delivery]]]
 """Opens a few batches of a split."""
+_OF_ALL_BATCHES = ("compute", "on_validation_epoch_end", "on_test_epoch_end")
+"""Functions that get what a whole split gave: a few batches may be too few for them."""
 
 
 class SanityCheck(pl.Callback):
@@ -77,8 +80,12 @@ class SanityCheck(pl.Callback):
                 generator.set_state(state)
 
     def on_exception(self, trainer: pl.Trainer, module: pl.LightningModule, exception: BaseException) -> None:
-        if self._trying is not None:
-            exception.add_note(f"in a batch of {self._trying} before training; trainer.sanity_batches=0 tries none")
+        if self._trying is None:
+            return
+        frames = traceback.walk_tb(exception.__traceback__)
+        needs_more = any(frame.f_code.co_name in _OF_ALL_BATCHES for frame, _ in frames)
+        way_out = "; trainer.sanity_batches=0 tries none" if needs_more else ""
+        exception.add_note(f"in the {self._trying} batches that are tried before training{way_out}")
 
 
 def _metrics(trainer: pl.Trainer, module: StepModule, split: str, deliveries: Iterable[Delivery]) -> dict[str, float]:
