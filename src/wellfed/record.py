@@ -38,6 +38,7 @@ EventKind = Literal[
     "restart",
     "stage",
     "nan",
+    "empty_step",
     "sample_skipped",
     "stream_length",
     "resume_inexact",
