@@ -176,7 +176,7 @@ def _is_of_samples(name: str, value: list[Any] | tuple[Any, ...], num_samples: i
     """
     has_length, holds_rows = len(value) == num_samples, _holds_rows(value, num_samples)
     if has_length and holds_rows:
-        raise _uncut(name, num_samples, f"{_described(value)} of {num_samples}, of samples or of members")
+        raise _uncut(name, num_samples, f"{_described(value)} that are as long, one a sample or one a member")
     if not (has_length or holds_rows):
         raise _uncut(name, num_samples, _described(value))
     return has_length
