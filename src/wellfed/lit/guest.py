@@ -16,6 +16,7 @@ from wellfed.lit.callbacks.users import Last
 from wellfed.lit.plain_checkpoint import PlainCheckpointIO
 from wellfed.lit.trainer import TrainerOptions, make_trainer, overrides
 from wellfed.memory.oom import MemoryFailure, classify
+from wellfed.memory.step_start import StepStart
 from wellfed.record import OnEvent
 from wellfed.step.compiled import Compiled
 from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss, OnNan, all_finite, as_scheduled, halve_rate
