@@ -1,13 +1,17 @@
+import collections.abc
 import dataclasses
-from collections import OrderedDict
+from collections import Counter, OrderedDict, UserDict, defaultdict
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils.data import default_collate
 
 from wellfed import batches
+from wellfed.errors import DataError
 
 
 class Pair(NamedTuple):
@@ -80,12 +84,169 @@ def test_parts_put_together_are_the_batch_and_share_its_memory(sizes):
         assert pieces[0].data_ptr() == whole.data_ptr()
 
 
-def test_texts_of_samples_go_with_their_parts():
-    batch = {"x": torch.arange(3), "names": ["a", "b", "c"], "classes": ["cat", "dog"], "size": [2, 3, 4]}
+def test_all_that_has_an_entry_for_each_sample_is_cut_with_it():
+    size = 3
+    batch = {
+        "x": torch.arange(size),
+        "texts": ("a", "b", "c"),
+        "ids": [7, 8, 9],
+        "array": np.arange(6).reshape(3, 2),
+        "boxes": [{"box": [1, 2]}, {"box": [3, 4]}, {"box": []}],
+        "tokens": [[1], [2, 3], [4, 5, 6, 7]],
+        "frozen": Frozen(["u", "v", "w"]),
+        "pair": Pair(torch.ones(size), ("p", "q", "r")),
+        "fields": [("d", "e", "f"), ("g", "h", "i")],
+        "user": UserDict(rows=[None, 1.5, "z"]),
+        "split": "train",
+        "none": None,
+        "flag": True,
+    }
     first, second = batches.split(batch, [1, 2])
-    assert (first["names"], second["names"]) == (["a"], ["b", "c"])
-    assert second["classes"] == ["cat", "dog"]
-    assert second["size"] == [2, 3, 4]
+    assert second["texts"] == ("b", "c")
+    assert (first["ids"], second["ids"]) == ([7], [8, 9])
+    assert second["array"].tolist() == [[2, 3], [4, 5]]
+    assert second["boxes"] == [{"box": [3, 4]}, {"box": []}]
+    assert second["tokens"] == [[2, 3], [4, 5, 6, 7]]
+    assert first["frozen"] == Frozen(["u"])
+    assert type(second["pair"]) is Pair
+    assert second["pair"].y == ("q", "r")
+    assert second["fields"] == [("e", "f"), ("h", "i")]
+    assert second["user"]["rows"] == [1.5, "z"]
+    assert (second["split"], second["none"], second["flag"]) == ("train", None, True)
+
+
+@pytest.mark.parametrize("collated", [False, True])
+def test_a_pair_of_tensors_in_a_batch_of_two_is_a_container(collated):
+    samples = [(torch.tensor([1.0]), "a", 3), (torch.tensor([2.0]), "b", 4)]
+    batch = default_collate(samples) if collated else (torch.tensor([[1.0], [2.0]]), ("a", "b"), torch.tensor([3, 4]))
+    first, second = batches.split(batch, [1, 1])
+    assert [list(one) for one in (first, second)] == [
+        [torch.tensor([[1.0]]), ("a",), torch.tensor([3])],
+        [torch.tensor([[2.0]]), ("b",), torch.tensor([4])],
+    ]
+
+
+def test_what_default_collate_makes_is_cut_as_its_samples_lie():
+    samples = [{"x": torch.tensor(i), "text": f"t{i}", "pair": (f"u{i}", i), "nested": [f"v{i}"]} for i in range(5)]
+    parts = batches.split(default_collate(samples), [2, 3])
+    for part, own in zip(parts, (samples[:2], samples[2:]), strict=True):
+        assert str(part) == str(default_collate(own))
+
+
+class Opaque:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("member", "said"),
+    [
+        (["cat", "dog"], "a list of 2 entries"),
+        (("cat", "dog"), "a tuple of 2 entries"),
+        (Opaque(), "a Opaque"),
+        (17, "17, a number for all of them"),
+        (np.zeros((2, 3)), "an array of shape (2, 3)"),
+        (np.zeros(()), "an array of shape ()"),
+        (torch.Size([3, 4, 5]), "a Size"),
+        ({"a", "b", "c"}, "a set"),
+        ([("a", "b", "c")] * 3, "a list of 3 entries that are as long"),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_cut_is_refused_by_name(member, said):
+    batch = {"x": torch.zeros(3), "inner": [torch.zeros(3), Frozen({"it": member})]}
+    with pytest.raises(DataError) as caught:
+        batches.split(batch, [1, 2])
+    message = str(caught.value)
+    assert message.startswith(f"batch['inner'][1].x['it'] can't be cut into micro-batches: it is {said}")
+    assert "split(batch, sizes)" in message
+    assert "memory.micro_batch=3 memory.on_oom=fail" in message
+
+
+def test_a_square_list_means_what_it_meant_in_earlier_batches():
+    layout: dict[str, bool] = {}
+
+    def cut(size, tokens):
+        return [part["tokens"] for part in batches.split({"x": torch.zeros(size), "tokens": tokens}, [1, size - 1], layout)]
+
+    assert cut(3, [[1, 2], [3, 4], [5, 6]]) == [[[1, 2]], [[3, 4], [5, 6]]]
+    assert cut(2, [[1, 2], [3, 4]]) == [[[1, 2]], [[3, 4]]]
+    layout.clear()
+    assert cut(3, [[1, 2, 3], [4, 5, 6]]) == [[[1], [4]], [[2, 3], [5, 6]]]
+    assert cut(2, [[1, 2], [3, 4]]) == [[[1], [3]], [[2], [4]]]
+
+
+class Custom(collections.abc.Mapping):
+    def __init__(self, items):
+        self._items = dict(items)
+
+    def __getitem__(self, key):
+        return self._items[key]
+
+    def __iter__(self):
+        return iter(self._items)
+
+    def __len__(self):
+        return len(self._items)
+
+
+@dataclasses.dataclass(init=False)
+class Initless:
+    x: Any
+
+    def __init__(self, first, second):
+        self.x = first + second
+
+
+@dataclasses.dataclass
+class WithInitVar:
+    x: Any
+    scale: dataclasses.InitVar[int]
+
+    def __post_init__(self, scale):
+        self.x = self.x * scale
+
+
+def containers():
+    one = torch.ones(2)
+    yield OrderedDict(a=one)
+    yield defaultdict(list, a=one)
+    yield Counter(a=one)
+    yield UserDict(a=one)
+    yield Custom({"a": one})
+    yield Pair(one, "text")
+    yield Initless(one, one)
+    yield WithInitVar(one, 3)
+
+
+@pytest.mark.parametrize("container", list(containers()), ids=lambda one: type(one).__name__)
+def test_any_container_is_pinned_moved_and_cut(container):
+    (tensor,) = batches.tensors(container)
+    mapped = batches.map_tensors(container, lambda found: found + 1)
+    assert type(mapped) is type(container)
+    assert next(batches.tensors(mapped)).equal(tensor + 1)
+    assert next(batches.tensors(container)) is tensor
+    first, _ = batches.split(container, [1, 1])
+    assert type(first) is type(container)
+    assert next(batches.tensors(first)).equal(tensor[:1])
+
+
+def test_a_defaultdict_keeps_its_default():
+    batch = defaultdict(list, x=torch.ones(2))
+    assert batches.map_tensors(batch, lambda tensor: tensor).default_factory is list
+
+
+def test_a_batch_encoding_of_transformers_is_a_batch():
+    batch = pytest.importorskip("transformers").BatchEncoding({"ids": torch.arange(4), "texts": list("abcd")})
+    first, second = batches.split(batches.to_device(batch, torch.device("cpu")), [1, 3])
+    assert type(second) is type(batch)
+    assert (first["texts"], second["ids"].tolist()) == (["a"], [1, 2, 3])
+
+
+def test_samples_are_repeated_with_their_texts():
+    batch = {"x": torch.arange(2), "texts": ("a", "b"), "array": np.arange(2)}
+    made = batches.repeated(batch, 5)
+    assert (made["x"].tolist(), made["texts"], made["array"].tolist()) == ([0, 1, 0, 1, 0], tuple("ababa"), [0, 1, 0, 1, 0])
+    assert batches.repeated({"x": torch.arange(2), "n": 3}, 3)["n"] == 3
 
 
 def test_to_device_goes_through_every_tensor():

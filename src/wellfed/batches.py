@@ -3,56 +3,106 @@ dimension; and says what a loader delivers, a batch with its place in training."
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
 from functools import cached_property
 from itertools import accumulate, islice
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from wellfed.contract import Batch
+from wellfed.errors import DataError
 
 
 def map_tensors(
-    batch: Batch, apply: Callable[[Tensor], Tensor], texts: Callable[[list[str]], list[str]] | None = None
+    batch: Batch,
+    apply: Callable[[Tensor], Tensor],
+    rest: Callable[[str, Any], Any] | None = None,
+    name: str = "batch",
 ) -> Batch:
-    """The same structure with every tensor replaced; anything that is no tensor stays as it is.
+    """Returns the same structure with every tensor replaced.
 
     Args:
-        texts: replaces lists of texts too, which is what collating leaves of one text a sample.
+        rest: replaces each member that holds no tensor, given its name; None = it stays as it is.
     """
     if isinstance(batch, Tensor):
         return apply(batch)
-    if isinstance(batch, Mapping):
-        mapped = {key: map_tensors(item, apply, texts) for key, item in batch.items()}
-        return mapped if type(batch) is dict else type(batch)(mapped)  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(item, apply, texts) for item in batch))
-    if texts is not None and type(batch) is list and all(isinstance(item, (str, bytes)) for item in batch):
-        return texts(batch)
-    if isinstance(batch, (tuple, list)):
-        return type(batch)(map_tensors(item, apply, texts) for item in batch)
-    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = [spec.name for spec in dataclasses.fields(batch) if spec.init]
-        return dataclasses.replace(batch, **{name: map_tensors(getattr(batch, name), apply, texts) for name in fields})
-    return batch
+    if rest is not None and next(tensors(batch), None) is None:
+        return rest(name, batch)
+
+    def mapped(key: Any, item: Any) -> Any:
+        return map_tensors(item, apply, rest, name if rest is None else _member(name, batch, key))
+
+    return _rebuilt(batch, mapped) if _is_container(batch) else batch
+
+
+def _is_container(value: Any) -> bool:
+    is_dataclass = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return isinstance(value, (Mapping, tuple, list)) or is_dataclass
+
+
+def _has_fields(value: Any) -> bool:
+    """Returns whether a container is a named tuple or a dataclass."""
+    return hasattr(value, "_fields") if isinstance(value, tuple) else not isinstance(value, (Mapping, list))
+
+
+def _member(name: str, container: Any, key: Any) -> str:
+    """Returns the name of a member, as Python spells it."""
+    return f"{name}.{key}" if _has_fields(container) else f"{name}[{key!r}]"
+
+
+def _items(container: Any) -> Iterator[Any]:
+    """Yields what a container holds."""
+    if isinstance(container, Mapping):
+        yield from container.values()
+    elif isinstance(container, (tuple, list)):
+        yield from container
+    else:
+        yield from (getattr(container, spec.name) for spec in dataclasses.fields(container))
+
+
+def _rebuilt(container: Any, each: Callable[[Any, Any], Any]) -> Any:
+    """Returns a container of the same type, with ``each(key, item)`` in place of every item."""
+    if isinstance(container, Mapping):
+        mapped = {key: each(key, item) for key, item in container.items()}
+        if type(container) is dict:
+            return mapped
+        if not isinstance(container, (dict, UserDict)):
+            return type(container)(mapped)  # type: ignore[call-arg]
+        clone: Any = copy.copy(container)  # a defaultdict is not made of its items alone
+        for key, item in mapped.items():
+            clone[key] = item
+        return clone
+    if isinstance(container, (tuple, list)):
+        if hasattr(container, "_fields"):
+            named = zip(container._fields, container, strict=True)
+            return type(container)(*(each(key, item) for key, item in named))
+        return type(container)(each(key, item) for key, item in enumerate(container))
+    fields = {spec.name: spec.init for spec in dataclasses.fields(container)}
+    given = {name: each(name, getattr(container, name)) for name, is_given in fields.items() if is_given}
+    try:
+        return dataclasses.replace(container, **given)
+    except (TypeError, ValueError):  # an __init__ of its own, or an InitVar
+        clone = copy.copy(container)
+        for name in fields:
+            item = given[name] if name in given else each(name, getattr(container, name))
+            object.__setattr__(clone, name, item)
+        return clone
 
 
 def tensors(batch: Batch) -> Iterator[Tensor]:
     """All tensors of the batch, depth first."""
     if isinstance(batch, Tensor):
         yield batch
-    elif isinstance(batch, Mapping):
-        for item in batch.values():
+    elif _is_container(batch):
+        for item in _items(batch):
             yield from tensors(item)
-    elif isinstance(batch, (tuple, list)):
-        for item in batch:
-            yield from tensors(item)
-    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        for spec in dataclasses.fields(batch):
-            yield from tensors(getattr(batch, spec.name))
 
 
 def methods(dataset: Any) -> dict[str, Callable[..., Any]]:
@@ -107,18 +157,128 @@ def bytes_by_dtype(batch: Batch) -> dict[str, int]:
     return found
 
 
-def split(batch: Batch, sizes: list[int]) -> list[Batch]:
-    """Views of successive parts along the first dimension; nothing is copied but lists of a text for each sample."""
+Layout = dict[str, bool]
+"""Names of lists and tuples without tensors: True = one item a sample, False = a container of members."""
+
+
+def map_rows(
+    batch: Batch, num_samples: int, of_tensor: Callable[[Tensor], Tensor], of_rows: Callable[[Any], Any], layout: Layout
+) -> Batch:
+    """Returns the same structure with all that has an entry for each sample replaced.
+
+    That is every tensor, and of the members without a tensor numpy arrays, lists and tuples of ``num_samples`` entries.
+    None, a text and a flag stay as they are.
+
+    Args:
+        layout: which lists have an entry for each sample, as found in earlier batches; added to.
+
+    Raises:
+        DataError: names a member that can't be cut with the samples.
+    """
+
+    def rest(name: str, value: Any) -> Any:
+        if _is_constant(value):
+            return value
+        if type(value) in (list, tuple):
+            if name not in layout:
+                layout[name] = _is_of_samples(name, value, num_samples)
+            if not layout[name]:
+                return _rebuilt(value, lambda key, item: rest(_member(name, value, key), item))
+        elif _is_container(value) and (isinstance(value, Mapping) or _has_fields(value)):
+            return _rebuilt(value, lambda key, item: rest(_member(name, value, key), item))
+        if not _has_length(value, num_samples):
+            raise _uncut(name, num_samples, _described(value))
+        return of_rows(value)
+
+    return map_tensors(batch, of_tensor, rest)
+
+
+def _is_of_samples(name: str, value: list[Any] | tuple[Any, ...], num_samples: int) -> bool:
+    """Returns whether a list or tuple has an entry for each sample; False: it is a container of such members.
+
+    Raises:
+        DataError: it may be either, or is neither.
+    """
+    has_length, holds_rows = len(value) == num_samples, _holds_rows(value, num_samples)
+    if has_length and holds_rows:
+        raise _uncut(name, num_samples, f"{_described(value)} that are as long, one a sample or one a member")
+    if not (has_length or holds_rows):
+        raise _uncut(name, num_samples, _described(value))
+    return has_length
+
+
+def _is_constant(value: Any) -> bool:
+    """Returns whether a member means the same for any part of a batch."""
+    is_plain = value is None or isinstance(value, (str, bytes, bool, Enum, torch.dtype, torch.device))
+    return is_plain or (_is_container(value) and not any(True for _ in _items(value)))
+
+
+def _has_length(value: Any, num_samples: int) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim > 0 and len(value) == num_samples
+    return type(value) in (list, tuple) and len(value) == num_samples
+
+
+def _holds_rows(value: Any, num_samples: int) -> bool:
+    """Returns whether all that varies in a container has an entry for each sample, and something does."""
+    varying = [item for item in _items(value) if not _is_constant(item)]
+    return bool(varying) and all(
+        _has_length(item, num_samples) or (_is_container(item) and _holds_rows(item, num_samples)) for item in varying
+    )
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of shape {value.shape}"
+    if type(value) in (list, tuple):
+        return f"a {type(value).__name__} of {len(value)} entries"
+    return f"{value!r}, a number for all of them" if isinstance(value, (int, float)) else f"a {type(value).__name__}"
+
+
+def _uncut(name: str, num_samples: int, what: str) -> DataError:
+    return DataError(
+        f"{name} can't be cut into micro-batches: it is {what}, beside tensors of {num_samples} samples. Give it an "
+        f"entry for each sample, leave it out of the batch, or give the data split(batch, sizes). Whole batches need "
+        f"neither: memory.micro_batch={num_samples} memory.on_oom=fail."
+    )
+
+
+def split(batch: Batch, sizes: list[int], layout: Layout | None = None) -> list[Batch]:
+    """Returns successive parts of a batch: views of tensors and arrays, slices of lists with an entry for each sample.
+
+    Args:
+        layout: as for `map_rows`.
+
+    Raises:
+        DataError: names a member that can't be cut.
+    """
+    known: Layout = {} if layout is None else layout
     total = sum(sizes)
 
     def part(start: int, size: int) -> Batch:
-        return map_tensors(
-            batch,
-            lambda tensor: tensor.narrow(0, start, size),
-            lambda texts: texts[start : start + size] if len(texts) == total else texts,
+        end = start + size
+        return map_rows(
+            batch, total, lambda tensor: tensor.narrow(0, start, size), lambda rows: rows[start:end], known
         )
 
     return [part(start, size) for start, size in zip(accumulate(sizes, initial=0), sizes, strict=False)]
+
+
+def repeated(sample: Batch, size: int) -> Batch:
+    """Returns a batch of any size, made of the samples of another, again and again. What can't be cut stays whole."""
+    num_samples = batch_size(sample)
+    rows = torch.arange(size) % num_samples
+
+    def of_tensor(tensor: Tensor) -> Tensor:
+        return tensor.index_select(0, rows)
+
+    def of_rows(held: Any) -> Any:
+        return held[rows.numpy()] if isinstance(held, np.ndarray) else type(held)(held[row] for row in rows.tolist())
+
+    try:
+        return map_rows(sample, num_samples, of_tensor, of_rows, {})
+    except DataError:  # named where a step is to be cut
+        return map_tensors(sample, of_tensor)
 
 
 def to_device(batch: Batch, device: torch.device) -> Batch:

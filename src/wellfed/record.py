@@ -42,6 +42,7 @@ EventKind = Literal[
     "table_damaged",
     "stage",
     "nan",
+    "empty_step",
     "sample_skipped",
     "stream_length",
     "resume_inexact",

@@ -113,13 +113,34 @@ class Deep(tiny.TinyModel):
         return output
 
 
+class Masked(Deep):
+    """The loss is a mean over the samples that count: NaN where none does."""
+
+    def loss(self, batch: Any) -> Any:
+        output = super().loss(batch)
+        output.loss = (self(batch) - batch["y"])[batch["counts"]].square().mean()
+        output.metrics = {"rmse": output.loss.sqrt()}
+        return output
+
+    def loss_weight(self, batch: Any) -> int:
+        return int(batch["counts"].sum())
+
+
+class Few(tiny.TinyData):
+    """One sample in ten counts."""
+
+    def fetch(self, indices: torch.Tensor, rng: Any) -> Any:
+        return {**super().fetch(indices, rng), "counts": indices % 10 == 0}
+
+
 def main(settings: dict[str, Any]) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.manual_seed(3)
     lack = Lack(**settings.get("lack", {}))
-    model = Deep(lack, settings.get("width", 8), settings.get("dropout", 0.0))
+    is_masked = settings.get("masked", False)
+    model = (Masked if is_masked else Deep)(lack, settings.get("width", 8), settings.get("dropout", 0.0))
     events: list[Any] = []
-    data = tiny.TinyData(settings.get("samples", 70))
+    data = (Few if is_masked else tiny.TinyData)(settings.get("samples", 70))
     rates = {"lr": settings.get("lr", 0.05)}
     module = StepModule(
         model,

@@ -153,8 +153,8 @@ class Breaking(Fetching):
             raise OSError("truncated")
         if self.how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        if self.how == "exit":
-            os._exit(3)
+        if self.how.startswith("exit"):
+            os._exit(int(self.how.removeprefix("exit ")))
         while True:
             time.sleep(0.01)
 

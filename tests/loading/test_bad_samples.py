@@ -24,6 +24,7 @@ from wellfed.errors import DataError
 from wellfed.loading import process_backend
 from wellfed.loading.bad_samples import BadSamples, WorkerLost, evaluation_error
 from wellfed.loading.batch_request import LostSample
+from wellfed.loading.eval_loader import EvalLoader
 from wellfed.loading.settings import LoaderSettings
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,8 @@ CASES = [
     *((name, kind, "hang") for name in ("threads", "processes") for kind in KINDS),
     *(("processes", kind, "kill") for kind in KINDS),
     *((name, sets.BreakingItems, how) for name in ("processes-kept", "torch-1") for how in ("hang", "kill")),
-    ("processes", sets.BreakingItems, "exit"),
+    ("processes", sets.BreakingItems, "exit 1"),
+    ("processes", sets.BreakingItems, "exit 0"),
 ]
 SLOW = [
     ("threads", sets.Breaking, "hang"),
@@ -53,6 +55,7 @@ SLOW = [
     ("processes", sets.Breaking, "kill"),
     ("processes-kept", sets.BreakingItems, "hang"),
     ("torch-1", sets.BreakingItems, "kill"),
+    ("processes", sets.BreakingItems, "exit 1"),
 ]
 """Each backend, each kind and each end is among the others too."""
 MARKED = [pytest.param(*case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES]
@@ -60,7 +63,8 @@ REASONS = {
     "raise": "OSError: truncated (sets.py:",
     "hang": "it did not come within loader.timeout_s=0.25",
     "kill": "its worker process was killed by SIGKILL",
-    "exit": "its worker process ended by itself with exit code 3",
+    "exit 1": "its worker process ended by itself with exit code 1",
+    "exit 0": "its worker process ended by itself with exit code 0",
 }
 
 
@@ -305,8 +309,8 @@ def test_what_the_machine_ran_out_of_is_no_bad_sample(kind, error):
 class FirstTime(sets.BreakingItems):
     """Kills the first worker that comes by, as the kernel does when memory runs out."""
 
-    def __init__(self, flag):
-        super().__init__("kill", 6)
+    def __init__(self, flag, how="kill"):
+        super().__init__(how, 6)
         self.flag = flag
 
     def breaks(self):
@@ -319,6 +323,55 @@ def test_a_worker_killed_at_a_sample_that_is_sound_blames_no_sample(tmp_path):
     with pytest.raises(WorkerLost, match=r"killed by SIGKILL at sample 6 of training batch .* no sample does so alone"):
         taken(loader(FirstTime(str(tmp_path / "flag")), LoaderSettings("processes", 1, 2), max_skipped=3))
     assert WorkerLost.kind == "worker"
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_worker_that_ends_by_itself_is_not_told_to_lack_memory(tmp_path, code):
+    data = FirstTime(str(tmp_path / "flag"), f"exit {code}")
+    with pytest.raises(WorkerLost, match=f"ended by itself with exit code {code} at sample 6 of training batch") as caught:
+        taken(loader(data, LoaderSettings("processes", 1, 2), max_skipped=3))
+    assert "os._exit" in str(caught.value)
+    assert "memory" not in str(caught.value)
+
+
+class Unsent:
+    """Fails when a worker sends it, as a batch does for which /dev/shm has no room."""
+
+    def __init__(self, reason):
+        self.reason = reason
+
+    def __reduce__(self):
+        raise RuntimeError(self.reason)
+
+
+class WithUnsent(sets.Fetching):
+    """One batch can't be sent."""
+
+    def __init__(self, reason):
+        self.reason = reason
+
+    def fetch(self, indices, rng):
+        batch = super().fetch(indices, rng)
+        return {**batch, "unsent": Unsent(self.reason)} if 6 in indices.tolist() else batch
+
+
+NO_ROOM = "unable to write to file </torch_12_34>: No space left on device (28)"
+
+
+@pytest.mark.parametrize("purpose", ["training", "evaluation"])
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        (NO_ROOM, r"/dev/shm has no room for the {} batch .*No space left.*--shm-size"),
+        ("no", "A worker could not send the {} batch that it has built: RuntimeError: no. "),
+    ],
+)
+def test_a_batch_that_cannot_be_sent_is_an_error_and_not_waited_for(purpose, reason, said):
+    data, settings = WithUnsent(reason), LoaderSettings("processes", 2, 2)
+    made = loader(data, settings) if purpose == "training" else EvalLoader(data, 4, seed=1, settings=settings)
+    with ended_after(60), pytest.raises(WorkerLost, match=said.format(purpose)):
+        list(made)
+    made.close()
 
 
 class Counted(sets.Fetching):

@@ -44,6 +44,7 @@ def test_samples_or_batches():
         (streams.Sharded, "shard"),
         (streams.Stateful, "shard"),
         (streams.ByWorker, "worker info"),
+        (streams.ByNumber, "worker info"),
         (streams.ByRank, "worker info"),
     ],
 )

@@ -15,6 +15,7 @@ from tests.lit import rank, tiny
 from tests.lit.ranks import train_ranks
 from tests.step.gloo_ranks import join, leave, of_ranks
 from wellfed.batches import Delivery
+from wellfed.contract import LossOutput
 from wellfed.errors import OutOfMemoryExhausted
 from wellfed.footprint import estimate
 from wellfed.footprint.footprint import Footprint, StepShape, predicted_peak
@@ -137,6 +138,19 @@ def test_a_sharded_model_learns_what_a_whole_one_does(tmp_path: Path, fake_cuda:
     assert distance(sharded[0], replicated[0]) < (1e-3 if "precision" in settings else 1e-6)
     for (split, ours), (_, theirs) in zip(sharded[0]["rows"], replicated[0]["rows"], strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-2 if "precision" in settings else 1e-5), split
+
+
+@pytest.mark.slow
+def test_what_counts_nothing_changes_nothing_in_a_sharded_model(tmp_path: Path, fake_cuda: FakeCuda) -> None:
+    """Ranks must do equally many micro-batches: of those of 2 samples most count nothing."""
+    cards = fake_cuda.environment(cards=2, mib=512)
+    common = {"micro": 2, "max_steps": 8, "accelerator": "gpu", "width": WIDE, "masked": True, "retry": False}
+    sharded = train_ranks(tmp_path / "fsdp", 2, cards, strategy="fsdp", **common)
+    replicated = train_ranks(tmp_path / "ddp", 2, cards, strategy="ddp", **common)
+    alone = train_ranks(tmp_path / "one", 1, cards, **common)
+    assert bool(torch.isfinite(alone[0]["weights"]).all())
+    assert distance(replicated[0], alone[0]) < 1e-5
+    assert distance(sharded[0], alone[0]) < 1e-5
 
 
 @pytest.mark.slow
@@ -275,6 +289,92 @@ def test_between_two_passes_of_one_step_no_rank_is_left_waiting(tmp_path: Path) 
     (*_, first), (*_, second) = of_ranks(partial(steps_of_one, Twice), tmp_path)
     assert first == ("OutOfMemoryExhausted", True)
     assert second == ("OutOfMemoryExhausted", False)
+
+
+class Masked(nn.Module):
+    """A mean over what the mask leaves, which is NaN where it leaves nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+
+    def loss(self, batch: Any) -> LossOutput:
+        x, mask = batch
+        loss = self.net(x).squeeze(1)[mask].square().mean()
+        return LossOutput(loss, {"root": loss.sqrt()})
+
+    def loss_weight(self, batch: Any) -> int:
+        return int(batch[1].sum())
+
+
+MASKS = [
+    [[1, 1, 1, 0], [1, 0, 1, 1]],
+    [[1, 1, 0, 0], [0, 0, 0, 1]],  # half of each rank's step counts nothing
+    [[0, 0, 0, 0], [1, 1, 1, 1]],  # all of one rank's
+    [[0, 0, 0, 0], [0, 0, 0, 0]],
+    [[0, 1, 0, 0], [0, 0, 0, 0]],
+]
+"""Of each step, for each of two ranks: which samples count."""
+
+
+def masked_steps() -> list[Any]:
+    """The samples of all ranks for each step, and which count."""
+    torch.manual_seed(5)
+    return [(torch.randn(2, 4, 3), torch.tensor(mask).bool()) for mask in MASKS]
+
+
+def steps_with_masks(kind: str, number: int, folder: Path) -> None:
+    join(number, folder)
+    model = Masked()
+    wrapped, micro = torch.nn.parallel.DistributedDataParallel(Calling(model)), MicroBatches(2)
+    retries = kind == "RetryingReplicas"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    step = TrainStep(
+        model,
+        optimizer,
+        loss=Loss(model, "none", print),
+        prepare=Preparation(None, 0, model),
+        micro=micro,
+        precision=Precision("32-true", "cpu"),
+        device=CPU,
+        ranks=RetryingReplicas(wrapped, CPU, list(model.parameters())) if retries else Replicas(wrapped, CPU),
+        gradient_clip=0.5,
+        ladder=Ladder(micro) if retries else None,
+        retry_on_oom=retries,
+    )
+    rows = []
+    for index, (x, mask) in enumerate(masked_steps()):
+        step(Delivery((x[number], mask[number]), epoch=0, index=index, total=8))
+        rows.append(step.totals.take(mean_over_ranks))
+    weights = torch.cat([weight.detach().flatten() for weight in model.parameters()])
+    leave(number, folder, (weights, rows))
+
+
+def mean_over_ranks(values: torch.Tensor) -> torch.Tensor:
+    torch.distributed.all_reduce(values)
+    return values / 2
+
+
+@pytest.mark.parametrize("kind", ["Replicas", "RetryingReplicas"])
+def test_what_counts_nothing_changes_nothing_on_several_ranks(tmp_path: Path, kind: str) -> None:
+    """NaN x 0 is NaN: a mean over nothing must not be multiplied by its weight."""
+    (ours, rows), (others, _) = of_ranks(partial(steps_with_masks, kind), tmp_path)
+    model = Masked()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    losses = []
+    for x, mask in masked_steps():
+        if mask.any():
+            optimizer.zero_grad()
+            loss = model.loss((x.flatten(0, 1), mask.flatten())).loss
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    assert torch.equal(ours, others)
+    assert torch.allclose(ours, torch.cat([weight.detach().flatten() for weight in model.parameters()]), atol=1e-5)
+    assert [row["loss"] for row in rows if row] == pytest.approx(losses, rel=1e-4)
+    assert [bool(row) for row in rows] == [True, True, True, False, True]
 
 
 def one_of(size: int, number: int, folder: Path) -> None:

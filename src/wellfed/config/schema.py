@@ -284,7 +284,8 @@ class TrainerConfig:
     strategy: Strategy = knob(Strategy.auto, "auto, ddp or fsdp (CUDA only).")
     on_nan: OnNan = knob(
         OnNan["raise"],
-        "A non-finite loss: raise (stop), skip (leave out the step) or halve_lr (leave it out, and halve the rate).",
+        "A non-finite loss: raise (stop), skip (leave out the step) or halve_lr (leave it out, and halve the rate). "
+        "The last two look at gradients too.",
     )
     deterministic: bool = knob(False, "Only deterministic kernels; slower on a GPU.")
     limit_batches: Optional[int] = knob(

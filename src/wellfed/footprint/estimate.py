@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import nn
@@ -88,12 +89,8 @@ def measure(
 
 
 def repeated(sample: Batch) -> Callable[[int], Batch]:
-    """Batches of any size out of the samples of one, again and again; for tensors that share their first dimension."""
-
-    def make_batch(size: int) -> Batch:
-        return batches.map_tensors(sample, lambda tensor: tensor.index_select(0, torch.arange(size) % tensor.shape[0]))
-
-    return make_batch
+    """Returns what makes batches of any size out of the samples of one."""
+    return partial(batches.repeated, sample)
 
 
 def curve(point: Callable[[int], Point], samples: int, *, lowest: int = 1, beside: int = 0) -> list[Point]:

@@ -16,9 +16,10 @@ from wellfed.lit.callbacks.users import Last
 from wellfed.lit.plain_checkpoint import PlainCheckpointIO
 from wellfed.lit.trainer import TrainerOptions, make_trainer, overrides
 from wellfed.memory.oom import MemoryFailure, classify
+from wellfed.memory.step_start import StepStart
 from wellfed.record import OnEvent
 from wellfed.step.compiled import Compiled
-from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss, OnNan, halve_rate
+from wellfed.step.non_finite import USUAL_CAUSES, NonFiniteLoss, OnNan, all_finite, as_scheduled, halve_rate
 from wellfed.timing.wall import Wall
 
 
@@ -92,8 +93,20 @@ class StepMemory(pl.Callback):
             self.failure, self.samples = classify(exception), step.size
 
 
+def _keeping_halves(step: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a module's ``lr_scheduler_step`` that leaves a halved rate halved."""
+
+    @functools.wraps(step)
+    def lr_scheduler_step(scheduler: Any, *arguments: Any) -> Any:
+        with as_scheduled(scheduler.optimizer):
+            return step(scheduler, *arguments)
+
+    return lr_scheduler_step
+
+
 class NonFinite(pl.Callback):
-    """Ends training at a loss that is no finite number, or leaves out the optimizer steps of its batch.
+    """Ends training at a loss that is no finite number, or leaves out the optimizer steps of its batch, and puts
+    buffers back. A gradient that is no finite number is left out likewise, unless a scaler does that.
 
     With ``raise`` the device is asked every ``every`` steps and before each checkpoint, which so never holds what came
     of such a loss; with ``skip`` and ``halve_lr`` at every optimizer step.
@@ -103,27 +116,38 @@ class NonFinite(pl.Callback):
         self._action, self._every, self._on_event = action, every, on_event
         self._is_finite: Tensor | None = None
         self._looked_at_step = 0
+        self._start: StepStart | None = None
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._looked_at_step = trainer.global_step
+        if self._action != "raise":
+            self._start = StepStart(module, module.device)
+        if self._action == "halve_lr":
+            module.lr_scheduler_step = _keeping_halves(module.lr_scheduler_step)
 
     def on_train_batch_start(self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
-        if self._action != "raise" and batch_idx % trainer.accumulate_grad_batches == 0:
+        if self._start is not None and batch_idx % trainer.accumulate_grad_batches == 0:
             self._is_finite = None
+            self._start.take()
 
     def on_before_backward(self, trainer: pl.Trainer, module: Any, loss: Tensor) -> None:
         is_finite = torch.isfinite(loss.detach()).all()
         self._is_finite = is_finite if self._is_finite is None else self._is_finite & is_finite
 
     def on_before_optimizer_step(self, trainer: pl.Trainer, module: Any, optimizer: torch.optim.Optimizer) -> None:
-        if self._action == "raise" or self._is_all_finite(trainer):
+        if self._start is None:
             return
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None  # an optimizer leaves out what has no gradient
-        if self._action == "halve_lr":
-            halve_rate(optimizer, [config.scheduler for config in trainer.lr_scheduler_configs])
-        self._on_event("nan", step=trainer.global_step + 1, action=self._action)
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        if getattr(trainer.precision_plugin, "scaler", None) is None:
+            gradients = all_finite(weight.grad for weight in weights if weight.grad is not None)
+            self._is_finite = gradients if self._is_finite is None else self._is_finite & gradients
+        if self._is_all_finite(trainer):
+            return
+        self._start.restore_buffers()
+        for weight in weights:
+            weight.grad = None  # an optimizer leaves out what has no gradient
+        is_halved = self._action == "halve_lr" and halve_rate(optimizer)
+        self._on_event("nan", step=trainer.global_step + 1, action="halve_lr" if is_halved else "skip")
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, *_: Any) -> None:
         if trainer.global_step // self._every > self._looked_at_step // self._every:

@@ -20,6 +20,7 @@ from wellfed.lit.callbacks.clock import is_within_step
 from wellfed.lit.callbacks.users import nobody_logs
 from wellfed.lit.module import StepModule
 from wellfed.loading.stream_loader import UNKNOWN_LENGTH
+from wellfed.step.non_finite import as_scheduled
 from wellfed.timing.wall import VALIDATION, Wall
 
 _INSIDES = attrgetter(
@@ -118,7 +119,8 @@ class StepLoop(_TrainingEpochLoop):
                 self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
         for config in trainer.lr_scheduler_configs if module.scheduling is None else ():  # a factor, once a step
             self.scheduler_progress.increment_ready()
-            config.scheduler.step()
+            with as_scheduled(config.scheduler.optimizer):
+                config.scheduler.step()
             self.scheduler_progress.increment_completed()
         self._tell("on_train_batch_end", module, output, batch, batch_idx)
         if self._results:  # a callback has logged something

@@ -31,7 +31,7 @@ from wellfed.record import OnEvent
 from wellfed.step.compiled import Loss
 from wellfed.step.feature_table import FeatureStage, FeatureTable
 from wellfed.step.micro_batches import Preparation
-from wellfed.step.non_finite import OnNan
+from wellfed.step.non_finite import OnNan, as_scheduled, rate_factor
 from wellfed.step.precision import Precision
 from wellfed.step.ranks import Ranks, Replicas, RetryingReplicas, Shards
 from wellfed.step.totals import Totals
@@ -197,7 +197,6 @@ class StepModule(pl.LightningModule):
             retry_on_oom=options.retry_on_oom,
             may_adapt=options.may_adapt,
             batches_ahead=options.batches_ahead,
-            schedulers=[config.scheduler for config in trainer.lr_scheduler_configs],
             listener=self.listener,
             on_event=self._on_event,
         )
@@ -223,7 +222,7 @@ class StepModule(pl.LightningModule):
         for config in self.trainer.lr_scheduler_configs if self.scheduling is None else ():
             scheduler = config.scheduler
             for group, rate in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, strict=True):
-                group["lr"] = rate * self._lr_factor(scheduler.last_epoch)
+                group["lr"] = rate * self._lr_factor(scheduler.last_epoch) * rate_factor(group)
         self.step.number = self.trainer.global_step
         self.step.allocate_state()
 
@@ -372,7 +371,8 @@ class StepModule(pl.LightningModule):
 
     def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
         try:
-            super().lr_scheduler_step(scheduler, metric)
+            with as_scheduled(scheduler.optimizer):
+                super().lr_scheduler_step(scheduler, metric)
         except ValueError as error:  # a cycle is over, and training is not
             raise WellfedError(f"workload.schedule ({type(scheduler).__name__}): {error}") from error
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import multiprocessing.queues
 import os
 import pickle
+import re
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -29,7 +32,7 @@ from threadpoolctl import ThreadpoolController
 from torch.utils.data import DataLoader, Dataset, Sampler, get_worker_info
 
 from wellfed import cpus
-from wellfed.errors import DataError, text_of
+from wellfed.errors import DataError, text_of, type_and_line
 from wellfed.forking import STOPS, die_with_parent
 from wellfed.loading.bad_samples import NoSampleAtFaultError, WorkerLost, first_failing_sample, hung, too_late
 from wellfed.loading.batch_builder import BatchBuilder
@@ -48,6 +51,12 @@ _FOR_WANT_OF_MEMORY = (
     ": mostly for want of host memory or /dev/shm. Set fewer loader.num_workers, a smaller loader.prefetch_factor, or "
     "loader.backend=inline to see its error."
 )
+_BY_ITSELF = (
+    ": the data, or a library that they call, ended the process (os._exit, exit). loader.backend=inline "
+    "loader.num_workers=0 ends the run there, where a debugger sees it."
+)
+_BUILT = 86
+"""Exit code of a process that has built its batch, or raised: the data may end theirs with 0."""
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 
@@ -62,12 +71,33 @@ class _Waiting:
 
 
 @dataclass
+class _NotSent:
+    """Comes in place of a batch that a worker has built and could not send."""
+
+    reason: str
+
+    def error(self, purpose: str) -> WorkerLost:
+        """For the user."""
+        if _NO_ROOM.search(self.reason):
+            problem = f"/dev/shm has no room for the {purpose} batch that a worker has built ({self.reason})."
+            way_out = "Set loader.backend=inline loader.num_workers=0, or give a container more: --shm-size=8g."
+        else:
+            problem = f"A worker could not send the {purpose} batch that it has built: {self.reason}."
+            way_out = "Let the data return tensors and what pickles, or set loader.backend=inline loader.num_workers=0."
+        return WorkerLost(f"{problem} {way_out}")
+
+
+_NO_ROOM = re.compile(r"No space left|shared memory|write to file </torch_|resize file </torch_|Cannot allocate")
+
+
+@dataclass
 class _WorkerStopped(Exception):
     """A worker died or hangs."""
 
     activity: Activity
     reason: str
     is_hang: bool
+    exit_code: int | None = None
 
 
 class ProcessBackend:
@@ -116,7 +146,7 @@ class ProcessBackend:
         asked_at_s = time.monotonic()
         while True:
             try:
-                built = next(built_batches, None)
+                built: Any = next(built_batches, None)
             except (RuntimeError, OSError, EOFError) as error:
                 # Not only torch's own RuntimeError: a batch that is on its way when its worker dies can't be opened.
                 if not isinstance(error, RuntimeError) or str(error).startswith("DataLoader worker"):
@@ -124,9 +154,11 @@ class ProcessBackend:
                 if not str(error).startswith("DataLoader timed out"):
                     raise
             else:
+                if isinstance(built, _NotSent):
+                    raise built.error(self._builder.purpose)
                 if built is not None and isinstance(built.batch, DataError):
                     raise built.batch
-                return built
+                return built  # type: ignore[no-any-return]
             if self._settings.timeout_s and time.monotonic() - asked_at_s >= self._settings.timeout_s:
                 raise self._hang(waiting[0].request)
 
@@ -139,7 +171,8 @@ class ProcessBackend:
                 continue
             process.join(_ENDING_S)
             if not process.is_alive():
-                return _WorkerStopped(activity, _how_it_ended(process.exitcode), is_hang=False)
+                how = _how_it_ended(process.exitcode)
+                return _WorkerStopped(activity, how, is_hang=False, exit_code=process.exitcode)
         return None
 
     def _lost_between_samples(self, error: Exception) -> Exception:
@@ -148,7 +181,7 @@ class ProcessBackend:
             process.join(_ENDING_S)
             if not process.is_alive():
                 how = _how_it_ended(process.exitcode).removeprefix("its worker ")
-                return WorkerLost(f"A loader worker {how} while it was at no sample{_FOR_WANT_OF_MEMORY}")
+                return WorkerLost(f"A loader worker {how} while it was at no sample{_cause(process.exitcode)}")
         return error
 
     def _hang(self, request: BatchRequest) -> Exception:
@@ -188,7 +221,7 @@ class ProcessBackend:
         at = "while it made" if index is None else f"at sample {index} of"
         raise WorkerLost(
             f"A loader worker {stopped.reason.removeprefix('its worker ')} {at} {self._builder.purpose} batch "
-            f"{request.batch} of epoch {request.epoch}, but no sample does so alone{_FOR_WANT_OF_MEMORY}"
+            f"{request.batch} of epoch {request.epoch}, but no sample does so alone{_cause(stopped.exit_code)}"
         )
 
     def _end_of_builder(self, request: BatchRequest) -> str | None:
@@ -212,7 +245,7 @@ class ProcessBackend:
                 process.join()
                 return reason
             process.join(0.01)
-        return None if process.exitcode == 0 else _how_it_ended(process.exitcode)
+        return None if process.exitcode == _BUILT else _how_it_ended(process.exitcode)
 
     def _start(self) -> Iterator[BuiltBatch]:
         before = {process.pid for process in multiprocessing.active_children()}
@@ -320,6 +353,8 @@ def _init_worker(
     ThreadpoolController().limit(limits=num_threads)  # in the BLAS that numpy uses
     torch.set_num_threads(num_threads)
     heartbeats[worker].sign()
+    # Called by the thread that sends what a worker has built. By default it prints the error and forgets the batch.
+    multiprocessing.queues.Queue._on_queue_feeder_error = _tell_of_unsent  # type: ignore[attr-defined,method-assign]
     if builder.worker_init is not None:
         if (info := get_worker_info()) is not None:
             torch_worker._worker_info = replace(info, dataset=builder.dataset)  # of the user's: it is looked for there
@@ -334,6 +369,7 @@ def _build_one(
     init(0)
     with suppress(Exception):  # told when the batch is built without the sample that kills
         builder(request, heartbeat)
+    sys.exit(_BUILT)
 
 
 def _as_it_is(built: Any) -> Any:
@@ -360,6 +396,17 @@ def _how_it_ended(code: int | None) -> str:
         return f"its worker process ended by itself with exit code {code}"
     names = {number.value: number.name for number in signal.Signals}
     return f"its worker process was killed by {names.get(-code, f'signal {-code}')}"
+
+
+def _cause(code: int | None) -> str:
+    """Returns what mostly ends a worker like this, and the way out."""
+    return _BY_ITSELF if code is not None and code >= 0 else _FOR_WANT_OF_MEMORY
+
+
+def _tell_of_unsent(results: Any, error: Exception, sent: Any) -> None:
+    """Sends word in place of a batch that could not be sent: the training process would wait for it for ever."""
+    number, _ = sent
+    results.put((number, _NotSent(type_and_line(error))))
 
 
 @contextmanager

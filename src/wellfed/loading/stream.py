@@ -126,7 +126,7 @@ class Stream:
             return None
         if callable(getattr(self.dataset, "shard", None)):
             return "shard"
-        return "worker info" if "num_workers" in self._asked else None
+        return "worker info" if self._asked & {"id", "num_workers"} else None
 
     @property
     def shares_ranks_itself(self) -> bool:

@@ -35,6 +35,11 @@ class MicroBatches:
         full, rest = divmod(num_samples, self.size)
         return [self.size] * full + ([rest] if rest else [])
 
+    @property
+    def may_step_down(self) -> bool:
+        """Whether there is a smaller size."""
+        return bool(self._steps) or (self._steps is None and self.size > 1)
+
     def step_down(self) -> int | None:
         """The next smaller size, or None if there is none."""
         if self._steps:

@@ -44,6 +44,10 @@ class StepStart:
         if not self.is_taken:
             return
         generators.restore(self._generators, self._device)
+        self.restore_buffers()
+
+    def restore_buffers(self) -> None:
+        """Buffers as they were at the latest `take`."""
         for buffer in self._buffers:
             buffer.restore()
 

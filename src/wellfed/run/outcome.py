@@ -27,6 +27,10 @@ _HOST_ADVICE = (
     "It is the host's memory: fewer loader.num_workers, a smaller loader.prefetch_factor, memory.features=dynamic; and "
     "where the CPU trains, a smaller memory.micro_batch or model."
 )
+_WORKER_EXIT_ADVICE = (
+    "The data, or a library that they call, ended the worker process (os._exit, exit): loader.backend=inline "
+    "loader.num_workers=0 ends the run there, where a debugger sees it."
+)
 _WORKER_ADVICE = (
     "A worker was killed, mostly for want of host memory or /dev/shm: fewer loader.num_workers, a smaller "
     "loader.prefetch_factor, or loader.backend=inline to see its error."
@@ -81,7 +85,8 @@ def outcome_of(error: BaseException, *, has_trained: bool, way_on: str | None = 
         return Outcome("failed", failed, error.kind, f"{error}{notes}")
     lost = oom.lost_worker(error)
     if lost is not None:
-        return Outcome("failed", failed, "worker", lost, _WORKER_ADVICE)
+        advice = _WORKER_EXIT_ADVICE if "exited unexpectedly with exit code" in lost else _WORKER_ADVICE
+        return Outcome("failed", failed, "worker", lost, advice)
     card = _CARD_FAILED.search(str(error)) if isinstance(error, RuntimeError) else None
     if card is not None:
         return Outcome("failed", failed, "code", card.group().strip(), f"{_CARD_ADVICE} {way_on or ''}".rstrip())

@@ -31,7 +31,18 @@ class Preparation:
         own = batches.methods(dataset)
         self._on_device: Callable[..., Batch] | None = own.get("on_device")
         self._weight: Callable[[Batch], int] | None = own.get("weight") or getattr(model, "loss_weight", None)
-        self._split: Callable[[Batch, list[int]], list[Batch]] = own.get("split", batches.split)
+        self._layout: batches.Layout = {}
+        self._own_split: Callable[[Batch, list[int]], list[Batch]] | None = own.get("split")
+
+    def check_split(self, batch: Batch, num_samples: int) -> None:
+        """Raises a DataError that names what of a batch can't be cut; the data's own ``split`` is not called."""
+        if self._own_split is None and num_samples > 1:
+            batches.split(batch, [1, num_samples - 1], self._layout)
+
+    def _split(self, batch: Batch, sizes: list[int]) -> list[Batch]:
+        if self._own_split is not None:
+            return self._own_split(batch, sizes)
+        return batches.split(batch, sizes, self._layout)
 
     def split(self, batch: Batch, sizes: list[int]) -> list[Batch]:
         """Successive parts of a batch; in place of one of no samples the batch's first, to be counted as none."""

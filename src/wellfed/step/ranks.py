@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -82,6 +82,16 @@ class Ranks:
         """Add the gradients of a loss."""
         loss.backward()  # type: ignore[no-untyped-call]
 
+    @contextmanager
+    def without_gradients(self, weights: Sequence[Tensor]) -> Iterator[None]:
+        """Within it a backward pass gives all weights gradients of zero, also where it computes NaN."""
+        hooks = [weight.register_hook(torch.zeros_like) for weight in weights if weight.requires_grad]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
     def make_room(self) -> None:
         """Take the memory that `average_gradients` needs; called when the passes of a step are done."""
 
@@ -151,6 +161,13 @@ class Shards(_Wrapped):
     """Each rank holds a part of the model (FSDP); the whole of a block is gathered where it is computed."""
 
     has_equal_parts = True
+
+    def without_gradients(self, weights: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """As for `Ranks`; of what is gathered of the shards, where the passes leave the gradients that are summed."""
+        from torch.distributed.fsdp import FullyShardedDataParallel
+
+        handles = [module._handle for module in self._wrapper.modules() if isinstance(module, FullyShardedDataParallel)]
+        return super().without_gradients([handle.flat_param for handle in handles if handle is not None])
 
     def clipping(self, optimizer: torch.optim.Optimizer, max_norm: float) -> Callable[[], Any]:
         """Goes by the norm over all shards."""

@@ -19,6 +19,7 @@ class Totals:
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
         self._pending: list[tuple[str, Tensor]] = []
+        self._held: list[tuple[str, Tensor]] | None = None
         self.count = 0
 
     def add(self, name: str, value: Tensor, share: float, *, is_overwritten: bool = False) -> None:
@@ -35,18 +36,25 @@ class Totals:
         values = [value for known, value in self._pending if known == name]
         return values[0] if len(values) == 1 else torch.stack(values).sum()
 
-    def drop(self) -> None:
-        """The step failed and will be done again."""
+    def hold(self) -> None:
+        """The pending figures are those of the step, whatever an optimizer that asks again is given."""
+        if self._held is None:
+            self._held = list(self._pending)
+
+    def drop(self, *, held: bool = False) -> None:
+        """The passes will be done again; ``held``: the step is left out."""
         self._pending.clear()
+        if held:
+            self._held = []
 
     def commit(self) -> None:
         """The step succeeded; nothing to do where it was left out."""
-        if not self._pending:
-            return
-        for name, value in self._pending:
+        pending = self._pending if self._held is None else self._held
+        for name, value in pending:
             self._sums[name] = self._sums[name].to(value.device) + value if name in self._sums else value
+        self.count += bool(pending)
         self._pending.clear()
-        self.count += 1
+        self._held = None
 
     def state_dict(self) -> dict[str, Any]:
         """The sums since the last `take`, for a checkpoint."""

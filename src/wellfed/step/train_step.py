@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,7 +23,7 @@ from wellfed.record import OnEvent, ignore_event
 from wellfed.step.compiled import Loss
 from wellfed.step.loss_faults import add_place
 from wellfed.step.micro_batches import MicroBatch, Preparation
-from wellfed.step.non_finite import OnNan, halve_rate
+from wellfed.step.non_finite import OnNan, all_finite, halve_rate
 from wellfed.step.precision import Precision
 from wellfed.step.ranks import Ranks
 from wellfed.step.retry import StepRetry
@@ -40,6 +41,10 @@ class StepListener:
 
     def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients are whole, in their true size, and not clipped yet."""
+
+
+class _NoWeight(Exception):
+    """The samples of the step count nothing, on no rank: nothing is masked, or all is padding."""
 
 
 class TrainStep:
@@ -75,7 +80,6 @@ class TrainStep:
         retry_on_oom: bool = False,
         may_adapt: bool = True,
         batches_ahead: int = 0,
-        schedulers: Sequence[Any] = (),
         listener: StepListener | None = None,
         on_event: OnEvent = ignore_event,
         number: int = 0,
@@ -90,14 +94,19 @@ class TrainStep:
         self._precision, self._device, self._features = precision, device, features
         self._ranks = ranks = ranks or Ranks()
         self._clip = ranks.clipping(optimizer, gradient_clip) if gradient_clip else None
-        self._on_nan, self._schedulers, self._on_event = on_nan, schedulers, on_event
+        self._on_nan, self._on_event = on_nan, on_event
         self._batches_ahead, self._listener = batches_ahead, listener
         self._trained = list(model.parameters())  # to find them takes a walk through all modules
         self._is_finite: Tensor | None = None
         self._is_left_out = False
+        self._num_empty = 0
+        self._may_split = ladder is not None and retry_on_oom and may_adapt
+        self._is_split_checked = False
+        self._start = StepStart(model, device) if retry_on_oom or on_nan != "raise" else None
+        self._takes_start = not (retry_on_oom and ladder is not None)  # else `StepRetry` does
         self._retry = StepRetry(
             ladder,
-            StepStart(model, device) if retry_on_oom else None,
+            self._start if retry_on_oom else None,
             forget=self._forget,
             way_out=self._way_out,
             on_event=on_event,
@@ -112,10 +121,12 @@ class TrainStep:
 
         Raises:
             OutOfMemoryExhausted: memory does not suffice, in no way that is left.
+            DataError: the step has micro-batches, or may come to have, and the batch can't be cut.
         """
         self.number += 1
         self._retry.step = self.number
         self._is_left_out = False
+        self._check_split(delivery)
         losses: list[Tensor] = []
 
         def passes() -> Tensor:
@@ -125,11 +136,14 @@ class TrainStep:
 
         def gradients() -> Tensor:
             """An optimizer may ask for them more than once."""
+            if self._start is not None and self._takes_start:
+                self._start.take()
             with torch.enable_grad():  # its step may run without
                 losses.append(self._retry.gradients(passes))
+            self.totals.hold()
             self._ranks.average_gradients()
-            # Not asked with on_nan=raise.
-            self._is_left_out = self._is_finite is not None and self._ranks.any(not bool(self._is_finite))
+            if self._on_nan != "raise":
+                self._is_left_out = self._ranks.any(not bool(self._is_whole_step_finite()))
             if self._is_left_out:
                 self._leave_out()
             listener = self._listener
@@ -145,12 +159,14 @@ class TrainStep:
             return self._thrash is not None and self._thrash.after_step()
 
         self._ranks.begin_step()
-        is_thrashing = self._retry.optimizer_step(self._optimizer, step, self._precision.scaler_state)
+        try:
+            is_thrashing = self._retry.optimizer_step(self._optimizer, step, self._precision.scaler_state)
+        except _NoWeight:
+            return self._changed_nothing()
         self.totals.commit()
         if self._is_left_out:
-            if self._on_nan == "halve_lr":
-                halve_rate(self._optimizer, self._schedulers)
-            self._on_event("nan", step=self.number, action=self._on_nan)
+            is_halved = self._on_nan == "halve_lr" and halve_rate(self._optimizer)
+            self._on_event("nan", step=self.number, action="halve_lr" if is_halved else "skip")
         if is_thrashing:
             message = "the allocator had to give its cache back to the device in successive steps"
             self._on_event("thrash", step=self.number, message=message)
@@ -166,18 +182,19 @@ class TrainStep:
         self._forget()
         self.num_micro_batches, self.largest, self.samples = len(parts), 0, 0
         self._is_finite = None
-        for part in parts:
+        for number, part in enumerate(parts):
             self.largest = max(self.largest, part.size)
-            with self._ranks.micro_batch(part.number, len(parts)):
+            with self._ranks.micro_batch(number, len(parts)):
                 with self._precision.forward():
                     loss = self._ranks.forward(self._weighted_loss, delivery, part)
                 if listener is not None:
                     listener.before_backward(loss)
-                self._ranks.backward(self._precision.scale(loss))
+                with nullcontext() if part.share else self._ranks.without_gradients(self._trained):
+                    self._ranks.backward(self._precision.scale(loss))
                 del loss  # nor what its graph has kept
                 if listener is not None:
                     listener.after_backward()
-            if len(parts) > 1 and part.number == 0 and self._loss.overwrites:
+            if len(parts) > 1 and number == 0 and self._loss.overwrites:
                 for weight in self._trained:  # into memory of their own, where those of later ones are added to them
                     weight.grad = None if weight.grad is None else weight.grad.clone()
         return self.totals.pending("loss")
@@ -194,6 +211,11 @@ class TrainStep:
             raise
         if not delivery.is_padding:
             self.samples += part.size if output.num_samples is None else output.num_samples
+        if not part.share:  # a mean over nothing is no number
+            self.totals.add("loss", torch.zeros_like(output.loss), 1)
+            for name, value in output.metrics.items():
+                self.totals.add(name, torch.zeros_like(value), 1)
+            return output.loss.nan_to_num(0.0, 0.0, 0.0) * 0
         # Ranks' gradients are averaged, so a rank's share of the step counts as often as there are ranks.
         factor = part.share * ranks.size
         overwrites = self._loss.overwrites
@@ -206,18 +228,28 @@ class TrainStep:
         return output.loss if factor == 1 else output.loss * factor  # also its backward is a kernel less
 
     def split(self, delivery: Delivery) -> list[MicroBatch]:
-        """The micro-batches of a delivery, each with what it counts of the step."""
+        """The micro-batches of a delivery, each with what it counts of the step.
+
+        Those that count nothing are left out. Of several ranks each has one at least, and where ranks must do equally
+        many, all: what its passes give is replaced by zeros.
+
+        Raises:
+            _NoWeight: all of them count nothing, on all ranks.
+        """
         sizes = self._sizes(delivery)
         parts = self._prepare.split(delivery.batch, sizes)
         weights = [0] * len(parts) if delivery.is_padding else self._prepare.weights(delivery, parts, sizes)
         if self._ranks.size > 1 and not self._prepare.has_own_weight:
             total: float = delivery.total
         else:
-            total = max(1.0, self._ranks.total(sum(weights)))
+            total = self._ranks.total(sum(weights))
+            if not total:
+                raise _NoWeight
         found = enumerate(zip(parts, sizes, weights, strict=True))
         made = [MicroBatch(part, number, size, weight / total) for number, (part, size, weight) in found]
-        # A mean over nothing is no number, not even where it counts nothing; ranks must do equally many.
-        return [part for part in made if part.share] if self._ranks.size == 1 and any(weights) else made
+        if self._ranks.has_equal_parts:
+            return made
+        return [part for part in made if part.share] or made[:1]
 
     def weigh(self, delivery: Delivery) -> None:
         """Note what the micro-batches of a delivery will count, unless that is known; to be asked on the host."""
@@ -242,14 +274,41 @@ class TrainStep:
         for weight in self._trained:
             weight.grad = None
 
+    def _check_split(self, delivery: Delivery) -> None:
+        """Raises a DataError in the first step if its batch can't be cut where it must be, or may have to be."""
+        if self._is_split_checked or delivery.is_padding:
+            return
+        self._is_split_checked = True
+        if self._micro.size < delivery.size or (self._may_split and self._micro.may_step_down):
+            self._prepare.check_split(delivery.batch, delivery.size)
+
+    def _is_whole_step_finite(self) -> Tensor:
+        """Returns whether the loss is, and the gradients where no scaler looks at them; on the device."""
+        is_finite = torch.tensor(True) if self._is_finite is None else self._is_finite
+        if self._precision.scaler is None:
+            gradients = [weight.grad for weight in self._trained if weight.grad is not None]
+            is_finite = is_finite & all_finite(gradients).to(is_finite.device)
+        return is_finite
+
+    def _changed_nothing(self) -> Tensor:
+        """Ends a step without weight: it counts as a step, and changes neither weights nor the optimizer's state."""
+        self._forget()
+        self.num_micro_batches = self.largest = self.samples = 0
+        self._num_empty += 1
+        if self._num_empty & (self._num_empty - 1) == 0:  # the 1st, 2nd, 4th and so on: there may be many
+            self._on_event("empty_step", step=self.number, count=self._num_empty)
+        return torch.zeros((), device=self._device)
+
     def _leave_out(self) -> None:
-        """A step with a non-finite loss changes nothing."""
+        """A step with a loss or gradient that is not finite changes nothing, and no buffer."""
+        assert self._start is not None
+        self._start.restore_buffers()
         for weight in self._trained:
             if self._precision.scaler is not None and weight.grad is not None:
                 weight.grad.fill_(float("nan"))  # a scaler skips such a step by itself, and asserts without gradients
             else:
                 weight.grad = None  # an optimizer leaves out what has no gradient
-        self.totals.drop()
+        self.totals.drop(held=True)
 
     def _way_out(self, kind: oom.Kind) -> str:
         """What holds the memory, and what else can be done about it than was tried."""

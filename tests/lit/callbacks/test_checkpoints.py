@@ -19,7 +19,7 @@ from torch import nn
 from tests.lit import tiny
 from wellfed.contract import LossOutput
 from wellfed.lit import trainer as lit
-from wellfed.lit.callbacks.checkpoints import is_disk_error, is_finite, no_longer_finite
+from wellfed.lit.callbacks.checkpoints import is_disk_error, is_finite, no_longer_finite, unset_buffers
 from wellfed.lit.callbacks.stop import StopAtStepEnd
 from wellfed.lit.plain_checkpoint import DigestCheckpointIO
 from wellfed.step.non_finite import NonFiniteLoss
@@ -159,7 +159,7 @@ class Breaks(tiny.TinyModel):
 def test_no_checkpoint_is_written_of_what_is_not_finite(tmp_path: Path, loss_too: bool, on_nan: str) -> None:
     torch.manual_seed(3)
     module, callback = tiny.module(model=Breaks(loss_too), on_nan=on_nan), tiny.checkpoints(tmp_path, every_steps=2)
-    if loss_too and on_nan == "skip":
+    if on_nan == "skip":  # a finite loss with gradients that are not is left out, too
         tiny.fit(module, tmp_path, [callback], max_steps=6)
         assert step_of(tmp_path / "last.ckpt") == 6
         return
@@ -346,6 +346,17 @@ def test_a_single_weight_is_seen(name: str, value: float) -> None:
     module = Odd()
     getattr(module, name).data.view(-1)[-1] = value
     assert not is_finite(module)
+
+
+def test_a_buffer_that_became_nan_is_seen(tmp_path: Path) -> None:
+    """One that was NaN before training holds nothing yet."""
+    module = Odd()
+    module.register_buffer("later", torch.full((2,), math.nan))
+    assert is_finite(module, unset_buffers(module))
+    module.register_buffer("running_mean", torch.ones(2))
+    assert is_finite(module, {"later"})
+    module.running_mean[1] = math.nan
+    assert not is_finite(module, {"later"})
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

@@ -7,7 +7,7 @@ import logging
 import math
 import pickle
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -67,9 +67,11 @@ class Checkpoints(pl.Callback):
         """Step of each file that was written in this process, by name."""
         self.failure: BaseException | None = None
         """Why the latest save of ``last.ckpt`` failed; None once one has succeeded."""
+        self._unset: frozenset[str] = frozenset()
         self.best_value = self._read_best()
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        self._unset = unset_buffers(trainer.lightning_module)
         self._looked_step = trainer.global_step  # a checkpoint that was loaded was looked at when it was written
 
     def on_train_batch_end(self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -197,7 +199,7 @@ class Checkpoints(pl.Callback):
 
     def _look(self, trainer: pl.Trainer) -> None:
         """Waits for the device. Of several ranks all raise, or none."""
-        step, is_good = trainer.global_step, is_finite(trainer.lightning_module)
+        step, is_good = trainer.global_step, is_finite(trainer.lightning_module, self._unset)
         if trainer.world_size > 1:
             is_good = trainer.strategy.reduce_boolean_decision(is_good, all=True)
         if not is_good:
@@ -266,20 +268,37 @@ def is_disk_error(error: BaseException) -> bool:
     return False
 
 
-def is_finite(module: pl.LightningModule) -> bool:
-    """Of this rank's trained weights, and of a `StepModule`'s losses since its last row; waits for the device once."""
+def is_finite(module: pl.LightningModule, unset: Collection[str] = ()) -> bool:
+    """Of this rank's trained weights, and of a `StepModule`'s losses since its last row; waits for the device once.
+
+    Buffers may be infinite, as masks are, but not NaN; those named in ``unset`` may.
+    """
     trained = (weight for weight in module.parameters() if weight.requires_grad and not is_lazy(weight))
     weights = [weight.detach() for weight in trained if weight.numel()]
     largest = [get_total_norm(weights, norm_type=math.inf)] if weights else []  # NaN where any is
+    if buffers := [buffer for name, buffer in _floats(module) if name not in unset]:
+        largest.append(get_total_norm(buffers, math.inf).nan_to_num(nan=math.nan, posinf=0.0))
     losses = [module.totals.state_dict()["sums"].get("loss")] if isinstance(module, StepModule) else []
     found = [value.reshape(()).float().to(module.device) for value in [*largest, *losses] if value is not None]
     return not found or bool(torch.isfinite(torch.stack(found)).all())
+
+
+def _floats(module: pl.LightningModule) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yields buffers of floating point, by name."""
+    for name, buffer in module.named_buffers():
+        if not is_lazy(buffer) and buffer.is_floating_point() and buffer.numel() and not buffer.is_sparse:
+            yield name, buffer
+
+
+def unset_buffers(module: pl.LightningModule) -> frozenset[str]:
+    """Returns the names of buffers that hold NaN before training, as a mark that they hold nothing yet."""
+    return frozenset(name for name, buffer in _floats(module) if bool(buffer.isnan().any()))
 
 
 def no_longer_finite(first: int, last: int) -> str:
     """What became of a training whose weights or loss are not finite after the step ``last``."""
     when = f"in step {last}" if first >= last else f"within the steps {first} to {last}"
     return (
-        f"The training loss, or a weight, became NaN or infinite {when}; they are not saved. {USUAL_CAUSES} "
+        f"The training loss, a weight or a buffer became NaN or infinite {when}; they are not saved. {USUAL_CAUSES} "
         "trainer.on_nan=skip leaves out steps whose loss is NaN or infinite."
     )
