@@ -106,7 +106,7 @@ def ours(seed: int, split: str, *overrides: str) -> dict[str, Any]:
 def compared(split: str, seed: int, source: dict[str, Any], overrides: list[str]) -> dict[str, Any]:
     """Reference and ours, side by side."""
     with tempfile.TemporaryDirectory() as cache:
-        given = {"num_components": None, "split": split, "seed": seed, "whole_map": False, "cache_dir": cache}
+        given = {"num_components": 0, "passes": 1, "split": split, "seed": seed, "whole_map": False, "cache_dir": cache}
         reference = support_vectors(datasets(**source | given))
     row = {"seed": seed, "svm": reference, "ours": ours(seed, split, *overrides)}
     print(split, seed, {name: [round(row[who][name], 3) for who in ("svm", "ours")] for name in FIGURES}, flush=True)

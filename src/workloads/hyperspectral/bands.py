@@ -16,6 +16,10 @@ from torch import Tensor
 from wellfed.errors import ConfigError
 from wellfed.units import counted
 
+USUAL_COMPONENTS = 15
+FARTHEST = 30.0
+"""Largest scaled value, in spreads of the training pixels. Pixels that nobody measured (-99999 beside the scene) would
+otherwise outweigh the rest of a patch."""
 _PIXELS = 256
 """That are turned into float64 at a time."""
 
@@ -38,7 +42,7 @@ class BandScaling:
             if type(found[0]) is Tensor:  # no stand-in of a step that is rehearsed without data
                 self._moved[name] = found
         mean_C, spread_C = found
-        return (values.float() - mean_C) / spread_C
+        return ((values.float() - mean_C) / spread_C).clamp(-FARTHEST, FARTHEST)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_moved": {}}
@@ -57,7 +61,7 @@ class PrincipalComponents:
 
     def __call__(self, values: Tensor) -> Tensor:
         """[..., C] of any type to float32 [..., K]."""
-        return (values.float() - self.mean) @ self.directions
+        return ((values.float() - self.mean) @ self.directions).clamp(-FARTHEST, FARTHEST)
 
 
 def fit_scaling(spectra_NC: Tensor) -> BandScaling:
@@ -78,6 +82,12 @@ def _sum(parts: Iterable[Tensor]) -> Tensor:
     return reduce(torch.add, parts)
 
 
+def chosen_components(spectra_NC: Tensor) -> int:
+    """How many components are taken where nobody says it: `USUAL_COMPONENTS`, or as many as there can be."""
+    num_pixels, num_bands = spectra_NC.shape
+    return max(1, min(USUAL_COMPONENTS, num_bands, num_pixels - 1))
+
+
 def fit_components(spectra_NC: Tensor, num_components: int) -> PrincipalComponents:
     """The first principal components of the training pixels, from their covariance.
 
@@ -90,7 +100,7 @@ def fit_components(spectra_NC: Tensor, num_components: int) -> PrincipalComponen
         raise ConfigError.of(
             "workload.data.num_components",
             f"{num_components} components of {counted(num_bands, 'band')} and {counted(num_pixels, 'training pixel')}.",
-            f"Write num_components={most} at most, or null for all bands.",
+            f"Write num_components={most} at most, null to let the scene decide, or 0 for the bands as they are.",
         )
     scaling = fit_scaling(spectra_NC)
     centred = (scaling(part).double() for part in torch.split(spectra_NC, _PIXELS))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,13 @@ from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.prepared import prepared
 from wellfed.units import counted, show_bytes, show_count, show_percent
-from workloads.hyperspectral.bands import fit_components, fit_scaling
+from workloads.hyperspectral.bands import (
+    USUAL_COMPONENTS,
+    PrincipalComponents,
+    chosen_components,
+    fit_components,
+    fit_scaling,
+)
 from workloads.hyperspectral.evaluation import ClassScores
 from workloads.hyperspectral.padded_cube import PaddedCube, read_cube, write_scene
 from workloads.hyperspectral.patches import NO_LABEL, PatchData, PatchStore, patch_features
@@ -31,6 +38,8 @@ from workloads.hyperspectral.synthetic import field_scene
 
 VERSION = 2
 """Of what is written for a scene; another one is read anew."""
+EPOCH_PATCHES = 1500
+"""Patches that an epoch draws at least, about: 40 epochs then have 1,900 steps of 32."""
 EVAL_PIXELS = 1024
 """In a batch of validation."""
 
@@ -39,7 +48,8 @@ def datasets(
     path: str | None = None,
     *,
     patch_size: int = 9,
-    num_components: int | None = 15,
+    num_components: int | None = None,
+    passes: int | None = None,
     split: SplitName = "blocks",
     block_size: int = 16,
     train_frac: float = 0.2,
@@ -58,7 +68,9 @@ def datasets(
         path: cube ``X.npy`` or ``X.mat`` with ``X_gt.npy`` or ``.mat`` beside it, or a folder with one; None = the
             embedded scene.
         patch_size: side in pixels, odd.
-        num_components: principal components, fitted on training pixels; None = all bands.
+        num_components: principal components, fitted on training pixels; None = 15, or as many as there can be;
+            0 = the bands as they are.
+        passes: times that each training pixel is drawn in an epoch; None = as many as make about 1,500 patches.
         split: ``blocks`` of ground, or ``random`` pixels, whose neighbours are then seen in training.
         block_size: side of a block in pixels.
         train_frac: share of each class to train on, about; ``val_frac`` to validate on. The rest is for the test.
@@ -72,7 +84,7 @@ def datasets(
         DataError: no scene, damaged, cube and ground truth that don't fit, or too few pixels.
         ConfigError: an argument out of its range.
     """
-    _check(patch_size, num_components, split, block_size, train_frac, val_frac)
+    _check(patch_size, num_components, passes, split, block_size, train_frac, val_frac)
     radius = patch_size // 2
     if path is None:
         source = "the embedded scene"
@@ -94,7 +106,8 @@ def datasets(
     class_HW, names, class_notes = _classes(labels_HW, background, source)
     shares = (train_frac, val_frac, 1 - train_frac - val_frac)
     part_HW, split_notes = _split(class_HW, names, split, shares, block_size, radius, seed)
-    return _wrapped(cube, class_HW, part_HW, names, num_components, whole_map, (*notes, *class_notes, *split_notes))
+    said = (*notes, *class_notes, *split_notes)
+    return _wrapped(cube, class_HW, part_HW, names, num_components, passes, whole_map, said)
 
 
 def _wrapped(
@@ -103,11 +116,22 @@ def _wrapped(
     part_HW: NDArray[np.int64],
     names: list[str],
     num_components: int | None,
+    passes: int | None,
     whole_map: bool,
     notes: tuple[str, ...],
 ) -> Datasets:
     spectra = cube.pixels(*map(torch.from_numpy, np.nonzero(part_HW == TRAIN)))
-    components = None if num_components is None else fit_components(spectra, num_components)
+    count = chosen_components(spectra) if num_components is None else num_components
+    components = fit_components(spectra, count) if count else None
+    derived = dict[str, tuple[int, str]]()
+    if num_components is None and components is not None:
+        derived["workload.data.num_components"] = count, _why(count, spectra, components)
+    if passes is None:
+        passes = max(1, math.ceil(EPOCH_PATCHES / len(spectra) - 0.5))
+        because = (
+            f"with {counted(len(spectra), 'training pixel')} an epoch has {show_count(passes * len(spectra))} patches"
+        )
+        derived["workload.data.passes"] = passes, because
     scaling = fit_scaling(spectra) if components is None else None
     store = PatchStore(cube, components)
 
@@ -117,7 +141,9 @@ def _wrapped(
         label = torch.from_numpy(np.where(part_HW == number, class_HW, NO_LABEL)[is_asked_HW])
         if not len(row):
             return None
-        return PatchData(store, cube.place_of(row, column), label, scaling=scaling, is_mirrored=number == TRAIN)
+        place, is_train = cube.place_of(row, column), number == TRAIN
+        times = passes if is_train else 1
+        return PatchData(store, place, label, scaling=scaling, is_mirrored=is_train, passes=times)
 
     height, width, bands = cube.shape
     counts = [show_count(int((part_HW == number).sum())) for number in (TRAIN, VAL, TEST)]
@@ -126,9 +152,7 @@ def _wrapped(
         f"{len(names)} classes; {counts[0]} pixels to train on, {counts[1]} to validate on, {counts[2]} to test on"
     )
     if components is not None:
-        said += (
-            f"; {num_components} components hold {show_percent(components.kept_frac)} of the training pixels' variance"
-        )
+        said += f"; {_held(count, components)}"
     train = part(TRAIN)
     assert train is not None
     return Datasets(
@@ -138,9 +162,25 @@ def _wrapped(
         eval_batch_size=EVAL_PIXELS,
         features=patch_features(store),
         evaluation=ClassScores(names, class_HW, cube.radius),
-        model_args={"num_channels": num_components or bands, "num_classes": len(names)},
+        model_args={"num_channels": count or bands, "num_classes": len(names)},
+        derived=derived,
         notes=(said, *notes),
     )
+
+
+def _why(count: int, spectra_NC: torch.Tensor, components: PrincipalComponents) -> str:
+    """Why that many components are taken."""
+    num_pixels, num_bands = spectra_NC.shape
+    if count == num_bands:
+        return f"as many as the scene has bands, less than {USUAL_COMPONENTS + 1}"
+    if count < USUAL_COMPONENTS:
+        return f"no more follow from {counted(num_pixels, 'training pixel')}"
+    return f"the usual number; {_held(count, components)}"
+
+
+def _held(count: int, components: PrincipalComponents) -> str:
+    verb = "holds" if count == 1 else "hold"
+    return f"{counted(count, 'component')} {verb} {show_percent(components.kept_frac)} of the training pixels' variance"
 
 
 def _classes(
@@ -204,7 +244,13 @@ def _split(
 
 
 def _check(
-    patch_size: int, num_components: int | None, split: str, block_size: int, train_frac: float, val_frac: float
+    patch_size: int,
+    num_components: int | None,
+    passes: int | None,
+    split: str,
+    block_size: int,
+    train_frac: float,
+    val_frac: float,
 ) -> None:
     """All faults of the arguments in one ConfigError."""
     faults = []
@@ -214,8 +260,13 @@ def _check(
 
     if not 1 <= patch_size <= 63 or patch_size % 2 == 0:
         refuse("patch_size", f"{patch_size} is no odd number in 1..63.", "Write patch_size=9 or so.")
-    if num_components is not None and num_components < 1:
-        refuse("num_components", f"{num_components} is below 1.", "Write num_components=15, or null for all bands.")
+    if num_components is not None and num_components < 0:
+        way_out = "Write num_components=15, null to let the scene decide, or 0 for the bands as they are."
+        refuse("num_components", f"{num_components} is negative.", way_out)
+    if passes is not None and not 1 <= passes <= 10_000:
+        refuse(
+            "passes", f"{passes} is not in 1..10,000.", "Write passes=1, or null for what the scene's size asks for."
+        )
     if split not in SPLITS:
         refuse("split", f"{split!r} is none of {', '.join(SPLITS)}.", "Write split=blocks.")
     if block_size < 2:

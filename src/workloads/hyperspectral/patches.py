@@ -85,6 +85,7 @@ class PatchData:
         label_N: class of each, `NO_LABEL` for those that are only to be drawn on the map.
         scaling: of bands; None where the store holds components.
         is_mirrored: as training patches are, at random.
+        passes: how often each pixel is drawn in an epoch.
     """
 
     def __init__(
@@ -95,14 +96,15 @@ class PatchData:
         *,
         scaling: BandScaling | None,
         is_mirrored: bool,
+        passes: int = 1,
     ) -> None:
         self.place_N, self.label_N = place_N.to(torch.int64), label_N.to(torch.int64)
-        self._store, self._scaling, self._is_mirrored = store, scaling, is_mirrored
+        self._store, self._scaling, self._is_mirrored, self._passes = store, scaling, is_mirrored, passes
         self._read: Callable[[Tensor], Tensor] | None = store.raw
         """Where `fetch` gets patches from; None = it leaves that to `on_device`."""
 
     def __len__(self) -> int:
-        return len(self.place_N)
+        return self._passes * len(self.place_N)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """One sample, equal to the row that `fetch` gives."""
@@ -113,8 +115,9 @@ class PatchData:
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
         """``index``, ``place`` and ``label``, int64 [B]; but in mode ``cache`` also ``rows`` [B, P, P, C]. Nothing is
         drawn."""
-        place_B = self.place_N.index_select(0, indices)
-        batch = {"index": indices, "place": place_B, "label": self.label_N.index_select(0, indices)}
+        pixel_B = indices % len(self.place_N)
+        place_B = self.place_N.index_select(0, pixel_B)
+        batch = {"index": indices, "place": place_B, "label": self.label_N.index_select(0, pixel_B)}
         return batch if self._read is None else batch | {"rows": self._read(place_B)}
 
     def on_device(

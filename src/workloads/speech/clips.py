@@ -68,6 +68,13 @@ class LogMelTable:
         return self.log_mel(self.audio(clips))
 
     @cached_property
+    def sounds(self) -> Tensor | None:
+        """First frame and end of each clip's sound, int64 [N, 2]; None where all frames of all clips hold sound."""
+        found_N2 = self.log_mel.frames_between(self.waveforms.spans(self.row_N))
+        is_full_N = (found_N2[:, 0] == 0) & (found_N2[:, 1] == self.log_mel.num_frames)
+        return None if is_full_N.all() else found_N2
+
+    @cached_property
     def mapped(self) -> Tensor:
         """Float32 [N, M, T] in a file that is mapped into memory; made when it is asked for the first time."""
         folder = prepared(self._cache_dir, KIND, self._sources, self._settings, self._write)
@@ -117,13 +124,21 @@ class Masking:
     mel_frac: float = 0.15
     """Widest band that is blanked, of all bands."""
 
-    def __call__(self, log_mel_BMT: Tensor, clip_B: Tensor, rng: SampleRng) -> Tensor:
-        """The same shape; what is blanked, or moved in from outside, gets the band's mean.
+    def __call__(
+        self, log_mel_BMT: Tensor, clip_B: Tensor, rng: SampleRng, sound_B2: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """The same shapes; what is blanked, or moved in from outside, gets the mean of the band over the sound.
 
         Functions of (seed, epoch, clip). After SpecAugment (Park et al. 2019, https://arxiv.org/abs/1904.08779).
+
+        Args:
+            clip_B: numbers to draw by.
+            sound_B2: first frame and end of the sound, which is moved too; None = all frames.
         """
         num_mels, num_frames = log_mel_BMT.shape[1:]
         device = log_mel_BMT.device
+        if sound_B2 is not None:
+            return self._of_padded(log_mel_BMT, clip_B, rng, sound_B2)
         most = round(self.shift_frac * num_frames)
         shift_B = rng.randint_at(clip_B, 2 * most + 1, draw=0) - most
         frame_BT = torch.arange(num_frames, device=device) - shift_B[:, None]
@@ -133,7 +148,35 @@ class Masking:
         frame_BMT = frame_BT.clamp(0, num_frames - 1)[:, None].expand(-1, num_mels, -1)
         moved_BMT = log_mel_BMT.gather(2, frame_BMT)
         mean_BM1 = log_mel_BMT.mean(2, keepdim=True)
-        return torch.where(is_blank_BT[:, None] | is_blank_BM[..., None], mean_BM1, moved_BMT)
+        return torch.where(is_blank_BT[:, None] | is_blank_BM[..., None], mean_BM1, moved_BMT), None
+
+    def _of_padded(
+        self, log_mel_BMT: Tensor, clip_B: Tensor, rng: SampleRng, sound_B2: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Of clips with silence around them: it is moved in and out, and masks count by the length of the sound."""
+        num_mels, num_frames = log_mel_BMT.shape[1:]
+        frame_T = torch.arange(num_frames, device=log_mel_BMT.device)
+        first_B, end_B = sound_B2.unbind(1)
+        length_B = end_B - first_B
+        most_B = (self.shift_frac * length_B).round().long()
+        shift_B = rng.randint_at(clip_B, 2 * most_B + 1, draw=0) - most_B
+        blank_B = rng.randint_at(clip_B, (self.time_frac * length_B).long() + 1, draw=1)
+        start_B = first_B + shift_B + rng.randint_at(clip_B, length_B + 1 - blank_B, draw=2)
+        is_blank_BT = (frame_T >= start_B[:, None]) & (frame_T < (start_B + blank_B)[:, None])
+        is_blank_BM = _stretch(clip_B, num_mels, self.mel_frac, rng, draw=3)
+        is_sound_B1T = sounding_frames(sound_B2, num_frames)[:, None]
+        mean_BM1 = (log_mel_BMT * is_sound_B1T).sum(2, keepdim=True) / length_B[:, None, None]
+        frame_BMT = (frame_T - shift_B[:, None]).clamp(0, num_frames - 1)[:, None].expand(-1, num_mels, -1)
+        moved_BMT = log_mel_BMT.gather(2, frame_BMT)
+        masked_BMT = torch.where(is_blank_BT[:, None] | is_blank_BM[..., None], mean_BM1, moved_BMT)
+        moved_B2 = torch.stack([(first_B + shift_B).clamp(0, num_frames - 1), end_B + shift_B], 1)
+        return masked_BMT, torch.stack([moved_B2[:, 0], moved_B2[:, 1].clamp(1, num_frames)], 1)
+
+
+def sounding_frames(sound_B2: Tensor, num_frames: int) -> Tensor:
+    """Bool [B, T]: whether a frame lies between the first frame and the end of the sound."""
+    frame_T = torch.arange(num_frames, device=sound_B2.device)
+    return (frame_T >= sound_B2[:, :1]) & (frame_T < sound_B2[:, 1:])
 
 
 def _stretch(clip_B: Tensor, size: int, most_frac: float, rng: SampleRng, *, draw: int) -> Tensor:
@@ -151,16 +194,25 @@ class ClipData:
         clip_S: their numbers in the table; ``label_S`` their classes.
         masking: None = leave spectrograms as they are.
         split: its number, for evaluations.
+        passes: how often each clip is drawn in an epoch.
     """
 
     def __init__(
-        self, table: LogMelTable, clip_S: Tensor, label_S: Tensor, *, split: int, masking: Masking | None = None
+        self,
+        table: LogMelTable,
+        clip_S: Tensor,
+        label_S: Tensor,
+        *,
+        split: int,
+        masking: Masking | None = None,
+        passes: int = 1,
     ) -> None:
         self.table, self.clip_S, self.label_S, self.split, self.masking = table, clip_S, label_S, split, masking
+        self.passes = passes
         self._mode: FeatureModeName = "dynamic"
 
     def __len__(self) -> int:
-        return len(self.clip_S)
+        return self.passes * len(self.clip_S)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         """One sample, equal to the row that `fetch` gives."""
@@ -171,13 +223,19 @@ class ClipData:
 
     def fetch(self, indices: Tensor, rng: SampleRng | None = None) -> dict[str, Tensor]:
         """``clip``, ``label`` and ``split`` int64 [B]; in mode ``dynamic`` ``audio`` int16 [B, L], in ``cache_host``
-        ``log_mel`` float32 [B, M, T]. Nothing is drawn: ``rng`` is not needed."""
-        clip_B = self.clip_S.index_select(0, indices)
+        ``log_mel`` float32 [B, M, T]. Where clips are padded, ``sound`` int64 [B, 2]: first frame and end. Where a clip
+        is drawn several times in an epoch, ``drawn`` int64 [B], another number each time. ``rng`` is not needed."""
+        place_B = indices % len(self.clip_S)
+        clip_B = self.clip_S.index_select(0, place_B)
         batch = {
             "clip": clip_B,
-            "label": self.label_S.index_select(0, indices),
+            "label": self.label_S.index_select(0, place_B),
             "split": torch.full_like(clip_B, self.split),
         }
+        if self.passes > 1:
+            batch["drawn"] = clip_B + indices // len(self.clip_S) * len(self.table.row_N)
+        if self.table.sounds is not None:
+            batch["sound"] = self.table.sounds.index_select(0, clip_B)
         if self._mode == "dynamic":
             batch["audio"] = self.table.audio(clip_B)
         elif self._mode == "cache_host":
@@ -187,7 +245,8 @@ class ClipData:
     def on_device(
         self, batch: dict[str, Tensor], rng: SampleRng, features: FeatureSource | None = None
     ) -> dict[str, Tensor]:
-        """``log_mel`` float32 [B, M, T] in the place of ``audio`` or of nothing; masked where this is training."""
+        """``log_mel`` float32 [B, M, T] in the place of ``audio`` or of nothing, masked where this is training; and
+        ``is_sound`` bool [B, T] in the place of ``sound``."""
         log_mel_BMT = batch.get("log_mel")
         if log_mel_BMT is None:
             if "audio" in batch:
@@ -196,9 +255,12 @@ class ClipData:
                 raise ValueError("A batch of mode cache holds no audio: on_device wants the features.")
             else:
                 log_mel_BMT = features.rows(batch["clip"])
+        sound_B2 = batch.get("sound")
         if self.masking is not None:
-            log_mel_BMT = self.masking(log_mel_BMT, batch["clip"], rng)
-        rest = {name: values for name, values in batch.items() if name != "audio"}
+            log_mel_BMT, sound_B2 = self.masking(log_mel_BMT, batch.get("drawn", batch["clip"]), rng, sound_B2)
+        rest = {name: values for name, values in batch.items() if name not in ("audio", "sound", "drawn")}
+        if sound_B2 is not None:
+            rest["is_sound"] = sounding_frames(sound_B2, log_mel_BMT.shape[2])
         return rest | {"log_mel": log_mel_BMT}
 
     def for_features(self, mode: FeatureModeName) -> Self:

@@ -6,6 +6,7 @@ import re
 import shutil
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,13 +19,23 @@ from wellfed.shards.write_shards import write_shards
 from wellfed.units import counted, show_bytes, show_count
 from workloads.speech.clip_files import FoundClips, Ints, find_clips
 from workloads.speech.clips import ClipData, LogMelTable, Masking
+from workloads.speech.derived import (
+    FEWEST_MELS,
+    SHORTEST_S,
+    Chosen,
+    chosen_mels,
+    chosen_passes,
+    chosen_rate,
+    chosen_seconds,
+)
 from workloads.speech.evaluation import SpokenWords
 from workloads.speech.layouts import Layouts, look_at
-from workloads.speech.log_mel import FRAME_S, LogMel
+from workloads.speech.log_mel import LogMel
 from workloads.speech.splits import SPEAKER, choose_splits
 from workloads.speech.synthetic import write_wavs
 from workloads.speech.waveforms import Waveforms
 
+EMBEDDED_HZ = 16_000
 EMBEDDED_VERSION = 2
 """To be raised where other recordings are drawn for the same arguments."""
 CLIPS_OF_A_SPEAKER = 36
@@ -34,9 +45,10 @@ NUM_SHARDS = 4
 def datasets(
     path: str | None = None,
     *,
-    clip_seconds: float = 1.0,
-    sample_rate: int = 16_000,
-    num_mels: int = 40,
+    clip_seconds: float | None = None,
+    sample_rate: int | None = None,
+    num_mels: int | None = None,
+    passes: int | None = None,
     mask: bool = True,
     max_damaged: int = 10,
     val_frac: float = 0.1,
@@ -51,9 +63,10 @@ def datasets(
     Args:
         path: folder of classes (``<class>/*.wav``, also flac and ogg), or of tar shards in webdataset's layout, or one
             tar file; with ``train/``, ``val/`` and ``test/`` inside these are used as such. None = the embedded set.
-        clip_seconds: length that clips are cut or padded to, in the middle.
-        sample_rate: that clips are resampled to where theirs is another one.
-        num_mels: bands of the spectrogram.
+        clip_seconds: length that clips are cut or padded to, in the middle; None = one that holds 98 % of them whole.
+        sample_rate: that clips are resampled to where theirs is another one; None = the rate that most of them have.
+        num_mels: bands of the spectrogram; None = 40, or as many as a low sample rate has room for.
+        passes: times that each training clip is drawn in an epoch; None = as many as make about 1,500 clips.
         mask: move clips in time and blank parts of them in training.
         max_damaged: recordings to leave out that can't be decoded, have no label or are cut off.
         val_frac: share of the clips to validate on where nothing says which; ``test_frac`` likewise. 0 = none.
@@ -66,8 +79,8 @@ def datasets(
         DataError: nothing there, no labels, too many damaged recordings, too few to split; nowhere to keep them.
         ConfigError: an argument out of its range.
     """
-    _check(clip_seconds, sample_rate, num_mels, max_damaged, val_frac, test_frac, speaker, num_clips)
-    place = _embedded(num_clips, sample_rate, seed, cache_dir) if path is None else Path(path)
+    _check(clip_seconds, sample_rate, num_mels, passes, max_damaged, val_frac, test_frac, speaker, num_clips)
+    place = _embedded(num_clips, sample_rate or EMBEDDED_HZ, seed, cache_dir) if path is None else Path(path)
     found = find_clips(place, cache_dir, max_damaged)
     layouts = look_at(found, cache_dir)
     bad = [*found.bad, *(f"{found.reader.place(row)}: {reason}" for row, reason in layouts.damages.items())]
@@ -84,9 +97,21 @@ def datasets(
     number_of = {name: number for number, name in enumerate(found.classes)}
     label_N = torch.tensor([number_of[found.labels[row]] for row in kept])
     _refuse_one_class(place, found, label_N)
+    row_N, derived = np.array(kept, np.int64), dict[str, Chosen]()
+
+    def chosen(name: str, typed: Any, found: Chosen) -> Any:
+        """What was typed, else what follows from the clips."""
+        if typed is not None:
+            return typed
+        derived[f"workload.data.{name}"] = found
+        return found[0]
+
+    sample_rate = chosen("sample_rate", sample_rate, chosen_rate(layouts.rate[row_N]))
+    clip_seconds = chosen("clip_seconds", clip_seconds, chosen_seconds(layouts.frames[row_N] / layouts.rate[row_N]))
+    num_mels = chosen("num_mels", num_mels, chosen_mels(sample_rate))
+    passes = chosen("passes", passes, chosen_passes(splits.count("train")))
     num_samples = round(clip_seconds * sample_rate)
     settings = {"num_samples": num_samples, "sample_rate": sample_rate, "num_mels": num_mels}
-    row_N = np.array(kept, np.int64)
     table = LogMelTable(
         Waveforms(found.reader, layouts, sample_rate, num_samples),
         LogMel(sample_rate, num_samples, num_mels),
@@ -100,7 +125,8 @@ def datasets(
     def data(split: str) -> ClipData | None:
         masking = Masking() if split == "train" and mask else None
         clip_S = clips[split]
-        found = ClipData(table, clip_S, label_N[clip_S], split=SPLITS.index(split), masking=masking)
+        times = passes if split == "train" else 1
+        found = ClipData(table, clip_S, label_N[clip_S], split=SPLITS.index(split), masking=masking, passes=times)
         return found if len(found) else None
 
     train = data("train")
@@ -112,6 +138,7 @@ def datasets(
         features=table.features(),
         evaluation=SpokenWords(found.classes),
         model_args={"num_mels": num_mels, "num_classes": len(found.classes)},
+        derived=derived,
         notes=(
             _size(found, clips, num_samples),
             *split_notes,
@@ -190,9 +217,10 @@ def _converted(layouts: Layouts, row_N: Ints, sample_rate: int, num_samples: int
 
 
 def _check(
-    clip_seconds: float,
-    sample_rate: int,
-    num_mels: int,
+    clip_seconds: float | None,
+    sample_rate: int | None,
+    num_mels: int | None,
+    passes: int | None,
     max_damaged: int,
     val_frac: float,
     test_frac: float,
@@ -205,12 +233,16 @@ def _check(
     def refuse(name: str, problem: str, way_out: str) -> None:
         faults.append(Fault(f"workload.data.{name}", problem, way_out))
 
-    if not 1000 <= sample_rate <= 192_000:
-        refuse("sample_rate", f"{sample_rate} Hz is not in 1,000..192,000.", "Write sample_rate=16000.")
-    elif not 4 * FRAME_S <= clip_seconds <= 60:
-        refuse("clip_seconds", f"{clip_seconds} is not in {4 * FRAME_S}..60.", "Write clip_seconds=1.0 or so.")
-    if not 8 <= num_mels <= 256:
-        refuse("num_mels", f"{num_mels} is not in 8..256.", "Write num_mels=40 or so.")
+    if sample_rate is not None and not 1000 <= sample_rate <= 192_000:
+        way_out = "Write sample_rate=16000, or null for the clips' own."
+        refuse("sample_rate", f"{sample_rate} Hz is not in 1,000..192,000.", way_out)
+    elif clip_seconds is not None and not SHORTEST_S <= clip_seconds <= 60:
+        way_out = "Write clip_seconds=1.0 or so, or null for a length that holds most clips."
+        refuse("clip_seconds", f"{clip_seconds} is not in {SHORTEST_S}..60.", way_out)
+    if num_mels is not None and not FEWEST_MELS <= num_mels <= 256:
+        refuse("num_mels", f"{num_mels} is not in {FEWEST_MELS}..256.", "Write num_mels=40 or so, or null.")
+    if passes is not None and not 1 <= passes <= 10_000:
+        refuse("passes", f"{passes} is not in 1..10,000.", "Write passes=1, or null for what the set's size asks for.")
     if max_damaged < 0:
         refuse("max_damaged", f"{max_damaged} is negative.", "Write 0 to allow none.")
     for name, share in (("val_frac", val_frac), ("test_frac", test_frac)):

@@ -38,9 +38,11 @@ class SpokenWords:
 
     @torch.no_grad()
     def update(self, model: nn.Module, batch: dict[str, Tensor], /, *features: FeatureSource) -> None:
-        """Classify a batch that ``on_device`` has made: ``log_mel`` [B, M, T], ``label`` and ``split`` [B]."""
+        """Classify a batch that ``on_device`` has made: ``log_mel`` [B, M, T], ``label`` and ``split`` [B], and where
+        there is padding ``is_sound`` [B, T]."""
         label_B = batch["label"]
-        found_B = cast(Tensor, model(batch["log_mel"])).argmax(1)
+        inputs = [batch[name] for name in ("log_mel", "is_sound") if name in batch]
+        found_B = cast(Tensor, model(*inputs)).argmax(1)
         if self._count_KK is None:
             self._count_KK = torch.zeros(len(self.classes) ** 2, dtype=torch.int64, device=label_B.device)
             self._split = batch["split"][:1]

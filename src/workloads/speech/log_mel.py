@@ -44,6 +44,12 @@ class LogMel:
             found.append((power_BTF @ bank_FM + FLOOR).log().float().transpose(1, 2))
         return torch.cat(found)
 
+    def frames_between(self, sample_N2: Tensor) -> Tensor:
+        """First frame and end, int64 [N, 2], of those whose middle lies between two samples; one at least."""
+        frame_N2 = ((sample_N2 - self.window / 2) / self.hop).ceil().long()
+        first_N = frame_N2[:, 0].clamp(0, self.num_frames - 1)
+        return torch.stack([first_N, frame_N2[:, 1].clamp(max=self.num_frames).maximum(first_N + 1)], 1)
+
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         found = self._constants.get(str(device))
         if found is None:
@@ -61,7 +67,7 @@ def mel_bank(sample_rate: int, window: int, num_mels: int) -> Tensor:
     A band that is narrower than the frequencies lie apart takes the one next to its top.
     """
     hz_F = torch.arange(window // 2 + 1, dtype=PRECISION) * (sample_rate / window)
-    mel_E = torch.linspace(_mel(LOWEST_HZ), _mel(sample_rate / 2), num_mels + 2, dtype=PRECISION)
+    mel_E = torch.linspace(mel(LOWEST_HZ), mel(sample_rate / 2), num_mels + 2, dtype=PRECISION)
     edge_E = 700 * (torch.exp(mel_E / 1127) - 1)
     below_M, top_M, above_M = edge_E[:-2], edge_E[1:-1], edge_E[2:]
     rising_FM = (hz_F[:, None] - below_M) / (top_M - below_M)
@@ -73,5 +79,6 @@ def mel_bank(sample_rate: int, window: int, num_mels: int) -> Tensor:
     return bank_FM
 
 
-def _mel(hz: float) -> float:
+def mel(hz: float) -> float:
+    """Where a frequency lies on the mel scale."""
     return 1127 * math.log(1 + hz / 700)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -18,10 +19,15 @@ from wellfed.errors import ConfigError, Fault
 WIDTH = 9
 """Frames that a convolution of a block sees."""
 GROUPS = 4
+EPSILON = 1e-5
+"""Added to variances."""
 
 
 class ClipClassifier(nn.Module):
-    """Scores of the classes for a log-mel spectrogram; each band's mean and spread over time are taken out first.
+    """Scores of the classes for a log-mel spectrogram, which is looked at in two ways.
+
+    In one each band's mean and spread over time are taken out: what was said counts, not the voice. In the other only
+    the mean and spread of the whole clip are: the voice counts, not the volume.
 
     Args:
         num_mels: M.
@@ -39,25 +45,36 @@ class ClipClassifier(nn.Module):
     ) -> None:
         super().__init__()
         _check(base_channels, num_blocks, dropout)
-        self.input_norm = nn.GroupNorm(num_mels, num_mels)
-        self.first = nn.Conv1d(num_mels, base_channels, 3, padding=1, bias=False)
+        self.first = nn.Conv1d(2 * num_mels, base_channels, 3, padding=1, bias=False)
         sizes = [base_channels * (place + 1) for place in range(num_blocks + 1)]
         self.blocks = nn.Sequential(*(ResidualBlock(before, after) for before, after in pairwise(sizes)))
         self.dropout = nn.Dropout(dropout)
-        self.last = nn.Linear(sizes[-1], num_classes)
+        self.last = nn.Linear(2 * sizes[-1], num_classes)
 
-    def forward(self, log_mel_BMT: Tensor) -> Tensor:
-        """[B, K]."""
-        hidden_BCT = self.blocks(self.first(self.input_norm(log_mel_BMT)))
-        return cast(Tensor, self.last(self.dropout(hidden_BCT.mean(2))))
+    def forward(self, log_mel_BMT: Tensor, is_sound_BT: Tensor | None = None) -> Tensor:
+        """[B, K].
+
+        Args:
+            is_sound_BT: False for frames of silence that was put around a clip, which count for nothing; None = none.
+        """
+        sound_B1T = None if is_sound_BT is None else is_sound_BT[:, None].to(log_mel_BMT.dtype)
+        by_band = _standard(log_mel_BMT, sound_B1T, (2,))
+        hidden_BCT = self.first(torch.cat([by_band, _standard(log_mel_BMT, sound_B1T, (1, 2))], 1))
+        for block in self.blocks:
+            if sound_B1T is not None:
+                hidden_BCT = hidden_BCT * sound_B1T
+                sound_B1T = functional.max_pool1d(sound_B1T, 2, ceil_mode=True)
+            hidden_BCT = block(hidden_BCT)
+        mean_BC1, spread_BC1 = _moments(hidden_BCT, sound_B1T, (2,))
+        return cast(Tensor, self.last(self.dropout(torch.cat([mean_BC1, spread_BC1], 1).squeeze(2))))
 
     def loss(self, batch: dict[str, Tensor]) -> LossOutput:
         """Cross entropy; ``accuracy`` is the share of clips whose class has the highest score.
 
         Args:
-            batch: ``log_mel`` float [B, M, T] and ``label`` int64 [B].
+            batch: ``log_mel`` float [B, M, T], ``label`` int64 [B]; ``is_sound`` bool [B, T] where clips are padded.
         """
-        score_BK, label_B = self(batch["log_mel"]).float(), batch["label"]
+        score_BK, label_B = self(batch["log_mel"], batch.get("is_sound")).float(), batch["label"]
         is_right_B = score_BK.detach().argmax(1) == label_B
         return LossOutput(
             functional.cross_entropy(score_BK, label_B),
@@ -85,6 +102,24 @@ class ResidualBlock(nn.Module):
         found_BCT = functional.relu(self.one_norm(self.one(hidden_BCT)))
         found_BCT = self.two_norm(self.two(found_BCT))
         return functional.relu(found_BCT + self.past_norm(self.past(hidden_BCT)))
+
+
+def _standard(values_BMT: Tensor, sound_B1T: Tensor | None, dims: tuple[int, ...]) -> Tensor:
+    """The values less their mean, by their spread, over these dimensions of the sound; 0 where there is none."""
+    mean, spread = _moments(values_BMT, sound_B1T, dims)
+    found_BMT = (values_BMT - mean) / spread
+    return found_BMT if sound_B1T is None else found_BMT * sound_B1T
+
+
+def _moments(values_BMT: Tensor, sound_B1T: Tensor | None, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Mean and spread over dimensions of the sound, which stay with size 1."""
+    if sound_B1T is None:
+        mean = values_BMT.mean(dims, keepdim=True)
+        return mean, ((values_BMT - mean).square().mean(dims, keepdim=True) + EPSILON).sqrt()
+    count = sound_B1T.sum(2, keepdim=True) * (values_BMT.shape[1] if 1 in dims else 1)
+    mean = (values_BMT * sound_B1T).sum(dims, keepdim=True) / count
+    variance = ((values_BMT - mean).square() * sound_B1T).sum(dims, keepdim=True) / count
+    return mean, (variance + EPSILON).sqrt()
 
 
 def _check(base_channels: int, num_blocks: int, dropout: float) -> None:

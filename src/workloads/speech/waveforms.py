@@ -33,6 +33,13 @@ class Waveforms:
         """Byte at which a direct one begins."""
         self._is_whole_N = self._is_direct_N & (spare_N >= 0)
 
+    def spans(self, rows: Ints) -> Tensor:
+        """First sample and end of recordings in their clips, int64 [B, 2]; around them is silence."""
+        length_B = -(-self.layouts.frames[rows] * self.sample_rate // self.layouts.rate[rows])
+        length_B = np.minimum(length_B, self.num_samples)
+        before_B = (self.num_samples - length_B) // 2
+        return torch.from_numpy(np.stack([before_B, before_B + length_B], 1))
+
     def read(self, rows: Ints) -> Tensor:
         """Int16 [B, L].
 

@@ -8,7 +8,7 @@ import torch
 
 from wellfed.errors import ConfigError
 from workloads.hyperspectral import bands
-from workloads.hyperspectral.bands import fit_components, fit_scaling
+from workloads.hyperspectral.bands import chosen_components, fit_components, fit_scaling
 
 
 @pytest.fixture
@@ -57,6 +57,18 @@ def test_more_components_than_there_can_be_are_refused(spectra):
         fit_components(spectra, 9)
     with pytest.raises(ConfigError, match="5 components of 8 bands and 4 training pixels.*num_components=3"):
         fit_components(spectra[:4], 5)
+
+
+def test_values_far_from_all_that_was_trained_on_stay_small(spectra):
+    outside = torch.full((2, 8), -99_999.0)
+    for made in (fit_scaling(spectra), fit_components(spectra, 3)):
+        assert made(outside).abs().max() <= 30
+
+
+@pytest.mark.parametrize(("pixels", "bands", "expected"), [(200, 8, 8), (200, 1, 1), (5, 8, 4), (2, 3, 1)])
+def test_components_follow_from_the_scene(spectra, pixels, bands, expected):
+    assert chosen_components(spectra[:pixels, :bands]) == expected
+    assert chosen_components(torch.randn(50, 100)) == 15
 
 
 def test_what_was_moved_is_not_sent(spectra):

@@ -9,13 +9,23 @@ import pytest
 import torch
 from scipy.io import savemat
 
+from wellfed.config.compose import compose
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, DataError
+from wellfed.run.planner import plan_without_running
 from wellfed.sample_rng import SampleRng
 from workloads.hyperspectral.data import datasets
 from workloads.hyperspectral.model import SpectralPatchCNN
 
-SMALL = {"size": 40, "num_bands": 16, "num_classes": 4, "num_components": 6, "patch_size": 5, "block_size": 8}
+SMALL = {
+    "passes": 1,
+    "size": 40,
+    "num_bands": 16,
+    "num_classes": 4,
+    "num_components": 6,
+    "patch_size": 5,
+    "block_size": 8,
+}
 
 
 @pytest.fixture
@@ -41,7 +51,7 @@ def test_the_embedded_scene_is_split_into_parts_that_share_no_pixel(cache):
 
 def test_the_scene_is_prepared_once(cache):
     datasets(**SMALL, cache_dir=cache)
-    datasets(**SMALL | {"num_components": None, "split": "random"}, cache_dir=cache)
+    datasets(**SMALL | {"num_components": 0, "split": "random"}, cache_dir=cache)
     assert len([path for path in Path(cache, "scenes").iterdir() if path.is_dir()]) == 1
 
 
@@ -53,7 +63,7 @@ def test_the_map_may_be_of_test_pixels_alone(cache):
 
 def test_components_are_fitted_on_training_pixels_alone(cache, put, cube, labels):
     """Whatever the other pixels hold."""
-    path, given = put(), {"cache_dir": cache, "num_components": 2, "patch_size": 1, "split": "random"}
+    path, given = put(), {"cache_dir": cache, "num_components": 2, "patch_size": 1, "passes": 1, "split": "random"}
     before = datasets(str(path), **given)
     columns, where = 10, before.train.place_N
     other = np.full_like(cube, 1e4)
@@ -109,15 +119,49 @@ def test_bad_files_leave_nothing_behind(cache, put, cube):
 def test_files_of_matlab_are_read(cache, tmp_path, cube, labels):
     savemat(tmp_path / "Scene_corrected.mat", {"scene": cube.astype(np.float64)})
     savemat(tmp_path / "Scene_gt.mat", {"scene_gt": labels.astype(np.uint8)})
-    data = datasets(str(tmp_path), cache_dir=cache, patch_size=3, num_components=None)
+    data = datasets(str(tmp_path), cache_dir=cache, patch_size=3, num_components=0)
     assert data.model_args == {"num_channels": 6, "num_classes": 3}
+
+
+@pytest.mark.parametrize(("bands", "components"), [(1, 1), (3, 3), (13, 13), (40, 15)])
+def test_a_scene_of_any_number_of_bands_is_taken(cache, put, cube, labels, bands, components):
+    more = np.random.default_rng(0).normal(size=(*labels.shape, bands)) + labels[..., None]
+    data = datasets(str(put(more, labels)), cache_dir=cache, patch_size=3, split="random", train_frac=0.5)
+    found, because = data.derived["workload.data.num_components"]
+    assert found == components == data.model_args["num_channels"]
+    assert because.startswith("the usual number" if bands > 15 else "as many as the scene has bands")
+    passes, because = data.derived["workload.data.passes"]
+    pixels = len(data.train) // passes
+    assert 1000 < len(data.train) < 2000
+    assert because == f"with {pixels} training pixels an epoch has {len(data.train):,} patches"
+    model = SpectralPatchCNN(**data.model_args)
+    batch = data.train.on_device(data.train.fetch(torch.tensor([0, pixels])), SampleRng(0, 0))
+    assert model.loss(batch).loss.isfinite()
+    assert batch["label"][0] == batch["label"][1], "the next pass over the pixels"
+
+
+def test_what_is_typed_stays(cache, put):
+    data = datasets(str(put()), cache_dir=cache, patch_size=3, num_components=2, passes=3)
+    assert not data.derived
+    assert data.model_args["num_channels"] == 2
+    assert len(data.train) == 3 * len(data.train.label_N)
+    with pytest.raises(ConfigError, match=r"num_components: 9 components of 6 bands .*null to let the scene decide"):
+        datasets(str(put()), cache_dir=cache, patch_size=3, num_components=9)
+
+
+def test_the_plan_says_what_follows_from_the_scene(cache, put):
+    words = ["workload=hyperspectral", f"workload.data.path={put()}", "workload.data.patch_size=3"]
+    plan = plan_without_running(compose([*words, f"paths.cache_dir={cache}"])).to_dict()["plan"]
+    found = {knob: one["value"] for knob, one in plan.items() if one["source"] == "data"}
+    assert found["workload.data.num_components"] == 6
+    assert found["workload.data.passes"] > 1
 
 
 def test_all_faults_are_told_at_once():
     with pytest.raises(ConfigError) as caught:
-        datasets(patch_size=4, num_components=0, split="stripes", block_size=1, train_frac=0.0, val_frac=0.9)
+        datasets(patch_size=4, num_components=-1, passes=0, split="stripes", block_size=1, train_frac=0.0, val_frac=0.9)
     names = [fault.where.rpartition(".")[2] for fault in caught.value.faults]
-    assert names == ["patch_size", "num_components", "split", "block_size", "train_frac", "val_frac"]
+    assert names == ["patch_size", "num_components", "passes", "split", "block_size", "train_frac", "val_frac"]
     with pytest.raises(ConfigError, match="leave nothing to test on"):
         datasets(train_frac=0.8, val_frac=0.3)
 
@@ -172,8 +216,8 @@ print((peak() - before) / np.load(sys.argv[1], mmap_mode="r").nbytes)
 @pytest.mark.slow  # starts processes
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc")
 @pytest.mark.parametrize("dtype", ["float32", "uint16"])
-@pytest.mark.parametrize("num_components", [None, 30])
-def test_a_scene_costs_less_than_twice_its_size(tmp_path: Path, num_components: int | None, dtype: str):
+@pytest.mark.parametrize("num_components", [0, 30])
+def test_a_scene_costs_less_than_twice_its_size(tmp_path: Path, num_components: int, dtype: str):
     """Peak of memory over what the process had before, pages of mapped files included; patches of their own: 121 x."""
     rng = np.random.default_rng(0)
     np.save(tmp_path / "a.npy", rng.normal(2000, 300, size=(145, 145, 200)).astype(dtype))

@@ -14,4 +14,4 @@ def tones(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(tones: Path) -> Datasets:
-    return datasets(str(tones), cache_dir=str(tones.parent / "cache"))
+    return datasets(str(tones), passes=1, cache_dir=str(tones.parent / "cache"))

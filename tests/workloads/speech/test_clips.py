@@ -3,10 +3,12 @@ import pickle
 import pytest
 import torch
 
+from tests.workloads.speech.recordings import tone, wav
 from wellfed.contract import FEATURE_MODES
 from wellfed.memory.features import hold, of_data
 from wellfed.sample_rng import SampleRng
-from workloads.speech.clips import Masking
+from workloads.speech.clips import Masking, sounding_frames
+from workloads.speech.data import datasets
 
 
 def prepared(data, part, mode, indices, epoch=0):
@@ -60,21 +62,66 @@ def test_one_sample_is_a_row_and_a_copy_in_a_process_is_the_same(data):
 def test_masks_are_functions_of_seed_epoch_and_clip():
     log_mel, clips = torch.randn(6, 40, 98), torch.arange(6) + 100
     masking = Masking()
-    whole = masking(log_mel, clips, SampleRng(0, 3, batch=1))
-    parts = [masking(log_mel[part], clips[part], SampleRng(0, 3, batch=9)) for part in (slice(0, 2), slice(2, 6))]
+    whole, _ = masking(log_mel, clips, SampleRng(0, 3, batch=1))
+    parts = [masking(log_mel[part], clips[part], SampleRng(0, 3, batch=9))[0] for part in (slice(0, 2), slice(2, 6))]
     assert torch.equal(torch.cat(parts), whole)
-    assert not torch.equal(masking(log_mel, clips, SampleRng(0, 4)), whole)
-    assert not torch.equal(masking(log_mel, clips, SampleRng(1, 3)), whole)
+    assert not torch.equal(masking(log_mel, clips, SampleRng(0, 4))[0], whole)
+    assert not torch.equal(masking(log_mel, clips, SampleRng(1, 3))[0], whole)
 
 
 def test_what_a_mask_does():
     log_mel = torch.randn(200, 40, 98)
-    found = Masking(0.0, 0.2, 0.2)(log_mel, torch.arange(200), SampleRng(0, 0))
+    found, _ = Masking(0.0, 0.2, 0.2)(log_mel, torch.arange(200), SampleRng(0, 0))
     is_mean = found == log_mel.mean(2, keepdim=True)
     assert torch.equal(found[~is_mean], log_mel[~is_mean])
     bands, frames = is_mean.all(2).sum(1), is_mean.all(1).sum(1)
     assert (int(bands.min()), int(bands.max())) == (0, 8)
     assert int(frames.max()) == 19
-    moved = Masking(0.1, 0.0, 0.0)(log_mel, torch.arange(200), SampleRng(0, 0))
+    moved, _ = Masking(0.1, 0.0, 0.0)(log_mel, torch.arange(200), SampleRng(0, 0))
     assert any(torch.equal(moved[clip, :, 10:], log_mel[clip, :, :-10]) for clip in range(200))
-    assert torch.equal(Masking(0, 0, 0)(log_mel, torch.arange(200), SampleRng(0, 0)), log_mel)
+    assert torch.equal(Masking(0, 0, 0)(log_mel, torch.arange(200), SampleRng(0, 0))[0], log_mel)
+
+
+def test_masks_of_padded_clips_stay_within_the_sound():
+    log_mel, clips = torch.randn(200, 40, 98), torch.arange(200)
+    sound = torch.tensor([[30, 70], [0, 98], [97, 98], [48, 50]]).repeat(50, 1)
+    whole, moved = Masking(0.2, 0.25, 0.0)(log_mel, clips, SampleRng(0, 3), sound)
+    length = moved[:, 1] - moved[:, 0]
+    assert (moved[:, 0] >= 0).all()
+    assert (moved[:, 1] <= 98).all()
+    assert (length >= 1).all()
+    assert torch.equal(length[::4], torch.full((50,), 40))
+    assert int((moved - sound)[::4].abs().max()) == 8
+    mean = log_mel[::4, :, 30:70].mean(2, keepdim=True)
+    blank = torch.isclose(whole[::4], mean, atol=1e-6).all(1)
+    assert int(blank.sum(1).max()) == 10
+    assert not (blank & ~sounding_frames(moved[::4], 98)).any()
+    halves = (slice(9), slice(9, 200))
+    parts = [Masking(0.2, 0.25, 0.0)(log_mel[half], clips[half], SampleRng(0, 3), sound[half]) for half in halves]
+    assert torch.equal(torch.cat([part for part, _ in parts]), whole)
+
+
+def test_a_clip_that_is_drawn_again_is_changed_in_another_way(tones, tmp_path):
+    train = datasets(str(tones), passes=3, cache_dir=str(tmp_path)).train
+    size = len(train.clip_S)
+    assert len(train) == 3 * size
+    again = train.fetch(torch.tensor([4, 4 + size, 4 + 2 * size]))
+    assert len(set(again["clip"].tolist())) == len(set(again["label"].tolist())) == 1
+    first, second, third = train.on_device(again, SampleRng(0, 0))["log_mel"]
+    assert not torch.equal(first, second)
+    assert not torch.equal(second, third)
+
+
+def test_padded_clips_say_where_their_sound_is(tmp_path):
+    for number in range(8):
+        for name, seconds in (("no", 1.0), ("yes", 0.5)):
+            (tmp_path / "wavs" / name).mkdir(parents=True, exist_ok=True)
+            content = wav(tone(300 + number, seconds))
+            (tmp_path / "wavs" / name / f"{number}.wav").write_bytes(content)
+    data = datasets(str(tmp_path / "wavs"), cache_dir=str(tmp_path))
+    for mode in FEATURE_MODES:
+        made = prepared(data, data.train, mode, torch.arange(len(data.train.clip_S)))
+        assert set(made) == {"clip", "label", "split", "log_mel", "is_sound"}
+        frames = made["is_sound"].sum(1)
+        assert (frames[made["label"] == 0] >= 88).all()
+        assert ((frames - 50).abs()[made["label"] == 1] <= 1).all()

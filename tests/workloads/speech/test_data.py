@@ -38,7 +38,7 @@ def test_what_is_made_of_other_recordings_is_said(tones, tmp_path):
     (place / "yes" / "two.wav").write_bytes(wav(np.stack([tone(seconds=2.0)] * 2, 1), channels=2))
     (place / "yes" / "short.wav").write_bytes(wav(tone(seconds=0.5)))
     (place / "yes" / "broken.wav").write_bytes(wav(tone())[:-7])
-    notes = datasets(str(place), cache_dir=str(tmp_path)).notes[2:]
+    notes = datasets(str(place), clip_seconds=1.0, cache_dir=str(tmp_path)).notes[2:]
     assert notes[:4] == (
         "1 clip resampled from 8,000 to 16,000 Hz",
         "1 clip of several channels mixed down",

@@ -13,8 +13,22 @@ def test_scores_and_loss():
     assert model(log_mel).shape == (6, 12)
     assert found.loss == pytest.approx(float(torch.nn.functional.cross_entropy(model(log_mel), label)))
     assert found.num_samples == 6
-    # What is the same in all of a clip (the microphone, the volume) is taken out.
-    torch.testing.assert_close(model(log_mel + torch.randn(1, 40, 1)), model(log_mel), atol=1e-3, rtol=0)
+    louder = model(log_mel + torch.randn(6, 1, 1))
+    torch.testing.assert_close(louder, model(log_mel), atol=1e-3, rtol=0)
+    another_voice = model(log_mel + torch.randn(1, 40, 1))
+    assert not torch.allclose(another_voice, model(log_mel), atol=1e-3)
+
+
+@pytest.mark.parametrize("frames", [1, 2, 7, 40])
+def test_what_is_put_around_a_clip_counts_for_nothing(frames):
+    torch.manual_seed(0)
+    model = ClipClassifier(40, 12).eval().requires_grad_(False)
+    log_mel, is_sound = torch.randn(2, 40, 98), torch.zeros(2, 98, dtype=torch.bool)
+    is_sound[:, 30 : 30 + frames] = True
+    other = torch.where(is_sound[:, None], log_mel, -13.8)
+    found = model(log_mel, is_sound)
+    assert found.isfinite().all()
+    torch.testing.assert_close(model(other, is_sound), found)
 
 
 def test_a_clip_is_judged_alone():

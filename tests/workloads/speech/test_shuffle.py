@@ -19,7 +19,7 @@ READERS = {
 def train(tones, tmp_path_factory):
     folder = tmp_path_factory.mktemp("shuffled")
     write_shards(tones, folder / "shards", num=3)
-    return datasets(str(folder / "shards"), cache_dir=str(folder / "cache")).train
+    return datasets(str(folder / "shards"), passes=1, cache_dir=str(folder / "cache")).train
 
 
 def loader(train, name="inline", **more):
