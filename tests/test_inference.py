@@ -20,6 +20,10 @@ def data() -> Datasets:
     return Datasets(train=[], model_args={"width": 3})
 
 
+def wide(width: int | None) -> Datasets:
+    return Datasets(train=[], model_args={"width": width or 2})
+
+
 def no_data() -> Datasets:
     raise AssertionError("read")
 
@@ -59,6 +63,15 @@ def test_a_plain_model(tmp_path: Path) -> None:
     assert torch.equal(found.model[0].weight, 2 * trained.model[0].weight)
     last = load_model(folder / "checkpoints" / "last.ckpt")
     assert torch.equal(last.model[0].weight, trained.model[0].weight)
+
+
+def test_values_that_followed_from_the_data_are_those_of_the_run(tmp_path: Path) -> None:
+    folder = run_of(tmp_path, Net(5), "model.", "Net", "wide")
+    record = RunRecord.read(folder)
+    record.config["workload"]["data"]["width"] = None
+    record.plan = {"workload.data.width": {"value": 5, "because": "5 columns", "source": "data"}}
+    record.write(folder)
+    assert load_model(folder).model[0].in_features == 5
 
 
 def test_the_data_are_not_read_where_they_are_not_needed(tmp_path: Path) -> None:

@@ -148,5 +148,10 @@ class Datasets:
     split, best = lowest loss."""
     model_args: Mapping[str, Any] = field(default_factory=dict)
     """Constructor arguments of the model that only the data knows (vocabulary sizes, tables)."""
+    derived: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    """Values that follow from the data, for knobs left null: ``{"workload.data.sample_rate": (8000, "all 288 clips have
+    it")}``. Knobs are entries of ``workload.data``, ``workload.model`` or ``workload.optimizer``. The engine fills in
+    those of the model and the optimizer; a typed value stays. The plan shows each with its reason, and a resumed or
+    evaluated run keeps them."""
     notes: tuple[str, ...] = ()
     """What the reader noticed (skipped lines, dropped users); shown once and kept in the log."""

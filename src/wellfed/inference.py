@@ -33,7 +33,7 @@ def load_model(run: str | Path, model_args: Mapping[str, Any] | None = None) -> 
     if checkpoint is None:
         raise DataError(f"{path} has no checkpoint. Name a run folder, or a file of its checkpoints folder.")
     try:
-        workload = record.RunRecord.read(folder).config["workload"]
+        workload = record.RunRecord.read(folder).filled_config()["workload"]
     except (OSError, ValueError, KeyError) as error:
         raise DataError(f"{checkpoint} has no run record beside it ({error}). Keep it in its run folder.") from error
     if model_args is None:

@@ -7,6 +7,7 @@ the same as plain data.
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import numbers
@@ -140,7 +141,7 @@ class PlanEntry(TypedDict):
 
     value: Any
     because: str
-    source: Literal["set", "predicted", "measured"]
+    source: Literal["set", "predicted", "measured", "data"]
 
 
 class Throughput(TypedDict):
@@ -400,6 +401,14 @@ class RunRecord:
             made.host = {}
         return made
 
+    def derived(self) -> dict[str, Any]:
+        """Values that followed from the data, by dotted knob."""
+        return {knob: entry["value"] for knob, entry in self.plan.items() if entry["source"] == "data"}
+
+    def filled_config(self) -> dict[str, Any]:
+        """The configuration with the values that followed from the data."""
+        return filled_in(self.config, self.derived())
+
     def to_json(self) -> str:
         """Strict JSON: what is not a finite number is null."""
         return json.dumps(plain(asdict(self)), indent=1, allow_nan=False) + "\n"
@@ -514,6 +523,18 @@ def _of_kind(hint: Any, value: Any, place: str) -> Any:
             if parts[-1] is float:  # the last value of a metric, which was not finite
                 kept[name] = None
     return list(kept.values()) if origin is list else kept
+
+
+def filled_in(config: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a copy of ``config`` with ``values``, by dotted knob, in place of what it has there."""
+    filled = copy.deepcopy(dict(config))
+    for dotted, value in values.items():
+        *groups, knob = dotted.split(".")
+        node = filled
+        for group in groups:
+            node = node.setdefault(group, {})
+        node[knob] = value
+    return filled
 
 
 def differences(old: Any, new: Any, name: str = "") -> list[tuple[str, Any, Any]]:

@@ -16,6 +16,7 @@ from tests.loading import sets
 from tests.planning.machines import H200, LAPTOP
 from tests.planning.test_decide import config as make_config
 from tests.planning.test_decide import planned
+from wellfed.config.compose import Composed
 from wellfed.config.schema import Backend
 from wellfed.contract import Datasets, LossOutput
 from wellfed.errors import ConfigError, DataError
@@ -25,6 +26,7 @@ from wellfed.loading.stream_loader import StreamLoader
 from wellfed.memory.remembered import FOREACH, Lowered
 from wellfed.planning.run_plan import DataFacts, OwnLoader
 from wellfed.run import assemble
+from wellfed.run.planner import Planner
 
 ADAM = {"_target_": "torch.optim.AdamW", "lr": 0.1}
 
@@ -176,6 +178,35 @@ def test_without_a_loader_the_batch_size_must_be_set():
     with pytest.raises(ConfigError, match=r"workload\.effective_batch_size: is null, and there is no DataLoader"):
         brought("loaders", kind="sets")
     assert brought("loaders", kind="sets", effective=4)[1].workload.effective_batch_size == 4
+
+
+# -- values that follow from the data ---------------------------------------------------------------------------------
+
+
+def measured(width=None):
+    derived = {
+        "workload.data.width": (3, "all rows have it"),
+        "workload.model.sparse": (True, "3 rows"),
+        "workload.optimizer.lr": (0.5, "3 rows"),
+    }
+    return Datasets(train=sets.Fetching(), derived=derived)
+
+
+@pytest.mark.parametrize(("lr", "width"), [(None, None), (0.1, 7)])
+def test_the_data_fill_in_what_is_left_open_and_nothing_that_is_typed(lr, width):
+    given = config({"_target_": "torch.optim.AdamW", "lr": lr}, sparse=None)
+    given.workload.data = {"_target_": f"{__name__}.measured", "width": width}
+    planner = Planner.start(Composed(given, {}, {}, (), None, None, None), LAPTOP)
+    assert planner.parts.model.table.sparse is True
+    knobs = {knob: one for knob, one in planner.rough().to_dict().items() if one["source"] == "data"}
+    found = planner.config.workload
+    if lr is None:
+        assert knobs["workload.data.width"] == {"value": 3, "because": "all rows have it", "source": "data"}
+        assert list(knobs) == ["workload.data.width", "workload.model.sparse", "workload.optimizer.lr"]
+        assert (found.data["width"], found.optimizer["lr"]) == (3, 0.5)
+    else:
+        assert list(knobs) == ["workload.model.sparse"]
+        assert (found.data["width"], found.optimizer["lr"]) == (7, 0.1)
 
 
 # -- optimizers --------------------------------------------------------------------------------------------------------

@@ -157,6 +157,31 @@ def test_what_this_is_the_next_attempt_of_is_over(tmp_path, monkeypatch, launch,
         assert "is still running" in message(locate, folder)
 
 
+# -- values that followed from the data --------------------------------------------------------------------------------
+
+RATE = {"workload.data.sample_rate": {"value": 8000, "because": "all 288 clips have it", "source": "data"}}
+
+
+def test_values_that_followed_from_the_data_stay_as_they_were(tmp_path):
+    before = compose(["workload=speech"])
+    folder = run(tmp_path / "run", overrides=["workload=speech"], plan=RATE, config=copy.deepcopy(before.resolved))
+    again = expand([f"resume={folder}"])
+    assert "workload.data.sample_rate=8000" in again
+    now = compose(["workload=speech", "workload.data.sample_rate=8000"])
+    check_unchanged(now, RunRecord.read(folder))
+    assert expand([f"rerun={folder}"]) == ["workload=speech", f"rerun={folder}"]
+
+
+def test_another_value_than_the_one_that_followed_from_the_data_is_refused(tmp_path):
+    before = compose(["workload=speech"])
+    folder = run(tmp_path / "run", overrides=["workload=speech"], plan=RATE, config=copy.deepcopy(before.resolved))
+    typed = expand([f"resume={folder}", "workload.data.sample_rate=16000"])
+    assert "workload.data.sample_rate=8000" not in typed
+    now = compose(["workload=speech", "workload.data.sample_rate=16000"])
+    told = message(check_unchanged, now, RunRecord.read(folder))
+    assert "workload.data.sample_rate: is 16000 now and was 8000 in the run to resume. Leave it at 8000" in told
+
+
 # -- resume=auto ------------------------------------------------------------------------------------------------------
 
 

@@ -116,7 +116,7 @@ def _write(name: str, composed: Composed[RunConfig], found: DryPlan, *, replaces
     values = {
         knob: Value(planned.value, f"{planned.source}: {planned.because}")
         for knob, planned in found.plan.knobs.items()
-        if knob not in _NOT_WRITTEN and not (found.plan.stages and knob in _BY_STAGE)
+        if knob not in _NOT_WRITTEN and planned.source != "data" and not (found.plan.stages and knob in _BY_STAGE)
     }
     profile = PROFILES.get(composed.choices.get("gpu", "auto"))
     if profile is not None and found.plan.device.memory_gib == profile.budget_gib:

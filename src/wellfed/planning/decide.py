@@ -56,7 +56,8 @@ def plan_run(
     effective = _effective(config.workload.samples_per_step, data)
     workload = WorkloadSection.of({"effective_batch_size": effective})
     plan = RunPlan(device.trainer, device.device, tuple(warnings), workload, memory, loader, _callbacks(config, model))
-    plan = replace(plan, may_lower=may_lower(config, model))
+    derived = {knob: Decided(value, because, "data") for knob, (value, because) in data.derived.items()}
+    plan = replace(plan, may_lower=may_lower(config, model), derived=derived)
     if estimate is not None:
         plan = within_budget(plan, config, choices.get("gpu", "auto"), data, model, estimate)
     if model.is_lightning_module and plan.memory.accumulate > 1 and loader.device_prefetch:

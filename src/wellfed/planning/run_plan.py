@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,11 +11,11 @@ from wellfed.contract import FeatureModeName
 from wellfed.errors import Fault
 from wellfed.footprint.footprint import Footprint, NoEstimate
 from wellfed.memory.remembered import FOREACH, Lowered
-from wellfed.record import PlanEntry
+from wellfed.record import PlanEntry, filled_in
 
 Value = TypeVar("Value")
 Value_co = TypeVar("Value_co", covariant=True)
-Source = Literal["set", "predicted", "measured"]
+Source = Literal["set", "predicted", "measured", "data"]
 TRY_AGAIN = "memory.remember=false tries it again"
 """Ends a reason that comes of an earlier run."""
 
@@ -184,6 +183,8 @@ class RunPlan(DevicePlan):
     memory: MemorySection
     """Of the first stage, where there are several."""
     loader: LoaderSection
+    derived: Mapping[str, Decided[Any]] = field(default_factory=dict)
+    """Values that follow from the data, by dotted knob."""
     callbacks: Decided[str] | None = None
     """The names of the configured ones; None: there are none."""
     stages: tuple[PlannedStage, ...] = ()
@@ -216,6 +217,7 @@ class RunPlan(DevicePlan):
         """Every decision by its dotted knob, in the order in which they are shown."""
         sections: tuple[Section, ...] = (self.trainer, self.device, self.workload, self.memory, self.loader)
         knobs = {f"{each.group}.{knob}": each.decided(knob) for each in sections for knob in each.reasons}
+        knobs |= self.derived
         if self.stages:
             knobs["memory.stages"] = self._stages
         knobs["memory.on_oom"] = knobs.pop("memory.on_oom")  # last: it is for when the others were wrong
@@ -248,14 +250,7 @@ class RunPlan(DevicePlan):
 
     def filled_in(self, config: Mapping[str, Any]) -> dict[str, Any]:
         """A configuration with what was decided in the place of what it left open."""
-        filled = copy.deepcopy(dict(config))
-        for dotted, decided in self.knobs.items():
-            *groups, knob = dotted.split(".")
-            node = filled
-            for group in groups:
-                node = node.setdefault(group, {})
-            node[knob] = decided.value
-        return filled
+        return filled_in(config, {knob: decided.value for knob, decided in self.knobs.items()})
 
     def to_dict(self) -> dict[str, PlanEntry]:
         """``{dotted knob: {value, because, source}}``, as run.json has it."""
@@ -356,6 +351,8 @@ class DataFacts:
     features_trainable: bool = False
     own_loader: OwnLoader | None = None
     """The training data came in a DataLoader."""
+    derived: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
+    """Value and reason of the knobs that the data fill in."""
     only_as_it_came: str = ""
     """Split and reason of a DataLoader that can't be built again; empty: there is none such."""
 

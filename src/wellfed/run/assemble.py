@@ -82,7 +82,8 @@ def make_parts(config: RunConfig) -> Parts:
         data = _of_module(model, workload.model.get("_target_"))
     else:
         data, data_module = _datasets(build(workload.data, "workload.data"), workload.data.get("_target_"))
-        model = build(workload.model, "workload.model", **data.model_args)
+        config, data = with_derived(config, data)
+        model = build(config.workload.model, "workload.model", **data.model_args)
     data = _described(without_loaders(data, config.seed))
     if loader := loader_of(data, "train"):
         data = replace(data, notes=(*data.notes, f"{loader.describe()}."))
@@ -152,6 +153,18 @@ def end(parts: Parts) -> None:
         from wellfed.lit.data_module import tear_down
 
         tear_down(parts.data_module)
+
+
+def with_derived(config: RunConfig, data: Datasets) -> tuple[RunConfig, Datasets]:
+    """The configuration with values that follow from the data, and the data with those of them that it left open."""
+    workload, used = config.workload, dict[str, tuple[Any, str]]()
+    for knob, (value, because) in data.derived.items():
+        _, part, name = knob.split(".")
+        node = getattr(workload, part)
+        if node is not None and node.get(name) is None:
+            workload = replace(workload, **{part: {**node, name: value}})
+            used[knob] = value, because
+    return replace(config, workload=workload), replace(data, derived=used)
 
 
 def with_loader(config: RunConfig, data: Datasets) -> RunConfig:
@@ -290,6 +303,7 @@ def data_facts(parts: Parts) -> DataFacts:
         feature_rows=features.num_rows if features else 0,
         feature_bytes=features.bytes if features else 0,
         features_trainable=features.trainable if features else False,
+        derived=data.derived,
         own_loader=_numbers(loaders["train"]) if "train" in loaders else None,
         only_as_it_came=next((f"{split}: {one.problem}" for split, one in loaders.items() if one.problem), ""),
     )

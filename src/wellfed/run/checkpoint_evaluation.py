@@ -14,6 +14,7 @@ from wellfed.config.quoting import quoted
 from wellfed.config.schema import Accelerator, EvaluateConfig, Precision, RunConfig
 from wellfed.errors import ConfigError
 from wellfed.run.checkpoint_file import WAY_OUT, is_readable, load_checkpoint
+from wellfed.run.resume import derived_overrides
 
 _OF_TRAINING = ("trainer.devices", "trainer.num_nodes", "trainer.accelerator", "gpu.memory_gib", "gpu.enforce")
 """Overrides that say where it was trained; it may be evaluated elsewhere."""
@@ -69,7 +70,14 @@ def _run_of(checkpoint: Path, asked: EvaluateConfig) -> Composed[RunConfig]:
         raise ConfigError.of(where, f"has no run record beside it ({error}).", way_out) from error
     accelerator = f"trainer.accelerator={asked.accelerator.value}"
     kept = [quoted(text) for text in earlier.overrides if not text.startswith(_OF_TRAINING)]
-    overrides = [*kept, "trainer.devices=1", "trainer.num_nodes=1", "trainer.strategy=auto", accelerator]
+    overrides = [
+        *kept,
+        *derived_overrides(earlier),
+        "trainer.devices=1",
+        "trainer.num_nodes=1",
+        "trainer.strategy=auto",
+        accelerator,
+    ]
     return compose(overrides, extra_dirs=extra_dirs(sys.argv[1:]))
 
 

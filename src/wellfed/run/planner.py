@@ -78,7 +78,8 @@ class Planner:
         if parts is None:
             seed_everything(config.seed)
             parts = assemble.make_parts(config)
-        parts = replace(parts, callbacks=make_callbacks(config, parts))
+        config, data = assemble.with_derived(config, parts.data)
+        parts = replace(parts, data=data, callbacks=make_callbacks(config, parts))
         config, parts = first_stage(assemble.with_loader(config, parts.data), parts)
         from_epoch = 0 if config.memory.stages else None
         return cls(config, composed.choices, facts, device, parts, from_epoch=from_epoch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -60,7 +61,8 @@ def expand(overrides: Sequence[str], compose: Callable[[Sequence[str]], Composed
             return rest
         resume = str(found)
     in_place, named = _named_run(Path(resume))  # the run itself asks whether it may go on
-    merged = _merged([*_size_found_by_rates(named, rest), *named.overrides] if named else [], rest)
+    earlier = [*_size_found_by_rates(named, rest), *named.overrides, *derived_overrides(named)] if named else []
+    merged = _merged(earlier, rest)
     folder = [assigned("hydra.run.dir", str(Path(resume)))] if in_place else []
     return [*merged, *folder, assigned("resume", resume)]
 
@@ -146,7 +148,7 @@ def check_unchanged(composed: Composed[RunConfig], earlier: RunRecord) -> None:
     Raises:
         ConfigError: another ``workload.*`` or ``seed``; lists both values of each.
     """
-    now, then = plain(composed.resolved), earlier.config  # as the record writes it: inf is null there
+    now, then = plain(composed.resolved), earlier.filled_config()  # as the record writes it: inf is null there
     then, now = ({key: each.get(key) for key in ("seed", "workload")} for each in (then, now))
     faults = []
     for name, *values in differences(then, now):
@@ -172,6 +174,11 @@ def _size_found_by_rates(earlier: RunRecord, later: Sequence[str]) -> list[str]:
         return []
     is_asked_anew = any(key_value(text)[0] in _OF_THE_SIZE for text in later)
     return [] if is_asked_anew else [f"memory.micro_batch={found['value']}"]
+
+
+def derived_overrides(earlier: RunRecord) -> list[str]:
+    """Overrides that give knobs the values which followed from the data of a run: the data may have changed since."""
+    return [f"{knob}={json.dumps(value)}" for knob, value in earlier.derived().items()]
 
 
 def _merged(earlier: Sequence[str], later: Sequence[str]) -> list[str]:
