@@ -257,7 +257,10 @@ def test_the_patch_size_follows_from_the_shorter_sides(photos: Path, put: Put, r
     large = read(patch_size=None)
     assert large.derived["workload.data.patch_size"] == (64, "the shorter sides are 12 to 90 pixels")
     assert "workload.data.patch_size" not in read(patch_size=16).derived
-    assert read(patch_size=None, task="deblur", blur_sigma=10).train.patch_size == 41
+    for number in range(19):
+        put(f"{number}.png", 90, 25 if number < 10 else 33)
+    assert read(patch_size=None).train.patch_size == 25
+    assert read(patch_size=None, task="deblur", blur_sigma=10).train.patch_size == 33  # 25 is less than the blur needs
 
 
 def test_images_that_are_all_too_small_are_refused_with_their_size(
