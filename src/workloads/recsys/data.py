@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from wellfed.contract import Datasets
-from wellfed.errors import ConfigError, Fault
-from wellfed.units import counted
+from wellfed.errors import ConfigError, DataError, Fault
+from wellfed.units import counted, show_count
 from workloads.recsys.evaluation import RankedUsers, Ranking
-from workloads.recsys.interactions import Interactions, leave_last_out
+from workloads.recsys.interactions import Interactions, LeaveLastOut, leave_last_out
+from workloads.recsys.model import USUAL_L2, text_of
 from workloads.recsys.movielens import read_movielens
 from workloads.recsys.synthetic import synthetic_interactions
 from workloads.recsys.table import read_table
@@ -20,7 +21,6 @@ from workloads.recsys.triplets import TripletData
 
 FULL_EPOCH = 60_000
 """Interactions from which on an epoch has each once. It and the square root were chosen by validation on real sets."""
-USUAL_L2 = 0.005
 
 
 def datasets(
@@ -79,6 +79,8 @@ def build(
         raise ConfigError([Fault("workload.data.min_rating", problem, "Write workload.data.min_rating=null.")])
     split = leave_last_out(interactions, min_rating)
     num_users, num_items = len(interactions.user_texts), len(interactions.item_texts)
+    texts = [*interactions.user_texts, *interactions.item_texts]
+    text = text_of(texts), f"users and items have {'' if any(texts) else 'no '}sentences"
     evaluated_E = split.evaluated_users
     scarcity, reason = _scarcity(len(split.users))
     if passes is None:
@@ -113,14 +115,34 @@ def build(
         model_args={
             "num_users": num_users,
             "num_items": num_items,
-            "texts": [*interactions.user_texts, *interactions.item_texts],
+            "texts": texts,
         },
-        notes=(size, *interactions.notes, *split.notes, *train.notes),
+        notes=(size, *interactions.notes, *split.notes, *train.notes, *_without_choice(split, num_items)),
         derived={
             **derived,
             "workload.model.l2": (USUAL_L2 * scarcity, reason),
-            "workload.model.text": _text(interactions),
+            "workload.model.text": text,
         },
+    )
+
+
+def _without_choice(split: LeaveLastOut, num_items: int) -> list[str]:
+    """A note of users whose test item is the only one that they had not chosen.
+
+    Raises:
+        DataError: all are.
+    """
+    count_E = np.bincount(split.users, minlength=int(split.evaluated_users.max()) + 1)[split.evaluated_users] + 2
+    num = int((count_E == num_items).sum())
+    if num == len(count_E):
+        raise DataError(
+            f"Every user to evaluate chose all {show_count(num_items)} items, so there is nothing to rank. Point "
+            "workload.data.path at a larger set."
+        )
+    return (
+        [f"{counted(num, 'user')} chose all items: the one to find is the only one left, a hit of no worth"]
+        if num
+        else []
     )
 
 
@@ -137,12 +159,6 @@ def _least_rating(interactions: Interactions) -> dict[str, tuple[Any, str]]:
         return {}
     reason = f"ratings from {ratings.min():g} to {ratings.max():g}; those of 0 and below are no choice"
     return {"workload.data.min_rating": (float(ratings[ratings > 0].min()), reason)}
-
-
-def _text(interactions: Interactions) -> tuple[str, str]:
-    if any(interactions.user_texts) or any(interactions.item_texts):
-        return "gpt2", "users and items have sentences"
-    return "none", "users and items have no sentences"
 
 
 def _check(scale: float, min_rating: float | None, passes: int | None, max_bad_lines: int, *, has_stars: bool) -> None:
