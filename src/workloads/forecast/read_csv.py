@@ -14,10 +14,20 @@ import numpy as np
 
 from wellfed.errors import DataError
 from wellfed.units import counted, show_count, show_line
-from workloads.forecast.cells import Unclear, coded, different, is_missing, parse_dates, parse_numbers
+from workloads.forecast.cells import Bools, Unclear, coded, different, is_missing, parse_dates, parse_numbers
 from workloads.forecast.csv_columns import Columns, describe, find_columns, find_dates, listed
 from workloads.forecast.series import Floats, SeriesSet, trimmed
-from workloads.forecast.steps import Dates, Frequency, Ints, UnevenDates, infer_frequency, parse_frequency, show_date
+from workloads.forecast.steps import (
+    HOUR,
+    Dates,
+    Frequency,
+    Ints,
+    UnevenDates,
+    clock_set_back,
+    infer_frequency,
+    parse_frequency,
+    show_date,
+)
 from workloads.forecast.text_table import TextTable, read_text_table
 
 MOST_MISSING = 0.95
@@ -137,17 +147,15 @@ def _frequency(table: TextTable, date_R: Dates, wanted: str | None) -> Frequency
 def _laid_out(table: TextTable, entries: Entries, frequency: Frequency) -> tuple[list[Floats], list[int], list[str]]:
     """The values of each series step by step, NaN where one is missing, its first step, and what is to be said."""
     step_E = frequency.numbers(entries.dates)
-    order_E = np.lexsort((step_E, entries.codes))
-    notes = [] if (np.diff(order_E) > 0).all() else _sorted_note(entries)
+    order_E = _without_copies(entries, np.lexsort((entries.values, entries.dates, step_E, entries.codes)))
     code_E, step_E, value_E = entries.codes[order_E], step_E[order_E], entries.values[order_E]
-    again = 1 + np.flatnonzero((np.diff(code_E) == 0) & (np.diff(step_E) == 0))
-    same = (value_E[again] == value_E[again - 1]) & (entries.dates[order_E[again]] == entries.dates[order_E[again - 1]])
-    if not same.all():
-        _refuse_double(table, entries, frequency, order_E[again[~same][0] - 1 : again[~same][0] + 1])
-    if len(again):
-        notes.append(f"{counted(len(again), 'value')} given twice, the same each time; the second left out")
-        once = np.delete(np.arange(len(code_E)), again)
-        code_E, step_E, value_E = code_E[once], step_E[once], value_E[once]
+    is_again_E = np.concatenate([[False], (np.diff(code_E) == 0) & (np.diff(step_E) == 0)])
+    second = np.flatnonzero(is_again_E)
+    if len(wrong := second[~_is_set_back(entries, frequency, order_E, second)]):
+        _refuse_double(table, entries, frequency, order_E[wrong[0] - 1 : wrong[0] + 1])
+    value_E[second - 1] += (value_E[second] - value_E[second - 1]) / 2
+    notes = _notes(entries, len(entries.dates) - len(order_E), np.maximum(order_E[second], order_E[second - 1]))
+    code_E, step_E, value_E = code_E[~is_again_E], step_E[~is_again_E], value_E[~is_again_E]
     edges = np.searchsorted(code_E, np.arange(len(entries.names) + 1))
     steps = [step_E[begin:end] for begin, end in pairwise(edges)]
     starts = [int(each[0]) if len(each) else 0 for each in steps]
@@ -159,15 +167,45 @@ def _laid_out(table: TextTable, entries: Entries, frequency: Frequency) -> tuple
     return series, starts, notes
 
 
-def _sorted_note(entries: Entries) -> list[str]:
-    """Said only where the dates within a series are out of order."""
+def _without_copies(entries: Entries, order_E: Ints) -> Ints:
+    """The order without values that repeat another of the same series and date."""
+    columns = entries.codes[order_E], entries.dates[order_E].astype(np.int64), entries.values[order_E]
+    is_copy_E = np.logical_and.reduce([np.diff(each) == 0 for each in columns])
+    return np.delete(order_E, 1 + np.flatnonzero(is_copy_E))
+
+
+def _is_set_back(entries: Entries, frequency: Frequency, order_E: Ints, second: Ints) -> Bools:
+    """Whether each second value of a step is there because a clock was set back."""
+    found = np.zeros(len(second), bool)
+    if frequency.kind != "time" or frequency.every > HOUR:
+        return found
+    is_pair = entries.dates[order_E[second]] == entries.dates[order_E[second - 1]]
+    is_pair &= ~np.isin(second - 1, second) & ~np.isin(second + 1, second)
+    code = np.where(is_pair, entries.codes[order_E[second]], -1)
+    for each in different(code[is_pair]):
+        found[code == each] = clock_set_back(entries.dates[order_E[second[code == each]]])
+    return found
+
+
+def _notes(entries: Entries, num_copies: int, set_back: Ints) -> list[str]:
+    """What was put in order, left out and averaged; ``set_back`` are places of entries."""
     order_E = np.argsort(entries.codes, kind="stable")
     is_back_E = (np.diff(entries.dates[order_E]).astype(np.int64) < 0) & (np.diff(entries.codes[order_E]) == 0)
-    num_rows = len(np.unique(entries.lines[order_E[1:][is_back_E]]))
-    return [f"{counted(num_rows, 'row')} earlier than the row before; sorted by date"] if num_rows else []
+    earlier = np.unique(entries.lines[np.setdiff1d(order_E[1:][is_back_E], set_back)])
+    notes = [f"{counted(len(earlier), 'row')} earlier than the row before; sorted by date"] if len(earlier) else []
+    if num_copies:
+        notes.append(f"{counted(num_copies, 'value')} given twice, the same each time; the second left out")
+    if len(set_back):
+        first = int(set_back[0])
+        notes.append(
+            f"{counted(len(set_back), 'value')} of an hour that a clock change gives twice, averaged with the first; "
+            f"the first: {entries.names[int(entries.codes[first])]}, {show_date(entries.dates[first])}"
+        )
+    return notes
 
 
 def _refuse_double(table: TextTable, entries: Entries, frequency: Frequency, pair_2: Ints) -> None:
+    pair_2 = pair_2[np.argsort(entries.lines[pair_2], kind="stable")]
     first, second = pair_2
     dates = [show_date(date) for date in entries.dates[pair_2]]
     name = entries.names[int(entries.codes[first])]

@@ -25,6 +25,10 @@ MINUTE = 60_000_000
 """In microseconds, as all lengths of time here."""
 HOUR, DAY = 60 * MINUTE, 1440 * MINUTE
 WEEK = 7 * DAY
+CLOCKS_SET_BACK_BY = 4 * HOUR
+"""Latest time of day at which the doubled hour of a clock change begins. Some countries double that before midnight."""
+CLOCK_CHANGES_APART = 300 * DAY
+"""Least distance of two changes to winter time. Real ones are 350 days apart or more."""
 _UNITS = {"year": 365 * DAY, "week": WEEK, "day": DAY, "hour": HOUR, "minute": MINUTE, "second": 1_000_000}
 _ALIASES: dict[str, tuple[Literal["time", "months", "business"], int]] = {
     "us": ("time", 1), "ms": ("time", 1000), "s": ("time", 1_000_000), "sec": ("time", 1_000_000),
@@ -183,6 +187,24 @@ def show_date(date: np.datetime64) -> str:
     """``2024-05-31``, with the time of day where it is not midnight."""
     text = str(date.astype("M8[us]"))
     return text.removesuffix(".000000").removesuffix("T00:00:00").replace("T", " ")
+
+
+def clock_set_back(doubled_N: Dates) -> npt.NDArray[np.bool_]:
+    """Marks dates that local time has twice because a clock was set back: an hour at most, at night, once a year.
+
+    Args:
+        doubled_N: dates that a series has twice, ascending, each once.
+    """
+    gaps = np.diff(doubled_N).astype(np.int64)
+    night_N = np.concatenate([[0], np.cumsum(gaps >= HOUR)])
+    edges = np.searchsorted(night_N, np.arange(night_N[-1] + 2))
+    begins, ends = doubled_N[edges[:-1]], doubled_N[edges[1:] - 1]
+    time_of_day = (begins - begins.astype("M8[D]")).astype(np.int64)
+    is_at_night = (time_of_day < CLOCKS_SET_BACK_BY) | (time_of_day >= DAY - HOUR)
+    apart = np.diff(begins).astype(np.int64) >= CLOCK_CHANGES_APART
+    is_rare = np.concatenate([[True], apart]) & np.concatenate([apart, [True]])
+    fits: npt.NDArray[np.bool_] = is_at_night & is_rare & ((ends - begins).astype(np.int64) < HOUR)
+    return fits[night_N]
 
 
 class Calendar:

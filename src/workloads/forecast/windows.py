@@ -27,6 +27,9 @@ class Windows:
         row_O: row of the store L steps before each origin; ``series_O`` whose it is.
         windows: lengths of history; what is longer than a series' past is cut there.
         split: None = training; others are told in the batch, as the place in ``SPLITS``.
+
+    Attributes:
+        passes: how often each sample is in the set.
     """
 
     def __init__(
@@ -42,6 +45,13 @@ class Windows:
         self._window_W = torch.tensor(windows)
         self._store, self._split = store, split
         self._mode: FeatureModeName = "dynamic"
+        self.passes = 1
+
+    def passed(self, passes: int) -> Windows:
+        """The same samples so many times, one pass after the other."""
+        other = copy(self)
+        other.passes = passes
+        return other
 
     def for_features(self, mode: FeatureModeName) -> Windows:
         """The same samples. Batches carry indices alone with ``cache``; else ``rows`` [B, M, C] too, cut out of the
@@ -51,7 +61,7 @@ class Windows:
         return other
 
     def __len__(self) -> int:
-        return len(self._row_O) * len(self._window_W)
+        return self.passes * len(self._row_O) * len(self._window_W)
 
     def __getitem__(self, index: int, rng: SampleRng | None = None) -> dict[str, Tensor]:
         """One sample, equal to that of the batch which `fetch` gives."""
@@ -65,6 +75,7 @@ class Windows:
         it; of a split that is not training ``split``, and where gaps were filled ``target_observed`` too. Nothing is
         drawn: ``rng`` is not needed."""
         store = self._store
+        indices = indices % (len(self._row_O) * len(self._window_W))
         origin_B = indices // len(self._window_W)
         row_B = self._row_O.index_select(0, origin_B).long()
         series_B = self._series_O.index_select(0, origin_B).long()

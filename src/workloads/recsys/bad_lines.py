@@ -57,12 +57,18 @@ def read_file(file: Path) -> bytes:
     content = content.removeprefix(b"\xef\xbb\xbf")
     if content[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in content[:4096]:
         raise DataError(
-            f"{file}, line 1: UTF-16 or binary, not the 8-bit text of MovieLens. "
-            f"Fetch the file again, or convert it: iconv -f UTF-16 -t UTF-8 {file.name}"
+            f"{file}, line 1: UTF-16 or binary, not 8-bit text. "
+            f"Convert it: iconv -f UTF-16 -t UTF-8 {file.name}. {_way_out(file)}"
         )
     if not content.strip():
-        raise DataError(f"{file} is empty. Fetch it again: {fetch_command(file)}")
+        raise DataError(f"{file} is empty. {_way_out(file)}")
     return content
+
+
+def _way_out(file: Path) -> str:
+    if file.suffix == ".dat" or file.name.startswith("u."):
+        return f"Fetch it again: {fetch_command(file)}"
+    return "Write workload.data.path=FILE for another one."
 
 
 def decode(line: bytes) -> str:

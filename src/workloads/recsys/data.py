@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from wellfed.contract import Datasets
-from wellfed.errors import ConfigError, Fault
-from wellfed.units import counted
+from wellfed.errors import ConfigError, DataError, Fault
+from wellfed.units import counted, show_count
 from workloads.recsys.evaluation import RankedUsers, Ranking
-from workloads.recsys.interactions import Interactions, leave_last_out
+from workloads.recsys.interactions import Interactions, LeaveLastOut, leave_last_out
+from workloads.recsys.model import USUAL_L2, text_of
 from workloads.recsys.movielens import read_movielens
 from workloads.recsys.synthetic import synthetic_interactions
+from workloads.recsys.table import read_table
 from workloads.recsys.triplets import TripletData
+
+FULL_EPOCH = 60_000
+"""Interactions from which on an epoch has each once. It and the square root were chosen by validation on real sets."""
 
 
 def datasets(
@@ -21,17 +28,20 @@ def datasets(
     scale: float = 0.1,
     seed: int = 0,
     *,
-    min_rating: int | None = None,
+    min_rating: float | None = None,
+    passes: int | None = None,
     avoid_held_out: bool = False,
     max_bad_lines: int = 100,
 ) -> Datasets:
     """Training triplets, and one row per evaluated user for validation and test.
 
     Args:
-        path: folder with MovieLens-1M or -100K files; None = the embedded set.
+        path: a table of interactions (CSV, TSV), or a folder with MovieLens-1M or -100K files; None = the embedded set.
         scale: size of the embedded set as a share of a million ratings.
-        seed: of the embedded set; not of the training.
-        min_rating: stars from which a rating counts as an interaction; None = every rating.
+        seed: of the embedded set, and of the order of a user's interactions in a table without times; not of the
+            training.
+        min_rating: from which a rating counts as an interaction; None = every rating above 0.
+        passes: how often an epoch has each interaction; None = the more, the fewer there are.
         avoid_held_out: never draw a user's validation or test item as a negative either. That tells the model which
             items are held out (all others are pushed down): for comparison with code that does so, not for figures.
         max_bad_lines: unreadable lines to skip. 100 is 0.1 % of the smaller set: a few damaged lines should not cost
@@ -41,21 +51,46 @@ def datasets(
         DataError: files missing, unreadable, with too many bad lines, or with nobody to evaluate.
         ConfigError: an argument out of its range.
     """
-    _check(scale, min_rating, max_bad_lines)
-    interactions = synthetic_interactions(scale, seed) if path is None else read_movielens(Path(path), max_bad_lines)
-    return build(interactions, min_rating, avoid_held_out)
+    file = None if path is None else Path(path).expanduser()
+    is_table = file is not None and file.is_file()
+    _check(scale, min_rating, passes, max_bad_lines, has_stars=not is_table)
+    if file is None:
+        interactions = synthetic_interactions(scale, seed)
+    elif is_table:
+        interactions = read_table(file, max_bad_lines, seed)
+    else:
+        interactions = read_movielens(file, max_bad_lines)
+    return build(interactions, min_rating, avoid_held_out, passes)
 
 
-def build(interactions: Interactions, min_rating: int | None = None, avoid_held_out: bool = False) -> Datasets:
+def build(
+    interactions: Interactions,
+    min_rating: float | None = None,
+    avoid_held_out: bool = False,
+    passes: int | None = None,
+) -> Datasets:
     """Split and wrap interactions of any source."""
+    derived: dict[str, tuple[Any, str]] = {}
+    if min_rating is None:
+        derived |= _least_rating(interactions)
+        min_rating = derived.get("workload.data.min_rating", (None,))[0]
+    elif interactions.ratings is None:
+        problem = f"{min_rating:g}, but the table has no ratings."
+        raise ConfigError([Fault("workload.data.min_rating", problem, "Write workload.data.min_rating=null.")])
     split = leave_last_out(interactions, min_rating)
     num_users, num_items = len(interactions.user_texts), len(interactions.item_texts)
+    texts = [*interactions.user_texts, *interactions.item_texts]
+    text = text_of(texts), f"users and items have {'' if any(texts) else 'no '}sentences"
     evaluated_E = split.evaluated_users
+    scarcity, reason = _scarcity(len(split.users))
+    if passes is None:
+        passes, _ = derived["workload.data.passes"] = scarcity, reason
     train = TripletData(
         split.users,
         split.items,
         num_users=num_users,
         num_items=num_items,
+        passes=passes,
         avoid=(
             np.concatenate([split.users, evaluated_E, evaluated_E]),
             np.concatenate([split.items, split.val_items, split.test_items]),
@@ -67,8 +102,9 @@ def build(interactions: Interactions, min_rating: int | None = None, avoid_held_
         np.concatenate([split.users, evaluated_E]),
         np.concatenate([split.items, split.val_items]),
     )
+    num_train = len(train) // passes
     size = (
-        f"{counted(num_users, 'user')}, {counted(num_items, 'item')}, {counted(len(train), 'training interaction')}, "
+        f"{counted(num_users, 'user')}, {counted(num_items, 'item')}, {counted(num_train, 'training interaction')}, "
         f"{counted(len(evaluated_E), 'user')} evaluated"
     )
     return Datasets(
@@ -79,17 +115,59 @@ def build(interactions: Interactions, min_rating: int | None = None, avoid_held_
         model_args={
             "num_users": num_users,
             "num_items": num_items,
-            "texts": [*interactions.user_texts, *interactions.item_texts],
+            "texts": texts,
         },
-        notes=(size, *interactions.notes, *split.notes, *train.notes),
+        notes=(size, *interactions.notes, *split.notes, *train.notes, *_without_choice(split, num_items)),
+        derived={
+            **derived,
+            "workload.model.l2": (USUAL_L2 * scarcity, reason),
+            "workload.model.text": text,
+        },
     )
 
 
-def _check(scale: float, min_rating: int | None, max_bad_lines: int) -> None:
+def _without_choice(split: LeaveLastOut, num_items: int) -> list[str]:
+    """A note of users whose test item is the only one that they had not chosen.
+
+    Raises:
+        DataError: all are.
+    """
+    count_E = np.bincount(split.users, minlength=int(split.evaluated_users.max()) + 1)[split.evaluated_users] + 2
+    num = int((count_E == num_items).sum())
+    if num == len(count_E):
+        raise DataError(
+            f"Every user to evaluate chose all {show_count(num_items)} items, so there is nothing to rank. Point "
+            "workload.data.path at a larger set."
+        )
+    return (
+        [f"{counted(num, 'user')} chose all items: the one to find is the only one left, a hit of no worth"]
+        if num
+        else []
+    )
+
+
+def _scarcity(num_interactions: int) -> tuple[int, str]:
+    """Passes an epoch, and times the usual regularisation, for so few training interactions."""
+    factor = max(1, round(math.sqrt(FULL_EPOCH / max(1, num_interactions))))
+    return factor, f"{counted(num_interactions, 'training interaction')}; {FULL_EPOCH:,} or more are enough for 1 pass"
+
+
+def _least_rating(interactions: Interactions) -> dict[str, tuple[Any, str]]:
+    """The lowest rating above 0, where some are not."""
+    ratings = interactions.ratings
+    if ratings is None or ratings.min() > 0 or ratings.max() <= 0:
+        return {}
+    reason = f"ratings from {ratings.min():g} to {ratings.max():g}; those of 0 and below are no choice"
+    return {"workload.data.min_rating": (float(ratings[ratings > 0].min()), reason)}
+
+
+def _check(scale: float, min_rating: float | None, passes: int | None, max_bad_lines: int, *, has_stars: bool) -> None:
     faults = []
     if not 0 < scale <= 4:
         faults.append(Fault("workload.data.scale", f"{scale} is not in (0, 4].", "Write scale=0.1 or so."))
-    if min_rating is not None and not 1 <= min_rating <= 5:
+    if passes is not None and passes < 1:
+        faults.append(Fault("workload.data.passes", f"{passes} is below 1.", "Write passes=null or 1."))
+    if has_stars and min_rating is not None and not 1 <= min_rating <= 5:
         faults.append(Fault("workload.data.min_rating", f"{min_rating} is not in 1..5.", "Write min_rating=null or 4."))
     if max_bad_lines < 0:
         faults.append(Fault("workload.data.max_bad_lines", f"{max_bad_lines} is negative.", "Write 0 to allow none."))

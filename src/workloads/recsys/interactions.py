@@ -24,8 +24,8 @@ class Interactions:
     """Row of the user, 0..U-1, [N]."""
     items: Ints
     """Row of the item, 0..I-1, [N]."""
-    ratings: Ints
-    """Stars, 1..5, [N]."""
+    ratings: NDArray[np.float64] | Ints | None
+    """[N]; stars of 1..5 in MovieLens. None = the table has none."""
     times: Ints
     """Seconds since 1970; only the order is used."""
     user_texts: list[str]
@@ -50,7 +50,7 @@ class LeaveLastOut:
     notes: tuple[str, ...]
 
 
-def leave_last_out(interactions: Interactions, min_rating: int | None) -> LeaveLastOut:
+def leave_last_out(interactions: Interactions, min_rating: float | None) -> LeaveLastOut:
     """Split by time; equal times are ordered by their place in the file.
 
     A pair that occurs twice counts once, at its latest time. Users with fewer than three interactions stay in
@@ -61,9 +61,11 @@ def leave_last_out(interactions: Interactions, min_rating: int | None) -> LeaveL
     """
     notes = []
     chosen = np.arange(len(interactions.users))
-    if min_rating is not None:
+    if min_rating is not None and interactions.ratings is not None:
         chosen = chosen[interactions.ratings >= min_rating]
-        notes.append(f"{show_count(len(chosen))} of {show_count(len(interactions.users))} ratings are >= {min_rating}")
+        notes.append(
+            f"{show_count(len(chosen))} of {show_count(len(interactions.users))} ratings are >= {min_rating:g}"
+        )
     chosen = chosen[np.lexsort((chosen, interactions.times[chosen], interactions.users[chosen]))]
     latest = _last_of_each_pair(interactions, chosen)
     if len(latest) < len(chosen):

@@ -20,13 +20,22 @@ TripletBatch = dict[str, Tensor]
 """``user``, ``pos``, ``neg``: rows [B]; with text also ``user_text``, ``pos_text``, ``neg_text``: float [B, E]."""
 
 
+USUAL_L2 = 0.005
+"""Weight of the regularisation where the data are no reason for another."""
+
+
+def text_of(texts: Sequence[str]) -> Literal["gpt2", "none"]:
+    """What the model's ``text`` is for users and items with these sentences."""
+    return "gpt2" if any(texts) else "none"
+
+
 class TwoTowerRecommender(nn.Module):
     """Score = user vector . item vector + item bias; a vector = id embedding + MLP of the text row.
 
     Args:
         texts: sentences of the U users, then of the I items; not looked at with ``text="none"``.
         dim: D, width of both towers.
-        text: ``none`` leaves matrix factorisation.
+        text: ``none`` leaves matrix factorisation; None = ``gpt2`` where there are sentences.
         pretrained: folder or hub name of a GPT-2; None = a small random one over the words of ``texts``.
         train_encoder: let gradients into the encoder; text rows can then not be cached.
         lora_rank: rank of LoRA matrices when the encoder is trained; 0 or None trains all of it.
@@ -35,7 +44,7 @@ class TwoTowerRecommender(nn.Module):
         mlp_hidden: width of the hidden layer between text row and tower.
         dropout: share of the hidden layer dropped in training.
         init_std: spread of fresh id embeddings.
-        l2: weight of the squared length of the three vectors of a triplet, per sample, as in BPR.
+        l2: weight of the squared length of the three vectors of a triplet, per sample, as in BPR; None = 0.005.
     """
 
     def __init__(
@@ -45,7 +54,7 @@ class TwoTowerRecommender(nn.Module):
         texts: Sequence[str] = (),
         *,
         dim: int = 64,
-        text: Literal["gpt2", "none"] = "gpt2",
+        text: Literal["gpt2", "none"] | None = None,
         pretrained: str | None = None,
         train_encoder: bool = False,
         lora_rank: int | None = 8,
@@ -56,9 +65,10 @@ class TwoTowerRecommender(nn.Module):
         mlp_hidden: int = 64,
         dropout: float = 0.0,
         init_std: float = 0.05,
-        l2: float = 0.005,
+        l2: float | None = None,
     ) -> None:
         super().__init__()
+        text = text_of(texts) if text is None else text
         sizes = {
             "dim": dim,
             "lora_rank": lora_rank or 0,
@@ -69,7 +79,7 @@ class TwoTowerRecommender(nn.Module):
             "mlp_hidden": mlp_hidden,
         }
         _check(text, pretrained, train_encoder, sizes)
-        self.num_users, self.num_items, self.l2 = num_users, num_items, l2
+        self.num_users, self.num_items, self.l2 = num_users, num_items, USUAL_L2 if l2 is None else l2
         self.user_embedding = nn.Embedding(num_users, dim)
         self.item_embedding = nn.Embedding(num_items, dim)
         self.item_bias = nn.Embedding(num_items, 1)

@@ -56,7 +56,7 @@ class NegativeSampler:
 
 
 class TripletData:
-    """One sample per training interaction.
+    """``passes`` samples per training interaction, each with a negative of its own.
 
     Args:
         user_N: user of each training interaction, as ``item_N`` its item.
@@ -71,9 +71,10 @@ class TripletData:
         num_users: int,
         num_items: int,
         avoid: tuple[Ints, Ints] | None = None,
+        passes: int = 1,
         table_cells: int = TABLE_CELLS,
     ) -> None:
-        self.num_users = num_users
+        self.num_users, self.passes = num_users, passes
         avoid_user_M, avoid_item_M = (user_N, item_N) if avoid is None else avoid
         self.sampler = NegativeSampler(
             avoid_user_M, avoid_item_M, num_users=num_users, num_items=num_items, table_cells=table_cells
@@ -93,20 +94,21 @@ class TripletData:
         self._item_N = torch.from_numpy(item_N[has_free_N].astype(np.int32))
 
     def __len__(self) -> int:
-        return len(self._user_N)
+        return self.passes * len(self._user_N)
 
     def __getitem__(self, index: int, rng: SampleRng | None = None) -> dict[str, Tensor]:
         """One sample as scalars, equal to the row that `fetch` gives; without ``rng`` that of seed 0, epoch 0."""
         if not -len(self) <= index < len(self):
-            raise IndexError(f"index {index} of {len(self)} interactions")
+            raise IndexError(f"index {index} of {len(self)} samples")
         batch = self.fetch(torch.tensor([index % len(self)]), rng or SampleRng(0, 0))
         return {name: values.squeeze(0) for name, values in batch.items()}
 
     def fetch(self, indices: Tensor, rng: SampleRng) -> dict[str, Tensor]:
         """``user``, ``pos``, ``neg``: int64 [B]."""
-        user_B = self._user_N.index_select(0, indices).long()
+        place_B = indices % len(self._user_N)
+        user_B = self._user_N.index_select(0, place_B).long()
         neg_B = self.sampler.draw(user_B, indices, rng)
-        return {"user": user_B, "pos": self._item_N.index_select(0, indices).long(), "neg": neg_B}
+        return {"user": user_B, "pos": self._item_N.index_select(0, place_B).long(), "neg": neg_B}
 
     def on_device(
         self, batch: dict[str, Tensor], rng: SampleRng, features: FeatureSource | None = None

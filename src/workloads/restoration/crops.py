@@ -28,7 +28,7 @@ class CropData:
 
     Args:
         images: to crop, none of them smaller than a crop; they lie within the first ``pixels.num_bytes``.
-        patches_per_image: of each epoch; None = as many as fit into the image side by side.
+        patches_per_image: of each epoch.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class CropData:
         images: Sequence[StoredImage],
         *,
         patch_size: int,
-        patches_per_image: int | None,
+        patches_per_image: int,
         degrade: Degrade,
     ) -> None:
         self.images, self.patch_size, self.degrade = tuple(images), patch_size, degrade
@@ -51,9 +51,7 @@ class CropData:
             ]
         )
         """First byte, bytes of a line, and how many places for a crop there are down and across."""
-        fitting = [(image.height // patch_size) * (image.width // patch_size) for image in images]
-        count_I = torch.tensor(fitting if patches_per_image is None else [patches_per_image] * len(images))
-        self._image_S = torch.arange(len(images), dtype=torch.int32).repeat_interleave(count_I)
+        self._image_S = torch.arange(len(images), dtype=torch.int32).repeat_interleave(patches_per_image)
         self._line_P = torch.arange(patch_size)
 
     def __len__(self) -> int:

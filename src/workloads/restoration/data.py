@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from wellfed.contract import Datasets
 from wellfed.errors import ConfigError, DataError, Fault
@@ -19,7 +20,15 @@ from workloads.restoration.decoding import MAX_PIXELS, Decoded
 from workloads.restoration.degradations import Degradation
 from workloads.restoration.evaluation import ImageQuality
 from workloads.restoration.image_files import find_images
-from workloads.restoration.images import PIXELS_FILE, ImageIndex, ImagePixels, decode_into, read_index, write_images
+from workloads.restoration.images import (
+    PIXELS_FILE,
+    ImageIndex,
+    ImagePixels,
+    StoredImage,
+    decode_into,
+    read_index,
+    write_images,
+)
 from workloads.restoration.splits import split_images
 from workloads.restoration.synthetic import dead_leaves
 from workloads.restoration.tiles import CORE, HALO, TileData
@@ -30,13 +39,22 @@ SIDE = 128
 """Of the embedded images; those of larger crops are half as large again as a crop."""
 EVAL_TILES = 8
 """In a batch of validation: about the pixels of 70 crops of the default size, without gradients."""
+SMALLEST_PATCH, USUAL_PATCH = 16, 64
+"""Sides of crops in pixels: the least that is allowed, and the derived one of pictures that are large enough."""
+LEFT_OUT_FRAC = 0.1
+"""Largest share of the pictures that a derived patch size may leave out as too small."""
+FULL_EPOCH = 1536
+"""Crops in a derived epoch, or one of each picture where there are more: 96 steps, as of the embedded set."""
+VAL_TILES = 128
+"""Most tiles of a derived validation: it then costs less than an epoch, however large the pictures are."""
 MANY = 200
 """Images whose decoding takes long enough to be told: seconds, or minutes."""
 NUMBERS: Mapping[str, tuple[range, int | None]] = {
-    "patch_size": (range(16, 1025), 64),
+    "patch_size": (range(SMALLEST_PATCH, 1025), None),
     "patches_per_image": (range(1, 1_000_001), None),
     "max_bad_files": (range(1_000_001), 10),
     "num_images": (range(3, 100_001), 240),
+    "val_tiles": (range(1, 1_000_001), None),
     "halo": (range(8, CORE + 1, 2), HALO),
     "seed": (range(2**63), 0),
 }
@@ -50,11 +68,13 @@ def datasets(
     sigma: float | None = None,
     blur_sigma: float = 1.6,
     scale: int = 2,
-    patch_size: int = 64,
+    patch_size: int | None = None,
     patches_per_image: int | None = None,
+    grey_noise: bool | None = None,
     max_bad_files: int = 10,
     val_frac: float = 0.1,
     test_frac: float = 0.1,
+    val_tiles: int | None = None,
     num_images: int = 240,
     halo: int = HALO,
     seed: int = 0,
@@ -66,10 +86,14 @@ def datasets(
         path: folder of images (PNG, JPEG, WebP, BMP, TIFF) in any depth, or with ``train/`` and, where there are any,
             ``val/`` and ``test/`` inside, which are used as such; None = the embedded set.
         task: ``denoise``, ``deblur`` or ``super_resolve``; this and the next three as `Degradation` has them.
-        patch_size: side of a crop in pixels; images with a shorter side are left out.
-        patches_per_image: crops of each image in an epoch; None = as many as fit into it side by side.
+        patch_size: side of a crop in pixels; images with a shorter side are left out. None = 64, or less where more
+            than a tenth of the images are smaller.
+        patches_per_image: crops of each image in an epoch; None = the more, the fewer images there are.
+        grey_noise: the same noise in all three colours; None = where all images are grey.
         max_bad_files: files to skip that can't be decoded.
         val_frac: share of the images to validate on, unless there is ``val/``; ``test_frac`` likewise. 0 = none.
+        val_tiles: tiles of 128 pixels of each validation image, evenly spread; None = all, unless they are many. The
+            test takes all.
         num_images: size of the embedded set.
         halo: pixels that evaluation sees around each tile of an image; the model's reach and 5 more give the figures of
             images that are restored in one piece, mirrored at their edges.
@@ -84,27 +108,44 @@ def datasets(
         "patch_size": patch_size,
         "patches_per_image": patches_per_image,
         "max_bad_files": max_bad_files,
+        "val_tiles": val_tiles,
         "num_images": num_images,
         "halo": halo,
         "seed": seed,
     }
     shares = {"val_frac": val_frac, "test_frac": test_frac}
     of_degradation = degradations.faults(task, sigma, blur_sigma, scale)
+    least_patch = max(SMALLEST_PATCH, degradations.blur_reach(blur_sigma) + 1) if task == "deblur" else SMALLEST_PATCH
     _check(numbers, shares, of_degradation or _too_wide_a_blur(task, blur_sigma, patch_size))
     if path is None:
-        made = _embedded(num_images, max(SIDE, patch_size * 3 // 2), seed, cache_dir)
+        made = _embedded(num_images, max(SIDE, (patch_size or USUAL_PATCH) * 3 // 2), seed, cache_dir)
     else:
         made = _decoded(Path(path), max_bad_files, seed, cache_dir)
+    derived: dict[str, tuple[Any, str]] = {}
+    if patch_size is None:
+        patch_size, _ = derived["workload.data.patch_size"] = _patch_size(made.index.images, least_patch)
     where = "The embedded set" if path is None else f"workload.data.path={path}"
     parts = split_images(
         made.index, made.split_folders, where, patch_size=patch_size, val_frac=val_frac, test_frac=test_frac
     )
-    degradation = Degradation(task, sigma, blur_sigma, scale)
+    whole = ImagePixels(made.file, max(image.end for image in made.index.images))
+    num_train = len(parts.train)
+    if patches_per_image is None:
+        reason = f"{counted(num_train, 'training image')}; an epoch has {FULL_EPOCH:,} crops or more"
+        patches_per_image = -(-FULL_EPOCH // num_train)
+        derived["workload.data.patches_per_image"] = patches_per_image, reason
+    if grey_noise is None:
+        grey_noise = all(map(whole.is_grey, (*parts.train, *parts.val, *parts.test)))
+        reason = "all images are grey" if grey_noise else "some images have colours"
+        derived["workload.data.grey_noise"] = grey_noise, reason
+    if val_tiles is None and parts.val:
+        reason = f"{counted(len(parts.val), 'image')} to validate on; at most {VAL_TILES} tiles of {CORE} pixels in all"
+        val_tiles, _ = derived["workload.data.val_tiles"] = max(1, VAL_TILES // len(parts.val)), reason
+    degradation = Degradation(task, sigma, blur_sigma, scale, is_grey=grey_noise)
     pixels = ImagePixels(made.file, max(image.end for image in parts.train))
     train = CropData(
         pixels, parts.train, patch_size=patch_size, patches_per_image=patches_per_image, degrade=degradation
     )
-    whole = ImagePixels(made.file, max(image.end for image in made.index.images))
     tiles = partial(TileData, whole, degrade=degradation.for_evaluation, halo=halo)
     size = (
         f"{counted(len(parts.train), 'training image')} ({show_bytes(pixels.num_bytes)} decoded), "
@@ -112,12 +153,13 @@ def datasets(
     )
     return Datasets(
         train=train,
-        val=tiles(parts.val) if parts.val else None,
+        val=tiles(parts.val, most_tiles=val_tiles) if parts.val else None,
         test=tiles(parts.test, first_image=len(parts.val)) if parts.test else None,
         eval_batch_size=EVAL_TILES,
         features=crop_features(pixels, patch_size),
         evaluation=ImageQuality([image.name for image in (*parts.val, *parts.test)], halo),
         notes=(size, *made.notes, *parts.notes),
+        derived=derived,
     )
 
 
@@ -164,7 +206,20 @@ def _decoded(path: Path, max_bad_files: int, seed: int, cache_dir: str) -> _Made
     return _Made(folder / PIXELS_FILE, index, found.split_folders, (*found.notes, *bad.notes()))
 
 
-def _too_wide_a_blur(task: str, blur_sigma: float, patch_size: int) -> list[Fault]:
+def _patch_size(images: Sequence[StoredImage], least: int) -> tuple[int, str]:
+    """The usual side, or that of the smaller images, which most of them have."""
+    sides = sorted(min(image.height, image.width) for image in images)
+    usable = [side for side in sides if side >= least]
+    usual = max(USUAL_PATCH, least)
+    if not usable:
+        return least, f"the shorter sides are {sides[0]} to {sides[-1]} pixels, and {least} is the least"
+    side = usable[int(LEFT_OUT_FRAC * len(usable))]
+    if side >= usual:
+        return usual, f"the shorter sides are {sides[0]} to {sides[-1]} pixels"
+    return side, f"the shorter sides are {sides[0]} to {sides[-1]} pixels, and nine of ten images shall have a crop"
+
+
+def _too_wide_a_blur(task: str, blur_sigma: float, patch_size: int | None) -> list[Fault]:
     """A fault where a crop is no larger than what the blur mirrors at its edges."""
     reach = degradations.blur_reach(blur_sigma)
     if task != "deblur" or type(patch_size) is not int or reach < patch_size:

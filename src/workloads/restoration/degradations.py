@@ -36,19 +36,26 @@ class Degradation:
         sigma: spread of the white noise, of 255; None = 25, 2 and 0 for the three tasks.
         blur_sigma: spread of the blur in pixels.
         scale: by how much the image is shrunk.
+        is_grey: the same noise in all colours.
 
     Raises:
         ConfigError: see `faults`.
     """
 
     def __init__(
-        self, task: str = "denoise", sigma: float | None = None, blur_sigma: float = 1.6, scale: int = 2
+        self,
+        task: str = "denoise",
+        sigma: float | None = None,
+        blur_sigma: float = 1.6,
+        scale: int = 2,
+        *,
+        is_grey: bool = False,
     ) -> None:
         if found := faults(task, sigma, blur_sigma, scale):
             raise ConfigError(found)
         self.task = task
         self.sigma = USUAL_SIGMA[task] if sigma is None else float(sigma)
-        self.blur_sigma, self.scale = float(blur_sigma), int(scale)
+        self.blur_sigma, self.scale, self.is_grey = float(blur_sigma), int(scale), is_grey
         self._banks: dict[tuple[str, int], Tensor] = {}
 
     def __call__(self, clean_BCHW: Tensor, key_B: Tensor, rng: SampleRng) -> Tensor:
@@ -59,10 +66,13 @@ class Degradation:
         degraded_BCHW = self.without_noise(clean_BCHW)
         if self.sigma == 0:
             return degraded_BCHW
-        bank_N = self._bank(clean_BCHW[0].numel(), clean_BCHW.device)
-        num_places = len(bank_N) - clean_BCHW[0].numel() + 1
-        cut_NM = bank_N.as_strided((num_places, clean_BCHW[0].numel()), (1, 1))
-        noise_BCHW = cut_NM.index_select(0, rng.randint_at(key_B, num_places, PLACE_DRAW)).view(clean_BCHW.shape)
+        batch, channels, height, width = clean_BCHW.shape
+        size = (1 if self.is_grey else channels) * height * width
+        bank_N = self._bank(size, clean_BCHW.device)
+        num_places = len(bank_N) - size + 1
+        cut_NM = bank_N.as_strided((num_places, size), (1, 1))
+        noise_BM = cut_NM.index_select(0, rng.randint_at(key_B, num_places, PLACE_DRAW))
+        noise_BCHW = noise_BM.view(batch, -1, height, width).expand(clean_BCHW.shape)
         sign_B = 1 - 2 * rng.randint_at(key_B, 2, SIGN_DRAW)
         return torch.addcmul(degraded_BCHW, noise_BCHW, (sign_B * (self.sigma / 255)).float().view(-1, 1, 1, 1))
 
@@ -70,7 +80,8 @@ class Degradation:
         """Degraded float32 [C, H, W] of a uint8 image of any size; the noise belongs to ``image_index`` for ever."""
         degraded_CHW = self.without_noise(image_CHW.float().div(255).unsqueeze(0)).squeeze(0)
         generator = torch.Generator().manual_seed(mix(NOISE_SEED, image_index))
-        return degraded_CHW + torch.randn(image_CHW.shape, generator=generator) * (self.sigma / 255)
+        shape = (1, *image_CHW.shape[1:]) if self.is_grey else image_CHW.shape
+        return degraded_CHW + torch.randn(shape, generator=generator) * (self.sigma / 255)
 
     def without_noise(self, clean_BCHW: Tensor) -> Tensor:
         """Blurred or coarse images as ``task`` says; with ``denoise`` the same."""

@@ -100,6 +100,12 @@ class ImagePixels:
         flat: Pixels = self.flat[image.offset : image.end].numpy()
         return flat.reshape(image.height, image.width, 3)
 
+    def is_grey(self, image: StoredImage) -> bool:
+        """Whether all pixels have three equal values."""
+        whole = self.image(image)
+        bands = (whole[top : top + 256] for top in range(0, image.height, 256))
+        return all(bool((band == band[..., :1]).all()) for band in bands)
+
     def __reduce__(self) -> tuple[Callable[..., ImagePixels], tuple[Path, int]]:
         return partial(ImagePixels, in_memory=self.is_in_memory), (self.file, self.num_bytes)
 

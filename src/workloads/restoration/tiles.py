@@ -35,6 +35,7 @@ class TileData:
     Args:
         first_image: number of the first image, which all others count on from.
         core: side; None = `CORE`, or that of the largest image where it is smaller.
+        most_tiles: of each image, evenly spread over it; None = all.
     """
 
     def __init__(
@@ -46,18 +47,18 @@ class TileData:
         first_image: int = 0,
         core: int | None = None,
         halo: int = HALO,
+        most_tiles: int | None = None,
     ) -> None:
         self._pixels, self.images, self._degrade, self._first = pixels, tuple(images), degrade, first_image
         core = core or min(CORE, max(max(image.height, image.width) for image in images))
         self.core, self.halo = core, halo
-        self.place_N3 = torch.tensor(
-            [
-                (number, y, x)
-                for number, image in enumerate(images)
-                for y in range(0, image.height, core)
-                for x in range(0, image.width, core)
-            ]
-        )
+        places: list[tuple[int, int, int]] = []
+        for number, image in enumerate(images):
+            corners = [(y, x) for y in range(0, image.height, core) for x in range(0, image.width, core)]
+            count = min(len(corners), most_tiles or len(corners))
+            chosen = [corners[(2 * place + 1) * len(corners) // (2 * count)] for place in range(count)]
+            places += [(number, y, x) for y, x in chosen]
+        self.place_N3 = torch.tensor(places)
         """Image and upper left corner of the core of each tile."""
         self._held = HeldImages()
 

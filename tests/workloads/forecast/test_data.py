@@ -22,7 +22,7 @@ def test_the_embedded_set_is_split_and_described():
     assert isinstance(made.train, TrainData)
     assert made.model_args == {"horizon": 7, "num_channels": 6, "season": 7, "num_series": 3}
     assert made.notes == (
-        f"3 series, 900 steps of 1 day from 2019-01-01 to 2019-10-27, {len(made.train):,} training windows",
+        f"3 series, 900 steps of 1 day from 2019-01-01 to 2019-10-27, {len(made.train) // 4:,} training windows",
     )
     assert len(made.val) == len(made.test) == 3 * 4 * 2  # series, origins in 28 days, windows
     assert made.features.bytes == (28 + 900) * 6 * 4
@@ -62,7 +62,7 @@ class Perfect(torch.nn.Module):
     ("arguments", "names"),
     [
         ({"horizon": 0, "windows": [], "fill": "mean"}, ["horizon", "windows", "fill"]),
-        ({"windows": [30, "60"]}, ["windows"]),
+        ({"windows": [30, "60"], "passes": 0}, ["windows", "passes"]),
         ({"windows": "30"}, ["windows"]),
         ({"windows": 30}, ["windows"]),
         ({"horizon": 1.5, "val_frac": 1, "test_frac": -0.1}, ["horizon", "val_frac", "test_frac"]),
@@ -110,7 +110,7 @@ def test_in_sample_error_of_the_seasonal_naive_forecast():
 def test_windows_without_anything_to_learn_from_are_left_out():
     values = np.arange(120.0)
     values[30:50] = np.nan
-    whole, gappy = (build(of(each), horizon=5, windows=(10, 20)).train for each in (np.arange(120.0), values))
+    whole, gappy = (build(of(each), horizon=5, windows=(10, 20), passes=1).train for each in (np.arange(120.0), values))
     # 16 origins have no value among their 5 targets, 11 others none in the 10 steps before them, 6 neither
     assert (len(whole) - len(gappy)) // 2 == len({*range(30, 46), *range(40, 51)})
     batch = gappy.on_device(gappy.fetch(torch.arange(len(gappy))), SampleRng(0, 0))
@@ -160,8 +160,8 @@ def test_a_file_that_is_too_short_is_named(tmp_path: Path):
     with pytest.raises(
         DataError, match=r"short\.csv: no series is long enough. The longest, 'v', has 30 steps of 1 day"
     ):
-        datasets(str(file))
-    assert len(datasets(str(file), windows=[7], horizon=2).train) == 30 - 8 - 7 - 1
+        datasets(str(file), windows=[30, 60, 90])
+    assert len(datasets(str(file), windows=[7], horizon=2, passes=1).train) == 30 - 8 - 7 - 1
 
 
 def test_large_numbers_keep_their_differences():
@@ -177,3 +177,58 @@ def test_yearly_series_have_no_calendar():
     batch = made.train.on_device(made.train.fetch(torch.arange(3)), SampleRng(0, 0))
     assert made.model_args["num_channels"] == 2
     assert batch["future_known"].shape == (3, 2, 0)
+
+
+HOURLY = Frequency("time", 3_600_000_000, DAILY.first)
+MONTHS = {every: Frequency("months", every, DAILY.first) for every in (1, 3, 12)}
+
+
+@pytest.mark.parametrize(
+    ("frequency", "steps", "horizon", "windows"),
+    [
+        (DAILY, 1500, 7, [30, 60, 90]),
+        (DAILY, 100, 7, [30, 60]),
+        (DAILY, 30, 3, [10]),
+        (DAILY, 5, 1, [1]),
+        (Frequency("business", 1, DAILY.first), 500, 5, [20, 40, 60]),
+        (HOURLY, 4000, 24, [48, 168]),
+        (HOURLY, 300, 24, [48, 168]),
+        (HOURLY, 200, 20, [48]),
+        (Frequency("time", 1_800_000_000, DAILY.first), 9000, 48, [96, 336]),
+        (Frequency("time", 900_000_000, DAILY.first), 9000, 96, [192]),
+        (Frequency("time", 7 * 86_400_000_000, DAILY.first), 600, 13, [52, 104]),
+        (MONTHS[1], 144, 12, [24, 36, 60]),
+        (MONTHS[3], 84, 4, [8, 12, 20]),
+        (MONTHS[12], 60, 6, [8, 16, 32]),
+    ],
+)
+def test_horizon_and_windows_follow_from_frequency_and_length(frequency, steps: int, horizon: int, windows: list[int]):
+    made = build(of(np.sin(np.arange(float(steps))), frequency=frequency))
+    found = {knob.rpartition(".")[2]: value for knob, (value, _) in made.derived.items()}
+    assert (found["horizon"], found["windows"]) == (horizon, windows)
+    assert made.model_args["horizon"] == horizon
+    assert all(reason for _, reason in made.derived.values())
+    assert len(made.test)
+    assert len(made.val)
+
+
+def test_a_short_set_is_passed_often_in_an_epoch():
+    made = build(of(np.arange(100.0)), horizon=5, windows=(10,))
+    passes, reason = made.derived["workload.data.passes"]
+    num = len(made.train) // passes
+    assert num == 66
+    assert reason == "66 training windows; an epoch has 4,096 or more"
+    assert passes == 63
+    indices = torch.tensor([3, num + 3, 62 * num + 3])
+    batch = made.train.fetch(indices)
+    assert all((values == values[0]).all() for values in batch.values())
+    typed = build(of(np.arange(100.0)), horizon=5, windows=(10,), passes=2)
+    assert not typed.derived
+    assert len(typed.train) == 2 * num
+
+
+def test_two_rows_are_too_few(tmp_path: Path):
+    file = tmp_path / "two.csv"
+    file.write_text("date,v\n2024-01-01,1\n2024-01-02,2\n")
+    with pytest.raises(DataError, match="no series is long enough. The longest, 'v', has 2 steps of 1 day"):
+        datasets(str(file))

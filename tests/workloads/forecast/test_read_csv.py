@@ -303,3 +303,74 @@ def test_series_that_two_columns_name_are_refused_with_the_way_out(read: Read):
     for arguments in ({}, {"series_column": "shop"}):
         with pytest.raises(DataError, match=r"line 3: .* twice.*series_column=NAME .*\(join two where it takes two\)"):
             read(content, **arguments)
+
+
+def local_hours(begin: str, end: str, every_min: int, set_back_at: str, by_min: int = 60) -> list[str]:
+    """Dates as a clock on the wall shows them that is set back at ``set_back_at`` and forward six months before."""
+    utc = np.arange(np.datetime64(begin, "m"), np.datetime64(end, "m"), np.timedelta64(every_min, "m"))
+    back = np.datetime64(set_back_at, "m")
+    forward = back - np.timedelta64(210, "D")
+    shift = np.where((utc >= forward) & (utc < back), by_min, 0)
+    return [str(date).replace("T", " ") for date in utc + shift.astype("m8[m]")]
+
+
+@pytest.mark.parametrize("order", ["as the clock showed them", "sorted by date", "the file twice"])
+@pytest.mark.parametrize(
+    ("every_min", "set_back_at", "by_min"),
+    [
+        (60, "2024-10-27T02:00", 60),
+        (30, "2024-10-27T01:00", 60),
+        (15, "2024-11-03T01:00", 60),
+        (30, "2024-04-07T01:30", 30),
+        (60, "2024-02-17T23:00", 60),
+    ],
+)
+def test_the_hour_that_autumn_has_twice_is_averaged(
+    read: Read, order: str, every_min: int, set_back_at: str, by_min: int
+):
+    back = np.datetime64(set_back_at, "m")
+    dates = local_hours(
+        str(back - np.timedelta64(9, "D")), str(back + np.timedelta64(9, "D")), every_min, set_back_at, by_min
+    )
+    lines = [f"{date},{row}" for row, date in enumerate(dates)]
+    if order == "sorted by date":
+        lines.sort(key=lambda line: line.split(",")[0])
+    found = read("\n".join(["date,load", *lines, *(lines if order == "the file twice" else [])]))
+    doubled = by_min // every_min
+    values, num = found.values[0], len(dates) - doubled
+    first = dates.index(str(back).replace("T", " "))
+    assert len(values) == num
+    assert not np.isnan(values).any()
+    assert values[:first].tolist() == list(range(first))
+    assert values[first : first + doubled].tolist() == [first + row + doubled / 2 for row in range(doubled)]
+    assert values[first + doubled :].tolist() == list(range(first + 2 * doubled, len(dates)))
+    name = str(back).replace("T", " ") + ":00"
+    noun = "value" if doubled == 1 else "values"
+    told = f"{doubled} {noun} of an hour that a clock change gives twice, averaged with the first; the first: load, "
+    assert told + name in found.notes
+    assert any("earlier than the row before" in note for note in found.notes) == (order == "the file twice")
+
+
+def test_the_hour_that_spring_lacks_is_a_gap_of_two_years_of_hours(read: Read):
+    dates = local_hours("2023-01-01T00:00", "2023-12-01T00:00", 60, "2023-10-29T02:00")
+    found = read("date,load,solar\n" + "\n".join(f"{date},{row},{-row}" for row, date in enumerate(dates)))
+    assert [int(np.isnan(values).sum()) for values in found.values] == [1, 1]
+    assert [len(values) for values in found.values] == [len(dates)] * 2
+    assert found.notes[1].startswith("2 values of an hour that a clock change gives twice")
+
+
+@pytest.mark.parametrize(
+    "doubled",
+    [
+        ["2024-10-27 12:00"],
+        ["2024-10-27 02:00", "2024-10-30 02:00"],
+        ["2024-10-27 01:00", "2024-10-27 02:00"],
+        ["2024-10-27 02:00", "2024-10-27 02:00"],
+    ],
+    ids=["at noon", "twice a week", "two hours", "three times"],
+)
+def test_other_doubled_hours_are_refused(read: Read, doubled: list[str]):
+    dates = local_hours("2024-10-20T00:00", "2024-11-05T00:00", 60, "2025-10-27T02:00")
+    lines = [f"{date},{row}" for row, date in enumerate([*dates, *doubled])]
+    with pytest.raises(DataError, match=r"'load' has 2024-10-2\d \d\d:00:00 twice.*if a clock was set back"):
+        read("\n".join(["date,load", *sorted(lines, key=lambda line: line[:16])]))

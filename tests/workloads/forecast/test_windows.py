@@ -42,7 +42,7 @@ def found() -> SeriesSet:
 
 @pytest.fixture(scope="module")
 def made(found: SeriesSet):
-    return build(found, horizon=4, windows=(20, 8))
+    return build(found, horizon=4, windows=(20, 8), passes=1)
 
 
 def everything(data, features=None, mode="dynamic"):

@@ -17,7 +17,7 @@ from workloads.recsys.synthetic import synthetic_interactions
 
 
 def test_a_folder_is_read_split_and_described(ml_100k: Path):
-    made = datasets(str(ml_100k))
+    made = datasets(str(ml_100k), passes=1)
     assert isinstance(made.train, TrainData)
     assert (len(made.train), len(made.val), len(made.test)) == (2, 2, 2)
     assert made.model_args["num_users"] == 2

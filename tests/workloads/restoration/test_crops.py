@@ -99,11 +99,6 @@ def test_crops_belong_to_seed_epoch_and_index(stored):
         assert [torch.equal(one, two) for one, two in zip(whole, other, strict=True)] != [True] * 4
 
 
-def test_an_epoch_covers_each_image_by_its_size(stored):
-    data = crops_of(stored, None)
-    assert len(data) == 1 + 2 * 3 + 5 * 2
-
-
 def test_every_mode_gives_the_same_patches(stored):
     data, features = crops_of(stored), crop_features(stored[0], SIDE)
     indices, made = torch.arange(0, 150, 7), {}

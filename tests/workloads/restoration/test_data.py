@@ -45,7 +45,9 @@ def test_the_embedded_set_is_made_once(tmp_path: Path):
     first, second = (each.train.fetch(torch.arange(8), SampleRng(0, 0))["crop"] for each in (one, two))
     assert torch.equal(first, second)
     assert first.shape == (8, 64, 64, 3)
-    assert one.notes == ("16 training images (768.0 KiB decoded), 64 crops an epoch, 2 to validate on, 2 to test on",)
+    assert one.notes == (
+        "16 training images (768.0 KiB decoded), 1,536 crops an epoch, 2 to validate on, 2 to test on",
+    )
     other = datasets(num_images=20, seed=1, cache_dir=str(tmp_path)).train.fetch(torch.arange(8), SampleRng(0, 0))
     assert not torch.equal(first, other["crop"])
 
@@ -233,3 +235,80 @@ def test_names_that_are_no_text_are_read(photos: Path, put: Put, read: Callable[
     made = read(val_frac=0, test_frac=0)
     assert names(made)["train"] == {"a.png", "b.png", "caf\\xe9 .png"}
     assert "1 bad file skipped, the first: torn\\xff.png: not an image, or one of another kind" in made.notes
+
+
+def grey(path: Path, size: int = 24, bits: int = 8) -> None:
+    """Writes a picture without colour."""
+    values = np.random.default_rng(size).integers(0, 2**bits, (size, size), dtype=np.uint8 if bits == 8 else np.uint16)
+    Image.fromarray(values).save(path)
+
+
+def test_the_patch_size_follows_from_the_shorter_sides(photos: Path, put: Put, read: Callable[..., Datasets]):
+    for number in range(19):
+        put(f"{number}.png", 40 + number, 90)
+    put("icon.png", 12, 12)
+    made = read(patch_size=None)
+    size, reason = made.derived["workload.data.patch_size"]
+    assert size == made.train.patch_size == 41  # one of 19 may be smaller
+    assert "12 to 58 pixels" in reason
+    assert "2 images with a side below patch_size=41 left out, the first: " in "".join(made.notes)
+    for number in range(19):
+        put(f"{number}.png", 400, 90)
+    large = read(patch_size=None)
+    assert large.derived["workload.data.patch_size"] == (64, "the shorter sides are 12 to 90 pixels")
+    assert "workload.data.patch_size" not in read(patch_size=16).derived
+    for number in range(19):
+        put(f"{number}.png", 90, 25 if number < 10 else 33)
+    assert read(patch_size=None).train.patch_size == 25
+    assert read(patch_size=None, task="deblur", blur_sigma=10).train.patch_size == 33  # 25 is less than the blur needs
+
+
+def test_images_that_are_all_too_small_are_refused_with_their_size(
+    photos: Path, put: Put, read: Callable[..., Datasets]
+):
+    for number in range(5):
+        put(f"{number}.png", 12, 12)
+    with pytest.raises(DataError, match="patch_size=16 or more, the largest has 12"):
+        read(patch_size=None)
+
+
+@pytest.mark.parametrize(("count", "crops"), [(3, 1536), (5, 512), (50, 39)])
+def test_few_images_give_more_crops_each(photos: Path, put: Put, read: Callable[..., Datasets], count: int, crops: int):
+    for number in range(count):
+        put(f"{number}.png")
+    made = read()
+    assert made.derived["workload.data.patches_per_image"][0] == crops
+    assert len(made.train) == crops * len(made.train.images) >= 1536
+    assert f"{len(made.train.images)} training image" in made.derived["workload.data.patches_per_image"][1]
+    assert len(read(patches_per_image=2).train) == 2 * len(made.train.images)
+
+
+def test_grey_images_get_grey_noise(photos: Path, put: Put, read: Callable[..., Datasets]):
+    for number in range(6):
+        grey(photos / f"{number}.png", 20 + number, 8 if number < 3 else 16)
+    made = read()
+    assert made.derived["workload.data.grey_noise"] == (True, "all images are grey")
+    batch = made.train.on_device(made.train.fetch(torch.arange(5), SampleRng(0, 0)), SampleRng(0, 0))
+    for image in (batch["degraded"], made.test[0]["degraded"][None]):
+        assert torch.equal(image, image[:, :1].expand(image.shape))
+        assert float((image - image.mean((1, 2, 3), keepdim=True)).std()) > 0.08
+    assert "3 images changed: 16 bits" in made.notes
+    typed = read(grey_noise=False).train
+    colours = typed.on_device(typed.fetch(torch.arange(5), SampleRng(0, 0)), SampleRng(0, 0))["degraded"]
+    assert not torch.equal(colours[:, 0], colours[:, 1])
+    put("colours.png")
+    assert read().derived["workload.data.grey_noise"] == (False, "some images have colours")
+
+
+def test_large_images_are_validated_on_some_tiles_and_tested_on_all(
+    photos: Path, put: Put, read: Callable[..., Datasets]
+):
+    for number in range(8):
+        put(f"{number}.bmp", 900, 700)
+    made = read(val_frac=0.5)
+    assert made.derived["workload.data.val_tiles"][0] == 32
+    assert (len(made.val), len(made.test)) == (128, 48)
+    corners = made.val.place_N3[:32, 1:]
+    assert len(corners.unique(dim=0)) == 32
+    assert corners[:, 0].unique().tolist() == list(range(0, 700, 128))
+    assert len(read(val_frac=0.5, val_tiles=3).val) == 12

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from wellfed.contract import Datasets
+from wellfed.errors import ConfigError, DataError
+from wellfed.sample_rng import SampleRng
+from workloads.recsys.data import FULL_EPOCH, build, datasets
+from workloads.recsys.interactions import Interactions
+from workloads.recsys.table import read_table
+
+ROWS = [
+    ("ann", "tea", 5, 30),
+    ("ann", "milk", 3, 10),
+    ("ann", "rice", 4, 20),
+    ("bo", "rice", 1, 3),
+    ("bo", "tea", 2, 2),
+]
+ROWS += [("bo", "salt", 2, 1), ("bo", "milk", 5, 4)]
+Read = Callable[..., Interactions]
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Callable[..., Path]:
+    """Writes rows of text into a file, below the names if there are any."""
+
+    def writing(names: str = "user,item,rating,time", rows=ROWS, separator: str = ",", name: str = "t.csv") -> Path:
+        lines = [names.replace(",", separator)] if names else []
+        lines += [separator.join(map(str, row)) for row in rows]
+        file = tmp_path / name
+        file.write_text("\n".join(lines) + "\n")
+        return file
+
+    return writing
+
+
+def held_out(data: Datasets) -> list[tuple[int, int]]:
+    val, test = data.val.fetch(torch.arange(2)), data.test.fetch(torch.arange(2))
+    return list(zip(val["target"].tolist(), test["target"].tolist(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("names", "separator"),
+    [
+        ("user,item,rating,time", ","),
+        ("User ID,Item_Id,Stars,Timestamp", "\t"),
+        ("user_id:token,item_id:token,rating:float,timestamp:float", "\t"),
+        ("customer,product,score,date", ";"),
+        ("userId,movieId,rating,timestamp", ","),
+    ],
+)
+def test_columns_are_found_by_usual_names(put: Callable[..., Path], names: str, separator: str):
+    found = read_table(put(names, separator=separator), 0, 0)
+    assert (len(found.user_texts), len(found.item_texts), len(found.users)) == (2, 4, 7)
+    made = datasets(str(put(names, separator=separator)))
+    assert held_out(made) == [(1, 3), (1, 0)]  # items by name: milk, rice, salt, tea
+    assert made.derived["workload.model.text"] == ("none", "users and items have no sentences")
+
+
+def test_a_table_without_names_is_in_the_order_of_movielens(put: Callable[..., Path]):
+    rows = [(f"u{user}", *rest) for user, *rest in ROWS]
+    made = datasets(str(put("", rows, separator="\t")))
+    assert held_out(made) == [(1, 3), (1, 0)]
+    assert made.notes[1] == (
+        "t.csv: 7 rows, users of column 1, items of column 2, ratings of column 3, times of column 4"
+    )
+
+
+def test_dates_are_times(put: Callable[..., Path]):
+    rows = [(user, item, f"2024-01-{time:02}T10:00:00") for user, item, _, time in ROWS]
+    assert held_out(datasets(str(put("user,item,date", rows)))) == [(1, 3), (1, 0)]
+
+
+def test_without_times_the_last_item_is_drawn(put: Callable[..., Path]):
+    rows = [(user, item) for user in range(40) for item in range(12)]
+    tests = [datasets(str(put("user,item", rows[:-1])), seed=seed) for seed in (0, 0, 1)]
+    targets = [made.test.fetch(torch.arange(40))["target"].tolist() for made in tests]
+    assert targets[0] == targets[1] != targets[2]
+    assert len(set(targets[0])) > 5
+    assert "no column of times: a random item of each user is the last one" in "".join(tests[0].notes)
+
+
+@pytest.mark.parametrize(
+    ("ratings", "least"), [([-3, 0, 2.5, 4], 2.5), ([0, 1, 1, 1], 1.0), ([1, 2, 3, 4], None), ([0.5, 1, 2, 3], None)]
+)
+def test_ratings_of_0_and_below_are_no_choice(put: Callable[..., Path], ratings: list[float], least: float | None):
+    rows = [(user, item, ratings[item % 4]) for user in range(5) for item in range(20)]
+    made = datasets(str(put("user,item,rating", rows)), passes=1)
+    assert made.derived.get("workload.data.min_rating", (None,))[0] == least
+    kept = sum(rating >= (least or -9) for rating in ratings) * 5
+    typed = datasets(str(put("user,item,rating", rows)), passes=1, min_rating=least or 0)
+    assert "workload.data.min_rating" not in typed.derived
+    for each in (made, typed):
+        items = each.train.fetch(torch.arange(len(each.train)), SampleRng(0, 0))["pos"]
+        assert len(items) == 5 * (kept - 2)
+
+
+@pytest.mark.parametrize("size", [30, 3000, FULL_EPOCH])
+def test_fewer_interactions_are_passed_more_often_and_regularised_more(size: int):
+    users, items = np.arange(size + 60) % 30, np.arange(size + 60) // 30
+    found = Interactions(users, items, None, np.arange(size + 60), [""] * 30, [""] * (size // 30 + 3))
+    made = build(found)
+    passes, reason = made.derived["workload.data.passes"]
+    assert passes == round((FULL_EPOCH / size) ** 0.5)
+    assert made.derived["workload.model.l2"] == (0.005 * passes, reason)
+    assert f"{size:,} training interactions" in reason
+    assert len(made.train) == passes * size
+    first, second = (
+        made.train.fetch(torch.tensor([place, place + size]) % len(made.train), SampleRng(0, 0)) for place in (0, 1)
+    )
+    assert first["pos"][0] == first["pos"][1]
+    assert second["user"][0] == second["user"][1]
+    typed = build(found, passes=2)
+    assert len(typed.train) == 2 * size
+    assert "workload.data.passes" not in typed.derived
+    assert typed.derived["workload.model.l2"][0] == 0.005 * passes
+
+
+REFUSED = {
+    "one item": (("user,item", [(user, "a") for user in range(9)]), "1 item, so there is nothing to rank"),
+    "few rows each": (("user,item", [(user, user % 3) for user in range(9)]), "no user has 3 interactions"),
+    "all items": (("user,item", [(0, item) for item in range(5)] * 2), "Every user to evaluate chose all 5 items"),
+    "other names": (
+        ("a,b", [("x", "y")]),
+        "'a', 'b' are no columns of users and items.*Name the columns user and item",
+    ),
+    "no rows": (("user,item", []), "no row that can be used"),
+    "ragged": (("user,item", [(1, 2), (1, 2, 3, 4, 5)]), "line 3.*Correct that line"),
+    "bad ratings": (
+        ("user,item,rating", [(1, 2, 3), (1, 3, "x"), (1, 4, "y")]),
+        r"2 bad rows, more than workload.data.max_bad_lines=1; the first is row 2 after the names: the rating is no",
+    ),
+    "no users": (("user,item", [("", 2)] * 3), "no row that can be used"),
+}
+
+
+@pytest.mark.parametrize(("content", "message"), REFUSED.values(), ids=REFUSED)
+def test_tables_that_teach_nothing_are_refused(put: Callable[..., Path], content: tuple, message: str):
+    with pytest.raises(DataError, match=f"(?s){message}"):
+        datasets(str(put(*content)), max_bad_lines=1)
+
+
+def test_one_user_and_the_same_table_twice(put: Callable[..., Path]):
+    rows = [("me", item, 5, time) for time, item in enumerate("abcdef")]
+    others = [("you", item, 5, 0) for item in "ghijk"]
+    one = datasets(str(put(rows=rows + others)), passes=1)
+    twice = datasets(str(put(rows=(rows + others) * 2)), passes=1)
+    assert len(one.train) == len(twice.train) == 7
+    assert "11 repeated (user, item) pairs: the latest of each is kept" in twice.notes
+    with pytest.raises(DataError, match="Every user to evaluate chose all 6 items, so there is nothing to rank"):
+        datasets(str(put(rows=rows)))
+    some = datasets(str(put(rows=[*rows, *[("you", item, 5, 0) for item in "abcd"]])))
+    assert "1 user chose all items: the one to find is the only one left, a hit of no worth" in some.notes
+
+
+def test_bad_rows_are_counted(put: Callable[..., Path]):
+    made = datasets(str(put(rows=[*ROWS, ("ann", "", 1, 1), ("bo", "tea", 4, "soon")])), max_bad_lines=2)
+    assert made.notes[2] == "2 bad rows skipped, the first: row 8 after the names: no item: 'ann, , 1, 1'"
+
+
+def test_min_rating_of_a_table_without_ratings_is_refused(put: Callable[..., Path]):
+    with pytest.raises(ConfigError, match=r"min_rating: 4, but the table has no ratings"):
+        datasets(str(put("user,item", [row[:2] for row in ROWS])), min_rating=4)
