@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from wellfed.errors import DataError
 from workloads.forecast.read_csv import read_csv
 from workloads.forecast.series import SeriesSet
+from workloads.forecast.text_table import read_text_table
 
 DAYS = [str(np.datetime64("2024-01-28") + day) for day in range(40)]
 Read = Callable[..., SeriesSet]
@@ -303,3 +305,10 @@ def test_series_that_two_columns_name_are_refused_with_the_way_out(read: Read):
     for arguments in ({}, {"series_column": "shop"}):
         with pytest.raises(DataError, match=r"line 3: .* twice.*series_column=NAME .*\(join two where it takes two\)"):
             read(content, **arguments)
+
+
+def test_a_named_pipe_is_no_table(tmp_path):
+    """To open one waits for its writer."""
+    os.mkfifo(tmp_path / "x.csv")
+    with pytest.raises(DataError, match=r"x\.csv is a named pipe, not a file"):
+        read_text_table(tmp_path / "x.csv", 0)
