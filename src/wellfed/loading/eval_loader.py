@@ -67,8 +67,15 @@ class EvalLoader:
         settings, num_own = settings or LoaderSettings(), len(self._numbers)
         if num_own < 2:  # there is nothing that one could be built beside
             settings = LoaderSettings(pin_memory=settings.pin_memory)
-        settings = replace(settings, num_workers=min(settings.num_workers, num_own))
-        self._source = BatchSource(self._builder, settings)
+        self.settings = replace(settings, num_workers=min(settings.num_workers, num_own))
+        """Who builds."""
+        self._source = BatchSource(self._builder, self.settings)
+
+    def limit(self, num_workers: int, prefetch_factor: int) -> None:
+        """Have fewer workers, or fewer batches ready, from the next ``iter()`` on."""
+        self._source.close()
+        self.settings = replace(self.settings, num_workers=num_workers, prefetch_factor=prefetch_factor)
+        self._source = BatchSource(self._builder, self.settings)
 
     def __len__(self) -> int:
         return self._length
