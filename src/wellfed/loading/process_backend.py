@@ -81,6 +81,9 @@ class _NotSent:
         if _NO_ROOM.search(self.reason):
             problem = f"/dev/shm has no room for the {purpose} batch that a worker has built ({self.reason})."
             way_out = "Set loader.backend=inline loader.num_workers=0, or give a container more: --shm-size=8g."
+        elif "Too many open files" in self.reason:
+            problem = f"A worker had no file descriptor left for the {purpose} batch that it has built ({self.reason})."
+            way_out = "Allow more open files (ulimit -n 65536), or set a smaller loader.prefetch_factor."
         else:
             problem = f"A worker could not send the {purpose} batch that it has built: {self.reason}."
             way_out = "Let the data return tensors and what pickles, or set loader.backend=inline loader.num_workers=0."

@@ -120,7 +120,7 @@ def read_into(file: int, into: Bytes, offset: int) -> int:
     """Reads until an array is full or the file ends; the bytes read. One call of the system ends at 2 GiB."""
     count = found = os.preadv(file, (into,), offset)  # type: ignore[arg-type]
     while found and count < into.nbytes:
-        found = os.preadv(file, (memoryview(into).cast("B")[count:],), offset + count)
+        found = os.preadv(file, (into.reshape(-1)[count:],), offset + count)  # type: ignore[arg-type]
         count += found
     return count
 
