@@ -334,6 +334,7 @@ def test_a_worker_that_ends_by_itself_is_not_told_to_lack_memory(tmp_path, code)
         taken(loader(data, LoaderSettings("processes", 1, 2), max_skipped=3))
     assert "os._exit" in str(caught.value)
     assert "memory" not in str(caught.value)
+    assert caught.value.kind == "data"
 
 
 class Unsent:

@@ -72,9 +72,10 @@ class EvalLoader:
         self._source = BatchSource(self._builder, self.settings)
 
     def limit(self, num_workers: int, prefetch_factor: int) -> None:
-        """Have fewer workers, or fewer batches ready, from the next ``iter()`` on."""
+        """Has fewer workers, or fewer batches ready, from the next ``iter()`` on; without workers none are."""
         self._source.close()
-        self.settings = replace(self.settings, num_workers=num_workers, prefetch_factor=prefetch_factor)
+        fewer = replace(self.settings, num_workers=num_workers, prefetch_factor=prefetch_factor)
+        self.settings = fewer if num_workers else LoaderSettings(pin_memory=self.settings.pin_memory)
         self._source = BatchSource(self._builder, self.settings)
 
     def __len__(self) -> int:

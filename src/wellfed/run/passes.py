@@ -409,8 +409,15 @@ class Passes:
         if not room.is_full:
             return
         most = room.most_workers
-        loader.limit(most or 1, factor if most else 1)
-        now = f"{counted(most or 1, 'worker')} with loader.prefetch_factor={factor if most else 1}"
+        if most == 0:
+            factor = 1
+            # Without workers a thread that copies ahead would build, and draw from the process's generators.
+            has_fetch = callable(getattr(getattr(self._parts.data, split), "fetch", None))
+            may_build_here = self._plan.loader.device_prefetch == 0 or has_fetch
+            has_room_for_one = not replace(room, num_workers=1, prefetch_factor=1).is_full
+            most = 1 if has_room_for_one or not may_build_here else 0
+        loader.limit(most, factor)
+        now = f"{counted(most, 'worker')} with loader.prefetch_factor={factor}" if most else "no workers"
         _LOG.warning("Evaluating %s: %s. It has %s instead.", split, room.describe(), now)
 
     def _check_names(self, split: str, metrics: Mapping[str, float]) -> None:
