@@ -150,7 +150,6 @@ class Opaque:
         ({"a", "b", "c"}, "a set"),
         ([("a", "b", "c")] * 3, "a list of 3 entries that are as long"),
     ],
-    ids=repr,
 )
 def test_what_cannot_be_cut_is_refused_by_name(member, said):
     batch = {"x": torch.zeros(3), "inner": [torch.zeros(3), Frozen({"it": member})]}
